@@ -20,8 +20,8 @@ from halopose.errors import HaloposeError
 
 Family = Literal["gaussian", "student-t"]
 
-NU_MIN = 2 + 1e-6
-NU_MAX = 1e9
+NU_MIN = 2 + 1e-9
+NU_MAX = 1e7
 _STRIDES = (64, 8, 1)  # thinned data give the pass over all of it a good start
 _THINNEST = 256
 _NEWTON_GAIN = 1e-8  # nats that the last Newton step may still gain; what it leaves is about the square
@@ -88,18 +88,20 @@ def student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     In two dimensions the squared distance m follows a Lomax law with shape a = nu / 2 and scale
     lam = nu tau^2. For a given lam the best shape is 1 / E[log(1 + m / lam)], which leaves one smooth
     unknown per keypoint for a safeguarded Newton search. Thinned data lead up to it, so that passes over
-    all of the data are few.
+    all of the data are few. Where m spreads no more than an exponential law, E[m^2] <= 2 E[m]^2, the
+    tails are no heavier than a Gaussian's and the likelihood grows all the way to nu = NU_MAX.
     """
-    rows = sample.mahalanobis.shape[0]
+    total = sample.weight.sum(0).clamp_min(_TINY)
+    mean = ((sample.weight * sample.mahalanobis).sum(0) / total).clamp_min(_TINY)
+    light = (sample.weight * (sample.mahalanobis / mean).square()).sum(0) / total <= 2.0
+    limit = (mean * NU_MAX / 2).log()
     log_scale = shape = None
     for stride in _STRIDES:
-        if stride > 1 and rows // stride < _THINNEST:
-            continue
-        log_scale, shape = _minimise_profile(
-            sample.mahalanobis[::stride].contiguous(), sample.weight[::stride].contiguous(), log_scale
-        )
+        if stride == 1 or sample.mahalanobis.shape[0] // stride >= _THINNEST:
+            thinned = Sample(sample.mahalanobis[::stride].contiguous(), sample.weight[::stride].contiguous())
+            log_scale, shape = _minimise_profile(thinned, log_scale, limit, light)
     assert log_scale is not None and shape is not None  # the last stride is 1
-    nu = 2 * shape
+    nu = torch.where(light, NU_MAX, 2 * shape)
     return nu, (log_scale.exp() / nu).sqrt()
 
 
@@ -141,6 +143,14 @@ class _Profile:
         free = (1 / self.growth.clamp_min(_TINY)) == self.shape
         return (self.shape + 1) * self.second - torch.where(free, (self.shape * self.first).square(), 0.0)
 
+    @property
+    def newton_step(self) -> Tensor:
+        """Newton's step in log lam for heavy tails; near the Gaussian in 1 / lam, in which the NLL is smooth."""
+        in_log = torch.where(self.curvature > 0, -self.slope / self.curvature, torch.inf)
+        shrink = 1 + self.slope / (self.curvature + self.slope)
+        in_inverse = torch.where(self.curvature + self.slope > 0, -shrink.clamp_min(_TINY).log(), torch.inf)
+        return torch.where(self.shape > 5, in_inverse, in_log)
+
     def shifted(self, step: Tensor) -> _Profile:
         """The profile a small step in log lam away, without another pass over the data."""
         return _Profile(
@@ -149,41 +159,31 @@ class _Profile:
 
 
 def _minimise_profile(
-    mahalanobis: Tensor, weight: Tensor, start: Tensor | None
+    sample: Sample, start: Tensor | None, limit: Tensor, light: Tensor
 ) -> tuple[Tensor, Tensor]:
     """log lam and shape (K,) where the profile's slope is zero: Newton steps inside a closing bracket."""
-    mean = ((weight * mahalanobis).sum(0) / weight.sum(0).clamp_min(_TINY)).clamp_min(_TINY)
-    lower, upper = (mean * 1e-9).log(), (mean * NU_MAX).log()
-    gaussian_limit = (mean * NU_MAX / 2).log()
-    current = (2 * mean).log() if start is None else start.clamp(lower, upper)
+    positive = torch.where(sample.mahalanobis > 0, sample.mahalanobis, torch.inf)
+    lower, upper = positive.amin(0).clamp(_TINY, 1.0).log() - 7, limit
+    if start is None:
+        root = (sample.weight * sample.mahalanobis.sqrt()).sum(0) / sample.weight.sum(0).clamp_min(_TINY)
+        start = (4 * root.square()).clamp_min(_TINY).log()
+    current = torch.where(light, limit, torch.minimum(torch.maximum(start, lower), upper))
     for _ in range(_MAX_PASSES):
-        profile = _Profile.at(mahalanobis, weight, current)
+        profile = _Profile.at(sample.mahalanobis, sample.weight, current)
         slope, curvature = profile.slope, profile.curvature
         lower = torch.where(slope < 0, current, lower)
         upper = torch.where(slope > 0, current, upper)
-        newton = current + _newton_step(profile, gaussian_limit - current)
+        newton = current + profile.newton_step
         inside = (newton > lower) & (newton < upper)
         step = torch.where(inside, newton, (lower + upper) / 2) - current
-        step = torch.where(slope == 0, 0.0, step)
+        step = torch.where(light | (slope == 0), 0.0, step)
         current = current + step
         # A Newton step squares the error, so the gain still promised before it may be larger than after.
         tolerance = torch.where(inside & (curvature > 0), _NEWTON_GAIN, _OTHER_GAIN)
-        if bool(((slope * step).abs() <= tolerance).all()):
+        promised = slope.abs() * torch.maximum(step.abs(), torch.expm1(-step).abs())
+        if bool((promised <= tolerance).all()):
             return current, profile.shifted(step).shape
-    return current, _Profile.at(mahalanobis, weight, current).shape
-
-
-def _newton_step(profile: _Profile, to_limit: Tensor) -> Tensor:
-    """Newton's step in log lam for heavy tails; near the Gaussian in 1 / lam, in which the NLL is smooth.
-
-    Where 1 / lam would turn negative the tails are lighter than a Gaussian's: the step leads to the limit.
-    """
-    slope, curvature = profile.slope, profile.curvature
-    in_log = torch.where(curvature > 0, -slope / curvature, torch.inf)
-    shrink = 1 + slope / (curvature + slope)
-    in_inverse = torch.where(curvature + slope > 0, -shrink.clamp_min(_TINY).log(), torch.inf)
-    in_inverse = torch.minimum(in_inverse, to_limit.clamp_min(0.0))
-    return torch.where(profile.shape > 5, in_inverse, in_log)
+    return current, _Profile.at(sample.mahalanobis, sample.weight, current).shape
 
 
 class Calibration(nn.Module):

@@ -1,0 +1,160 @@
+"""COCO's keypoint similarity and greedy one-to-one matching, over a whole data set at once.
+
+In: detections and annotated objects of many images. Out: which detection took which object, equal to
+pycocotools index for index. Images are independent, so the greedy loop runs over ranks, not images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from halopose.poses import Array, GroundTruth, PoseDistributions
+
+COCO_SIGMAS = (
+    np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89], dtype=float) / 1000
+)
+OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+MAX_DETECTIONS = 20
+
+
+def keypoint_similarity(residual: Array, area: Array, sigmas: Array) -> Array:
+    """KS (..., K) of residuals (..., K, 2) on objects of the given area (...) (eq. 20)."""
+    kappa = 2 * np.asarray(sigmas)
+    return np.asarray(np.exp(-np.square(residual).sum(-1) / (2 * np.asarray(area)[..., None] * kappa**2)))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Every (detection, object) of one image and class: positions within the group, and their OKS.
+
+    Groups are numbered; ``rank`` (P,) counts a group's detections by falling score, ``slot`` (P,) its
+    objects in file order. Detections past the cap, and groups without objects, have no pairs.
+    """
+
+    group: Array
+    rank: Array
+    slot: Array
+    detection: Array
+    object: Array
+    oks: Array
+
+
+def object_keypoint_similarity(
+    predictions: PoseDistributions, truth: GroundTruth, detection: Array, object: Array
+) -> Array:
+    """OKS (P,) of detections and objects given by index (P,) (eq. 1).
+
+    An object without labelled keypoints is compared by its box doubled in size, as COCO does. Objects with
+    the same number of labelled keypoints go together: their sums then round exactly as pycocotools' do.
+    """
+    variances = (2 * truth.sigmas) ** 2
+    counts = truth.labelled.sum(1)
+    # A stable sort puts each object's labelled keypoints first, in order.
+    first = np.argsort(~truth.labelled, axis=1, kind="stable")
+    oks = np.empty(len(detection))
+    pair_counts = counts[object]
+    for count in np.unique(pair_counts):
+        pairs = np.flatnonzero(pair_counts == count)
+        d, g = detection[pairs], object[pairs]
+        if count == 0:
+            gap = _distance_to_doubled_box(predictions.keypoints[d], truth.boxes[g])
+            variance, area = variances, truth.area[g]
+        else:
+            chosen = first[g, :count]
+            gap = predictions.keypoints[d[:, None], chosen] - truth.keypoints[g[:, None], chosen]
+            variance, area = variances[chosen], truth.area[g]
+        squared = gap[..., 0] ** 2 + gap[..., 1] ** 2
+        exponent = squared / variance / (area + np.spacing(1))[:, None] / 2
+        oks[pairs] = np.exp(-exponent).sum(1) / exponent.shape[1]
+    return oks
+
+
+def _distance_to_doubled_box(points: Array, boxes: Array) -> Array:
+    """Per-axis distance (P, K, 2) of points to the box grown by its size on every side."""
+    corner, size = boxes[:, None, :2], boxes[:, None, 2:]
+    low, high = corner - size, corner + size * 2
+    return np.asarray(np.maximum(0, low - points) + np.maximum(0, points - high))
+
+
+def candidate_pairs(
+    predictions: PoseDistributions, truth: GroundTruth, max_detections: int = MAX_DETECTIONS
+) -> Pairs:
+    """All pairs that COCO compares: same image, same class, the best ``max_detections`` by score."""
+    images = np.searchsorted(truth.images, _ids(predictions.image_ids, len(predictions)))
+    classes = np.unique(np.concatenate([truth.class_ids, _ids(predictions.class_ids, len(predictions))]))
+    group_of = images * len(classes) + np.searchsorted(classes, _ids(predictions.class_ids, len(predictions)))
+    object_group = np.searchsorted(truth.images, truth.image_ids) * len(classes) + np.searchsorted(
+        classes, truth.class_ids
+    )
+    detections = np.lexsort((-predictions.scores, group_of))
+    ranks = _position_in_run(group_of[detections])
+    detections, ranks = detections[ranks < max_detections], ranks[ranks < max_detections]
+    objects = np.argsort(object_group, kind="stable")
+    slots = _position_in_run(object_group[objects])
+    # Expand every detection by the objects of its group.
+    begin = np.searchsorted(object_group[objects], group_of[detections], side="left")
+    repeat = np.searchsorted(object_group[objects], group_of[detections], side="right") - begin
+    expanded = np.repeat(np.arange(len(detections)), repeat)
+    within = np.arange(len(expanded)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+    position = begin[expanded] + within
+    detection, object = detections[expanded], objects[position]
+    return Pairs(
+        group=group_of[detection],
+        rank=ranks[expanded],
+        slot=slots[position],
+        detection=detection,
+        object=object,
+        oks=object_keypoint_similarity(predictions, truth, detection, object),
+    )
+
+
+def _ids(values: Array | None, count: int) -> Array:
+    return np.zeros(count, dtype=np.int64) if values is None else values
+
+
+def _position_in_run(sorted_keys: Array) -> Array:
+    """0, 1, 2, ... within each run of equal keys."""
+    if not len(sorted_keys):
+        return np.zeros(0, dtype=np.int64)
+    starts = np.flatnonzero(np.r_[True, sorted_keys[1:] != sorted_keys[:-1]])
+    return np.asarray(np.arange(len(sorted_keys)) - np.repeat(starts, np.diff(np.r_[starts, len(sorted_keys)])))
+
+
+def greedy_match(
+    pairs: Pairs,
+    detections: int,
+    ignore: Array,
+    crowd: Array,
+    thresholds: Array = OKS_THRESHOLDS,
+) -> Array:
+    """Object (T, N) taken by each of N detections at each threshold, or -1.
+
+    The best-scored detection of a group chooses first: the object of highest OKS at or above the
+    threshold, the later one on a tie, an ignored one only if no other is left; only crowds are shared.
+    ignore and crowd (M,) are flags of the objects.
+    """
+    taken = np.full((len(thresholds), detections), -1, dtype=np.int64)
+    if not len(pairs.oks):
+        return taken
+    # Within (rank, detection): other objects before ignored ones, then by OKS, then by position.
+    order = np.lexsort((pairs.slot, pairs.oks, ~ignore[pairs.object], pairs.detection, pairs.rank))
+    rank, detection, object, oks = (
+        pairs.rank[order],
+        pairs.detection[order],
+        pairs.object[order],
+        pairs.oks[order],
+    )
+    bounds = np.searchsorted(rank, np.arange(rank[-1] + 2))
+    for t, threshold in enumerate(np.minimum(thresholds, 1 - 1e-10)):
+        free = np.ones(len(ignore), dtype=bool)
+        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+            eligible = begin + np.flatnonzero((oks[begin:end] >= threshold) & free[object[begin:end]])
+            # The last eligible pair of each detection is its choice.
+            last = eligible[np.r_[detection[eligible][1:] != detection[eligible][:-1], True]] if len(
+                eligible
+            ) else eligible
+            taken[t, detection[last]] = object[last]
+            free[object[last]] = crowd[object[last]]
+    return taken

@@ -1,0 +1,35 @@
+"""The evaluation protocol's metrics (paper, section 4): pure functions of flat arrays, one concept a file.
+
+Each takes an optional ``weight`` of non-negative whole numbers: a weight of n counts as n copies of the
+sample, exactly. Resampling images (bootstrap) is then a change of weights, not of data.
+"""
+
+from halopose.metrics.akp import (
+    average_keypoint_precision,
+    average_precision,
+    random_keypoint_precision,
+    skill,
+)
+from halopose.metrics.coverage import LEVELS, average_coverage_error, coverage
+from halopose.metrics.qq import qq_points
+from halopose.metrics.variance import (
+    VarianceBins,
+    expected_normalized_calibration_error,
+    moment_matching,
+    variance_bins,
+)
+
+__all__ = [
+    "LEVELS",
+    "VarianceBins",
+    "average_coverage_error",
+    "average_keypoint_precision",
+    "average_precision",
+    "coverage",
+    "expected_normalized_calibration_error",
+    "moment_matching",
+    "qq_points",
+    "random_keypoint_precision",
+    "skill",
+    "variance_bins",
+]

@@ -1,0 +1,39 @@
+"""Coverage: do regions of nominal probability hold that share of the truth? (paper, section 4.2)
+
+In: for each keypoint the probability of the smallest region that holds its truth (N,), which is uniform
+if calibrated: the Mahalanobis CDF for joint, |2 F(z) - 1| for marginal coverage. Out: curves and ACE.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from halopose.poses import Array
+
+LEVELS = np.arange(1, 100) / 100
+
+
+def coverage(
+    probability: Array,
+    weight: Array | None = None,
+    groups: Array | None = None,
+    group_count: int = 1,
+) -> Array:
+    """Empirical coverage (99,) at LEVELS, or (group_count, 99) by group index (N,) (eqs. 25, 26).
+
+    Truth on the boundary of a region counts as inside. A group without samples is NaN.
+    """
+    bins = len(LEVELS) + 1
+    # Number of levels below the probability: levels from there on cover the sample.
+    cell = np.searchsorted(LEVELS, probability, side="left")
+    if groups is not None:
+        cell = cell + groups * bins
+    counts = np.bincount(cell, weights=weight, minlength=bins * group_count).reshape(group_count, bins)
+    with np.errstate(invalid="ignore"):
+        curves = np.cumsum(counts[:, :-1], axis=1) / counts.sum(1, keepdims=True)
+    return np.asarray(curves if groups is not None else curves[0])
+
+
+def average_coverage_error(curve: Array) -> Array:
+    """ACE (...) of coverage curves (..., 99) (eq. 27)."""
+    return np.asarray(np.abs(curve - LEVELS).mean(-1))

@@ -1,0 +1,32 @@
+"""Quantile-quantile points: is the shape right, out into the tails? (paper, appendix D.2)
+
+In: a statistic (N,) that should follow a reference law, and the law's quantile function.
+Out: theoretical and empirical quantiles at a few hundred of the N plotting positions (n - 1/2) / N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from halopose.poses import Array
+
+
+def qq_points(
+    statistic: Array, quantile: Callable[[Array], Array], points: int = 200
+) -> tuple[Array, Array]:
+    """(theoretical, empirical), each (min(N, points),), the extremes always among them.
+
+    Half of the points are spread evenly over the ranks, half pile up towards both ends, where tails show.
+    """
+    values = np.sort(statistic)
+    count = len(values)
+    if count <= points:
+        ranks = np.arange(count)
+    else:
+        even = np.linspace(0, 1, points - points // 2)
+        angle = np.linspace(0, np.pi, points // 2)
+        ends = (1 - np.cos(np.pi * (1 - np.cos(angle)) / 2)) / 2
+        ranks = np.unique(np.round(np.concatenate([even, ends]) * (count - 1)).astype(np.int64))
+    return np.asarray(quantile((ranks + 0.5) / count)), values[ranks]

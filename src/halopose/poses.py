@@ -1,0 +1,178 @@
+"""The hub: predicted poses with their distributions, and annotated poses, as plain numpy arrays.
+
+Everything that predicts makes a ``PoseDistributions``, everything that scores, draws or exports takes one.
+All coordinates are pixels of the original image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halopose.errors import HaloposeError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PoseDistributions:
+    """N detections of K keypoints, of one image or, with ``image_ids``, of many.
+
+    boxes (N, 4) xyxy; scores (N,); keypoints (N, K, 2), the base model's own; covariance and scale
+    (N, K, 2, 2); dof (K,) for a Student-t, None for a Gaussian; visibility (N, K) or None; keep (N, K), the
+    pruning mask (a pruned keypoint keeps its coordinates); class_ids and image_ids (N,) or None.
+    """
+
+    boxes: Array
+    scores: Array
+    keypoints: Array
+    covariance: Array
+    scale: Array
+    dof: Array | None = None
+    visibility: Array | None = None
+    keep: Array | None = None
+    class_ids: Array | None = None
+    image_ids: Array | None = None
+
+    def __post_init__(self) -> None:
+        n, k = self.keypoints.shape[:2] if self.keypoints.ndim == 3 else (-1, -1)
+        if self.keep is None and n >= 0:
+            object.__setattr__(self, "keep", np.ones((n, k), dtype=bool))
+        expected: dict[str, tuple[int, ...]] = {
+            "boxes": (n, 4),
+            "scores": (n,),
+            "keypoints": (n, k, 2),
+            "covariance": (n, k, 2, 2),
+            "scale": (n, k, 2, 2),
+            "dof": (k,),
+            "visibility": (n, k),
+            "keep": (n, k),
+            "class_ids": (n,),
+            "image_ids": (n,),
+        }
+        for name, shape in expected.items():
+            value = getattr(self, name)
+            if value is not None and value.shape != shape:
+                raise HaloposeError(f"{name} should have shape {shape}, got {value.shape}")
+
+    def __len__(self) -> int:
+        return int(self.scores.shape[0])
+
+    def __getitem__(self, index: Any) -> PoseDistributions:
+        """Select detections by an index, slice or mask."""
+        index = [index] if isinstance(index, (int, np.integer)) else index
+        chosen = {
+            field.name: value[index] if value is not None and field.name != "dof" else value
+            for field in fields(self)
+            for value in [getattr(self, field.name)]
+        }
+        return replace(self, **chosen)
+
+    @property
+    def keypoint_count(self) -> int:
+        return int(self.keypoints.shape[1])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[PoseDistributions]) -> PoseDistributions:
+        """Join detections of several images; the parts must have the same keypoints and the same law."""
+        if not parts:
+            raise HaloposeError("nothing to concatenate: give at least one PoseDistributions")
+        first = parts[0]
+        joined: dict[str, Any] = {}
+        for field in fields(cls):
+            values = [getattr(part, field.name) for part in parts]
+            if any((value is None) != (values[0] is None) for value in values):
+                raise HaloposeError(f"{field.name} is given in some parts and missing in others")
+            if field.name == "dof" and first.dof is not None:
+                if any(not np.array_equal(value, first.dof) for value in values):
+                    raise HaloposeError("the parts have different degrees of freedom")
+                joined["dof"] = first.dof
+            elif values[0] is not None:
+                joined[field.name] = np.concatenate(values)
+        return cls(**joined)
+
+    def to_supervision(self) -> Any:
+        """A ``supervision.KeyPoints`` with the covariance at ``data["covariance"]``, (N, K, 2, 2)."""
+        try:
+            import supervision
+        except ImportError:
+            raise HaloposeError(
+                "to_supervision needs the supervision package: pip install supervision"
+            ) from None
+        data: dict[str, Array] = {"covariance": self.covariance, "scale": self.scale, "xyxy": self.boxes}
+        if self.dof is not None:
+            data["dof"] = np.broadcast_to(self.dof, self.keypoints.shape[:2]).copy()
+        if self.image_ids is not None:
+            data["image_id"] = self.image_ids
+        return supervision.KeyPoints(
+            xy=self.keypoints.astype(np.float32),
+            class_id=np.zeros(len(self), dtype=int) if self.class_ids is None else self.class_ids,
+            keypoint_confidence=self.visibility,
+            detection_confidence=self.scores,
+            visible=self.keep,
+            data={**data, "keypoints": self.keypoints},
+        )
+
+    @classmethod
+    def from_supervision(cls, key_points: Any) -> PoseDistributions:
+        """Take a ``supervision.KeyPoints`` that carries ``data["covariance"]``, as RF-DETR's do."""
+        data = key_points.data
+        if "covariance" not in data:
+            raise HaloposeError('these key points carry no data["covariance"] of shape (N, K, 2, 2)')
+        keypoints = np.asarray(data.get("keypoints", key_points.xy), dtype=float)
+        n = keypoints.shape[0]
+        covariance = np.asarray(data["covariance"], dtype=float)
+        scores = key_points.detection_confidence
+        low, high = (keypoints.min(1), keypoints.max(1)) if n else (np.zeros((0, 2)),) * 2
+        dof = np.asarray(data["dof"], dtype=float) if "dof" in data else None
+        return cls(
+            boxes=np.asarray(data.get("xyxy", np.concatenate([low, high], axis=1)), dtype=float),
+            scores=np.ones(n) if scores is None else np.asarray(scores, dtype=float),
+            keypoints=keypoints,
+            covariance=covariance,
+            scale=np.asarray(data.get("scale", covariance), dtype=float),
+            dof=_one_law(dof) if dof is not None and n else None,
+            visibility=key_points.keypoint_confidence,
+            keep=key_points.visible,
+            class_ids=key_points.class_id,
+            image_ids=data.get("image_id"),
+        )
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """M annotated objects of K keypoints in the images ``images`` (I,), as COCO describes them.
+
+    keypoints (M, K, 2); labelled (M, K), COCO's v > 0; boxes (M, 4) xywh; area (M,); crowd and ignore (M,);
+    class_ids and image_ids (M,); names and sigmas of the K keypoints (kappa = 2 sigma).
+    """
+
+    images: Array
+    image_ids: Array
+    class_ids: Array
+    keypoints: Array
+    labelled: Array
+    boxes: Array
+    area: Array
+    crowd: Array
+    ignore: Array
+    names: tuple[str, ...]
+    sigmas: Array
+
+    def __len__(self) -> int:
+        return int(self.area.shape[0])
+
+    @property
+    def keypoint_count(self) -> int:
+        return int(self.keypoints.shape[1])
+
+
+def _one_law(dof: Array) -> Array:
+    """Degrees of freedom (K,) from per-detection ones (N, K), which must agree."""
+    if not np.array_equal(dof, np.broadcast_to(dof[0], dof.shape)):
+        raise HaloposeError("dof must be the same for every detection: one value per keypoint")
+    return np.asarray(dof[0])
