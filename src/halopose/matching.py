@@ -49,10 +49,12 @@ def object_keypoint_similarity(
     An object without labelled keypoints is compared by its box doubled in size, as COCO does. Objects with
     the same number of labelled keypoints go together: their sums then round exactly as pycocotools' do.
     """
+    keypoints = truth.keypoint_count
     variances = (2 * truth.sigmas) ** 2
     counts = truth.labelled.sum(1)
     # A stable sort puts each object's labelled keypoints first, in order.
     first = np.argsort(~truth.labelled, axis=1, kind="stable")
+    found, wanted = (np.moveaxis(points, 2, 0).reshape(2, -1) for points in (predictions.keypoints, truth.keypoints))
     oks = np.empty(len(detection))
     pair_counts = counts[object]
     for count in np.unique(pair_counts):
@@ -60,14 +62,17 @@ def object_keypoint_similarity(
         d, g = detection[pairs], object[pairs]
         if count == 0:
             gap = _distance_to_doubled_box(predictions.keypoints[d], truth.boxes[g])
-            variance, area = variances, truth.area[g]
+            exponent = gap[..., 0] ** 2 + gap[..., 1] ** 2
+            exponent /= variances
         else:
             chosen = first[g, :count]
-            gap = predictions.keypoints[d[:, None], chosen] - truth.keypoints[g[:, None], chosen]
-            variance, area = variances[chosen], truth.area[g]
-        squared = gap[..., 0] ** 2 + gap[..., 1] ** 2
-        exponent = squared / variance / (area + np.spacing(1))[:, None] / 2
-        oks[pairs] = np.exp(-exponent).sum(1) / exponent.shape[1]
+            at, to = (d * keypoints)[:, None] + chosen, (g * keypoints)[:, None] + chosen
+            exponent = np.square(found[0].take(at) - wanted[0].take(to))
+            exponent += np.square(found[1].take(at) - wanted[1].take(to))
+            exponent /= variances.take(chosen)
+        exponent /= (truth.area[g] + np.spacing(1))[:, None]
+        exponent /= -2
+        oks[pairs] = np.exp(exponent, out=exponent).sum(1) / exponent.shape[1]
     return oks
 
 
@@ -152,9 +157,8 @@ def greedy_match(
         for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
             eligible = begin + np.flatnonzero((oks[begin:end] >= threshold) & free[object[begin:end]])
             # The last eligible pair of each detection is its choice.
-            last = eligible[np.r_[detection[eligible][1:] != detection[eligible][:-1], True]] if len(
-                eligible
-            ) else eligible
+            choosers = detection[eligible]
+            last = eligible[np.append(choosers[1:] != choosers[:-1], True)[: len(eligible)]]
             taken[t, detection[last]] = object[last]
             free[object[last]] = crowd[object[last]]
     return taken

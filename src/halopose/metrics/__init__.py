@@ -10,7 +10,13 @@ from halopose.metrics.akp import (
     random_keypoint_precision,
     skill,
 )
-from halopose.metrics.coverage import LEVELS, average_coverage_error, coverage
+from halopose.metrics.coverage import (
+    LEVELS,
+    average_coverage_error,
+    coverage,
+    coverage_of_levels,
+    level_index,
+)
 from halopose.metrics.qq import qq_points
 from halopose.metrics.variance import (
     VarianceBins,
@@ -26,7 +32,9 @@ __all__ = [
     "average_keypoint_precision",
     "average_precision",
     "coverage",
+    "coverage_of_levels",
     "expected_normalized_calibration_error",
+    "level_index",
     "moment_matching",
     "qq_points",
     "random_keypoint_precision",

@@ -13,6 +13,16 @@ from halopose.poses import Array
 LEVELS = np.arange(1, 100) / 100
 
 
+def level_index(probability: Array) -> Array:
+    """Number of LEVELS below each probability (N,): the levels from there on cover the sample."""
+    guess = np.clip(np.ceil(probability * 100).astype(np.int64) - 1, 0, len(LEVELS))
+    # Multiplying rounds; compare with the levels themselves.
+    padded = np.concatenate([LEVELS, [np.inf]])
+    guess += padded[guess] < probability
+    guess -= (guess > 0) & (padded[guess - 1] >= probability)
+    return guess
+
+
 def coverage(
     probability: Array,
     weight: Array | None = None,
@@ -23,15 +33,19 @@ def coverage(
 
     Truth on the boundary of a region counts as inside. A group without samples is NaN.
     """
+    curves = coverage_of_levels(level_index(probability), weight, groups, group_count)
+    return np.asarray(curves if groups is not None else curves[0])
+
+
+def coverage_of_levels(
+    level: Array, weight: Array | None = None, groups: Array | None = None, group_count: int = 1
+) -> Array:
+    """``coverage`` (group_count, 99) of already computed ``level_index`` (N,)."""
     bins = len(LEVELS) + 1
-    # Number of levels below the probability: levels from there on cover the sample.
-    cell = np.searchsorted(LEVELS, probability, side="left")
-    if groups is not None:
-        cell = cell + groups * bins
+    cell = level if groups is None else level + groups * bins
     counts = np.bincount(cell, weights=weight, minlength=bins * group_count).reshape(group_count, bins)
     with np.errstate(invalid="ignore"):
-        curves = np.cumsum(counts[:, :-1], axis=1) / counts.sum(1, keepdims=True)
-    return np.asarray(curves if groups is not None else curves[0])
+        return np.asarray(np.cumsum(counts[:, :-1], axis=1) / counts.sum(1, keepdims=True))
 
 
 def average_coverage_error(curve: Array) -> Array:
