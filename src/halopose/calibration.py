@@ -100,7 +100,8 @@ def student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
         if stride == 1 or sample.mahalanobis.shape[0] // stride >= _THINNEST:
             thinned = Sample(sample.mahalanobis[::stride].contiguous(), sample.weight[::stride].contiguous())
             log_scale, shape = _minimise_profile(thinned, log_scale, limit, light)
-    assert log_scale is not None and shape is not None  # the last stride is 1
+    assert log_scale is not None  # the last stride is 1
+    assert shape is not None
     nu = torch.where(light, NU_MAX, 2 * shape)
     return nu, (log_scale.exp() / nu).sqrt()
 
@@ -145,7 +146,7 @@ class _Profile:
 
     @property
     def newton_step(self) -> Tensor:
-        """Newton's step in log lam for heavy tails; near the Gaussian in 1 / lam, in which the NLL is smooth."""
+        """Newton's step in log lam for heavy tails; near the Gaussian, where it suits better, in 1 / lam."""
         in_log = torch.where(self.curvature > 0, -self.slope / self.curvature, torch.inf)
         shrink = 1 + self.slope / (self.curvature + self.slope)
         in_inverse = torch.where(self.curvature + self.slope > 0, -shrink.clamp_min(_TINY).log(), torch.inf)
@@ -294,9 +295,7 @@ class StudentTCalibration(Calibration):
         if not bool(enough.all()):
             pool = sample.pooled()
             pooled_nu, pooled_tau = student_parameters(pool)
-            nu = torch.where(
-                enough, nu, 2 + self._shrink((nu - 2).log(), (pooled_nu - 2).log()).exp()
-            )
+            nu = torch.where(enough, nu, 2 + self._shrink((nu - 2).log(), (pooled_nu - 2).log()).exp())
             tau = torch.where(enough, tau, self._shrink(tau.log(), pooled_tau.log()).exp())
             moment = torch.where(
                 enough, moment, self._shrink(moment.log(), gaussian_temperature(pool).log()).exp()

@@ -7,11 +7,12 @@ Matches of several shards join to exactly the result of the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from halopose import metrics
 from halopose.calibration import GaussianCalibration, StudentTCalibration
@@ -86,25 +87,17 @@ class MatchedPoses:
             if seen & images:
                 raise HaloposeError("two shards hold the same image: split the data by image")
             seen |= images
-        shared = {"dof", "names", "sigmas"}
-        values = {
-            field.name: getattr(parts[0], field.name)
-            if field.name in shared
-            else np.concatenate([getattr(part, field.name) for part in parts])
-            for field in fields(cls)
-        }
-        return cls(**values).select(np.lexsort((values["objects"], values["image_ids"])))
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in cls._columns()}
+        return replace(parts[0], **joined).select(np.lexsort((joined["objects"], joined["image_ids"])))
 
     def select(self, index: Array) -> MatchedPoses:
         """The true positives at the given indices."""
-        shared = {"dof", "names", "sigmas"}
-        return MatchedPoses(
-            **{
-                field.name: value if field.name in shared else value[index]
-                for field in fields(self)
-                for value in [getattr(self, field.name)]
-            }
-        )
+        return replace(self, **{name: getattr(self, name)[index] for name in self._columns()})
+
+    @classmethod
+    def _columns(cls) -> list[str]:
+        """Fields with a row per true positive."""
+        return [field.name for field in fields(cls) if field.name not in ("dof", "names", "sigmas")]
 
     def confidence_area(self, protocol: Protocol) -> Array:
         """s^2 (M,) that the localization confidence takes."""
@@ -164,17 +157,26 @@ def given_law(matched: MatchedPoses, covariance: Literal["moment", "paper"] = "m
     return StudentT(scale_tril, torch.from_numpy(matched.dof), moment)
 
 
-def calibrate(
-    matched: MatchedPoses, min_samples: float = 50.0, covariance: Literal["moment", "paper"] = "moment"
-) -> tuple[GaussianCalibration, StudentTCalibration]:
-    """Fit both calibrations on true positives: the Gaussian to the covariance, the Student-t to the scale."""
-    keypoints = matched.labelled.shape[1]
-    residual, labelled = torch.from_numpy(matched.residual), torch.from_numpy(matched.labelled)
-    gaussian = GaussianCalibration(keypoints, min_samples=min_samples)
-    gaussian.fit(residual, scale_tril_from_covariance(torch.from_numpy(matched.covariance)), labelled)
-    student = StudentTCalibration(keypoints, min_samples=min_samples, covariance=covariance)
-    student.fit(residual, scale_tril_from_covariance(torch.from_numpy(matched.scale)), labelled)
-    return gaussian, student
+def fit_gaussian(matched: MatchedPoses, min_samples: float = 50.0) -> GaussianCalibration:
+    """Calibrate the predicted covariances on true positives."""
+    calibration = GaussianCalibration(matched.labelled.shape[1], min_samples=min_samples)
+    calibration.fit(*_residuals(matched, matched.covariance), torch.from_numpy(matched.labelled))
+    return calibration
+
+
+def fit_student(
+    matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment", min_samples: float = 50.0
+) -> StudentTCalibration:
+    """Calibrate scale and tails of the predicted scale matrices on true positives."""
+    calibration = StudentTCalibration(
+        matched.labelled.shape[1], min_samples=min_samples, covariance=covariance
+    )
+    calibration.fit(*_residuals(matched, matched.scale), torch.from_numpy(matched.labelled))
+    return calibration
+
+
+def _residuals(matched: MatchedPoses, dispersion: Array) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(matched.residual), scale_tril_from_covariance(torch.from_numpy(dispersion))
 
 
 def pruning_threshold(matched: MatchedPoses, covariance: Array, protocol: Protocol) -> float:
@@ -189,60 +191,95 @@ def pruning_threshold(matched: MatchedPoses, covariance: Array, protocol: Protoc
     )
 
 
-def calibrated(
-    matched: MatchedPoses,
-    gaussian: GaussianCalibration,
-    student: StudentTCalibration,
-    threshold: float,
-    source: str,
-) -> Regimes:
-    """The three regimes under calibrations fitted elsewhere."""
-    dispersion = scale_tril_from_covariance(torch.from_numpy(matched.covariance))
-    law = gaussian(dispersion)
-    return Regimes(
-        laws={
-            "uncalibrated": given_law(matched, student.covariance),
-            "gaussian": law,
-            "student_t": student(scale_tril_from_covariance(torch.from_numpy(matched.scale))),
-        },
-        covariance=law.covariance.numpy(),
-        thresholds=np.full(len(matched), threshold),
-        source=source,
-    )
+@dataclass(frozen=True)
+class Given:
+    """What was fitted on other data already, and need not be fitted again."""
+
+    gaussian: GaussianCalibration | None = None
+    student: StudentTCalibration | None = None
+    threshold: float | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
 
-def cross_fitted(matched: MatchedPoses, protocol: Protocol) -> Regimes:
-    """The three regimes, each image under calibrations fitted on the other folds of images."""
-    fold = image_folds(matched.image_ids, protocol.folds)
+@dataclass(frozen=True)
+class Fitted:
+    """What held-out data yield: both calibrations and the pruning threshold."""
+
+    gaussian: GaussianCalibration
+    student: StudentTCalibration
+    threshold: float
+
+    @classmethod
+    def on(cls, matched: MatchedPoses, protocol: Protocol, given: Given | None = None) -> Fitted:
+        """Calibrate on true positives, then choose the threshold on the calibrated covariances."""
+        given = given or Given()
+        gaussian = given.gaussian or fit_gaussian(matched)
+        student = given.student or fit_student(matched, protocol.covariance)
+        threshold = given.threshold
+        if threshold is None:
+            law = gaussian(scale_tril_from_covariance(torch.from_numpy(matched.covariance)))
+            threshold = pruning_threshold(matched, law.covariance.numpy(), protocol)
+        return cls(gaussian, student, threshold)
+
+    def regimes(self, matched: MatchedPoses) -> Regimes:
+        """The three regimes of other true positives."""
+        law = self.gaussian(scale_tril_from_covariance(torch.from_numpy(matched.covariance)))
+        student = self.student(scale_tril_from_covariance(torch.from_numpy(matched.scale)))
+        return Regimes(
+            laws={
+                "uncalibrated": given_law(matched, self.student.covariance),
+                "gaussian": law,
+                "student_t": student,
+            },
+            covariance=law.covariance.numpy(),
+            thresholds=np.full(len(matched), self.threshold),
+            source="",
+        )
+
+
+def cross_fitted(matched: MatchedPoses, protocol: Protocol, given: Given | None = None) -> Regimes:
+    """The three regimes, each image under what was fitted on the other folds of images.
+
+    What is given was fitted on other data and takes the place of what would be fitted.
+    """
+    names = given.names if given else []
+    everything = len(names) == len(fields(Given))
+    fold = np.zeros(len(matched)) if everything else image_folds(matched.image_ids, protocol.folds)
     parts: list[Regimes] = []
     indices: list[Array] = []
     for number in np.unique(fold):
-        rest = matched.select(np.flatnonzero(fold != number))
-        gaussian, student = calibrate(rest, covariance=protocol.covariance)
-        dispersion = scale_tril_from_covariance(torch.from_numpy(rest.covariance))
-        threshold = pruning_threshold(rest, gaussian(dispersion).covariance.numpy(), protocol)
+        fitted = Fitted.on(matched.select(np.flatnonzero(fold != number)), protocol, given)
         indices.append(np.flatnonzero(fold == number))
-        parts.append(calibrated(matched.select(indices[-1]), gaussian, student, threshold, ""))
+        parts.append(fitted.regimes(matched.select(indices[-1])))
     back = np.argsort(np.concatenate(indices))
+    folds = f"{len(parts)} folds of images, each scored with what was fitted on the others"
     return Regimes(
         laws={name: _join([part.laws[name] for part in parts], back) for name in REGIMES},
         covariance=np.concatenate([part.covariance for part in parts])[back],
         thresholds=np.concatenate([part.thresholds for part in parts])[back],
-        source=f"cross-fitted: {len(parts)} folds of images, each scored with the calibration of the others",
+        source="; ".join([f"given: {', '.join(names)}"] * bool(names) + [folds] * (not everything)),
     )
 
 
-def image_folds(image_ids: Array, folds: int) -> Array:
-    """Fold (N,) of each image id: the distinct ids in a hashed order, dealt out in turn."""
-    images, position = np.unique(image_ids, return_inverse=True)
-    if len(images) < 2:
-        raise HaloposeError("calibration and scoring need different images: give at least two with matches")
+def hashed_order(images: Array) -> Array:
+    """Distinct image ids (I,) in an order that has nothing to do with their values."""
+    images = np.unique(images)
     with np.errstate(over="ignore"):
         mixed = images.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    dealt = np.empty(len(images), dtype=np.int64)
-    dealt[np.argsort(mixed ^ (mixed >> np.uint64(32)), kind="stable")] = np.arange(len(images)) % folds
-    return np.asarray(dealt[position])
+    return np.asarray(images[np.argsort(mixed ^ (mixed >> np.uint64(32)), kind="stable")])
+
+
+def image_folds(image_ids: Array, folds: int) -> Array:
+    """Fold (N,) of each image id: the distinct ids in hashed order, dealt out in turn."""
+    order = hashed_order(image_ids)
+    if len(order) < 2:
+        raise HaloposeError("calibration and scoring need different images: give at least two with matches")
+    by_id = np.argsort(order)
+    return np.asarray(by_id[np.searchsorted(order, image_ids, sorter=by_id)] % folds)
 
 
 def _join(laws: list[Bivariate], back: Array) -> Bivariate:
@@ -384,11 +421,13 @@ def _blocks(
 def _parameters(regimes: Regimes) -> dict[str, Any]:
     """Median calibration parameters by keypoint, for the reader of the report."""
     given, gaussian, student = (regimes.laws[name] for name in REGIMES)
-    tau = (gaussian.scale_tril[..., 0, 0] / torch.diagonal(given.covariance, dim1=-2, dim2=-1)[..., 0].sqrt())
+    tau = gaussian.scale_tril[..., 0, 0] / torch.diagonal(given.covariance, dim1=-2, dim2=-1)[..., 0].sqrt()
     result: dict[str, Any] = {"tau": tau.median(0).values.tolist()}
     if isinstance(student, StudentT):
         result["nu"] = student.dof.expand(student.scale_tril.shape[:-2]).median(0).values.tolist()
-        result["tau_t"] = (student.scale_tril[..., 0, 0] / given.scale_tril[..., 0, 0]).median(0).values.tolist()
+        result["tau_t"] = (
+            (student.scale_tril[..., 0, 0] / given.scale_tril[..., 0, 0]).median(0).values.tolist()
+        )
     return result
 
 
@@ -459,14 +498,17 @@ def _add_intervals(
 __all__ = [
     "AXES",
     "REGIMES",
+    "Fitted",
+    "Given",
     "MatchedPoses",
     "Protocol",
     "Regimes",
-    "calibrate",
-    "calibrated",
     "cross_fitted",
     "evaluate",
+    "fit_gaussian",
+    "fit_student",
     "given_law",
+    "hashed_order",
     "image_folds",
     "match_poses",
     "pruning_threshold",

@@ -243,9 +243,7 @@ def _covariances(path: Path | str, content: list[Any], key: str, count: int) -> 
         for index, value in enumerate(values):
             row = _floats(value) if isinstance(value, list) else None
             if row is None or row.shape != (count, 3):
-                raise HaloposeError(
-                    f"{path}: detection {index} needs {key} as {count} rows of [xx, xy, yy]"
-                )
+                raise HaloposeError(f"{path}: detection {index} needs {key} as {count} rows of [xx, xy, yy]")
         raise HaloposeError(f"{path}: every detection needs {key} as {count} rows of [xx, xy, yy]")
     xx, xy, yy = np.moveaxis(triangle, -1, 0)
     # An infinite or NaN entry fails the comparison too.
@@ -320,7 +318,11 @@ def _column(
     column = _floats(values)
     if column is None or column.shape != (len(entries),):
         bad = next(
-            (i for i, value in enumerate(values) if isinstance(value, bool) or not isinstance(value, (int, float))),
+            (
+                i
+                for i, value in enumerate(values)
+                if isinstance(value, bool) or not isinstance(value, (int, float))
+            ),
             0,
         )
         raise HaloposeError(f"{path}: {what} {bad} needs a number as {key}")

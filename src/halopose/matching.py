@@ -6,6 +6,7 @@ pycocotools index for index. Images are independent, so the greedy loop runs ove
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,9 @@ def object_keypoint_similarity(
     counts = truth.labelled.sum(1)
     # A stable sort puts each object's labelled keypoints first, in order.
     first = np.argsort(~truth.labelled, axis=1, kind="stable")
-    found, wanted = (np.moveaxis(points, 2, 0).reshape(2, -1) for points in (predictions.keypoints, truth.keypoints))
+    found, wanted = (
+        np.moveaxis(points, 2, 0).reshape(2, -1) for points in (predictions.keypoints, truth.keypoints)
+    )
     oks = np.empty(len(detection))
     pair_counts = counts[object]
     for count in np.unique(pair_counts):
@@ -124,7 +127,9 @@ def _position_in_run(sorted_keys: Array) -> Array:
     if not len(sorted_keys):
         return np.zeros(0, dtype=np.int64)
     starts = np.flatnonzero(np.r_[True, sorted_keys[1:] != sorted_keys[:-1]])
-    return np.asarray(np.arange(len(sorted_keys)) - np.repeat(starts, np.diff(np.r_[starts, len(sorted_keys)])))
+    return np.asarray(
+        np.arange(len(sorted_keys)) - np.repeat(starts, np.diff(np.r_[starts, len(sorted_keys)]))
+    )
 
 
 def greedy_match(
@@ -154,7 +159,7 @@ def greedy_match(
     bounds = np.searchsorted(rank, np.arange(rank[-1] + 2))
     for t, threshold in enumerate(np.minimum(thresholds, 1 - 1e-10)):
         free = np.ones(len(ignore), dtype=bool)
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, end in itertools.pairwise(bounds):
             eligible = begin + np.flatnonzero((oks[begin:end] >= threshold) & free[object[begin:end]])
             # The last eligible pair of each detection is its choice.
             choosers = detection[eligible]

@@ -170,6 +170,17 @@ class GroundTruth:
     def keypoint_count(self) -> int:
         return int(self.keypoints.shape[1])
 
+    def select_images(self, images: Array) -> GroundTruth:
+        """Only the given images (I,) and their objects."""
+        chosen = np.isin(self.image_ids, images)
+        shared = {"images", "names", "sigmas"}
+        objects = {
+            field.name: getattr(self, field.name)[chosen]
+            for field in fields(self)
+            if field.name not in shared
+        }
+        return replace(self, images=np.intersect1d(self.images, images), **objects)
+
 
 def _one_law(dof: Array) -> Array:
     """Degrees of freedom (K,) from per-detection ones (N, K), which must agree."""

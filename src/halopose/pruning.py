@@ -75,10 +75,7 @@ def select_thresholds(
 ) -> Array:
     """A threshold per keypoint (K,) from confidences (N, K); a keypoint of one kind only keeps everything."""
     return np.array(
-        [
-            select_threshold(confidence[mask, k], correct[mask, k], rule)
-            for k, mask in enumerate(labelled.T)
-        ]
+        [select_threshold(confidence[mask, k], correct[mask, k], rule) for k, mask in enumerate(labelled.T)]
     )
 
 

@@ -7,7 +7,7 @@ under resampling weights. All of it is a thin layer over ``halopose.metrics``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,9 @@ class Statistics:
     """Statistics (n,) of the labelled keypoints under one law; dictionaries are keyed by AXES."""
 
     level: dict[str, Array]  # number of coverage levels too small to hold the truth
-    statistic: dict[str, Array]  # squared distance and standardised coordinates; for a Student-t see _surprise
+    statistic: dict[
+        str, Array
+    ]  # squared distance and standardised coordinates; for a Student-t see _surprise
     variance: dict[str, Array]
     squared: dict[str, Array]
     dof: Array | None
@@ -53,7 +55,11 @@ class Statistics:
         distance = flat.mahalanobis(r)
         standard = r / flat.marginal_scale
         tail = flat.standard_cdf(-standard.abs())
-        probability = {"joint": flat.mahalanobis_cdf(distance), "x": 1 - 2 * tail[:, 0], "y": 1 - 2 * tail[:, 1]}
+        probability = {
+            "joint": flat.mahalanobis_cdf(distance),
+            "x": 1 - 2 * tail[:, 0],
+            "y": 1 - 2 * tail[:, 1],
+        }
         statistic = {"joint": distance, "x": standard[:, 0], "y": standard[:, 1]}
         if dof is not None:
             statistic = _surprise(distance, standard, tail, dof)
@@ -77,24 +83,21 @@ class Statistics:
 
     def take(self, mask: Array) -> Statistics:
         """The keypoints of a mask (n,); the orders found so far carry over."""
-        taken = Statistics(
-            *({axis: value[mask] for axis, value in column.items()} for column in self._by_axis),
-            dof=None if self.dof is None else self.dof[mask],
-            nll=self.nll[mask],
-            confidence=self.confidence[mask],
-            similarity=self.similarity[mask],
-            residual=self.residual[mask],
-            covariance=self.covariance[mask],
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen = {
+            name: {axis: column[mask] for axis, column in value.items()}
+            if isinstance(value, dict)
+            else None
+            if value is None
+            else value[mask]
+            for name, value in values.items()
+        }
+        taken = replace(self, **chosen)
         place = np.cumsum(mask) - 1
         by_variance = {axis: place[order[mask[order]]] for axis, order in self.by_variance.items()}
         vars(taken)["by_variance"] = by_variance
         vars(taken)["by_confidence"] = place[self.by_confidence[mask[self.by_confidence]]]
         return taken
-
-    @property
-    def _by_axis(self) -> tuple[dict[str, Array], ...]:
-        return self.level, self.statistic, self.variance, self.squared
 
     @cached_property
     def by_variance(self) -> dict[str, Array]:

@@ -16,10 +16,25 @@ from halopose.files import prediction_entries
 from halopose.matching import COCO_SIGMAS
 from halopose.poses import Array, PoseDistributions
 
-COCO_NAMES = (
-    "nose left_eye right_eye left_ear right_ear left_shoulder right_shoulder left_elbow right_elbow "
-    "left_wrist right_wrist left_hip right_hip left_knee right_knee left_ankle right_ankle"
-).split()
+COCO_NAMES = [
+    "nose",
+    "left_eye",
+    "right_eye",
+    "left_ear",
+    "right_ear",
+    "left_shoulder",
+    "right_shoulder",
+    "left_elbow",
+    "right_elbow",
+    "left_wrist",
+    "right_wrist",
+    "left_hip",
+    "right_hip",
+    "left_knee",
+    "right_knee",
+    "left_ankle",
+    "right_ankle",
+]
 # A standing person in a unit box, x to the right and y down.
 _TEMPLATE = np.array(
     [

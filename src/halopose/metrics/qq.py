@@ -13,9 +13,7 @@ import numpy as np
 from halopose.poses import Array
 
 
-def qq_points(
-    statistic: Array, quantile: Callable[[Array], Array], points: int = 200
-) -> tuple[Array, Array]:
+def qq_points(statistic: Array, quantile: Callable[[Array], Array], points: int = 200) -> tuple[Array, Array]:
     """(theoretical, empirical), each (min(N, points),), the extremes always among them.
 
     Half of the points are spread evenly over the ranks, half pile up towards both ends, where tails show.

@@ -1,0 +1,267 @@
+"""The command line: each command takes what it acts on as its argument.
+
+Heavy imports happen inside the commands, so that ``halopose --help`` answers at once. A mistake that the
+user can mend is printed as one line, and the exit code is 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from halopose.errors import HaloposeError
+
+if TYPE_CHECKING:
+    from halopose.poses import GroundTruth, PoseDistributions
+    from halopose.recalibration import CalibrationFile
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Calibrated predictive distributions for the keypoints of pose models.",
+)
+
+Predictions = Annotated[Path, typer.Argument(help="COCO keypoint results json with covariances.")]
+Truth = Annotated[Path, typer.Argument(help="COCO keypoint ground truth json.")]
+Sigmas = Annotated[
+    str | None, typer.Option(help="Keypoint sigmas, comma separated; else the category's, COCO's, or 1/K.")
+]
+Family = Literal["gaussian", "student-t"]
+
+
+@app.command()
+def score(
+    predictions: Predictions,
+    truth: Truth,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for metrics and report.")],
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option(help="Calibration fitted elsewhere (repeat for both families); else cross-fitted."),
+    ] = None,
+    overlap: Annotated[
+        Literal["refuse", "exclude", "allow"],
+        typer.Option(help="What to do with images that a calibration was fitted on."),
+    ] = "refuse",
+    bootstrap: Annotated[int, typer.Option(min=0, help="Resamplings of images for 95 % intervals.")] = 200,
+    folds: Annotated[int, typer.Option(min=2, help="Folds of images for cross-fitting.")] = 5,
+    area: Annotated[
+        Literal["annotation", "box"], typer.Option(help="Object area in the localization confidence.")
+    ] = "annotation",
+    scalarisation: Annotated[
+        Literal["trace", "determinant", "eigenvalue"], typer.Option(help="Size of a covariance.")
+    ] = "trace",
+    rule: Annotated[
+        Literal["youden", "distance", "f1"], typer.Option(help="How the pruning threshold is chosen.")
+    ] = "youden",
+    covariance: Annotated[
+        Literal["moment", "paper"], typer.Option(help="Covariance of a Student-t: second moment, or eq. 17.")
+    ] = "moment",
+    scale_edges: Annotated[str, typer.Option(help="Sides in pixels that part the object scales.")] = "32,96",
+    sigmas: Sigmas = None,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of the random ranking.")] = 0,
+) -> None:
+    """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html."""
+    from halopose.evaluation import Protocol, cross_fitted, evaluate, match_poses
+    from halopose.recalibration import given_by
+
+    edges = tuple(side**2 for side in _numbers(scale_edges, "scale-edges"))
+    protocol = Protocol(
+        area=area,
+        scalarisation=scalarisation,
+        threshold_rule=rule,
+        covariance=covariance,
+        scale_edges=edges,
+        folds=folds,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    detections, objects, files = _scoring_input(predictions, truth, calibration or [], overlap, sigmas)
+    matched = match_poses(detections, objects, protocol)
+    regimes = None
+    if files and len(matched):
+        regimes = cross_fitted(matched, protocol, given_by(files))
+    with _progress("resampling images") as step:
+        metrics = evaluate(matched, regimes, protocol, step)
+    _write_scores(metrics, output, predictions.name)
+
+
+@app.command()
+def recalibrate(
+    predictions: Predictions,
+    truth: Truth,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Calibration json to write.")],
+    family: Annotated[Family, typer.Option(help="Law to calibrate.")] = "gaussian",
+    fraction: Annotated[
+        float, typer.Option(help="Share of the images to use; leave the rest for scoring.")
+    ] = 1.0,
+    sigmas: Sigmas = None,
+) -> None:
+    """Fit a calibration and a pruning threshold on a prediction file."""
+    from halopose.evaluation import Protocol, match_poses
+    from halopose.files import read_ground_truth, read_predictions
+    from halopose.recalibration import CalibrationFile, part_of_images
+
+    objects = read_ground_truth(truth, _sigmas(sigmas))
+    detections = read_predictions(predictions, objects)
+    images = part_of_images(objects, fraction)
+    protocol = Protocol()
+    matched = match_poses(*_only_images(detections, objects, images), protocol)
+    if not len(matched):
+        raise HaloposeError("no detection matches an annotated object: check that images and pixels agree")
+    file = CalibrationFile.fit(matched, images, family, protocol)
+    file.save(output)
+    _say(f"{family} calibration on {len(matched)} instances of {len(images)} images -> {output}")
+
+
+@app.command()
+def apply(
+    calibration: Annotated[Path, typer.Argument(help="Calibration json from `halopose recalibrate`.")],
+    predictions: Predictions,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Prediction json to write.")],
+) -> None:
+    """Apply a calibration to a prediction file; keypoints, boxes and scores stay as they are."""
+    from halopose.recalibration import CalibrationFile, apply_to_file
+
+    file = CalibrationFile.load(calibration)
+    count = apply_to_file(file, predictions, output)
+    _say(f"{file.family} calibration applied to {count} detections -> {output}")
+
+
+@app.command()
+def synthesize(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for truth.json, predictions.json.")],
+    images: Annotated[int, typer.Option(min=2, help="Number of images.")] = 600,
+    persons: Annotated[int, typer.Option(min=2, help="Number of persons.")] = 1500,
+    dof: Annotated[float | None, typer.Option(help="Degrees of freedom of the residuals.")] = 4.0,
+    gaussian: Annotated[bool, typer.Option("--gaussian", help="Gaussian residuals instead.")] = False,
+    overconfidence: Annotated[float, typer.Option(min=0.1, help="True over reported deviation.")] = 1.25,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+) -> None:
+    """Make poses whose true distribution is known, to try the protocol out."""
+    from halopose.files import write_json
+    from halopose.synthetic import World, synthesize
+
+    world = World(
+        images=images,
+        persons=persons,
+        dof=None if gaussian else dof,
+        overconfidence=overconfidence,
+        seed=seed,
+    )
+    truth, entries = synthesize(world)
+    write_json(output / "truth.json", truth)
+    write_json(output / "predictions.json", entries)
+    _say(f"{persons} persons in {images} images -> {output / 'truth.json'}, {output / 'predictions.json'}")
+
+
+def main() -> None:
+    """Run a command; a user's mistake becomes one line and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except HaloposeError as error:
+        sys.stderr.write(f"halopose: {' '.join(str(error).split())}\n")
+        sys.exit(2)
+
+
+def _scoring_input(
+    predictions: Path, truth: Path, calibrations: list[Path], overlap: str, sigmas: str | None
+) -> tuple[PoseDistributions, GroundTruth, list[CalibrationFile]]:
+    """Read what scoring needs and settle what happens to images that a calibration has seen."""
+    from halopose.files import parse_predictions, read_ground_truth, read_json
+    from halopose.recalibration import CalibrationFile, images_seen, without_images
+
+    objects = read_ground_truth(truth, _sigmas(sigmas))
+    content = read_json(predictions)
+    detections = parse_predictions(predictions, content, objects)
+    files = [CalibrationFile.load(path) for path in calibrations]
+    for path, file in zip(calibrations, files, strict=True):
+        if len(file.names) != objects.keypoint_count:
+            raise HaloposeError(
+                f"{path} is for {len(file.names)} keypoints, the ground truth has {objects.keypoint_count}"
+            )
+    if len({file.family for file in files}) < len(files):
+        raise HaloposeError("give at most one calibration of each family")
+    seen = set(images_seen(content, files).tolist()) & set(objects.images.tolist())
+    if seen and overlap == "refuse":
+        raise HaloposeError(
+            f"{len(seen)} of {len(objects.images)} images were used to fit the calibration: score other "
+            "images, or say --overlap exclude (leave them out) or --overlap allow"
+        )
+    if seen and overlap == "exclude":
+        if len(seen) == len(objects.images):
+            raise HaloposeError("every image was used to fit the calibration: nothing is left to score")
+        import numpy as np
+
+        detections, objects = without_images(detections, objects, np.array(sorted(seen)))
+    return detections, objects, files
+
+
+def _only_images(
+    detections: PoseDistributions, objects: GroundTruth, images: Any
+) -> tuple[PoseDistributions, GroundTruth]:
+    import numpy as np
+
+    from halopose.recalibration import without_images
+
+    return without_images(detections, objects, np.setdiff1d(objects.images, images))
+
+
+def _write_scores(metrics: dict[str, Any], output: Path, title: str) -> None:
+    from halopose import report, tables
+    from halopose.files import write_json, write_text
+
+    write_json(output / "metrics.json", metrics)
+    write_text(output / "metrics.csv", tables.to_csv(metrics))
+    write_text(output / "report.html", report.render(metrics, title))
+    _say(tables.to_text(metrics))
+    _say(f"-> {output / 'metrics.json'}, {output / 'metrics.csv'}, {output / 'report.html'}")
+
+
+def _numbers(text: str, name: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise HaloposeError(f"--{name} takes numbers separated by commas, got {text!r}") from None
+    if any(not value > 0 for value in values) or sorted(values) != values:
+        raise HaloposeError(f"--{name} takes positive numbers in rising order, got {text!r}")
+    return values
+
+
+def _sigmas(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise HaloposeError(f"--sigmas takes numbers separated by commas, got {text!r}") from None
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+class _progress:
+    """A progress bar with an estimate, on a terminal only; gives a callback (done, total)."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def __enter__(self) -> Any:
+        from rich.progress import Progress
+
+        self.bar = Progress(transient=True, disable=not sys.stderr.isatty())
+        self.bar.start()
+        self.task = self.bar.add_task(self.label, total=None)
+        return lambda done, total: self.bar.update(self.task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+
+if __name__ == "__main__":
+    main()
