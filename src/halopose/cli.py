@@ -66,8 +66,9 @@ def score(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of the random ranking.")] = 0,
 ) -> None:
     """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html."""
-    from halopose.evaluation import Protocol, cross_fitted, evaluate, match_poses
+    from halopose.evaluation import Protocol, evaluate, match_poses
     from halopose.recalibration import given_by
+    from halopose.regimes import cross_fitted
 
     edges = tuple(side**2 for side in _numbers(scale_edges, "scale-edges"))
     protocol = Protocol(

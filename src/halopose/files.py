@@ -86,7 +86,11 @@ def read_ground_truth(path: Path | str, sigmas: Sequence[float] | None = None) -
     Keypoint names and count come from the category, sigmas from ``sigmas``, else the category's ``sigmas``,
     else COCO's own if there are 17 keypoints, else 1 / K.
     """
-    content = read_json(path)
+    return parse_ground_truth(path, read_json(path), sigmas)
+
+
+def parse_ground_truth(path: Path | str, content: Any, sigmas: Sequence[float] | None = None) -> GroundTruth:
+    """Check already parsed annotations; ``path`` only names them in messages."""
     if not isinstance(content, dict) or not all(
         isinstance(content.get(key), list) for key in ("images", "annotations", "categories")
     ):

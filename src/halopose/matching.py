@@ -30,11 +30,10 @@ def keypoint_similarity(residual: Array, area: Array, sigmas: Array) -> Array:
 class Pairs:
     """Every (detection, object) of one image and class: positions within the group, and their OKS.
 
-    Groups are numbered; ``rank`` (P,) counts a group's detections by falling score, ``slot`` (P,) its
+    ``rank`` (P,) counts a group's detections by falling score, ``slot`` (P,) its
     objects in file order. Detections past the cap, and groups without objects, have no pairs.
     """
 
-    group: Array
     rank: Array
     slot: Array
     detection: Array
@@ -109,7 +108,6 @@ def candidate_pairs(
     position = begin[expanded] + within
     detection, object = detections[expanded], objects[position]
     return Pairs(
-        group=group_of[detection],
         rank=ranks[expanded],
         slot=slots[position],
         detection=detection,

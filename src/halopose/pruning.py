@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from halopose.errors import HaloposeError
+from halopose.metrics import falling_order
 from halopose.poses import Array
 
 Scalarisation = Literal["trace", "determinant", "eigenvalue"]
@@ -49,7 +50,7 @@ def select_threshold(
     the F1 score. Among equals the lowest threshold, which keeps most. Where all keypoints are correct, or
     none is, there is nothing to learn: -inf, which keeps everything.
     """
-    order = np.argsort(-confidence, kind="stable")
+    order = np.argsort(-confidence)
     ordered, hit = confidence[order], np.asarray(correct, dtype=bool)[order]
     mass = np.ones(len(ordered)) if weight is None else np.asarray(weight, dtype=float)[order]
     true, false = np.cumsum(mass * hit), np.cumsum(mass * ~hit)
@@ -103,7 +104,7 @@ class ReliabilityCurve:
 
 def reliability_curve(confidence: Array, correct: Array, points: int = 101) -> ReliabilityCurve:
     """Reliability of the keypoints kept, from the most confident few to all (N,)."""
-    order = np.argsort(-confidence, kind="stable")
+    order = falling_order(confidence)
     precision = np.cumsum(np.asarray(correct, dtype=float)[order]) / np.arange(1, len(order) + 1)
     ranks = np.unique(np.round(np.linspace(1, len(order), min(points, len(order)))).astype(np.int64)) - 1
     return ReliabilityCurve((ranks + 1) / max(len(order), 1), precision[ranks], confidence[order][ranks])

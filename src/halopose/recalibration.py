@@ -16,9 +16,10 @@ import torch
 from halopose.calibration import Calibration, Family, GaussianCalibration, StudentTCalibration
 from halopose.distributions import StudentT, scale_tril_from_covariance
 from halopose.errors import HaloposeError
-from halopose.evaluation import Fitted, Given, MatchedPoses, Protocol, hashed_order
 from halopose.files import SEEN_MARK, parse_predictions, prediction_entries, read_json, write_json
 from halopose.poses import Array, GroundTruth, PoseDistributions
+from halopose.regimes import Fitted, Given, hashed_order
+from halopose.truepositives import MatchedPoses, Protocol
 
 FORMAT = "halopose-calibration-1"
 

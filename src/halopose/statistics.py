@@ -83,13 +83,14 @@ class Statistics:
 
     def take(self, mask: Array) -> Statistics:
         """The keypoints of a mask (n,); the orders found so far carry over."""
+        index = np.flatnonzero(mask)
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        chosen = {
-            name: {axis: column[mask] for axis, column in value.items()}
+        chosen: dict[str, Any] = {
+            name: {axis: column.take(index) for axis, column in value.items()}
             if isinstance(value, dict)
             else None
             if value is None
-            else value[mask]
+            else value.take(index, axis=0)
             for name, value in values.items()
         }
         taken = replace(self, **chosen)
@@ -107,7 +108,20 @@ class Statistics:
     @cached_property
     def by_confidence(self) -> Array:
         """Order of falling confidence; ties keep their order."""
-        return np.argsort(-self.confidence, kind="stable")
+        return metrics.falling_order(self.confidence)
+
+    @cached_property
+    def hits(self) -> list[Array]:
+        """Ranks of the correct keypoints at each similarity threshold."""
+        return metrics.hits_by_threshold(self.similarity[self.by_confidence])
+
+    @cached_property
+    def in_variance_order(self) -> dict[str, tuple[Array, Array]]:
+        """Predicted variances and squared residuals in order of rising variance."""
+        return {
+            axis: (self.variance[axis][order], self.squared[axis][order])
+            for axis, order in self.by_variance.items()
+        }
 
     def resampled(self, weight: Array) -> dict[str, float]:
         """Scalar metrics with each keypoint counted ``weight`` (n,) times."""
@@ -116,16 +130,12 @@ class Statistics:
             suffix = "" if axis == "joint" else f"_{axis}"
             curve = metrics.coverage_of_levels(self.level[axis], weight)[0]
             result[f"ace{suffix}"] = float(metrics.average_coverage_error(curve))
-            order = self.by_variance[axis]
             bins = metrics.variance_bins(
-                self.variance[axis][order], self.squared[axis][order], weight[order], presorted=True
+                *self.in_variance_order[axis], weight[self.by_variance[axis]], presorted=True
             )
             result[f"ence{suffix}"] = metrics.expected_normalized_calibration_error(bins)
-        order = self.by_confidence
-        result["nll"] = float((weight * self.nll).sum() / max(weight.sum(), 1))
-        result["akp"] = metrics.average_keypoint_precision(
-            order, self.similarity[order], weight[order], presorted=True
-        )
+        result["nll"] = float(weight @ self.nll / max(weight.sum(), 1))
+        result["akp"] = metrics.keypoint_precision_at(self.hits, len(self.nll), weight[self.by_confidence])
         return result
 
 
@@ -188,10 +198,7 @@ def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str]) -> 
 
 
 def _variance_curve(statistics: Statistics, axis: str) -> dict[str, Array]:
-    order = statistics.by_variance[axis]
-    bins = metrics.variance_bins(
-        statistics.variance[axis][order], statistics.squared[axis][order], presorted=True
-    )
+    bins = metrics.variance_bins(*statistics.in_variance_order[axis], presorted=True)
     return {"predicted": bins.predicted, "empirical": bins.empirical}
 
 

@@ -82,10 +82,11 @@ def _percent(share: float) -> str:
     return f"{text} %"
 
 
-def _short(value: float) -> str:
+def _short(value: float, decimals: int | None = None) -> str:
     """.103, .0008, 1.25"""
-    text = f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}" if abs(value) >= 0.001 else f"{value:.4f}"
-    return re.sub(r"^(-?)0\.", r"\1.", text)
+    if decimals is None:
+        decimals = 2 if abs(value) >= 1 else 3 if abs(value) >= 0.001 else 4
+    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.{decimals}f}")
 
 
 def _margin(level: float, count: float, comparisons: int = 1) -> float:
@@ -108,7 +109,9 @@ def _as_given(metrics: dict[str, Any], count: float) -> list[str]:
     deviation = {level: curve[level - 1] - level / 100 for level in range(1, 100)}
     worst = max(deviation, key=lambda level: abs(deviation[level]))
     if abs(deviation[worst]) <= TOLERANCE:
-        return ["As given, the predictions are well calibrated: every region holds what it promises to within 1 %."]
+        return [
+            "As given, the predictions are well calibrated: every region holds what it promises to within 1 %."
+        ]
     sign = {
         level: (value > margin) - (value < -margin)
         for level, value in deviation.items()
@@ -148,7 +151,9 @@ def _calibration(metrics: dict[str, Any]) -> list[str]:
         return []
     if gaussian - student > _ACE_MATTERS:
         opening = "The residuals have heavy tails: " if _heavy(metrics) else ""
-        return [_tidy(f"{opening}{_change('Student-t', given, student)}, {_aside('Gaussian', given, gaussian)}.")]
+        return [
+            _tidy(f"{opening}{_change('Student-t', given, student)}, {_aside('Gaussian', given, gaussian)}.")
+        ]
     if student - gaussian > _ACE_MATTERS:
         return [_tidy(f"{_change('Gaussian', given, gaussian)}, {_aside('Student-t', given, student)}.")]
     if abs(given - gaussian) <= _ACE_MATTERS:
@@ -159,7 +164,9 @@ def _calibration(metrics: dict[str, Any]) -> list[str]:
 
 
 def _heavy(metrics: dict[str, Any]) -> bool:
-    dof = [value for entry in _listed(_dig(metrics, "calibration", "nu")) if (value := number(entry)) is not None]
+    dof = [
+        value for entry in _listed(_dig(metrics, "calibration", "nu")) if (value := number(entry)) is not None
+    ]
     return bool(dof) and median(dof) < _HEAVY_DOF
 
 
@@ -211,9 +218,7 @@ def _places_as_given(metrics: dict[str, Any]) -> list[str]:
 
 def _place_left(metrics: dict[str, Any]) -> list[str]:
     """The largest local error of the better calibration."""
-    ace = {
-        regime: value for regime in _LABELS if (value := _scalar(metrics, regime, "ace")) is not None
-    }
+    ace = {regime: value for regime in _LABELS if (value := _scalar(metrics, regime, "ace")) is not None}
     if not ace:
         return []
     best = min(ace, key=lambda regime: ace[regime])
@@ -230,9 +235,7 @@ def _remarkable(metrics: dict[str, Any], regime: str) -> list[_Place]:
     places = [place for place in _places(metrics, regime) if place.count >= MIN_SAMPLES]
     if len(places) < 2:
         return []
-    found = [
-        place for place in places if abs(place.deviation) > _margin(0.95, place.count, len(places))
-    ]
+    found = [place for place in places if abs(place.deviation) > _margin(0.95, place.count, len(places))]
     return sorted(found, key=lambda place: place.deviation)
 
 
@@ -283,7 +286,9 @@ def _kinds(names: list[str]) -> dict[str, list[int]]:
     sides: dict[tuple[str, ...], dict[str, int]] = {}
     for index, name in enumerate(names):
         side, words = _side(name)
-        sides.setdefault(words if side else ("", name), {})[side or str(index)] = index
+        # A name given twice has no one partner: it stays on its own.
+        alone = side is None or names.count(name) > 1
+        sides.setdefault(("", name) if alone else words, {})[str(index) if alone else str(side)] = index
     result: dict[str, list[int]] = {}
     for words, members in sides.items():
         if set(members) == {"left", "right"}:
@@ -341,7 +346,7 @@ def _ranking(metrics: dict[str, Any]) -> list[str]:
     if visibility is not None:
         others = f"{_short(visibility)} for the visibility score and {others}"
     opening = "The ranking by predicted covariance " + _worth(akp, chance, visibility, skill)
-    ending = "" if skill is None else f" (skill {_short(round(skill, 2))[:-1] if abs(skill) < 1 else _short(skill)})"
+    ending = "" if skill is None else f" (skill {_short(skill, 2)})"
     return [f"{opening}: AKP {_short(akp)} against {others}{ending}."]
 
 
@@ -365,7 +370,7 @@ def _pruning(metrics: dict[str, Any]) -> list[str]:
     before, after = _scalar(metrics, "gaussian", "nll"), _scalar(metrics, "pruned", "gaussian", "nll")
     if before is None or after is None:
         return [f"{removed}."]
-    change = f"{abs(before - after):.2f}".removeprefix("0")
+    change = _short(abs(before - after), 2)
     if change == ".00":
         return [f"{removed} and leaves NLL as it is."]
     return [f"{removed} and {'lowers' if after < before else 'raises'} NLL by {change}."]

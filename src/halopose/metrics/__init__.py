@@ -7,6 +7,9 @@ sample, exactly. Resampling images (bootstrap) is then a change of weights, not 
 from halopose.metrics.akp import (
     average_keypoint_precision,
     average_precision,
+    falling_order,
+    hits_by_threshold,
+    keypoint_precision_at,
     random_keypoint_precision,
     skill,
 )
@@ -34,6 +37,9 @@ __all__ = [
     "coverage",
     "coverage_of_levels",
     "expected_normalized_calibration_error",
+    "falling_order",
+    "hits_by_threshold",
+    "keypoint_precision_at",
     "level_index",
     "moment_matching",
     "qq_points",

@@ -1,0 +1,30 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both set up their own environment first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test lint bench clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/halopose synthesize -o demo
+	$(BIN)/halopose score demo/predictions.json demo/truth.json -o demo/report
+	@echo "Open demo/report/report.html"
+
+test: $(VENV)/.ready lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+bench: $(VENV)/.ready
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) demo build dist

@@ -1,0 +1,10 @@
+"""Settings of all tests: hypothesis draws the same examples every time, and never by the clock."""
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60, database=None)
+# Longer hunts for rare failures: HYPOTHESIS_PROFILE=hunt pytest
+settings.register_profile("hunt", deadline=None, max_examples=1000, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
