@@ -138,7 +138,7 @@ UGLY = {
     "constant": lambda rng, n: 1.7 + 1e-3 * rng.random(n),
     "gamma": lambda rng, n: rng.gamma(rng.uniform(0.2, 4), 2, n),
     "lognormal": lambda rng, n: np.exp(rng.normal(0, rng.uniform(0.5, 6), n)),
-    "two sizes": lambda rng, n: np.where(rng.random(n) < rng.uniform(0, 0.5), 1e-6, 2) * rng.exponential(1, n),
+    "two sizes": lambda rng, n: np.where(rng.random(n) < rng.uniform(0, 0.5), 1e-6, 2) * rng.gamma(1, 1, n),
 }
 
 

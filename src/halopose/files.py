@@ -279,22 +279,12 @@ def _all_or_none(path: Path | str, content: list[Any], key: str) -> bool:
 
 
 def _floats(values: Any) -> Array | None:
-    """A float array, or None where the nesting is ragged or something is not a number."""
-    if _holds_text(values):
-        return None
+    """A float array, or None where the nesting is ragged or something in it is not a number."""
     try:
-        return np.asarray(values, dtype=np.float64)
+        array = np.asarray(values)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _holds_text(values: Any) -> bool:
-    """numpy reads the text "12" as a number; a file that has text there is wrong."""
-    while isinstance(values, (list, tuple)) and values:
-        if any(isinstance(value, (str, bytes, bool)) for value in values):
-            return True
-        values = values[0]
-    return isinstance(values, (str, bytes, bool))
+    return array.astype(np.float64) if array.dtype.kind in "iuf" else None
 
 
 def _matrix(path: Path | str, entries: list[Any], what: str, key: str, width: int) -> Array:

@@ -79,6 +79,8 @@ def _percent(share: float) -> str:
     text = f"{100 * share:.{decimals}f}"
     if share < 1 and text.startswith("100"):
         return "more than 99.9 %"
+    if share > 0 and text == "0.0":
+        return "less than 0.1 %"
     return f"{text} %"
 
 
@@ -110,12 +112,13 @@ def _as_given(metrics: dict[str, Any], count: float) -> list[str]:
     worst = max(deviation, key=lambda level: abs(deviation[level]))
     if abs(deviation[worst]) <= TOLERANCE:
         return [
-            "As given, the predictions are well calibrated: every region holds what it promises to within 1 %."
+            "As given, the predictions are well calibrated: "
+            "every region holds what it promises to within 1 %."
         ]
     sign = {
         level: (value > margin) - (value < -margin)
         for level, value in deviation.items()
-        for margin in [_margin(level / 100, count)]
+        for margin in [_margin(level / 100, count, 1 if level in (50, 95) else 99)]
     }
     if not any(sign[level] for level in (50, 95, worst)):
         return [

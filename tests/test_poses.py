@@ -1,0 +1,80 @@
+"""The hub: shapes are checked, selections agree, and supervision's key points convert both ways."""
+
+import numpy as np
+import pytest
+import supervision
+
+from halopose.errors import HaloposeError
+from halopose.poses import PoseDistributions
+
+
+def poses(count=3, keypoints=4, seed=0, **changes):
+    rng = np.random.default_rng(seed)
+    factors = np.tril(rng.normal(size=(count, keypoints, 2, 2))) + 2 * np.eye(2)
+    values = {
+        "boxes": rng.uniform(0, 100, (count, 4)),
+        "scores": rng.random(count),
+        "keypoints": rng.uniform(0, 100, (count, keypoints, 2)),
+        "covariance": factors @ factors.swapaxes(-1, -2),
+        "scale": factors @ factors.swapaxes(-1, -2) / 2,
+        "dof": np.linspace(3, 6, keypoints),
+        "visibility": rng.random((count, keypoints)),
+        "keep": rng.random((count, keypoints)) < 0.5,
+        "class_ids": np.ones(count, dtype=int),
+        "image_ids": np.arange(count),
+    }
+    return PoseDistributions(**{**values, **changes})
+
+
+@pytest.mark.parametrize("name", ["boxes", "scores", "covariance", "scale", "dof", "visibility", "keep"])
+def test_wrong_shapes_name_what_was_expected_and_received(name):
+    wrong = np.zeros((2, 9))
+    with pytest.raises(HaloposeError, match=rf"{name} should have shape .*got \(2, 9\)"):
+        poses(**{name: wrong})
+
+
+def test_keep_defaults_to_everything():
+    assert poses(keep=None).keep.all()
+
+
+def test_selection_and_concatenation_are_inverse():
+    whole = poses(5)
+    again = PoseDistributions.concatenate([whole[:2], whole[2], whole[np.array([False] * 3 + [True] * 2)]])
+    assert np.array_equal(again.keypoints, whole.keypoints)
+    assert np.array_equal(again.dof, whole.dof)
+    assert len(whole[:0]) == 0
+
+
+def test_unlike_parts_do_not_join():
+    with pytest.raises(HaloposeError, match="degrees of freedom"):
+        PoseDistributions.concatenate([poses(), poses(dof=np.full(4, 9.0))])
+    with pytest.raises(HaloposeError, match="dof is given in some parts"):
+        PoseDistributions.concatenate([poses(), poses(dof=None)])
+    with pytest.raises(HaloposeError, match="nothing to concatenate"):
+        PoseDistributions.concatenate([])
+
+
+@pytest.mark.parametrize("dof", [None, np.linspace(3, 6, 4)])
+@pytest.mark.parametrize("count", [0, 3])
+def test_supervision_round_trip_is_exact(dof, count):
+    first = poses(count, dof=dof)
+    key_points = first.to_supervision()
+    assert key_points.data["covariance"].shape == (count, 4, 2, 2)
+    again = PoseDistributions.from_supervision(key_points)
+    for name in ("boxes", "scores", "keypoints", "covariance", "scale", "keep", "image_ids", "class_ids"):
+        assert np.array_equal(getattr(first, name), getattr(again, name)), name
+    if count:
+        assert (again.dof is None) == (dof is None)
+
+
+def test_foreign_key_points_need_only_a_covariance():
+    """What RF-DETR returns: locations, confidences and data["covariance"]."""
+    key_points = supervision.KeyPoints(
+        xy=np.array([[[1, 2], [5, 4]]], dtype=np.float32),
+        data={"covariance": np.ones((1, 2, 1, 1)) * np.eye(2)},
+    )
+    pose = PoseDistributions.from_supervision(key_points)
+    assert np.array_equal(pose.boxes, [[1, 2, 5, 4]])
+    assert np.array_equal(pose.scale, pose.covariance)
+    with pytest.raises(HaloposeError, match="carry no data"):
+        PoseDistributions.from_supervision(supervision.KeyPoints(xy=np.zeros((1, 2, 2), dtype=np.float32)))
