@@ -12,6 +12,7 @@ from pycocotools.cocoeval import COCOeval, Params
 from halopose.metrics import (
     average_keypoint_precision,
     average_precision,
+    falling_order,
     random_keypoint_precision,
     skill,
 )
@@ -128,6 +129,12 @@ def test_monotone_transforms_of_the_confidence_do_not_matter(seed):
     akp = average_keypoint_precision(confidence, similarity)
     for transform in (np.exp, np.arctan, lambda c: 3 * c - 1e3, lambda c: c**3):
         assert average_keypoint_precision(transform(confidence), similarity) == akp
+
+
+@given(SEEDS, st.integers(0, 60))
+def test_falling_order_keeps_ties_in_order(seed, n):
+    confidence, _ = random_case(np.random.default_rng(seed), n)
+    assert falling_order(confidence).tolist() == sorted(range(n), key=lambda i: -confidence[i])
 
 
 def test_edges():
