@@ -33,6 +33,7 @@ from halopose.poses import Array
 try:
     from ultralytics.cfg import get_cfg
     from ultralytics.data.augment import LetterBox
+    from ultralytics.nn.autobackend import AutoBackend
     from ultralytics.nn.modules import Conv
     from ultralytics.nn.modules.head import Pose, Pose26
     from ultralytics.nn.tasks import PoseModel, torch_safe_load
@@ -71,11 +72,11 @@ class UltralyticsHost(Host):
                 raise HaloposeError("this model is fused to its one-to-one head: leave end2end on")
             head.end2end = end2end
         prints = [fingerprint(model.state_dict())]
-        if not model.is_fused():
-            model.fuse(verbose=False)
-            prints.append(fingerprint(model.state_dict()))
-        self.model = model.to(device or "cpu")
-        self.head = head
+        # The framework's own preparation for inference: fusing, memory format, device.
+        prepared = AutoBackend(model=model, device=torch.device(device or "cpu"), fuse=True, verbose=False)
+        self.model = prepared.backend.model
+        prints.append(fingerprint(self.model.state_dict()))
+        self.head = head = self.model.model[-1]
         self.end2end = bool(head.end2end)
         self.fingerprints = tuple(dict.fromkeys(f"{value}:{int(self.end2end)}" for value in prints))
         self.strides = tuple(int(stride) for stride in head.stride.tolist())
@@ -84,7 +85,7 @@ class UltralyticsHost(Host):
         self.class_names = tuple(str(name) for name in _names(model))
         self.sigmas = _sigmas(sigmas, self.keypoint_count, self.dimensions)
         self.description = description or str(getattr(model, "yaml_file", "ultralytics pose model"))
-        self._criterion = _criterion(model, head, self.sigmas)
+        self._criterion = _criterion(self.model, head, self.sigmas)
 
     @classmethod
     def load(
