@@ -418,17 +418,18 @@ def test_folds_are_by_image_and_even(ids, folds):
 @pytest.mark.parametrize("nu", [None, 4])
 def test_pruning_alters_nothing_but_the_selection(nu):
     matched = partly_labelled(poses(300, 3, nu, seed=9))
-    regimes = cross_fitted(matched, Protocol())
-    result = evaluate(matched, regimes)
+    protocol = Protocol(bootstrap=5)
+    regimes = cross_fitted(matched, protocol)
+    result = evaluate(matched, regimes, protocol)
     confidence = localization_confidence(regimes.covariance, matched.area, matched.sigmas)
     kept = confidence >= regimes.thresholds[:, None]
     share = kept[matched.labelled].mean()
     assert 0.05 < share < 0.95
     assert result["pruned"]["kept_fraction"] == pytest.approx(share, rel=1e-12)
-    # Pruned metrics are those of the kept keypoints under the same laws ...
-    selected = evaluate(replace(matched, labelled=matched.labelled & kept), regimes)
+    # Pruned metrics and their intervals are those of the kept keypoints under the same laws ...
+    selected = evaluate(replace(matched, labelled=matched.labelled & kept), regimes, protocol)
     # ... and the metrics of everything do not know of the threshold.
-    unpruned = evaluate(matched, replace(regimes, thresholds=np.full(len(matched), -np.inf)))
+    unpruned = evaluate(matched, replace(regimes, thresholds=np.full(len(matched), -np.inf)), protocol)
     assert unpruned["pruned"]["kept_fraction"] == 1
     for name in REGIMES:
         np.testing.assert_equal(result["pruned"][name], selected[name])

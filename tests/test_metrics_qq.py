@@ -39,9 +39,11 @@ def test_points_are_a_subset_with_both_extremes(seed, n, points):
 
 
 @pytest.mark.parametrize(("n", "points"), [(10, 41), (41, 41), (100_000, 41), (1000, 200)])
-def test_there_are_as_many_points_as_documented(n, points):
+def test_there_are_about_as_many_points_as_asked_for_with_the_extremes(n, points):
     theoretical, empirical = qq_points(np.arange(n), identity, points)
-    assert theoretical.shape == empirical.shape == (min(n, points),)
+    assert theoretical.shape == empirical.shape
+    assert min(n, points) * 0.75 <= len(theoretical) <= min(n, points)
+    assert empirical[[0, -1]].tolist() == [0, n - 1]
 
 
 def test_points_are_denser_in_the_tails():

@@ -8,6 +8,7 @@ Calibration data must be disjoint from the data the heads were trained on and fr
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Literal
@@ -24,6 +25,9 @@ NU_MIN = 2 + 1e-9
 NU_MAX = 1e7
 _STRIDES = (64, 8, 1)  # thinned data give the pass over all of it a good start
 _THINNEST = 256
+_GRID = 24
+_GRID_ROWS = 512
+_SMALL_STEP = 1e-3  # in log lam; so far the profile can be extrapolated
 _NEWTON_GAIN = 1e-8  # nats that the last Newton step may still gain; what it leaves is about the square
 _OTHER_GAIN = 1e-11  # the same for a bisection, which converges more slowly
 _MAX_PASSES = 100
@@ -52,7 +56,10 @@ class Sample:
                 "calibration takes residuals (N, K, 2) and factors (N, K, 2, 2), "
                 f"got {tuple(residual.shape)} and {tuple(scale_tril.shape)}"
             )
-        weight = torch.ones(residual.shape[:2], dtype=torch.float64, device=residual.device)
+        rows, keypoints = residual.shape[:2]
+        _check_shape("labelled", labelled, [(rows, keypoints)])
+        _check_shape("sample weights", sample_weight, [(rows,), (rows, keypoints)])
+        weight = torch.ones((rows, keypoints), dtype=torch.float64, device=residual.device)
         if sample_weight is not None:
             if not bool((torch.isfinite(sample_weight) & (sample_weight >= 0)).all()):
                 raise HaloposeError("sample weights must be finite and not negative")
@@ -76,6 +83,12 @@ class Sample:
         return torch.where(total > 0, total.square() / self.weight.square().sum(0).clamp_min(_TINY), 0.0)
 
 
+def _check_shape(name: str, value: Tensor | None, allowed: list[tuple[int, ...]]) -> None:
+    if value is not None and tuple(value.shape) not in allowed:
+        expected = " or ".join(str(shape) for shape in allowed)
+        raise HaloposeError(f"{name} should have shape {expected}, got {tuple(value.shape)}")
+
+
 def gaussian_temperature(sample: Sample) -> Tensor:
     """tau (K,) that minimises the weighted Gaussian NLL (eq. 12): tau^2 = sum(w m) / (2 sum w)."""
     moment = (sample.weight * sample.mahalanobis).sum(0) / (2 * sample.weight.sum(0))
@@ -87,23 +100,45 @@ def student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
 
     In two dimensions the squared distance m follows a Lomax law with shape a = nu / 2 and scale
     lam = nu tau^2. For a given lam the best shape is 1 / E[log(1 + m / lam)], which leaves one smooth
-    unknown per keypoint for a safeguarded Newton search. Thinned data lead up to it, so that passes over
-    all of the data are few. Where m spreads no more than an exponential law, E[m^2] <= 2 E[m]^2, the
-    tails are no heavier than a Gaussian's and the likelihood grows all the way to nu = NU_MAX.
+    unknown per keypoint for a safeguarded Newton search. A grid over thinned data finds the valley, thinned
+    data lead down into it, so that passes over all of the data are few. The Gaussian limit, nu = NU_MAX,
+    has a closed form and wins where it is better.
     """
     total = sample.weight.sum(0).clamp_min(_TINY)
     mean = ((sample.weight * sample.mahalanobis).sum(0) / total).clamp_min(_TINY)
-    light = (sample.weight * (sample.mahalanobis / mean).square()).sum(0) / total <= 2.0
     limit = (mean * NU_MAX / 2).log()
-    log_scale = shape = None
+    spread = (sample.weight * (sample.mahalanobis / mean).square()).sum(0) / total
+    log_scale, at_end = _best_on_grid(_thinned(sample, max(1, len(sample.mahalanobis) // _GRID_ROWS)), limit)
+    light = at_end & (spread <= 2)  # no valley, and none beyond: m spreads no more than an exponential law
+    profile = None
     for stride in _STRIDES:
-        if stride == 1 or sample.mahalanobis.shape[0] // stride >= _THINNEST:
-            thinned = Sample(sample.mahalanobis[::stride].contiguous(), sample.weight[::stride].contiguous())
-            log_scale, shape = _minimise_profile(thinned, log_scale, limit, light)
-    assert log_scale is not None  # the last stride is 1
-    assert shape is not None
-    nu = torch.where(light, NU_MAX, 2 * shape)
-    return nu, (log_scale.exp() / nu).sqrt()
+        if stride == 1 or len(sample.mahalanobis) // stride >= _THINNEST:
+            log_scale, profile = _minimise_profile(_thinned(sample, stride), log_scale, limit, light)
+    assert profile is not None  # the last stride is 1
+    gaussian = profile.nll(log_scale) >= (mean / 2).log() + 1
+    nu = torch.where(gaussian, NU_MAX, 2 * profile.shape)
+    return nu, (torch.where(gaussian, limit, log_scale).exp() / nu).sqrt()
+
+
+def _thinned(sample: Sample, stride: int) -> Sample:
+    return Sample(sample.mahalanobis[::stride].contiguous(), sample.weight[::stride].contiguous())
+
+
+def _lower_bound(sample: Sample) -> Tensor:
+    """log lam (K,) below which the NLL can only fall as lam grows."""
+    positive = torch.where((sample.mahalanobis > 0) & (sample.weight > 0), sample.mahalanobis, torch.inf)
+    return positive.amin(0).clamp(_TINY, 1.0).log() - 7
+
+
+def _best_on_grid(sample: Sample, limit: Tensor) -> tuple[Tensor, Tensor]:
+    """log lam (K,) of the lowest NLL on a grid up to all but Gaussian tails, and whether that is its end."""
+    lower = _lower_bound(sample)
+    upper = torch.maximum(limit - math.log(NU_MAX / 100), lower)
+    share = torch.linspace(0, 1, _GRID, dtype=torch.float64, device=lower.device)
+    grid = (lower + share[:, None] * (upper - lower)).flatten()  # (GRID * K,): every point is a column
+    profile = _Profile.at(sample.mahalanobis.repeat(1, _GRID), sample.weight.repeat(1, _GRID), grid)
+    best = profile.nll(grid).unflatten(0, (_GRID, -1)).argmin(0)
+    return grid.unflatten(0, (_GRID, -1)).gather(0, best[None])[0], best == _GRID - 1
 
 
 @dataclass(frozen=True)
@@ -133,6 +168,10 @@ class _Profile:
     def shape(self) -> Tensor:
         return (1 / self.growth.clamp_min(_TINY)).clamp(NU_MIN / 2, NU_MAX / 2)
 
+    def nll(self, log_scale: Tensor) -> Tensor:
+        """NLL less the constant of the dispersion, at the log lam that the profile was taken at."""
+        return log_scale - (2 * self.shape).log() + (self.shape + 1) * self.growth
+
     @property
     def slope(self) -> Tensor:
         """d NLL / d log lam."""
@@ -160,15 +199,14 @@ class _Profile:
 
 
 def _minimise_profile(
-    sample: Sample, start: Tensor | None, limit: Tensor, light: Tensor
-) -> tuple[Tensor, Tensor]:
-    """log lam and shape (K,) where the profile's slope is zero: Newton steps inside a closing bracket."""
-    positive = torch.where(sample.mahalanobis > 0, sample.mahalanobis, torch.inf)
-    lower, upper = positive.amin(0).clamp(_TINY, 1.0).log() - 7, limit
-    if start is None:
-        root = (sample.weight * sample.mahalanobis.sqrt()).sum(0) / sample.weight.sum(0).clamp_min(_TINY)
-        start = (4 * root.square()).clamp_min(_TINY).log()
-    current = torch.where(light, limit, torch.minimum(torch.maximum(start, lower), upper))
+    sample: Sample, start: Tensor, limit: Tensor, light: Tensor
+) -> tuple[Tensor, _Profile]:
+    """log lam (K,) where the profile's slope is zero: Newton steps inside a closing bracket.
+
+    Keypoints with light tails stay where they are.
+    """
+    lower, upper = _lower_bound(sample), limit
+    current = torch.minimum(torch.maximum(start, lower), upper)
     for _ in range(_MAX_PASSES):
         profile = _Profile.at(sample.mahalanobis, sample.weight, current)
         slope, curvature = profile.slope, profile.curvature
@@ -183,8 +221,10 @@ def _minimise_profile(
         tolerance = torch.where(inside & (curvature > 0), _NEWTON_GAIN, _OTHER_GAIN)
         promised = slope.abs() * torch.maximum(step.abs(), torch.expm1(-step).abs())
         if bool((promised <= tolerance).all()):
-            return current, profile.shifted(step).shape
-    return current, _Profile.at(sample.mahalanobis, sample.weight, current).shape
+            if bool((step.abs() <= _SMALL_STEP).all()):
+                return current, profile.shifted(step)
+            break
+    return current, _Profile.at(sample.mahalanobis, sample.weight, current)
 
 
 class Calibration(nn.Module):

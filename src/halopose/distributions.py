@@ -171,7 +171,8 @@ class Gaussian(Bivariate):
         return -2 * torch.log1p(-probability)
 
     def standard_cdf(self, standardized: Tensor) -> Tensor:
-        return torch.special.ndtr(standardized)
+        # Not ndtr, which loses the lower tail to rounding.
+        return torch.special.erfc(-standardized / math.sqrt(2)) / 2
 
     def standard_quantile(self, probability: Tensor) -> Tensor:
         return torch.special.ndtri(probability)
@@ -193,8 +194,8 @@ class StudentT(Bivariate):
         if self.moment is not None:
             return self.moment
         excess = (self.dof - 2).clamp_min(torch.finfo(self.dof.dtype).tiny)
-        factor = torch.where(self.dof > 2, self.dof / excess, torch.inf)
-        return factor[..., None, None] * self.scale
+        covariance = (self.dof / excess)[..., None, None] * self.scale
+        return torch.where((self.dof > 2)[..., None, None], covariance, torch.inf)
 
     def log_kernel(self, mahalanobis: Tensor) -> Tensor:
         return -(self.dof + 2) / 2 * torch.log1p(mahalanobis / self.dof)
@@ -216,9 +217,10 @@ class StudentT(Bivariate):
 
 
 def _student_density(value: Tensor, dof: Tensor) -> Tensor:
-    half = dof / 2
-    log_norm = torch.lgamma(half + 0.5) - torch.lgamma(half) - torch.log(dof * math.pi) / 2
-    return torch.exp(log_norm - (half + 0.5) * torch.log1p(value.square() / dof))
+    """Density in the value's dtype; in double inside, as the two gamma functions nearly cancel."""
+    x, nu = value.double(), dof.double()
+    log_norm = torch.lgamma(nu / 2 + 0.5) - torch.lgamma(nu / 2) - torch.log(nu * math.pi) / 2
+    return torch.exp(log_norm - (nu / 2 + 0.5) * torch.log1p(x.square() / nu)).to(value.dtype)
 
 
 def _through_numpy(function: Any, *tensors: Tensor) -> Tensor:

@@ -56,7 +56,11 @@ class LevelHead(nn.Module):
     """
 
     def __init__(
-        self, template: Sequence[ConvTemplate], keypoints: int, settings: HeadSettings, initial_log: float = 0.0
+        self,
+        template: Sequence[ConvTemplate],
+        keypoints: int,
+        settings: HeadSettings,
+        initial_log: float = 0.0,
     ) -> None:
         super().__init__()
         self.settings = settings
@@ -146,7 +150,9 @@ class ProbabilisticHeads(nn.Module):
             count = maps.shape[2] * maps.shape[3]
             chosen = torch.nonzero((cell >= offset) & (cell < offset + count)).flatten()
             if len(chosen):
-                windows, inside = cut_windows(maps, image[chosen], cell[chosen] - offset, self.reaches[number])
+                windows, inside = cut_windows(
+                    maps, image[chosen], cell[chosen] - offset, self.reaches[number]
+                )
                 result[chosen] = self.at_windows(number, windows, inside)
             offset += count
         return result
@@ -170,7 +176,10 @@ def cut_windows(maps: Tensor, image: Tensor, cell: Tensor, reach: int) -> tuple[
     columns = (cell % width)[:, None] + around
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     windows = maps[
-        image[:, None, None], :, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]
+        image[:, None, None],
+        :,
+        rows.clamp(0, height - 1)[:, :, None],
+        columns.clamp(0, width - 1)[:, None, :],
     ]
     windows = windows * inside[..., None]
     return windows.permute(0, 3, 1, 2), inside

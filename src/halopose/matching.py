@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from halopose.errors import HaloposeError
 from halopose.poses import Array, GroundTruth, PoseDistributions
 
 COCO_SIGMAS = (
@@ -89,9 +90,9 @@ def candidate_pairs(
     predictions: PoseDistributions, truth: GroundTruth, max_detections: int = MAX_DETECTIONS
 ) -> Pairs:
     """All pairs that COCO compares: same image, same class, the best ``max_detections`` by score."""
-    images = np.searchsorted(truth.images, _ids(predictions.image_ids, len(predictions)))
-    classes = np.unique(np.concatenate([truth.class_ids, _ids(predictions.class_ids, len(predictions))]))
-    group_of = images * len(classes) + np.searchsorted(classes, _ids(predictions.class_ids, len(predictions)))
+    image_ids, class_ids = _ids(predictions, truth)
+    classes = np.unique(np.concatenate([truth.class_ids, class_ids]))
+    group_of = np.searchsorted(truth.images, image_ids) * len(classes) + np.searchsorted(classes, class_ids)
     object_group = np.searchsorted(truth.images, truth.image_ids) * len(classes) + np.searchsorted(
         classes, truth.class_ids
     )
@@ -116,8 +117,19 @@ def candidate_pairs(
     )
 
 
-def _ids(values: Array | None, count: int) -> Array:
-    return np.zeros(count, dtype=np.int64) if values is None else values
+def _ids(predictions: PoseDistributions, truth: GroundTruth) -> tuple[Array, Array]:
+    """Image and class of each detection; one image or one class need not be said."""
+    images, classes = predictions.image_ids, predictions.class_ids
+    known = np.unique(truth.class_ids)
+    if (images is None and len(truth.images) != 1) or (classes is None and len(known) > 1):
+        raise HaloposeError("predictions need image_ids and class_ids: the truth has several images or classes")
+    if images is None:
+        images = np.full(len(predictions), truth.images[0])
+    if classes is None:
+        classes = np.full(len(predictions), known[0] if len(known) else 0)
+    if not np.isin(images, truth.images).all():
+        raise HaloposeError("some detections belong to images that are not in the ground truth")
+    return images, classes
 
 
 def _position_in_run(sorted_keys: Array) -> Array:

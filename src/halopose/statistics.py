@@ -103,7 +103,7 @@ class Statistics:
     @cached_property
     def by_variance(self) -> dict[str, Array]:
         """Order of rising predicted variance."""
-        return {axis: np.argsort(self.variance[axis]) for axis in AXES}
+        return {axis: metrics.rising_order(self.variance[axis]) for axis in AXES}
 
     @cached_property
     def by_confidence(self) -> Array:

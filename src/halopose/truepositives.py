@@ -64,8 +64,14 @@ class MatchedPoses:
     @classmethod
     def concatenate(cls, parts: Sequence[MatchedPoses]) -> MatchedPoses:
         """Join shards that hold different images; the order of the shards does not matter."""
+        if not parts:
+            raise HaloposeError("nothing to concatenate: give at least one shard")
         seen: set[int] = set()
         for part in parts:
+            if part.names != parts[0].names or not all(
+                np.array_equal(getattr(part, name), getattr(parts[0], name)) for name in ("dof", "sigmas")
+            ):
+                raise HaloposeError("the shards differ in their keypoints, sigmas or degrees of freedom")
             images = set(part.image_ids.tolist())
             if seen & images:
                 raise HaloposeError("two shards hold the same image: split the data by image")

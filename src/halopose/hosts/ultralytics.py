@@ -60,7 +60,9 @@ class UltralyticsHost(Host):
     ) -> None:
         head = model.model[-1]
         if not isinstance(head, Pose):
-            raise HaloposeError(f"{description or 'the model'} is not a pose model: its head is {type(head).__name__}")
+            raise HaloposeError(
+                f"{description or 'the model'} is not a pose model: its head is {type(head).__name__}"
+            )
         if sigmas is None:
             sigmas = getattr(model, "kpt_oks_sigmas", None)
         model = copy.deepcopy(model).float().eval().requires_grad_(False)

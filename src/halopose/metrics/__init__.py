@@ -7,7 +7,6 @@ sample, exactly. Resampling images (bootstrap) is then a change of weights, not 
 from halopose.metrics.akp import (
     average_keypoint_precision,
     average_precision,
-    falling_order,
     hits_by_threshold,
     keypoint_precision_at,
     random_keypoint_precision,
@@ -20,6 +19,7 @@ from halopose.metrics.coverage import (
     coverage_of_levels,
     level_index,
 )
+from halopose.metrics.order import falling_order, rising_order
 from halopose.metrics.qq import qq_points
 from halopose.metrics.variance import (
     VarianceBins,
@@ -44,6 +44,7 @@ __all__ = [
     "moment_matching",
     "qq_points",
     "random_keypoint_precision",
+    "rising_order",
     "skill",
     "variance_bins",
 ]

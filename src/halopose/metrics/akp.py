@@ -10,17 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from halopose.metrics.order import falling_order
 from halopose.poses import Array
 
 KS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _RECALLS = np.linspace(0.0, 1.0, 101)
-
-
-def falling_order(confidence: Array) -> Array:
-    """Indices (N,) by falling confidence; ties keep the order given."""
-    order = np.argsort(-confidence)  # not stable, but several times faster
-    ordered = confidence[order]
-    return np.argsort(-confidence, kind="stable") if (ordered[1:] == ordered[:-1]).any() else order
 
 
 def average_precision(

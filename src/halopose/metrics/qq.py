@@ -14,7 +14,7 @@ from halopose.poses import Array
 
 
 def qq_points(statistic: Array, quantile: Callable[[Array], Array], points: int = 200) -> tuple[Array, Array]:
-    """(theoretical, empirical), each (min(N, points),), the extremes always among them.
+    """(theoretical, empirical), at most ``points`` each, the extremes always among them.
 
     Half of the points are spread evenly over the ranks, half pile up towards both ends, where tails show.
     """
@@ -23,8 +23,9 @@ def qq_points(statistic: Array, quantile: Callable[[Array], Array], points: int 
     if count <= points:
         ranks = np.arange(count)
     else:
-        even = np.linspace(0, 1, points - points // 2)
+        even = np.linspace(0, 1, max(points - points // 2, 1))
         angle = np.linspace(0, np.pi, points // 2)
         ends = (1 - np.cos(np.pi * (1 - np.cos(angle)) / 2)) / 2
-        ranks = np.unique(np.round(np.concatenate([even, ends]) * (count - 1)).astype(np.int64))
+        chosen = np.concatenate([[0.0, 1.0], even, ends])[: max(points, 2)]
+        ranks = np.unique(np.round(chosen * (count - 1)).astype(np.int64))
     return np.asarray(quantile((ranks + 0.5) / count)), values[ranks]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from halopose.metrics.order import rising_order
 from halopose.poses import Array
 
 BINS = 20
@@ -36,7 +37,7 @@ def variance_bins(
     The first N mod B bins hold one sample more than the others. Fewer samples than bins give fewer bins.
     """
     if not presorted:
-        order = np.argsort(predicted)
+        order = rising_order(predicted)
         predicted, squared = predicted[order], squared[order]
         weight = None if weight is None else weight[order]
     total = len(predicted) if weight is None else int(weight.sum())
@@ -66,9 +67,11 @@ def expected_normalized_calibration_error(bins: VarianceBins) -> float:
 
 
 def moment_matching(residual: Array, covariance: Array, weight: Array | None = None) -> tuple[Array, Array]:
-    """E[r r^T] and E[Sigma] (2, 2) of residuals (N, 2) and covariances (N, 2, 2), which should agree."""
+    """E[r r^T] and E[Sigma] (2, 2) of residuals (N, 2) and covariances (N, 2, 2), which should agree; NaN without any."""
     weight = np.ones(len(residual)) if weight is None else weight
     total = weight.sum()
+    if not total:
+        return np.full((2, 2), np.nan), np.full((2, 2), np.nan)
     return (
         np.einsum("n,ni,nj->ij", weight, residual, residual) / total,
         np.einsum("n,nij->ij", weight, covariance) / total,

@@ -1,0 +1,122 @@
+"""Reading images from wherever they come: paths, globs, folders, arrays, PIL images, videos, streams.
+
+In: a source. Out: BGR uint8 arrays (h, w, 3) with a name, one at a time. Grey, 16-bit, transparent and
+EXIF-rotated files all become that.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from halopose.errors import HaloposeError
+from halopose.poses import Array
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"}
+VIDEO_SUFFIXES = {".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".gif", ".mpeg", ".mpg"}
+
+
+@dataclass(frozen=True)
+class NamedImage:
+    """An image (h, w, 3) in BGR and a name for its results."""
+
+    name: str
+    pixels: Array
+
+
+def read_image(path: Path | str) -> Array:
+    """BGR uint8 image of a file, or one line that says why not."""
+    try:
+        content = np.fromfile(str(path), np.uint8)
+    except OSError as error:
+        raise HaloposeError(f"cannot read image {path}: {error.strerror or error}") from None
+    if not content.size:
+        raise HaloposeError(f"image {path} is an empty file: remove it or copy it again")
+    try:
+        image = cv2.imdecode(content, cv2.IMREAD_COLOR)
+    except cv2.error:  # OpenCV refuses absurd sizes in this way
+        image = None
+    if image is None or not image.size:
+        raise HaloposeError(f"image {path} is damaged or of an unknown kind: remove it or copy it again")
+    return np.asarray(image)
+
+
+def as_bgr(image: Any, where: str = "image") -> Array:
+    """BGR uint8 (h, w, 3) of an array in OpenCV's convention (h, w[, c]) or of a PIL image."""
+    if type(image).__module__.split(".")[0] == "PIL":
+        from PIL import ImageOps
+
+        return np.ascontiguousarray(np.asarray(ImageOps.exif_transpose(image).convert("RGB"))[..., ::-1])
+    array = np.asarray(image)
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or not array.size:
+        raise HaloposeError(f"{where} should be an array (h, w), (h, w, 3) or (h, w, 4), got {array.shape}")
+    if array.dtype == np.uint16:
+        array = (array >> 8).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise HaloposeError(f"{where} should be uint8 or uint16, got {array.dtype}")
+    if array.shape[2] == 1:
+        array = np.repeat(array, 3, axis=2)
+    return np.ascontiguousarray(array[..., :3])
+
+
+def read_source(source: Any) -> Iterator[NamedImage]:
+    """Every image of a source: path, glob, folder, video, stream number or address, array, PIL, or a list."""
+    if isinstance(source, int) or (isinstance(source, str) and "://" in source):
+        yield from _frames(source, f"stream_{source}")
+    elif isinstance(source, (str, Path)):
+        for path in _paths(str(source)):
+            if path.suffix.lower() in VIDEO_SUFFIXES:
+                yield from _frames(str(path), path.stem)
+            else:
+                yield NamedImage(path.stem, read_image(path))
+    elif isinstance(source, np.ndarray) or type(source).__module__.split(".")[0] == "PIL":
+        if isinstance(source, np.ndarray) and source.ndim == 4:
+            yield from (NamedImage(f"image_{i}", as_bgr(image)) for i, image in enumerate(source))
+        else:
+            yield NamedImage("image_0", as_bgr(source))
+    elif isinstance(source, Iterable):
+        for number, item in enumerate(source):
+            for image in read_source(item):
+                name = f"image_{number}" if image.name == "image_0" else image.name
+                yield NamedImage(name, image.pixels)
+    else:
+        raise HaloposeError(f"cannot take images from a {type(source).__name__}")
+
+
+def _paths(source: str) -> list[Path]:
+    path = Path(source)
+    if path.is_dir():
+        found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES)
+    elif any(letter in source for letter in "*?[") and not path.exists():
+        found = sorted(Path(p) for p in glob.glob(source, recursive=True) if Path(p).is_file())
+    else:
+        return [path]
+    if not found:
+        raise HaloposeError(f"no images in {source}")
+    return found
+
+
+def _frames(source: str | int, name: str) -> Iterator[NamedImage]:
+    capture = cv2.VideoCapture(source)
+    if not capture.isOpened():
+        raise HaloposeError(f"cannot open video {source}: check the path or address")
+    try:
+        number = 0
+        while True:
+            read, frame = capture.read()
+            if not read:
+                break
+            yield NamedImage(f"{name}_{number:06d}", np.asarray(frame))
+            number += 1
+    finally:
+        capture.release()
+    if not number:
+        raise HaloposeError(f"video {source} has no readable frame")

@@ -1,0 +1,180 @@
+"""The public face: a frozen base with calibrated uncertainty.
+
+In: images from anywhere. Out: a ``PoseDistributions`` per image, in original pixels, whose boxes, scores and
+keypoints are the base's own, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from halopose.artifact import Artifact
+from halopose.calibration import Family
+from halopose.distributions import Bivariate, StudentT
+from halopose.errors import HaloposeError
+from halopose.hosts.base import Host, Letterbox, Selection
+from halopose.images import NamedImage, read_source
+from halopose.poses import Array, PoseDistributions
+from halopose.pruning import keep_mask, localization_confidence
+
+FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
+
+
+class UncertainPose:
+    """Predicts poses with a distribution per keypoint.
+
+    >>> model = UncertainPose.load("yolo11n-pose.pt", "heads.safetensors")
+    >>> poses = model.predict("photo.jpg")[0]
+    >>> poses.covariance  # (N, K, 2, 2), squared pixels
+    """
+
+    def __init__(self, host: Host, artifact: Artifact, family: Family = "gaussian") -> None:
+        artifact.check(host)
+        self.host, self.artifact = host, artifact
+        self.heads = artifact.heads.to(host.device).eval()
+        self.family = _checked(family)
+
+    @classmethod
+    def load(
+        cls,
+        base: Path | str | nn.Module | Host,
+        artifact: Path | str | Artifact,
+        *,
+        family: Family = "gaussian",
+        device: torch.device | str | None = None,
+        unsafe: bool = False,
+    ) -> UncertainPose:
+        """Load a base (path of a checkpoint, a model, or a host) and the artifact made for it."""
+        host = load_host(base, device=device, unsafe=unsafe)
+        return cls(host, artifact if isinstance(artifact, Artifact) else Artifact.load(artifact), family)
+
+    def predict(
+        self,
+        source: Any,
+        *,
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        family: Family | None = None,
+        batch: int = 1,
+    ) -> list[PoseDistributions]:
+        """Poses of every image of a source, as ``stream`` gives them."""
+        return [
+            poses
+            for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)
+        ]
+
+    def stream(
+        self,
+        source: Any,
+        *,
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        family: Family | None = None,
+        batch: int = 1,
+    ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
+        """Images and their poses one by one, for videos and streams that do not fit in memory."""
+        if not 0 <= conf <= 1 or not 0 <= iou <= 1:
+            raise HaloposeError(f"conf and iou lie between 0 and 1, got {conf} and {iou}")
+        pending: list[NamedImage] = []
+        for image in read_source(source):
+            pending.append(image)
+            if len(pending) == batch:
+                yield from self._predict_batch(pending, conf, iou, imgsz, family)
+                pending = []
+        if pending:
+            yield from self._predict_batch(pending, conf, iou, imgsz, family)
+
+    @torch.inference_mode()
+    def _predict_batch(
+        self, images: list[NamedImage], conf: float, iou: float, imgsz: int | None, family: Family | None
+    ) -> list[tuple[NamedImage, PoseDistributions]]:
+        batch, boxes = self.host.preprocess(
+            [image.pixels for image in images], imgsz or self.artifact.imgsz, rectangular=True
+        )
+        output = self.host.forward(batch)
+        selections = self.host.select(output, conf=conf, iou=iou)
+        counts = [len(selection.scores) for selection in selections]
+        numbers = torch.repeat_interleave(torch.tensor(counts)).to(batch.device)
+        factors = self.heads.sparse(
+            output.features, numbers, torch.cat([selection.cell for selection in selections])
+        )
+        size = (int(batch.shape[2]), int(batch.shape[3]))
+        return [
+            (image, self._poses(selection, part, box, size, family))
+            for image, selection, part, box in zip(images, selections, factors.split(counts), boxes, strict=True)
+        ]
+
+    def _poses(
+        self, selection: Selection, factors: Tensor, box: Letterbox, size: tuple[int, int], family: Family | None
+    ) -> PoseDistributions:
+        original = self.host.to_original(selection, box, size)
+        return describe(
+            self.artifact,
+            original,
+            box.factors_to_original(factors.cpu().double()),
+            self.family if family is None else _checked(family),
+        )
+
+
+def describe(
+    artifact: Artifact, detections: Selection, factors: Tensor, family: Family
+) -> PoseDistributions:
+    """Calibrate uncalibrated factors (N, K, 2, 2) of detections, both in original pixels."""
+    law: Bivariate = artifact.gaussian(factors) if family == "gaussian" else artifact.student(factors)
+    covariance = law.covariance.numpy()
+    boxes = detections.boxes.cpu().numpy()
+    visibility = None if detections.visibility is None else detections.visibility.cpu().numpy()
+    return PoseDistributions(
+        boxes=boxes,
+        scores=detections.scores.cpu().numpy(),
+        keypoints=detections.keypoints.cpu().numpy(),
+        covariance=covariance,
+        scale=law.scale.numpy(),
+        dof=law.dof.numpy() if isinstance(law, StudentT) else None,
+        visibility=visibility,
+        keep=keep_mask(
+            _confidence(artifact, artifact.gaussian(factors).covariance.numpy(), boxes), artifact.threshold
+        ),
+        class_ids=detections.class_ids.cpu().numpy(),
+    )
+
+
+def _confidence(artifact: Artifact, covariance: Array, boxes: Array) -> Array:
+    """Localization confidence with the predicted box's area, which is all there is at inference."""
+    area = np.maximum((boxes[:, 2:] - boxes[:, :2]).prod(1), 1.0) * artifact.area_factor
+    return localization_confidence(covariance, area, np.asarray(artifact.sigmas))
+
+
+def load_host(
+    base: Path | str | nn.Module | Host,
+    *,
+    device: torch.device | str | None = None,
+    unsafe: bool = False,
+    end2end: bool | None = None,
+) -> Host:
+    """The host for a base: so far every base is an Ultralytics pose model."""
+    if isinstance(base, Host):
+        return base
+    from halopose.hosts.ultralytics import UltralyticsHost
+
+    if isinstance(base, nn.Module):
+        return UltralyticsHost(base, device=device, end2end=end2end)
+    return UltralyticsHost.load(base, device=device, unsafe=unsafe, end2end=end2end)
+
+
+def _checked(family: str) -> Family:
+    for known in FAMILIES:
+        if family == known:
+            return known
+    raise HaloposeError(f"unknown family {family!r}: gaussian or student-t")
+
+
+__all__ = ["UncertainPose", "describe", "load_host"]
