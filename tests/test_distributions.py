@@ -133,9 +133,7 @@ def test_student_t_tends_to_the_gaussian():
         torch.testing.assert_close(*pair, **close)
     torch.testing.assert_close(student.covariance, gaussian.covariance, **close)
     # The gap shrinks as 1 / nu.
-    gaps = [
-        (laws(factors, nu).log_prob(residual) - gaussian.log_prob(residual)).abs().max() for nu in (1e4, 1e5)
-    ]
+    gaps = [(laws(factors, nu).log_prob(residual) - gaussian.log_prob(residual)).abs().max() for nu in (1e4, 1e5)]
     assert gaps[0] / gaps[1] == pytest.approx(10, rel=0.02)
 
 

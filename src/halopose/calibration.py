@@ -193,14 +193,10 @@ class _Profile:
 
     def shifted(self, step: Tensor) -> _Profile:
         """The profile a small step in log lam away, without another pass over the data."""
-        return _Profile(
-            self.growth + step * self.first + step.square() / 2 * self.second, self.first, self.second
-        )
+        return _Profile(self.growth + step * self.first + step.square() / 2 * self.second, self.first, self.second)
 
 
-def _minimise_profile(
-    sample: Sample, start: Tensor, limit: Tensor, light: Tensor
-) -> tuple[Tensor, _Profile]:
+def _minimise_profile(sample: Sample, start: Tensor, limit: Tensor, light: Tensor) -> tuple[Tensor, _Profile]:
     """log lam (K,) where the profile's slope is zero: Newton steps inside a closing bracket.
 
     Keypoints with light tails stay where they are.

@@ -97,9 +97,7 @@ def recalibrate(
     truth: Truth,
     output: Annotated[Path, typer.Option("--output", "-o", help="Calibration json to write.")],
     family: Annotated[Family, typer.Option(help="Law to calibrate.")] = "gaussian",
-    fraction: Annotated[
-        float, typer.Option(help="Share of the images to use; leave the rest for scoring.")
-    ] = 1.0,
+    fraction: Annotated[float, typer.Option(help="Share of the images to use; leave the rest for scoring.")] = 1.0,
     sigmas: Sigmas = None,
 ) -> None:
     """Fit a calibration and a pruning threshold on a prediction file."""

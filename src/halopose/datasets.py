@@ -121,9 +121,7 @@ def _coco(path: Path, images: Path | str | None) -> Dataset:
         if not isinstance(name, str):
             raise HaloposeError(f"{path}: image {entry['id']} has no file_name")
         objects = _coco_objects(truth, order[begin:end])
-        records.append(
-            Record(Path(images) / name, int(entry["id"]), objects, relative=False, area_factor=1.0)
-        )
+        records.append(Record(Path(images) / name, int(entry["id"]), objects, relative=False, area_factor=1.0))
     records.sort(key=lambda record: record.image_id)
     return Dataset(tuple(records), truth.names, truth.sigmas, "annotation")
 
@@ -154,9 +152,7 @@ def _yolo(path: Path, split: str, area_factor: float | None) -> Dataset:
     root = (path.parent / str(content.get("path") or ".")).resolve()
     files = _image_files(root, content[split], path)
     records = tuple(
-        Record(
-            file, _image_id(file), _read_labels(file, count, dimensions), relative=True, area_factor=factor
-        )
+        Record(file, _image_id(file), _read_labels(file, count, dimensions), relative=True, area_factor=factor)
         for file in files
     )
     sigmas = content.get("kpt_oks_sigmas")
@@ -200,9 +196,7 @@ def _image_files(root: Path, entry: Any, path: Path) -> list[Path]:
             files += [file for file in place.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES]
         elif place.suffix == ".txt" and place.is_file():
             files += [
-                (place.parent / line.strip()).resolve()
-                for line in place.read_text().splitlines()
-                if line.strip()
+                (place.parent / line.strip()).resolve() for line in place.read_text().splitlines() if line.strip()
             ]
         else:
             raise HaloposeError(f"{path}: there is no folder {place}")
@@ -236,7 +230,8 @@ def _read_labels(image: Path, count: int, dimensions: int) -> Objects:
     for number, row in enumerate(rows):
         if len(row) != width:
             raise HaloposeError(
-                f"{file}, line {number + 1}: {len(row)} numbers, but {count} keypoints of {dimensions} need {width}"
+                f"{file}, line {number + 1}: {len(row)} numbers, "
+                f"but {count} keypoints of {dimensions} need {width}"
             )
     try:
         values = np.array(rows, dtype=float).reshape(-1, width)

@@ -172,9 +172,7 @@ def _parameters(regimes: Regimes) -> dict[str, Any]:
     result: dict[str, Any] = {"tau": tau.median(0).values.tolist()}
     if isinstance(student, StudentT):
         result["nu"] = student.dof.expand(student.scale_tril.shape[:-2]).median(0).values.tolist()
-        result["tau_t"] = (
-            (student.scale_tril[..., 0, 0] / given.scale_tril[..., 0, 0]).median(0).values.tolist()
-        )
+        result["tau_t"] = (student.scale_tril[..., 0, 0] / given.scale_tril[..., 0, 0]).median(0).values.tolist()
     return result
 
 
@@ -240,9 +238,7 @@ def _add_intervals(
     for key, values in draws[0].items():
         blocks = result["pruned"] if key[0] == "pruned" else result
         block = result if key[1] == "ranking" else blocks[key[1]]
-        block["interval"] = {
-            name: _interval(block[name], [draw[key][name] for draw in draws]) for name in values
-        }
+        block["interval"] = {name: _interval(block[name], [draw[key][name] for draw in draws]) for name in values}
 
 
 def _interval(estimate: float, draws: list[float]) -> list[float]:

@@ -304,9 +304,7 @@ def _matrix(path: Path | str, entries: list[Any], what: str, key: str, width: in
     return matrix
 
 
-def _column(
-    path: Path | str, entries: list[Any], what: str, key: str, dtype: Any, default: Any = None
-) -> Array:
+def _column(path: Path | str, entries: list[Any], what: str, key: str, dtype: Any, default: Any = None) -> Array:
     """(N,) numbers of a scalar field."""
     values = [entry.get(key, default) if isinstance(entry, dict) else None for entry in entries]
     column = _floats(values)

@@ -1,12 +1,12 @@
 """The probabilistic heads: one small convolutional head per level that mirrors the base's pose head.
 
-In: feature maps (B, C, H, W), or windows (N, C, W, W) cut around single cells. Out: raw dispersion parameters.
-One implementation serves both: on windows it costs a few cells instead of thousands, with equal results.
+In: feature maps (B, C, H, W), or windows (N, C, W, W) cut around single cells. Out: Cholesky factors. One
+implementation serves both: on windows it costs a few cells instead of thousands, with equal results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +19,11 @@ from halopose.distributions import RAW_CHANNELS, Parameterisation, scale_tril_fr
 Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
 
-_ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "identity": lambda x: x,
+}
 
 
 @dataclass(frozen=True)
@@ -70,19 +74,14 @@ class LevelHead(nn.Module):
         channels = RAW_CHANNELS[settings.parameterisation]
         self.last = nn.Conv2d(template[-1].weight.shape[0], keypoints * channels, 1)
         nn.init.zeros_(self.last.weight)
-        bias = torch.full((keypoints, channels), initial_log)
-        if settings.parameterisation == "full":
-            bias[:, 1] = 0.0
-        with torch.no_grad():
-            self.last.bias.copy_(bias.flatten())  # type: ignore[union-attr]
+        if self.last.bias is not None:
+            nn.init.zeros_(self.last.bias)
         self.reach = sum(conv.reach for conv in template)
 
     def forward(self, features: Tensor) -> Tensor:
         """Raw parameters (B, H, W, K, channels) of whole maps (B, C, H, W): the dense form."""
-        for convolution, activation in zip(self.trunk, self.activations, strict=True):
-            features = _ACTIVATIONS[activation](
-                F.conv2d(features, convolution.weight, convolution.bias, padding="same")
-            )
+        for convolution, activation in self._layers():
+            features = _ACTIVATIONS[activation](convolution(features))
         return self._raw(self.last(features).permute(0, 2, 3, 1))
 
     def at_windows(self, windows: Tensor, inside: Tensor) -> Tensor:
@@ -91,12 +90,17 @@ class LevelHead(nn.Module):
         inside (N, W, W) marks the cells on the map. A convolution over the border sees zeros there, and so
         must the next one: intermediate activations outside are masked, or bias and activation would leak in.
         """
-        for convolution, activation in zip(self.trunk, self.activations, strict=True):
+        for convolution, activation in self._layers():
             windows = _ACTIVATIONS[activation](F.conv2d(windows, convolution.weight, convolution.bias))
             reach = convolution.weight.shape[-1] // 2
             inside = inside[:, reach : inside.shape[1] - reach, reach : inside.shape[2] - reach]
             windows = windows * inside[:, None]
         return self._raw(F.conv2d(windows, self.last.weight, self.last.bias)[..., 0, 0])
+
+    def _layers(self) -> Iterator[tuple[nn.Conv2d, Activation]]:
+        for convolution, activation in zip(self.trunk, self.activations, strict=True):
+            assert isinstance(convolution, nn.Conv2d)
+            yield convolution, activation
 
     def _raw(self, values: Tensor) -> Tensor:
         channels = RAW_CHANNELS[self.settings.parameterisation]
@@ -105,7 +109,7 @@ class LevelHead(nn.Module):
 
 def _convolution(template: ConvTemplate, settings: HeadSettings) -> nn.Conv2d:
     out, into, kernel, _ = template.weight.shape
-    convolution = nn.Conv2d(into, out, kernel)
+    convolution = nn.Conv2d(into, out, kernel, padding=kernel // 2)
     if settings.warm_start or settings.trunk == "last-layer":
         with torch.no_grad():
             convolution.weight.copy_(template.weight)
@@ -150,9 +154,7 @@ class ProbabilisticHeads(nn.Module):
             count = maps.shape[2] * maps.shape[3]
             chosen = torch.nonzero((cell >= offset) & (cell < offset + count)).flatten()
             if len(chosen):
-                windows, inside = cut_windows(
-                    maps, image[chosen], cell[chosen] - offset, self.reaches[number]
-                )
+                windows, inside = cut_windows(maps, image[chosen], cell[chosen] - offset, self.reaches[number])
                 result[chosen] = self.at_windows(number, windows, inside)
             offset += count
         return result

@@ -7,6 +7,7 @@ A shard appears whole or not at all, so a killed collection resumes where it was
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -24,7 +25,7 @@ from halopose.errors import HaloposeError
 from halopose.files import read_json, write_json
 from halopose.heads import cut_windows
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
-from halopose.poses import Array
+from halopose.poses import Array, GroundTruth
 
 FORMAT = "halopose-matches-1"
 VIEWS_PER_SHARD = 32
@@ -89,7 +90,7 @@ class MatchStore:
         for path in self._paths():
             yield read_shard(path, kind, self.manifest["levels"])
 
-    def cells(self, kind: str, columns: list[str] | None = None) -> Iterator[Cells]:
+    def cells(self, kind: str) -> Iterator[Cells]:
         """All rows, level by level within each shard."""
         for shard in self.shards(kind):
             yield from shard
@@ -98,10 +99,8 @@ class MatchStore:
         """Files that could not be read."""
         return [line for path in self._paths() for line in _metadata(path)["skipped"]]
 
-    def ground_truth(self, names: tuple[str, ...], sigmas: Array, images: Array | None = None) -> Any:
+    def ground_truth(self, names: tuple[str, ...], sigmas: Array, images: Array | None = None) -> GroundTruth:
         """The annotated objects of the collected images, in original pixels."""
-        from halopose.poses import GroundTruth
-
         parts = [read_table(path, "truth") for path in self._paths()]
         table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         seen = np.unique(np.concatenate([read_table(path, "views")["image_id"] for path in self._paths()]))
@@ -133,9 +132,7 @@ def read_shard(path: Path, kind: str, levels: int) -> list[Cells]:
         result = []
         for level in range(levels):
             prefix = f"{kind}.{level}."
-            columns = {
-                name[len(prefix) :]: file.get_tensor(name) for name in names if name.startswith(prefix)
-            }
+            columns = {name[len(prefix) :]: file.get_tensor(name) for name in names if name.startswith(prefix)}
             if columns:
                 result.append(Cells(level, columns.pop("windows"), columns.pop("inside"), columns))
         return result
@@ -148,8 +145,6 @@ def read_table(path: Path, kind: str) -> dict[str, Array]:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    import json
-
     with safe_open(path, framework="np") as file:
         content: dict[str, Any] = json.loads(file.metadata()["halopose"])
         return content
@@ -275,9 +270,7 @@ def _collect_batch(
     if settings.assigned:
         rows += _assigned_rows(host, output, views, boxes, settings.cells_per_object)
     if settings.detections:
-        selections = host.select(
-            output, conf=settings.conf, iou=settings.iou, max_detections=settings.detections
-        )
+        selections = host.select(output, conf=settings.conf, iou=settings.iou, max_detections=settings.detections)
         for number, (selection, view, box) in enumerate(zip(selections, views, boxes, strict=True)):
             size = (int(batch.shape[2]), int(batch.shape[3]))
             rows += _detected_rows(host, output, number, selection, view, box, size)
@@ -418,8 +411,6 @@ def _truth_table(views: list[_View], imgsz: int) -> dict[str, Tensor]:
 
 def _write_shard(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """Write beside, then rename: a shard is whole or absent."""
-    import json
-
     partial = path.with_suffix(".partial")
     try:
         save_file(tensors, partial, metadata={"halopose": json.dumps(metadata)})

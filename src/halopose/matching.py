@@ -14,9 +14,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.poses import Array, GroundTruth, PoseDistributions
 
-COCO_SIGMAS = (
-    np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89], dtype=float) / 1000
-)
+COCO_SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89], dtype=float) / 1000
 OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 MAX_DETECTIONS = 20
 
@@ -137,9 +135,7 @@ def _position_in_run(sorted_keys: Array) -> Array:
     if not len(sorted_keys):
         return np.zeros(0, dtype=np.int64)
     starts = np.flatnonzero(np.r_[True, sorted_keys[1:] != sorted_keys[:-1]])
-    return np.asarray(
-        np.arange(len(sorted_keys)) - np.repeat(starts, np.diff(np.r_[starts, len(sorted_keys)]))
-    )
+    return np.asarray(np.arange(len(sorted_keys)) - np.repeat(starts, np.diff(np.r_[starts, len(sorted_keys)])))
 
 
 def greedy_match(

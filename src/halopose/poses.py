@@ -95,14 +95,34 @@ class PoseDistributions:
                 joined[field.name] = np.concatenate(values)
         return cls(**joined)
 
+    def plot(self, image: Array, *, probability: float = 0.95, **options: Any) -> Array:
+        """The image (h, w, 3) in BGR with ellipses of the given probability; see ``drawing.draw_poses``."""
+        from halopose.drawing import draw_poses
+
+        return draw_poses(image, self, probability=probability, **options)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """COCO results entries with covariances, as ``halopose score`` reads them, and the pruning mask."""
+        from halopose.files import prediction_entries
+
+        assert self.keep is not None
+        entries = prediction_entries(self)
+        for entry, keep in zip(entries, self.keep.tolist(), strict=True):
+            entry["keep"] = keep
+        return entries
+
+    def to_ultralytics(self, image: Array, *, path: str = "", names: dict[int, str] | None = None) -> Any:
+        """An ``ultralytics`` Results with ``covariance``, ``scale``, ``dof`` and ``keep`` attached."""
+        from halopose.hosts.ultralytics import to_results
+
+        return to_results(self, image, path, names)
+
     def to_supervision(self) -> Any:
         """A ``supervision.KeyPoints`` with the covariance at ``data["covariance"]``, (N, K, 2, 2)."""
         try:
             import supervision
         except ImportError:
-            raise HaloposeError(
-                "to_supervision needs the supervision package: pip install supervision"
-            ) from None
+            raise HaloposeError("to_supervision needs the supervision package: pip install supervision") from None
         data: dict[str, Array] = {"covariance": self.covariance, "scale": self.scale, "xyxy": self.boxes}
         if self.dof is not None:
             data["dof"] = np.broadcast_to(self.dof, self.keypoints.shape[:2]).copy()
@@ -175,9 +195,7 @@ class GroundTruth:
         chosen = np.isin(self.image_ids, images)
         shared = {"images", "names", "sigmas"}
         objects = {
-            field.name: getattr(self, field.name)[chosen]
-            for field in fields(self)
-            if field.name not in shared
+            field.name: getattr(self, field.name)[chosen] for field in fields(self) if field.name not in shared
         }
         return replace(self, images=np.intersect1d(self.images, images), **objects)
 

@@ -66,8 +66,7 @@ class UncertainPose:
     ) -> list[PoseDistributions]:
         """Poses of every image of a source, as ``stream`` gives them."""
         return [
-            poses
-            for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)
+            poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)
         ]
 
     def stream(
@@ -113,7 +112,12 @@ class UncertainPose:
         ]
 
     def _poses(
-        self, selection: Selection, factors: Tensor, box: Letterbox, size: tuple[int, int], family: Family | None
+        self,
+        selection: Selection,
+        factors: Tensor,
+        box: Letterbox,
+        size: tuple[int, int],
+        family: Family | None,
     ) -> PoseDistributions:
         original = self.host.to_original(selection, box, size)
         return describe(
@@ -124,9 +128,7 @@ class UncertainPose:
         )
 
 
-def describe(
-    artifact: Artifact, detections: Selection, factors: Tensor, family: Family
-) -> PoseDistributions:
+def describe(artifact: Artifact, detections: Selection, factors: Tensor, family: Family) -> PoseDistributions:
     """Calibrate uncalibrated factors (N, K, 2, 2) of detections, both in original pixels."""
     law: Bivariate = artifact.gaussian(factors) if family == "gaussian" else artifact.student(factors)
     covariance = law.covariance.numpy()

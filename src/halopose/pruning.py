@@ -71,9 +71,7 @@ def select_threshold(
     return float(ordered[last[best]])
 
 
-def select_thresholds(
-    confidence: Array, correct: Array, labelled: Array, rule: ThresholdRule = "youden"
-) -> Array:
+def select_thresholds(confidence: Array, correct: Array, labelled: Array, rule: ThresholdRule = "youden") -> Array:
     """A threshold per keypoint (K,) from confidences (N, K); a keypoint of one kind only keeps everything."""
     return np.array(
         [select_threshold(confidence[mask, k], correct[mask, k], rule) for k, mask in enumerate(labelled.T)]

@@ -46,9 +46,7 @@ class CalibrationFile:
 
     def save(self, path: Path | str) -> None:
         """Write the calibration as json."""
-        parameters = {
-            name.rstrip("_"): value.tolist() for name, value in self.calibration.state_dict().items()
-        }
+        parameters = {name.rstrip("_"): value.tolist() for name, value in self.calibration.state_dict().items()}
         content = {
             "format": FORMAT,
             "family": self.family,
@@ -96,8 +94,7 @@ class CalibrationFile:
         """The same detections under the calibrated law; keypoints, boxes and scores stay as they are."""
         if predictions.keypoint_count != len(self.names):
             raise HaloposeError(
-                f"the calibration has {len(self.names)} keypoints, the predictions "
-                f"{predictions.keypoint_count}"
+                f"the calibration has {len(self.names)} keypoints, the predictions {predictions.keypoint_count}"
             )
         base = predictions.covariance if self.family == "gaussian" else predictions.scale
         law = self.calibration(scale_tril_from_covariance(torch.from_numpy(base)))

@@ -54,9 +54,7 @@ def fit_student(
     matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment", min_samples: float = 50.0
 ) -> StudentTCalibration:
     """Calibrate scale and tails of the predicted scale matrices on true positives."""
-    calibration = StudentTCalibration(
-        matched.labelled.shape[1], min_samples=min_samples, covariance=covariance
-    )
+    calibration = StudentTCalibration(matched.labelled.shape[1], min_samples=min_samples, covariance=covariance)
     calibration.fit(*_residuals(matched, matched.scale), torch.from_numpy(matched.labelled))
     return calibration
 

@@ -30,9 +30,7 @@ class Statistics:
     """Statistics (n,) of the labelled keypoints under one law; dictionaries are keyed by AXES."""
 
     level: dict[str, Array]  # number of coverage levels too small to hold the truth
-    statistic: dict[
-        str, Array
-    ]  # squared distance and standardised coordinates; for a Student-t see _surprise
+    statistic: dict[str, Array]  # squared distance and standardised coordinates; for a Student-t see _surprise
     variance: dict[str, Array]
     squared: dict[str, Array]
     dof: Array | None

@@ -186,7 +186,11 @@ def _take(cells: Cells, index: Any) -> Cells:
 
 @torch.no_grad()
 def _holdout_loss(
-    heads: ProbabilisticHeads, shards: list[list[Cells]], held_out: Tensor, settings: TrainSettings, device: Any
+    heads: ProbabilisticHeads,
+    shards: list[list[Cells]],
+    held_out: Tensor,
+    settings: TrainSettings,
+    device: Any,
 ) -> float:
     heads.eval()
     total = mass = 0.0
@@ -228,7 +232,13 @@ class _Run:
         """A new run, or the one that the checkpoint continues."""
         run = cls(heads, settings, rows, path)
         run.key = json.dumps(
-            [asdict(settings), asdict(heads.settings), store.manifest["base"], store.manifest["settings"], rows]
+            [
+                asdict(settings),
+                asdict(heads.settings),
+                store.manifest["base"],
+                store.manifest["settings"],
+                rows,
+            ]
         )
         if path is not None and path.is_file():
             run._resume(path)
@@ -247,7 +257,7 @@ class _Run:
         total, mass = batch.loss(self.heads, self.settings, device)
         loss = total / mass.clamp_min(1e-12)  # self-normalised (eq. 10)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         self.optimizer.step()
         self.steps += 1

@@ -112,8 +112,7 @@ def _as_given(metrics: dict[str, Any], count: float) -> list[str]:
     worst = max(deviation, key=lambda level: abs(deviation[level]))
     if abs(deviation[worst]) <= TOLERANCE:
         return [
-            "As given, the predictions are well calibrated: "
-            "every region holds what it promises to within 1 %."
+            "As given, the predictions are well calibrated: every region holds what it promises to within 1 %."
         ]
     sign = {
         level: (value > margin) - (value < -margin)
@@ -154,9 +153,7 @@ def _calibration(metrics: dict[str, Any]) -> list[str]:
         return []
     if gaussian - student > _ACE_MATTERS:
         opening = "The residuals have heavy tails: " if _heavy(metrics) else ""
-        return [
-            _tidy(f"{opening}{_change('Student-t', given, student)}, {_aside('Gaussian', given, gaussian)}.")
-        ]
+        return [_tidy(f"{opening}{_change('Student-t', given, student)}, {_aside('Gaussian', given, gaussian)}.")]
     if student - gaussian > _ACE_MATTERS:
         return [_tidy(f"{_change('Gaussian', given, gaussian)}, {_aside('Student-t', given, student)}.")]
     if abs(given - gaussian) <= _ACE_MATTERS:
@@ -167,9 +164,7 @@ def _calibration(metrics: dict[str, Any]) -> list[str]:
 
 
 def _heavy(metrics: dict[str, Any]) -> bool:
-    dof = [
-        value for entry in _listed(_dig(metrics, "calibration", "nu")) if (value := number(entry)) is not None
-    ]
+    dof = [value for entry in _listed(_dig(metrics, "calibration", "nu")) if (value := number(entry)) is not None]
     return bool(dof) and median(dof) < _HEAVY_DOF
 
 

@@ -36,7 +36,7 @@ class HostOutput:
 
 @dataclass(frozen=True)
 class Targets:
-    """Annotated objects of one image: boxes (M, 4) xyxy, class_ids (M,), keypoints (M, K, 2), labelled (M, K)."""
+    """Objects of one image: boxes (M, 4) xyxy, class_ids (M,), keypoints (M, K, 2), labelled (M, K)."""
 
     boxes: Tensor
     class_ids: Tensor
@@ -46,7 +46,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Cells that the framework's assigner gives to objects: image, cell and object in the image, (N,) each."""
+    """Cells that the framework's assigner gives to objects: image, cell, object in the image, (N,) each."""
 
     image: Tensor
     cell: Tensor
@@ -103,9 +103,7 @@ class Host(ABC):
         """Where the model lives."""
 
     @abstractmethod
-    def preprocess(
-        self, images: Sequence[Array], imgsz: int, rectangular: bool
-    ) -> tuple[Tensor, list[Letterbox]]:
+    def preprocess(self, images: Sequence[Array], imgsz: int, rectangular: bool) -> tuple[Tensor, list[Letterbox]]:
         """Input batch (B, 3, H, W) of BGR images (h, w, 3); rectangular trims padding if shapes agree."""
 
     @abstractmethod
@@ -117,9 +115,7 @@ class Host(ABC):
         """The framework's own training-time label assignment."""
 
     @abstractmethod
-    def select(
-        self, output: HostOutput, *, conf: float, iou: float, max_detections: int = 300
-    ) -> list[Selection]:
+    def select(self, output: HostOutput, *, conf: float, iou: float, max_detections: int = 300) -> list[Selection]:
         """The framework's own inference-time post-processing, per image."""
 
     @abstractmethod

@@ -37,7 +37,7 @@ def ensure_torchvision() -> bool:
     _library.impl("nms", nms, "CPU")
     importlib.import_module("torchvision")
     # torchvision.ops refuses to run without its own binary; the operator is there now.
-    importlib.import_module("torchvision.extension")._has_ops = lambda: True
+    vars(importlib.import_module("torchvision.extension"))["_has_ops"] = lambda: True
     return True
 
 

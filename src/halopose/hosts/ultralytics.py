@@ -28,11 +28,12 @@ from halopose.hosts.base import (
     fingerprint,
 )
 from halopose.matching import COCO_SIGMAS
-from halopose.poses import Array
+from halopose.poses import Array, PoseDistributions
 
 try:
     from ultralytics.cfg import get_cfg
     from ultralytics.data.augment import LetterBox
+    from ultralytics.engine.results import Results
     from ultralytics.nn.autobackend import AutoBackend
     from ultralytics.nn.modules import Conv
     from ultralytics.nn.modules.head import Pose, Pose26
@@ -98,7 +99,7 @@ class UltralyticsHost(Host):
         end2end: bool | None = None,
         device: torch.device | str | None = None,
     ) -> UltralyticsHost:
-        """Load a ``.pt`` checkpoint. ``unsafe`` runs code that the file may contain: only for files you trust."""
+        """Load a ``.pt`` checkpoint. ``unsafe`` may run code that the file holds: for trusted files only."""
         if not Path(path).is_file():
             raise HaloposeError(f"no checkpoint at {path}: give the path of a .pt file")
         model = _load_model(str(path), unsafe)
@@ -108,9 +109,7 @@ class UltralyticsHost(Host):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def preprocess(
-        self, images: Sequence[Array], imgsz: int, rectangular: bool
-    ) -> tuple[Tensor, list[Letterbox]]:
+    def preprocess(self, images: Sequence[Array], imgsz: int, rectangular: bool) -> tuple[Tensor, list[Letterbox]]:
         largest = max(self.strides[-1], 32)
         size = -(-imgsz // largest) * largest
         auto = rectangular and len({image.shape for image in images}) == 1
@@ -186,9 +185,7 @@ class UltralyticsHost(Host):
         }
 
     @torch.inference_mode()
-    def select(
-        self, output: HostOutput, *, conf: float, iou: float, max_detections: int = 300
-    ) -> list[Selection]:
+    def select(self, output: HostOutput, *, conf: float, iou: float, max_detections: int = 300) -> list[Selection]:
         decoded, branch = output.raw
         kept, indices = non_max_suppression(
             decoded,
@@ -230,6 +227,25 @@ class UltralyticsHost(Host):
     def pose_templates(self) -> list[list[ConvTemplate]]:
         trunks = self.head.one2one_cv4 if self.end2end else self.head.cv4
         return [[_template(layer) for layer in trunk if isinstance(layer, Conv)] for trunk in trunks]
+
+
+def to_results(poses: PoseDistributions, image: Array, path: str, names: dict[int, str] | None) -> Results:
+    """The framework's own result object, with what it lacks as attributes."""
+    classes = np.zeros(len(poses)) if poses.class_ids is None else poses.class_ids
+    rows = np.concatenate([poses.boxes, poses.scores[:, None], classes[:, None]], axis=1)
+    keypoints = poses.keypoints
+    if poses.visibility is not None:
+        keypoints = np.concatenate([keypoints, poses.visibility[..., None]], axis=2)
+    results = Results(
+        image,
+        path=path,
+        names=names or {0: "object"},
+        boxes=torch.from_numpy(rows.astype(np.float32)),
+        keypoints=torch.from_numpy(keypoints.astype(np.float32)),
+    )
+    results.covariance, results.scale = poses.covariance, poses.scale
+    results.dof, results.keep = poses.dof, poses.keep
+    return results
 
 
 def _load_model(path: str, unsafe: bool) -> PoseModel:

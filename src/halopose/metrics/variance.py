@@ -67,7 +67,7 @@ def expected_normalized_calibration_error(bins: VarianceBins) -> float:
 
 
 def moment_matching(residual: Array, covariance: Array, weight: Array | None = None) -> tuple[Array, Array]:
-    """E[r r^T] and E[Sigma] (2, 2) of residuals (N, 2) and covariances (N, 2, 2), which should agree; NaN without any."""
+    """E[r r^T] and E[Sigma] (2, 2) of residuals (N, 2) and covariances (N, 2, 2), which should agree; else NaN."""
     weight = np.ones(len(residual)) if weight is None else weight
     total = weight.sum()
     if not total:

@@ -1,0 +1,141 @@
+"""Pictures of poses with their probability ellipses, as in the paper's figures.
+
+In: an image and a ``PoseDistributions``, and the truth where it is known. Out: the annotated image, BGR.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import torch
+
+from halopose.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
+from halopose.poses import Array, PoseDistributions
+
+COCO_LIMBS = (
+    (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9),
+    (8, 10), (0, 1), (0, 2), (1, 3), (2, 4),
+)  # fmt: skip
+_SHIFT = 4  # sub-pixel bits of OpenCV's drawing functions
+_SIDES = {"left": (80, 200, 90), "right": (60, 140, 245), "middle": (235, 180, 60)}  # BGR
+_LIMB = (225, 225, 225)
+_RESIDUAL = (190, 60, 170)
+_PRUNED = (140, 140, 140)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Annotated keypoints (N, K, 2) of the drawn detections, and which are labelled (N, K)."""
+
+    keypoints: Array
+    labelled: Array
+
+
+def law_of(poses: PoseDistributions) -> Bivariate:
+    """The predicted law over (N, K)."""
+    factors = scale_tril_from_covariance(torch.from_numpy(poses.scale.astype(np.float64)))
+    if poses.dof is None:
+        return Gaussian(factors)
+    return StudentT(factors, torch.from_numpy(poses.dof.astype(np.float64)))
+
+
+def draw_poses(
+    image: Array,
+    poses: PoseDistributions,
+    *,
+    probability: float = 0.95,
+    truth: Truth | None = None,
+    show_pruned: bool = True,
+    limbs: tuple[tuple[int, int], ...] | None = None,
+    names: tuple[str, ...] | None = None,
+) -> Array:
+    """The image with limbs, ellipses of the given probability, and residuals with NLL where truth is known.
+
+    Pruned keypoints are grey and dotted, or left out with ``show_pruned=False``.
+    """
+    canvas = np.ascontiguousarray(image).copy()
+    if not len(poses):
+        return canvas
+    assert poses.keep is not None
+    if limbs is None:
+        limbs = COCO_LIMBS if poses.keypoint_count == 17 else ()
+    width = max(1, round(max(image.shape[:2]) / 640))
+    axes, angles = (value.numpy() for value in law_of(poses).ellipse(probability))
+    _draw_limbs(canvas, poses, limbs, width)
+    _fill_ellipses(canvas, poses, axes, angles, names)
+    for n in range(len(poses)):
+        for k in range(poses.keypoint_count):
+            if poses.keep[n, k] or show_pruned:
+                colour = _colour(k, poses.keypoint_count, names) if poses.keep[n, k] else _PRUNED
+                _outline(canvas, poses.keypoints[n, k], axes[n, k], angles[n, k], colour, width)
+    if truth is not None:
+        _draw_residuals(canvas, poses, truth, width, show_pruned)
+    return canvas
+
+
+def _colour(keypoint: int, count: int, names: tuple[str, ...] | None) -> tuple[int, int, int]:
+    if names is not None:
+        side = next((side for side in ("left", "right") if side in names[keypoint].lower()), "middle")
+    elif count == 17:
+        side = "middle" if keypoint == 0 else "left" if keypoint % 2 else "right"
+    else:
+        side = "middle"
+    return _SIDES[side]
+
+
+def _point(place: Array) -> tuple[int, int]:
+    limited = np.clip(place, -(2**20), 2**20)
+    return round(float(limited[0]) * 2**_SHIFT), round(float(limited[1]) * 2**_SHIFT)
+
+
+def _draw_limbs(canvas: Array, poses: PoseDistributions, limbs: tuple[tuple[int, int], ...], width: int) -> None:
+    assert poses.keep is not None
+    for n in range(len(poses)):
+        for a, b in limbs:
+            if poses.keep[n, a] and poses.keep[n, b]:
+                ends = _point(poses.keypoints[n, a]), _point(poses.keypoints[n, b])
+                cv2.line(canvas, *ends, _LIMB, width, cv2.LINE_AA, _SHIFT)
+
+
+def _fill_ellipses(
+    canvas: Array, poses: PoseDistributions, axes: Array, angles: Array, names: tuple[str, ...] | None
+) -> None:
+    """Translucent insides, blended once so that overlapping ellipses do not turn opaque."""
+    assert poses.keep is not None
+    layer = canvas.copy()
+    for n, k in np.argwhere(poses.keep):
+        colour = _colour(int(k), poses.keypoint_count, names)
+        _ellipse(layer, poses.keypoints[n, k], axes[n, k], angles[n, k], colour, cv2.FILLED)
+    cv2.addWeighted(layer, 0.3, canvas, 0.7, 0, dst=canvas)
+
+
+def _outline(
+    canvas: Array, centre: Array, axes: Array, angle: float, colour: tuple[int, int, int], width: int
+) -> None:
+    _ellipse(canvas, centre, axes, angle, colour, width)
+    cv2.circle(canvas, _point(centre), round(1.6 * width * 2**_SHIFT), colour, cv2.FILLED, cv2.LINE_AA, _SHIFT)
+
+
+def _ellipse(
+    canvas: Array, centre: Array, axes: Array, angle: float, colour: tuple[int, int, int], thickness: int
+) -> None:
+    size = tuple(max(1, round(min(float(axis), 1e4) * 2**_SHIFT)) for axis in axes)
+    degrees = float(np.degrees(angle))
+    cv2.ellipse(canvas, _point(centre), size, degrees, 0, 360, colour, thickness, cv2.LINE_AA, _SHIFT)
+
+
+def _draw_residuals(canvas: Array, poses: PoseDistributions, truth: Truth, width: int, show_pruned: bool) -> None:
+    """Lines from prediction to truth, with the NLL in nats."""
+    assert poses.keep is not None
+    residual = truth.keypoints - poses.keypoints
+    nll = -law_of(poses).log_prob(torch.from_numpy(residual)).numpy()
+    size = 0.32 * max(1.0, width * 0.8)
+    for n, k in np.argwhere(truth.labelled & (poses.keep | show_pruned)):
+        start, end = poses.keypoints[n, k], truth.keypoints[n, k]
+        cv2.line(canvas, _point(start), _point(end), _RESIDUAL, width, cv2.LINE_AA, _SHIFT)
+        place = (round(float(end[0])) + 2 * width, round(float(end[1])) - 2 * width)
+        label = f"{nll[n, k]:.1f}"
+        cv2.putText(canvas, label, place, cv2.FONT_HERSHEY_SIMPLEX, size, (255, 255, 255), width + 2, cv2.LINE_AA)
+        cv2.putText(canvas, label, place, cv2.FONT_HERSHEY_SIMPLEX, size, _RESIDUAL, max(1, width), cv2.LINE_AA)
