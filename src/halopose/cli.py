@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from halopose import cli_models
+from halopose.console import floats, numbers, progress, say, write_scores
 from halopose.errors import HaloposeError
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def score(
     from halopose.recalibration import given_by
     from halopose.regimes import cross_fitted
 
-    edges = tuple(side**2 for side in _numbers(scale_edges, "scale-edges"))
+    edges = tuple(side**2 for side in numbers(scale_edges, "scale-edges"))
     protocol = Protocol(
         area=area,
         scalarisation=scalarisation,
@@ -86,9 +88,9 @@ def score(
     regimes = None
     if files and len(matched):
         regimes = cross_fitted(matched, protocol, given_by(files))
-    with _progress("resampling images") as step:
-        metrics = evaluate(matched, regimes, protocol, step)
-    _write_scores(metrics, output, predictions.name)
+    with progress() as step:
+        metrics = evaluate(matched, regimes, protocol, lambda *count: step("resampling images", *count))
+    write_scores(metrics, output, predictions.name)
 
 
 @app.command()
@@ -105,7 +107,7 @@ def recalibrate(
     from halopose.files import read_ground_truth, read_predictions
     from halopose.recalibration import CalibrationFile, part_of_images
 
-    objects = read_ground_truth(truth, _sigmas(sigmas))
+    objects = read_ground_truth(truth, floats(sigmas, "sigmas"))
     detections = read_predictions(predictions, objects)
     images = part_of_images(objects, fraction)
     protocol = Protocol()
@@ -114,7 +116,7 @@ def recalibrate(
         raise HaloposeError("no detection matches an annotated object: check that images and pixels agree")
     file = CalibrationFile.fit(matched, images, family, protocol)
     file.save(output)
-    _say(f"{family} calibration on {len(matched)} instances of {len(images)} images -> {output}")
+    say(f"{family} calibration on {len(matched)} instances of {len(images)} images -> {output}")
 
 
 @app.command()
@@ -128,7 +130,7 @@ def apply(
 
     file = CalibrationFile.load(calibration)
     count = apply_to_file(file, predictions, output)
-    _say(f"{file.family} calibration applied to {count} detections -> {output}")
+    say(f"{file.family} calibration applied to {count} detections -> {output}")
 
 
 @app.command()
@@ -155,7 +157,18 @@ def synthesize(
     truth, entries = synthesize(world)
     write_json(output / "truth.json", truth)
     write_json(output / "predictions.json", entries)
-    _say(f"{persons} persons in {images} images -> {output / 'truth.json'}, {output / 'predictions.json'}")
+    say(f"{persons} persons in {images} images -> {output / 'truth.json'}, {output / 'predictions.json'}")
+
+
+for command in (
+    cli_models.fit,
+    cli_models.collect,
+    cli_models.train,
+    cli_models.calibrate,
+    cli_models.evaluate,
+    cli_models.predict,
+):
+    app.command()(command)
 
 
 def main() -> None:
@@ -174,7 +187,7 @@ def _scoring_input(
     from halopose.files import parse_predictions, read_ground_truth, read_json
     from halopose.recalibration import CalibrationFile, images_seen, without_images
 
-    objects = read_ground_truth(truth, _sigmas(sigmas))
+    objects = read_ground_truth(truth, floats(sigmas, "sigmas"))
     content = read_json(predictions)
     detections = parse_predictions(predictions, content, objects)
     files = [CalibrationFile.load(path) for path in calibrations]
@@ -208,58 +221,6 @@ def _only_images(
     from halopose.recalibration import without_images
 
     return without_images(detections, objects, np.setdiff1d(objects.images, images))
-
-
-def _write_scores(metrics: dict[str, Any], output: Path, title: str) -> None:
-    from halopose import report, tables
-    from halopose.files import write_json, write_text
-
-    write_json(output / "metrics.json", metrics)
-    write_text(output / "metrics.csv", tables.to_csv(metrics))
-    write_text(output / "report.html", report.render(metrics, title))
-    _say(tables.to_text(metrics))
-    _say(f"-> {output / 'metrics.json'}, {output / 'metrics.csv'}, {output / 'report.html'}")
-
-
-def _numbers(text: str, name: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise HaloposeError(f"--{name} takes numbers separated by commas, got {text!r}") from None
-    if any(not value > 0 for value in values) or sorted(values) != values:
-        raise HaloposeError(f"--{name} takes positive numbers in rising order, got {text!r}")
-    return values
-
-
-def _sigmas(text: str | None) -> list[float] | None:
-    if text is None:
-        return None
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise HaloposeError(f"--sigmas takes numbers separated by commas, got {text!r}") from None
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-
-
-class _progress:
-    """A progress bar with an estimate, on a terminal only; gives a callback (done, total)."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-
-    def __enter__(self) -> Any:
-        from rich.progress import Progress
-
-        self.bar = Progress(transient=True, disable=not sys.stderr.isatty())
-        self.bar.start()
-        self.task = self.bar.add_task(self.label, total=None)
-        return lambda done, total: self.bar.update(self.task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
 
 if __name__ == "__main__":

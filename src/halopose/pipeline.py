@@ -197,6 +197,41 @@ def _calibrate_assigned(
     return gaussian, student
 
 
+def uncalibrated(host: Host, heads: ProbabilisticHeads, settings: FitSettings, card: dict[str, Any]) -> Artifact:
+    """Trained heads as an artifact that calibrates nothing and prunes nothing yet."""
+    return Artifact(
+        heads=heads,
+        gaussian=GaussianCalibration(host.keypoint_count),
+        student=StudentTCalibration(host.keypoint_count),
+        threshold=float("-inf"),
+        base=host.fingerprints,
+        keypoint_names=host.keypoint_names,
+        sigmas=tuple(float(sigma) for sigma in host.sigmas),
+        imgsz=settings.imgsz,
+        area_factor=settings.area_factor,
+        card={"base": host.description, "settings": asdict(settings), **card},
+    )
+
+
+def calibrate_artifact(artifact: Artifact, host: Host, store: MatchStore, source: CalibrationSource) -> Artifact:
+    """Calibrate trained heads on all images of a store, none of which they may have been trained on."""
+    artifact.check(host)
+    images = np.asarray(store.manifest["images"], dtype=np.int64)
+    trained_on = artifact.card.get("images", {}).get("heads", [])
+    if len(np.intersect1d(images, trained_on)):
+        raise HaloposeError("some calibration images are among those the heads were trained on: give others")
+    settings = FitSettings(calibration=source, area_factor=artifact.area_factor)
+    calibrated = calibrate_heads(host, artifact.heads.to(host.device).eval(), store, images, settings)
+    card = {**artifact.card, "images": {**artifact.card.get("images", {}), "calibration": images.tolist()}}
+    return replace(
+        artifact,
+        gaussian=calibrated.gaussian,
+        student=calibrated.student,
+        threshold=calibrated.threshold,
+        card=card,
+    )
+
+
 def evaluate_artifact(
     artifact: Artifact,
     host: Host,
@@ -249,16 +284,11 @@ def fit(
     heads, trained = train_heads(host, train_store, settings, work / "training.safetensors", progress)
     calibration_images, evaluation_images = split_validation(validation.image_ids, settings.calibration_share)
     calibrated = calibrate_heads(host, heads, val_store, calibration_images, settings)
-    artifact = Artifact(
-        heads=heads,
+    artifact = replace(
+        uncalibrated(host, heads, settings, {}),
         gaussian=calibrated.gaussian,
         student=calibrated.student,
         threshold=calibrated.threshold,
-        base=host.fingerprints,
-        keypoint_names=validation.names,
-        sigmas=tuple(float(s) for s in (host.sigmas if validation.sigmas is None else validation.sigmas)),
-        imgsz=settings.imgsz,
-        area_factor=settings.area_factor,
     )
     metrics = evaluate_artifact(artifact, host, val_store, evaluation_images, progress=progress)
     card = {

@@ -6,7 +6,7 @@ keypoints are the base's own, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,7 @@ def load_host(
     device: torch.device | str | None = None,
     unsafe: bool = False,
     end2end: bool | None = None,
+    sigmas: Sequence[float] | Array | None = None,
 ) -> Host:
     """The host for a base: so far every base is an Ultralytics pose model."""
     if isinstance(base, Host):
@@ -168,8 +169,8 @@ def load_host(
     from halopose.hosts.ultralytics import UltralyticsHost
 
     if isinstance(base, nn.Module):
-        return UltralyticsHost(base, device=device, end2end=end2end)
-    return UltralyticsHost.load(base, device=device, unsafe=unsafe, end2end=end2end)
+        return UltralyticsHost(base, device=device, end2end=end2end, sigmas=sigmas)
+    return UltralyticsHost.load(base, device=device, unsafe=unsafe, end2end=end2end, sigmas=sigmas)
 
 
 def _checked(family: str) -> Family:

@@ -56,7 +56,7 @@ class UltralyticsHost(Host):
         *,
         end2end: bool | None = None,
         device: torch.device | str | None = None,
-        sigmas: Sequence[float] | None = None,
+        sigmas: Sequence[float] | Array | None = None,
         description: str = "",
     ) -> None:
         head = model.model[-1]
@@ -98,12 +98,13 @@ class UltralyticsHost(Host):
         unsafe: bool = False,
         end2end: bool | None = None,
         device: torch.device | str | None = None,
+        sigmas: Sequence[float] | Array | None = None,
     ) -> UltralyticsHost:
         """Load a ``.pt`` checkpoint. ``unsafe`` may run code that the file holds: for trusted files only."""
         if not Path(path).is_file():
             raise HaloposeError(f"no checkpoint at {path}: give the path of a .pt file")
         model = _load_model(str(path), unsafe)
-        return cls(model, end2end=end2end, device=device, description=Path(path).name)
+        return cls(model, end2end=end2end, device=device, sigmas=sigmas, description=Path(path).name)
 
     @property
     def device(self) -> torch.device:
