@@ -53,7 +53,7 @@ def draw_poses(
 ) -> Array:
     """The image with limbs, ellipses of the given probability, and residuals with NLL where truth is known.
 
-    Pruned keypoints are grey and dotted, or left out with ``show_pruned=False``.
+    Pruned keypoints are thin and grey, or left out with ``show_pruned=False``.
     """
     canvas = np.ascontiguousarray(image).copy()
     if not len(poses):
@@ -69,7 +69,8 @@ def draw_poses(
         for k in range(poses.keypoint_count):
             if poses.keep[n, k] or show_pruned:
                 colour = _colour(k, poses.keypoint_count, names) if poses.keep[n, k] else _PRUNED
-                _outline(canvas, poses.keypoints[n, k], axes[n, k], angles[n, k], colour, width)
+                line = width if poses.keep[n, k] else 1
+                _outline(canvas, poses.keypoints[n, k], axes[n, k], angles[n, k], colour, line)
     if truth is not None:
         _draw_residuals(canvas, poses, truth, width, show_pruned)
     return canvas
