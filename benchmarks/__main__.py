@@ -1,21 +1,31 @@
 """``make bench``: print every ratio with what it compares."""
 
+from benchmarks.epoch import compare_epoch
 from benchmarks.interleave import Comparison
+from benchmarks.overhead import compare_predict
 from benchmarks.protocol import compare_protocol
 from benchmarks.student import compare_student
 
 
 def main() -> None:
-    print(f"{'what':44}{'ours':>10}{'peer':>10}{'ratio':>9}   peer")
+    print(f"{'what':48}{'ours':>10}{'peer':>10}{'ratio':>9}   peer")
     result = compare_protocol()
     print(_row("protocol, 6,352 persons, 20 detections an image", result, "pycocotools, AP alone"))
     for nu in (2.5, 4.0, 30.0):
         result, gap = compare_student(nu)
         print(_row(f"17 Student-t on 1,000,000 residuals, nu {nu:g}", result, f"scipy, gap {gap:+.1e} nats"))
+    sparse, dense = compare_predict()
+    print(_cost("YOLO11n-pose, 640, base without uncertainty", sparse, "with sparse heads"))
+    print(_cost("YOLO11n-pose, 640, base without uncertainty", dense, "with dense heads"))
+    print(_row("one epoch on the match store", compare_epoch(), "one that runs the frozen base"))
+
+
+def _cost(what: str, result: Comparison, other: str) -> str:
+    return f"{what:48}{result.ours * 1e3:8.1f}ms{result.peer * 1e3:8.1f}ms{result.ratio:8.3f}x   {other}"
 
 
 def _row(what: str, result: Comparison, peer: str) -> str:
-    return f"{what:44}{result.ours * 1e3:8.0f}ms{result.peer * 1e3:8.0f}ms{result.ratio:8.1f}x   {peer}"
+    return f"{what:48}{result.ours * 1e3:8.0f}ms{result.peer * 1e3:8.0f}ms{result.ratio:8.1f}x   {peer}"
 
 
 main()

@@ -23,6 +23,14 @@ from halopose.hosts.base import Host
 FORMAT = "halopose-artifact-1"
 
 
+def round_to_stored(heads: ProbabilisticHeads) -> ProbabilisticHeads:
+    """Round trained heads, in place, to the half precision they are stored in; do so before calibrating."""
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.copy_(parameter.half())
+    return heads
+
+
 @dataclass(frozen=True)
 class Artifact:
     """Everything that turns a frozen base into one with uncertainty."""
@@ -48,7 +56,7 @@ class Artifact:
 
     def save(self, path: Path | str) -> None:
         """Write the file whole or not at all; equal artifacts are equal bytes."""
-        tensors = {f"heads.{name}": value for name, value in self.heads.state_dict().items()}
+        tensors = {f"heads.{name}": value.half() for name, value in self.heads.state_dict().items()}
         tensors |= {f"gaussian.{name}": value for name, value in self.gaussian.state_dict().items()}
         tensors |= {f"student.{name}": value for name, value in self.student.state_dict().items()}
         content = {

@@ -216,9 +216,11 @@ def evaluate(
 
 def predict(
     source: Annotated[str, typer.Argument(help="Image, folder, glob, video or stream.")],
-    base: Base,
-    artifact: ArtifactIn,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for pictures and json.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for pictures and json.")] = Path("poses"),
+    base: Annotated[Path | None, typer.Option(help="A .pt checkpoint; else YOLO11n-pose.")] = None,
+    artifact: Annotated[
+        Path | None, typer.Option(help="Artifact made for the base; else the shipped one.")
+    ] = None,
     family: Annotated[Literal["gaussian", "student-t"], typer.Option(help="Law.")] = "gaussian",
     conf: Annotated[float, typer.Option(help="Confidence threshold.")] = 0.25,
     iou: Annotated[float, typer.Option(help="IoU threshold of NMS.")] = 0.7,
@@ -232,10 +234,13 @@ def predict(
     """Predict poses with their distributions: annotated pictures and one json."""
     import cv2
 
+    from halopose import hub
     from halopose.files import write_json
     from halopose.predictor import UncertainPose, load_host
 
-    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    if base is not None and artifact is None:
+        raise HaloposeError("the shipped heads are for the default base: give --artifact for yours")
+    host = load_host(base or hub.find_base(), device=device, unsafe=unsafe, end2end=end2end)
     model = UncertainPose.load(host, artifact, family=family)
     output.mkdir(parents=True, exist_ok=True)
     results = []

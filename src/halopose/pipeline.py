@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halopose.artifact import Artifact
+from halopose.artifact import Artifact, round_to_stored
 from halopose.calibration import GaussianCalibration, StudentTCalibration
 from halopose.datasets import Dataset
 from halopose.distributions import Gaussian
@@ -100,7 +100,7 @@ def train_heads(
     if progress is not None:
         report = lambda done, total, note: progress(f"training heads ({note})", done, total)  # noqa: E731
     trained = train(heads, store, settings.train, device=host.device, checkpoint=checkpoint, progress=report)
-    return heads, trained
+    return round_to_stored(heads), trained
 
 
 @torch.inference_mode()

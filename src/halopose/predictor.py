@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from halopose import hub
 from halopose.artifact import Artifact
 from halopose.calibration import Family
 from halopose.distributions import Bivariate, StudentT
@@ -29,7 +30,7 @@ FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
 class UncertainPose:
     """Predicts poses with a distribution per keypoint.
 
-    >>> model = UncertainPose.load("yolo11n-pose.pt", "heads.safetensors")
+    >>> model = UncertainPose.load()  # or load("mine.pt", "mine.safetensors")
     >>> poses = model.predict("photo.jpg")[0]
     >>> poses.covariance  # (N, K, 2, 2), squared pixels
     """
@@ -43,16 +44,21 @@ class UncertainPose:
     @classmethod
     def load(
         cls,
-        base: Path | str | nn.Module | Host,
-        artifact: Path | str | Artifact,
+        base: Path | str | nn.Module | Host | None = None,
+        artifact: Path | str | Artifact | None = None,
         *,
         family: Family = "gaussian",
         device: torch.device | str | None = None,
         unsafe: bool = False,
     ) -> UncertainPose:
-        """Load a base (path of a checkpoint, a model, or a host) and the artifact made for it."""
-        host = load_host(base, device=device, unsafe=unsafe)
-        return cls(host, artifact if isinstance(artifact, Artifact) else Artifact.load(artifact), family)
+        """Load a base (path of a checkpoint, a model, or a host) and the artifact made for it.
+
+        Without arguments: YOLO11n-pose, found or fetched by ``halopose.hub``, with the heads that ship.
+        """
+        host = load_host(hub.find_base() if base is None else base, device=device, unsafe=unsafe)
+        if not isinstance(artifact, Artifact):
+            artifact = Artifact.load(hub.shipped_artifact() if artifact is None else artifact)
+        return cls(host, artifact, family)
 
     def predict(
         self,

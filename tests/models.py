@@ -1,0 +1,219 @@
+"""Pose models with random weights, photographs, little data sets and a murderer, for the tests of the hosts.
+
+Nothing here comes from the network: architectures and photographs are part of the ultralytics wheel.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+import ultralytics
+import yaml
+from torch import nn
+from ultralytics.cfg import get_cfg
+from ultralytics.nn.tasks import PoseModel, yaml_model_load
+
+from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.hosts.ultralytics import UltralyticsHost
+
+KINDS = ("v8", "11", "12", "26", "26-one-to-one")
+PHOTOGRAPHS = ("bus.jpg", "zidane.jpg")
+ASSETS = Path(ultralytics.__file__).parent / "assets"
+_YAML = {"v8": "yolov8n-pose.yaml", "11": "yolo11n-pose.yaml", "12": "yolo12n-pose.yaml"}
+
+
+def photograph(name: str) -> np.ndarray:
+    return cv2.imread(str(ASSETS / name))
+
+
+def wants_end2end(kind: str) -> bool | None:
+    return {"26": False, "26-one-to-one": True}.get(kind)
+
+
+def pose_model(kind: str, shape: tuple[int, int] = (17, 3), classes: int = 1, seed: int = 0) -> PoseModel:
+    """A fresh copy of a random model in which every layer matters and some cells are confident."""
+    return copy.deepcopy(_pose_model(kind, shape, classes, seed))
+
+
+@cache
+def _pose_model(kind: str, shape: tuple[int, int], classes: int, seed: int) -> PoseModel:
+    content = yaml_model_load(_YAML.get(kind, "yolo26n-pose.yaml"))
+    content["kpt_shape"], content["nc"] = list(shape), classes
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = PoseModel(content, verbose=False)
+        _liven(model)
+    model.args = get_cfg()
+    return model.eval()
+
+
+def _liven(model: PoseModel) -> None:
+    """Batch norm statistics of real activations, and last layers whose outputs vary over the image."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # cumulative average
+        norm.reset_running_stats()
+        nn.init.uniform_(norm.weight, 0.8, 1.2)
+        nn.init.normal_(norm.bias, 0.0, 0.2)
+    small = [cv2.resize(photograph(name), (160, 160)) for name in PHOTOGRAPHS]
+    batch = torch.from_numpy(np.stack(small)).permute(0, 3, 1, 2).flip(1).float() / 255
+    with torch.no_grad():
+        model.train()(batch)
+    for norm in norms:
+        norm.momentum = 0.03
+        norm.running_var.add_(norm.running_var.mean())  # nearly constant channels would blow up
+    head = model.model[-1]
+    for name, spread, level in (("cv3", 1.2, -1.2), ("cv2", 0.7, None), ("cv4", 0.4, None), ("cv4_kpts", 0.4, None)):
+        for branch in [*(getattr(head, name, None) or []), *(getattr(head, f"one2one_{name}", None) or [])]:
+            last = [layer for layer in branch.modules() if isinstance(layer, nn.Conv2d)][-1]
+            if last.kernel_size == (1, 1):
+                _rescale(model.eval(), last, batch, spread, level)
+
+
+@torch.no_grad()
+def _rescale(model: PoseModel, layer: nn.Conv2d, batch: torch.Tensor, spread: float, level: float | None) -> None:
+    """Give the layer's outputs a standard deviation, and a mean if ``level`` is given."""
+    seen = []
+    hook = layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model(batch)
+    hook.remove()
+    factor = spread / seen[0].std((0, 2, 3)).mean()
+    layer.weight.mul_(factor)
+    if level is not None:
+        layer.bias.copy_(level - factor * (seen[0].mean() - layer.bias))
+
+
+@cache
+def host_of(kind: str) -> UltralyticsHost:
+    """The host of ``pose_model(kind)``; hosts never change, so that tests may share it."""
+    return UltralyticsHost(pose_model(kind), end2end=wants_end2end(kind))
+
+
+def framework_predict(kind: str, model: PoseModel, source: Any, **options: Any) -> list[Any]:
+    """What the unmodified framework itself predicts."""
+    ensure_torchvision()
+    from ultralytics import YOLO
+
+    framework = YOLO(_YAML.get(kind, "yolo26n-pose.yaml"), task="pose", verbose=False)
+    framework.model = copy.deepcopy(model)
+    if wants_end2end(kind):
+        options["nms"] = False  # how the framework asks for the one-to-one head
+    threads = torch.get_num_threads()
+    try:
+        return framework.predict(source, verbose=False, save=False, device="cpu", **options)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def scenes(count: int, side: int = 64, seed: int = 0) -> list[np.ndarray]:
+    """Random crops of the photographs."""
+    generator = np.random.default_rng(seed)
+    photographs = [photograph(name) for name in PHOTOGRAPHS]
+    result = []
+    for number in range(count):
+        whole = photographs[number % 2]
+        size = int(generator.integers(200, 600))
+        top, left = (int(generator.integers(0, length - size)) for length in whole.shape[:2])
+        result.append(cv2.resize(whole[top : top + size, left : left + size], (side, side)))
+    return result
+
+
+def write_yolo(root: Path, splits: dict[str, list[tuple[str, np.ndarray, list[list[float]]]]], **extra: Any) -> Path:
+    """A YOLO data set: per split (file name, image, label rows)."""
+    for split, items in splits.items():
+        for kind in ("images", "labels"):
+            (root / kind / split).mkdir(parents=True, exist_ok=True)
+        for name, image, rows in items:
+            cv2.imwrite(str(root / "images" / split / name), image)
+            lines = [" ".join(f"{value:.9g}" for value in row) for row in rows]
+            (root / "labels" / split / name).with_suffix(".txt").write_text("\n".join(lines))
+    content = {"path": str(root), "kpt_shape": [17, 3], "names": {0: "person"}, **extra}
+    content |= {split: f"images/{split}" for split in splits}
+    path = root / "data.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def labels_like_predictions(
+    host: UltralyticsHost, image: np.ndarray, generator: np.random.Generator, most: int = 3
+) -> list[list[float]]:
+    """Label rows of the model's own best detections, each keypoint displaced by noise of its own size."""
+    batch, boxes = host.preprocess([image], 64, True)
+    selection = host.select(host.forward(batch), conf=0.05, iou=0.3)[0]
+    found = host.to_original(selection, boxes[0], tuple(batch.shape[2:]))
+    height, width = image.shape[:2]
+    rows = []
+    for number in range(min(most, len(found.scores))):
+        x1, y1, x2, y2 = found.boxes[number].tolist()
+        count = found.keypoints.shape[1]
+        noise = generator.normal(size=(count, 2)) * np.linspace(0.3, 1.5, count)[:, None]
+        points = (found.keypoints[number].numpy() + noise) / [width, height]
+        seen = np.where(np.arange(count) % 5 == 4, 0, 2)
+        box = [(x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height]
+        rows.append([0, *box, *np.concatenate([points, seen[:, None]], axis=1).ravel().tolist()])
+    return rows
+
+
+def write_scenes(root: Path, host: UltralyticsHost, counts: dict[str, int], side: int = 64) -> Path:
+    """Photograph crops labelled with what the model predicts there, plus noise."""
+    generator = np.random.default_rng(1)
+    images = iter(scenes(sum(counts.values()), side))
+    splits = {
+        split: [
+            (f"{split}_{number:03d}.png", image, labels_like_predictions(host, image, generator))
+            for number, image in zip(range(count), images)  # noqa: B905
+        ]
+        for split, count in counts.items()
+    }
+    return write_yolo(root, splits)
+
+
+def run_script(text: str, *arguments: Any) -> str:
+    """Run Python text in a process of its own, with the tests' modules importable; its standard output."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", text, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def survive_kills(work: Callable[[], object], progress: Callable[[], int], targets: list[int], seed: int = 0) -> None:
+    """Run ``work`` in forked children, each killed -9 a random moment after ``progress`` passed its target.
+
+    Then once more to its end. Prints what had been done at each kill.
+    """
+    jitter = random.Random(seed)
+    reached = []
+    for target in [*targets, None]:
+        child = os.fork()
+        if not child:
+            work()
+            os._exit(0)
+        if target is not None:
+            while progress() < target and os.waitpid(child, os.WNOHANG) == (0, 0):
+                time.sleep(0.001)
+            time.sleep(jitter.uniform(0.0, 0.04))
+            os.kill(child, signal.SIGKILL)
+            reached.append(progress())
+        _, status = os.waitpid(child, 0)
+        assert (target is None) == (status == 0), status
+    sys.stdout.write(json.dumps(reached))
