@@ -12,7 +12,7 @@ settings.register_profile("hunt", deadline=None, max_examples=1000, database=Non
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Float results are equal bit by bit only under the same number of threads, which ultralytics changes."""
     torch = pytest.importorskip("torch")

@@ -27,6 +27,9 @@ from torch import nn
 from ultralytics.cfg import get_cfg
 from ultralytics.nn.tasks import PoseModel, yaml_model_load
 
+from halopose.artifact import Artifact
+from halopose.calibration import GaussianCalibration, StudentTCalibration
+from halopose.heads import HeadSettings, ProbabilisticHeads
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics import UltralyticsHost
 
@@ -75,9 +78,14 @@ def _liven(model: PoseModel) -> None:
         model.train()(batch)
     for norm in norms:
         norm.momentum = 0.03
-        norm.running_var.add_(norm.running_var.mean())  # nearly constant channels would blow up
+        norm.running_var.add_(0.1 * norm.running_var.mean())  # nearly constant channels would blow up
     head = model.model[-1]
-    for name, spread, level in (("cv3", 1.2, -1.2), ("cv2", 0.7, None), ("cv4", 0.4, None), ("cv4_kpts", 0.4, None)):
+    for name, spread, level in (
+        ("cv3", 1.2, -1.2),
+        ("cv2", 0.7, None),
+        ("cv4", 0.4, None),
+        ("cv4_kpts", 0.4, None),
+    ):
         for branch in [*(getattr(head, name, None) or []), *(getattr(head, f"one2one_{name}", None) or [])]:
             last = [layer for layer in branch.modules() if isinstance(layer, nn.Conv2d)][-1]
             if last.kernel_size == (1, 1):
@@ -103,6 +111,34 @@ def host_of(kind: str) -> UltralyticsHost:
     return UltralyticsHost(pose_model(kind), end2end=wants_end2end(kind))
 
 
+def artifact_for(host: UltralyticsHost, settings: HeadSettings | None = None, imgsz: int = 64) -> Artifact:
+    """An artifact as if it had been trained: heads, temperatures and tails by chance."""
+    count = host.keypoint_count
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(5)
+        heads = ProbabilisticHeads(host.pose_templates(), host.strides, count, settings)
+        for level in heads.levels:
+            nn.init.normal_(level.last.weight, 0.0, 0.3)
+            nn.init.normal_(level.last.bias, -1.0, 0.3)
+        gaussian, student = GaussianCalibration(count), StudentTCalibration(count)
+        gaussian.tau_.uniform_(0.5, 2.0)
+        student.tau_.uniform_(0.5, 2.0)
+        student.moment_tau_.uniform_(0.5, 2.0)
+        student.nu_.uniform_(3.0, 9.0)
+    return Artifact(
+        heads=heads.eval(),
+        gaussian=gaussian,
+        student=student,
+        threshold=-0.5,
+        base=host.fingerprints,
+        keypoint_names=host.keypoint_names,
+        sigmas=tuple(float(sigma) for sigma in host.sigmas),
+        imgsz=imgsz,
+        area_factor=0.53,
+        card={"note": "by chance"},
+    )
+
+
 def framework_predict(kind: str, model: PoseModel, source: Any, **options: Any) -> list[Any]:
     """What the unmodified framework itself predicts."""
     ensure_torchvision()
@@ -119,6 +155,12 @@ def framework_predict(kind: str, model: PoseModel, source: Any, **options: Any) 
         torch.set_num_threads(threads)
 
 
+@cache
+def framework_on(kind: str, name: str, imgsz: int) -> Any:
+    """The framework's own result for a photograph, at its own default thresholds."""
+    return framework_predict(kind, pose_model(kind), photograph(name), imgsz=imgsz, conf=0.25, iou=0.7)[0]
+
+
 def scenes(count: int, side: int = 64, seed: int = 0) -> list[np.ndarray]:
     """Random crops of the photographs."""
     generator = np.random.default_rng(seed)
@@ -132,7 +174,9 @@ def scenes(count: int, side: int = 64, seed: int = 0) -> list[np.ndarray]:
     return result
 
 
-def write_yolo(root: Path, splits: dict[str, list[tuple[str, np.ndarray, list[list[float]]]]], **extra: Any) -> Path:
+def write_yolo(
+    root: Path, splits: dict[str, list[tuple[str, np.ndarray, list[list[float]]]]], **extra: Any
+) -> Path:
     """A YOLO data set: per split (file name, image, label rows)."""
     for split, items in splits.items():
         for kind in ("images", "labels"):
@@ -196,7 +240,9 @@ def run_script(text: str, *arguments: Any) -> str:
     return done.stdout
 
 
-def survive_kills(work: Callable[[], object], progress: Callable[[], int], targets: list[int], seed: int = 0) -> None:
+def survive_kills(
+    work: Callable[[], object], progress: Callable[[], int], targets: list[int], seed: int = 0
+) -> None:
     """Run ``work`` in forked children, each killed -9 a random moment after ``progress`` passed its target.
 
     Then once more to its end. Prints what had been done at each kill.

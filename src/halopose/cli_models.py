@@ -139,7 +139,7 @@ def train(
     )
     with progress() as step:
         checkpoint = output.with_suffix(".training.safetensors")
-        heads, trained = pipeline.train_heads(host, collected, settings, checkpoint, step)
+        heads, trained = pipeline.train_heads(host, [collected], settings, checkpoint, step)
     images = {"heads": collected.manifest["images"]}
     pipeline.uncalibrated(host, heads, settings, {"images": images, "training": vars(trained)}).save(output)
     say(f"held-out loss {min(trained.holdout_loss):.4f} after epoch {trained.best_epoch + 1} -> {output}")

@@ -6,7 +6,7 @@ wrote; ``fit`` runs them all in one work folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -87,13 +87,15 @@ def collect_validation(
 
 def train_heads(
     host: Host,
-    store: MatchStore,
+    stores: Sequence[MatchStore],
     settings: FitSettings,
     checkpoint: Path | None = None,
     progress: Progress | None = None,
+    images: Array | None = None,
 ) -> tuple[ProbabilisticHeads, Trained]:
-    """New heads for the base, trained on the store."""
-    _check_base(host, store)
+    """New heads for the base, trained on the stores, or only the given images of them."""
+    for store in stores:
+        _check_base(host, store)
     torch.manual_seed(settings.train.seed)
     heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count, settings.head)
     report = None
@@ -281,7 +283,7 @@ def fit(
         raise HaloposeError(f"{len(shared)} images are in both the training and the validation split")
     train_store = collect_training(host, training, work / "train", settings, progress)
     val_store = collect_validation(host, validation, work / "val", settings, progress)
-    heads, trained = train_heads(host, train_store, settings, work / "training.safetensors", progress)
+    heads, trained = train_heads(host, [train_store], settings, work / "training.safetensors", progress)
     calibration_images, evaluation_images = split_validation(validation.image_ids, settings.calibration_share)
     calibrated = calibrate_heads(host, heads, val_store, calibration_images, settings)
     artifact = replace(

@@ -6,9 +6,10 @@ checkpoint, from which an interrupted training goes on to exactly the same resul
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from halopose.distributions import Gaussian
 from halopose.errors import HaloposeError
 from halopose.heads import ProbabilisticHeads
 from halopose.matches import Cells, MatchStore
+from halopose.poses import Array
 from halopose.regimes import hashed_order
 
 
@@ -75,22 +77,24 @@ def weighted_nll(factors: Tensor, residual: Tensor, labelled: Tensor, weight: Te
 
 def train(
     heads: ProbabilisticHeads,
-    store: MatchStore,
+    stores: MatchStore | Sequence[MatchStore],
     settings: TrainSettings | None = None,
     *,
+    images: Array | None = None,
     device: torch.device | str = "cpu",
     checkpoint: Path | str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Trained:
-    """Train in place; on return the heads hold their best epoch."""
+    """Train in place on one or several stores, or only the given images of them; keeps the best epoch."""
     settings = settings or TrainSettings()
+    stores = [stores] if isinstance(stores, MatchStore) else list(stores)
     heads.to(device).train()
-    shards = [shard for shard in store.shards("assigned") if shard]
+    shards = [chosen for store in stores for shard in store.shards("assigned") if (chosen := _only(shard, images))]
     rows = sum(len(cells) for shard in shards for cells in shard)
     if not rows:
         raise HaloposeError("the store has no assigned cells: the training images have no labelled objects")
     held_out = _held_out_images(shards, settings.holdout)
-    run = _Run.start(heads, settings, rows, store, Path(checkpoint) if checkpoint else None)
+    run = _Run.start(heads, settings, rows, stores, Path(checkpoint) if checkpoint else None)
     while not run.finished:
         losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, device)]
         run.end_epoch(float(np.mean(losses)), _holdout_loss(heads, shards, held_out, settings, device))
@@ -99,6 +103,19 @@ def train(
     heads.load_state_dict(run.best)
     heads.eval()
     return Trained(run.train_loss, run.holdout_loss, int(np.argmin(run.holdout_loss)))
+
+
+def _only(shard: list[Cells], images: Array | None) -> list[Cells]:
+    """A shard's rows of the given images; memory-mapped still where nothing is left out."""
+    if images is None:
+        return shard
+    wanted = torch.from_numpy(images)
+    kept = [(cells, torch.isin(cells.columns["image_id"], wanted)) for cells in shard]
+    return [
+        cells if bool(mask.all()) else _take(cells, torch.nonzero(mask).flatten().numpy())
+        for cells, mask in kept
+        if bool(mask.any())
+    ]
 
 
 def _held_out_images(shards: list[list[Cells]], share: float) -> Tensor:
@@ -226,20 +243,14 @@ class _Run:
         heads: ProbabilisticHeads,
         settings: TrainSettings,
         rows: int,
-        store: MatchStore,
+        stores: list[MatchStore],
         path: Path | None,
     ) -> _Run:
         """A new run, or the one that the checkpoint continues."""
         run = cls(heads, settings, rows, path)
-        run.key = json.dumps(
-            [
-                asdict(settings),
-                asdict(heads.settings),
-                store.manifest["base"],
-                store.manifest["settings"],
-                rows,
-            ]
-        )
+        collected = [[store.manifest[name] for name in ("base", "settings", "images")] for store in stores]
+        key = json.dumps([asdict(settings), asdict(heads.settings), collected, rows])
+        run.key = hashlib.sha256(key.encode()).hexdigest()
         if path is not None and path.is_file():
             run._resume(path)
         return run
