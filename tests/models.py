@@ -27,7 +27,7 @@ from torch import nn
 from ultralytics.cfg import get_cfg
 from ultralytics.nn.tasks import PoseModel, yaml_model_load
 
-from halopose.artifact import Artifact
+from halopose.artifact import Artifact, round_to_stored
 from halopose.calibration import GaussianCalibration, StudentTCalibration
 from halopose.heads import HeadSettings, ProbabilisticHeads
 from halopose.hosts.torchvision_shim import ensure_torchvision
@@ -126,7 +126,7 @@ def artifact_for(host: UltralyticsHost, settings: HeadSettings | None = None, im
         student.moment_tau_.uniform_(0.5, 2.0)
         student.nu_.uniform_(3.0, 9.0)
     return Artifact(
-        heads=heads.eval(),
+        heads=round_to_stored(heads.eval()),
         gaussian=gaussian,
         student=student,
         threshold=-0.5,

@@ -117,22 +117,22 @@ def test_values_that_are_not_finite_are_refused(saved, name, value):
     refused(saved, "damaged")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content.pop("head"),
-        lambda content: content["head"].update(parameterisation="round"),
-        lambda content: content["head"].update(extra=1),
-        lambda content: content["keypoint_names"].pop(),
-        lambda content: content["strides"].pop(),
-        lambda content: content["templates"].pop(),
-        lambda content: content.update(sigmas=["a"] * 17),
-        lambda content: content["sigmas"].pop(),
-        lambda content: content["templates"][0][0].__setitem__(1, "tanh"),
-    ],
-)
-def test_inconsistent_content_is_refused(saved, change):
-    rewrite(saved, change_content=change)
+INCONSISTENT = {
+    "no head": lambda content: content.pop("head"),
+    "dispersion": lambda content: content["head"].update(parameterisation="round"),
+    "setting": lambda content: content["head"].update(extra=1),
+    "names": lambda content: content["keypoint_names"].pop(),
+    "strides": lambda content: content["strides"].pop(),
+    "templates": lambda content: content["templates"].pop(),
+    "sigma": lambda content: content.update(sigmas=["a"] * 17),
+    "sigmas": lambda content: content["sigmas"].pop(),
+    "activation": lambda content: content["templates"][0][0].__setitem__(1, "tanh"),
+}
+
+
+@pytest.mark.parametrize("what", INCONSISTENT)
+def test_inconsistent_content_is_refused(saved, what):
+    rewrite(saved, change_content=INCONSISTENT[what])
     refused(saved, "damaged")
 
 

@@ -1,0 +1,318 @@
+"""The public face: the base's own detections with distributions in original pixels, and a whole fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from halopose.artifact import Artifact
+from halopose.datasets import load_dataset
+from halopose.errors import HaloposeError
+from halopose.evaluation import evaluate
+from halopose.files import parse_ground_truth, parse_predictions
+from halopose.hosts.ultralytics import UltralyticsHost
+from halopose.matches import MatchStore
+from halopose.pipeline import FitSettings, evaluate_artifact, fit, predictions_of
+from halopose.poses import PoseDistributions
+from halopose.predictor import UncertainPose
+from halopose.regimes import Given, cross_fitted
+from halopose.training import TrainSettings
+from halopose.truepositives import Protocol, match_poses
+from models import (
+    KINDS,
+    PHOTOGRAPHS,
+    artifact_for,
+    framework_on,
+    framework_predict,
+    host_of,
+    photograph,
+    pose_model,
+    scenes,
+    write_scenes,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+IMGSZ = 160
+
+
+def uncertain(kind: str, **options) -> UncertainPose:
+    return UncertainPose(host_of(kind), artifact_for(host_of(kind), imgsz=IMGSZ), **options)
+
+
+def same_as_framework(poses: PoseDistributions, expected) -> None:
+    assert len(poses) > 5
+    assert np.array_equal(poses.boxes, expected.boxes.xyxy.numpy())
+    assert np.array_equal(poses.scores, expected.boxes.conf.numpy())
+    assert np.array_equal(poses.class_ids, expected.boxes.cls.numpy())
+    assert np.array_equal(poses.keypoints, expected.keypoints.data[..., :2].numpy())
+    assert np.array_equal(poses.visibility, expected.keypoints.data[..., 2].numpy())
+
+
+# Detections and distributions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PHOTOGRAPHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_detections_are_the_frameworks_bit_by_bit(kind, name):
+    [poses] = uncertain(kind).predict(photograph(name))
+    same_as_framework(poses, framework_on(kind, name, IMGSZ))
+
+
+def test_differently_shaped_images_in_a_batch_too():
+    images = [photograph(name) for name in PHOTOGRAPHS]
+    expected = framework_predict("11", pose_model("11"), images, imgsz=IMGSZ, conf=0.25, iou=0.7)
+    for poses, result in zip(uncertain("11").predict(images, batch=2), expected, strict=True):
+        same_as_framework(poses, result)
+
+
+@pytest.mark.parametrize("kind", ["11", "26-one-to-one"])
+@pytest.mark.parametrize("family", ["gaussian", "student-t"])
+def test_covariance_is_the_dense_heads_in_original_pixels(kind, family):
+    model, image = uncertain(kind), photograph("zidane.jpg")
+    [poses] = model.predict(image, family=family)
+    host, artifact = model.host, model.artifact
+    batch, [box] = host.preprocess([image], IMGSZ, True)
+    output = host.forward(batch)
+    [selection] = host.select(output, conf=0.25, iou=0.7)
+    with torch.no_grad():
+        factors = artifact.heads.dense(output.features)[0, selection.cell].double()
+    undo = np.diag([1 / box.gain[0], 1 / box.gain[1]])
+    dispersion = undo @ (factors @ factors.mT).numpy() @ undo
+    calibration = artifact.gaussian if family == "gaussian" else artifact.student
+    scale = dispersion * calibration.tau_.numpy()[:, None, None] ** 2
+    moment = dispersion * artifact.student.moment_tau_.numpy()[:, None, None] ** 2
+    size = np.abs(scale).max((-1, -2), keepdims=True)
+    assert (np.abs(poses.scale - scale) / size).max() < 1e-4
+    covariance = scale if family == "gaussian" else moment
+    size = np.abs(covariance).max((-1, -2), keepdims=True)
+    assert (np.abs(poses.covariance - covariance) / size).max() < 1e-4
+    assert (poses.dof is None) is (family == "gaussian")
+    if family == "student-t":
+        assert np.array_equal(poses.dof, artifact.student.nu_.numpy())
+
+
+def test_twice_the_pixels_are_four_times_the_covariance():
+    model, image = uncertain("11"), scenes(1, side=IMGSZ)[0]
+    large = cv2.resize(image, (2 * IMGSZ, 2 * IMGSZ), interpolation=cv2.INTER_NEAREST)
+    [one], [two] = model.predict(image), model.predict(large)  # the input is the same after the letterbox
+    assert len(one) > 3
+    assert np.allclose(two.covariance, 4 * one.covariance, rtol=1e-6)
+    assert np.allclose(two.keypoints, 2 * one.keypoints, atol=1e-3)
+    assert np.array_equal(two.scores, one.scores)
+
+
+def test_families_switch_without_reloading():
+    model, image = uncertain("11"), photograph("bus.jpg")
+    [gaussian], [student] = model.predict(image), model.predict(image, family="student-t")
+    [default] = UncertainPose(model.host, model.artifact, "student-t").predict(image)
+    assert gaussian.dof is None
+    assert np.array_equal(default.covariance, student.covariance)
+    assert np.array_equal(default.dof, student.dof)
+    assert np.array_equal(gaussian.keypoints, student.keypoints)
+    assert np.array_equal(gaussian.keep, student.keep)  # pruning does not depend on the family
+    assert not np.allclose(gaussian.covariance, student.covariance)
+    with pytest.raises(HaloposeError, match="unknown family"):
+        model.predict(image, family="cauchy")
+
+
+def test_keep_follows_the_rule():
+    """eq. 22: keep where -trace / (s^2 kappa^2) of the Gaussian covariance reaches the threshold."""
+    model, image = uncertain("11"), photograph("bus.jpg")
+    [poses] = model.predict(image)
+    area = 0.53 * np.maximum((poses.boxes[:, 2:] - poses.boxes[:, :2]).prod(1), 1)
+    kappa = 2 * np.asarray(model.artifact.sigmas)
+    confidence = -np.trace(poses.covariance, axis1=-2, axis2=-1) / (area[:, None] * kappa**2)
+    middle = float(np.median(confidence))
+    for threshold in (middle, float("-inf"), 1.0):
+        artifact = replace(model.artifact, threshold=threshold)
+        [found] = UncertainPose(model.host, artifact).predict(image)
+        assert np.array_equal(found.keep, confidence >= threshold)
+        assert np.array_equal(found.keypoints, poses.keypoints)
+
+
+def test_no_detections_have_the_right_shapes():
+    model = uncertain("11")
+    for kind in ("11", "26-one-to-one"):
+        model = uncertain(kind)
+        for poses in model.predict([photograph("bus.jpg")] * 2, conf=1.0, family="student-t", batch=2):
+            assert (poses.boxes.shape, poses.scores.shape) == ((0, 4), (0,))
+            assert (poses.keypoints.shape, poses.covariance.shape) == ((0, 17, 2), (0, 17, 2, 2))
+            assert (poses.keep.shape, poses.visibility.shape) == ((0, 17), (0, 17))
+            assert poses.to_json() == []
+            assert poses.plot(photograph("bus.jpg")).shape == photograph("bus.jpg").shape
+            assert len(poses.to_ultralytics(photograph("bus.jpg"))) == 0
+
+
+def test_a_batch_is_its_images():
+    model, images = uncertain("11"), scenes(5, side=96)
+    single = model.predict(images)
+    for size in (2, 5, 50):
+        for one, other in zip(single, model.predict(images, batch=size), strict=True):
+            assert len(one) == len(other)
+            assert np.allclose(one.keypoints, other.keypoints, atol=1e-2)
+            assert np.allclose(one.covariance, other.covariance, rtol=1e-2, atol=1e-3)
+
+
+def test_stream_names_its_images(tmp_path):
+    cv2.imwrite(str(tmp_path / "one.png"), scenes(1)[0])
+    cv2.imwrite(str(tmp_path / "two.png"), scenes(2)[1])
+    stream = uncertain("11").stream(tmp_path)
+    image, poses = next(stream)
+    assert (image.name, type(poses)) == ("one", PoseDistributions)
+    assert [image.name for image, _ in stream] == ["two"]
+
+
+@pytest.mark.parametrize("options", [{"conf": -0.1}, {"conf": 1.5}, {"iou": 2.0}, {"conf": float("nan")}])
+def test_thresholds_out_of_range_are_one_line(options):
+    with pytest.raises(HaloposeError, match="between 0 and 1"):
+        uncertain("11").predict(scenes(1), **options)
+
+
+def test_loading_from_files_modules_and_hosts(tmp_path):
+    image = scenes(1, side=96)[0]
+    artifact_for(host_of("11"), imgsz=IMGSZ).save(tmp_path / "heads.safetensors")
+    torch.save({"model": pose_model("11")}, tmp_path / "base.pt")
+    [expected] = uncertain("11").predict(image)
+    for base in (tmp_path / "base.pt", str(tmp_path / "base.pt"), pose_model("11"), host_of("11")):
+        [poses] = UncertainPose.load(base, tmp_path / "heads.safetensors").predict(image)
+        assert np.array_equal(poses.covariance, expected.covariance)
+    with pytest.raises(HaloposeError, match="another base"):
+        UncertainPose.load(pose_model("v8"), tmp_path / "heads.safetensors")
+
+
+def test_an_artifact_of_the_one_to_one_head_finds_its_head(tmp_path):
+    """The base is right; which of its two heads to use is written in the artifact."""
+    artifact = artifact_for(host_of("26-one-to-one"), imgsz=IMGSZ)
+    [poses] = UncertainPose.load(pose_model("26"), artifact).predict(photograph("bus.jpg"))
+    same_as_framework(poses, framework_on("26-one-to-one", "bus.jpg", IMGSZ))
+
+
+# What results turn into ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gaussian", "student-t"])
+def test_json_is_what_score_reads(family):
+    [poses] = uncertain("11").predict(photograph("bus.jpg"), family=family)
+    entries = poses.to_json()
+    found = parse_predictions("entries", entries, None)
+    assert found.image_ids.tolist() == [0] * len(poses)
+    for name in ("scores", "keypoints", "visibility", "covariance", "scale", "dof"):
+        before, after = getattr(poses, name), getattr(found, name)
+        assert (before is None) == (after is None), name
+        assert before is None or np.allclose(before, after, rtol=1e-12), name
+    assert np.allclose(found.boxes, poses.boxes, atol=1e-3)
+    assert [entry["keep"] for entry in entries] == poses.keep.tolist()
+
+
+def test_json_speaks_of_coco_categories():
+    """A one-class model's class 0 is COCO's category 1, as in the ground truth that ``score`` compares with."""
+    [poses] = uncertain("11").predict(photograph("bus.jpg"))
+    content = {
+        "images": [{"id": 0}],
+        "annotations": [
+            {"image_id": 0, "category_id": 1, "bbox": [0, 0, 9, 9], "area": 81, "keypoints": [5, 5, 2] * 17}
+        ],
+        "categories": [{"id": 1, "keypoints": [f"k{n}" for n in range(17)]}],
+    }
+    truth = parse_ground_truth("truth", content)
+    assert len(parse_predictions("entries", poses.to_json(), truth)) == len(poses)
+
+
+def test_ultralytics_results_carry_the_distribution():
+    image = photograph("bus.jpg")
+    [poses] = uncertain("11").predict(image, family="student-t")
+    results = poses.to_ultralytics(image, path="bus.jpg", names={0: "person"})
+    same_as_framework(poses, results)
+    for name in ("covariance", "scale", "dof", "keep"):
+        assert np.array_equal(getattr(results, name), getattr(poses, name))
+    assert (results.path, results.names) == ("bus.jpg", {0: "person"})
+    assert results.plot().shape == image.shape
+
+
+# From images to an artifact --------------------------------------------------------------------------------
+
+SETTINGS = FitSettings(
+    train=TrainSettings(epochs=4, batch=64, holdout=0.2), train_sizes=(64,), imgsz=64, calibration_share=0.5
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, one_thread) -> Path:
+    return write_scenes(tmp_path_factory.mktemp("data"), host_of("11"), {"train": 16, "val": 10})
+
+
+@pytest.mark.parametrize("source", ["matched", "assigned"])
+@pytest.mark.filterwarnings("ignore:no samples for keypoints")
+def test_fit_end_to_end(data, tmp_path, source):
+    host = host_of("11")
+    training, validation = load_dataset(data, "train"), load_dataset(data, "val")
+    settings = replace(SETTINGS, calibration=source)
+    artifact, metrics = fit(host, training, validation, tmp_path / "work", settings)
+    assert metrics["matched_instances"] > 5
+    losses = artifact.card["training"]["holdout_loss"]
+    assert min(losses) < losses[0] or len(losses) == 1
+    used = artifact.card["images"]
+    assert sorted(used["calibration"] + used["evaluation"]) == sorted(validation.image_ids.tolist())
+    assert used["heads"] == training.image_ids.tolist()
+
+    # again from what is on disk, and by hand
+    again, same = fit(host, training, validation, tmp_path / "work", settings)
+    again.save(tmp_path / "again.safetensors")
+    artifact.save(tmp_path / "artifact.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "artifact.safetensors").read_bytes()
+    loaded = Artifact.load(tmp_path / "artifact.safetensors")
+    store, images = MatchStore(tmp_path / "work" / "val"), np.array(used["evaluation"])
+    protocol = Protocol(bootstrap=0)
+    found = evaluate_artifact(loaded, host, store, images, protocol)
+    truth = store.ground_truth(host.keypoint_names, host.sigmas, images)
+    matched = match_poses(predictions_of(loaded.heads, store, images), truth, protocol)
+    given = Given(loaded.gaussian, loaded.student, loaded.threshold)
+    expected = evaluate(matched, cross_fitted(matched, protocol, given), protocol)
+    for regime in ("uncalibrated", "gaussian", "student_t"):
+        for name in ("ace", "ence", "nll", "akp"):
+            assert found[regime][name] == expected[regime][name] == metrics[regime][name] == same[regime][name]
+    check_with_predictor(UncertainPose(host, loaded), validation, images, truth, found)
+
+
+def check_with_predictor(model, validation, images, truth, metrics) -> None:
+    """The predictor's own laws have the NLL that the evaluation reports, but for half precision windows."""
+    parts = []
+    for record in validation.subset(images).records:
+        [poses] = model.predict(record.read()[0], conf=SETTINGS.conf, iou=SETTINGS.iou)
+        count = min(len(poses), 20)
+        ids = np.full(count, record.image_id)
+        parts.append(replace(poses[:count], class_ids=poses.class_ids[:count] + 1, image_ids=ids))
+    matched = match_poses(PoseDistributions.concatenate(parts), truth, Protocol())
+    r, covariance = matched.residual[matched.labelled], matched.covariance[matched.labelled]
+    distance = np.einsum("ni,nij,nj->n", r, np.linalg.inv(covariance), r)
+    nll = (distance + np.log(np.linalg.det(2 * np.pi * covariance))) / 2
+    assert len(matched) == metrics["matched_instances"]
+    assert nll.mean() == pytest.approx(metrics["gaussian"]["nll"], abs=0.02)
+
+
+def test_images_in_both_splits_are_refused(data, tmp_path):
+    training = load_dataset(data, "train")
+    with pytest.raises(HaloposeError, match="both the training and the validation"):
+        fit(host_of("11"), training, training, tmp_path, SETTINGS)
+
+
+@pytest.mark.filterwarnings("ignore:no samples for keypoints")
+def test_a_store_of_another_base_is_refused(data, tmp_path):
+    host, other = host_of("11"), host_of("v8")
+    fit(
+        host,
+        load_dataset(data, "train"),
+        load_dataset(data, "val"),
+        tmp_path,
+        replace(SETTINGS, calibration_share=0.4),
+    )
+    with pytest.raises(HaloposeError, match="another base"):
+        evaluate_artifact(artifact_for(other), other, MatchStore(tmp_path / "val"))
+    changed = UltralyticsHost(pose_model("11", seed=1))
+    with pytest.raises(HaloposeError, match="other data or settings"):
+        fit(changed, load_dataset(data, "train"), load_dataset(data, "val"), tmp_path, SETTINGS)
