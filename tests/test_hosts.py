@@ -161,8 +161,9 @@ def test_batches_select_per_image(kind):
 
 @given(st.integers(1, 700), st.integers(1, 700), st.sampled_from([64, 160, 320, 640]), st.booleans())
 def test_letterbox_says_where_the_image_lies(height, width, size, auto):
-    boxed = LetterBox((size, size), auto=auto, stride=32)(image=np.zeros((height, width, 3), np.uint8))
-    box = _letterbox((height, width), boxed.shape[:2])
+    image = np.zeros((height, width, 3), np.uint8)
+    transform = LetterBox((size, size), auto=auto, stride=32)
+    boxed, box = transform(image=image), _letterbox(transform.get_params({"img": image}))
     rows, columns = np.nonzero((boxed[..., 0] == 0).any(1))[0], np.nonzero((boxed[..., 0] == 0).any(0))[0]
     corners = box.to_input(np.array([[0.0, 0.0], [width, height]]))
     assert np.allclose(corners, [[columns[0], rows[0]], [columns[-1] + 1, rows[-1] + 1]], atol=1e-9)

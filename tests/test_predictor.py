@@ -48,7 +48,7 @@ def same_as_framework(poses: PoseDistributions, expected) -> None:
     assert len(poses) > 5
     assert np.array_equal(poses.boxes, expected.boxes.xyxy.numpy())
     assert np.array_equal(poses.scores, expected.boxes.conf.numpy())
-    assert np.array_equal(poses.class_ids, expected.boxes.cls.numpy())
+    assert np.array_equal(poses.class_ids, expected.boxes.cls.numpy() + 1)
     assert np.array_equal(poses.keypoints, expected.keypoints.data[..., :2].numpy())
     assert np.array_equal(poses.visibility, expected.keypoints.data[..., 2].numpy())
 
@@ -286,7 +286,7 @@ def check_with_predictor(model, validation, images, truth, metrics) -> None:
         [poses] = model.predict(record.read()[0], conf=SETTINGS.conf, iou=SETTINGS.iou)
         count = min(len(poses), 20)
         ids = np.full(count, record.image_id)
-        parts.append(replace(poses[:count], class_ids=poses.class_ids[:count] + 1, image_ids=ids))
+        parts.append(replace(poses[:count], image_ids=ids))
     matched = match_poses(PoseDistributions.concatenate(parts), truth, Protocol())
     r, covariance = matched.residual[matched.labelled], matched.covariance[matched.labelled]
     distance = np.einsum("ni,nij,nj->n", r, np.linalg.inv(covariance), r)

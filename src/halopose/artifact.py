@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from halopose.calibration import GaussianCalibration, StudentTCalibration
 from halopose.errors import HaloposeError
-from halopose.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
+from halopose.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
 from halopose.hosts.base import Host
 
 FORMAT = "halopose-artifact-1"
@@ -46,9 +46,13 @@ class Artifact:
     area_factor: float
     card: dict[str, Any] = field(default_factory=dict)
 
+    def fits(self, host: Host) -> bool:
+        """Whether this artifact was made for the host's model."""
+        return bool(set(self.base) & set(host.fingerprints))
+
     def check(self, host: Host) -> None:
         """Refuse a base that this artifact was not made for."""
-        if not set(self.base) & set(host.fingerprints):
+        if not self.fits(host):
             raise HaloposeError(
                 f"the artifact was made for another base than {host.description}: its heads would be wrong "
                 "there. Fit this base with `halopose fit`, or give the base it was made for"
@@ -73,6 +77,7 @@ class Artifact:
             "threshold": self.threshold if self.threshold > float("-inf") else None,
             "imgsz": self.imgsz,
             "area_factor": self.area_factor,
+            "covariance": self.student.covariance,
             "card": self.card,
         }
         data = save(
@@ -86,6 +91,7 @@ class Artifact:
             partial.write_bytes(data)
             partial.replace(path)
         except OSError as error:
+            partial.unlink(missing_ok=True)
             raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
 
     @classmethod
@@ -97,7 +103,7 @@ class Artifact:
             with safe_open(path, framework="pt") as file:
                 content = json.loads((file.metadata() or {}).get("halopose", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if content.get("format") != FORMAT:
+            if not isinstance(content, dict) or content.get("format") != FORMAT:
                 raise HaloposeError(f"{path} is not a halopose artifact: make one with `halopose fit`")
             return cls._parse(content, tensors)
         except HaloposeError:
@@ -114,7 +120,13 @@ class Artifact:
             for level in content["templates"]
         ]
         heads = ProbabilisticHeads(templates, content["strides"], keypoints, settings)
-        gaussian, student = GaussianCalibration(keypoints), StudentTCalibration(keypoints)
+        activations = {activation for level in content["templates"] for _, activation in level}
+        if len(content["strides"]) != len(templates) or len(content["sigmas"]) != keypoints:
+            raise ValueError("levels, strides or sigmas do not fit together")
+        if not activations <= set(get_args(Activation)) or content["covariance"] not in ("moment", "paper"):
+            raise ValueError("unknown activation or covariance")
+        gaussian = GaussianCalibration(keypoints)
+        student = StudentTCalibration(keypoints, covariance=content["covariance"])
         for name, module in (("heads", heads), ("gaussian", gaussian), ("student", student)):
             prefix = f"{name}."
             state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}

@@ -178,7 +178,7 @@ def evaluate(
     conf: Annotated[float, typer.Option(help="Confidence threshold.")] = 0.01,
     iou: Annotated[float, typer.Option(help="IoU threshold of NMS.")] = 0.7,
     bootstrap: Annotated[int, typer.Option(min=0, help="Resamplings of images for intervals.")] = 200,
-    area: Annotated[Literal["annotation", "box"], typer.Option(help="Area in the confidence.")] = "annotation",
+    area: Annotated[Literal["annotation", "box"], typer.Option(help="Area in the confidence.")] = "box",
     overlap: Annotated[
         Literal["exclude", "allow"], typer.Option(help="Images the artifact has seen: leave out, or not.")
     ] = "exclude",

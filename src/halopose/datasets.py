@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ class Objects:
 
     def __len__(self) -> int:
         return len(self.boxes)
+
+    def select(self, index: Array) -> Objects:
+        """The objects of an index or mask."""
+        return Objects(*(getattr(self, column.name)[index] for column in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,9 @@ def _coco(path: Path, images: Path | str | None) -> Dataset:
     truth = read_ground_truth(path)
     if images is None:
         raise HaloposeError(f"{path} needs the folder of its images: give --images")
-    entries = read_json(path)["images"]
+    content = read_json(path)
+    entries = content["images"]
+    classes = np.sort([entry["id"] for entry in content["categories"] if entry.get("keypoints")])
     records = []
     order = np.argsort(truth.image_ids, kind="stable")
     bounds = np.searchsorted(truth.image_ids[order], [entry["id"] for entry in entries])
@@ -120,15 +126,14 @@ def _coco(path: Path, images: Path | str | None) -> Dataset:
         name = entry.get("file_name")
         if not isinstance(name, str):
             raise HaloposeError(f"{path}: image {entry['id']} has no file_name")
-        objects = _coco_objects(truth, order[begin:end])
+        objects = _coco_objects(truth, order[begin:end], classes)
         records.append(Record(Path(images) / name, int(entry["id"]), objects, relative=False, area_factor=1.0))
     records.sort(key=lambda record: record.image_id)
     return Dataset(tuple(records), truth.names, truth.sigmas, "annotation")
 
 
-def _coco_objects(truth: GroundTruth, index: Array) -> Objects:
+def _coco_objects(truth: GroundTruth, index: Array, classes: Array) -> Objects:
     boxes = truth.boxes[index]
-    classes = np.unique(truth.class_ids)
     return Objects(
         boxes=np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1),
         class_ids=np.searchsorted(classes, truth.class_ids[index]),
@@ -142,7 +147,8 @@ def _coco_objects(truth: GroundTruth, index: Array) -> Objects:
 def _yolo(path: Path, split: str, area_factor: float | None) -> Dataset:
     content = _read_yaml(path)
     shape = content.get("kpt_shape")
-    if not isinstance(shape, list) or len(shape) != 2 or shape[1] not in (2, 3):
+    whole = isinstance(shape, list) and len(shape) == 2 and all(type(value) is int for value in shape)
+    if not isinstance(shape, list) or not whole or shape[0] < 1 or shape[1] not in (2, 3):
         raise HaloposeError(f"{path} has no kpt_shape like [17, 3]: it is not a pose data set")
     if split not in content:
         known = ", ".join(key for key, value in content.items() if isinstance(value, str) and key != "path")
@@ -155,13 +161,21 @@ def _yolo(path: Path, split: str, area_factor: float | None) -> Dataset:
         Record(file, _image_id(file), _read_labels(file, count, dimensions), relative=True, area_factor=factor)
         for file in files
     )
-    sigmas = content.get("kpt_oks_sigmas")
     return Dataset(
         records,
         _names(content, count),
-        None if sigmas is None else np.asarray(sigmas, dtype=float),
+        _sigmas(content.get("kpt_oks_sigmas"), count, path),
         f"{factor:g} x box",
     )
+
+
+def _sigmas(given: Any, count: int, path: Path) -> Array | None:
+    if given is None:
+        return None
+    numbers = isinstance(given, list) and all(isinstance(value, (int, float)) and value > 0 for value in given)
+    if not numbers or len(given) != count:
+        raise HaloposeError(f"{path}: kpt_oks_sigmas needs {count} positive numbers, got {given}")
+    return np.asarray(given, dtype=float)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

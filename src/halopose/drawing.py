@@ -136,7 +136,8 @@ def _draw_residuals(canvas: Array, poses: PoseDistributions, truth: Truth, width
     for n, k in np.argwhere(truth.labelled & (poses.keep | show_pruned)):
         start, end = poses.keypoints[n, k], truth.keypoints[n, k]
         cv2.line(canvas, _point(start), _point(end), _RESIDUAL, width, cv2.LINE_AA, _SHIFT)
-        place = (round(float(end[0])) + 2 * width, round(float(end[1])) - 2 * width)
+        corner = np.clip(end, -(2**20), 2**20)
+        place = (round(float(corner[0])) + 2 * width, round(float(corner[1])) - 2 * width)
         label = f"{nll[n, k]:.1f}"
         cv2.putText(canvas, label, place, cv2.FONT_HERSHEY_SIMPLEX, size, (255, 255, 255), width + 2, cv2.LINE_AA)
         cv2.putText(canvas, label, place, cv2.FONT_HERSHEY_SIMPLEX, size, _RESIDUAL, max(1, width), cv2.LINE_AA)

@@ -43,7 +43,7 @@ def _match(
     truth = GroundTruth(
         images=np.zeros(1, dtype=np.int64),
         image_ids=ids,
-        class_ids=objects.class_ids,
+        class_ids=objects.class_ids + 1,
         keypoints=objects.keypoints,
         labelled=objects.labelled,
         boxes=np.concatenate([objects.boxes[:, :2], objects.boxes[:, 2:] - objects.boxes[:, :2]], axis=1),

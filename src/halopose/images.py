@@ -52,6 +52,8 @@ def as_bgr(image: Any, where: str = "image") -> Array:
     if type(image).__module__.split(".")[0] == "PIL":
         from PIL import ImageOps
 
+        if image.mode.startswith("I;16"):
+            return as_bgr(np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16), where)
         return np.ascontiguousarray(np.asarray(ImageOps.exif_transpose(image).convert("RGB"))[..., ::-1])
     array = np.asarray(image)
     if array.ndim == 2:
@@ -85,8 +87,8 @@ def read_source(source: Any) -> Iterator[NamedImage]:
     elif isinstance(source, Iterable):
         for number, item in enumerate(source):
             for image in read_source(item):
-                name = f"image_{number}" if image.name == "image_0" else image.name
-                yield NamedImage(name, image.pixels)
+                named = isinstance(item, (str, Path, int))
+                yield image if named else NamedImage(f"image_{number}", image.pixels)
     else:
         raise HaloposeError(f"cannot take images from a {type(source).__name__}")
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -101,7 +101,10 @@ class MatchStore:
 
     def ground_truth(self, names: tuple[str, ...], sigmas: Array, images: Array | None = None) -> GroundTruth:
         """The annotated objects of the collected images, in original pixels."""
-        parts = [read_table(path, "truth") for path in self._paths()]
+        tables = [read_table(path, "truth") for path in self._paths()]
+        parts = [table for table in tables if table]  # a shard of a second size, or of no readable image, has none
+        if not parts:
+            raise HaloposeError(f"{self.folder} holds no readable image: check the data")
         table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         seen = np.unique(np.concatenate([read_table(path, "views")["image_id"] for path in self._paths()]))
         boxes = table["boxes"]
@@ -125,9 +128,16 @@ def shard_path(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.safetensors"
 
 
+def _opened(path: Path, framework: str) -> Any:
+    try:
+        return safe_open(path, framework=framework)
+    except (SafetensorError, OSError):
+        raise HaloposeError(f"{path} is damaged: remove it and run the same collect again") from None
+
+
 def read_shard(path: Path, kind: str, levels: int) -> list[Cells]:
     """Memory-mapped cells by level."""
-    with safe_open(path, framework="pt") as file:
+    with _opened(path, "pt") as file:
         names = list(file.keys())
         result = []
         for level in range(levels):
@@ -139,13 +149,13 @@ def read_shard(path: Path, kind: str, levels: int) -> list[Cells]:
 
 
 def read_table(path: Path, kind: str) -> dict[str, Array]:
-    with safe_open(path, framework="np") as file:
+    with _opened(path, "np") as file:
         prefix = f"{kind}."
         return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    with safe_open(path, framework="np") as file:
+    with _opened(path, "np") as file:
         content: dict[str, Any] = json.loads(file.metadata()["halopose"])
         return content
 
@@ -163,6 +173,13 @@ def collect(
     if len(dataset.names) != host.keypoint_count:
         raise HaloposeError(
             f"the data have {len(dataset.names)} keypoints, the model {host.keypoint_count}: they do not fit"
+        )
+    unknown = {int(k) for record in dataset.records for k in record.objects.class_ids} - set(
+        range(len(host.class_names))
+    )
+    if unknown:
+        raise HaloposeError(
+            f"the data have class {min(unknown)}, the model only {len(host.class_names)} classes: they do not fit"
         )
     views = [(record, size) for size in settings.imgsz for record in dataset.records]
     shards = -(-len(views) // VIEWS_PER_SHARD)
@@ -280,7 +297,8 @@ def _collect_batch(
 def _assigned_rows(
     host: Host, output: HostOutput, views: list[_View], boxes: list[Letterbox], cap: int
 ) -> list[tuple[str, int, dict[str, Tensor]]]:
-    """Label-assigned cells, at most ``cap`` of each object, in input pixels."""
+    """Label-assigned cells, at most ``cap`` of each object, in input pixels. Crowds are no targets."""
+    views = [replace(view, objects=view.objects.select(~view.objects.crowd)) for view in views]
     targets = [_targets(view.objects, box) for view, box in zip(views, boxes, strict=True)]
     found = host.assign(output, targets)
     image, cell, object = found.image.cpu(), found.cell.cpu(), found.object.cpu()
@@ -415,8 +433,8 @@ def _write_shard(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any
     try:
         save_file(tensors, partial, metadata={"halopose": json.dumps(metadata)})
         partial.replace(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
         raise HaloposeError(
-            f"cannot write {path} ({error.strerror or error}): free some space and run it again, it resumes"
+            f"cannot write {path} ({error}): free some space and run it again, it resumes"
         ) from None

@@ -242,10 +242,14 @@ def evaluate_artifact(
     protocol: Protocol | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """The whole protocol on images that neither the heads nor the calibration have seen."""
+    """The whole protocol on images that neither the heads nor the calibration have seen.
+
+    By default confidences take the predicted box's area, as the predictor does: the artifact's threshold
+    was chosen so.
+    """
     artifact.check(host)
     _check_base(host, store)
-    protocol = protocol or Protocol(bootstrap=200)
+    protocol = protocol or Protocol(bootstrap=200, area="box", box_area_factor=artifact.area_factor)
     truth = store.ground_truth(artifact.keypoint_names, np.asarray(artifact.sigmas), images)
     heads = artifact.heads.to(host.device).eval()
     matched = match_poses(predictions_of(heads, store, images), truth, protocol)

@@ -24,7 +24,8 @@ class PoseDistributions:
 
     boxes (N, 4) xyxy; scores (N,); keypoints (N, K, 2), the base model's own; covariance and scale
     (N, K, 2, 2); dof (K,) for a Student-t, None for a Gaussian; visibility (N, K) or None; keep (N, K), the
-    pruning mask (a pruned keypoint keeps its coordinates); class_ids and image_ids (N,) or None.
+    pruning mask (a pruned keypoint keeps its coordinates); class_ids (N,) or None, counted from 1 as COCO's
+    categories are; image_ids (N,) or None.
     """
 
     boxes: Array
@@ -130,7 +131,7 @@ class PoseDistributions:
             data["image_id"] = self.image_ids
         return supervision.KeyPoints(
             xy=self.keypoints.astype(np.float32),
-            class_id=np.zeros(len(self), dtype=int) if self.class_ids is None else self.class_ids,
+            class_id=np.zeros(len(self), dtype=int) if self.class_ids is None else self.class_ids - 1,
             keypoint_confidence=self.visibility,
             detection_confidence=self.scores,
             visible=self.keep,
@@ -158,7 +159,7 @@ class PoseDistributions:
             dof=_one_law(dof) if dof is not None and n else None,
             visibility=key_points.keypoint_confidence,
             keep=key_points.visible,
-            class_ids=key_points.class_id,
+            class_ids=None if key_points.class_id is None else np.asarray(key_points.class_id) + 1,
             image_ids=data.get("image_id"),
         )
 

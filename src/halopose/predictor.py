@@ -50,14 +50,19 @@ class UncertainPose:
         family: Family = "gaussian",
         device: torch.device | str | None = None,
         unsafe: bool = False,
+        end2end: bool | None = None,
     ) -> UncertainPose:
         """Load a base (path of a checkpoint, a model, or a host) and the artifact made for it.
 
         Without arguments: YOLO11n-pose, found or fetched by ``halopose.hub``, with the heads that ship.
         """
-        host = load_host(hub.find_base() if base is None else base, device=device, unsafe=unsafe)
         if not isinstance(artifact, Artifact):
             artifact = Artifact.load(hub.shipped_artifact() if artifact is None else artifact)
+        if base is None:
+            base = hub.find_base()
+        host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+        if end2end is None and not artifact.fits(host):
+            host = _other_head(base, device, unsafe, host)
         return cls(host, artifact, family)
 
     def predict(
@@ -151,7 +156,7 @@ def describe(artifact: Artifact, detections: Selection, factors: Tensor, family:
         keep=keep_mask(
             _confidence(artifact, artifact.gaussian(factors).covariance.numpy(), boxes), artifact.threshold
         ),
-        class_ids=detections.class_ids.cpu().numpy(),
+        class_ids=detections.class_ids.cpu().numpy() + 1,
     )
 
 
@@ -177,6 +182,14 @@ def load_host(
     if isinstance(base, nn.Module):
         return UltralyticsHost(base, device=device, end2end=end2end, sigmas=sigmas)
     return UltralyticsHost.load(base, device=device, unsafe=unsafe, end2end=end2end, sigmas=sigmas)
+
+
+def _other_head(base: Any, device: Any, unsafe: bool, host: Host) -> Host:
+    """The base with its one-to-one head, which it may have without using it by default."""
+    try:
+        return load_host(base, device=device, unsafe=unsafe, end2end=True)
+    except HaloposeError:
+        return host
 
 
 def _checked(family: str) -> Family:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -94,7 +94,7 @@ def train(
     if not rows:
         raise HaloposeError("the store has no assigned cells: the training images have no labelled objects")
     held_out = _held_out_images(shards, settings.holdout)
-    run = _Run.start(heads, settings, rows, stores, Path(checkpoint) if checkpoint else None)
+    run = _Run.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None)
     while not run.finished:
         losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, device)]
         run.end_epoch(float(np.mean(losses)), _holdout_loss(heads, shards, held_out, settings, device))
@@ -120,8 +120,10 @@ def _only(shard: list[Cells], images: Array | None) -> list[Cells]:
 
 def _held_out_images(shards: list[list[Cells]], share: float) -> Tensor:
     images = np.unique(np.concatenate([cells.columns["image_id"].numpy() for shard in shards for cells in shard]))
+    if len(images) < 2:
+        raise HaloposeError("one training image is too few: some are held out to know when to stop")
     order = hashed_order(images)
-    return torch.from_numpy(np.sort(order[: max(1, round(share * len(order)))] if len(order) > 1 else order))
+    return torch.from_numpy(np.sort(order[: min(max(1, round(share * len(order))), len(order) - 1)]))
 
 
 @dataclass(frozen=True)
@@ -244,12 +246,14 @@ class _Run:
         settings: TrainSettings,
         rows: int,
         stores: list[MatchStore],
+        images: Array | None,
         path: Path | None,
     ) -> _Run:
         """A new run, or the one that the checkpoint continues."""
         run = cls(heads, settings, rows, path)
         collected = [[store.manifest[name] for name in ("base", "settings", "images")] for store in stores]
-        key = json.dumps([asdict(settings), asdict(heads.settings), collected, rows])
+        chosen = None if images is None else np.sort(images).tolist()
+        key = json.dumps([asdict(settings), asdict(heads.settings), collected, chosen, rows])
         run.key = hashlib.sha256(key.encode()).hexdigest()
         if path is not None and path.is_file():
             run._resume(path)
@@ -286,7 +290,7 @@ class _Run:
             raise HaloposeError("training diverged (loss is not finite): lower the learning rate")
         self.train_loss.append(train_loss)
         self.holdout_loss.append(holdout_loss)
-        if holdout_loss <= min(self.holdout_loss):
+        if self.holdout_loss.index(min(self.holdout_loss)) == self.epoch:  # the first of equals
             self.best = {name: value.detach().clone() for name, value in self.heads.state_dict().items()}
         self.epoch += 1
         if self.path is not None:
@@ -308,15 +312,22 @@ class _Run:
         partial = path.with_suffix(".partial")
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        save_file(tensors, partial, metadata={"halopose": json.dumps(content)})
-        partial.replace(path)
+        try:
+            save_file(tensors, partial, metadata={"halopose": json.dumps(content)})
+            partial.replace(path)
+        except (OSError, SafetensorError) as error:
+            partial.unlink(missing_ok=True)
+            raise HaloposeError(f"cannot write {path} ({error}): free some space, a rerun resumes") from None
 
     def _resume(self, path: Path) -> None:
-        with safe_open(path, framework="pt") as file:
-            content = json.loads((file.metadata() or {}).get("halopose", "{}"))
-            if content.get("key") != self.key:
-                raise HaloposeError(f"{path} belongs to another training: remove it or choose another folder")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        try:
+            with safe_open(path, framework="pt") as file:
+                content = json.loads((file.metadata() or {}).get("halopose", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError):
+            raise HaloposeError(f"{path} is damaged: remove it, training starts again") from None
+        if content.get("key") != self.key:
+            raise HaloposeError(f"{path} belongs to another training: remove it or choose another folder")
         self.heads.load_state_dict({n[6:]: v for n, v in tensors.items() if n.startswith("heads.")})
         device = self.parameters[0].device
         self.best = {n[5:]: v.to(device) for n, v in tensors.items() if n.startswith("best.")}

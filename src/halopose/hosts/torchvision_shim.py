@@ -54,5 +54,5 @@ def nms(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         opposite = torch.minimum(boxes[index, 2:], boxes[index + 1 :, 2:])
         overlap = (opposite - corner).clamp(min=0).prod(1)
         union = area[index] + area[index + 1 :] - overlap
-        alive[index + 1 :] &= overlap / union <= iou_threshold
+        alive[index + 1 :] &= ~(overlap / union > iou_threshold)  # empty boxes, 0 / 0, overlap nothing
     return order[alive]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,8 @@ class UltralyticsHost(Host):
         sigmas: Sequence[float] | Array | None = None,
         description: str = "",
     ) -> None:
-        head = model.model[-1]
+        layers = getattr(model, "model", None)
+        head = layers[-1] if isinstance(layers, nn.Sequential) else model
         if not isinstance(head, Pose):
             raise HaloposeError(
                 f"{description or 'the model'} is not a pose model: its head is {type(head).__name__}"
@@ -116,10 +118,10 @@ class UltralyticsHost(Host):
         auto = rectangular and len({image.shape for image in images}) == 1
         transform = LetterBox((size, size), auto=auto, stride=largest)
         boxed = [transform(image=image) for image in images]
+        placed = [_letterbox(transform.get_params({"img": image})) for image in images]
         batch = torch.from_numpy(np.stack(boxed)).to(self.device)
         batch = batch.permute(0, 3, 1, 2).contiguous().flip(1).float().div_(255)
-        height, width = batch.shape[2:]
-        return batch, [_letterbox(image.shape[:2], (height, width)) for image in images]
+        return batch, placed
 
     @torch.inference_mode()
     def forward(self, batch: Tensor) -> HostOutput:
@@ -232,7 +234,7 @@ class UltralyticsHost(Host):
 
 def to_results(poses: PoseDistributions, image: Array, path: str, names: dict[int, str] | None) -> Results:
     """The framework's own result object, with what it lacks as attributes."""
-    classes = np.zeros(len(poses)) if poses.class_ids is None else poses.class_ids
+    classes = np.zeros(len(poses)) if poses.class_ids is None else poses.class_ids - 1
     rows = np.concatenate([poses.boxes, poses.scores[:, None], classes[:, None]], axis=1)
     keypoints = poses.keypoints
     if poses.visibility is not None:
@@ -249,10 +251,17 @@ def to_results(poses: PoseDistributions, image: Array, path: str, names: dict[in
     return results
 
 
+# What the framework's loader raises, by how a file is damaged or what it asks to be unpickled.
+_LOAD_ERRORS = (
+    TypeError, ImportError, AttributeError, RuntimeError, OSError, EOFError, LookupError, ValueError,
+    AssertionError, UnpicklingError,
+)  # fmt: skip
+
+
 def _load_model(path: str, unsafe: bool) -> PoseModel:
     try:
         checkpoint, _ = torch_safe_load(path, safe_only=not unsafe)
-    except (TypeError, ImportError, AttributeError, RuntimeError, OSError, EOFError) as error:
+    except _LOAD_ERRORS as error:
         reason = " ".join(str(error).split())[:160]
         hint = "" if unsafe else "; if you trust it, allow unsafe loading"
         raise HaloposeError(f"cannot load {path} ({reason}){hint}") from None
@@ -262,14 +271,14 @@ def _load_model(path: str, unsafe: bool) -> PoseModel:
     return model
 
 
-def _letterbox(shape: tuple[int, int], size: tuple[int, int]) -> Letterbox:
-    """What LetterBox did, from the shapes before and after; it rounds each side, so gains differ a little."""
-    gain = min(size[0] / shape[0], size[1] / shape[1])
-    height, width = (max(round(side * gain), 1) for side in shape)
+def _letterbox(params: dict[str, Any]) -> Letterbox:
+    """What LetterBox did; it rounds each side to whole pixels, so the two gains differ a little."""
+    height, width = params["orig_shape"]
+    inner_width, inner_height = params["new_unpad"]
     return Letterbox(
-        shape=(int(shape[0]), int(shape[1])),
-        gain=(width / shape[1], height / shape[0]),
-        pad=(round((size[1] - width) / 2 - 0.1), round((size[0] - height) / 2 - 0.1)),
+        shape=(int(height), int(width)),
+        gain=(inner_width / width, inner_height / height),
+        pad=(float(params["left"]), float(params["top"])),
     )
 
 
