@@ -1,0 +1,1 @@
+"""Experiments: long commands whose figures stand in docs/results.md. None of them is a test."""
