@@ -112,10 +112,18 @@ class PoseDistributions:
             entry["keep"] = keep
         return entries
 
-    def to_ultralytics(self, image: Array, *, path: str = "", names: dict[int, str] | None = None) -> Any:
-        """An ``ultralytics`` Results with ``covariance``, ``scale``, ``dof`` and ``keep`` attached."""
+    def to_ultralytics(
+        self, image: Array | None = None, *, path: str = "", names: dict[int, str] | None = None
+    ) -> Any:
+        """An ``ultralytics`` Results with ``covariance``, ``scale``, ``dof`` and ``keep`` attached.
+
+        Its methods that draw or normalise need the image; without one it lies on a black image just large enough.
+        """
         from halopose.hosts.ultralytics import to_results
 
+        if image is None:
+            width, height = np.ceil(np.max(self.boxes[:, 2:], axis=0, initial=1)).astype(int)
+            image = np.zeros((height, width, 3), dtype=np.uint8)
         return to_results(self, image, path, names)
 
     def to_supervision(self) -> Any:

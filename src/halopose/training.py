@@ -38,12 +38,12 @@ class TrainSettings:
 
     epochs: int = 12
     batch: int = 512
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     weight_decay: float = 1e-2
     alpha: float = 1.0
     scale_weight: bool = True
-    holdout: float = 0.05
-    patience: int = 4
+    holdout: float = 0.1
+    patience: int = 6
     clip: float = 1.0
     warmup: float = 0.05
     seed: int = 0
