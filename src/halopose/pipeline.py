@@ -307,12 +307,12 @@ def fit(
         },
         "skipped": train_store.skipped() + val_store.skipped(),
         "training": asdict(trained),
-        "figures": _figures(metrics),
+        "figures": figures(metrics),
     }
     return replace(artifact, card=card), metrics
 
 
-def _figures(metrics: dict[str, Any]) -> dict[str, Any]:
+def figures(metrics: dict[str, Any]) -> dict[str, Any]:
     """The scalars worth carrying along."""
     names = ("ace", "ence", "nll", "akp")
     figures: dict[str, Any] = {
