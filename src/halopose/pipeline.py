@@ -25,6 +25,7 @@ from halopose.heads import HeadSettings, ProbabilisticHeads
 from halopose.hosts.base import Host
 from halopose.matches import Cells, CollectSettings, MatchStore, collect
 from halopose.poses import Array, PoseDistributions
+from halopose.pruning import GAMMA_KS
 from halopose.regimes import Given, cross_fitted, fit_gaussian, fit_student, hashed_order, pruning_threshold
 from halopose.training import Trained, TrainSettings, importance_weights, train
 from halopose.truepositives import Protocol, match_poses
@@ -35,7 +36,11 @@ CalibrationSource = Literal["assigned", "matched"]
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Everything a fit depends on. calibration_share: part of the validation images kept for calibration."""
+    """Everything a fit depends on.
+
+    calibration_share: part of the validation images kept for calibration. gamma_ks: similarity from which a
+    keypoint counts as reliable when the pruning threshold is chosen.
+    """
 
     train: TrainSettings = field(default_factory=TrainSettings)
     head: HeadSettings = field(default_factory=HeadSettings)
@@ -47,6 +52,7 @@ class FitSettings:
     calibration_share: float = 0.2
     cells_per_object: int = 10
     area_factor: float = 0.53
+    gamma_ks: float = GAMMA_KS
     batch: int = 1
 
 
@@ -101,7 +107,9 @@ def train_heads(
     report = None
     if progress is not None:
         report = lambda done, total, note: progress(f"training heads ({note})", done, total)  # noqa: E731
-    trained = train(heads, store, settings.train, device=host.device, checkpoint=checkpoint, progress=report)
+    trained = train(
+        heads, stores, settings.train, images=images, device=host.device, checkpoint=checkpoint, progress=report
+    )
     return round_to_stored(heads), trained
 
 
@@ -154,7 +162,7 @@ def calibrate_heads(
 ) -> Calibrated:
     """Calibrate on the given images of a validation store, and choose the pruning threshold there."""
     _check_base(host, store)
-    protocol = Protocol(area="box", box_area_factor=settings.area_factor)
+    protocol = Protocol(area="box", box_area_factor=settings.area_factor, gamma_ks=settings.gamma_ks)
     truth = store.ground_truth(host.keypoint_names, host.sigmas, images)
     matched = match_poses(predictions_of(heads, store, images), truth, protocol)
     if not len(matched):
