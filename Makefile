@@ -11,9 +11,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/.ready
-	$(BIN)/halopose synthesize -o demo
-	$(BIN)/halopose score demo/predictions.json demo/truth.json -o demo/report
-	@echo "Open demo/report/report.html"
+	$(BIN)/python -m experiments.demo -o demo
 
 test: $(VENV)/.ready lint
 	$(BIN)/python -m pytest

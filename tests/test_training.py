@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from safetensors.torch import save
 from halopose.errors import HaloposeError
 from halopose.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
 from halopose.matches import FORMAT, MatchStore, _write_shard
+from halopose.pipeline import FitSettings, train_heads
 from halopose.training import TrainSettings, importance_weights, train, weighted_nll
 from models import run_script
 
@@ -335,3 +337,22 @@ def test_a_single_image_says_that_it_is_too_few(tmp_path):
     with pytest.raises(HaloposeError, match="image") as error:
         train(new_heads(), store, replace(SETTINGS, epochs=3))
     assert "learning rate" not in str(error.value)
+
+
+def test_the_pipeline_trains_on_every_store_and_only_on_the_images_asked_for(tmp_path):
+    stores = [write_store(tmp_path / "a"), write_store(tmp_path / "b", seed=1, images=range(101, 133))]
+    host = SimpleNamespace(
+        pose_templates=lambda: [
+            [ConvTemplate(torch.zeros(4, CHANNELS, 5, 5), torch.zeros(4), "silu")] for _ in STRIDES
+        ],
+        strides=STRIDES,
+        keypoint_count=KEYPOINTS,
+        device=torch.device("cpu"),
+        fingerprints=("synthetic",),
+    )
+    settings = FitSettings(train=replace(SETTINGS, epochs=2), head=HeadSettings(warm_start=False))
+    both, first, second = (train_heads(host, part, settings)[1] for part in (stores, stores[:1], stores[1:]))
+    assert both.train_loss != first.train_loss
+    assert both.train_loss != second.train_loss
+    chosen = train_heads(host, stores, settings, images=np.arange(101, 133))[1]
+    assert chosen.train_loss == second.train_loss

@@ -1,0 +1,86 @@
+"""``make demo``: poses with calibrated ellipses on photographs, and a report on data whose truth is known.
+
+    python -m experiments.demo -o demo
+
+The photographs come with the ultralytics package; YOLO11n-pose is fetched by ``halopose.hub``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import ultralytics
+
+from halopose.files import read_json
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, default=Path("demo"))
+    output = parser.parse_args().output
+    photographs = Path(ultralytics.__file__).parent / "assets"
+    halopose("predict", photographs, "-o", output / "poses")
+    halopose("synthesize", "-o", output / "synthetic")
+    halopose(
+        "score", output / "synthetic" / "predictions.json", output / "synthetic" / "truth.json",
+        "-o", output / "report", "--bootstrap", 50,
+    )  # fmt: skip
+    predictions = read_json(output / "poses" / "predictions.json")
+    print(table(predictions))
+    (output / "index.html").write_text(gallery(predictions), encoding="utf-8")
+    print(f"\nOpen {output / 'index.html'}")
+
+
+def halopose(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "halopose.cli", *map(str, arguments)], check=True)
+
+
+def table(predictions: list[dict]) -> str:
+    """Detections with the spread of their most and least certain keypoints, in pixels."""
+    lines = [
+        f"{'photograph':12}{'person':>8}{'score':>8}{'kept':>8}{'best px':>9}{'median px':>11}{'worst px':>10}"
+    ]
+    for image in predictions:
+        for number, entry in enumerate(image["detections"]):
+            spread = np.sqrt([(xx + yy) / 2 for xx, _, yy in entry["covariance"]])
+            kept = f"{sum(entry['keep'])}/{len(entry['keep'])}"
+            lines.append(
+                f"{image['image']:12}{number + 1:8}{entry['score']:8.2f}{kept:>8}"
+                f"{spread.min():9.1f}{np.median(spread):11.1f}{spread.max():10.1f}"
+            )
+    return "\n".join(lines)
+
+
+def gallery(predictions: list[dict]) -> str:
+    """A page with the pictures and a link to the report."""
+    figures = "\n".join(
+        f'<figure><img src="poses/{html.escape(image["image"])}.jpg" alt="{html.escape(image["image"])}">'
+        f"<figcaption>{html.escape(image['image'])}: {len(image['detections'])} persons</figcaption></figure>"
+        for image in predictions
+    )
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>halopose demo</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }}
+h1 {{ font-weight: 600; }}
+figure {{ margin: 2rem 0; }}
+img {{ max-width: 100%; border-radius: 6px; }}
+figcaption {{ opacity: .7; }}
+</style>
+<h1>Poses that know how sure they are</h1>
+<p>Coloured ellipses hold the true keypoint with 95 % probability; grey ones were pruned as unreliable. The heads
+are those that ship with the package, the base is YOLO11n-pose, unchanged.
+<a href="report/report.html">The report</a> scores predictions whose true distribution is known.</p>
+{figures}
+</html>
+"""
+
+
+if __name__ == "__main__":
+    main()
