@@ -29,11 +29,12 @@ def make_model() -> UncertainPose:
     return UncertainPose(host, artifact)
 
 
-def compare_predict(rounds: int = 25) -> tuple[Comparison, Comparison]:
+def compare_predict(rounds: int = 40) -> tuple[Comparison, Comparison]:
     """Base against sparse heads, and base against dense heads; end to end with NMS, 640, batch 1."""
     model = make_model()
     image = cv2.imread(str(PHOTOGRAPH))
 
+    @torch.inference_mode()
     def base() -> None:
         batch, boxes = model.host.preprocess([image], 640, rectangular=True)
         selection = model.host.select(model.host.forward(batch), conf=0.25, iou=0.7)[0]

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from halopose.distributions import RAW_CHANNELS
-from halopose.heads import ConvTemplate, HeadSettings, LevelHead, ProbabilisticHeads, cut_windows
+from halopose.heads import (
+    ConvTemplate,
+    HeadSettings,
+    LevelHead,
+    ProbabilisticHeads,
+    convolve_few,
+    convolve_many,
+    cut_windows,
+)
 
 SIZES = [((7, 5), (3, 4), (1, 1)), ((2, 3), (1, 1), (5, 9)), ((1, 6), (6, 1), (3, 3)), ((11, 13), (8, 8), (2, 2))]
 KERNELS = ((3, 3), (1, 3, 3), (1, 3, 3, 3))  # windows 5, 5 and 7 wide, as in YOLO-NAS
@@ -162,3 +170,14 @@ def test_mirrored_trunk_starts_at_the_base_only_if_warm():
         level = LevelHead(template, KEYPOINTS, HeadSettings(warm_start=warm))
         assert torch.equal(level.trunk[0].weight, template[0].weight) is warm
         assert all(value.requires_grad for value in level.parameters())
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("count", [1, 7, 100])
+def test_both_ways_to_convolve_windows_are_equal(kernel, count):
+    generator = torch.Generator().manual_seed(kernel + count)
+    convolution = torch.nn.Conv2d(6, 4, kernel).double()
+    windows = torch.randn((count, 7, 7, 6), generator=generator, dtype=torch.float64)
+    few, many = convolve_few(windows, convolution), convolve_many(windows, convolution)
+    assert few.shape == many.shape == (count, 8 - kernel, 8 - kernel, 4)
+    assert torch.allclose(few, many, rtol=1e-12, atol=1e-12)

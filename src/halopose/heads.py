@@ -19,6 +19,7 @@ from halopose.distributions import RAW_CHANNELS, Parameterisation, scale_tril_fr
 Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
 
+FEW_WINDOWS = 64  # up to here a matrix product beats torch's convolution (``make bench`` needs both)
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -90,12 +91,14 @@ class LevelHead(nn.Module):
         inside (N, W, W) marks the cells on the map. A convolution over the border sees zeros there, and so
         must the next one: intermediate activations outside are masked, or bias and activation would leak in.
         """
+        convolve = convolve_few if len(windows) <= FEW_WINDOWS else convolve_many
+        windows = windows.permute(0, 2, 3, 1)
         for convolution, activation in self._layers():
-            windows = _ACTIVATIONS[activation](F.conv2d(windows, convolution.weight, convolution.bias))
+            windows = _ACTIVATIONS[activation](convolve(windows, convolution))
             reach = convolution.weight.shape[-1] // 2
             inside = inside[:, reach : inside.shape[1] - reach, reach : inside.shape[2] - reach]
-            windows = windows * inside[:, None]
-        return self._raw(F.conv2d(windows, self.last.weight, self.last.bias)[..., 0, 0])
+            windows = windows * inside[..., None]
+        return self._raw(convolve(windows, self.last)[:, 0, 0])
 
     def _layers(self) -> Iterator[tuple[nn.Conv2d, Activation]]:
         for convolution, activation in zip(self.trunk, self.activations, strict=True):
@@ -105,6 +108,19 @@ class LevelHead(nn.Module):
     def _raw(self, values: Tensor) -> Tensor:
         channels = RAW_CHANNELS[self.settings.parameterisation]
         return values.unflatten(-1, (self.keypoints, channels))
+
+
+def convolve_few(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
+    """Convolve (N, H, W, C) without padding as one matrix product: for a few detections, several times faster."""
+    kernel = convolution.weight.shape[-1]
+    patches = windows.unfold(1, kernel, 1).unfold(2, kernel, 1).permute(0, 1, 2, 4, 5, 3).flatten(3)
+    return F.linear(patches, convolution.weight.permute(0, 2, 3, 1).flatten(1), convolution.bias)
+
+
+def convolve_many(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
+    """The same by torch's convolution: for training batches, half as much time again faster."""
+    result = F.conv2d(windows.permute(0, 3, 1, 2), convolution.weight, convolution.bias)
+    return result.permute(0, 2, 3, 1)
 
 
 def _convolution(template: ConvTemplate, settings: HeadSettings) -> nn.Conv2d:

@@ -299,7 +299,7 @@ def _assigned_rows(
 ) -> list[tuple[str, int, dict[str, Tensor]]]:
     """Label-assigned cells, at most ``cap`` of each object, in input pixels. Crowds are no targets."""
     views = [replace(view, objects=view.objects.select(~view.objects.crowd)) for view in views]
-    targets = [_targets(view.objects, box) for view, box in zip(views, boxes, strict=True)]
+    targets = [to_targets(view.objects, box) for view, box in zip(views, boxes, strict=True)]
     found = host.assign(output, targets)
     image, cell, object = found.image.cpu(), found.cell.cpu(), found.object.cpu()
     confidence = output.scores[found.image, found.cell].float().cpu()
@@ -337,7 +337,8 @@ def _best_of_each(image: Tensor, object: Tensor, confidence: Tensor, cap: int) -
     return torch.from_numpy(np.sort(order[place < cap]))
 
 
-def _targets(objects: Objects, box: Letterbox) -> Targets:
+def to_targets(objects: Objects, box: Letterbox) -> Targets:
+    """Objects in original pixels as targets in input pixels."""
     corners = objects.boxes.reshape(-1, 2, 2)
     return Targets(
         boxes=torch.from_numpy(box.to_input(corners).reshape(-1, 4)).float(),
