@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -223,7 +224,7 @@ def _minimise_profile(sample: Sample, start: Tensor, limit: Tensor, light: Tenso
     return current, _Profile.at(sample.mahalanobis, sample.weight, current)
 
 
-class Calibration(nn.Module):
+class Calibration(nn.Module, ABC):
     """Common ground of both calibrations: one temperature per keypoint, fitted with shrinkage.
 
     A keypoint whose effective sample size n is under ``min_samples`` is blended, in the logarithm, with
@@ -269,8 +270,9 @@ class Calibration(nn.Module):
         self._fit(sample)
         return self
 
+    @abstractmethod
     def _fit(self, sample: Sample) -> None:
-        raise NotImplementedError
+        """Set the learned values from a sample that has at least one labelled keypoint."""
 
     def _shrink(self, own: Tensor, pooled: Tensor) -> Tensor:
         """Blend logarithms (K,) towards the pooled one (1,) where samples are few."""
