@@ -3,21 +3,24 @@
     python -m experiments.shipped_heads --data coco-pose/data.yaml --work work/ -o heads.safetensors
 
 The data yaml has the splits train, train_small (256 px) and val. The val images are cut by a hash of their id:
-60 % join the training images for the heads, 20 % calibrate, 20 % evaluate. The script prints the figures that
-stand in docs/results.md.
+20 % calibrate, 20 % evaluate, 60 % join the training images for the heads. The script prints the figures that
+stand in docs/results.md; experiments/head_search.py is where its settings come from.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from halopose.console import progress, say, write_scores
-from halopose.datasets import load_dataset
+from halopose.datasets import Dataset, load_dataset
+from halopose.hosts.base import Host
 from halopose.hub import find_base
+from halopose.matches import MatchStore
 from halopose.pipeline import (
     FitSettings,
     calibrate_heads,
@@ -28,12 +31,45 @@ from halopose.pipeline import (
     train_heads,
     uncalibrated,
 )
+from halopose.poses import Array
 from halopose.predictor import load_host
 from halopose.regimes import hashed_order
 from halopose.training import TrainSettings
 
 SETTINGS = FitSettings(train=TrainSettings(epochs=10, scale_weight=False), gamma_ks=0.3)
 SIZES = {"train": (384, 512, 640), "train_small": (320,), "val": (512, 640)}
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Images for the heads by split, and the val images that calibrate and evaluate, with their ids."""
+
+    heads: dict[str, Dataset]
+    held: Dataset
+    calibration: Array
+    evaluation: Array
+
+
+def load_splits(data: Path) -> Splits:
+    """The same cut of the same images every time."""
+    heads = {split: load_dataset(data, split) for split in SIZES}
+    order = hashed_order(heads["val"].image_ids)
+    fifth = len(order) // 5
+    calibration, evaluation, rest = (np.sort(part) for part in np.split(order, [fifth, 2 * fifth]))
+    held = heads["val"].subset(np.concatenate([calibration, evaluation]))
+    return Splits({**heads, "val": heads["val"].subset(rest)}, held, calibration, evaluation)
+
+
+def collect_heads(
+    host: Host, splits: Splits, work: Path, step: Callable[[str, int, int], None]
+) -> dict[str, MatchStore]:
+    """The stores that the heads train on."""
+    return {
+        split: collect_training(
+            host, splits.heads[split], work / split, replace(SETTINGS, train_sizes=sizes), step
+        )
+        for split, sizes in SIZES.items()
+    }
 
 
 def main() -> None:
@@ -43,36 +79,28 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()
     host = load_host(find_base())
-    splits = {split: load_dataset(arguments.data, split) for split in SIZES}
-    order = hashed_order(splits["val"].image_ids)
-    fifth = len(order) // 5
-    calibration, evaluation, heads_images = (np.sort(part) for part in np.split(order, [fifth, 2 * fifth]))
-    held = splits["val"].subset(np.concatenate([calibration, evaluation]))
-    splits["val"] = splits["val"].subset(heads_images)
-    stores = []
+    splits = load_splits(arguments.data)
     with progress() as step:
-        for split, sizes in SIZES.items():
-            settings = replace(SETTINGS, train_sizes=sizes)
-            stores.append(collect_training(host, splits[split], arguments.work / split, settings, step))
-        held_store = collect_validation(host, held, arguments.work / "held", SETTINGS, step)
+        stores = list(collect_heads(host, splits, arguments.work, step).values())
+        held = collect_validation(host, splits.held, arguments.work / "held", SETTINGS, step)
         heads, trained = train_heads(host, stores, SETTINGS, arguments.work / "run.safetensors", step)
-    calibrated = calibrate_heads(host, heads, held_store, calibration, SETTINGS)
+    calibrated = calibrate_heads(host, heads, held, splits.calibration, SETTINGS)
     artifact = replace(
         uncalibrated(host, heads, SETTINGS, {}),
         gaussian=calibrated.gaussian,
         student=calibrated.student,
         threshold=calibrated.threshold,
     )
-    metrics = evaluate_artifact(artifact, host, held_store, evaluation)
+    metrics = evaluate_artifact(artifact, host, held, splits.evaluation)
     card = {
         "base": host.description,
         "data": "COCO 2017 images with persons, by id; train, train_small and val as in docs/results.md",
         "settings": {**asdict(SETTINGS), "sizes": SIZES},
         "training": asdict(trained),
         "images": {
-            "heads": np.concatenate([part.image_ids for part in splits.values()]).tolist(),
-            "calibration": calibration.tolist(),
-            "evaluation": evaluation.tolist(),
+            "heads": np.concatenate([part.image_ids for part in splits.heads.values()]).tolist(),
+            "calibration": splits.calibration.tolist(),
+            "evaluation": splits.evaluation.tolist(),
         },
         "figures": figures(metrics),
     }

@@ -1,0 +1,238 @@
+"""What helps the heads that ship: one change at a time, judged on images set aside from the heads' own part.
+
+    python -m experiments.head_search --data coco-pose/data.yaml --work work/ -o search.md
+
+A third of the val images that belong to the heads is left out of training here and scores every row, with
+calibrations cross-fitted over five folds of it; calibration and evaluation images of the shipped heads are never
+touched. Rows are compared with the first by the same bootstrap resamples of images. A rerun keeps finished rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from experiments.shipped_heads import SETTINGS, collect_heads, load_splits
+from halopose import metrics
+from halopose.console import progress, say
+from halopose.datasets import Dataset, Record
+from halopose.files import read_json, write_json, write_text
+from halopose.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
+from halopose.hosts.base import Host
+from halopose.hub import find_base
+from halopose.matches import MatchStore
+from halopose.matching import keypoint_similarity
+from halopose.pipeline import collect_training, collect_validation, predictions_of
+from halopose.poses import Array
+from halopose.predictor import load_host
+from halopose.pruning import localization_confidence
+from halopose.regimes import cross_fitted, hashed_order
+from halopose.statistics import Statistics
+from halopose.training import TrainSettings, train
+from halopose.truepositives import MatchedPoses, Protocol, match_poses
+
+PROTOCOL = Protocol(area="box")
+DRAWS = 300
+SCORES = ("skill", "ace", "ence", "nll")
+# COCO's left and right keypoints exchanged, as a mirror does.
+MIRROR = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trained variant: its settings, its stores, factor of the head's width, checkpoints averaged."""
+
+    name: str
+    train: TrainSettings = SETTINGS.train
+    head: HeadSettings = field(default_factory=HeadSettings)
+    stores: tuple[str, ...] = ("train", "train_small", "val")
+    width: float = 1.0
+    averaged: int = 1
+
+
+def rows() -> list[Row]:
+    base = SETTINGS.train
+    return [
+        Row("as shipped"),
+        Row("another seed", replace(base, seed=1)),
+        Row("with mirrored copies", stores=("train", "train_small", "val", "mirrored")),
+        Row("without train_small (256 px images)", stores=("train", "val")),
+        Row("train only", stores=("train",)),
+        Row("alpha 0", replace(base, alpha=0.0)),
+        Row("alpha 2", replace(base, alpha=2.0)),
+        Row("with scale weights", replace(base, scale_weight=True)),
+        Row("no warm start", head=HeadSettings(warm_start=False)),
+        Row("heads twice as wide", width=2.0),
+        Row("isotropic", head=HeadSettings("isotropic")),
+        Row("learning rate 1e-4", replace(base, learning_rate=1e-4)),
+        Row("learning rate 1e-3", replace(base, learning_rate=1e-3)),
+        Row("5 epochs", replace(base, epochs=5)),
+        Row("20 epochs", replace(base, epochs=20, patience=20)),
+        Row("last 3 checkpoints averaged", averaged=3),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True, help="the folder of experiments.shipped_heads will do")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    host = load_host(find_base())
+    splits = load_splits(arguments.data)
+    order = hashed_order(splits.heads["val"].image_ids)
+    scored = np.sort(order[: len(order) // 3])
+    trained_on = np.concatenate(
+        [np.setdiff1d(part.image_ids, scored) for part in splits.heads.values()], dtype=np.int64
+    )
+    with progress() as step:
+        stores = collect_heads(host, splits, arguments.work, step)
+        judge = splits.heads["val"].subset(scored)
+        judge_store = collect_validation(host, judge, arguments.work / "search", SETTINGS, step)
+        copies = mirrored(
+            Dataset.join([splits.heads["train"], splits.heads["val"]]), arguments.work / "mirrored-images"
+        )
+        wide = replace(SETTINGS, train_sizes=(512, 640))
+        stores["mirrored"] = collect_training(host, copies, arguments.work / "mirrored", wide, step)
+    draws: dict[str, dict[str, list[float]]] = {}
+    for row in rows():
+        path = arguments.work / "search-rows" / f"{row.name.replace(' ', '-')}.json"
+        draws[row.name] = finished(path, row) or computed(
+            path, row, lambda row=row: score(host, heads_of(host, row, stores, trained_on), judge_store)
+        )
+        say(line(row.name, draws[row.name], draws["as shipped"]))
+        write_text(arguments.output, table(draws))
+    say(f"-> {arguments.output}")
+
+
+def mirrored(dataset: Dataset, folder: Path) -> Dataset:
+    """Mirrored copies of images with their labels, under the ids of the originals."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return replace(dataset, records=tuple(_mirrored(record, folder) for record in dataset.records))
+
+
+def _mirrored(record: Record, folder: Path) -> Record:
+    image, objects = record.read()
+    path = folder / f"{record.image_id}.png"
+    if not path.is_file():
+        cv2.imwrite(str(path), image[:, ::-1])
+    width = image.shape[1]
+    boxes = objects.boxes.copy()
+    boxes[:, [0, 2]] = width - objects.boxes[:, [2, 0]]
+    keypoints = objects.keypoints[:, MIRROR].copy()
+    keypoints[..., 0] = width - keypoints[..., 0]
+    objects = replace(objects, boxes=boxes, keypoints=keypoints, labelled=objects.labelled[:, MIRROR])
+    return replace(record, path=path, objects=objects, relative=False)
+
+
+def heads_of(host: Host, row: Row, stores: dict[str, MatchStore], images: Array) -> ProbabilisticHeads:
+    """Trained heads of a row; the mean of the last checkpoints if it says so."""
+    torch.manual_seed(row.train.seed)
+    templates = [widened(template, row.width) for template in host.pose_templates()]
+    heads = ProbabilisticHeads(templates, host.strides, host.keypoint_count, row.head)
+    checkpoints: list[dict[str, torch.Tensor]] = []
+
+    def keep(done: int, total: int, note: str) -> None:
+        checkpoints.append({name: value.detach().clone() for name, value in heads.state_dict().items()})
+
+    train(
+        heads, [stores[name] for name in row.stores], row.train, images=images, device=host.device, progress=keep
+    )
+    if row.averaged > 1:
+        last = checkpoints[-row.averaged :]
+        heads.load_state_dict({name: torch.stack([c[name] for c in last]).mean(0) for name in last[0]})
+    return heads.eval()
+
+
+def widened(template: list[ConvTemplate], factor: float) -> list[ConvTemplate]:
+    """The template with more channels: the pose head's own first, random ones after."""
+    result, inputs = [], int(template[0].weight.shape[1])
+    for conv in template:
+        out, old, kernel, _ = conv.weight.shape
+        wide = round(out * factor)
+        fresh = torch.nn.Conv2d(inputs, wide, kernel)
+        weight, bias = fresh.weight.detach().clone(), torch.zeros(wide)
+        weight[:out, :old], bias[:out] = conv.weight, conv.bias
+        weight[:out, old:] = 0
+        result.append(ConvTemplate(weight, bias, conv.activation))
+        inputs = wide
+    return result
+
+
+def score(host: Host, heads: ProbabilisticHeads, store: MatchStore) -> dict[str, list[float]]:
+    """Each score and its bootstrap draws: skill, Student-t ACE, Gaussian ENCE, Student-t NLL."""
+    truth = store.ground_truth(host.keypoint_names, host.sigmas)
+    matched = match_poses(predictions_of(heads, store), truth, PROTOCOL)
+    regimes = cross_fitted(matched, PROTOCOL)
+    similarity = keypoint_similarity(matched.residual, matched.area, matched.sigmas)
+    gaussian, student = (
+        Statistics.of(
+            law, matched.residual, matched.labelled, _confidence(matched, law.covariance.numpy()), similarity
+        )
+        for law in (regimes.laws["gaussian"], regimes.laws["student_t"])
+    )
+    images, image = np.unique(matched.image_ids, return_inverse=True)
+    image = image[np.nonzero(matched.labelled)[0]]
+    generator = np.random.default_rng(0)
+    weights = [np.ones(len(images), dtype=np.int64)]
+    weights += [
+        np.bincount(generator.integers(len(images), size=len(images)), minlength=len(images)) for _ in range(DRAWS)
+    ]
+    found: dict[str, list[float]] = {name: [] for name in SCORES}
+    for number, weight in enumerate(weights):
+        g, t = gaussian.resampled(weight[image]), student.resampled(weight[image])
+        chance = metrics.random_keypoint_precision(
+            similarity[matched.labelled], weight[image], rounds=1, seed=number
+        )
+        for name, value in zip(
+            SCORES, (metrics.skill(g["akp"], chance), t["ace"], g["ence"], t["nll"]), strict=True
+        ):
+            found[name].append(value)
+    return found
+
+
+def _confidence(matched: MatchedPoses, covariance: Array) -> Array:
+    return localization_confidence(covariance, matched.confidence_area(PROTOCOL), matched.sigmas)
+
+
+def finished(path: Path, row: Row) -> dict[str, list[float]] | None:
+    if not path.is_file():
+        return None
+    content = read_json(path)
+    return content["draws"] if content["row"] == read_back(row) else None
+
+
+def computed(path: Path, row: Row, run: Callable[[], dict[str, list[float]]]) -> dict[str, list[float]]:
+    draws = run()
+    write_json(path, {"row": read_back(row), "draws": draws})
+    return draws
+
+
+def read_back(row: Row) -> dict[str, object]:
+    """The row as json gives it back."""
+    return {**asdict(row), "stores": list(row.stores)}
+
+
+def line(name: str, draws: dict[str, list[float]], base: dict[str, list[float]]) -> str:
+    """A row of the table: each score, and its paired difference to the first row with its 95 % interval."""
+    cells = []
+    for score in SCORES:
+        value, difference = draws[score][0], np.array(draws[score]) - np.array(base[score])
+        margin = 1.96 * difference[1:].std(ddof=1)
+        cells += [f"{value:.3f}", "" if draws is base else f"{difference[0]:+.3f} ± {margin:.3f}"]
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+def table(draws: dict[str, dict[str, list[float]]]) -> str:
+    head = "| | skill | Δ | ACE, Student-t | Δ | ENCE, Gaussian | Δ | NLL, Student-t | Δ |\n" + "|---" * 9 + "|\n"
+    return head + "".join(line(name, each, draws["as shipped"]) + "\n" for name, each in draws.items())
+
+
+if __name__ == "__main__":
+    main()
