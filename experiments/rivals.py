@@ -1,0 +1,144 @@
+"""What a user without heads has: a constant covariance per keypoint, and test-time augmentation.
+
+In: a host, annotated images, the detections of the frozen base. Out: covariances (N, K, 2, 2) in original pixels
+for the same detections, so that every rival is scored on the same residuals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from experiments.head_search import MIRROR
+from halopose.calibration import GaussianCalibration
+from halopose.datasets import Dataset
+from halopose.hosts.base import Host
+from halopose.poses import Array, PoseDistributions
+from halopose.regimes import fit_gaussian
+from halopose.truepositives import MatchedPoses
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class View:
+    """One augmented pass: mirrored or not, zoomed about the middle, shifted by a share of the image."""
+
+    mirror: bool
+    zoom: float
+    shift: tuple[float, float]
+
+
+VIEWS = [
+    View(mirror, zoom, shift)
+    for mirror in (False, True)
+    for zoom, shift in ((0.8, (0.0, 0.0)), (0.9, (0.03, 0.0)), (1.0, (0.0, 0.03)), (0.95, (-0.03, -0.03)))
+]
+
+
+def constant_in_pixels(matched: MatchedPoses) -> Array:
+    """Second moments (K, 2, 2) of the residuals of true positives."""
+    return _moments(matched.residual, matched.labelled)
+
+
+def constant_per_size(matched: MatchedPoses) -> Array:
+    """Second moments (K, 2, 2) of the residuals over the square root of the predicted box's area."""
+    return _moments(matched.residual / np.sqrt(matched.box_area)[:, None, None], matched.labelled)
+
+
+def _moments(residual: Array, labelled: Array) -> Array:
+    outer = residual[..., :, None] * residual[..., None, :] * labelled[..., None, None]
+    return outer.sum(0) / labelled.sum(0)[:, None, None]
+
+
+def augmented(
+    host: Host, dataset: Dataset, detections: PoseDistributions, imgsz: int, path: Path, step: Progress
+) -> Array:
+    """Keypoints (V, N, K, 2) of every detection in every view, NaN where a view misses it; kept in a file."""
+    if path.is_file():
+        return np.asarray(np.load(path)["keypoints"])
+    found = np.full((len(VIEWS), len(detections), detections.keypoint_count, 2), np.nan)
+    assert detections.image_ids is not None
+    for number, record in enumerate(dataset.records):
+        rows = np.flatnonzero(detections.image_ids == record.image_id)
+        if len(rows):
+            image = record.read()[0]
+            for place, view in enumerate(VIEWS):
+                boxes, keypoints = seen(host, image, view, imgsz)
+                for row, match in closest(detections.boxes[rows], boxes):
+                    found[place, rows[row]] = keypoints[match]
+        step("augmented passes", number + 1, len(dataset))
+    np.savez_compressed(path, keypoints=found)
+    return found
+
+
+@torch.inference_mode()
+def seen(host: Host, image: Array, view: View, imgsz: int) -> tuple[Array, Array]:
+    """Boxes (M, 4) and keypoints (M, K, 2) that the base finds in a view, in pixels of the original."""
+    height, width = image.shape[:2]
+    middle = np.array([width - 1, height - 1]) / 2
+    flip = np.diag([-1.0 if view.mirror else 1.0, 1.0]) * view.zoom
+    offset = middle - flip @ middle + np.array(view.shift) * [width, height]
+    warped = cv2.warpAffine(
+        image, np.c_[flip, offset], (width, height), flags=cv2.INTER_LINEAR, borderValue=(114,) * 3
+    )
+    batch, boxes = host.preprocess([warped], imgsz, rectangular=True)
+    chosen = host.select(host.forward(batch), conf=0.01, iou=0.7)[0]
+    chosen = host.to_original(chosen, boxes[0], (int(batch.shape[2]), int(batch.shape[3])))
+    inverse = np.linalg.inv(flip)
+    keypoints = (chosen.keypoints.cpu().numpy() - offset) @ inverse.T
+    corners = (chosen.boxes.cpu().numpy().reshape(-1, 2, 2) - offset) @ inverse.T
+    corners = np.concatenate([corners.min(1), corners.max(1)], axis=1)
+    return corners, keypoints[:, MIRROR] if view.mirror else keypoints
+
+
+def closest(boxes: Array, others: Array) -> Iterator[tuple[int, int]]:
+    """Pairs of boxes (N, 4), (M, 4) that overlap most, from an IoU of 0.5, each used once."""
+    if not len(others):
+        return
+    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
+    common = np.clip(high - low, 0, None).prod(-1)
+    area, other = ((each[:, 2:] - each[:, :2]).prod(1) for each in (boxes, others))
+    overlap = common / np.maximum(area[:, None] + other - common, 1e-9)
+    while overlap.max() >= 0.5:
+        row, match = np.unravel_index(overlap.argmax(), overlap.shape)
+        yield int(row), int(match)
+        overlap[row], overlap[:, match] = -1, -1
+
+
+def spread(keypoints: Array, views: Array) -> Array:
+    """Second moments (N, K, 2, 2) of the views (V, N, K, 2) about the base's own keypoints (N, K, 2).
+
+    A detection that fewer than two views see again gets the largest moments of its image's kind: NaN here,
+    filled by ``with_floor``.
+    """
+    difference = views - keypoints
+    seen_by = np.isfinite(difference[..., 0, 0]).sum(0)
+    outer = np.nansum(difference[..., :, None] * difference[..., None, :], axis=0)
+    moments = outer / np.maximum(seen_by, 1)[:, None, None, None]
+    moments[seen_by < 2] = np.nan
+    return np.asarray(moments)
+
+
+def with_floor(moments: Array, floor: Array, share: float) -> Array:
+    """Moments plus a share of a floor (N, K, 2, 2); where there are none, the whole floor."""
+    return np.where(np.isfinite(moments), moments + share * floor, floor)
+
+
+def best_share(build: Callable[[float], MatchedPoses]) -> float:
+    """The share of the floor whose calibrated Gaussian has the lowest NLL on calibration images."""
+    shares = np.geomspace(1e-3, 1.0, 13)
+    return float(shares[int(np.argmin([_nll(build(float(share))) for share in shares]))])
+
+
+def _nll(matched: MatchedPoses) -> float:
+    calibration: GaussianCalibration = fit_gaussian(matched)
+    law = calibration(torch.linalg.cholesky(torch.from_numpy(matched.covariance)))
+    nll = -law.log_prob(torch.from_numpy(matched.residual)).numpy()
+    return float(nll[matched.labelled].mean())
