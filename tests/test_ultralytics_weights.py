@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.models import pose_model
 
 from halopose.errors import HaloposeError
 from halopose.hosts.ultralytics import UltralyticsHost
 from halopose.hosts.ultralytics_weights import read_model, save_model
+from models import pose_model
 
 
 def rounded(model):
