@@ -287,7 +287,13 @@ def _collect_batch(
     if settings.assigned:
         rows += _assigned_rows(host, output, views, boxes, settings.cells_per_object)
     if settings.detections:
-        selections = host.select(output, conf=settings.conf, iou=settings.iou, max_detections=settings.detections)
+        selections = host.select(
+            output,
+            conf=settings.conf,
+            iou=settings.iou,
+            max_detections=settings.detections,
+            letterboxes=boxes,
+        )
         for number, (selection, view, box) in enumerate(zip(selections, views, boxes, strict=True)):
             size = (int(batch.shape[2]), int(batch.shape[3]))
             rows += _detected_rows(host, output, number, selection, view, box, size)

@@ -6,6 +6,7 @@ keypoints are the base's own, bit for bit.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ class UncertainPose:
             [image.pixels for image in images], imgsz or self.artifact.imgsz, rectangular=True
         )
         output = self.host.forward(batch)
-        selections = self.host.select(output, conf=conf, iou=iou)
+        selections = self.host.select(output, conf=conf, iou=iou, letterboxes=boxes)
         counts = [len(selection.scores) for selection in selections]
         numbers = torch.repeat_interleave(torch.tensor(counts)).to(batch.device)
         factors = self.heads.sparse(
@@ -174,14 +175,32 @@ def load_host(
     end2end: bool | None = None,
     sigmas: Sequence[float] | Array | None = None,
 ) -> Host:
-    """The host for a base: so far every base is an Ultralytics pose model."""
+    """The host for a base, told by the model's class or by the names of the weights in a checkpoint."""
     if isinstance(base, Host):
         return base
+    options: dict[str, Any] = {"device": device, "end2end": end2end, "sigmas": sigmas}
+    if _is_yolonas(base):
+        from halopose.hosts.yolonas import YoloNASHost
+
+        if isinstance(base, nn.Module):
+            return YoloNASHost(base, **options)
+        return YoloNASHost.load(base, unsafe=unsafe, **options)
     from halopose.hosts.ultralytics import UltralyticsHost
 
     if isinstance(base, nn.Module):
-        return UltralyticsHost(base, device=device, end2end=end2end, sigmas=sigmas)
-    return UltralyticsHost.load(base, device=device, unsafe=unsafe, end2end=end2end, sigmas=sigmas)
+        return UltralyticsHost(base, **options)
+    return UltralyticsHost.load(base, unsafe=unsafe, **options)
+
+
+def _is_yolonas(base: Path | str | nn.Module) -> bool:
+    """Look at bytes, unpickle nothing: a checkpoint's pickle lies in its file uncompressed."""
+    if isinstance(base, nn.Module):
+        return type(base).__module__.startswith("libreyolo.")
+    path = Path(base)
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(b"heads.head1.cls_pred.weight") >= 0
 
 
 def _other_head(base: Any, device: Any, unsafe: bool, host: Host) -> Host:

@@ -10,14 +10,24 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from halopose.errors import HaloposeError
 from halopose.heads import ConvTemplate
+from halopose.matching import COCO_SIGMAS
 from halopose.poses import Array
+from halopose.synthetic import COCO_NAMES
+
+# What loaders of checkpoints raise, by how a file is damaged or what it asks to be unpickled.
+LOAD_ERRORS = (
+    TypeError, ImportError, AttributeError, RuntimeError, OSError, EOFError, LookupError, ValueError,
+    AssertionError, UnpicklingError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,10 @@ class HostOutput:
 
 @dataclass(frozen=True)
 class Targets:
-    """Objects of one image: boxes (M, 4) xyxy, class_ids (M,), keypoints (M, K, 2), labelled (M, K)."""
+    """Objects of one image: boxes (M, 4) xyxy, class_ids (M,), keypoints (M, K, 2), labelled (M, K).
+
+    A keypoint that is not labelled may hold anything, NaN included.
+    """
 
     boxes: Tensor
     class_ids: Tensor
@@ -104,7 +117,10 @@ class Host(ABC):
 
     @abstractmethod
     def preprocess(self, images: Sequence[Array], imgsz: int, rectangular: bool) -> tuple[Tensor, list[Letterbox]]:
-        """Input batch (B, 3, H, W) of BGR images (h, w, 3); rectangular trims padding if shapes agree."""
+        """Input batch (B, 3, H, W) of BGR images (h, w, 3), as the framework itself makes it.
+
+        rectangular: where the framework can, trim the padding if all shapes agree.
+        """
 
     @abstractmethod
     def forward(self, batch: Tensor) -> HostOutput:
@@ -115,8 +131,20 @@ class Host(ABC):
         """The framework's own training-time label assignment."""
 
     @abstractmethod
-    def select(self, output: HostOutput, *, conf: float, iou: float, max_detections: int = 300) -> list[Selection]:
-        """The framework's own inference-time post-processing, per image."""
+    def select(
+        self,
+        output: HostOutput,
+        *,
+        conf: float,
+        iou: float,
+        max_detections: int = 300,
+        letterboxes: Sequence[Letterbox] | None = None,
+    ) -> list[Selection]:
+        """The framework's own inference-time post-processing, per image.
+
+        letterboxes: where the images lie in the input. A framework that clips boxes to the image before it
+        suppresses overlaps needs them; without them nothing is clipped.
+        """
 
     @abstractmethod
     def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:
@@ -125,6 +153,30 @@ class Host(ABC):
     @abstractmethod
     def pose_templates(self) -> list[list[ConvTemplate]]:
         """The pose head's convolutions before its last one, level by level."""
+
+
+def keypoint_sigmas(given: Sequence[float] | Array | None, count: int, *, coco: bool) -> Array:
+    """Those given, else COCO's if the keypoints may be COCO's, else 1 / K, as the frameworks do."""
+    if given is None:
+        return COCO_SIGMAS if coco and count == len(COCO_SIGMAS) else np.full(count, 1 / count)
+    sigmas = np.asarray([float(value) for value in given])
+    if sigmas.shape != (count,) or not (sigmas > 0).all():
+        raise HaloposeError(f"give {count} positive keypoint sigmas, got {sigmas.tolist()}")
+    return sigmas
+
+
+def keypoint_names(count: int) -> tuple[str, ...]:
+    """COCO's where there are 17, else numbers."""
+    return tuple(COCO_NAMES) if count == len(COCO_NAMES) else tuple(f"keypoint_{k}" for k in range(count))
+
+
+def refusal(path: object, error: Exception, unsafe: bool) -> HaloposeError:
+    """What to say, in one line, of a checkpoint that could not be loaded."""
+    reason = " ".join(str(error).split())
+    _, cause, rest = reason.partition("Unsupported global: GLOBAL ")  # torch says it after much advice
+    reason = f"it holds {rest.split()[0]}" if cause else reason[:160]
+    hint = "" if unsafe else "; if you trust it, allow unsafe loading"
+    return HaloposeError(f"cannot load {path} ({reason}){hint}")
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from halopose.errors import HaloposeError
 from halopose.heads import ConvTemplate
 from halopose.hosts.base import (
+    LOAD_ERRORS,
     Assignment,
     Host,
     HostOutput,
@@ -27,8 +27,10 @@ from halopose.hosts.base import (
     Selection,
     Targets,
     fingerprint,
+    keypoint_names,
+    keypoint_sigmas,
+    refusal,
 )
-from halopose.matching import COCO_SIGMAS
 from halopose.poses import Array, PoseDistributions
 
 try:
@@ -42,6 +44,8 @@ try:
     from ultralytics.utils import ops
     from ultralytics.utils.loss import PoseLoss26, v8PoseLoss
     from ultralytics.utils.nms import non_max_suppression
+
+    from halopose.hosts.ultralytics_weights import read_model
 except ImportError as error:
     raise HaloposeError(
         f"this needs the ultralytics extra ({error.name or error}): pip install 'halopose[ultralytics]'"
@@ -88,7 +92,7 @@ class UltralyticsHost(Host):
         self.keypoint_count, self.dimensions = int(head.kpt_shape[0]), int(head.kpt_shape[1])
         self.keypoint_names = _keypoint_names(model, self.keypoint_count)
         self.class_names = tuple(str(name) for name in _names(model))
-        self.sigmas = _sigmas(sigmas, self.keypoint_count, self.dimensions)
+        self.sigmas = keypoint_sigmas(sigmas, self.keypoint_count, coco=self.dimensions == 3)
         self.description = description or str(getattr(model, "yaml_file", "ultralytics pose model"))
         self._criterion = _criterion(self.model, head, self.sigmas)
 
@@ -178,17 +182,25 @@ class UltralyticsHost(Host):
         size = torch.tensor([width, height], dtype=torch.float32, device=self.device)
         boxes = torch.cat([target.boxes for target in targets]).to(self.device).float()
         centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+        labelled = torch.cat([target.labelled for target in targets]).to(self.device)[..., None]
         keypoints = torch.cat([target.keypoints for target in targets]).to(self.device).float() / size
-        labelled = torch.cat([target.labelled for target in targets]).to(self.device).float()
         return {
             "batch_idx": torch.repeat_interleave(torch.tensor(counts)).float().to(self.device),
             "cls": torch.cat([target.class_ids for target in targets]).to(self.device).float(),
             "bboxes": torch.cat([centres, boxes[:, 2:] - boxes[:, :2]], dim=1) / torch.cat([size, size]),
-            "keypoints": torch.cat([keypoints, labelled[..., None]], dim=2),
+            "keypoints": torch.cat([keypoints.where(labelled, 0.0), labelled.float()], dim=2),
         }
 
     @torch.inference_mode()
-    def select(self, output: HostOutput, *, conf: float, iou: float, max_detections: int = 300) -> list[Selection]:
+    def select(
+        self,
+        output: HostOutput,
+        *,
+        conf: float,
+        iou: float,
+        max_detections: int = 300,
+        letterboxes: Sequence[Letterbox] | None = None,
+    ) -> list[Selection]:
         decoded, branch = output.raw
         kept, indices = non_max_suppression(
             decoded,
@@ -251,20 +263,13 @@ def to_results(poses: PoseDistributions, image: Array, path: str, names: dict[in
     return results
 
 
-# What the framework's loader raises, by how a file is damaged or what it asks to be unpickled.
-_LOAD_ERRORS = (
-    TypeError, ImportError, AttributeError, RuntimeError, OSError, EOFError, LookupError, ValueError,
-    AssertionError, UnpicklingError,
-)  # fmt: skip
-
-
 def _load_model(path: str, unsafe: bool) -> PoseModel:
+    if path.endswith(".safetensors"):
+        return read_model(path)
     try:
         checkpoint, _ = torch_safe_load(path, safe_only=not unsafe)
-    except _LOAD_ERRORS as error:
-        reason = " ".join(str(error).split())[:160]
-        hint = "" if unsafe else "; if you trust it, allow unsafe loading"
-        raise HaloposeError(f"cannot load {path} ({reason}){hint}") from None
+    except LOAD_ERRORS as error:
+        raise refusal(path, error, unsafe) from None
     model = checkpoint.get("ema") or checkpoint.get("model") if isinstance(checkpoint, dict) else None
     if not isinstance(model, nn.Module):
         raise HaloposeError(f"{path} holds no model: give a trained YOLO pose checkpoint")
@@ -306,16 +311,6 @@ def _criterion(model: PoseModel, head: Pose, sigmas: Array) -> Any:
     return kind(stand_in, tal_topk=7, tal_topk2=1) if head.end2end else kind(stand_in, tal_topk=10)
 
 
-def _sigmas(given: Any, count: int, dimensions: int) -> Array:
-    """The data set's, else COCO's where there are 17 keypoints with visibility, else 1 / K."""
-    if given is not None:
-        sigmas = np.asarray([float(value) for value in given])
-        if sigmas.shape != (count,) or not (sigmas > 0).all():
-            raise HaloposeError(f"give {count} positive keypoint sigmas, got {sigmas.tolist()}")
-        return sigmas
-    return COCO_SIGMAS if (count, dimensions) == (17, 3) else np.full(count, 1 / count)
-
-
 def _names(model: PoseModel) -> list[str]:
     names = getattr(model, "names", None) or {0: "object"}
     return list(names.values()) if isinstance(names, dict) else list(names)
@@ -326,6 +321,4 @@ def _keypoint_names(model: PoseModel, count: int) -> tuple[str, ...]:
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
     if first is not None and len(first) == count:
         return tuple(str(name) for name in first)
-    from halopose.synthetic import COCO_NAMES
-
-    return tuple(COCO_NAMES) if count == 17 else tuple(f"keypoint_{k}" for k in range(count))
+    return keypoint_names(count)
