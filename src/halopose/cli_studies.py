@@ -1,0 +1,177 @@
+"""Commands that study the method and its base: ablate, finetune, analyse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from halopose.cli_models import (
+    Base,
+    Data,
+    Device,
+    End2End,
+    Epochs,
+    Images,
+    ImageSize,
+    Seed,
+    Source,
+    Unsafe,
+    _host_for,
+    _sizes,
+    _two_datasets,
+)
+from halopose.console import floats, progress, say
+from halopose.errors import HaloposeError
+
+
+def ablate(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for rows, tables and page.")],
+    train: Annotated[str, typer.Option(help="Training split; several with commas.")] = "train",
+    val: Annotated[str, typer.Option(help="Validation split, or a second COCO json.")] = "val",
+    images: Images = None,
+    val_images: Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")] = None,
+    imgsz: ImageSize = 640,
+    train_sizes: Annotated[str | None, typer.Option(help="Input sizes to train at; else --imgsz.")] = None,
+    calibration: Source = "matched",
+    calibration_share: Annotated[float, typer.Option(help="Part of the validation images.")] = 0.2,
+    epochs: Epochs = 12,
+    alphas: Annotated[str, typer.Option(help="Retention exponents to compare.")] = "0,0.5,1,2,4",
+    bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
+    workers: Annotated[int | None, typer.Option(min=1, help="Rows at a time; else as many as cores.")] = None,
+    seed: Seed = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """The paper's ablations on your data: a row per variant, paired differences, verdicts; a rerun resumes."""
+    from halopose import ablation, ablation_report
+    from halopose.files import write_text
+    from halopose.findings import judge
+    from halopose.pipeline import FitSettings
+    from halopose.training import TrainSettings
+
+    settings = FitSettings(
+        train=TrainSettings(epochs=epochs, seed=seed),
+        train_sizes=(imgsz,) if train_sizes is None else _sizes(train_sizes),
+        imgsz=imgsz,
+        calibration=calibration,
+        calibration_share=calibration_share,
+    )
+    training, validation = _two_datasets(data, train, val, images, val_images)
+    host = _host_for(validation, base, device, unsafe, end2end)
+    with progress() as step:
+        results = ablation.ablate(
+            host,
+            training,
+            validation,
+            output,
+            settings,
+            alphas=floats(alphas, "alphas") or (),
+            bootstrap=bootstrap,
+            workers=workers,
+            progress=step,
+        )
+    title = f"Ablation of {host.description}"
+    write_text(output / "ablation.md", ablation_report.to_markdown(results, title))
+    write_text(output / "ablation.csv", ablation_report.to_csv(results))
+    write_text(output / "ablation.html", ablation_report.render(results, title))
+    for judged in judge(results):
+        say(f"{judged.verdict:13}{judged.text}")
+    say(f"{len(results)} rows -> {output / 'ablation.md'}, {output / 'ablation.csv'}, {output / 'ablation.html'}")
+
+
+def finetune(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Fine-tuned base to write, .pt.")],
+    loss: Annotated[
+        Literal["poks", "oks"], typer.Option(help="Keypoint loss; oks is the framework's own.")
+    ] = "poks",
+    train: Annotated[str, typer.Option(help="Training split; several with commas.")] = "train",
+    val: Annotated[str, typer.Option(help="Validation split, or a second COCO json.")] = "val",
+    images: Images = None,
+    val_images: Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Work folder; else beside the output.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of fine-tuning.")] = 10,
+    lr: Annotated[float, typer.Option(min=0.0, help="Learning rate of AdamW at its highest.")] = 1e-4,
+    imgsz: ImageSize = 640,
+    batch: Annotated[int, typer.Option(min=1, help="Images a batch; over all devices.")] = 16,
+    freeze: Annotated[int, typer.Option(min=0, help="So many first layers stay as they are.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that load images, on a GPU.")] = 4,
+    amp: Annotated[bool, typer.Option("--amp", help="Mixed precision, bfloat16.")] = False,
+    heads: Annotated[bool, typer.Option(help="Judge calibration with heads trained for each base.")] = True,
+    head_epochs: Epochs = 12,
+    seed: Seed = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, 0, or 0,1 for several GPUs.")] = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Fine-tune a base towards Gaussian residuals; AP, AR and calibration before and after."""
+    from halopose import finetune as tuning
+    from halopose.files import write_json
+    from halopose.hosts.ultralytics import UltralyticsHost
+
+    training, validation = _two_datasets(data, train, val, images, val_images)
+    if not isinstance(_host_for(validation, base, None, unsafe, None), UltralyticsHost):
+        raise HaloposeError(f"{base} is no Ultralytics model: fine-tuning runs in their trainer")
+    settings = tuning.FinetuneSettings(
+        loss=loss,
+        epochs=epochs,
+        learning_rate=lr,
+        imgsz=imgsz,
+        batch=batch,
+        freeze=freeze,
+        seed=seed,
+        workers=workers,
+        amp=amp,
+        heads=heads,
+        head_epochs=head_epochs,
+    )
+    work = work or output.with_suffix("")
+    with progress() as step:
+        result = tuning.finetune(
+            base, training, validation, output, work, settings, device=device, unsafe=unsafe, progress=step
+        )
+    write_json(output.with_suffix(".json"), result)
+    say(tuning.to_text(result))
+    say(f"-> {output}, {output.with_suffix('.json')}")
+
+
+def analyse(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for analysis.json and analysis.html.")],
+    split: Annotated[str, typer.Option(help="Split of the data yaml; several with commas.")] = "val",
+    images: Images = None,
+    imgsz: ImageSize = 640,
+    conf: Annotated[float, typer.Option(help="Confidence threshold.")] = 0.01,
+    iou: Annotated[float, typer.Option(help="IoU threshold of NMS.")] = 0.7,
+    bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
+    seed: Seed = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Analyse the residuals of a base before any heads are fitted, and recommend settings."""
+    from halopose import analysis, analysis_page
+    from halopose.datasets import load_dataset
+    from halopose.files import write_json, write_text
+    from halopose.pipeline import FitSettings, collect_validation
+
+    dataset = load_dataset(data, split, images=images)
+    host = _host_for(dataset, base, device, unsafe, end2end)
+    settings = FitSettings(imgsz=imgsz, conf=conf, iou=iou)
+    with progress() as step:
+        store = collect_validation(host, dataset, output / "store", settings, step)
+    for line in store.skipped():
+        say(f"skipped: {line}")
+    chosen = analysis.AnalysisSettings(bootstrap=bootstrap, seed=seed)
+    result = analysis.analyse(store, host.keypoint_names, host.sigmas, chosen)
+    write_json(output / "analysis.json", result)
+    write_text(output / "analysis.html", analysis_page.render(result, f"Residuals of {host.description}"))
+    for advice in result["recommendations"]:
+        say(f"{advice['setting']:20}{advice['value']:13}{advice['why']}")
+    say(f"-> {output / 'analysis.json'}, {output / 'analysis.html'}")
