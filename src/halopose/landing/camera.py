@@ -225,7 +225,7 @@ def project(camera: Camera, points: Array) -> Array:
     """Pixels (..., 2) of points (..., 3) in camera axes; NaN behind the camera."""
     x, y = _normalised(points)
     if camera.distorted:
-        x, y = _distort(x, y, camera.distortion)
+        x, y = distort(x, y, camera.distortion)
     return np.stack([camera.fx * x + camera.cx, camera.fy * y + camera.cy], axis=-1)
 
 
@@ -240,7 +240,7 @@ def _normalised(points: Array) -> tuple[Array, Array]:
     return points[..., 0] * inverse, points[..., 1] * inverse
 
 
-def _distort(x: Array, y: Array, distortion: tuple[float, ...]) -> tuple[Array, Array]:
+def distort(x: Array, y: Array, distortion: tuple[float, ...]) -> tuple[Array, Array]:
     """Brown's model on normalised coordinates."""
     k1, k2, p1, p2, k3 = distortion
     square = x * x + y * y
@@ -251,7 +251,7 @@ def _distort(x: Array, y: Array, distortion: tuple[float, ...]) -> tuple[Array, 
     )
 
 
-def _distort_jacobian(x: Array, y: Array, distortion: tuple[float, ...]) -> tuple[Array, Array, Array]:
+def distort_jacobian(x: Array, y: Array, distortion: tuple[float, ...]) -> tuple[Array, Array, Array]:
     """dx'/dx, dx'/dy = dy'/dx, and dy'/dy: Brown's model is the gradient of a potential, so it is symmetric."""
     k1, k2, p1, p2, k3 = distortion
     square = x * x + y * y
@@ -267,7 +267,7 @@ def projection_jacobian(camera: Camera, points: Array) -> Array:
     x, y = _normalised(points)
     inverse = 1 / points[..., 2]
     if camera.distorted:
-        xx, xy, yy = _distort_jacobian(x, y, camera.distortion)
+        xx, xy, yy = distort_jacobian(x, y, camera.distortion)
     else:
         xx, xy, yy = np.ones_like(x), np.zeros_like(x), np.ones_like(x)
     by_x = np.stack([camera.fx * xx, camera.fy * xy], axis=-1)
@@ -288,7 +288,7 @@ def intrinsics_jacobian(camera: Camera, points: Array) -> Array:
     x, y = _normalised(points)
     square = x * x + y * y
     powers = [square, square**2, None, None, square**3]
-    x_distorted, y_distorted = _distort(x, y, camera.distortion)
+    x_distorted, y_distorted = distort(x, y, camera.distortion)
     jacobian = np.zeros((*x.shape, 2, 9))
     jacobian[..., 0, 0], jacobian[..., 1, 1] = x_distorted, y_distorted
     jacobian[..., 0, 2] = jacobian[..., 1, 3] = 1.0
@@ -317,8 +317,8 @@ def _undistort(x_distorted: Array, y_distorted: Array, distortion: tuple[float, 
     change = np.full_like(x, np.inf)
     with np.errstate(all="ignore"):  # what diverges becomes NaN below
         for _ in range(_NEWTON_STEPS):
-            xx, xy, yy = _distort_jacobian(x, y, distortion)
-            there_x, there_y = _distort(x, y, distortion)
+            xx, xy, yy = distort_jacobian(x, y, distortion)
+            there_x, there_y = distort(x, y, distortion)
             error_x, error_y = x_distorted - there_x, y_distorted - there_y
             determinant = xx * yy - xy * xy
             step_x = (yy * error_x - xy * error_y) / determinant
@@ -328,7 +328,7 @@ def _undistort(x_distorted: Array, y_distorted: Array, distortion: tuple[float, 
             if not (change > _NEWTON_TOLERANCE).any():
                 break
         # Past the fold the map turns over, and Newton may have found a second inverse there.
-        xx, xy, yy = _distort_jacobian(x, y, distortion)
+        xx, xy, yy = distort_jacobian(x, y, distortion)
         valid = (change <= _NEWTON_TOLERANCE * 10) & (xx * yy > xy * xy) & (xx + yy > 0)
     return np.where(valid, x, np.nan), np.where(valid, y, np.nan)
 
@@ -347,6 +347,8 @@ __all__ = [
     "aircraft_pose",
     "angles_from_rotation",
     "camera_pose",
+    "distort",
+    "distort_jacobian",
     "exp_so3",
     "intrinsics_jacobian",
     "log_so3",
