@@ -1,0 +1,272 @@
+"""Fine-tuning an Ultralytics pose model with its own trainer, with its own or the pOKS keypoint loss.
+
+In: a checkpoint and annotated images. Out: a checkpoint that differs from the first in weights alone. Beside
+``hosts/ultralytics.py`` the only file that imports ultralytics; it works without a network.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from halopose.datasets import Dataset, Objects, Record
+from halopose.errors import HaloposeError
+from halopose.finetune import FinetuneSettings
+from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.hosts.ultralytics import UltralyticsHost, _load_model
+from halopose.images import read_image
+from halopose.poks import PoksLoss
+from halopose.poses import Array
+
+try:
+    ensure_torchvision()
+    from ultralytics.models.yolo.pose import PoseTrainer
+    from ultralytics.nn.modules.head import Pose26
+    from ultralytics.nn.tasks import PoseModel
+    from ultralytics.utils import LOGGER
+    from ultralytics.utils.loss import E2ELoss, PoseLoss26, v8PoseLoss
+except ImportError as error:
+    raise HaloposeError(
+        f"this needs the ultralytics extra ({error.name or error}): pip install 'halopose[ultralytics]'"
+    ) from None
+
+_WEIGHTS = "tuned.safetensors"
+
+
+class _Poks:
+    """A pose criterion whose keypoint regression term is pOKS; assignment and all other terms stay."""
+
+    keypoint_loss: Any
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.keypoint_loss = PoksLoss(self.keypoint_loss.sigmas)
+
+    def loss(self, preds: Any, batch: Any) -> Any:
+        result = super().loss(preds, batch)  # type: ignore[misc]
+        self.keypoint_loss.end_batch()  # the framework asks for no keypoint loss where a batch has no objects
+        return result
+
+
+class PoksPoseLoss(_Poks, v8PoseLoss):  # type: ignore[misc]
+    """For v8, 11 and 12."""
+
+
+class PoksPoseLoss26(_Poks, PoseLoss26):  # type: ignore[misc]
+    """For 26, whose flow-based term (RLE) stays beside it."""
+
+
+class PoksModel(PoseModel):  # type: ignore[misc]
+    """A pose model that is trained with pOKS."""
+
+    def init_criterion(self) -> Any:
+        kind = PoksPoseLoss26 if isinstance(self.model[-1], Pose26) else PoksPoseLoss
+        both = getattr(self.model[-1], "one2one_cv2", None) is not None
+        return E2ELoss(self, kind) if both else kind(self)
+
+
+class FineTuner(PoseTrainer):  # type: ignore[misc]
+    """The framework's trainer; it fetches and validates nothing, and keeps the last epoch's averaged weights.
+
+    Not the best epoch's: choosing one on the validation images would favour the tuned model in the comparison.
+    """
+
+    def get_dataset(self) -> dict[str, Any]:
+        content: dict[str, Any] = yaml.safe_load(Path(self.args.data).read_text(encoding="utf-8"))
+        return content
+
+    def validate(self) -> tuple[dict[str, Any], None]:
+        return {}, None
+
+    def save_model(self) -> bool:
+        self.wdir.mkdir(parents=True, exist_ok=True)
+        state = {name: value.detach().cpu().contiguous() for name, value in self.ema.ema.state_dict().items()}
+        save_file(state, self.wdir / _WEIGHTS)
+        return True
+
+    def final_eval(self) -> None:
+        pass
+
+
+def tune(
+    base: Path,
+    dataset: Dataset,
+    output: Path,
+    work: Path,
+    settings: FinetuneSettings,
+    *,
+    device: str | None = None,
+    unsafe: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> None:
+    """Fine-tune the base on a data set and write the result to ``output``."""
+    model = _load_model(str(base), unsafe)
+    host = UltralyticsHost(model, sigmas=dataset.sigmas, description=base.name)
+    if model.is_fused():
+        raise HaloposeError(f"{base} is fused for inference and cannot be trained: give the original checkpoint")
+    data = write_yolo(dataset, work / "data", host)
+    overrides = {
+        "model": base.name,
+        "data": str(data),
+        "project": str(work.resolve()),
+        "name": "run",
+        "exist_ok": True,
+        "epochs": settings.epochs,
+        "batch": settings.batch,
+        "imgsz": settings.imgsz,
+        "optimizer": "AdamW",  # "auto" would choose the learning rate itself
+        "lr0": settings.learning_rate,
+        "warmup_epochs": settings.warmup_epochs,
+        "warmup_bias_lr": 0.0,  # the default, 0.1, is for training from scratch
+        "freeze": settings.freeze,
+        "seed": settings.seed,
+        "workers": settings.workers,
+        "amp": "bf16" if settings.amp else False,  # the check before float16 would fetch a model
+        "device": device or "cpu",
+        "fliplr": 0.5 if mirrored_order(dataset.names) else 0.0,
+        "val": False,
+        "save": False,
+        "plots": False,
+        "verbose": False,
+    }
+    with _quiet():
+        trainer = FineTuner(overrides=overrides)
+        trainer.model = _trainable(model, settings)
+        if progress is not None and not trainer.ddp:  # several processes are started afresh, without us
+            trainer.add_callback(
+                "on_train_epoch_end",
+                lambda t: progress(f"fine-tuning ({_losses(t.tloss)})", t.epoch + 1, settings.epochs),
+            )
+        threads = torch.get_num_threads()
+        try:
+            trainer.train()
+        finally:
+            torch.set_num_threads(threads)
+    save_tuned(model, work / "run" / "weights" / _WEIGHTS, output)
+
+
+def _trainable(model: PoseModel, settings: FinetuneSettings) -> PoseModel:
+    tuned = copy.deepcopy(model).float().requires_grad_(True)
+    tuned.criterion = None
+    if settings.loss == "poks":
+        tuned.__class__ = PoksModel  # differs in a method alone
+    return tuned
+
+
+def _losses(items: Any) -> str:
+    return ", ".join(f"{name} {float(value):.3f}" for name, value in items.items())
+
+
+class _quiet:
+    """The framework logs every setting and layer; warnings still show."""
+
+    def __enter__(self) -> None:
+        self.level = LOGGER.level
+        LOGGER.setLevel(logging.WARNING)
+
+    def __exit__(self, *_: object) -> None:
+        LOGGER.setLevel(self.level)
+
+
+def save_tuned(model: PoseModel, weights: Path, output: Path) -> None:
+    """Write the base with other weights, in float32, as a checkpoint that loads safely."""
+    tuned = copy.deepcopy(model).float().eval()
+    state = load_file(weights)
+    if not all(bool(torch.isfinite(value).all()) for value in state.values()):
+        raise HaloposeError("fine-tuning diverged (weights are not finite): lower the learning rate")
+    tuned.load_state_dict(state)
+    tuned.requires_grad_(False)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_suffix(".partial")
+    torch.save({"model": tuned}, partial)
+    partial.replace(output)
+
+
+def write_yolo(dataset: Dataset, folder: Path, host: UltralyticsHost) -> Path:
+    """The data set as the framework reads it: links to the images, labels of our own, a yaml.
+
+    The user's own folder stays as it is (the framework would write a cache there). Crowds are no targets.
+    Labelled keypoints outside of the image count as unlabelled: the framework drops the whole image otherwise.
+    """
+    images, labels = folder / "images", folder / "labels"
+    for place in (images, labels):
+        place.mkdir(parents=True, exist_ok=True)
+    for record in dataset.records:
+        link = images / f"{record.image_id:015d}{record.path.suffix.lower()}"
+        if not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(record.path.resolve())
+        rows = label_rows(_relative(record), host.dimensions)
+        text = "\n".join(" ".join(f"{value:.9g}" for value in row) for row in rows)
+        (labels / link.name).with_suffix(".txt").write_text(text)
+    content = {
+        "path": str(folder.resolve()),
+        "train": str(images.resolve()),
+        "val": str(images.resolve()),  # the framework wants one, and never reads it here
+        "kpt_shape": [host.keypoint_count, host.dimensions],
+        "kpt_oks_sigmas": [float(sigma) for sigma in host.sigmas],
+        "kpt_names": {number: list(dataset.names) for number in range(len(host.class_names))},
+        "names": dict(enumerate(host.class_names)),
+        "nc": len(host.class_names),
+        "channels": 3,
+    }
+    flip = mirrored_order(dataset.names)
+    if flip is not None:
+        content["flip_idx"] = flip
+    path = folder / "data.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def _relative(record: Record) -> Objects:
+    """The objects that are no crowds, in shares of the image's sides."""
+    objects = record.objects.select(~record.objects.crowd)
+    if record.relative or not len(objects):
+        return objects
+    height, width = read_image(record.path).shape[:2]
+    size = np.array([width, height], dtype=float)
+    return Objects(
+        objects.boxes / np.tile(size, 2),
+        objects.class_ids,
+        objects.keypoints / size,
+        objects.labelled,
+        objects.area,
+        objects.crowd,
+    )
+
+
+def label_rows(objects: Objects, dimensions: int) -> Array:
+    """Label rows (M, 5 + K * dimensions): class, box centre and size, keypoints."""
+    boxes = objects.boxes.clip(0, 1)
+    centre, size = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+    points = objects.keypoints
+    seen = objects.labelled & ((points >= 0) & (points <= 1)).all(-1)
+    if dimensions == 3:
+        points = np.concatenate([np.where(seen[..., None], points, 0.0), 2.0 * seen[..., None]], axis=2)
+    else:
+        points = np.where(seen[..., None], points, -0.005)  # a negative coordinate says unlabelled
+    rows = np.concatenate([objects.class_ids[:, None], centre, size, points.reshape(len(points), -1)], axis=1)
+    return np.asarray(rows[(size > 0).all(1)])
+
+
+def mirrored_order(names: Sequence[str]) -> list[int] | None:
+    """Which keypoint each becomes in the mirror, from "left" and "right" in the names; None if none has either."""
+    swapped = [
+        name.replace("left", "\0").replace("right", "left").replace("\0", "right")
+        for name in map(str.lower, names)
+    ]
+    lower = [name.lower() for name in names]
+    if swapped == lower or set(swapped) != set(lower):
+        return None
+    return [lower.index(name) for name in swapped]
+
+
+__all__ = ["FineTuner", "PoksModel", "label_rows", "mirrored_order", "save_tuned", "tune", "write_yolo"]

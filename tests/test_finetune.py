@@ -1,0 +1,209 @@
+"""Fine-tuning: only the keypoint term changes, the framework's trainer runs offline, and the scores are right."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+from ultralytics.nn.tasks import PoseModel
+
+from halopose.analysis import constant_predictions
+from halopose.cli import app
+from halopose.datasets import Objects, load_dataset
+from halopose.errors import HaloposeError
+from halopose.finetune import FinetuneSettings, coco_scores, difference, finetune, to_text
+from halopose.hosts.ultralytics import UltralyticsHost
+from halopose.hosts.ultralytics_training import PoksModel, label_rows, mirrored_order
+from halopose.matches import MatchStore
+from halopose.matching import candidate_pairs, greedy_match
+from halopose.pipeline import FitSettings, collect_validation
+from halopose.predictor import load_host
+from models import pose_model, write_scenes
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:no samples for keypoints"),
+]
+
+
+def training_batch(keypoints: int, objects: int, side: int = 96) -> dict[str, Any]:
+    """Two images with objects on the first."""
+    generator = torch.Generator().manual_seed(0)
+    points = 0.2 + 0.6 * torch.rand(objects, keypoints, 2, generator=generator)
+    seen = (torch.rand(objects, keypoints, 1, generator=generator) < 0.7).float() * 2
+    return {
+        "img": torch.rand(2, 3, side, side, generator=generator),
+        "batch_idx": torch.zeros(objects),
+        "cls": torch.zeros(objects, 1),
+        "bboxes": torch.tensor([[0.5, 0.5, 0.8, 0.8]]).repeat(objects, 1),
+        "keypoints": torch.cat([points, seen], dim=2),
+    }
+
+
+def losses(model: PoseModel, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, float]]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # the flow of 26 draws
+        total, items = model.loss(batch)
+    return total, {name: float(value) for name, value in items.items()}
+
+
+@pytest.mark.parametrize("kind", ["11", "26"])
+def test_only_the_keypoint_term_changes(kind: str) -> None:
+    plain = pose_model(kind, (4, 3)).train()
+    tuned = pose_model(kind, (4, 3)).train()
+    tuned.__class__ = PoksModel
+    seen: list[tuple[torch.Tensor, ...]] = []
+    batch = training_batch(4, objects=2)
+    _, before = losses(plain, batch)
+    tuned.criterion = tuned.init_criterion()
+    branch = getattr(tuned.criterion, "one2one", tuned.criterion)
+    branch.keypoint_loss.register_forward_hook(lambda module, inputs, output: seen.append((*inputs, output)))
+    total, after = losses(tuned, batch)
+    assert before.keys() == after.keys()
+    assert {name for name in before if before[name] != after[name]} == {"pose_loss"}
+    predicted, true, labelled, area, value = (tensor.detach() for tensor in seen[0])
+    terms = []
+    for k in range(4):
+        rows = [i for i in range(len(true)) if labelled[i, k]]
+        squares = [float((predicted[i, k, :2] - true[i, k, :2]).square().sum()) for i in rows]
+        energy = [s / (2 * float(area[i]) * (2 / 4) ** 2) for s, i in zip(squares, rows, strict=True)]
+        if rows:
+            terms.append(math.exp(-sum(energy) / len(energy)))
+    assert float(value) == pytest.approx(1 - sum(terms) / len(terms), abs=1e-5)
+    assert after["pose_loss"] == pytest.approx(float(value) * tuned.args.pose, rel=1e-5)
+    total.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in tuned.parameters() if p.grad is not None)
+
+
+def test_a_batch_without_objects() -> None:
+    model = pose_model("11", (4, 3)).train()
+    model.__class__ = PoksModel
+    total, items = losses(model, training_batch(4, objects=0))
+    assert items["pose_loss"] == 0
+    total.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A data set and the base that it was labelled with."""
+    folder = tmp_path_factory.mktemp("finetune")
+    model = pose_model("11")
+    torch.save({"model": model}, folder / "base.pt")
+    return write_scenes(folder / "data", UltralyticsHost(model), {"train": 5, "val": 8}), folder / "base.pt"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_one_epoch_end_to_end(scenes: tuple[Path, Path], tmp_path: Path) -> None:
+    data, base = scenes
+    before = contents(data.parent) | {"base": base.read_bytes()}
+    output = tmp_path / "out.pt"
+    options = ["--epochs", 1, "--imgsz", 64, "--batch", 4, "--lr", 1e-3, "--head-epochs", 1, "--freeze", 10]
+    done = CliRunner().invoke(
+        app, ["finetune", str(data), "--base", str(base), "-o", str(output), *map(str, options)]
+    )
+    assert done.exit_code == 0, done.output
+    assert contents(data.parent) | {"base": base.read_bytes()} == before
+    result = json.loads(output.with_suffix(".json").read_text())
+    assert result["settings"]["loss"] == "poks"
+    for part in ("before", "after"):
+        assert 0 <= result[part]["ap"] <= 1
+        assert 0 <= result[part]["gaussian"]["ace"] <= 0.5
+    assert result["change"]["ap"] == pytest.approx(result["after"]["ap"] - result["before"]["ap"])
+    assert "Gaussian ACE" in done.output
+    old, new = (torch.load(path, weights_only=False)["model"].state_dict() for path in (base, output))
+    changed = {name.split(".")[1] for name in old if not torch.equal(old[name].float(), new[name].float())}
+    assert changed
+    assert all(int(layer) >= 10 for layer in changed), "frozen layers moved"
+    assert type(torch.load(output, weights_only=False)["model"]) is PoseModel
+    tuned = load_host(output)  # with safe loading
+    assert set(tuned.fingerprints).isdisjoint(load_host(base).fingerprints)
+
+
+def test_the_control_without_heads(tmp_path: Path) -> None:
+    """Four keypoints, the framework's own loss, and the same result from the same seed."""
+    model = pose_model("v8", (4, 3))
+    torch.save({"model": model}, tmp_path / "base.pt")
+    host = UltralyticsHost(model)
+    data = write_scenes(tmp_path / "data", host, {"train": 4, "val": 8})
+    text = data.read_text().replace("- 17", "- 4")
+    data.write_text(text)
+    splits = load_dataset(data, "train"), load_dataset(data, "val")
+    settings = FinetuneSettings(loss="oks", epochs=1, imgsz=64, batch=4, heads=False, warmup_epochs=0)
+    results = [
+        finetune(tmp_path / "base.pt", *splits, tmp_path / f"{name}.pt", tmp_path / name, settings)
+        for name in "ab"
+    ]
+    assert json.dumps(results[0]) == json.dumps(results[1])
+    assert results[0]["before"]["ap"] != results[0]["after"]["ap"]
+    assert len(to_text(results[0]).splitlines()) == 10
+
+
+def test_refusals(scenes: tuple[Path, Path], tmp_path: Path) -> None:
+    data, base = scenes
+    train, val = load_dataset(data, "train"), load_dataset(data, "val")
+    with pytest.raises(HaloposeError, match="both the training and the validation"):
+        finetune(base, train, train, tmp_path / "out.pt", tmp_path)
+    with pytest.raises(HaloposeError, match="overwrite the base"):
+        finetune(base, train, val, base, tmp_path)
+    fused = tmp_path / "fused.pt"
+    torch.save({"model": pose_model("11").fuse(verbose=False)}, fused)
+    with pytest.raises(HaloposeError, match="fused"):
+        finetune(fused, train, val, tmp_path / "out.pt", tmp_path, FinetuneSettings(heads=False, imgsz=64))
+
+
+def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: Path) -> None:
+    """AR at OKS .5 counted by hand from our own matching, which equals pycocotools' elsewhere."""
+    data, base = scenes
+    host = load_host(base)
+    store: MatchStore = collect_validation(
+        host, load_dataset(data, "val"), tmp_path, FitSettings(imgsz=64, conf=0.001)
+    )
+    scores = coco_scores(store, host)
+    truth = store.ground_truth(host.keypoint_names, host.sigmas)
+    found = constant_predictions(store, host.sigmas, 1.0)
+    taken = greedy_match(candidate_pairs(found, truth), len(found), truth.ignore, truth.crowd, np.array([0.5]))[0]
+    recalled = np.unique(taken[taken >= 0])
+    assert scores["ar50"] == pytest.approx((~truth.ignore[recalled]).sum() / (~truth.ignore).sum())
+
+
+def test_label_rows() -> None:
+    objects = Objects(
+        boxes=np.array([[-0.1, 0.2, 0.5, 1.2], [0.3, 0.3, 0.3, 0.6]]),
+        class_ids=np.array([1, 0]),
+        keypoints=np.array([[[0.1, 0.2], [1.3, 0.5], [0.4, 0.4]], [[0.3, 0.3]] * 3]),
+        labelled=np.array([[True, True, False], [True, True, True]]),
+        area=np.ones(2),
+        crowd=np.zeros(2, dtype=bool),
+    )
+    expected = [1, 0.25, 0.6, 0.5, 0.8, 0.1, 0.2, 2, 0, 0, 0, 0, 0, 0]
+    np.testing.assert_allclose(label_rows(objects, 3), [expected])  # clipped; an empty box is no object
+    np.testing.assert_allclose(label_rows(objects, 2)[0, 5:], [0.1, 0.2, *[-0.005] * 4])
+
+
+def test_mirrored_order() -> None:
+    assert mirrored_order(["nose", "left_eye", "right_eye"]) == [0, 2, 1]
+    assert mirrored_order(["near_left", "near_right", "far_right", "far_left"]) == [1, 0, 3, 2]
+    assert mirrored_order(["keypoint_0", "keypoint_1"]) is None
+    assert mirrored_order(["left", "middle"]) is None
+
+
+def test_difference() -> None:
+    assert difference({"a": 1.0, "b": {"c": 2.0}}, {"a": 3.0, "b": {"c": 1.0}}) == {"a": 2.0, "b": {"c": -1.0}}
+
+
+def test_without_pycocotools(monkeypatch: pytest.MonkeyPatch, scenes: tuple[Path, Path], tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    data, base = scenes
+    with pytest.raises(HaloposeError, match="pip install pycocotools"):
+        finetune(base, load_dataset(data, "train"), load_dataset(data, "val"), tmp_path / "o.pt", tmp_path)
