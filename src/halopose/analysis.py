@@ -396,7 +396,7 @@ def _spread_table(index: Array, radius: Array, pixels: Array) -> dict[str, Any]:
     unit = np.sqrt(2 * np.log(2))  # median radius of a unit Gaussian in the plane
     groups = [np.flatnonzero(index == number) for number in range(int(index.max()) + 1)]
     table = {
-        name: np.array([np.median(values[rows]) / unit for rows in groups])
+        name: np.array([np.median(values[rows]) / unit if len(rows) else np.nan for rows in groups])
         for name, values in (("normalized", radius), ("pixels", pixels))
     }
     count = np.array([len(rows) for rows in groups])
