@@ -70,7 +70,9 @@ def _number(value: float, digits: int) -> str:
 
 
 def _difference(difference: Difference, digits: int = 4) -> str:
-    """Signed, with its margin."""
+    """Signed, with its margin; rows may also agree to the last bit."""
+    if not difference.value and not difference.margin:
+        return "same"
     sign = "+" if difference.value > 0 else ""
     return f"{sign}{_number(difference.value, digits)} ± {_number(difference.margin, digits)}"
 

@@ -1,0 +1,172 @@
+"""Tables and page of an ablation: every number is the results' own, and the page is whole and inert."""
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halopose.ablation import DEFAULT, SCALES, Result, rows_of
+from halopose.ablation_report import (
+    COLUMNS,
+    decade_ticks,
+    linear_ticks,
+    render,
+    scale_plot,
+    table,
+    to_csv,
+    to_markdown,
+    variance_plots,
+)
+from halopose.evaluation import SCALAR_METRICS
+from halopose.findings import FINDINGS
+from halopose.pipeline import FitSettings
+
+METRICS = [
+    *(f"{part}{regime}.{name}" for part in ("", "pruned.") for regime in ("gaussian", "student_t")
+      for name in SCALAR_METRICS),
+    *(f"scale.{number}.ace" for number in range(SCALES)),
+    "scale.spread", "akp_skill", "kept_fraction",
+]  # fmt: skip
+EVIL = "</style><script>alert(1)</script>{{ 7 * 7 }}"
+
+
+def results(names=None, bootstrap=20):
+    generator = np.random.default_rng(0)
+    chosen = [row for row in rows_of(FitSettings()) if names is None or row.name in names]
+    made = []
+    for row in chosen:
+        estimate = {name: float(generator.uniform(0.1, 0.9)) for name in METRICS}
+        draws = {name: value + 0.05 * generator.normal(size=bootstrap) for name, value in estimate.items()}
+        bins = np.geomspace(0.5, 900, 20)
+        variance = {axis: {"predicted": bins, "empirical": 1.3 * bins} for axis in ("joint", "x", "y")}
+        scales = [f"bin {number}" for number in range(SCALES)]
+        counts = {"images": 7, "keypoints": 99}
+        made.append(Result(row.name, row.title, estimate, draws, variance, scales, counts))
+    return made
+
+
+def test_csv_holds_every_metric_and_its_paired_difference():
+    made = results()
+    rows = list(csv.DictReader(io.StringIO(to_csv(made))))
+    assert len(rows) == len(made) * len(METRICS)
+    default = made[0]
+    for line, (result, metric) in zip(rows, [(r, m) for r in made for m in METRICS], strict=True):
+        assert (line["row"], line["metric"]) == (result.name, metric)
+        assert float(line["estimate"]) == result.estimate[metric]
+        assert float(line["high"]) - float(line["low"]) == pytest.approx(2 * result.margin(metric))
+        if result is default:
+            assert line["difference"] == line["difference_low"] == line["difference_high"] == ""
+        else:
+            assert float(line["difference"]) == result.estimate[metric] - default.estimate[metric]
+            draws = result.draws[metric] - default.draws[metric]
+            width = float(line["difference_high"]) - float(line["difference_low"])
+            assert width == pytest.approx(2 * 1.96 * draws.std(ddof=1))
+
+
+def test_markdown_has_a_line_per_row_and_finding():
+    made = results()
+    text = to_markdown(made, "Title")
+    assert text.startswith("# Title\n")
+    for result in made:
+        assert text.count(f"| {result.title} |") == (1 if result.name == DEFAULT else 2)
+    for finding in FINDINGS:
+        assert (
+            len(re.findall(rf"\| {finding.text} \| \*\*(reproduced|contradicted|not decided)\*\* \|", text)) == 1
+        )
+    widths = [line.count(" |") for line in text.splitlines() if line.startswith("| Default")]
+    assert widths == [1 + len(COLUMNS)]
+
+
+def test_bold_is_what_the_interval_decides_and_equal_rows_say_so():
+    made = results([DEFAULT, "diagonal"])
+    twin = Result("f1", "Twin", made[0].estimate, made[0].draws, made[0].variance, made[0].scales, made[0].counts)
+    rows = dict(table([*made, twin]))
+    for metric, cell, same in zip(COLUMNS, rows["Diagonal dispersion"], rows["Twin"], strict=True):
+        difference = made[1].minus(made[0], metric)
+        assert cell.decided == (abs(difference.value) > difference.margin)
+        assert cell.difference.startswith("−" if difference.value < 0 else "+")
+        assert same.difference == "same"
+        assert not same.decided
+    assert all(cell.difference == "" for cell in rows["Default"])
+
+
+class _Page(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.open, self.urls = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.urls += [value for name, value in attributes if name in ("src", "href")]
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def parsed(text):
+    page = _Page()
+    page.feed(text)
+    page.close()
+    assert not page.open
+    return page
+
+
+def test_the_page_is_whole_and_inert():
+    made = results()
+    text = render(made, EVIL)
+    page = parsed(text)
+    assert "script" not in page.tags
+    assert page.urls == ["data:,"]
+    assert "{{ 7 * 7 }}" in text
+    assert page.tags.count("svg") == 4
+    assert page.tags.count("circle") == 2 * SCALES + 3 * 2 * 20
+    for result in made:
+        assert result.title in text
+
+
+def test_a_page_of_few_rows_leaves_out_plots_it_cannot_draw():
+    made = results([DEFAULT])
+    assert scale_plot(made) is None
+    assert variance_plots(made) == []
+    assert "svg" not in parsed(render(made, "few")).tags
+
+
+def test_plots_stay_inside_and_leave_out_what_is_not_a_number():
+    made = results([DEFAULT, "no-scale-weights", "isotropic"])
+    made[0].estimate["scale.2.ace"] = float("nan")
+    made[0].variance["x"]["empirical"][3] = 0.0
+    plots = [scale_plot(made), *variance_plots(made)]
+    assert [len(curve.points) for curve in plots[0].curves] == [SCALES - 1, SCALES]
+    assert len(plots[2].curves[0].points) == 19
+    for plot in plots:
+        ticks = [place for place, _ in [*plot.x_ticks, *plot.y_ticks]]
+        shares = [share for curve in plot.curves for point in curve.points for share in point]
+        assert all(0 <= share <= 1 + 1e-9 for share in [*ticks, *shares])
+
+
+@given(st.floats(1e-6, 1e6))
+def test_linear_ticks_are_even_and_reach_the_top(top):
+    ticks = np.array(linear_ticks(top))
+    assert ticks[0] == 0
+    assert ticks[-1] <= top * (1 + 1e-6)
+    assert 3 <= len(ticks) <= 7
+    assert top - ticks[-1] < ticks[1] * (1 + 1e-6)
+
+
+@given(st.floats(-5, 5), st.floats(0.7, 6))
+def test_decade_ticks_lie_between(start, decades):
+    low, high = 10**start, 10 ** (start + decades)
+    ticks = decade_ticks(low, high)
+    assert ticks == sorted(ticks)
+    assert all(low <= tick <= high for tick in ticks)
+    assert ticks
