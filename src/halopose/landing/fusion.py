@@ -48,7 +48,7 @@ BIAS: dict[Source, slice] = {
     "radio": slice(14, 15),
 }
 _FIXES: tuple[Source, ...] = ("gnss", "vision")  # sources of a whole position
-_DOUBLINGS = 60
+_WIDEST = np.square([1e4] * 3 + [100.0] * 3)  # variances beyond which recovery does not search, m^2 and m^2/s^2
 _EYE = np.eye(STATES)
 _SPEED, _PUSH, _SHIFT = np.eye(STATES, k=3), np.eye(STATES, k=3), np.eye(STATES, k=6)
 _SPEED[3:], _PUSH[:3], _PUSH[6:], _SHIFT[3:] = 0, 0, 0, 0  # velocity moves position; the IRS bias moves both
@@ -76,12 +76,12 @@ class FusionSettings:
 
     ``patience``: recovery. Once a source has been rejected this many times in a row, its bias estimate is taken
     to be wrong and starts anew. If it still does not fit, and neither GNSS nor vision has been accepted during
-    its last ``patience`` rejections, the filter itself is taken to be wrong: the standard deviations of position
-    and velocity are doubled until the measurement fits, and it is used. So no source forces its way in while
-    GNSS or vision contradicts it.
+    its last ``patience`` rejections, the filter itself is taken to be wrong: position and velocity lose their
+    correlations, their standard deviations are doubled until the measurement fits, up to 10 km and 100 m/s, and
+    it is used. So no source forces its way in while GNSS or vision contradicts it.
 
-    An IRS sample counts for ``irs_hold`` seconds. After that the aircraft is taken to fly straight on, pushed
-    by white acceleration of density ``coasting`` in m^2/s^3.
+    Acceleration is linear between IRS samples; the last one counts for ``irs_hold`` seconds. After that the
+    aircraft is taken to fly straight on, pushed by white acceleration of density ``coasting`` in m^2/s^3.
     """
 
     site: IlsSite = field(default_factory=IlsSite)
@@ -332,8 +332,12 @@ class _Filter:
             self.time = until
 
     def drive(self, measurement: Measurement) -> None:
-        """Take an IRS sample as the acceleration from now on."""
-        self.acceleration = np.asarray(measurement.value, dtype=np.float64)
+        """Take an IRS sample as the acceleration from now on, and as the end of a ramp since the last one."""
+        previous, self.acceleration = self.acceleration, np.asarray(measurement.value, dtype=np.float64)
+        if self.time <= self.driven_until:
+            since = self.time + self.settings.irs_hold - self.driven_until
+            self.state[POSITION] += since**2 / 6 * (self.acceleration - previous)
+            self.state[VELOCITY] += since / 2 * (self.acceleration - previous)
         self.density = np.asarray(measurement.covariance) / self.settings.irs_rate
         self.driven_until = self.time + self.settings.irs_hold
 
@@ -362,20 +366,27 @@ class _Filter:
         if source in BIAS:
             states = BIAS[source]
             self.state[states] = 0.0
-            self.covariance[states] = self.covariance[:, states] = 0.0
-            self.covariance[states, states] = np.diag(
-                self.settings.bias_variance[states.start - 6 : states.stop - 6]
-            )
-        spread = np.ones(STATES)
-        unopposed = self.unopposed[source] >= self.settings.patience
-        for _ in range(_DOUBLINGS if unopposed else 1):
-            covariance = spread[:, None] * self.covariance * spread
+            _decouple(self.covariance, states, self.settings.bias_variance[states.start - 6 : states.stop - 6])
+        innovation = _Innovation.of(measurement, self.state, self.covariance, self.settings.site)
+        if innovation.nis <= gate:
+            return innovation
+        if self.unopposed[source] < self.settings.patience:
+            return None
+        covariance, variance = self.covariance.copy(), np.diag(self.covariance)[MOTION].copy()
+        while innovation.nis > gate:
+            if (variance >= _WIDEST).all():
+                return None
+            variance = np.maximum(variance, np.minimum(4 * variance + 1e-6, _WIDEST))
+            _decouple(covariance, MOTION, variance)
             innovation = _Innovation.of(measurement, self.state, covariance, self.settings.site)
-            if innovation.nis <= gate:
-                self.covariance = covariance
-                return innovation
-            spread[MOTION] *= 2
-        return None
+        self.covariance = covariance
+        return innovation
+
+
+def _decouple(covariance: Array, states: slice, variance: Array) -> None:
+    """Give some states a covariance anew, in place: these variances, and no correlation with anything."""
+    covariance[states] = covariance[:, states] = 0.0
+    covariance[states, states] = np.diag(variance)
 
 
 def _start(initial: Initial, settings: FusionSettings) -> tuple[Array, Array]:

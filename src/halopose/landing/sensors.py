@@ -258,8 +258,9 @@ def vision(times: ArrayLike, positions: ArrayLike, covariances: ArrayLike) -> li
 
 
 def in_order(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Measurements in order of time; equal times keep the order given."""
-    return sorted(measurements, key=lambda measurement: measurement.time)
+    """Measurements in order of time, and at equal times in the order of ``SIZES``."""
+    rank = {source: n for n, source in enumerate(SIZES)}
+    return sorted(measurements, key=lambda measurement: (measurement.time, rank[measurement.source]))
 
 
 def _sense(
