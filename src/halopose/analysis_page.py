@@ -215,7 +215,7 @@ def _correlation_rows(result: dict[str, Any]) -> list[tuple[str, list[tuple[str,
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.0f}".replace("-", "−")
+    return "" if value is None else _text(100 * value, 0)
 
 
 def _shade(value: float | None) -> str:

@@ -44,8 +44,9 @@ def _over_processes(count: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not distributed or torch.distributed.get_world_size() == 1:
         return count, total
-    sums = torch.stack([count, total.detach()])
+    sums = torch.stack([count, total.detach()]).double()  # the same type in every process
     torch.distributed.all_reduce(sums)
+    sums = sums.to(total.dtype)
     own = torch.distributed.get_world_size() * (total - total.detach())
     return sums[0], sums[1] + own
 
