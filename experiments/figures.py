@@ -10,6 +10,7 @@ import numpy as np
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import FixedLocator, NullLocator
 
 COLOURS = {"uncalibrated": "#9aa0a6", "gaussian": "#1f77b4", "student_t": "#d6604d"}
 TITLES = {"uncalibrated": "as given", "gaussian": "Gaussian", "student_t": "Student-t"}
@@ -67,6 +68,10 @@ def _variance(axes: Any, metrics: dict[str, Any]) -> None:
     limits = [min(axes.get_xlim()[0], 1), axes.get_xlim()[1]]
     axes.plot(limits, limits, color="black", linewidth=0.8)
     axes.set(title="Variance", xlabel="predicted, pixels", ylabel="found, pixels", xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator([0.5, 1, 2, 5, 10, 20, 50, 100]))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
     axes.legend()
 
 
@@ -102,7 +107,8 @@ def _scales(axes: Any, metrics: dict[str, Any]) -> None:
 
 def _pruning(axes: Any, metrics: dict[str, Any]) -> None:
     curve = metrics["pruning_curve"]
-    axes.plot(curve["kept"], curve["nll"], color=COLOURS["gaussian"])
+    enough = np.asarray(curve["kept"]) >= 0.02  # a mean over fewer keypoints is noise
+    axes.plot(np.asarray(curve["kept"])[enough], np.asarray(curve["nll"])[enough], color=COLOURS["gaussian"])
     axes.axvline(metrics["pruned"]["kept_fraction"], color="black", linewidth=0.8, linestyle=":")
     axes.set(title="Pruning (dotted: shipped threshold)", xlabel="share of keypoints kept", ylabel="NLL, Gaussian")
 

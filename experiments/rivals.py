@@ -78,15 +78,11 @@ def augmented(
 
 
 @torch.inference_mode()
-def seen(host: Host, image: Array, view: View, imgsz: int) -> tuple[Array, Array]:
-    """Boxes (M, 4) and keypoints (M, K, 2) that the base finds in a view, in pixels of the original."""
-    height, width = image.shape[:2]
-    middle = np.array([width - 1, height - 1]) / 2
-    flip = np.diag([-1.0 if view.mirror else 1.0, 1.0]) * view.zoom
-    offset = middle - flip @ middle + np.array(view.shift) * [width, height]
-    warped = cv2.warpAffine(
-        image, np.c_[flip, offset], (width, height), flags=cv2.INTER_LINEAR, borderValue=(114,) * 3
-    )
+def seen(host: Host, image: Array, view: View | None, imgsz: int) -> tuple[Array, Array]:
+    """Boxes (M, 4) and keypoints (M, K, 2) that the base finds in a view, or in the image itself."""
+    warped, flip, offset = image, np.eye(2), np.zeros(2)
+    if view is not None:
+        warped, flip, offset = warp(image, view)
     batch, boxes = host.preprocess([warped], imgsz, rectangular=True)
     chosen = host.select(host.forward(batch), conf=0.01, iou=0.7)[0]
     chosen = host.to_original(chosen, boxes[0], (int(batch.shape[2]), int(batch.shape[3])))
@@ -94,7 +90,18 @@ def seen(host: Host, image: Array, view: View, imgsz: int) -> tuple[Array, Array
     keypoints = (chosen.keypoints.cpu().numpy() - offset) @ inverse.T
     corners = (chosen.boxes.cpu().numpy().reshape(-1, 2, 2) - offset) @ inverse.T
     corners = np.concatenate([corners.min(1), corners.max(1)], axis=1)
-    return corners, keypoints[:, MIRROR] if view.mirror else keypoints
+    return corners, keypoints[:, MIRROR] if flip[0, 0] < 0 else keypoints
+
+
+def warp(image: Array, view: View) -> tuple[Array, Array, Array]:
+    """The view's picture, and the matrix (2, 2) and offset (2,) that take the image's pixels to its."""
+    height, width = image.shape[:2]
+    middle = np.array([width - 1, height - 1]) / 2
+    flip = np.diag([-1.0 if view.mirror else 1.0, 1.0]) * view.zoom
+    offset = middle - flip @ middle + np.array(view.shift) * [width, height]
+    grey = (114, 114, 114)
+    warped = cv2.warpAffine(image, np.c_[flip, offset], (width, height), flags=cv2.INTER_LINEAR, borderValue=grey)
+    return warped, flip, offset
 
 
 def closest(boxes: Array, others: Array) -> Iterator[tuple[int, int]]:

@@ -10,10 +10,13 @@ checkpoint and stays under that licence. About an hour on two cores.
 from __future__ import annotations
 
 import argparse
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from safetensors.torch import load_file
 
@@ -22,7 +25,7 @@ from halopose.console import progress, say
 from halopose.datasets import load_dataset
 from halopose.finetune import coco_scores
 from halopose.hosts.base import Host
-from halopose.hosts.ultralytics_training import OksTrainer
+from halopose.hosts.ultralytics_training import FineTuner
 from halopose.hosts.ultralytics_weights import save_model
 from halopose.hub import find_base
 from halopose.landing.world import CORNER_NAMES, OKS_SIGMAS, write_dataset
@@ -37,7 +40,20 @@ TRAINING_SIGMA = 0.1
 FIT = FitSettings(area_factor=1.0, conf=0.05)
 
 
-class RunwayTrainer(OksTrainer):
+@dataclass(frozen=True)
+class Stage:
+    """Epochs at one input size."""
+
+    name: str
+    imgsz: int
+    epochs: int
+    learning_rate: float
+
+
+STAGES = (Stage("small", 448, 8, 1e-3), Stage("full", 640, 4, 5e-4))
+
+
+class RunwayTrainer(FineTuner):
     """The framework's trainer on the synthetic world."""
 
     def get_dataset(self) -> dict[str, Any]:
@@ -58,13 +74,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--images", type=int, default=1600)
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--images", type=int, default=1200)
     arguments = parser.parse_args()
     counts = {"train_detector": arguments.images, "test_detector": 400, "fog": 200}
     data = write_dataset(arguments.work / "world", counts, SEED, processes=2)
     if not arguments.output.is_file():
-        train(data, arguments.work, arguments.epochs, arguments.output)
+        train(data, arguments.work, arguments.output)
     host = load_host(arguments.output)
     with progress() as step:
         for split in ("test_detector", "fog"):
@@ -72,42 +87,50 @@ def main() -> None:
             say(f"{split}: {describe(host, store)}")
 
 
-def train(data: Path, work: Path, epochs: int, output: Path) -> None:
-    """Train, and write the last epoch's averaged weights."""
-    trainer = RunwayTrainer(
-        overrides={
-            "model": str(find_base()),
-            "data": str(data),
-            "project": str(work.resolve()),
-            "name": "detector",
-            "exist_ok": True,
-            "epochs": epochs,
-            "batch": 16,
-            "imgsz": 640,
-            "rect": True,  # 640 x 384: a third of a square's pixels would be padding
-            "optimizer": "AdamW",
-            "lr0": 1e-3,
-            "lrf": 0.01,
-            "warmup_epochs": 1.0,
-            "warmup_bias_lr": 0.0,
-            "mosaic": 0.0,
-            "scale": 0.2,
-            "translate": 0.1,
-            "pose": 24.0,  # corners matter more here than boxes
-            "seed": SEED,
-            "workers": 1,
-            "amp": False,
-            "device": "cpu",
-            "val": False,
-            "save": False,
-            "plots": False,
-        }
-    )
-    trainer.train()
-    model = trainer.model
-    model.load_state_dict(load_file(work / "detector" / "weights" / "tuned.safetensors"))
+def train(data: Path, work: Path, output: Path) -> None:
+    """Most epochs at a small input, the last ones at the full one; writes the last epoch's averaged weights."""
+    base, model = find_base(), None
+    threads = os.cpu_count() or 1
+    for stage in STAGES:
+        trainer = RunwayTrainer(
+            overrides={
+                "model": str(base),
+                "data": str(data),
+                "project": str(work.resolve()),
+                "name": stage.name,
+                "exist_ok": True,
+                "epochs": stage.epochs,
+                "batch": 8,
+                "imgsz": stage.imgsz,
+                "rect": True,  # 5 : 3 as the camera, without padding to a square
+                "freeze": 5,  # edges are edges, and these layers are the dearest to train
+                "optimizer": "AdamW",
+                "lr0": stage.learning_rate,
+                "lrf": 0.05,
+                "warmup_epochs": 0.5,
+                "warmup_bias_lr": 0.0,
+                "mosaic": 0.0,
+                "scale": 0.2,
+                "translate": 0.1,
+                "pose": 24.0,  # corners matter more here than boxes
+                "seed": SEED,
+                "workers": 1,
+                "amp": False,
+                "device": "cpu",
+                "val": False,
+                "save": False,
+                "plots": False,
+            }
+        )
+        # The framework leaves one core idle.
+        trainer.add_callback("on_train_start", lambda _: torch.set_num_threads(threads))
+        trainer.train()
+        model = trainer.model
+        model.load_state_dict(load_file(work / stage.name / "weights" / "tuned.safetensors"))
+        base = work / f"{stage.name}.pt"
+        torch.save({"model": model.eval()}, base)
     model.kpt_oks_sigmas, model.kpt_names = list(OKS_SIGMAS), {0: list(CORNER_NAMES)}
-    save_model(model.eval(), output, LICENCE)
+    save_model(model, output, LICENCE)
     say(f"-> {output}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from halopose.pipeline import collect_validation, evaluate_artifact, predictions
 from halopose.poses import Array, PoseDistributions
 from halopose.predictor import UncertainPose, load_host
 from halopose.regimes import Fitted, Given, cross_fitted
-from halopose.truepositives import Protocol, match_poses
+from halopose.truepositives import MatchedPoses, Protocol, match_poses
 
 REGIMES = {"uncalibrated": "as given", "gaussian": "Gaussian", "student_t": "Student-t"}
 SCALARS = ("ace", "ence", "nll", "akp")
@@ -59,6 +60,7 @@ def main() -> None:
             "### Rivals\n\n" + rival_table(heads, others, cost),
             "### Scalarisations (paper, table 4)\n\n" + scalarisation_table(variants),
             "### Threshold rules (paper, table 5)\n\n" + rule_table(variants),
+            "### Shrinkage\n\n" + shrinkage_table(study),
             "### By object scale\n\n" + scale_table(heads),
         ]
     )
@@ -100,7 +102,7 @@ class Study:
         """Constant covariances and test-time augmentation, in place of the heads' covariances."""
         detections = self._detections()
         truth = self._truth(self.splits.calibration)
-        matched = match_poses(self._of(detections, self.splits.calibration), truth, self.protocol)
+        matched = self.calibration_matches()
         size = (detections.boxes[:, 2:] - detections.boxes[:, :2]).prod(1)[:, None, None, None]
         constant = np.broadcast_to(rivals.constant_in_pixels(matched), detections.covariance.shape)
         per_size = rivals.constant_per_size(matched) * np.maximum(size, 1.0)
@@ -119,6 +121,11 @@ class Study:
             "constant per keypoint, times box area": self._score(_given(detections, per_size), self.protocol),
             f"test-time augmentation, {len(rivals.VIEWS)} views": self._score(with_share(share), self.protocol),
         }
+
+    def calibration_matches(self) -> MatchedPoses:
+        """True positives of the heads on the calibration images."""
+        images = self.splits.calibration
+        return match_poses(self._of(self._detections(), images), self._truth(images), self.protocol)
 
     def _score(self, detections: PoseDistributions, settings: Protocol) -> dict[str, Any]:
         """Calibrate and choose the threshold on calibration images, score on evaluation images."""
@@ -146,21 +153,34 @@ def _given(detections: PoseDistributions, covariance: Array) -> PoseDistribution
 
 
 def passes_cost(host: Host, artifact: Artifact, splits: Splits, count: int) -> dict[str, float]:
-    """Time per image over that of one pass of the base: with heads, and with all augmented passes."""
+    """Time per image over that of one pass of the base: with heads, and with all augmented passes beside it."""
     model = UncertainPose(host, artifact)
     images = [record.read()[0] for record in splits.held.records[:count]]
-    identity = rivals.View(False, 1.0, (0.0, 0.0))
-    spent = {"base": 0.0, "heads": 0.0, "views": 0.0}
+    runs: dict[str, Callable[[Array], object]] = {
+        "base": lambda image: rivals.seen(host, image, None, SETTINGS.imgsz),
+        "heads": lambda image: model.predict(image, conf=0.01),
+        "views": lambda image: [rivals.seen(host, image, view, SETTINGS.imgsz) for view in (None, *rivals.VIEWS)],
+    }
+    spent = dict.fromkeys(runs, 0.0)
     for number, image in enumerate(images):
-        for name in spent:
+        for name, run in runs.items():
             begin = time.perf_counter()
-            if name == "heads":
-                model.predict(image, conf=0.01)
-            else:
-                for view in [identity] if name == "base" else [identity, *rivals.VIEWS]:
-                    rivals.seen(host, image, view, SETTINGS.imgsz)
+            run(image)
             spent[name] += (time.perf_counter() - begin) * (number > 0)  # the first image warms up
     return {name: value / spent["base"] for name, value in spent.items()}
+
+
+def shrinkage_table(study: Study) -> str:
+    """How strongly a keypoint's temperature leans on all of them, cross-fitted on calibration images."""
+    matched = study.calibration_matches()
+    rows = []
+    for least in (1, 50, 200, 400, 800):
+        shrunk = replace(study.protocol, bootstrap=0, min_samples=float(least))
+        scores = evaluate(matched, cross_fitted(matched, shrunk), shrunk)
+        cells = [cell(scores[regime], key) for key in SCALARS[:3] for regime in ("gaussian", "student_t")]
+        rows.append([str(least), *cells])
+    head = ["samples", "ACE, Gaussian", "Student-t", "ENCE, Gaussian", "Student-t", "NLL, Gaussian", "Student-t"]
+    return markdown(head, rows)
 
 
 def cell(block: dict[str, Any], name: str) -> str:

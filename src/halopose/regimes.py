@@ -100,8 +100,8 @@ class Fitted:
     def on(cls, matched: MatchedPoses, protocol: Protocol, given: Given | None = None) -> Fitted:
         """Calibrate on true positives, then choose the threshold on the calibrated covariances."""
         given = given or Given()
-        gaussian = given.gaussian or fit_gaussian(matched)
-        student = given.student or fit_student(matched, protocol.covariance)
+        gaussian = given.gaussian or fit_gaussian(matched, protocol.min_samples)
+        student = given.student or fit_student(matched, protocol.covariance, protocol.min_samples)
         threshold = given.threshold
         if threshold is None:
             law = gaussian(scale_tril_from_covariance(torch.from_numpy(matched.covariance)))

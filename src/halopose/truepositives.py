@@ -23,8 +23,9 @@ class Protocol:
 
     area: the s^2 of the localization confidence, ``annotation`` as in the paper, or ``box``, the predicted
     box's area times ``box_area_factor``, which is all there is at inference. The similarity of a keypoint
-    always takes the annotated area. scale_edges: areas that part the object scales. folds: how many parts
-    the images are cut into, so that each is scored with a calibration that never saw it.
+    always takes the annotated area. min_samples: as in ``Calibration``. scale_edges: areas that part the
+    object scales. folds: how many parts the images are cut into, so that each is scored with a calibration
+    that never saw it.
     """
 
     oks_threshold: float = 0.5
@@ -35,6 +36,7 @@ class Protocol:
     threshold_rule: ThresholdRule = "youden"
     gamma_ks: float = GAMMA_KS
     covariance: Literal["moment", "paper"] = "moment"
+    min_samples: float = 50.0
     scale_edges: tuple[float, ...] = (32.0**2, 96.0**2)
     folds: int = 5
     bootstrap: int = 0
