@@ -36,9 +36,13 @@ Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 
 
 def fit(
-    data: Data,
-    base: Base,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Artifact to write, .safetensors.")],
+    data: Annotated[
+        Path | None, typer.Argument(help="YOLO data yaml, or COCO json; else a world of runways.")
+    ] = None,
+    base: Annotated[Path | None, typer.Option(help="Trained pose model; else the runway detector.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Artifact to write, .safetensors.")] = Path(
+        "heads.safetensors"
+    ),
     train: Annotated[str, typer.Option(help="Training split; several with commas.")] = "train",
     val: Annotated[str, typer.Option(help="Validation split, or a second COCO json.")] = "val",
     images: Images = None,
@@ -60,16 +64,26 @@ def fit(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Collect, train, calibrate, choose the pruning threshold and report: one command, one artifact."""
+    """Collect, train, calibrate, choose the pruning threshold and report: one command, one artifact.
+
+    Without arguments it makes its own world of runways and fits the runway detector that ships.
+    """
+    from dataclasses import replace
+
     from halopose import pipeline
 
     settings = _settings(
         imgsz, train_sizes, calibration, calibration_share, epochs, alpha, scale_weight, dispersion, trunk,
         warm_start, seed,
     )  # fmt: skip
-    training, validation = _two_datasets(data, train, val, images, val_images)
-    host = _host_for(validation, base, device, unsafe, end2end)
     work = work or output.with_suffix("")
+    if data is None and base is None:
+        data, base = _runways(work)
+    if data is None or base is None:
+        raise HaloposeError("give both the data and --base, or neither, to fit the runway detector that ships")
+    training, validation = two_datasets(data, train, val, images, val_images)
+    settings = replace(settings, area_factor=validation.box_area_factor)
+    host = host_for(validation, base, device, unsafe, end2end)
     with progress() as step:
         artifact, metrics = pipeline.fit(host, training, validation, work, settings, step)
     artifact.save(output)
@@ -96,8 +110,8 @@ def collect(
     from halopose.datasets import load_dataset
 
     dataset = load_dataset(data, split, images=images)
-    host = _host_for(dataset, base, device, unsafe, end2end)
-    settings = matches.CollectSettings(imgsz=_sizes(sizes), detections=detections)
+    host = host_for(dataset, base, device, unsafe, end2end)
+    settings = matches.CollectSettings(imgsz=parse_sizes(sizes), detections=detections)
     with progress() as step:
         store = matches.collect(
             host,
@@ -259,7 +273,16 @@ def predict(
     say(f"{len(results)} images -> {output}")
 
 
-def _host_for(dataset: Dataset, base: Path, device: str | None, unsafe: bool, end2end: bool | None) -> Host:
+def _runways(work: Path) -> tuple[Path, Path]:
+    """A world of runways in the work folder, and the detector that ships, which has seen other scenes."""
+    from halopose import hub
+    from halopose.landing.world import write_dataset
+
+    say("drawing runways ...")
+    return write_dataset(work / "world", hub.RUNWAY_IMAGES, hub.RUNWAY_SEED, processes=2), hub.runway_detector()
+
+
+def host_for(dataset: Dataset, base: Path, device: str | None, unsafe: bool, end2end: bool | None) -> Host:
     """The base, with names and sigmas of the data set's keypoints."""
     from halopose.predictor import load_host
 
@@ -292,18 +315,18 @@ def _settings(
     return FitSettings(
         train=TrainSettings(epochs=epochs, alpha=alpha, scale_weight=scale_weight, seed=seed),
         head=HeadSettings(dispersion, trunk, warm_start),
-        train_sizes=(imgsz,) if train_sizes is None else _sizes(train_sizes),
+        train_sizes=(imgsz,) if train_sizes is None else parse_sizes(train_sizes),
         imgsz=imgsz,
         calibration=calibration,
         calibration_share=calibration_share,
     )
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def parse_sizes(text: str) -> tuple[int, ...]:
     return tuple(int(value) for value in numbers(text, "sizes"))
 
 
-def _two_datasets(
+def two_datasets(
     data: Path, train: str, val: str, images: Path | None, val_images: Path | None
 ) -> tuple[Dataset, Dataset]:
     from halopose.datasets import load_dataset

@@ -18,9 +18,9 @@ from halopose.cli_models import (
     Seed,
     Source,
     Unsafe,
-    _host_for,
-    _sizes,
-    _two_datasets,
+    host_for,
+    parse_sizes,
+    two_datasets,
 )
 from halopose.console import floats, progress, say
 from halopose.errors import HaloposeError
@@ -54,15 +54,16 @@ def ablate(
     from halopose.pipeline import FitSettings
     from halopose.training import TrainSettings
 
+    training, validation = two_datasets(data, train, val, images, val_images)
     settings = FitSettings(
         train=TrainSettings(epochs=epochs, seed=seed),
-        train_sizes=(imgsz,) if train_sizes is None else _sizes(train_sizes),
+        train_sizes=(imgsz,) if train_sizes is None else parse_sizes(train_sizes),
         imgsz=imgsz,
         calibration=calibration,
         calibration_share=calibration_share,
+        area_factor=validation.box_area_factor,
     )
-    training, validation = _two_datasets(data, train, val, images, val_images)
-    host = _host_for(validation, base, device, unsafe, end2end)
+    host = host_for(validation, base, device, unsafe, end2end)
     with progress() as step:
         results = ablation.ablate(
             host,
@@ -114,8 +115,8 @@ def finetune(
     from halopose.files import write_json
     from halopose.hosts.ultralytics import UltralyticsHost
 
-    training, validation = _two_datasets(data, train, val, images, val_images)
-    if not isinstance(_host_for(validation, base, None, unsafe, None), UltralyticsHost):
+    training, validation = two_datasets(data, train, val, images, val_images)
+    if not isinstance(host_for(validation, base, None, unsafe, None), UltralyticsHost):
         raise HaloposeError(f"{base} is no Ultralytics model: fine-tuning runs in their trainer")
     settings = tuning.FinetuneSettings(
         loss=loss,
@@ -162,7 +163,7 @@ def analyse(
     from halopose.pipeline import FitSettings, collect_validation
 
     dataset = load_dataset(data, split, images=images)
-    host = _host_for(dataset, base, device, unsafe, end2end)
+    host = host_for(dataset, base, device, unsafe, end2end)
     settings = FitSettings(imgsz=imgsz, conf=conf, iou=iou)
     with progress() as step:
         store = collect_validation(host, dataset, output / "store", settings, step)

@@ -17,6 +17,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.files import read_ground_truth, read_json
 from halopose.images import IMAGE_SUFFIXES, read_image
+from halopose.matching import COCO_SIGMAS
 from halopose.poses import Array, GroundTruth
 
 PERSON_AREA_FACTOR = 0.53  # object area over box area, for COCO persons
@@ -86,6 +87,11 @@ class Dataset:
     def image_ids(self) -> Array:
         return np.array([record.image_id for record in self.records], dtype=np.int64)
 
+    @property
+    def box_area_factor(self) -> float:
+        """Object area over box area: COCO's for the 17 keypoints of a person, 1 where it is unknown."""
+        return PERSON_AREA_FACTOR if len(self.names) == len(COCO_SIGMAS) else 1.0
+
     @classmethod
     def join(cls, parts: Sequence[Dataset]) -> Dataset:
         """Several data sets of the same keypoints as one; an image may appear once."""
@@ -154,7 +160,7 @@ def _yolo(path: Path, split: str, area_factor: float | None) -> Dataset:
         known = ", ".join(key for key, value in content.items() if isinstance(value, str) and key != "path")
         raise HaloposeError(f"{path} has no split {split!r}: it has {known or 'none'}")
     count, dimensions = int(shape[0]), int(shape[1])
-    factor = area_factor if area_factor is not None else PERSON_AREA_FACTOR if count == 17 else 1.0
+    factor = area_factor if area_factor is not None else PERSON_AREA_FACTOR if count == len(COCO_SIGMAS) else 1.0
     root = (path.parent / str(content.get("path") or ".")).resolve()
     files = _image_files(root, content[split], path)
     records = tuple(

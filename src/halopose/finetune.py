@@ -108,6 +108,7 @@ def measure(
         train_sizes=(settings.imgsz,),
         imgsz=settings.imgsz,
         conf=_CONFIDENCE,
+        area_factor=validation.box_area_factor,
     )
     store = collect_validation(host, validation, work / "val", plan, progress)
     scores = coco_scores(store, host)

@@ -18,6 +18,9 @@ from pathlib import Path
 from halopose.errors import HaloposeError
 
 DEFAULT_BASE = "yolo11n-pose.pt"
+# Scenes that heads for the runway detector are fitted on; it was trained on those of another seed.
+RUNWAY_IMAGES = {"train": 700, "val": 700}
+RUNWAY_SEED = 2
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,23 @@ def find_base(name: str = DEFAULT_BASE) -> Path:
 
 def shipped_artifact(name: str = DEFAULT_BASE) -> Path:
     """The artifact that comes with the package for a known base."""
-    path = Path(str(resources.files("halopose") / "artifacts" / _known(name).artifact))
+    return _packaged(_known(name).artifact)
+
+
+def runway_detector() -> Path:
+    """The runway detector that comes with the package."""
+    return _packaged("runway.safetensors")
+
+
+def runway_artifact() -> Path:
+    """The heads for the runway detector that come with the package."""
+    return _packaged("runway-heads.safetensors")
+
+
+def _packaged(name: str) -> Path:
+    path = Path(str(resources.files("halopose") / "artifacts" / name))
     if not path.is_file():
-        raise HaloposeError(f"this installation carries no heads for {name}: give --artifact")
+        raise HaloposeError(f"this installation lacks {name}: install the package again")
     return path
 
 
