@@ -17,8 +17,8 @@ from halopose.landing.scenes import AIMING_POINT, Array, Scene, SceneSettings, W
 
 GRAVITY = 9.80665
 _WAVES = 24
-_LONGEST, _SHORTEST = 60.0, 1.5  # periods of gusts in seconds
-_CORNER = 0.35  # rad / s above which the aircraft no longer follows a gust
+_LONGEST, _SHORTEST = 90.0, 3.0  # periods of deviations in seconds
+_CORNER, _STIFF = 0.15, 0.4  # rad / s: above the first a pilot corrects less, above the second the mass resists
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ def fly(
 def _waves(rng: np.random.Generator, times: Array, spread: float) -> Array:
     """Sum of waves (3, T) of the given standard deviation, with its first and second derivative.
 
-    Amplitudes fall as a second-order response to gusts of a Dryden-like spectrum does.
+    Amplitudes fall as those of a heavy aircraft in gusts of a Dryden-like spectrum do.
     """
     omega = 2 * np.pi / np.geomspace(_LONGEST, _SHORTEST, _WAVES) * rng.uniform(0.95, 1.05, _WAVES)
-    amplitude = np.sqrt(omega) / (1 + (omega / _CORNER) ** 2) / np.sqrt(1 + omega**2)
+    amplitude = np.sqrt(omega) / (1 + (omega / _CORNER) ** 2) / (1 + (omega / _STIFF) ** 2)
     amplitude *= spread * np.sqrt(2 / np.sum(amplitude**2))
     angle = omega[:, None] * times + rng.uniform(0, 2 * np.pi, (_WAVES, 1))
     amplitude, omega = amplitude[:, None], omega[:, None]

@@ -83,13 +83,13 @@ def _end_patches(name: str, runway: Runway, paint: float) -> list[Patch]:
     pitch = (half - 1.5) / pairs
     keys = [(0.9 + pitch * k, 0.9 + pitch * k + 0.55 * pitch) for k in range(pairs)]
     patches = [Patch((6.0, 36.0), _both_sides(keys), WHITE, paint), *_name(name, paint)]
-    aim, inner, wide = (400.0, 9.0, 9.0) if runway.length >= 2400 else (300.0, 7.5, 6.0)
+    large = runway.length >= 2400 and runway.width > 30
+    aim, inner, wide = (400.0, 9.0, 9.0) if large else (300.0, 7.5, 6.0)
     if runway.width < 30:
         inner, wide = 4.5, 3.0
     long = 60.0 if wide > 6 else 45.0
     patches.append(Patch((aim, aim + long), _both_sides([(inner, inner + wide)]), WHITE, paint))
-    zones = {2400: (3, 3, 2, 2, 1, 1), 1500: (2, 2, 1, 1), 0: (1, 1)}
-    counts = next(bars for least, bars in zones.items() if runway.length >= least)
+    counts = (3, 3, 2, 2, 1, 1) if large else (2, 2, 1, 1) if runway.length >= 1500 else (1, 1)
     for zone, count in enumerate(counts, start=1):
         x = 150.0 * zone
         if abs(x - aim) < 80 or runway.width < 30:

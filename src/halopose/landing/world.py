@@ -115,7 +115,7 @@ def _run(tasks: Sequence[_Task], processes: int) -> Iterator[Scene]:
         yield from map(_make, tasks)
         return
     with ProcessPoolExecutor(processes, get_context("spawn"), cv2.setNumThreads, (1,)) as pool:
-        yield from pool.map(_make, tasks, chunksize=16)
+        yield from pool.map(_make, tasks, chunksize=max(1, min(16, len(tasks) // (4 * processes))))
 
 
 def _make(task: _Task) -> Scene:
@@ -221,10 +221,11 @@ def _runway_entry(runway: Runway) -> dict[str, Any]:
 
 
 def _data_yaml(counts: Mapping[str, int]) -> str:
+    """Without a ``path``: trainers would take it from the working folder, else they take the yaml's own."""
     splits = "".join(f"{split}: images/{split}\n" for split in counts)
     names = "\n".join(f"    - {name}" for name in CORNER_NAMES)
     return (
-        f"path: .\n{splits}kpt_shape: [4, 3]\nflip_idx: {list(FLIP_INDEX)}\nkpt_oks_sigmas: {list(OKS_SIGMAS)}\n"
+        f"{splits}kpt_shape: [4, 3]\nflip_idx: {list(FLIP_INDEX)}\nkpt_oks_sigmas: {list(OKS_SIGMAS)}\n"
         f"names:\n  0: runway\nkpt_names:\n  0:\n{names}\n"
     )
 
