@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from halopose.datasets import Objects, load_dataset
 from halopose.errors import HaloposeError
 from halopose.finetune import FinetuneSettings, coco_scores, difference, finetune, to_text
 from halopose.hosts.ultralytics import UltralyticsHost
-from halopose.hosts.ultralytics_training import PoksModel, label_rows, mirrored_order
+from halopose.hosts.ultralytics_training import PoksModel, label_rows, mirrored_order, write_yolo
 from halopose.matches import MatchStore
 from halopose.matching import candidate_pairs, greedy_match
 from halopose.pipeline import FitSettings, collect_validation
@@ -175,6 +176,27 @@ def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: P
     taken = greedy_match(candidate_pairs(found, truth), len(found), truth.ignore, truth.crowd, np.array([0.5]))[0]
     recalled = np.unique(taken[taken >= 0])
     assert scores["ar50"] == pytest.approx((~truth.ignore[recalled]).sum() / (~truth.ignore).sum())
+
+
+def test_data_in_pixels_become_the_same_labels(scenes: tuple[Path, Path], tmp_path: Path) -> None:
+    """COCO json is in pixels, YOLO labels are not; crowds are left out."""
+    data, base = scenes
+    dataset, host = load_dataset(data, "train"), UltralyticsHost.load(base)
+    pixels = [replace(record, objects=record.read()[1], relative=False) for record in dataset.records]
+    first = pixels[0].objects
+    doubled = {name: np.concatenate([value, value]) for name, value in vars(first).items()}
+    doubled["crowd"] = np.repeat([False, True], len(first))
+    pixels[0] = replace(pixels[0], objects=Objects(**doubled))
+    paths = [
+        write_yolo(given, tmp_path / name, host)
+        for name, given in (("a", dataset), ("b", replace(dataset, records=tuple(pixels))))
+    ]
+    labels = [{file.name: file.read_text() for file in (p.parent / "labels").iterdir()} for p in paths]
+    assert len(labels[0]) == len(dataset)
+    for name, text in labels[0].items():
+        np.testing.assert_allclose(
+            np.fromstring(text, sep=" "), np.fromstring(labels[1][name], sep=" "), atol=1e-8
+        )
 
 
 def test_label_rows() -> None:
