@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,12 @@ from ultralytics.nn.tasks import PoseModel, yaml_model_load
 from halopose.artifact import Artifact, round_to_stored
 from halopose.calibration import GaussianCalibration, StudentTCalibration
 from halopose.heads import HeadSettings, ProbabilisticHeads
+from halopose.hosts.base import Host
 from halopose.hosts.torchvision_shim import ensure_torchvision
-from halopose.hosts.ultralytics import UltralyticsHost
+from halopose.predictor import load_host
 
-KINDS = ("v8", "11", "12", "26", "26-one-to-one")
+ULTRALYTICS = ("v8", "11", "12", "26", "26-one-to-one")
+KINDS = (*ULTRALYTICS, "nas")
 PHOTOGRAPHS = ("bus.jpg", "zidane.jpg")
 ASSETS = Path(ultralytics.__file__).parent / "assets"
 _YAML = {"v8": "yolov8n-pose.yaml", "11": "yolo11n-pose.yaml", "12": "yolo12n-pose.yaml"}
@@ -47,24 +49,39 @@ def wants_end2end(kind: str) -> bool | None:
     return {"26": False, "26-one-to-one": True}.get(kind)
 
 
-def pose_model(kind: str, shape: tuple[int, int] = (17, 3), classes: int = 1, seed: int = 0) -> PoseModel:
+def pose_model(kind: str, shape: tuple[int, int] = (17, 3), classes: int = 1, seed: int = 0) -> nn.Module:
     """A fresh copy of a random model in which every layer matters and some cells are confident."""
     return copy.deepcopy(_pose_model(kind, shape, classes, seed))
 
 
 @cache
-def _pose_model(kind: str, shape: tuple[int, int], classes: int, seed: int) -> PoseModel:
-    content = yaml_model_load(_YAML.get(kind, "yolo26n-pose.yaml"))
-    content["kpt_shape"], content["nc"] = list(shape), classes
+def _pose_model(kind: str, shape: tuple[int, int], classes: int, seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = PoseModel(content, verbose=False)
+        model = (_nas if kind == "nas" else _ultralytics)(kind, shape, classes)
         _liven(model)
-    model.args = get_cfg()
     return model.eval()
 
 
-def _liven(model: PoseModel) -> None:
+def _ultralytics(kind: str, shape: tuple[int, int], classes: int) -> PoseModel:
+    content = yaml_model_load(_YAML.get(kind, "yolo26n-pose.yaml"))
+    content["kpt_shape"], content["nc"] = list(shape), classes
+    model = PoseModel(content, verbose=False)
+    model.args = get_cfg()
+    return model
+
+
+def _nas(kind: str, shape: tuple[int, int], classes: int) -> nn.Module:
+    ensure_torchvision()
+    from libreyolo.models.yolonas.nn import LibreYOLONASPoseModel
+
+    model = LibreYOLONASPoseModel("n", num_keypoints=shape[0], num_classes=classes)
+    for head in (model.heads.head1, model.heads.head2, model.heads.head3):
+        head.reg_pred.bias.data = (-0.6 * torch.arange(17.0)).repeat(4)  # boxes of a few cells, not of the image
+    return model
+
+
+def _liven(model: nn.Module) -> None:
     """Batch norm statistics of real activations, and last layers whose outputs vary over the image."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
@@ -79,21 +96,32 @@ def _liven(model: PoseModel) -> None:
     for norm in norms:
         norm.momentum = 0.03
         norm.running_var.add_(0.1 * norm.running_var.mean())  # nearly constant channels would blow up
-    head = model.model[-1]
+    for last, spread, level in _last_layers(model):
+        _rescale(model.eval(), last, batch, spread, level)
+
+
+def _last_layers(model: nn.Module) -> Iterator[tuple[nn.Conv2d, float, float | None]]:
+    """The layers that give scores, boxes and keypoints, with the spread and the mean wanted of their outputs."""
+    heads = [model.model[-1]] if isinstance(model, PoseModel) else list(model.heads.children())
     for name, spread, level in (
         ("cv3", 1.2, -1.2),
         ("cv2", 0.7, None),
         ("cv4", 0.4, None),
         ("cv4_kpts", 0.4, None),
+        ("cls_pred", 1.2, -1.2),
+        ("reg_pred", 2.0, None),
+        ("pose_pred", 0.4, None),
     ):
-        for branch in [*(getattr(head, name, None) or []), *(getattr(head, f"one2one_{name}", None) or [])]:
-            last = [layer for layer in branch.modules() if isinstance(layer, nn.Conv2d)][-1]
-            if last.kernel_size == (1, 1):
-                _rescale(model.eval(), last, batch, spread, level)
+        for head in heads:
+            for part in (getattr(head, name, None), getattr(head, f"one2one_{name}", None)):
+                for branch in part if isinstance(part, nn.ModuleList) else [part or nn.Identity()]:
+                    layers = [layer for layer in branch.modules() if isinstance(layer, nn.Conv2d)]
+                    if layers and layers[-1].kernel_size == (1, 1):
+                        yield layers[-1], spread, level
 
 
 @torch.no_grad()
-def _rescale(model: PoseModel, layer: nn.Conv2d, batch: torch.Tensor, spread: float, level: float | None) -> None:
+def _rescale(model: nn.Module, layer: nn.Conv2d, batch: torch.Tensor, spread: float, level: float | None) -> None:
     """Give the layer's outputs a standard deviation, and a mean if ``level`` is given."""
     seen = []
     hook = layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
@@ -105,13 +133,17 @@ def _rescale(model: PoseModel, layer: nn.Conv2d, batch: torch.Tensor, spread: fl
         layer.bias.copy_(level - factor * (seen[0].mean() - layer.bias))
 
 
+def make_host(kind: str, model: nn.Module, **options: Any) -> Host:
+    return load_host(model, end2end=wants_end2end(kind), **options)
+
+
 @cache
-def host_of(kind: str) -> UltralyticsHost:
+def host_of(kind: str) -> Host:
     """The host of ``pose_model(kind)``; hosts never change, so that tests may share it."""
-    return UltralyticsHost(pose_model(kind), end2end=wants_end2end(kind))
+    return make_host(kind, pose_model(kind))
 
 
-def artifact_for(host: UltralyticsHost, settings: HeadSettings | None = None, imgsz: int = 64) -> Artifact:
+def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 64) -> Artifact:
     """An artifact as if it had been trained: heads, temperatures and tails by chance."""
     count = host.keypoint_count
     with torch.random.fork_rng(), torch.no_grad():
@@ -139,9 +171,11 @@ def artifact_for(host: UltralyticsHost, settings: HeadSettings | None = None, im
     )
 
 
-def framework_predict(kind: str, model: PoseModel, source: Any, **options: Any) -> list[Any]:
+def framework_predict(kind: str, model: nn.Module, source: Any, **options: Any) -> list[Any]:
     """What the unmodified framework itself predicts."""
     ensure_torchvision()
+    if kind == "nas":
+        return _libreyolo_predict(model, source, **options)
     from ultralytics import YOLO
 
     framework = YOLO(_YAML.get(kind, "yolo26n-pose.yaml"), task="pose", verbose=False)
@@ -153,6 +187,15 @@ def framework_predict(kind: str, model: PoseModel, source: Any, **options: Any) 
         return framework.predict(source, verbose=False, save=False, device="cpu", **options)
     finally:
         torch.set_num_threads(threads)
+
+
+def _libreyolo_predict(model: nn.Module, source: Any, **options: Any) -> list[Any]:
+    from libreyolo.models.yolonas.model import LibreYOLONAS
+
+    framework = LibreYOLONAS(None, size="n", task="pose", device="cpu")
+    framework.model, framework.nb_classes = copy.deepcopy(model).eval(), model.num_classes
+    results = framework(source, **options)
+    return results if isinstance(results, list) else [results]
 
 
 @cache
@@ -193,7 +236,7 @@ def write_yolo(
 
 
 def labels_like_predictions(
-    host: UltralyticsHost, image: np.ndarray, generator: np.random.Generator, most: int = 3
+    host: Host, image: np.ndarray, generator: np.random.Generator, most: int = 3
 ) -> list[list[float]]:
     """Label rows of the model's own best detections, each keypoint displaced by noise of its own size."""
     batch, boxes = host.preprocess([image], 64, True)
@@ -212,7 +255,7 @@ def labels_like_predictions(
     return rows
 
 
-def write_scenes(root: Path, host: UltralyticsHost, counts: dict[str, int], side: int = 64) -> Path:
+def write_scenes(root: Path, host: Host, counts: dict[str, int], side: int = 64) -> Path:
     """Photograph crops labelled with what the model predicts there, plus noise."""
     generator = np.random.default_rng(1)
     images = iter(scenes(sum(counts.values()), side))

@@ -1,9 +1,11 @@
-"""The Ultralytics host against the unmodified framework, bit by bit, and the torchvision shim."""
+"""Every host against its unmodified framework, bit by bit, and the torchvision shim."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +14,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from typer.testing import CliRunner
 from ultralytics.data.augment import LetterBox
 from ultralytics.nn.tasks import DetectionModel
 from ultralytics.utils.nms import TorchNMS
 
+from halopose.artifact import Artifact
+from halopose.cli import app
 from halopose.datasets import load_dataset
 from halopose.errors import HaloposeError
-from halopose.hosts import torchvision_shim
+from halopose.hosts import torchvision_shim, yolonas
 from halopose.hosts.base import Targets
 from halopose.hosts.ultralytics import UltralyticsHost, _letterbox
+from halopose.hosts.yolonas import YoloNASHost
 from halopose.matches import CollectSettings, collect
 from halopose.matching import COCO_SIGMAS
 from halopose.predictor import UncertainPose, load_host
@@ -28,10 +34,12 @@ from models import (
     ASSETS,
     KINDS,
     PHOTOGRAPHS,
+    ULTRALYTICS,
     artifact_for,
     framework_on,
     framework_predict,
     host_of,
+    make_host,
     photograph,
     pose_model,
     run_script,
@@ -74,7 +82,7 @@ def test_nothing_touches_the_base(kind, tmp_path):
     with torch.no_grad():
         before = [value.clone() for value in tensors_in(copy.deepcopy(model).eval()(batch))]
 
-    host = UltralyticsHost(model, end2end=wants_end2end(kind))
+    host = make_host(kind, model)
     frozen = copy.deepcopy(host.model.state_dict())
     first = host.forward(batch)
     dataset = load_dataset(write_scenes(tmp_path, host, {"val": 2}), "val")
@@ -102,9 +110,9 @@ def test_nothing_touches_the_base(kind, tmp_path):
 def test_detections_are_the_frameworks(kind, name):
     host, image = host_of(kind), photograph(name)
     batch, boxes = host.preprocess([image], IMGSZ, True)
-    assert batch.shape[2] != batch.shape[3]
+    assert (batch.shape[2] == batch.shape[3]) is (kind == "nas")
     output = host.forward(batch)
-    selection = host.select(output, conf=0.25, iou=0.7)[0]
+    selection = host.select(output, conf=0.25, iou=0.7, letterboxes=boxes)[0]
     found = host.to_original(selection, boxes[0], tuple(batch.shape[2:]))
     expected = framework_on(kind, name, IMGSZ)
     assert len(found.scores) > 5
@@ -120,17 +128,18 @@ def test_detections_are_the_frameworks(kind, name):
 
 @pytest.mark.parametrize(("kind", "shape", "classes"), [
     ("v8", (4, 2), 1), ("11", (5, 3), 3), ("26", (4, 2), 2), ("26-one-to-one", (6, 3), 3), ("12", (1, 3), 1),
+    ("nas", (4, 3), 1), ("nas", (5, 3), 3),
 ])  # fmt: skip
 def test_other_keypoints_and_classes(kind, shape, classes):
     model = pose_model(kind, shape, classes)
-    host = UltralyticsHost(model, end2end=wants_end2end(kind))
+    host = make_host(kind, model)
     assert (host.keypoint_count, len(host.class_names)) == (shape[0], classes)
     assert host.keypoint_names == tuple(f"keypoint_{k}" for k in range(shape[0]))
     assert np.array_equal(host.sigmas, np.full(shape[0], 1 / shape[0]))
     image = photograph("bus.jpg")
     batch, boxes = host.preprocess([image], 96, True)
     output = host.forward(batch)
-    selection = host.select(output, conf=0.3, iou=0.6)[0]
+    selection = host.select(output, conf=0.3, iou=0.6, letterboxes=boxes)[0]
     found = host.to_original(selection, boxes[0], tuple(batch.shape[2:]))
     expected = framework_predict(kind, model, image, imgsz=96, conf=0.3, iou=0.6)[0]
     assert len(found.scores) > 3
@@ -142,13 +151,14 @@ def test_other_keypoints_and_classes(kind, shape, classes):
     assert not classes > 1 or len(found.class_ids.unique()) > 1
 
 
-@pytest.mark.parametrize("kind", ["11", "26-one-to-one"])
+@pytest.mark.parametrize("kind", ["11", "26-one-to-one", "nas"])
 def test_batches_select_per_image(kind):
     host = host_of(kind)
     images = [photograph(name)[:700, :700] for name in PHOTOGRAPHS]
-    batch, _ = host.preprocess(images, 96, True)
+    batch, boxes = host.preprocess(images, 96, True)
     output = host.forward(batch)
-    for number, selection in enumerate(host.select(output, conf=0.25, iou=0.7, max_detections=7)):
+    found = host.select(output, conf=0.25, iou=0.7, max_detections=7, letterboxes=boxes)
+    for number, selection in enumerate(found):
         assert 0 < len(selection.scores) <= 7
         assert torch.equal(output.keypoints[number, selection.cell], selection.keypoints)
     for selection in host.select(output, conf=1.0, iou=0.7):
@@ -169,9 +179,26 @@ def test_letterbox_says_where_the_image_lies(height, width, size, auto):
     assert np.allclose(corners, [[columns[0], rows[0]], [columns[-1] + 1, rows[-1] + 1]], atol=1e-9)
 
 
+@given(st.integers(1, 700), st.integers(1, 700), st.sampled_from([64, 160, 320, 672]))
+def test_letterbox_of_yolonas(height, width, size):
+    host, image = host_of("nas"), np.zeros((height, width, 3), np.uint8)
+    if min(height, width) * min(size, 640) / max(height, width) <= 0.5:
+        with pytest.raises(HaloposeError, match="vanishes"):
+            host.preprocess([image], size, True)
+        return
+    batch, [box] = host.preprocess([image], size, True)
+    assert batch.shape == (1, 3, size, size)
+    rows, columns = (np.nonzero((batch[0, 0] == 0).any(axis).numpy())[0] for axis in (1, 0))
+    assert (rows[0], columns[0]) == (0, 0)
+    corner = box.to_input(np.array([width, height]))
+    assert np.abs(corner - [len(columns), len(rows)]).max() <= 0.5 + 1e-9  # whole pixels, but one ratio
+    assert max(len(rows), len(columns)) == min(size, 640)  # larger inputs are padded, not filled
+
+
+@pytest.mark.parametrize("kind", ["11", "nas"])
 @pytest.mark.parametrize("shape", [(480, 641), (641, 1280), (31, 500)])
-def test_factors_go_back_to_original_pixels(shape):
-    host = host_of("11")
+def test_factors_go_back_to_original_pixels(kind, shape):
+    host = host_of(kind)
     _, [box] = host.preprocess([np.zeros((*shape, 3), np.uint8)], 160, True)
     factor = torch.tensor([[2.0, 0.0], [0.7, 3.0]], dtype=torch.float64)
     undo = torch.diag(1 / torch.tensor(box.gain, dtype=torch.float64))
@@ -214,13 +241,12 @@ def cell_centres(features, strides) -> torch.Tensor:
     return torch.cat(centres)
 
 
-def framework_assignment(kind, model, branch, targets, size):
+def framework_assignment(kind, model, output, targets):
     """Image, cell and object that the framework's criterion uses, taken from its assigner as it runs."""
     criterion = copy.deepcopy(model).init_criterion()
     if hasattr(criterion, "one2one"):
         criterion = criterion.one2one if wants_end2end(kind) else criterion.one2many
-    height, width = size
-    scale = torch.tensor([width, height], dtype=torch.float32)
+    scale = torch.tensor([160.0, 128.0])
     boxes = torch.cat([t.boxes for t in targets])
     batch = {
         "batch_idx": torch.cat([torch.full((len(t.boxes),), float(n)) for n, t in enumerate(targets)]),
@@ -232,7 +258,7 @@ def framework_assignment(kind, model, branch, targets, size):
     }
     seen = []
     criterion.assigner.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    preds = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in branch.items()}
+    preds = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in output.raw[1].items()}
     preds["feats"] = [value.clone() for value in preds["feats"]]
     criterion.loss(preds, batch)
     foreground, chosen = seen[0][3], seen[0][4]
@@ -240,16 +266,53 @@ def framework_assignment(kind, model, branch, targets, size):
     return image, cell, chosen[image, cell]
 
 
+def nas_rows(targets: list[Targets]) -> torch.Tensor:
+    """Padded rows of class, centre, size and keypoints with visibility, as LibreYOLO's collate makes them."""
+    rows = []
+    for t in targets:
+        centre, size = (t.boxes[:, :2] + t.boxes[:, 2:]) / 2, t.boxes[:, 2:] - t.boxes[:, :2]
+        poses = torch.cat([t.keypoints, 2.0 * t.labelled[..., None].float()], 2).flatten(1)
+        rows.append(torch.cat([t.class_ids[:, None].float(), centre, size, poses], 1))
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def nas_assignment(model, output, targets, oks_factor=True):
+    """The same of the trainer's own loss, made by the trainer's own settings."""
+    from libreyolo.data import default_oks_sigmas
+    from libreyolo.training.config import YOLONASPoseConfig
+
+    config = YOLONASPoseConfig()
+    assert config.assigner_multiply_by_pose_oks
+    criterion = yolonas.YoloNASPoseLoss(
+        default_oks_sigmas(model.num_keypoints),
+        num_classes=model.num_classes,
+        bbox_assigner_topk=config.bbox_assigner_topk,
+        bbox_assigned_alpha=config.bbox_assigned_alpha,
+        bbox_assigned_beta=config.bbox_assigned_beta,
+        assigner_multiply_by_pose_oks=oks_factor,
+    )
+    seen = []
+    criterion.assigner.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    rows = nas_rows(targets)
+    criterion(output.raw, rows)
+    image, cell = torch.nonzero(seen[0].assigned_labels < model.num_classes, as_tuple=True)
+    return image, cell, seen[0].assigned_gt_index[image, cell] % rows.shape[1]
+
+
+def views() -> list[np.ndarray]:
+    return [photograph(name)[:512, :640] for name in PHOTOGRAPHS]
+
+
 @pytest.mark.parametrize("shape", [(17, 3), (4, 2)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_assignment_is_the_criterions(kind, shape):
     model = pose_model(kind, shape)
-    host = UltralyticsHost(model, end2end=wants_end2end(kind))
-    images = [photograph(name)[:512, :640] for name in PHOTOGRAPHS]
-    output = host.forward(host.preprocess(images, IMGSZ, True)[0])
+    host = make_host(kind, model)
+    output = host.forward(host.preprocess(views(), IMGSZ, True)[0])
     targets = separated_targets(shape[0])
     found = host.assign(output, targets)
-    expected = framework_assignment(kind, model, output.raw[1], targets, (128, 160))
+    oracle = nas_assignment(model, output, targets) if kind == "nas" else None
+    expected = oracle or framework_assignment(kind, model, output, targets)
     assert len(found.cell) > 0
     for one, other in zip((found.image, found.cell, found.object), expected, strict=True):
         assert torch.equal(one, other.long())
@@ -260,13 +323,63 @@ def test_assignment_is_the_criterions(kind, shape):
     assert ((centres > corners[:, :2]) & (centres < corners[:, 2:])).all()
     _, counts = torch.unique(found.image * 2 + found.object, return_counts=True)
     assert len(counts) == 4
-    assert counts.max() <= (1 if wants_end2end(kind) else 10)
+    assert counts.max() <= {"26-one-to-one": 1, "nas": 13}.get(kind, 10)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_assignment_of_yolonas_with_and_without_oks(classes):
+    """Images with different numbers of objects, of several classes: numbers are counted over the padded batch."""
+    model = pose_model("nas", (4, 3), classes)
+    first, second = separated_targets(4)
+    one = Targets(*(getattr(second, name)[1:] for name in ("boxes", "class_ids", "keypoints", "labelled")))
+    one = replace(one, class_ids=one.class_ids + classes - 1, labelled=one.labelled & False)
+    results = []
+    for oks_factor in (True, False):
+        host = YoloNASHost(model, oks_factor=oks_factor)
+        output = host.forward(host.preprocess([*views(), views()[0]], IMGSZ, True)[0])
+        for targets in ([one, no_targets(4), first], [first, one, second]):
+            found = host.assign(output, targets)
+            expected = nas_assignment(model, output, targets, oks_factor)
+            for mine, other in zip((found.image, found.cell, found.object), expected, strict=True):
+                assert torch.equal(mine, other)
+            results.append(found.cell.tolist())
+    assert results[:2] != results[2:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unlabelled_keypoints_may_hold_anything(kind):
+    host = host_of(kind)
+    output = host.forward(host.preprocess(views(), IMGSZ, True)[0])
+    targets = separated_targets(17)
+    expected = host.assign(output, targets)
+    for value in (float("nan"), float("inf"), 1e6):
+        odd = [replace(t, keypoints=t.keypoints.where(t.labelled[..., None], value)) for t in targets]
+        found = host.assign(output, odd)
+        for name in ("image", "cell", "object"):
+            assert torch.equal(getattr(found, name), getattr(expected, name))
+
+
+def test_boxes_without_area_take_nothing_from_others():
+    """LibreYOLO's loss counts sound boxes but takes the first rows: a flat one in front would cost the last."""
+    host, [sound] = host_of("nas"), separated_targets(17, 1)
+    output = host.forward(host.preprocess(views()[:1], IMGSZ, True)[0])
+    expected = host.assign(output, [sound])
+    for bad in (torch.tensor([9.0, 9.0, 9.0, 40.0]), torch.full((4,), torch.nan)):
+        odd = Targets(
+            boxes=torch.cat([bad[None], sound.boxes]),
+            class_ids=torch.zeros(3, dtype=torch.long),
+            keypoints=torch.cat([sound.keypoints[:1], sound.keypoints]),
+            labelled=torch.cat([sound.labelled[:1], sound.labelled]),
+        )
+        found = host.assign(output, [odd])
+        assert torch.equal(found.cell, expected.cell)
+        assert torch.equal(found.object, expected.object + 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_without_objects(kind):
     host = host_of(kind)
-    images = [photograph(name)[:512, :640] for name in (*PHOTOGRAPHS, "bus.jpg")]
+    images = [*views(), views()[0]]
     output = host.forward(host.preprocess(images, IMGSZ, True)[0])
     nothing = host.assign(output, [no_targets(17)] * 3)
     assert (nothing.image.shape, nothing.cell.shape, nothing.object.shape) == ((0,), (0,), (0,))
@@ -305,7 +418,7 @@ def test_sigmas_of_the_data_set_or_the_caller():
             UltralyticsHost(model, sigmas=wrong)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ULTRALYTICS)
 def test_templates_are_the_pose_heads_trunk(kind):
     """The trunk of the templates, then the base's own last layer, is the base's keypoint map."""
     host = host_of(kind)
@@ -324,16 +437,60 @@ def test_templates_are_the_pose_heads_trunk(kind):
     torch.testing.assert_close(torch.cat(raw, 2), output.raw[1]["kpts"], rtol=1e-4, atol=1e-4)
 
 
+def test_templates_of_yolonas_decode_to_its_keypoints():
+    """Trunk and last layer give offsets; keypoints are (offset + anchor - 0.5) * stride. ReLU, windows 5, 5, 7."""
+    host = host_of("nas")
+    output = host.forward(host.preprocess([photograph("bus.jpg")], 96, True)[0])
+    found = []
+    for level, (maps, template) in enumerate(zip(output.features, host.pose_templates(), strict=True)):
+        for conv in template:
+            assert conv.activation == "relu"
+            maps = torch.nn.functional.conv2d(maps, conv.weight, conv.bias, padding=conv.reach).relu()
+        offsets = getattr(host.model.heads, f"head{level + 1}").pose_pred(maps)[0].unflatten(0, (17, 2))
+        rows, columns = torch.meshgrid(*(torch.arange(side) for side in maps.shape[2:]), indexing="ij")
+        found.append(((offsets + torch.stack([columns, rows])) * host.strides[level]).flatten(2).permute(2, 0, 1))
+    torch.testing.assert_close(torch.cat(found), output.keypoints[0], rtol=1e-4, atol=1e-2)
+    assert [[conv.weight.shape[-1] for conv in template] for template in host.pose_templates()] == [
+        [1, 3, 3], [1, 3, 3], [1, 3, 3, 3],
+    ]  # fmt: skip
+
+
+def test_forward_of_yolonas_is_the_models_own():
+    model = pose_model("nas")
+    batch, _ = host_of("nas").preprocess(views(), 96, True)
+    with torch.no_grad():
+        expected = tensors_in(model(batch))
+    found = host_of("nas").forward(batch)
+    assert len(expected) == 11
+    assert all(torch.equal(one, other) for one, other in zip(tensors_in(found.raw), expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sparse_heads_are_dense_heads_at_every_cell(kind):
+    """Windows 7 wide on a map 3 wide: every border there is."""
+    host = host_of(kind)
+    output = host.forward(host.preprocess(views(), 96, False)[0])
+    heads = artifact_for(host).heads.double()
+    assert heads.reaches == ((2, 2, 3) if kind == "nas" else (2, 2, 2))
+    features = [maps.double() for maps in output.features]
+    with torch.inference_mode():
+        dense = heads.dense(features)
+        image, cell = torch.ones(dense.shape[:2]).nonzero(as_tuple=True)
+        sparse = heads.sparse(features, image, cell)
+    dense = dense[image, cell]
+    assert len(dense) == 2 * 189
+    assert ((sparse - dense).abs().amax((-1, -2)) / dense.abs().amax((-1, -2))).max() < 1e-10
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_fingerprints_know_the_weights(kind):
-    model, end2end = pose_model(kind), wants_end2end(kind)
-    host = host_of(kind)
-    assert set(host.fingerprints) == set(UltralyticsHost(model, end2end=end2end).fingerprints)
-    fused = copy.deepcopy(host.model)
-    assert set(host.fingerprints) & set(UltralyticsHost(fused).fingerprints)
+    model, host = pose_model(kind), host_of(kind)
+    assert set(host.fingerprints) == set(make_host(kind, model).fingerprints)
+    prepared = copy.deepcopy(host.model)
+    assert set(host.fingerprints) & set(load_host(prepared).fingerprints)
     with torch.no_grad():
         next(model.parameters()).flatten()[0].add_(1e-3)
-    assert not set(host.fingerprints) & set(UltralyticsHost(model, end2end=end2end).fingerprints)
+    assert not set(host.fingerprints) & set(make_host(kind, model).fingerprints)
 
 
 def test_fingerprints_know_buffers_and_heads():
@@ -439,6 +596,159 @@ def test_checkpoints_without_a_model_are_one_line(tmp_path):
         with pytest.raises(HaloposeError, match=name) as error:
             UltralyticsHost.load(tmp_path / name)
         one_line(error)
+
+
+# Loading YOLO-NAS -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("something wanted the network")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+
+
+def supergradients(net: nn.Module, **more) -> dict:
+    """A checkpoint as SuperGradients writes one: weights among metrics, versions and processing parameters."""
+    return {
+        "net": net.state_dict(),
+        "acc": np.float32(0.59),
+        "epoch": 3,
+        "metrics": {"valid": {"AP": np.float64(0.59), "loss": 1.5}},
+        "packages": {"torch": "1.13.1"},
+        "processing_params": {"conf": 0.05, "edge_links": [[0, 1]], "edge_colors": np.zeros((1, 3), np.int64)},
+        **more,
+    }
+
+
+def test_supergradients_checkpoints_load(tmp_path, offline):
+    net, averaged = pose_model("nas", (4, 3), seed=1), pose_model("nas", (4, 3))
+    for name, more, model in (("both.pth", {"ema_net": averaged.state_dict()}, averaged), ("net.pth", {}, net)):
+        torch.save(supergradients(net, **more), tmp_path / name)
+        host = load_host(tmp_path / name)
+        assert isinstance(host, YoloNASHost)
+        assert host.fingerprints == YoloNASHost(model).fingerprints
+        assert (host.description, host.keypoint_count, host.class_names) == (name, 4, ("object",))
+
+
+def test_weights_are_found_under_any_name():
+    net, averaged = ({"heads.head1.pose_pred.weight": torch.full((8, 3), value)} for value in (1.0, 2.0))
+    parallel = {f"module.{name}": value for name, value in averaged.items()}
+    for checkpoint in (
+        {"net": net, "ema_net": averaged},
+        {"net": averaged, "ema_net": None},
+        {"net": net, "ema_net": parallel},
+        {"model": averaged, "train_model": net},
+        averaged,
+    ):
+        assert yolonas._weights(checkpoint, "here").keys() == averaged.keys()
+        assert next(iter(yolonas._weights(checkpoint, "here").values()))[0, 0] == 2
+
+
+def test_constants_that_some_versions_saved_are_no_obstacle():
+    with torch.device("meta"):
+        model = yolonas.LibreYOLONASPoseModel("n")
+        state = model.state_dict()
+        assert yolonas._build(state | dict(model.named_buffers()), "here").config == "n"
+        for odd in (
+            {"heads.head1.extra.weight": torch.zeros(1)},
+            {"heads.head1.reg_pred.weight": torch.zeros(4, 4)},
+        ):
+            with pytest.raises(HaloposeError, match="here does not fit") as error:
+                yolonas._build(state | {name: torch.zeros(4, 4)}, "here")
+            one_line(error)
+
+
+def test_libreyolo_checkpoints_load_with_what_they_say(tmp_path, offline):
+    from libreyolo.utils.serialization import wrap_libreyolo_checkpoint
+
+    model = pose_model("nas", (5, 3), 3)
+    content = wrap_libreyolo_checkpoint(
+        model.state_dict(), model_family="yolonas", size="n", task="pose", nc=3, names={0: "a", 1: "b", 2: "c"},
+        imgsz=320, config={"assigner_multiply_by_pose_oks": False}, oks_sigmas=[0.1, 0.2, 0.3, 0.4, 0.5],
+    )  # fmt: skip
+    torch.save(content, tmp_path / "best.pt")
+    host = load_host(tmp_path / "best.pt")
+    assert host.fingerprints == YoloNASHost(model).fingerprints
+    assert host.class_names == ("a", "b", "c")
+    assert host.sigmas.tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert not host._criterion.assigner.multiply_by_pose_oks
+    assert load_host(tmp_path / "best.pt", sigmas=[0.1] * 5).sigmas.tolist() == [0.1] * 5
+    assert YoloNASHost.load(tmp_path / "best.pt", oks_factor=True)._criterion.assigner.multiply_by_pose_oks
+
+
+@pytest.mark.parametrize(("size", "millions"), [("n", 9.9), ("s", 22.2), ("m", 58.2), ("l", 79.4)])
+def test_sizes_are_told_by_the_weights(size, millions):
+    with torch.device("meta"):
+        model = yolonas._build(yolonas.LibreYOLONASPoseModel(size, num_keypoints=4).state_dict(), "here")
+    assert model.config == size
+    assert sum(value.numel() for value in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_foreign_pickles_of_yolonas_are_refused_and_never_run(tmp_path):
+    marker = tmp_path / "marker"
+    contents = {
+        "hidden.pth": supergradients(pose_model("nas"), extra=Payload(marker)),
+        "foreign.pth": supergradients(pose_model("nas"), ema_net=Foreign()),
+    }
+    for name, content in contents.items():
+        torch.save(content, tmp_path / name)
+        with pytest.raises(HaloposeError, match=name) as error:
+            load_host(tmp_path / name)
+        assert "it holds " in one_line(error)
+        assert "unsafe" in one_line(error)
+        assert not marker.exists()
+    load_host(tmp_path / "hidden.pth", unsafe=True)
+    assert marker.exists()  # the payload does work
+
+
+def test_wrong_yolonas_checkpoints_are_one_line(tmp_path, offline):
+    state = pose_model("nas").state_dict()
+    contents = {
+        "detector.pth": {name: value for name, value in state.items() if "pose_pred" not in name},
+        "lacking.pth": {name: value for name, value in state.items() if not name.startswith("neck.neck1")},
+        "width.pth": state | {"heads.head1.cls_pred.weight": torch.zeros(18, 50, 1, 1)},
+        "list.pth": [state],
+        "whole.pth": state,
+    }
+    for name, content in contents.items():
+        torch.save(content, tmp_path / name)
+    whole = (tmp_path / "whole.pth").read_bytes()
+    (tmp_path / "cut.pth").write_bytes(whole[: len(whole) // 2])
+    for name in ("detector.pth", "lacking.pth", "width.pth", "list.pth", "cut.pth", "missing.pth"):
+        with pytest.raises(HaloposeError, match=name) as error:
+            YoloNASHost.load(tmp_path / name)
+        one_line(error)
+    with pytest.raises(HaloposeError, match="one-to-one"):
+        load_host(tmp_path / "whole.pth", end2end=True)
+
+
+def test_yolonas_takes_pose_models_only():
+    from libreyolo.models.yolonas.nn import LibreYOLONASModel
+
+    with torch.device("meta"):
+        detector = LibreYOLONASModel("s")
+    with pytest.raises(HaloposeError, match="not a YOLO-NAS pose model"):
+        load_host(detector)
+
+
+@pytest.mark.filterwarnings("ignore:no samples for keypoints")
+def test_yolonas_all_the_way(tmp_path):
+    """The command line from a checkpoint to an artifact, and predictions with it."""
+    model = pose_model("nas")
+    torch.save(supergradients(model), tmp_path / "nas.pth")
+    data = write_scenes(tmp_path / "data", host_of("nas"), {"train": 6, "val": 6})
+    artifact = tmp_path / "heads.safetensors"
+    arguments = ["fit", data, "--base", tmp_path / "nas.pth", "-o", artifact, "--imgsz", 64, "--epochs", 2]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    assert Artifact.load(artifact).fits(host_of("nas"))
+    [poses] = UncertainPose.load(tmp_path / "nas.pth", artifact).predict(photograph("bus.jpg"), imgsz=IMGSZ)
+    expected = framework_on("nas", "bus.jpg", IMGSZ)
+    assert np.array_equal(poses.keypoints, expected.keypoints.data[..., :2].numpy())
+    assert (np.linalg.eigvalsh(poses.covariance) > 0).all()
 
 
 # The torchvision shim --------------------------------------------------------------------------------------
