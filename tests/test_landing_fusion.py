@@ -386,6 +386,7 @@ ORIGIN = Initial(0.0, np.zeros(3), np.zeros(3), np.eye(6))
         (lambda: replace(SETTINGS, gate=0.0), "gate should be a probability"),
         (lambda: replace(SETTINGS, patience=0), "patience should be 1"),
         (lambda: replace(SETTINGS, coasting=0.0), "should be above 0"),
+        (lambda: replace(SETTINGS, irs_hold=0.03), "last to the next sample, 0.04 s, got 0.03"),
         (lambda: replace(SETTINGS, gnss_bias=GaussMarkov((1.0,))), "gnss bias takes 3 sigmas, got 1"),
         (lambda: nees(fuse([FIX], ORIGIN), TRUTH, dof=4), "dof 3.*dof 6.*got 4"),
         (lambda: consistency([np.nan], 3), "no values"),

@@ -103,6 +103,10 @@ class FusionSettings:
             raise HaloposeError(f"patience should be 1 rejection or more, got {self.patience}")
         if not (self.irs_rate > 0 and self.irs_hold > 0 and self.coasting > 0):
             raise HaloposeError("irs_rate, irs_hold and coasting should be above 0")
+        if self.irs_hold < 1 / self.irs_rate:
+            raise HaloposeError(
+                f"irs_hold should last to the next sample, {1 / self.irs_rate} s, got {self.irs_hold}"
+            )
         for source, bias in zip(BIAS, self.biases, strict=True):
             if len(bias.sigma) != SIZES[source]:
                 raise HaloposeError(f"the {source} bias takes {SIZES[source]} sigmas, got {len(bias.sigma)}")
