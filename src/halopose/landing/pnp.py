@@ -3,15 +3,15 @@
 In: runway points (K, 3), their pixels (N, K, 2) with covariances (N, K, 2, 2), perhaps attitudes (N, 3, 3).
 Out: poses with 6x6 covariances, chi-square costs and, where there is no trustworthy answer, the reason why.
 
-Inside, a pose is (rotation, bearing, scale): a point at x from the kept points' centroid lies along
-scale * rotation @ x + bearing, with bearing = (b1, b2, 1) and 1 / scale the centroid's depth. The projection is
-linear in the bearing and almost so in the scale, so that undamped steps seldom fail even far away. Arrays are
+Inside, a pose is (turn, bearing): a point at x from the kept points' centre lies along turn @ x + bearing, where
+bearing = (b1, b2, 1) and turn is the rotation over the centre's depth. The projection is linear in the bearing
+and almost so in the inverse depth, so that undamped steps seldom fail even far away. Arrays are
 component-first and frame-last, (3, K, N): every numpy call then works on long rows, or on few numbers if N is 1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -19,14 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halopose.errors import HaloposeError
+from halopose.landing import scalar
 from halopose.landing.camera import Array, Camera, distort, distort_jacobian, normalise, skew
 
 Mask = NDArray[np.bool_]
 
 _MAX_STEPS = 100
-_DECREMENT = 1e-10  # chi-square that the next step may still promise: 1e-5 standard deviations
-_ROUNDING = 1e-13  # the same relative to the cost
+_GAIN = 1e-7  # chi-square that the last step may still gain: 3e-4 standard deviations, of which few are left
+_RELATIVE_GAIN = 1e-6  # the same relative to the cost
 _FIRST_DAMPING = 1e-3
+_FEW = 4  # poses up to which plain floats beat numpy
 _MAX_DAMPING = 1e12
 _FLOOR = 1e-14  # relative damping that keeps a pivot from being exactly zero
 _TINY = 1e-300  # the same where a whole column is zero; the step is then absurd and refused
@@ -112,6 +114,7 @@ class Solution(Minimum):
         return np.where(self.alternative.cost > 0, np.nan_to_num(ratio), 1.0)
 
 
+@np.errstate(all="ignore")  # trial steps may leave all bounds, and frames without an answer are NaN throughout
 def solve_pose(
     camera: Camera,
     points: Array,
@@ -130,18 +133,20 @@ def solve_pose(
     """
     _check_shapes(points, pixels, covariance, mask, nu, None if start is None else start[0])
     problem, failure = _prepare(camera, points, pixels, covariance, mask, nu, 4)
-    dof = 2 * problem.kept.sum(0) - 6
-    good = np.flatnonzero(failure == 0)
-    problem = problem.take(good)
     if start is not None:
-        rotation, position = np.moveaxis(start[0], 0, -1)[..., good], start[1].T[:, good]
-        return _minimise(problem, _Pose.at(rotation, position, problem.centre), 6, good, failure, dof)
-    flat = (problem.extent[2] <= _PLANAR * problem.extent[1]).all()
-    rotations = _planar_rotations(problem) if flat else _general_rotations(problem)
-    problem = problem.take(np.tile(np.arange(len(good)), rotations.shape[-1] // max(len(good), 1)))
-    return _minimise(problem, _with_linear_position(problem, rotations), 6, good, failure, dof)
+        first = _Pose.at(start[0].transpose(1, 2, 0).copy(), start[1].T, problem.centre)
+        return _minimise(problem, first, 6, failure)
+    extent, axes = _principal(problem)
+    failure[(extent[1] <= _COLLINEAR * extent[0]) & (failure == 0)] = Failure.DEGENERATE
+    if (extent[2] <= _PLANAR * extent[1]).all():
+        rotations = _planar_rotations(problem, extent, axes)
+        problem = problem.take(np.tile(np.arange(len(failure)), 2))
+    else:
+        rotations = _general_rotations(problem)
+    return _minimise(problem, _with_linear_position(problem, rotations), 6, failure)
 
 
+@np.errstate(all="ignore")
 def solve_position(
     camera: Camera,
     points: Array,
@@ -155,12 +160,9 @@ def solve_position(
     """Position alone, from two or more points, with the rotation (N, 3, 3), runway to camera, given (IRS)."""
     _check_shapes(points, pixels, covariance, mask, nu, rotation)
     problem, failure = _prepare(camera, points, pixels, covariance, mask, nu, 2)
-    failure[~np.isfinite(rotation).all((1, 2))] = Failure.NOT_FINITE
-    dof = 2 * problem.kept.sum(0) - 3
-    good = np.flatnonzero(failure == 0)
-    problem = problem.take(good)
-    first = _with_linear_position(problem, np.moveaxis(rotation, 0, -1)[..., good])
-    return _minimise(problem, first, 3, good, failure, dof)
+    if not np.isfinite(rotation).all():
+        failure[~np.isfinite(rotation).all((1, 2))] = Failure.NOT_FINITE
+    return _minimise(problem, _with_linear_position(problem, rotation.transpose(1, 2, 0).copy()), 3, failure)
 
 
 def _check_shapes(
@@ -179,40 +181,35 @@ def _check_shapes(
     ):
         if isinstance(array, np.ndarray) and array.shape not in shapes:
             raise HaloposeError(f"{name} should have shape {' or '.join(map(str, shapes))}, got {array.shape}")
+    if not np.isfinite(points).all():
+        raise HaloposeError("the runway points must be finite: leave unknown ones out with the mask")
 
 
 # --- the problem ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Problem:
+class _Problem(NamedTuple):
     """What is observed, frame last; a last axis of length 1 serves every frame."""
 
     camera: Camera
     points: Array  # (3, K, N), from the centre of the kept ones
     centre: Array  # (3, N)
     lowest: Array  # (N,): height of the lowest kept point
-    extent: Array  # (3, N): mean squared extents of the kept points along their principal axes, longest first
-    axes: Array  # (3, 3, N): those axes as columns
     observed: Array  # (2, K, N), normalised but still distorted
     plain: Array  # (2, K, N), without distortion
-    whitening: Array  # (3, K, N): entries 11, 21, 22 of L^-1 diag(fx, fy), zero where masked out
-    kept: Mask  # (K, N)
+    whitening: Array  # (3, K, N): entries 11, 22, 21 of L^-1 diag(fx, fy); zero if masked out, NaN in bad frames
+    share: Array  # (K, N): one over the number of kept points, zero where masked out
     nu: Array | None  # (K, N)
 
     def take(self, frames: NDArray[np.intp]) -> _Problem:
         """The frames of an index, in its order."""
-        if len(frames) == self.observed.shape[-1] and (frames[1:] > frames[:-1]).all():
-            return self
 
         def of(array: Array) -> Array:
             return array if array.shape[-1] == 1 else array[..., frames]
 
-        return replace(
-            self, points=of(self.points), centre=of(self.centre), lowest=of(self.lowest), extent=of(self.extent),
-            axes=of(self.axes), observed=self.observed[..., frames], plain=self.plain[..., frames],
-            whitening=self.whitening[..., frames], kept=self.kept[:, frames],
-            nu=None if self.nu is None else of(self.nu),
+        return _Problem(
+            self.camera, of(self.points), of(self.centre), of(self.lowest), of(self.observed), of(self.plain),
+            of(self.whitening), of(self.share), None if self.nu is None else of(self.nu),
         )  # fmt: skip
 
 
@@ -225,117 +222,92 @@ def _prepare(
     nu: Array | None,
     needed: int,
 ) -> tuple[_Problem, NDArray[np.int64]]:
-    """Whiten and centre; the failures (N,) tell which frames must not be solved."""
-    observed = (pixels.transpose(2, 1, 0) - _column(camera.cx, camera.cy)) / _column(camera.fx, camera.fy)
+    """Whiten and centre; the failures (N,) tell which frames cannot be solved."""
+    offset, focal = np.array([[[camera.cx]], [[camera.cy]]]), np.array([[[camera.fx]], [[camera.fy]]])
+    observed = (pixels.transpose(2, 1, 0) - offset) / focal
     plain = normalise(camera, pixels).transpose(2, 1, 0) if camera.distorted else observed
-    with np.errstate(all="ignore"):  # frames with NaN or indefinite covariances are left out
-        whitening, noise, definite = _whitening(camera, covariance)
-    kept = np.ones(definite.shape, dtype=bool) if mask is None else mask.T
-    finite = np.isfinite(plain).all(0) & np.isfinite(noise)
+    whitening, definite = _whitening(camera, covariance)
     failure = np.zeros(len(pixels), dtype=np.int64)
-    failure[(definite < kept).any(0)] = Failure.BAD_COVARIANCE
-    failure[(finite < kept).any(0)] = Failure.NOT_FINITE
-    failure[kept.sum(0) < needed] = Failure.TOO_FEW_POINTS
-    if mask is not None or failure.any():
-        observed, plain, whitening, noise = (
-            np.where(kept & finite, array, 0.0) for array in (observed, plain, whitening, noise)
-        )
-    share = _share(kept if mask is not None else kept[:, :1])
+    count = points.shape[-2]
+    share = np.full((count, 1), 1 / count) if mask is None else mask.T / np.maximum(mask.sum(1), 1)
+    if not (definite.all() and np.isfinite(plain).all() and mask is None and count >= needed):
+        kept = share > 0
+        finite = np.isfinite(plain).all(0) & np.isfinite(covariance).all((2, 3)).T
+        failure[(definite < kept).any(0)] = Failure.BAD_COVARIANCE
+        failure[(finite < kept).any(0)] = Failure.NOT_FINITE
+        failure[np.broadcast_to(kept, definite.shape).sum(0) < needed] = Failure.TOO_FEW_POINTS
+        observed, plain, whitening = (np.where(kept, array, 0.0) for array in (observed, plain, whitening))
+        whitening[..., failure > 0] = np.nan
     placed = points.T[..., None] if points.ndim == 2 else points.transpose(2, 1, 0)
-    centre = (placed * share).sum(1)
+    centre = np.add.reduce(placed * share, 1)
     lowest = np.where(share > 0, placed[2], np.inf).min(0)
-    placed = placed - centre[:, None]
-    extent, axes = _principal(placed, share)
-    degenerate = extent[0] <= 0 if needed == 2 else extent[1] <= _COLLINEAR * extent[0]
-    spread = _spread(_column(camera.fx, camera.fy) * plain, kept)[0 if needed == 2 else 1]
-    degenerate = degenerate | (spread <= _APART**2 * (noise * _share(kept)).sum(0))
-    failure[degenerate & (failure == 0)] = Failure.DEGENERATE
     tails = None if nu is None else nu[:, None] if nu.ndim == 1 else nu.T
-    return _Problem(camera, placed, centre, lowest, extent, axes, observed, plain, whitening, kept, tails), failure
+    placed = placed - centre[:, None]
+    return _Problem(camera, placed, centre, lowest, observed, plain, whitening, share, tails), failure
 
 
-def _column(first: float, second: float) -> Array:
-    return np.array([[[first]], [[second]]])
-
-
-def _share(kept: Mask) -> Array:
-    """Weights (K, N) that sum to one over the kept points."""
-    return kept / np.maximum(kept.sum(0), 1)
-
-
-def _whitening(camera: Camera, covariance: Array) -> tuple[Array, Array, Mask]:
-    """Entries 11, 21, 22 (3, K, N) of L^-1 diag(fx, fy), mean variances (K, N), and which are definite (K, N)."""
+def _whitening(camera: Camera, covariance: Array) -> tuple[Array, Mask]:
+    """Entries 11, 22, 21 (3, K, N) of L^-1 diag(fx, fy), and which covariances are positive definite (K, N)."""
     xx, xy, yx, yy = covariance.reshape(*covariance.shape[:2], 4).transpose(2, 1, 0)
-    first = 1 / np.sqrt(xx)
-    shear = xy * first
-    second = 1 / np.sqrt(yy - shear * shear)
-    noise = (xx + yy) / 2
-    definite = (xx * yy - xy * yx > _MIN_ASPECT * noise * noise) & (xx > 0) & (np.abs(xy - yx) <= 1e-6 * noise)
-    return np.stack([camera.fx * first, -camera.fx * shear * first * second, camera.fy * second]), noise, definite
-
-
-def _principal(points: Array, share: Array) -> tuple[Array, Array]:
-    """Mean squared extents (3, N), largest first, and axes (3, 3, N) of centred points (3, K, N)."""
-    extent, axes = np.linalg.eigh(np.einsum("ikn,jkn->nij", points * share, points))
-    return extent[:, ::-1].T, axes[..., ::-1].transpose(1, 2, 0)
-
-
-def _spread(pixels: Array, kept: Mask) -> tuple[Array, Array]:
-    """Larger and smaller variance (N,) of pixels (2, K, N) along their principal axes."""
-    share = _share(kept)
-    pixels = pixels - (pixels * share).sum(1)[:, None]
-    (xx, xy), (_, yy) = np.einsum("ikn,jkn->ijn", pixels * share, pixels)
-    half_gap = np.hypot((xx - yy) / 2, xy)
-    return (xx + yy) / 2 + half_gap, (xx + yy) / 2 - half_gap
+    determinant, trace = xx * yy - xy * yx, xx + yy
+    definite = (determinant > _MIN_ASPECT * trace * trace) & (xx > 0) & (np.abs(xy - yx) <= 1e-6 * trace)
+    first, area = np.sqrt(xx), np.sqrt(determinant)
+    whitening = np.empty((3, *xx.shape))
+    np.divide(camera.fx, first, out=whitening[0])
+    np.divide(camera.fy * first, area, out=whitening[1])
+    np.divide(-camera.fx * xy, first * area, out=whitening[2])
+    return whitening, definite
 
 
 # --- refinement -------------------------------------------------------------------------------------------
 
 
 class _Pose(NamedTuple):
-    """Rotation (3, 3, N), bearing (3, N) whose last row is 1, and scale (N,)."""
+    """Turn (3, 3, N), the rotation over the depth of the centre, and bearing (3, N), whose last row is 1."""
 
-    rotation: Array
+    turn: Array
     bearing: Array
-    scale: Array
 
     @classmethod
     def at(cls, rotation: Array, position: Array, centre: Array) -> _Pose:
-        offset = (rotation * (centre - position)).sum(1)
-        return cls(rotation, offset / offset[2], 1 / offset[2])
+        offset = np.einsum("ijn,jn->in", rotation, centre - position)
+        return cls(rotation / offset[2], offset / offset[2])
 
     def moved(self, step: Array) -> _Pose:
-        """After a step (6, N) in rotation, bearing and log scale, or (3, N) without the rotation."""
-        bearing, scale = self.bearing.copy(), self.scale * np.exp(step[-1])
+        """After a step (6, N) in rotation, bearing and log inverse depth, or (3, N) without the rotation."""
+        bearing = self.bearing.copy()
         bearing[:2] += step[-3:-1]
+        growth = np.exp(step[-1])
         if len(step) == 3:
-            return _Pose(self.rotation, bearing, scale)
-        quaternion = np.ones((4, step.shape[1]))
-        quaternion[1:] = step[:3] / 2
-        turn = _QUATERNION @ (quaternion[:, None] * quaternion).reshape(16, -1)
-        turn = (turn[:9] / turn[9]).reshape(3, 3, -1)
-        return _Pose(np.einsum("ijn,jkn->ikn", turn, self.rotation), bearing, scale)
+            return _Pose(self.turn * growth, bearing)
+        quaternion = np.empty((4, 1, step.shape[1]))
+        quaternion[0] = 1.0
+        np.multiply(step[:3, None], 0.5, out=quaternion[1:])
+        change = _QUATERNION @ (quaternion * quaternion[:, 0]).reshape(16, -1)
+        growth /= change[9]
+        change *= growth
+        return _Pose(np.einsum("ijn,jkn->ikn", change[:9].reshape(3, 3, -1), self.turn), bearing)
+
+    def unpacked(self) -> tuple[Array, Array]:
+        """Rotations (3, 3, N) and the centre in camera axes (3, N)."""
+        depth = 1 / np.sqrt(np.add.reduce(self.turn[:, 0] * self.turn[:, 0]))
+        return self.turn * depth, self.bearing * depth
 
 
 class _Fit(NamedTuple):
     """A pose on its way to the minimum."""
 
-    rotation: Array
-    bearing: Array
-    scale: Array
+    pose: _Pose
     normal: Array  # (P + 1, P + 1, N): products of the whitened Jacobian's columns and the residual
     cost: Array  # (N,)
 
-    @property
-    def pose(self) -> _Pose:
-        return _Pose(self.rotation, self.bearing, self.scale)
-
     def take(self, frames: NDArray[np.intp]) -> _Fit:
-        return _Fit(*(array[..., frames] for array in self))
+        turn, bearing = self.pose
+        return _Fit(_Pose(turn[..., frames], bearing[:, frames]), self.normal[..., frames], self.cost[frames])
 
     def put(self, frames: NDArray[np.intp], other: _Fit) -> None:
         """Overwrite frames with another's, in place."""
-        for mine, theirs in zip(self, other, strict=True):
+        for mine, theirs in zip((*self.pose, *self[1:]), (*other.pose, *other[1:]), strict=True):
             mine[..., frames] = theirs
 
 
@@ -379,25 +351,26 @@ _JACOBIAN = _jacobian()
 
 
 def _evaluate(problem: _Problem, pose: _Pose, free: int) -> _Fit:
-    """Linearise the whitened residuals in the last ``free`` unknowns; infinite cost behind the camera."""
-    scaled = pose.scale * (pose.rotation[:, :, None] * problem.points).sum(1)
-    along = scaled + pose.bearing[:, None]
-    inverse = 1 / along[2]
-    image = along * inverse  # (u, v, 1)
+    """Linearise the whitened residuals in the last ``free`` unknowns; the cost is NaN behind the camera."""
+    turned = np.einsum("ijn,jkn->ikn", pose.turn, problem.points)
+    image = turned + pose.bearing[:, None]
+    inverse = 1 / np.sqrt(image[2])  # of a negative depth there is no root
+    inverse *= inverse
+    image *= inverse  # (u, v, 1)
     parts = np.empty((4, 1, *inverse.shape))
     parts[0, 0] = inverse
-    np.multiply(scaled, inverse, out=parts[1:, 0])
+    np.multiply(turned, inverse, out=parts[1:, 0])
     columns = np.empty((free + 1, 2, *inverse.shape))
     np.matmul(_JACOBIAN[-2 * free :], (parts * image).reshape(12, -1), out=columns[:free].reshape(2 * free, -1))
     if problem.camera.distorted:
         image = _through_lens(problem.camera, image, columns[:free])
     np.subtract(problem.observed, image[:2], out=columns[free])
     _whiten(columns, problem.whitening)
-    robust = None if problem.nu is None else _reweight(columns, problem.nu)
-    normal = _products(columns)
-    cost = normal[free, free] if robust is None else robust
-    in_front = (inverse.min(0) > 0) & (pose.scale > 0)
-    return _Fit(*pose, normal, np.where(in_front, cost, np.inf))
+    if problem.nu is None:
+        normal = _products(columns)
+        return _Fit(pose, normal, normal[free, free].copy())
+    cost = _reweight(columns, problem.nu)
+    return _Fit(pose, _products(columns), cost)
 
 
 def _through_lens(camera: Camera, image: Array, columns: Array) -> Array:
@@ -412,10 +385,9 @@ def _through_lens(camera: Camera, image: Array, columns: Array) -> Array:
 
 def _whiten(columns: Array, whitening: Array) -> None:
     """Multiply columns (P, 2, K, N) by lower-triangular factors (3, K, N), in place."""
-    first, second = columns[:, 0], columns[:, 1]
-    second *= whitening[2]
-    second += first * whitening[1]
-    first *= whitening[0]
+    shear = columns[:, 0] * whitening[2]
+    columns *= whitening[:2]
+    columns[:, 1] += shear
 
 
 def _reweight(columns: Array, nu: Array) -> Array:
@@ -436,119 +408,168 @@ def _products(columns: Array) -> Array:
     return np.einsum("imn,jmn->ijn", flat, flat)
 
 
-def _solve(normal: Array, damping: Array) -> tuple[Array, Array]:
+def _solve(normal: Array, damping: Array | None = None) -> tuple[Array, Array]:
     """Step (P, N) of a normal matrix (P + 1, P + 1, N), and how much chi-square it promises to gain (N,)."""
     size = len(normal) - 1
-    system = normal.transpose(2, 0, 1).copy()
-    diagonal = system.reshape(len(system), -1)[:, : size * (size + 2) : size + 2]
-    diagonal *= 1 + _FLOOR + damping[:, None]
+    system = normal.transpose(2, 0, 1)
+    if damping is not None:
+        system = _damped(system, damping)
+    try:
+        solved = np.linalg.solve(system[:, :size, :size], system[:, :size, size:])
+    except np.linalg.LinAlgError:  # some frame is exactly singular: its step will be absurd, and refused
+        system = _damped(system, np.full(len(system), _FLOOR))
+        solved = np.linalg.solve(system[:, :size, :size], system[:, :size, size:])
+    step = np.asarray(solved[..., 0].T, dtype=np.float64)
+    return step, np.add.reduce(step * normal[size, :size])
+
+
+def _damped(system: Array, damping: Array) -> Array:
+    """Matrices (N, P, P) with their diagonals raised by a share (N,), and above zero."""
+    system = system.copy()
+    diagonal = system.reshape(len(system), -1)[:, :: system.shape[1] + 1]
+    diagonal *= 1 + damping[:, None]
     diagonal += _TINY
-    step = np.linalg.solve(system[:, :size, :size], system[:, :size, size:])[..., 0].T
-    return np.asarray(step), np.asarray((step * normal[size, :size]).sum(0))
+    return system
 
 
-def _refine(problem: _Problem, fit: _Fit, damping: Array, steps: int = _MAX_STEPS) -> tuple[_Fit, Mask]:
+def _refine(
+    problem: _Problem, fit: _Fit, damping: Array | None = None, steps: int = _MAX_STEPS
+) -> tuple[_Fit, Mask]:
     """Poses of least cost by damped Gauss-Newton steps, and which of them converged (N,).
 
-    Damping appears only where a step failed. The frames still under way go on alone once others are done.
+    Damping appears only where a step failed. The frames still under way go on alone once others are done, and
+    frames without a cost are done at once.
     """
     for left in range(steps, 0, -1):
         step, promise = _solve(fit.normal, damping)
-        converged = (promise <= _DECREMENT + _ROUNDING * fit.cost) & (damping == 0)
-        over = converged | ~(fit.cost < np.inf) | (damping > _MAX_DAMPING)
-        if over.all():
-            return fit, converged
-        if over.any():
+        converged = ~(promise > _GAIN + _RELATIVE_GAIN * fit.cost)
+        over = converged
+        if damping is not None:
+            converged &= damping == 0
+            over = converged | (damping > _MAX_DAMPING)
+        if np.count_nonzero(over):
+            # The last step is too small to be worth another look: the linear model foretells its gain.
+            pose = fit.pose.moved(step if over.all() else np.where(converged, step, 0.0))
+            last = _Fit(pose, fit.normal, fit.cost - converged * promise)
             rest = np.flatnonzero(~over)
-            later, converged[rest] = _refine(problem.take(rest), fit.take(rest), damping[rest], left)
-            fit.put(rest, later)
-            return fit, converged
+            if len(rest):
+                slow = None if damping is None else damping[rest]
+                later, converged[rest] = _refine(problem.take(rest), fit.take(rest), slow, left)
+                last.put(rest, later)
+            return last, converged
         trial = _evaluate(problem, fit.pose.moved(step), len(step))
-        better = trial.cost < fit.cost
-        if better.all():
-            fit = trial
-        else:
-            chosen = np.flatnonzero(better)
-            fit.put(chosen, trial.take(chosen))
-        eased = np.where(damping > _FIRST_DAMPING, damping / 10, 0.0)
-        damping = np.where(better, eased, np.maximum(10 * damping, _FIRST_DAMPING))
-    return fit, np.zeros(len(damping), dtype=bool)
+        fit, damping = _better(fit, trial, damping)
+    return fit, np.zeros(len(fit.cost), dtype=bool)
+
+
+def _refine_few(problem: _Problem, first: _Pose, free: int) -> tuple[_Fit, Mask] | None:
+    """What ``_refine`` finds, frame by frame in plain floats; None if some frame needs more than plain steps."""
+    if problem.nu is not None or problem.camera.distorted:
+        return None
+    fits = []
+    for frame in range(first.turn.shape[-1]):
+        arrays = (problem.points, problem.observed, problem.whitening)
+        rows = [row for array in arrays for row in array[..., frame % array.shape[-1]].tolist()]
+        points = list(map(scalar.Point, *rows))
+        turn, bearing = first.turn[..., frame].tolist(), first.bearing[:, frame].tolist()
+        fit = scalar.refine(points, turn, bearing, free, _GAIN, _RELATIVE_GAIN, _MAX_STEPS)
+        if fit is None:
+            return None
+        fits.append(fit)
+    turns, bearings, normals, costs = (np.array(parts).T for parts in zip(*fits, strict=True))
+    # Transposed as a whole: frames come last, and a turn's own axes are swapped back.
+    return _Fit(_Pose(turns.swapaxes(0, 1), bearings), normals, costs), np.ones(len(fits), dtype=bool)
+
+
+def _better(fit: _Fit, trial: _Fit, damping: Array | None) -> tuple[_Fit, Array | None]:
+    """The trial where its cost is lower, and the damping (N,) to go on with; None if there is none at all."""
+    better = trial.cost < fit.cost
+    if damping is None and np.count_nonzero(better) == len(better):
+        return trial, None
+    damping = np.zeros(len(better)) if damping is None else damping
+    kept = np.flatnonzero(~better)
+    trial.put(kept, fit.take(kept))
+    eased = np.where(damping > _FIRST_DAMPING, damping / 10, 0.0)
+    damping = np.where(better, eased, np.maximum(10 * damping, _FIRST_DAMPING))
+    return trial, damping if damping.any() else None
 
 
 # --- first guesses ----------------------------------------------------------------------------------------
 
 
 def _with_linear_position(problem: _Problem, rotation: Array) -> _Pose:
-    """Poses with given rotations (3, 3, N): u (1 + scale z3) = scale z1 + b1, likewise v, is linear."""
-    rotated = (rotation[:, :, None] * problem.points).sum(1)
-    columns = np.zeros((4, 2, *problem.plain.shape[1:]))
+    """Poses with given rotations (3, 3, N): with s the inverse depth, u (1 + s z3) = s z1 + b1 is linear."""
+    rotated = np.einsum("ijn,jkn->ikn", rotation, problem.points)
+    columns = np.zeros((4, 2, *rotated.shape[1:]))
     columns[0, 0] = columns[1, 1] = 1.0
     columns[2] = rotated[:2] - problem.plain * rotated[2]
     columns[3] = problem.plain
     _whiten(columns, problem.whitening)
-    unknown, _ = _solve(_products(columns), np.zeros(columns.shape[-1]))
-    bearing = np.ones((3, columns.shape[-1]))
+    unknown, _ = _solve(_products(columns))
+    bearing = np.ones((3, rotation.shape[-1]))
     bearing[:2] = unknown[:2]
-    return _Pose(rotation, bearing, unknown[2])
+    return _Pose(rotation * np.where(unknown[2] > 0, unknown[2], np.nan), bearing)
 
 
-def _planar_rotations(problem: _Problem) -> Array:
+def _principal(problem: _Problem) -> tuple[Array, Array]:
+    """Mean squared extents (3, N) of the kept points, largest first, and their axes (3, 3, N) as columns."""
+    scatter = np.einsum("ikn,jkn->nij", problem.points * problem.share, problem.points)
+    extent, axes = np.linalg.eigh(scatter)
+    return extent[:, ::-1].T, axes[..., ::-1].transpose(1, 2, 0)
+
+
+def _planar_rotations(problem: _Problem, extent: Array, axes: Array) -> Array:
     """Both rotations (3, 3, 2 N) that the plane through the points allows, in closed form (IPPE).
 
     The homography's slope at the centre is the foreshortened plane seen along the line of sight, over the depth:
     the upper left part of a rotation, up to a scale that makes its larger singular value one. What is missing
     of its columns' lengths is their third row, known up to a common sign.
     """
-    sight, slope = _homography(problem)
-    length = np.sqrt(np.square(sight).sum(0) + 1)
-    d1, d2, d3 = sight[0] / length, sight[1] / length, 1 / length
-    tilt = -1 / (1 + d3)
-    view = np.stack([1 + tilt * d1 * d1, tilt * d1 * d2, d1, tilt * d1 * d2, 1 + tilt * d2 * d2, d2, -d1, -d2, d3])
+    sight, ((e, f), (g, h)) = _homography(problem, extent, axes)
+    length = np.sqrt(np.add.reduce(sight * sight) + 1)
+    d1, d2 = sight / length
+    tilt = -1 / (1 + 1 / length)
+    cross = tilt * d1 * d2
+    view = np.stack([1 + tilt * d1 * d1, cross, d1, cross, 1 + tilt * d2 * d2, d2, -d1, -d2, 1 / length])
     view = view.reshape(3, 3, -1)  # takes the optical axis to the line of sight
     (a, b), (c, d) = view[:2, :2] + sight[:, None] * np.stack([d1, d2])
-    (e, f), (g, h) = slope
-    (e, f), (g, h) = (d * e - b * g, d * f - b * h), (a * g - c * e, a * h - c * f)  # up to scale
+    # The slope with the line of sight's own foreshortening taken off, up to a positive factor.
+    e, f, g, h = d * e - b * g, d * f - b * h, a * g - c * e, a * h - c * f
     half, determinant = (e * e + f * f + g * g + h * h) / 2, e * h - f * g
-    largest = half + np.sqrt(np.maximum(half * half - determinant * determinant, 0))
-    scale = 1 / np.sqrt(largest) * np.sign(a * d - b * c)
-    first, second = np.stack([e, g]) * scale, np.stack([f, h]) * scale
-    third = np.sqrt(np.maximum(1 - np.stack([np.square(first).sum(0), np.square(second).sum(0)]), 0))
-    third[1] = np.copysign(third[1], -(first * second).sum(0))
-    columns = np.empty((3, 3, 2, len(scale)))
-    columns[:2, 0], columns[:2, 1] = first[:, None], second[:, None]
-    columns[2, 0], columns[2, 1] = third[0] * _SIGNS, third[1] * _SIGNS
+    largest = np.sqrt(half + np.sqrt(np.maximum(half * half - determinant * determinant, 0)))
+    upper = np.stack([e, f, g, h]).reshape(2, 2, -1) / largest
+    third = np.sqrt(np.maximum(1 - np.add.reduce(upper * upper), 0))
+    third[1] = np.copysign(third[1], -np.add.reduce(upper[:, 0] * upper[:, 1]))
+    columns = np.empty((3, 3, 2, len(length)))
+    columns[:2, :2] = upper[:, :, None]
+    columns[2, :2, 0], columns[2, :2, 1] = third, -third
     columns[:, 2] = _cross(columns[:, 0], columns[:, 1])
-    axes = problem.axes.copy()
-    axes[:, 2] = _cross(axes[:, 0], axes[:, 1])
+    plane = np.stack([axes[:, 0], axes[:, 1], _cross(axes[:, 0], axes[:, 1])])
     turned = np.einsum("ijn,jksn->iksn", view, columns)
-    return np.einsum("ijsn,kjn->iksn", turned, axes).reshape(3, 3, -1)
-
-
-_SIGNS = np.array([[1.0], [-1.0]])
+    return np.einsum("ijsn,jkn->iksn", turned, plane).reshape(3, 3, -1)
 
 
 def _cross(a: Array, b: Array) -> Array:
     return np.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]])
 
 
-def _homography(problem: _Problem) -> tuple[Array, Array]:
+def _homography(problem: _Problem, extent: Array, axes: Array) -> tuple[Array, Array]:
     """Where the centre is seen (2, N), and the slope (2, 2, N) of the image there along the two longer axes.
 
     The centre is in front of the camera, so that the homography's last entry may be one.
     """
-    size = np.sqrt(problem.extent[:2])
-    plane = np.einsum("jin,jkn->ikn", problem.axes[:, :2], problem.points) / size[:, None]
-    share = _share(problem.kept)
-    middle = (problem.plain * share).sum(1)
+    size = np.sqrt(extent[:2])
+    plane = np.einsum("jin,jkn->ikn", axes[:, :2], problem.points) / size[:, None]
+    middle = np.add.reduce(problem.plain * problem.share, 1)
     image = problem.plain - middle[:, None]
-    spread = np.sqrt((image * image * share).sum(1))
-    image = image / spread[:, None]
-    columns = np.zeros((9, 2, *share.shape))
+    spread = np.sqrt(np.add.reduce(image * image * problem.share, 1))
+    image /= spread[:, None]
+    columns = np.zeros((9, 2, *image.shape[1:]))
     columns[:2, 0] = columns[3:5, 1] = plane
     columns[2, 0] = columns[5, 1] = 1.0
     columns[6:8] = -image * plane[:, None]
     columns[8] = image
-    unknown, _ = _solve(_products(columns * problem.kept), np.zeros(share.shape[1]))
+    unknown, _ = _solve(_products(columns * (problem.share > 0)))
     rows = unknown[:6].reshape(2, 3, -1)
     slope = (rows[:, :2] - rows[:, 2:] * unknown[6:]) * spread[:, None] / size
     return middle + spread * rows[:, 2], slope
@@ -559,91 +580,107 @@ def _general_rotations(problem: _Problem) -> Array:
     import cv2
 
     frames = problem.plain.shape[-1]
-    points = np.broadcast_to(problem.points, (3, *problem.kept.shape))
-    rotation = np.empty((3, 3, frames))
-    for frame in range(frames):
-        kept = problem.kept[:, frame]
-        found, vector, _ = cv2.solvePnP(
-            np.ascontiguousarray(points[:, kept, frame].T), np.ascontiguousarray(problem.plain[:, kept, frame].T),
-            np.eye(3), None, flags=cv2.SOLVEPNP_SQPNP,
-        )  # fmt: skip
-        rotation[..., frame] = cv2.Rodrigues(vector)[0] if found else np.nan
+    points, share = (np.broadcast_to(a, (*a.shape[:-1], frames)) for a in (problem.points, problem.share))
+    rotation = np.full((3, 3, frames), np.nan)
+    for frame in np.flatnonzero(np.isfinite(problem.whitening).all((0, 1))):
+        kept = share[:, frame] > 0
+        world, image = points[:, kept, frame].T.copy(), problem.plain[:, kept, frame].T.copy()
+        found, vector, _ = cv2.solvePnP(world, image, np.eye(3), None, flags=cv2.SOLVEPNP_SQPNP)
+        if found:
+            rotation[..., frame] = cv2.Rodrigues(vector)[0]
     return rotation
 
 
 # --- the answer -------------------------------------------------------------------------------------------
 
 
-@np.errstate(all="ignore")  # trial steps may leave all bounds; their cost is then refused
-def _minimise(
-    problem: _Problem,
-    first: _Pose,
-    free: int,
-    good: NDArray[np.intp],
-    failure: NDArray[np.int64],
-    dof: NDArray[np.int64],
-) -> Solution:
-    """Refine one or two candidates for each good frame, and answer with the better one that is valid."""
-    fit, converged = _refine(problem, _evaluate(problem, first, free), np.zeros(len(first.scale)))
-    covariance, weak = _covariance(fit)
-    rotation = fit.rotation.transpose(2, 0, 1)
-    position = (problem.centre - (fit.rotation * (fit.bearing / fit.scale)[:, None]).sum(0)).T
-    code = np.where(position[:, 2] < problem.lowest, Failure.BELOW_GROUND, Failure.NONE)
-    code[weak] = Failure.ILL_CONDITIONED
+def _minimise(problem: _Problem, first: _Pose, free: int, failure: NDArray[np.int64]) -> Solution:
+    """Refine one or two candidates for each frame, and answer with the better one that is valid."""
+    few = _refine_few(problem, first, free) if first.turn.shape[-1] <= _FEW else None
+    fit, converged = few or _refine(problem, _evaluate(problem, first, free))
+    turn, offset = fit.pose.unpacked()
+    covariance, sound = _covariance(fit.normal, turn, offset)
+    position = (problem.centre - np.einsum("ijn,in->jn", turn, offset)).T
+    rotation, cost = turn.transpose(2, 0, 1), fit.cost
+    # From pixels alone a runway seen edge-on looks the same from above and from below.
+    margin = _APART * np.sqrt(covariance[:, 2, 2]) * (1 if free == 6 else -1)
+    height = position[:, 2] - problem.lowest
+    valid = (height > margin) & sound & converged
+    dof = np.full(len(failure), 2 * np.count_nonzero(problem.share, 0)[: len(failure)] - free)
+    if len(valid) == len(failure) and valid.all() and not failure.any():
+        nowhere = Minimum(rotation * np.nan, position * np.nan, np.full_like(cost, np.inf))
+        return Solution(rotation, position, cost, covariance, dof, failure, nowhere)
+    code = np.where(height > -np.abs(margin), Failure.DEGENERATE, Failure.BELOW_GROUND)
+    code[~sound] = Failure.ILL_CONDITIONED
     code[~converged] = Failure.NOT_CONVERGED
-    code[~(fit.cost < np.inf)] = Failure.BEHIND_CAMERA
-    best, other = _rank(np.where(code == 0, fit.cost, np.inf), len(good))
-    failure[good] = code[best]
-    solved = code[best] == 0
+    code[np.isnan(cost)] = Failure.BEHIND_CAMERA
+    code[valid] = Failure.NONE
+    return _choose(rotation, position, np.where(valid, cost, np.inf), covariance, dof, failure, code)
+
+
+def _choose(
+    rotation: Array,
+    position: Array,
+    cost: Array,
+    covariance: Array,
+    dof: NDArray[np.int64],
+    failure: NDArray[np.int64],
+    code: NDArray[np.int64],
+) -> Solution:
+    """The cheaper of one or two candidates of each frame, the other one as its alternative; NaN for failures."""
+    frames = len(failure)
+    swap = cost[-frames:] < cost[:frames]
+    best = np.arange(frames) + swap * (len(cost) - frames)
+    other = np.arange(frames) + ~swap * (len(cost) - frames)
+    failure = np.where(failure == 0, code[best], failure)
     distance = np.square(position[other] - position[best]).sum(1)
-    twofold = solved & (code[other] == 0) & (distance > _SAME * covariance[best, :3, :3].trace(0, 1, 2))
-
-    def answer(chosen: Mask, rows: NDArray[np.intp], array: Array, fill: float = np.nan) -> Array:
-        full = np.full((len(failure), *array.shape[1:]), fill)
-        full[good[chosen]] = array[rows[chosen]]
-        return full
-
-    def minimum(chosen: Mask, rows: NDArray[np.intp]) -> tuple[Array, Array, Array]:
-        return (
-            answer(chosen, rows, rotation),
-            answer(chosen, rows, position),
-            answer(chosen, rows, fit.cost, np.inf),
-        )
-
-    alternative = Minimum(*minimum(twofold, other))
-    return Solution(*minimum(solved, best), answer(solved, best, covariance), dof, failure, alternative)
+    apart = distance > _SAME * covariance[best, :3, :3].trace(0, 1, 2)
+    second = _blank((failure > 0) | (code[other] > 0) | ~apart, rotation[other], position[other])
+    cost_of_second = np.where(np.isnan(second[1][:, 0]), np.inf, cost[other])
+    first = _blank(failure > 0, rotation[best], position[best], covariance[best])
+    cost = np.where(failure == 0, cost[best], np.inf)
+    alternative = Minimum(second[0], second[1], cost_of_second)
+    return Solution(first[0], first[1], cost, first[2], dof, failure, alternative)
 
 
-def _rank(cost: Array, frames: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows of the better and of the other candidate of each frame; both the same if there is one only."""
-    first = np.arange(frames)
-    if len(cost) == frames:
-        return first, first
-    swap = cost[frames:] < cost[:frames]
-    return first + frames * swap, first + frames * ~swap
+def _blank(frames: Mask, *arrays: Array) -> list[Array]:
+    """Arrays (N, ...) with NaN in some frames."""
+    return [np.where(frames.reshape(-1, *[1] * (array.ndim - 1)), np.nan, array) for array in arrays]
 
 
-def _covariance(fit: _Fit) -> tuple[Array, Mask]:
-    """Covariances (N, 6, 6) of the poses in runway axes, and which of them mean nothing (N,)."""
-    information = fit.normal[:-1, :-1].transpose(2, 0, 1).copy()
-    frames, size = information.shape[:2]
-    diagonal = information.reshape(frames, -1)[:, :: size + 1]
-    diagonal *= 1 + _FLOOR
-    diagonal += _TINY
-    inner = np.linalg.inv(information)
-    variance = inner.reshape(frames, -1)[:, :: size + 1]
-    sound = (variance * diagonal <= _MAX_INFLATION) & (variance > 0) & (variance <= _LIMITS[-size:])
-    inward = fit.rotation.transpose(2, 1, 0)
-    offset = (fit.bearing / fit.scale).T
-    change = np.zeros((frames, 3, size))
-    change[:, 0, -3] = change[:, 1, -2] = -1 / fit.scale
-    change[..., -1] = offset
-    outer = np.zeros((frames, 6, size))
+def _outward() -> Array:
+    """Coefficients (3, 18): the centre in camera axes to minus its change (3, 6) with the six unknowns.
+
+    Turning by w moves it by w x itself; the bearing by its depth; the log scale by minus itself.
+    """
+    table = np.zeros((3, 3, 6))
+    table[..., :3] = -skew(np.eye(3))
+    table[2, 0, 3] = table[2, 1, 4] = -1.0
+    table[..., 5] = np.eye(3)
+    return table.reshape(3, 18)
+
+
+_OUTWARD = _outward()
+
+
+def _covariance(normal: Array, rotation: Array, offset: Array) -> tuple[Array, Mask]:
+    """Covariances (N, 6, 6) of the poses in runway axes, and which of them mean something (N,)."""
+    size = len(normal) - 1
+    information = normal[:size, :size].transpose(2, 0, 1)
+    try:
+        inner = np.linalg.inv(information)
+    except np.linalg.LinAlgError:
+        inner = np.linalg.inv(_damped(information, np.full(len(information), _FLOOR)))
+    variance = inner.reshape(-1, size * size)[:, :: size + 1]
+    inflation = variance * np.einsum("iin->ni", normal[:size, :size])
+    sound = (inflation <= _MAX_INFLATION) & (variance <= _LIMITS[-size:]) & (variance > 0)
+    inward = rotation.transpose(2, 1, 0)
+    change = (offset.T @ _OUTWARD).reshape(-1, 3, 6)
+    outer = np.zeros((len(inner), 6, size))
+    np.matmul(inward, change[..., -size:], out=outer[:, :3])
     if size == 6:
-        change[..., :3] = -skew(offset)
-        outer[:, 3:, :3] = -inward
-    np.matmul(inward, change, out=outer[:, :3])
-    return outer @ inner @ outer.transpose(0, 2, 1), np.logical_not(sound.all(1))
+        np.negative(inward, out=outer[:, 3:, :3])
+    return outer @ inner @ outer.transpose(0, 2, 1), np.asarray(sound.all(1))
 
 
 __all__ = ["Failure", "Mask", "Minimum", "Solution", "solve_pose", "solve_position"]
