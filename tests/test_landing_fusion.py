@@ -158,7 +158,7 @@ def test_bias_variance_is_stationary():
 
 def reference(measured, initial, filter_):
     """The same flight through filterpy, IRS and all; returns states and covariances after each measurement."""
-    filter_.x = np.concatenate([initial.position, initial.velocity, np.zeros(9)])
+    filter_.x = np.concatenate([initial.position, initial.velocity, np.zeros(STATES - 6)])
     filter_.P = np.zeros((STATES, STATES))
     filter_.P[:6, :6], filter_.P[6:, 6:] = initial.covariance, np.diag(SETTINGS.bias_variance)
     push, now, acceleration, density = np.zeros((STATES, 3)), 0.0, np.zeros(3), np.eye(3)
@@ -173,7 +173,7 @@ def reference(measured, initial, filter_):
             now = m.time
         if m.source == "irs":
             ramp = m.value - acceleration if m.time > 0 else np.zeros(3)
-            filter_.x += np.concatenate([ramp * 0.04**2 / 6, ramp * 0.04 / 2, np.zeros(9)])
+            filter_.x += np.concatenate([ramp * 0.04**2 / 6, ramp * 0.04 / 2, np.zeros(STATES - 6)])
             acceleration, density = m.value, m.covariance / SETTINGS.irs_rate
         elif isinstance(filter_, ExtendedKalmanFilter):
             filter_.update(
@@ -417,3 +417,23 @@ def test_consistency_measures_what_it_says(seed, dof):
     assert chi2.cdf(found.bounds[1], dof) - chi2.cdf(found.bounds[0], dof) == pytest.approx(0.9)
     assert found.inside == np.mean((values > found.bounds[0]) & (values < found.bounds[1]))
     assert found.mean_bounds[0] < dof < found.mean_bounds[1]
+
+
+def test_a_constant_attitude_bias_is_found_through_vision():
+    """Without its states the filter believes every biased fix; with them the errors stay consistent."""
+    sensitivity = np.array([[0.0, 40.0, 0.0], [-3000.0, 0.0, 0.0], [0.0, 3000.0, 0.0]])
+    scores = {True: [], False: []}
+    for seed in range(20):
+        rng = np.random.default_rng([seed, 5])
+        initial = start(rng)  # the same for both
+        bias = rng.standard_normal(3) * SETTINGS.attitude_bias.sigma
+        others = simulate(TRUTH, on_board(localizer=None, glide_slope=None, radio=None), seed)
+        seen = [
+            replace(fix, value=fix.value + sensitivity @ bias, sensitivity=sensitivity)
+            for fix in camera(rng, rate=5.0)
+        ]
+        for known, fixes in ((True, seen), (False, [replace(fix, sensitivity=None) for fix in seen])):
+            track = fuse(others + fixes, initial, replace(SETTINGS, gate=1.0))
+            scores[known].append(nees(track, TRUTH)[-1])
+    assert consistency(scores[True], 6).consistent
+    assert np.mean(scores[False]) > 2 * np.mean(scores[True])

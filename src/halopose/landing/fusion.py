@@ -3,9 +3,10 @@
 In: ``Measurement``s, each at its own time with its own covariance, and where the flight begins. Out: a
 ``FusedTrack`` of states and covariances, with the innovation statistics that tell whether to believe them.
 
-The state (15,) is position and velocity in runway axes, then what the sensors' drifting biases are believed to
-be: IRS acceleration (3), GNSS position (3), localizer, glide slope, radio altimeter scale. IRS acceleration drives
-the prediction; everything else corrects it. Every image is a measurement of its own: nothing is smoothed before.
+The state (18,) is position and velocity in runway axes, then what the sensors' drifting biases are believed to
+be: IRS acceleration (3), GNSS position (3), localizer, glide slope, radio altimeter scale, IRS attitude (3). IRS
+acceleration drives the prediction; everything else corrects it. Every image is a measurement of its own: nothing
+is smoothed before. The attitude's bias enters through vision, which took the attitude from the IRS.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from scipy.stats import chi2
 from halopose.errors import HaloposeError
 from halopose.landing.camera import Array
 from halopose.landing.sensors import (
+    ATTITUDE,
     GLIDE_SLOPE,
     GNSS,
     IRS,
@@ -37,7 +39,7 @@ from halopose.landing.sensors import (
     in_order,
 )
 
-STATES = 15
+STATES = 18
 POSITION, VELOCITY = slice(0, 3), slice(3, 6)
 MOTION = slice(0, 6)
 BIAS: dict[Source, slice] = {
@@ -46,13 +48,14 @@ BIAS: dict[Source, slice] = {
     "localizer": slice(12, 13),
     "glide_slope": slice(13, 14),
     "radio": slice(14, 15),
+    "attitude": slice(15, 18),
 }
 _FIXES: tuple[Source, ...] = ("gnss", "vision")  # sources of a whole position
 _WIDEST = np.square([1e4] * 3 + [100.0] * 3)  # variances beyond which recovery does not search, m^2 and m^2/s^2
 _EYE = np.eye(STATES)
 _SPEED, _PUSH, _SHIFT = np.eye(STATES, k=3), np.eye(STATES, k=3), np.eye(STATES, k=6)
 _SPEED[3:], _PUSH[:3], _PUSH[6:], _SHIFT[3:] = 0, 0, 0, 0  # velocity moves position; the IRS bias moves both
-_BIAS_DIAGONAL = slice(6 * (STATES + 1), None, STATES + 1)  # of a raveled (15, 15)
+_BIAS_DIAGONAL = slice(6 * (STATES + 1), None, STATES + 1)  # of a raveled (18, 18)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class FusionSettings:
     localizer_bias: GaussMarkov = LOCALIZER.bias
     glide_slope_bias: GaussMarkov = GLIDE_SLOPE.bias
     radio_scale: GaussMarkov = RADIO.bias
+    attitude_bias: GaussMarkov = ATTITUDE.bias
     irs_rate: float = IRS.rate
     irs_hold: float = 0.1
     coasting: float = 1.0
@@ -114,16 +118,17 @@ class FusionSettings:
     @property
     def biases(self) -> tuple[GaussMarkov, ...]:
         """Bias models in the order of ``BIAS``."""
-        return self.irs_bias, self.gnss_bias, self.localizer_bias, self.glide_slope_bias, self.radio_scale
+        drifting = self.irs_bias, self.gnss_bias, self.localizer_bias, self.glide_slope_bias
+        return *drifting, self.radio_scale, self.attitude_bias
 
     @cached_property
     def bias_variance(self) -> Array:
-        """Stationary variances (9,) of the bias states."""
+        """Stationary variances (12,) of the bias states."""
         return np.concatenate([np.square(bias.sigma) for bias in self.biases])
 
     @cached_property
     def bias_rate(self) -> Array:
-        """Decay per second (9,) of the bias states."""
+        """Decay per second (12,) of the bias states."""
         return np.concatenate([np.full(len(bias.sigma), 1 / bias.time_constant) for bias in self.biases])
 
 
@@ -137,8 +142,8 @@ class FusedTrack:
 
     times: Array  # (M,)
     source: NDArray[np.str_]  # (M,)
-    states: Array  # (M, 15)
-    covariances: Array  # (M, 15, 15)
+    states: Array  # (M, 18)
+    covariances: Array  # (M, 18, 18)
     innovations: Array  # (M, 3)
     innovation_covariances: Array  # (M, 3, 3)
     nis: Array  # (M,), NaN for the IRS
@@ -243,7 +248,7 @@ def consistency(values: ArrayLike, dof: int, probability: float = 0.95) -> Consi
 def transition(
     dt: float, density: ArrayLike, settings: FusionSettings, *, driven: bool = True
 ) -> tuple[Array, Array]:
-    """Transition (15, 15) and process noise (15, 15) over ``dt`` seconds.
+    """Transition (18, 18) and process noise (18, 18) over ``dt`` seconds.
 
     ``density`` (3, 3) of the white acceleration noise. The noise is that of the integral, so that a step
     taken in two halves is the same step. Driven by the IRS, its bias enters the motion, held over the step.
@@ -260,8 +265,11 @@ def transition(
     return step, noise
 
 
-def observe(source: Source, state: Array, site: IlsSite) -> tuple[Array, Array]:
-    """What a sensor should say (m,) in a state (15,), and its Jacobian (m, 15)."""
+def observe(source: Source, state: Array, site: IlsSite, sensitivity: Array | None = None) -> tuple[Array, Array]:
+    """What a sensor should say (m,) in a state (18,), and its Jacobian (m, 18).
+
+    ``sensitivity`` (3, 3) says how far vision moves with the bias of the attitude it was computed with.
+    """
     jacobian = np.zeros((SIZES[source], STATES))
     if source == "localizer" or source == "glide_slope":
         angle = site.localizer_angle if source == "localizer" else site.glide_slope_angle
@@ -276,12 +284,14 @@ def observe(source: Source, state: Array, site: IlsSite) -> tuple[Array, Array]:
     if source == "gnss":
         jacobian[:, BIAS["gnss"]] = np.eye(3)
         return state[POSITION] + state[BIAS["gnss"]], jacobian
-    return state[POSITION].copy(), jacobian
+    if sensitivity is not None:
+        jacobian[:, BIAS["attitude"]] = sensitivity
+    return jacobian @ state, jacobian
 
 
 @dataclass(frozen=True)
 class _Innovation:
-    """Measured less expected (m,), its covariance (m, m), the Jacobian (m, 15), the gain (15, m) and the NIS."""
+    """Measured less expected (m,), its covariance (m, m), the Jacobian (m, 18), the gain (18, m) and the NIS."""
 
     value: Array
     covariance: Array
@@ -291,7 +301,7 @@ class _Innovation:
 
     @classmethod
     def of(cls, measurement: Measurement, state: Array, covariance: Array, site: IlsSite) -> _Innovation:
-        expected, jacobian = observe(measurement.source, state, site)
+        expected, jacobian = observe(measurement.source, state, site, measurement.sensitivity)
         value = measurement.value - expected
         across = jacobian @ covariance
         spread = across @ jacobian.T + measurement.covariance
@@ -394,7 +404,7 @@ def _decouple(covariance: Array, states: slice, variance: Array) -> None:
 
 
 def _start(initial: Initial, settings: FusionSettings) -> tuple[Array, Array]:
-    """State (15,) and covariance (15, 15) before the first measurement."""
+    """State (18,) and covariance (18, 18) before the first measurement."""
     parts = [
         np.asarray(part, dtype=np.float64) for part in (initial.position, initial.velocity, initial.covariance)
     ]

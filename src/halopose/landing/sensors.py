@@ -43,12 +43,14 @@ class Measurement:
 
     irs: acceleration in runway axes; gnss and vision: position of the aircraft; localizer and glide_slope:
     angle left of the centreline and above the glide path; radio: height; attitude: yaw, pitch, roll.
+    ``sensitivity`` (3, 3) of a vision fix: how far it moves with the bias of the attitude it was computed with.
     """
 
     time: float
     source: Source
     value: Array
     covariance: Array
+    sensitivity: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -243,18 +245,27 @@ def simulate(truth: Truth, sensors: Sensors, seed: int, site: IlsSite | None = N
     return in_order(measured)
 
 
-def vision(times: ArrayLike, positions: ArrayLike, covariances: ArrayLike) -> list[Measurement]:
+def vision(
+    times: ArrayLike, positions: ArrayLike, covariances: ArrayLike, sensitivities: ArrayLike | None = None
+) -> list[Measurement]:
     """Positions (N, 3) of the aircraft with covariances (N, 3, 3), each from one image alone, as measurements.
 
-    Frames without a position may hold NaN: the filter passes over them and says so.
+    ``sensitivities`` (N, 3, 3) to the attitude's bias, where the attitude came from the IRS. Frames without a
+    position may hold NaN: the filter passes over them and says so.
     """
     t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))
-    if t.ndim != 1 or p.shape != (t.size, 3) or c.shape != (t.size, 3, 3):
+    s = None if sensitivities is None else np.asarray(sensitivities, dtype=np.float64)
+    if (
+        t.ndim != 1
+        or p.shape != (t.size, 3)
+        or c.shape != (t.size, 3, 3)
+        or (s is not None and s.shape != c.shape)
+    ):
         raise HaloposeError(
-            "vision takes times (N,), positions (N, 3) and covariances (N, 3, 3), "
-            f"got {t.shape}, {p.shape}, {c.shape}"
+            "vision takes times (N,), positions (N, 3), covariances and sensitivities (N, 3, 3), "
+            f"got {t.shape}, {p.shape}, {c.shape}" + ("" if s is None else f" and {s.shape}")
         )
-    return [Measurement(float(t[n]), "vision", p[n], c[n]) for n in range(t.size)]
+    return [Measurement(float(t[n]), "vision", p[n], c[n], None if s is None else s[n]) for n in range(t.size)]
 
 
 def in_order(measurements: Iterable[Measurement]) -> list[Measurement]:
