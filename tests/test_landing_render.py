@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from halopose.landing.camera import Camera, Mount, normalise
 from halopose.landing.layout import Patch
-from halopose.landing.render import _coverage, _dashes, _ground, _pulse, _view, daylight, develop, radiance, render
+from halopose.landing.render import (
+    _coverage,
+    _dashes,
+    _ground,
+    _pulse,
+    _view,
+    _windows,
+    daylight,
+    develop,
+    radiance,
+    render,
+)
 from halopose.landing.scenes import WEATHERS, Runway, Scene, SceneSettings, Sensor, runway_pixels, sample_scene
 
 CAMERA = Camera.from_fov(640, 384, np.radians(30))
@@ -87,6 +98,16 @@ def test_painted_edges_agree_with_the_labelled_corners(lateral):
         gaps.append(peak - 0.5 - filled - line)
     assert abs(np.mean(gaps)) < 0.08
     assert np.std(gaps) < 0.25
+
+
+def test_a_patch_with_a_corner_beside_the_camera_is_drawn():
+    scene = scene_at((-300.0, 0.0, 33.0), (0.12, 0.06, 0.0))
+    view = _view(scene)
+    ground = _ground(view, CAMERA)
+    aside, ahead = (Patch(x, ((480.0, 1500.0),), (0.0, 0.0, 0.0)) for x in ((-300.0, 6000.0), (900.0, 6000.0)))
+    everywhere, somewhere = _windows(scene, view, ground, [aside, ahead])
+    assert everywhere == (slice(0, CAMERA.height - ground.top), slice(0, CAMERA.width))
+    assert somewhere not in (None, everywhere)
 
 
 def test_fog_takes_contrast_away_with_distance_after_koschmieder():

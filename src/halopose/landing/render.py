@@ -154,8 +154,13 @@ def _windows(scene: Scene, view: View, ground: Ground, patches: Sequence[Patch])
         corners[:, 0] = ends[0], ends[0], ends[1], ends[1]
         corners[:, 1] = low + lean[0], high + lean[0], low + lean[1], high + lean[1]
     pixels = project_points(scene.camera, view.rotation, view.eye, points)
-    first = np.maximum(np.floor(pixels.min(1)) - 1, (0, ground.top)).astype(int).tolist()
-    last = np.minimum(np.ceil(pixels.max(1)) + 2, (scene.camera.width, scene.camera.height)).astype(int).tolist()
+    least, most = pixels.min(1), pixels.max(1)
+    least[np.isnan(least)], most[np.isnan(most)] = (
+        -np.inf,
+        np.inf,
+    )  # a corner beside the camera: it may be anywhere
+    first = np.maximum(np.floor(least) - 1, (0, ground.top)).astype(int).tolist()
+    last = np.minimum(np.ceil(most) + 2, (scene.camera.width, scene.camera.height)).astype(int).tolist()
     return [
         (slice(v0 - ground.top, v1 - ground.top), slice(u0, u1))
         if u0 < u1 and v0 < v1 and patch.x[1] > nearest
