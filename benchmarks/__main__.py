@@ -2,7 +2,7 @@
 
 from benchmarks.epoch import compare_epoch
 from benchmarks.interleave import Comparison
-from benchmarks.overhead import compare_predict
+from benchmarks.overhead import compare_predict, make_model, make_yolonas
 from benchmarks.protocol import compare_protocol
 from benchmarks.student import compare_student
 
@@ -14,9 +14,10 @@ def main() -> None:
     for nu in (2.5, 4.0, 30.0):
         result, gap = compare_student(nu)
         print(_row(f"17 Student-t on 1,000,000 residuals, nu {nu:g}", result, f"scipy, gap {gap:+.1e} nats"))
-    sparse, dense = compare_predict()
-    print(_cost("YOLO11n-pose, 640, base without uncertainty", sparse, "with sparse heads"))
-    print(_cost("YOLO11n-pose, 640, base without uncertainty", dense, "with dense heads"))
+    for name, bench in (("YOLO11n-pose", (make_model(),)), ("YOLO-NAS-Pose N", make_yolonas())):
+        sparse, dense = compare_predict(*bench)
+        print(_cost(f"{name}, 640, base without uncertainty", sparse, "with sparse heads"))
+        print(_cost(f"{name}, 640, base without uncertainty", dense, "with dense heads"))
     print(_row("one epoch on the match store", compare_epoch(), "one that runs the frozen base"))
 
 

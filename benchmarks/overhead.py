@@ -9,43 +9,55 @@ import torch
 import ultralytics
 
 from benchmarks.interleave import Comparison, compare
-from halopose.calibration import GaussianCalibration, StudentTCalibration
 from halopose.heads import ProbabilisticHeads
-from halopose.hosts.ultralytics import UltralyticsHost
+from halopose.hosts.base import Host, HostOutput, Selection
+from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hub import find_base
 from halopose.pipeline import FitSettings, uncalibrated
-from halopose.predictor import UncertainPose
+from halopose.predictor import UncertainPose, load_host
 
 PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
 
 
 def make_model() -> UncertainPose:
     """YOLO11n-pose with untrained heads: what they cost does not depend on what they learned."""
-    host = UltralyticsHost.load(find_base())
+    return _with_heads(load_host(find_base()))
+
+
+def make_yolonas() -> tuple[UncertainPose, float]:
+    """YOLO-NAS-Pose Nano by chance with untrained heads, and a confidence that some thirty cells pass."""
+    ensure_torchvision()
+    from libreyolo.models.yolonas.nn import LibreYOLONASPoseModel
+
+    torch.manual_seed(0)
+    model = _with_heads(load_host(LibreYOLONASPoseModel("n")))
+    batch, _ = model.host.preprocess([cv2.imread(str(PHOTOGRAPH))], 640, rectangular=True)
+    scores = model.host.forward(batch).scores.flatten()
+    return model, float(scores.topk(30).values[-1])
+
+
+def _with_heads(host: Host) -> UncertainPose:
     heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count).eval()
-    artifact = uncalibrated(host, heads, FitSettings(), {})
-    assert isinstance(artifact.gaussian, GaussianCalibration)
-    assert isinstance(artifact.student, StudentTCalibration)
-    return UncertainPose(host, artifact)
+    return UncertainPose(host, uncalibrated(host, heads, FitSettings(), {}))
 
 
-def compare_predict(rounds: int = 40) -> tuple[Comparison, Comparison]:
+def compare_predict(model: UncertainPose, conf: float = 0.25, rounds: int = 40) -> tuple[Comparison, Comparison]:
     """Base against sparse heads, and base against dense heads; end to end with NMS, 640, batch 1."""
-    model = make_model()
     image = cv2.imread(str(PHOTOGRAPH))
+
+    def detect() -> tuple[HostOutput, Selection]:
+        batch, boxes = model.host.preprocess([image], 640, rectangular=True)
+        output = model.host.forward(batch)
+        selection = model.host.select(output, conf=conf, iou=0.7, letterboxes=boxes)[0]
+        return output, model.host.to_original(selection, boxes[0], (batch.shape[2], batch.shape[3]))
 
     @torch.inference_mode()
     def base() -> None:
-        batch, boxes = model.host.preprocess([image], 640, rectangular=True)
-        selection = model.host.select(model.host.forward(batch), conf=0.25, iou=0.7)[0]
-        model.host.to_original(selection, boxes[0], (batch.shape[2], batch.shape[3]))
+        detect()
 
     @torch.inference_mode()
     def dense() -> None:
-        batch, boxes = model.host.preprocess([image], 640, rectangular=True)
-        output = model.host.forward(batch)
-        selection = model.host.select(output, conf=0.25, iou=0.7)[0]
+        output, selection = detect()
         model.heads.dense(output.features)[0, selection.cell]
-        model.host.to_original(selection, boxes[0], (batch.shape[2], batch.shape[3]))
 
-    return compare(base, lambda: model.predict(image), rounds), compare(base, dense, rounds)
+    return compare(base, lambda: model.predict(image, conf=conf), rounds), compare(base, dense, rounds)
