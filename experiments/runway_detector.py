@@ -25,6 +25,7 @@ from halopose.console import progress, say
 from halopose.datasets import load_dataset
 from halopose.finetune import coco_scores
 from halopose.hosts.base import Host
+from halopose.hosts.ultralytics import load_model
 from halopose.hosts.ultralytics_training import FineTuner
 from halopose.hosts.ultralytics_weights import save_model
 from halopose.hub import find_base
@@ -42,15 +43,20 @@ FIT = FitSettings(area_factor=1.0, conf=0.05)
 
 @dataclass(frozen=True)
 class Stage:
-    """Epochs at one input size."""
+    """Epochs at one input size.
+
+    Mirrored copies come first only: the framework mirrors about the image's edge, our pixels are counted from their
+    centres, so that mirrored labels are one pixel off.
+    """
 
     name: str
     imgsz: int
     epochs: int
     learning_rate: float
+    mirrored: float
 
 
-STAGES = (Stage("small", 448, 8, 1e-3), Stage("full", 640, 4, 5e-4))
+STAGES = (Stage("small", 448, 8, 1e-3, 0.5), Stage("full", 640, 4, 5e-4, 0.0))
 
 
 class RunwayTrainer(FineTuner):
@@ -88,50 +94,58 @@ def main() -> None:
 
 
 def train(data: Path, work: Path, output: Path) -> None:
-    """Most epochs at a small input, the last ones at the full one; writes the last epoch's averaged weights."""
-    base, model = find_base(), None
-    threads = os.cpu_count() or 1
+    """Most epochs at a small input, the last ones at the full one; a rerun goes on after the last whole stage."""
+    base = find_base()
     for stage in STAGES:
-        trainer = RunwayTrainer(
-            overrides={
-                "model": str(base),
-                "data": str(data),
-                "project": str(work.resolve()),
-                "name": stage.name,
-                "exist_ok": True,
-                "epochs": stage.epochs,
-                "batch": 8,
-                "imgsz": stage.imgsz,
-                "rect": True,  # 5 : 3 as the camera, without padding to a square
-                "freeze": 5,  # edges are edges, and these layers are the dearest to train
-                "optimizer": "AdamW",
-                "lr0": stage.learning_rate,
-                "lrf": 0.05,
-                "warmup_epochs": 0.5,
-                "warmup_bias_lr": 0.0,
-                "mosaic": 0.0,
-                "scale": 0.2,
-                "translate": 0.1,
-                "pose": 24.0,  # corners matter more here than boxes
-                "seed": SEED,
-                "workers": 1,
-                "amp": False,
-                "device": "cpu",
-                "val": False,
-                "save": False,
-                "plots": False,
-            }
-        )
-        # The framework leaves one core idle.
-        trainer.add_callback("on_train_start", lambda _: torch.set_num_threads(threads))
-        trainer.train()
-        model = trainer.model
-        model.load_state_dict(load_file(work / stage.name / "weights" / "tuned.safetensors"))
-        base = work / f"{stage.name}.pt"
-        torch.save({"model": model.eval()}, base)
+        result = work / f"{stage.name}.pt"
+        if not result.is_file():
+            run_stage(stage, base, data, work, result)
+        base = result
+    model = load_model(str(base), unsafe=False)
     model.kpt_oks_sigmas, model.kpt_names = list(OKS_SIGMAS), {0: list(CORNER_NAMES)}
     save_model(model, output, LICENCE)
     say(f"-> {output}")
+
+
+def run_stage(stage: Stage, base: Path, data: Path, work: Path, result: Path) -> None:
+    """Train a stage and write the averaged weights of its last epoch."""
+    trainer = RunwayTrainer(
+        overrides={
+            "model": str(base),
+            "data": str(data),
+            "project": str(work.resolve()),
+            "name": stage.name,
+            "exist_ok": True,
+            "epochs": stage.epochs,
+            "batch": 8,
+            "imgsz": stage.imgsz,
+            "rect": True,  # 5 : 3 as the camera, without padding to a square
+            "freeze": 5,  # edges are edges, and these layers are the dearest to train
+            "optimizer": "AdamW",
+            "lr0": stage.learning_rate,
+            "lrf": 0.05,
+            "warmup_epochs": 0.5,
+            "warmup_bias_lr": 0.0,
+            "mosaic": 0.0,
+            "fliplr": stage.mirrored,
+            "scale": 0.2,
+            "translate": 0.1,
+            "pose": 24.0,  # corners matter more here than boxes
+            "seed": SEED,
+            "workers": 1,
+            "amp": False,
+            "device": "cpu",
+            "val": False,
+            "save": False,
+            "plots": False,
+        }
+    )
+    threads = os.cpu_count() or 1  # the framework leaves one core idle
+    trainer.add_callback("on_train_start", lambda _: torch.set_num_threads(threads))
+    trainer.train()
+    model = trainer.model
+    model.load_state_dict(load_file(work / stage.name / "weights" / "tuned.safetensors"))
+    torch.save({"model": model.eval()}, result)
 
 
 def describe(host: Host, store: Any) -> str:

@@ -109,7 +109,7 @@ class UltralyticsHost(Host):
         """Load a ``.pt`` checkpoint. ``unsafe`` may run code that the file holds: for trusted files only."""
         if not Path(path).is_file():
             raise HaloposeError(f"no checkpoint at {path}: give the path of a .pt file")
-        model = _load_model(str(path), unsafe)
+        model = load_model(str(path), unsafe)
         return cls(model, end2end=end2end, device=device, sigmas=sigmas, description=Path(path).name)
 
     @property
@@ -263,7 +263,7 @@ def to_results(poses: PoseDistributions, image: Array, path: str, names: dict[in
     return results
 
 
-def _load_model(path: str, unsafe: bool) -> PoseModel:
+def load_model(path: str, unsafe: bool) -> PoseModel:
     if path.endswith(".safetensors"):
         return read_model(path)
     try:

@@ -21,7 +21,7 @@ from halopose.datasets import Dataset, Objects, Record
 from halopose.errors import HaloposeError
 from halopose.finetune import FinetuneSettings
 from halopose.hosts.torchvision_shim import ensure_torchvision
-from halopose.hosts.ultralytics import UltralyticsHost, _load_model
+from halopose.hosts.ultralytics import UltralyticsHost, load_model
 from halopose.images import read_image
 from halopose.poks import PoksLoss
 from halopose.poses import Array
@@ -108,7 +108,7 @@ def tune(
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Fine-tune the base on a data set and write the result to ``output``."""
-    model = _load_model(str(base), unsafe)
+    model = load_model(str(base), unsafe)
     host = UltralyticsHost(model, sigmas=dataset.sigmas, description=base.name)
     if model.is_fused():
         raise HaloposeError(f"{base} is fused for inference and cannot be trained: give the original checkpoint")
