@@ -45,7 +45,7 @@ FIT = FitSettings(area_factor=1.0, conf=0.05)
 class Stage:
     """Epochs at one input size.
 
-    Mirrored copies come first only: the framework mirrors about the image's edge, our pixels are counted from their
+    Mirrored copies come first only: the framework mirrors about the image's edge, our pixels count from their
     centres, so that mirrored labels are one pixel off.
     """
 
