@@ -171,7 +171,8 @@ def _parameters(regimes: Regimes) -> dict[str, Any]:
     tau = gaussian.scale_tril[..., 0, 0] / torch.diagonal(given.covariance, dim1=-2, dim2=-1)[..., 0].sqrt()
     result: dict[str, Any] = {"tau": tau.median(0).values.tolist()}
     if isinstance(student, StudentT):
-        result["nu"] = student.dof.expand(student.scale_tril.shape[:-2]).median(0).values.tolist()
+        dof = student.dof.expand(student.scale_tril.shape[:-2]).contiguous()  # torch's median misreads views
+        result["nu"] = dof.median(0).values.tolist()
         result["tau_t"] = (student.scale_tril[..., 0, 0] / given.scale_tril[..., 0, 0]).median(0).values.tolist()
     return result
 

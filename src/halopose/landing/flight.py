@@ -6,15 +6,38 @@ that happened, frame by frame, beside the truth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
+from scipy import stats
 
-from halopose.landing.approach import Approach
-from halopose.landing.camera import Array
-from halopose.landing.fusion import FusedTrack
-from halopose.landing.sensors import Truth
-from halopose.landing.sighting import Sightings
+from halopose.errors import HaloposeError
+from halopose.landing.approach import Approach, fly
+from halopose.landing.camera import (
+    Camera,
+    Mount,
+    aircraft_pose,
+    pose_difference,
+    rotation_from_angles,
+)
+from halopose.landing.fusion import FusedTrack, FusionSettings, Initial, fuse, nees
+from halopose.landing.integrity import exclude, protection_levels
+from halopose.landing.pnp import Failure
+from halopose.landing.propagation import aircraft_covariance, pose_covariance, position_covariance
+from halopose.landing.render import render
+from halopose.landing.scenes import Weather
+from halopose.landing.sensors import IlsSite, Measurement, Sensors, Truth, simulate, vision
+from halopose.landing.sighting import Sightings, expected_corners, sight
+from halopose.poses import Array
+from halopose.predictor import UncertainPose
+
+Progress = Callable[[str, int, int], None]
+
+TRUTH_RATE = 100.0  # Hz, that of the IRS
+_START_SIGMA = np.array([30.0, 30.0, 20.0, 3.0, 3.0, 2.0])  # m and m/s, before the first measurement
+_ANGLE_STEP = 1e-6
 
 
 @dataclass(frozen=True)
@@ -23,7 +46,8 @@ class VisionFixes:
 
     NaN where there is none. statistic (N,) is the residuals' chi-square with dof (N,) degrees of freedom, trusted
     (N,) whether the integrity check let the frame pass, excluded (N,) the corner left out or -1, reasons (N,) in
-    words what became of each frame; levels (N, 2) horizontal and vertical protection levels in metres.
+    words what became of each frame; levels (N, 2) horizontal and vertical protection levels in metres. sensitivity
+    (N, 3, 3) says how far the position moves with errors of the given yaw, pitch and roll: zero if none was given.
     """
 
     position: Array
@@ -34,11 +58,12 @@ class VisionFixes:
     excluded: Array
     reasons: tuple[str, ...]
     levels: Array
+    sensitivity: Array
 
     @property
     def solved(self) -> Array:
         """Which frames have a position (N,)."""
-        return np.isfinite(self.position).all(1)
+        return np.asarray(np.isfinite(self.position).all(1))
 
 
 @dataclass(frozen=True)
@@ -61,3 +86,190 @@ class Flight:
     fused_covariance: Array
     nees: Array
     images: tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class LandingSettings:
+    """What to fly, how to look at it and what to believe.
+
+    rate: images a second. attitude: ``irs`` solves for the position alone with the attitude of the IRS, ``vision``
+    for the whole pose. prune: leave out corners that the artifact calls unreliable, as long as enough are left.
+    conf: lowest score of a detection. integrity: let inconsistent frames not pass, and leave out a corner that
+    does not fit the others; false_alarm, integrity_risk and fault_probability as in ``landing.integrity``.
+    """
+
+    seed: int = 0
+    weather: Weather = "clear"
+    rate: float = 2.0
+    attitude: Literal["irs", "vision"] = "irs"
+    prune: bool = True
+    conf: float = 0.25
+    integrity: bool = True
+    false_alarm: float = 1e-3
+    integrity_risk: float = 1e-7
+    fault_probability: float = 1e-3
+    sensors: Sensors = field(default_factory=Sensors)
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise HaloposeError(f"the rate of images must be above 0, got {self.rate}")
+        if self.attitude == "irs" and self.sensors.attitude is None:
+            raise HaloposeError("no attitude on board: solve for the whole pose with --attitude vision")
+
+
+def land(model: UncertainPose, settings: LandingSettings, progress: Progress | None = None) -> Flight:
+    """Fly the approach of a seed with the camera and all sensors on board."""
+    approach = fly(settings.seed, settings.weather, TRUTH_RATE)
+    truth = Truth(
+        approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
+    )
+    world = approach.world
+    corners = world.runway.corners()
+    site = IlsSite.of_runway(world.runway.length)
+    fusion, start = FusionSettings(site=site), _start(truth, settings.seed)
+    measured = simulate(truth, settings.sensors, settings.seed, site)
+    times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
+    attitudes = _given_attitudes(measured, truth, times)
+    prior, _ = at(fuse(measured, start, fusion), times)
+    images = tuple(_images(approach, truth, times, progress))
+    expected = expected_corners(world.camera, world.mount, prior, attitudes, corners)
+    sightings = sight(model, images, expected, conf=settings.conf)
+    fixes = solve(sightings, world.camera, world.mount, corners, attitudes, settings)
+    seen = vision(times, fixes.position, fixes.covariance, fixes.sensitivity)
+    trusted = [fix for fix, good in zip(seen, fixes.trusted, strict=True) if good]
+    track = fuse([*measured, *trusted], start, fusion)
+    fused, spread = at(track, times)
+    return Flight(
+        approach=approach,
+        truth=truth,
+        frame_times=times,
+        position=truth.position(times),
+        attitude=truth.attitude(times),
+        sightings=sightings,
+        fixes=fixes,
+        track=track,
+        fused=fused,
+        fused_covariance=spread,
+        nees=nees(track, truth, dof=3)[_last_before(track, times)],
+        images=images,
+    )
+
+
+def solve(
+    sightings: Sightings,
+    camera: Camera,
+    mount: Mount,
+    corners: Array,
+    attitudes: Array,
+    settings: LandingSettings,
+) -> VisionFixes:
+    """The aircraft's position in every frame, from corners (4, 3) and, if wanted, attitudes (N, 3) of the IRS."""
+    turned = mount.rotation @ rotation_from_angles(*attitudes.T)
+    given = turned if settings.attitude == "irs" else None
+    pixels, spread = sightings.pixels, sightings.covariance
+    risks = {"false_alarm": settings.false_alarm}
+    checked = exclude(camera, corners, pixels, spread, given, mask=usable_corners(sightings, settings), **risks)
+    solution = checked.solution
+    risks |= {"integrity_risk": settings.integrity_risk, "fault_probability": settings.fault_probability}
+    shielded = protection_levels(camera, corners, pixels, spread, given, mask=checked.mask, **risks)
+    good = np.flatnonzero(solution.converged)
+    poses = solution.rotation[good], solution.position[good], corners, spread[good], checked.mask[good]
+    carried = np.zeros((len(good), 3, 3))
+    if given is None:
+        total = pose_covariance(camera, *poses)
+    else:
+        total = position_covariance(camera, *poses, attitude=np.eye(3))
+        carried = total[:, :3, 3:] @ angle_axes(attitudes[good])
+        total = position_covariance(camera, *poses)
+    total = aircraft_covariance(total, solution.rotation[good], mount)[:, :3, :3]
+    noise = np.square(settings.sensors.attitude.noise) if settings.sensors.attitude else np.zeros(3)
+    bias = np.square(settings.sensors.attitude.bias.sigma) if settings.sensors.attitude else np.zeros(3)
+    levels = np.stack([shielded.horizontal, shielded.vertical], axis=1)
+    levels[good] = np.hypot(levels[good], _attitude_levels(carried, noise + bias, settings.integrity_risk))
+    trusted = solution.converged & ((checked.consistent & ~shielded.alarmed) | (not settings.integrity))
+    count = len(sightings)
+    return VisionFixes(
+        position=aircraft_pose(solution.rotation, solution.position, mount)[1],
+        covariance=_filled(count, good, total + (carried * noise) @ np.swapaxes(carried, 1, 2)),
+        statistic=np.where(solution.converged, solution.cost, np.nan),
+        dof=solution.dof,
+        trusted=trusted,
+        excluded=checked.excluded,
+        reasons=_reasons(sightings, solution.failure, trusted),
+        levels=levels,
+        sensitivity=_filled(count, good, carried),
+    )
+
+
+def usable_corners(sightings: Sightings, settings: LandingSettings) -> Array:
+    """Corners (N, 4) to solve with: those kept by pruning where enough are left, else all of them."""
+    every = np.repeat(sightings.seen[:, None], 4, axis=1)
+    enough = sightings.keep.sum(1) >= (3 if settings.attitude == "irs" else 4)
+    return np.where(enough[:, None] & settings.prune, sightings.keep, every)
+
+
+def angle_axes(attitudes: Array) -> Array:
+    """Turns about the runway axes (N, 3, 3) by changes of yaw, pitch and roll (N, 3), one a column."""
+    origin = np.zeros((len(attitudes), 3))
+    columns = []
+    for axis in np.eye(3) * _ANGLE_STEP:
+        low, high = (rotation_from_angles(*(attitudes + sign * axis).T) for sign in (-1, 1))
+        columns.append(pose_difference(low, origin, high, origin)[:, 3:] / (2 * _ANGLE_STEP))
+    return np.stack(columns, axis=-1)
+
+
+def at(track: FusedTrack, times: Array) -> tuple[Array, Array]:
+    """Fused positions (N, 3) and their covariances (N, 3, 3) at times that the track has been through."""
+    index = _last_before(track, times)
+    return track.positions[index], track.position_covariances[index]
+
+
+def _last_before(track: FusedTrack, times: Array) -> Array:
+    return np.maximum(np.searchsorted(track.times, times + 1e-9, side="right") - 1, 0)
+
+
+def _start(truth: Truth, seed: int) -> Initial:
+    """Where the filter believes to begin: off by as much as it says."""
+    error = np.random.default_rng([seed, 77]).standard_normal(6) * _START_SIGMA
+    position, velocity = truth.positions[0] + error[:3], truth.velocities[0] + error[3:]
+    return Initial(float(truth.times[0]), position, velocity, np.diag(_START_SIGMA**2))
+
+
+def _given_attitudes(measured: Sequence[Measurement], truth: Truth, times: Array) -> Array:
+    """What the IRS says of yaw, pitch and roll (N, 3) at the frames; without one the truth, to find the runway."""
+    given = [m for m in measured if m.source == "attitude"]
+    if not given:
+        return truth.attitude(times)
+    stamps = np.array([m.time for m in given])
+    return np.stack([given[i].value for i in np.abs(stamps - times[:, None]).argmin(1)])
+
+
+def _images(approach: Approach, truth: Truth, times: Array, progress: Progress | None) -> Iterator[Array]:
+    for number, time in enumerate(times):
+        moment = np.array([time])
+        scene = replace(
+            approach.world, position=truth.position(moment)[0], attitude=truth.attitude(moment)[0], frame=number
+        )
+        yield render(scene)
+        if progress:
+            progress("looking", number + 1, len(times))
+
+
+def _attitude_levels(carried: Array, variance: Array, risk: float) -> Array:
+    """Horizontal and vertical reach (N, 2) of the attitude's error at the risk of the levels."""
+    spread = np.sqrt((carried**2 * variance).sum(2)) * stats.norm.isf(risk / 2)
+    return np.stack([np.hypot(spread[:, 0], spread[:, 1]), spread[:, 2]], axis=1)
+
+
+def _filled(count: int, rows: Array, values: Array) -> Array:
+    result = np.full((count, *values.shape[1:]), np.nan)
+    result[rows] = values
+    return result
+
+
+def _reasons(sightings: Sightings, failure: Array, trusted: Array) -> tuple[str, ...]:
+    words = []
+    for seen, code, good in zip(sightings.seen, failure, trusted, strict=True):
+        solved = "solved" if good else "not trusted: the corners do not fit together"
+        words.append("no runway detected" if not seen else Failure(code).reason if code else solved)
+    return tuple(words)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from halopose.landing.camera import Array, Camera, Mount, camera_pose, project_points, rotation_from_angles
-from halopose.poses import PoseDistributions
+from halopose.landing.camera import Camera, Mount, camera_pose, project_points, rotation_from_angles
+from halopose.poses import Array, PoseDistributions
 from halopose.predictor import UncertainPose
 
 NEAR = 3.0  # a detection belongs to the runway if its corners lie within so many runway sizes of where expected
