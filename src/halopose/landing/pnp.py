@@ -34,7 +34,8 @@ _FLOOR = 1e-14  # relative damping that keeps a pivot from being exactly zero
 _TINY = 1e-300  # the same where a whole column is zero; the step is then absurd and refused
 _PLANAR = 0.01  # thickness^2 / width^2 under which points start from the plane through them
 _COLLINEAR = 1e-8  # width^2 / length^2 of the points under which they are a line
-_APART = 2.0  # standard deviations that the corners must spread in the image
+_APART = 2.0  # standard deviations that the camera must be above the plane, and corners spread if suspect
+_SUSPECT = 25.0  # chi-square beyond which a pose does not explain the pixels
 _MIN_ASPECT = 1e-10  # det / (trace / 2)^2 under which a keypoint's covariance counts as singular
 _MAX_SPREAD = 0.5  # standard deviation of log depth and of the angles beyond which linearisation says nothing
 _LIMITS = np.array([_MAX_SPREAD**2] * 3 + [np.inf] * 2 + [_MAX_SPREAD**2])
@@ -199,6 +200,7 @@ class _Problem(NamedTuple):
     plain: Array  # (2, K, N), without distortion
     whitening: Array  # (3, K, N): entries 11, 22, 21 of L^-1 diag(fx, fy); zero if masked out, NaN in bad frames
     share: Array  # (K, N): one over the number of kept points, zero where masked out
+    trace: Array  # (K, N) of the covariances, in pixel^2
     nu: Array | None  # (K, N)
 
     def take(self, frames: NDArray[np.intp]) -> _Problem:
@@ -209,7 +211,7 @@ class _Problem(NamedTuple):
 
         return _Problem(
             self.camera, of(self.points), of(self.centre), of(self.lowest), of(self.observed), of(self.plain),
-            of(self.whitening), of(self.share), None if self.nu is None else of(self.nu),
+            of(self.whitening), of(self.share), of(self.trace), None if self.nu is None else of(self.nu),
         )  # fmt: skip
 
 
@@ -226,7 +228,7 @@ def _prepare(
     offset, focal = np.array([[[camera.cx]], [[camera.cy]]]), np.array([[[camera.fx]], [[camera.fy]]])
     observed = (pixels.transpose(2, 1, 0) - offset) / focal
     plain = normalise(camera, pixels).transpose(2, 1, 0) if camera.distorted else observed
-    whitening, definite = _whitening(camera, covariance)
+    whitening, trace, definite = _whitening(camera, covariance)
     failure = np.zeros(len(pixels), dtype=np.int64)
     count = points.shape[-2]
     share = np.full((count, 1), 1 / count) if mask is None else mask.T / np.maximum(mask.sum(1), 1)
@@ -243,11 +245,11 @@ def _prepare(
     lowest = np.where(share > 0, placed[2], np.inf).min(0)
     tails = None if nu is None else nu[:, None] if nu.ndim == 1 else nu.T
     placed = placed - centre[:, None]
-    return _Problem(camera, placed, centre, lowest, observed, plain, whitening, share, tails), failure
+    return _Problem(camera, placed, centre, lowest, observed, plain, whitening, share, trace, tails), failure
 
 
-def _whitening(camera: Camera, covariance: Array) -> tuple[Array, Mask]:
-    """Entries 11, 22, 21 (3, K, N) of L^-1 diag(fx, fy), and which covariances are positive definite (K, N)."""
+def _whitening(camera: Camera, covariance: Array) -> tuple[Array, Array, Mask]:
+    """Entries 11, 22, 21 (3, K, N) of L^-1 diag(fx, fy), traces (K, N), and which are positive definite (K, N)."""
     xx, xy, yx, yy = covariance.reshape(*covariance.shape[:2], 4).transpose(2, 1, 0)
     determinant, trace = xx * yy - xy * yx, xx + yy
     definite = (determinant > _MIN_ASPECT * trace * trace) & (xx > 0) & (np.abs(xy - yx) <= 1e-6 * trace)
@@ -256,7 +258,7 @@ def _whitening(camera: Camera, covariance: Array) -> tuple[Array, Mask]:
     np.divide(camera.fx, first, out=whitening[0])
     np.divide(camera.fy * first, area, out=whitening[1])
     np.divide(-camera.fx * xy, first * area, out=whitening[2])
-    return whitening, definite
+    return whitening, trace, definite
 
 
 # --- refinement -------------------------------------------------------------------------------------------
@@ -271,7 +273,8 @@ class _Pose(NamedTuple):
     @classmethod
     def at(cls, rotation: Array, position: Array, centre: Array) -> _Pose:
         offset = np.einsum("ijn,jn->in", rotation, centre - position)
-        return cls(rotation / offset[2], offset / offset[2])
+        depth = np.where(offset[2] > 0, offset[2], np.nan)
+        return cls(rotation / depth, offset / depth)
 
     def moved(self, step: Array) -> _Pose:
         """After a step (6, N) in rotation, bearing and log inverse depth, or (3, N) without the rotation."""
@@ -599,13 +602,15 @@ def _minimise(problem: _Problem, first: _Pose, free: int, failure: NDArray[np.in
     few = _refine_few(problem, first, free) if first.turn.shape[-1] <= _FEW else None
     fit, converged = few or _refine(problem, _evaluate(problem, first, free))
     turn, offset = fit.pose.unpacked()
-    covariance, sound = _covariance(fit.normal, turn, offset)
+    covariance, sound = _covariance(_information(problem, fit, free), turn, offset)
     position = (problem.centre - np.einsum("ijn,in->jn", turn, offset)).T
     rotation, cost = turn.transpose(2, 0, 1), fit.cost
     # From pixels alone a runway seen edge-on looks the same from above and from below.
     margin = _APART * np.sqrt(covariance[:, 2, 2]) * (1 if free == 6 else -1)
     height = position[:, 2] - problem.lowest
     valid = (height > margin) & sound & converged
+    if not (cost < _SUSPECT).all():
+        valid &= (cost < _SUSPECT) | _stand_apart(problem, free)
     dof = np.full(len(failure), 2 * np.count_nonzero(problem.share, 0)[: len(failure)] - free)
     if len(valid) == len(failure) and valid.all() and not failure.any():
         nowhere = Minimum(rotation * np.nan, position * np.nan, np.full_like(cost, np.inf))
@@ -616,6 +621,17 @@ def _minimise(problem: _Problem, first: _Pose, free: int, failure: NDArray[np.in
     code[np.isnan(cost)] = Failure.BEHIND_CAMERA
     code[valid] = Failure.NONE
     return _choose(rotation, position, np.where(valid, cost, np.inf), covariance, dof, failure, code)
+
+
+def _stand_apart(problem: _Problem, free: int) -> Mask:
+    """Whether pixels spread more than their noise (N,): both ways for a pose, along a line for a position."""
+    pixels = problem.observed * np.array([problem.camera.fx, problem.camera.fy])[:, None, None]
+    pixels = pixels - np.add.reduce(pixels * problem.share, 1)[:, None]
+    (xx, xy), (_, yy) = np.einsum("ikn,jkn->ijn", pixels * problem.share, pixels)
+    half_gap = np.hypot((xx - yy) / 2, xy)
+    variance = (xx + yy) / 2 + (half_gap if free == 3 else -half_gap)
+    noise = np.where(problem.share > 0, problem.trace / 2, 0.0) * problem.share
+    return np.asarray(variance > _APART**2 * noise.sum(0))
 
 
 def _choose(
@@ -661,6 +677,17 @@ def _outward() -> Array:
 
 
 _OUTWARD = _outward()
+
+
+def _information(problem: _Problem, fit: _Fit, free: int) -> Array:
+    """Normal matrix for the covariance; under a Student-t, that of Gaussians with its second moments.
+
+    Not the weights of the last step, nor the Fisher information: both promise too much of so few points.
+    """
+    if problem.nu is None:
+        return fit.normal
+    whitening = problem.whitening * np.sqrt(np.maximum(1 - 2 / problem.nu, 0))
+    return _evaluate(problem._replace(nu=None, whitening=whitening), fit.pose, free).normal
 
 
 def _covariance(normal: Array, rotation: Array, offset: Array) -> tuple[Array, Mask]:
