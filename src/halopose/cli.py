@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from halopose import cli_models, cli_studies
+from halopose import cli_landing, cli_models, cli_studies
 from halopose.console import floats, numbers, progress, say, write_scores
 from halopose.errors import HaloposeError
 
@@ -167,6 +167,7 @@ for command in (
     cli_models.calibrate,
     cli_models.evaluate,
     cli_models.predict,
+    cli_landing.land,
     cli_studies.ablate,
     cli_studies.finetune,
     cli_studies.analyse,

@@ -86,6 +86,7 @@ class Flight:
     fused_covariance: Array
     nees: Array
     images: tuple[Array, ...]
+    settings: LandingSettings
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ def land(model: UncertainPose, settings: LandingSettings, progress: Progress | N
         fused_covariance=spread,
         nees=nees(track, truth, dof=3)[_last_before(track, times)],
         images=images,
+        settings=settings,
     )
 
 

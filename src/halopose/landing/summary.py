@@ -1,0 +1,88 @@
+"""A flight in numbers: how far vision and the filter are off, and whether they said so.
+
+In: a ``Flight``. Out: a plain dictionary for the terminal, the page and the log.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from halopose.landing.flight import Flight
+from halopose.landing.fusion import consistency
+from halopose.poses import Array
+
+AXES = ("x", "y", "z")
+
+
+def distances(error: Array, covariance: Array) -> Array:
+    """Squared Mahalanobis distances (N,) of errors (N, 3); NaN where there is no covariance."""
+    result = np.full(len(error), np.nan)
+    known = np.isfinite(error).all(1) & np.isfinite(covariance).all((1, 2))
+    solved = np.linalg.solve(covariance[known], error[known][..., None])[..., 0]
+    result[known] = (error[known] * solved).sum(1)
+    return result
+
+
+def total_covariance(flight: Flight) -> Array:
+    """Covariance (N, 3, 3) of a single vision fix, with the bias of the attitude that it was computed with."""
+    sensor = flight.settings.sensors.attitude
+    variance = np.zeros(3) if sensor is None else np.square(sensor.bias.sigma)
+    carried = flight.fixes.sensitivity
+    return np.asarray(flight.fixes.covariance + (carried * variance) @ np.swapaxes(carried, 1, 2))
+
+
+def summarise(flight: Flight) -> dict[str, Any]:
+    """Counts, errors and consistency of a flight."""
+    fixes = flight.fixes
+    vision, fused = fixes.position - flight.position, flight.fused - flight.position
+    limit = float(stats.chi2.ppf(0.95, 3))
+    outside = distances(vision, total_covariance(flight)) > limit
+    solved, trusted = fixes.solved, fixes.trusted & fixes.solved
+    horizontal, vertical = np.hypot(vision[:, 0], vision[:, 1]), np.abs(vision[:, 2])
+    beyond = (horizontal > fixes.levels[:, 0]) | (vertical > fixes.levels[:, 1])
+    judged = consistency(flight.nees, 3)
+    return {
+        "frames": len(flight.frame_times),
+        "runway_detected": int(flight.sightings.seen.sum()),
+        "position_solved": int(solved.sum()),
+        "trusted": int(trusted.sum()),
+        "corner_excluded": int((fixes.excluded[trusted] >= 0).sum()),
+        "vision_outside_95": _share(outside, solved),
+        "trusted_vision_outside_95": _share(outside, trusted),
+        "beyond_protection_level": int((beyond & trusted).sum()),
+        "fused_nees": judged.mean,
+        "fused_nees_inside_95": judged.inside,
+        "root_mean_square_error": {
+            axis: {"vision": _rms(vision[trusted, n]), "fused": _rms(fused[:, n])} for n, axis in enumerate(AXES)
+        },
+        "rejected_by_filter": dict(flight.track.rejected),
+    }
+
+
+def to_text(summary: dict[str, Any]) -> str:
+    """The summary for the terminal."""
+    errors = summary["root_mean_square_error"]
+    lines = [
+        f"{summary['frames']} frames: runway detected in {summary['runway_detected']}, position solved in "
+        f"{summary['position_solved']}, trusted in {summary['trusted']}",
+        f"{'RMSE, metres':14}" + "".join(f"{axis:>10}" for axis in errors),
+    ]
+    for source in ("vision", "fused"):
+        lines.append(f"{source:14}" + "".join(f"{row[source]:10.2f}" for row in errors.values()))
+    lines.append(
+        f"outside its 95 % ellipsoid: {100 * summary['vision_outside_95']:.0f} % of vision, "
+        f"{100 * summary['trusted_vision_outside_95']:.0f} % of what is trusted; fused NEES "
+        f"{summary['fused_nees']:.1f} of 3, {100 * summary['fused_nees_inside_95']:.0f} % inside its 95 % bounds"
+    )
+    return "\n".join(lines)
+
+
+def _share(flags: Array, among: Array) -> float:
+    return float(flags[among].mean()) if among.any() else float("nan")
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(values)))) if len(values) else float("nan")
