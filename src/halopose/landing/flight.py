@@ -124,18 +124,27 @@ def land(model: UncertainPose, settings: LandingSettings, progress: Progress | N
     truth = Truth(
         approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
     )
-    world = approach.world
-    corners = world.runway.corners()
-    site = IlsSite.of_runway(world.runway.length)
-    fusion, start = FusionSettings(site=site), _start(truth, settings.seed)
-    measured = simulate(truth, settings.sensors, settings.seed, site)
     times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
-    attitudes = _given_attitudes(measured, truth, times)
-    prior, _ = at(fuse(measured, start, fusion), times)
     images = tuple(_images(approach, truth, times, progress))
-    expected = expected_corners(world.camera, world.mount, prior, attitudes, corners)
+    expected = _by_the_others(approach, truth, times, settings)
     sightings = sight(model, images, expected, conf=settings.conf)
-    fixes = solve(sightings, world.camera, world.mount, corners, attitudes, settings)
+    return conclude(approach, truth, times, sightings, settings, images)
+
+
+def conclude(
+    approach: Approach,
+    truth: Truth,
+    times: Array,
+    sightings: Sightings,
+    settings: LandingSettings,
+    images: tuple[Array, ...] = (),
+) -> Flight:
+    """Solve, check and fuse what has been sighted at the frame times (N,)."""
+    world = approach.world
+    site, measured = _measured(approach, truth, settings)
+    fusion, start = FusionSettings(site=site), _start(truth, settings.seed)
+    attitudes = _attitudes_of(measured, truth, times)
+    fixes = solve(sightings, world.camera, world.mount, world.runway.corners(), attitudes, settings)
     seen = vision(times, fixes.position, fixes.covariance, fixes.sensitivity)
     trusted = [fix for fix, good in zip(seen, fixes.trusted, strict=True) if good]
     track = fuse([*measured, *trusted], start, fusion)
@@ -155,6 +164,21 @@ def land(model: UncertainPose, settings: LandingSettings, progress: Progress | N
         images=images,
         settings=settings,
     )
+
+
+def _measured(approach: Approach, truth: Truth, settings: LandingSettings) -> tuple[IlsSite, list[Measurement]]:
+    """The runway's ILS, and what the sensors other than the camera say."""
+    site = IlsSite.of_runway(approach.world.runway.length)
+    return site, simulate(truth, settings.sensors, settings.seed, site)
+
+
+def _by_the_others(approach: Approach, truth: Truth, times: Array, settings: LandingSettings) -> Array:
+    """Where the corners should appear (N, 4, 2) by all sensors but the camera."""
+    world = approach.world
+    site, measured = _measured(approach, truth, settings)
+    prior, _ = at(fuse(measured, _start(truth, settings.seed), FusionSettings(site=site)), times)
+    attitudes = _attitudes_of(measured, truth, times)
+    return expected_corners(world.camera, world.mount, prior, attitudes, world.runway.corners())
 
 
 def solve(
@@ -237,7 +261,13 @@ def _start(truth: Truth, seed: int) -> Initial:
     return Initial(float(truth.times[0]), position, velocity, np.diag(_START_SIGMA**2))
 
 
-def _given_attitudes(measured: Sequence[Measurement], truth: Truth, times: Array) -> Array:
+def given_attitudes(flight: Flight) -> Array:
+    """Yaw, pitch and roll (N, 3) that vision was given at the frames of a flight."""
+    _, measured = _measured(flight.approach, flight.truth, flight.settings)
+    return _attitudes_of(measured, flight.truth, flight.frame_times)
+
+
+def _attitudes_of(measured: Sequence[Measurement], truth: Truth, times: Array) -> Array:
     """What the IRS says of yaw, pitch and roll (N, 3) at the frames; without one the truth, to find the runway."""
     given = [m for m in measured if m.source == "attitude"]
     if not given:

@@ -1,0 +1,297 @@
+"""Figures of docs/landing.md: the shipped runway detector over approaches that nothing was trained on.
+
+    python -m experiments.landing_results --work work/ -o results/
+
+Flies approaches in every weather, and prints the position error of weighted PnP beside unweighted and OpenCV's PnP,
+the consistency of vision and of the fused track with calibrated and uncalibrated covariances, and what fog does.
+Intervals are 95 %, by bootstrap over approaches. Sightings are kept in the work folder: a rerun is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+from scipy import stats
+
+from experiments.shipped_results import markdown
+from halopose import hub
+from halopose.artifact import Artifact
+from halopose.console import progress, say
+from halopose.files import write_text
+from halopose.landing.approach import fly
+from halopose.landing.camera import rotation_from_angles
+from halopose.landing.flight import TRUTH_RATE, Flight, LandingSettings, conclude, given_attitudes, land
+from halopose.landing.fusion import consistency
+from halopose.landing.pnp import solve_pose, solve_position
+from halopose.landing.scenes import TRAINING_WEATHERS, Weather
+from halopose.landing.sensors import Sensors, Truth
+from halopose.landing.sighting import Sightings
+from halopose.landing.summary import distances, total_covariance
+from halopose.poses import Array
+from halopose.predictor import UncertainPose
+
+RATE = 1.0
+FIRST_SEED = 1000
+DRAWS = 1000
+LIMIT = float(stats.chi2.ppf(0.95, 3))
+ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)  # vision and IRS only
+INSTANTS = (4000.0, 2500.0, 1500.0, 900.0, 500.0)  # metres to the threshold at which NEES is taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--approaches", type=int, default=6, help="of each weather")
+    arguments = parser.parse_args()
+    artifact = Artifact.load(hub.runway_artifact())
+    model = UncertainPose.load(hub.runway_detector(), artifact)
+    flights: dict[Weather, list[Flight]] = {}
+    with progress() as step:
+        for weather in (*TRAINING_WEATHERS, "fog"):
+            seeds = range(FIRST_SEED, FIRST_SEED + arguments.approaches)
+            flights[weather] = [flown(model, seed, weather, arguments.work, step) for seed in seeds]
+    seen = [flight for weather in TRAINING_WEATHERS for flight in flights[weather]]
+    text = "\n\n".join(
+        [
+            "### Position error\n\n" + error_table(seen),
+            "### Consistency\n\n" + consistency_table(seen, artifact),
+            "### Weather and integrity\n\n" + weather_table(flights),
+        ]
+    )
+    write_text(arguments.output / "landing.md", text + "\n")
+    say(text)
+
+
+def flown(
+    model: UncertainPose, seed: int, weather: Weather, work: Path, step: Callable[[str, int, int], None]
+) -> Flight:
+    """A flight without its images; what the camera saw is kept in a file."""
+    settings = LandingSettings(seed=seed, weather=weather, rate=RATE)
+    path = work / f"{weather}-{seed}.npz"
+    if not path.is_file():
+        sightings = land(
+            model, settings, lambda what, done, total: step(f"{weather} {seed}", done, total)
+        ).sightings
+        work.mkdir(parents=True, exist_ok=True)
+        names = ("pixels", "covariance", "scale", "keep", "score")
+        np.savez(path, **{name: getattr(sightings, name) for name in names})
+    return refly(settings, Sightings(**np.load(path)))
+
+
+def refly(settings: LandingSettings, sightings: Sightings) -> Flight:
+    """The same flight with these sightings and settings."""
+    approach = fly(settings.seed, settings.weather, TRUTH_RATE)
+    truth = Truth(
+        approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
+    )
+    return conclude(approach, truth, np.arange(0.0, truth.times[-1], 1 / settings.rate), sightings, settings)
+
+
+# --- position error ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Errors (N, 3) of the camera's position over its distance by frame, and the approach (N,) of each."""
+
+    error: Array
+    approach: Array
+
+    def rms(self, weight: Array) -> float:
+        """Root mean square with every approach counted ``weight`` times."""
+        each = weight[self.approach]
+        return float(np.sqrt((each * (self.error**2).sum(1)).sum() / each.sum()))
+
+
+def error_table(flights: Sequence[Flight]) -> str:
+    """RMSE of the ways to solve, in per cent of the distance, over the frames that all of them solve."""
+    solvers: dict[str, Callable[[Flight], Array]] = {
+        "position alone, attitude of the IRS, weighted": lambda f: _positions(f, weighted=True, full=False),
+        "position alone, attitude of the IRS, unweighted": lambda f: _positions(f, weighted=False, full=False),
+        "whole pose, weighted": lambda f: _positions(f, weighted=True, full=True),
+        "whole pose, unweighted": lambda f: _positions(f, weighted=False, full=True),
+        "whole pose, OpenCV solvePnP (IPPE) + solvePnPRefineLM": opencv_positions,
+    }
+    eyes = [flight.position + _lever(flight) for flight in flights]
+    found = {name: [solver(flight) for flight in flights] for name, solver in solvers.items()}
+    common = [
+        np.all([np.isfinite(positions[n]).all(1) for positions in found.values()], axis=0)
+        for n in range(len(flights))
+    ]
+    generator = np.random.default_rng(0)
+    weights = np.array(
+        [np.ones(len(flights))]
+        + [
+            np.bincount(generator.integers(len(flights), size=len(flights)), minlength=len(flights))
+            for _ in range(DRAWS)
+        ]
+    )
+    rms = {}
+    for name, positions in found.items():
+        relative = [
+            (positions[n] - eyes[n])[common[n]] / np.linalg.norm(eyes[n], axis=1)[common[n], None]
+            for n in range(len(flights))
+        ]
+        approach = np.repeat(np.arange(len(flights)), [len(part) for part in relative])
+        frames = Frames(np.concatenate(relative), approach)
+        rms[name] = np.array([frames.rms(weight) for weight in weights])
+    rows = []
+    for name, values in rms.items():
+        reference = rms[
+            name.replace("unweighted", "weighted").replace("OpenCV solvePnP (IPPE) + solvePnPRefineLM", "weighted")
+        ]
+        ratio = values / reference
+        rows.append(
+            [
+                name,
+                f"{100 * values[0]:.2f} % ± {196 * values[1:].std(ddof=1):.2f}",
+                "" if values is reference else f"{ratio[0]:.2f} ± {1.96 * ratio[1:].std(ddof=1):.2f}",
+            ]
+        )
+    count = sum(int(part.sum()) for part in common)
+    head = [f"{count} frames of {len(flights)} approaches", "RMSE / distance", "over weighted"]
+    return markdown(head, rows)
+
+
+def _lever(flight: Flight) -> Array:
+    """From the aircraft's reference point to its camera (N, 3), in runway axes."""
+    return flight.approach.world.mount.lever_arm @ rotation_from_angles(*flight.attitude.T)
+
+
+def _positions(flight: Flight, *, weighted: bool, full: bool) -> Array:
+    """The camera's position (N, 3) by our solver."""
+    world, sightings = flight.approach.world, flight.sightings
+    spread = sightings.covariance if weighted else np.broadcast_to(np.eye(2), sightings.covariance.shape)
+    known = (world.camera, world.runway.corners(), sightings.pixels, spread)
+    if full:
+        return solve_pose(*known).position
+    return solve_position(*known, given_rotation(flight)).position
+
+
+def given_rotation(flight: Flight) -> Array:
+    """Runway to camera (N, 3, 3) by the IRS of the flight."""
+    return flight.approach.world.mount.rotation @ rotation_from_angles(*given_attitudes(flight).T)
+
+
+def opencv_positions(flight: Flight) -> Array:
+    """The camera's position (N, 3) by OpenCV, frame by frame."""
+    world = flight.approach.world
+    corners, matrix = world.runway.corners(), world.camera.matrix
+    result = np.full((len(flight.sightings), 3), np.nan)
+    for n in np.flatnonzero(flight.sightings.seen):
+        pixels = flight.sightings.pixels[n][:, None]
+        solved, turn, shift = cv2.solvePnP(corners, pixels, matrix, None, flags=cv2.SOLVEPNP_IPPE)
+        if solved:
+            turn, shift = cv2.solvePnPRefineLM(corners, pixels, matrix, None, turn, shift)
+            result[n] = -cv2.Rodrigues(turn)[0].T @ shift[:, 0]
+    return result
+
+
+# --- consistency ------------------------------------------------------------------------------------------
+
+
+def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
+    """Coverage of vision and NEES of the fused track, with covariances calibrated and as the heads give them."""
+    tau = artifact.gaussian.tau_.numpy()
+    rows = []
+    for name, factor in (("calibrated", np.ones(4)), ("as the heads give them", 1 / tau**2)):
+        for sensors, label in ((ALONE, "vision and IRS"), (Sensors(), "all sensors")):
+            again = [with_covariance(flight, factor, sensors) for flight in flights]
+            outside = np.concatenate([_outside(flight)[flight.fixes.trusted] for flight in again])
+            values = np.concatenate([_nees_at(flight) for flight in again])
+            by_instant = np.array([_nees_at(flight) for flight in again])
+            judged = consistency(values[np.isfinite(values)], 3)
+            means = [consistency(column[np.isfinite(column)], 3) for column in by_instant.T]
+            within = sum(each.consistent for each in means)
+            squares = np.concatenate([((flight.fused - flight.position) ** 2).sum(1) for flight in again])
+            rows.append(
+                [
+                    f"{name}, {label}",
+                    f"{100 * (1 - np.nanmean(outside)):.0f} %",
+                    f"{judged.mean:.2f}",
+                    f"{within} of {len(means)}",
+                    f"{100 * judged.inside:.0f} %",
+                    f"{np.sqrt(np.mean(squares)):.1f} m",
+                ]
+            )
+    head = [
+        "covariances",
+        "vision in its 95 % ellipsoid",
+        "fused NEES (3)",
+        "instants in bounds",
+        "NEES in 95 %",
+        "fused RMSE",
+    ]
+    return markdown(head, rows)
+
+
+def with_covariance(flight: Flight, factor: Array, sensors: Sensors) -> Flight:
+    """The flight again with the corners' covariances times factors (4,), and other sensors on board."""
+    sightings = replace(flight.sightings, covariance=flight.sightings.covariance * factor[:, None, None])
+    return refly(replace(flight.settings, sensors=sensors), sightings)
+
+
+def _outside(flight: Flight) -> Array:
+    """Which vision fixes (N,) are outside of their 95 % ellipsoid; NaN where there is none."""
+    distance = distances(flight.fixes.position - flight.position, total_covariance(flight))
+    return np.where(np.isfinite(distance), distance > LIMIT, np.nan)
+
+
+def _nees_at(flight: Flight) -> Array:
+    """NEES of the fused position at the INSTANTS of an approach."""
+    index = [int(np.abs(-flight.position[:, 0] - distance).argmin()) for distance in INSTANTS]
+    return flight.nees[index]
+
+
+def weather_table(flights: dict[Weather, list[Flight]]) -> str:
+    """By weather: how often vision is there, trusted, and outside of its ellipsoid, with the check and without."""
+    rows = []
+    for weather, group in flights.items():
+        seen, solved, trusted = (
+            np.concatenate([getter(flight) for flight in group])
+            for getter in (lambda f: f.sightings.seen, lambda f: f.fixes.solved, lambda f: f.fixes.trusted)
+        )
+        open_ = [refly(replace(f.settings, integrity=False, false_alarm=1e-12), f.sightings) for f in group]
+        outside = np.concatenate([_outside(flight) for flight in group])
+        unchecked = np.concatenate([_outside(flight) for flight in open_])
+        beyond = np.concatenate([_beyond(flight) for flight in group])
+        rows.append(
+            [
+                weather,
+                str(len(seen)),
+                f"{100 * seen.mean():.0f} %",
+                f"{100 * solved.mean():.0f} %",
+                f"{100 * trusted.mean():.0f} %",
+                f"{100 * np.nanmean(unchecked):.0f} %",
+                f"{100 * np.nanmean(outside[trusted]):.0f} %" if trusted.any() else "",
+                f"{int(np.nansum(beyond[trusted]))}",
+            ]
+        )
+    head = [
+        "",
+        "frames",
+        "detected",
+        "solved",
+        "trusted",
+        "outside 95 %, no check",
+        "outside 95 %, trusted",
+        "beyond PL",
+    ]
+    return markdown(head, rows)
+
+
+def _beyond(flight: Flight) -> Array:
+    """Which fixes (N,) are off by more than their protection levels."""
+    error = flight.fixes.position - flight.position
+    horizontal, vertical = np.hypot(error[:, 0], error[:, 1]), np.abs(error[:, 2])
+    return (horizontal > flight.fixes.levels[:, 0]) | (vertical > flight.fixes.levels[:, 1])
+
+
+if __name__ == "__main__":
+    main()
