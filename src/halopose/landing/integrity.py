@@ -140,7 +140,7 @@ def protection_levels(
     separation = np.abs(without.position.reshape(shape) - whole.position[:, None])
     separation = np.where(mask[..., None], separation, 0.0)
     with np.errstate(invalid="ignore"):  # infinite deviations, where there is no solution
-        difference = np.nan_to_num(np.sqrt(np.maximum(others**2 - deviation**2, 0)), nan=np.inf)
+        difference = np.nan_to_num(np.sqrt(np.maximum(others**2 - deviation**2, 0)), nan=np.inf, posinf=np.inf)
     threshold = stats.norm.isf(false_alarm / (2 * count)) * difference
     risk = integrity_risk * _AXES / (count + 1)
     faulty = threshold + stats.norm.isf(np.minimum(risk / fault_probability, 0.5)) * others

@@ -24,7 +24,7 @@ from halopose.landing.camera import Array, Camera, distort, distort_jacobian, no
 
 Mask = NDArray[np.bool_]
 
-_MAX_STEPS = 100
+_MAX_STEPS = 30
 _GAIN = 1e-7  # chi-square that the last step may still gain: 3e-4 standard deviations, of which few are left
 _RELATIVE_GAIN = 1e-6  # the same relative to the cost
 _FIRST_DAMPING = 1e-3
