@@ -6,8 +6,8 @@ In: a ``Flight``, a summary of it, and perhaps its animation. Out: the page's te
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
@@ -22,6 +22,7 @@ from halopose.landing.fusion import consistency
 from halopose.landing.pictures import state_of
 from halopose.landing.scenes import Array
 from halopose.landing.sensors import SIZES
+from halopose.landing.summary import total_covariance
 from halopose.landing.world import CORNER_NAMES
 
 AXES = ("x", "y", "z")
@@ -77,6 +78,7 @@ def log_of(flight: Flight) -> dict[str, Any]:
     }
     return {
         "settings": _settings(flight),
+        "sensors": {source: _json(asdict(sensor)) for source, sensor in flight.settings.sensors.on_board()},
         "sources": counts,
         "ignored": list(track.ignored),
         "frames": [_frame_entry(flight, n) for n in range(len(flight.frame_times))],
@@ -136,19 +138,29 @@ def _plain(values: Any) -> Any:
     return array.tolist() if np.isfinite(array).all() else [_plain(entry) for entry in array]
 
 
+def _json(content: Any) -> Any:
+    """Nested settings with lists for tuples, and null for what json cannot say."""
+    if isinstance(content, dict):
+        return {key: _json(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_json(value) for value in content]
+    return content if isinstance(content, str) else _plain(content)
+
+
 def _settings(flight: Flight) -> dict[str, Any]:
-    world, times = flight.approach.world, flight.frame_times
+    world = flight.approach.world
+    chosen = {
+        key: value for key, value in vars(flight.settings).items() if isinstance(value, (bool, int, float, str))
+    }
     return {
-        "seed": world.seed,
-        "weather": world.weather,
+        **chosen,
         "visibility_m": world.visibility,
         "runway": world.runway.designator,
         "runway_length_m": world.runway.length,
         "runway_width_m": world.runway.width,
         "image_size": [world.camera.width, world.camera.height],
         "focal_length_px": world.camera.fx,
-        "frames": len(times),
-        "frame_rate_hz": (len(times) - 1) / float(times[-1] - times[0]) if len(times) > 1 else None,
+        "frames": len(flight.frame_times),
         "corner_law": "Gaussian" if flight.sightings.dof is None else "Student-t",
     }
 
@@ -226,12 +238,13 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
             (_words(name), [_text(value.get(c)) for c in columns] if isinstance(value, dict) else [_text(value)])
             for name, value in part.items()
         ]
-        tables.append(Table(_words(key), [_words(column) for column in columns], rows))
+        tables.append(Table(_words(key, first=str.upper), [_words(column) for column in columns], rows))
     return tables
 
 
-def _words(name: Any) -> str:
-    return _SOURCES.get(str(name)) or str(name).replace("_", " ")
+def _words(name: Any, first: Callable[[str], str] = str) -> str:
+    words = _SOURCES.get(str(name)) or str(name).replace("_", " ")
+    return first(words[:1]) + words[1:]
 
 
 def _text(value: Any) -> str:
@@ -350,7 +363,7 @@ def _decades(*values: Array, least: float = 1.0) -> Scale:
 def _error_chart(flight: Flight, axis: int) -> Chart:
     """Errors of one axis with bands of two standard deviations."""
     errors = {"vision": flight.fixes.position - flight.position, "fused": flight.fused - flight.position}
-    spreads = {"vision": flight.fixes.covariance, "fused": flight.fused_covariance}
+    spreads = {"vision": total_covariance(flight), "fused": flight.fused_covariance}
     twice = {name: 2 * np.sqrt(spread[:, axis, axis]) for name, spread in spreads.items()}
     known = np.concatenate([*twice.values(), *(abs(error[:, axis]) for error in errors.values())])
     known = known[np.isfinite(known)]
@@ -397,20 +410,24 @@ def _nees_chart(flight: Flight) -> Chart:
 
 
 def _statistic_chart(flight: Flight) -> Chart:
-    """The residuals' chi-square against where 95 % of it should lie, by its degrees of freedom."""
+    """The residuals' chi-square against where 95 % of it should lie and where the check's limit is."""
     fixes, times = flight.fixes, flight.frame_times
     scale = _decades(fixes.statistic, least=30.0)
     chart = Chart(flight, "Integrity: chi-square of the corners", "squared", scale, 360, 270)
-    dof = np.where(fixes.dof > 0, fixes.dof, 1)
-    bound = np.where(_flags(flight)[1] & (fixes.dof > 0), chi2.ppf(0.95, dof), np.nan)
+    checked = _flags(flight)[1] & (fixes.dof > 0)
+    bound, limit = (
+        np.where(checked, chi2.isf(tail, np.maximum(fixes.dof, 1)), np.nan)
+        for tail in (0.05, flight.settings.false_alarm)
+    )
     chart.band("law", times, np.full(len(times), scale.low), bound, "should hold 95 %")
+    chart.line("line plain", times, limit, "limit")
     chart.dots("vision", times, np.where(fixes.trusted, fixes.statistic, np.nan), "trusted")
     return chart.dots("bad", times, np.where(fixes.trusted, np.nan, fixes.statistic), "not trusted")
 
 
 def _level_charts(flight: Flight) -> list[Chart]:
-    """Protection levels against the errors of vision that they should bound."""
-    error = flight.fixes.position - flight.position
+    """Protection levels against the errors that they should bound: those of trusted frames."""
+    error = np.where(_flags(flight)[2][:, None], flight.fixes.position - flight.position, np.nan)
     sizes = np.stack([np.hypot(error[:, 0], error[:, 1]), np.abs(error[:, 2])], axis=1)
     charts = []
     for column, name in enumerate(("Horizontal", "Vertical")):

@@ -19,9 +19,10 @@ from scipy.ndimage import gaussian_filter1d
 
 from halopose.distributions import Gaussian, StudentT, scale_tril_from_covariance
 from halopose.errors import HaloposeError
-from halopose.landing.flight import Flight
+from halopose.landing.flight import Flight, usable_corners
 from halopose.landing.scenes import AIMING_POINT, Array
 from halopose.landing.sighting import expected_corners
+from halopose.landing.summary import total_covariance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,11 +102,11 @@ def state_of(flight: Flight, n: int) -> tuple[str, bool]:
     if not fixes.solved[n]:
         return f"no position: {fixes.reasons[n]}", False
     if not fixes.trusted[n]:
-        return f"not trusted: {fixes.reasons[n]}", False
+        return f"not trusted: {fixes.reasons[n].removeprefix('not trusted: ')}", False
     if fixes.excluded[n] >= 0:
         return f"solved without {_CORNERS[int(fixes.excluded[n])]}", True
-    pruned = int((~sightings.keep[n]).sum())
-    return (f"solved, {pruned} pruned" if pruned else "solved"), True
+    pruned = 4 - int(usable_corners(sightings.select([n]), flight.settings).sum())
+    return f"solved, {pruned} pruned" if pruned else "solved", True
 
 
 def outlines(centre: Array, scale: Array, dof: Array | None = None) -> Array:
@@ -140,14 +141,15 @@ class Composition:
         with self._style(_STYLE):
             figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=100, facecolor=_PAPER)
             self._canvas: Any = FigureCanvasAgg(figure)
-            window = _windows(flight)
+            spread = total_covariance(flight)
+            window = _windows(flight, spread)
             self._parts: list[_Part] = [
                 _Caption(figure, flight),
                 _Picture(figure, flight),
                 _Picture(figure, flight, magnified=True),
                 _Table(figure, flight),
                 *(
-                    _View(figure, (828, 84 + 212 * row, 428, 164), flight, window, *view)
+                    _View(figure, (828, 84 + 212 * row, 428, 164), flight, spread, window, *view)
                     for row, view in enumerate(_VIEWS)
                 ),
             ]
@@ -327,15 +329,26 @@ def _kilometres(metres: float) -> str:
 
 
 class _View:
-    """One projection around the aircraft: path flown, estimates so far, and now with ellipses."""
+    """One projection around the aircraft: path flown, estimates so far, and now with ellipses.
+
+    spread (N, 3, 3) is the covariance of the vision fixes, window (N, 3) how far the view reaches.
+    """
 
     def __init__(
-        self, figure: Figure, box: Box, flight: Flight, window: Array, name: str, across: int, up: int
+        self,
+        figure: Figure,
+        box: Box,
+        flight: Flight,
+        spread: Array,
+        window: Array,
+        name: str,
+        across: int,
+        up: int,
     ) -> None:
         from matplotlib.collections import LineCollection
         from matplotlib.ticker import MaxNLocator
 
-        self.flight, self.window, self.axis = flight, window, [across, up]
+        self.flight, self.spread, self.window, self.axis = flight, spread, window, [across, up]
         self.axes = _place(figure, box)
         self.axes.set(autoscale_on=False)
         self.axes.tick_params(length=0, labelcolor=_MUTED, labelsize=8.5, pad=5)
@@ -380,10 +393,8 @@ class _View:
         for line, which in ((self.trusted, trusted), (self.doubted, ~trusted)):
             line.set_data(*flight.fixes.position[past[which[past]]][:, self.axis].T)
         earlier = past[solved[past] & (past < n)][-_TRAIL:]
-        self.trail.set_segments(
-            list(self._ellipses(flight.fixes.position[earlier], flight.fixes.covariance[earlier]))
-        )
-        self._show_now(VISION, flight.fixes.position[n], flight.fixes.covariance[n])
+        self.trail.set_segments(list(self._ellipses(flight.fixes.position[earlier], self.spread[earlier])))
+        self._show_now(VISION, flight.fixes.position[n], self.spread[n])
         self._show_now(FUSED, flight.fused[n], flight.fused_covariance[n])
 
     def _ellipses(self, position: Array, covariance: Array) -> Array:
@@ -413,11 +424,9 @@ def _glide(flight: Flight) -> float:
     return float(along @ up / (along @ along))
 
 
-def _windows(flight: Flight) -> Array:
+def _windows(flight: Flight, spread: Array) -> Array:
     """How far views reach from the aircraft (N, 3): some spreads, smoothed over time so that axes do not jump."""
-    spreads = [
-        np.sqrt(np.diagonal(c, axis1=1, axis2=2)) for c in (flight.fixes.covariance, flight.fused_covariance)
-    ]
+    spreads = [np.sqrt(np.diagonal(c, axis1=1, axis2=2)) for c in (spread, flight.fused_covariance)]
     known = np.fmax(*spreads)
     frames = np.arange(len(known))
     for axis in known.T:
