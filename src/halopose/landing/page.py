@@ -238,7 +238,7 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
             (_words(name), [_text(value.get(c)) for c in columns] if isinstance(value, dict) else [_text(value)])
             for name, value in part.items()
         ]
-        tables.append(Table(_words(key, first=str.upper), [_words(column) for column in columns], rows))
+        tables.append(Table(_words(key, first=str.upper), [column.replace("_", " ") for column in columns], rows))
     return tables
 
 

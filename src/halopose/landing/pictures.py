@@ -382,13 +382,12 @@ class _View:
         low, high = (centre - half)[self.axis], (centre + half)[self.axis]
         ends = (high[0], low[0]) if self.axis[0] == 1 else (low[0], high[0])  # seen from behind, left is left
         self.axes.set(xlim=ends, ylim=(low[1], high[1]))
-        recent = np.abs(flight.truth.positions[:, 0] - centre[0]) <= half[0]
-        flown = flight.truth.positions[recent & (flight.truth.times <= flight.frame_times[n])]
-        self.true.set_data(*flown[:, self.axis].T)
+        for line, flown in ((self.true, flight.truth), (self.fused, flight.track)):
+            recent = (flown.times <= flight.frame_times[n]) & (abs(flown.positions[:, 0] - centre[0]) <= half[0])
+            line.set_data(*flown.positions[recent][:, self.axis].T)
         self.here.set_data(*centre[self.axis, None])
         self._show_glide_path(centre, half)
         past = np.flatnonzero(np.abs(flight.position[: n + 1, 0] - centre[0]) <= half[0])
-        self.fused.set_data(*flight.fused[past][:, self.axis].T)
         solved, trusted = flight.fixes.solved.astype(bool), flight.fixes.trusted.astype(bool)
         for line, which in ((self.trusted, trusted), (self.doubted, ~trusted)):
             line.set_data(*flight.fixes.position[past[which[past]]][:, self.axis].T)
