@@ -2,7 +2,7 @@
 
     python -m experiments.landing_results --work work/ -o results/
 
-Flies approaches in every weather, and prints the position error of weighted PnP beside unweighted and OpenCV's PnP,
+Flies approaches in every weather and prints the position error of weighted, unweighted and OpenCV's PnP,
 the consistency of vision and of the fused track with calibrated and uncalibrated covariances, and what fog does.
 Intervals are 95 %, by bootstrap over approaches. Sightings are kept in the work folder: a rerun is quick.
 """
