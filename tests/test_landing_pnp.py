@@ -155,10 +155,11 @@ def test_plain_floats_equal_numpy(seed, free):
 
 
 def test_plain_floats_give_up_where_steps_fail():
-    behind = [scalar.Point(0.0, 0.0, -2.0, 0.0, 0.0, 1.0, 1.0, 0.0)]
+    behind = [(0.0, 0.0, -2.0, 0.0, 0.0, 1.0, 1.0, 0.0)]
     eye, ahead = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.0, 0.0, 1.0]
     assert scalar.refine(behind, eye, ahead, 6, 1e-7, 1e-6, 10) is None
-    assert scalar.solve([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]) is None
+    lone = [(0.0, 0.0, 2.0, 0.1, 0.0, 1.0, 1.0, 0.0)]  # one point leaves the matrix singular
+    assert scalar.refine(lone, eye, ahead, 6, 1e-7, 1e-6, 10) is None
 
 
 def test_a_mask_equals_leaving_the_point_out():

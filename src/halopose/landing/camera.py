@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,12 +58,17 @@ class Camera:
         """Intrinsic matrix (3, 3)."""
         return np.array([[self.fx, 0.0, self.cx], [0.0, self.fy, self.cy], [0.0, 0.0, 1.0]])
 
+    @cached_property
+    def centre_and_focal(self) -> tuple[Array, Array]:
+        """(cx, cy) and (fx, fy), each (2, 1, 1)."""
+        return np.array([[[self.cx]], [[self.cy]]]), np.array([[[self.fx]], [[self.fy]]])
+
     @property
     def parameters(self) -> tuple[float, ...]:
         """The nine numbers named by INTRINSICS."""
         return (self.fx, self.fy, self.cx, self.cy, *self.distortion)
 
-    @property
+    @cached_property
     def distorted(self) -> bool:
         return any(self.distortion)
 

@@ -11,6 +11,7 @@ component-first and frame-last, (3, K, N): every numpy call then works on long r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from halopose.landing.camera import Array, Camera, distort, distort_jacobian, no
 Mask = NDArray[np.bool_]
 
 _MAX_STEPS = 30
+_MAX_REWEIGHTED_STEPS = 200  # reweighting converges only linearly
 _GAIN = 1e-7  # chi-square that the last step may still gain: 3e-4 standard deviations, of which few are left
 _RELATIVE_GAIN = 1e-6  # the same relative to the cost
 _FIRST_DAMPING = 1e-3
@@ -172,17 +174,18 @@ def _check_shapes(
     if pixels.ndim != 3:
         raise HaloposeError(f"pixels should have shape (N, K, 2), got {pixels.shape}")
     frames, count = pixels.shape[:2]
-    for name, array, *shapes in (
-        ("pixels", pixels, (frames, count, 2)),
-        ("points", points, (count, 3), (frames, count, 3)),
-        ("covariances", covariance, (frames, count, 2, 2)),
-        ("the mask", mask, (frames, count)),
-        ("nu", nu, (count,), (frames, count)),
-        ("rotations", rotation, (frames, 3, 3)),
-    ):
-        if isinstance(array, np.ndarray) and array.shape not in shapes:
+    expected: list[tuple[str, Array | Mask | None, tuple[tuple[int, ...], ...]]] = [
+        ("pixels", pixels, ((frames, count, 2),)),
+        ("points", points, ((count, 3), (frames, count, 3))),
+        ("covariances", covariance, ((frames, count, 2, 2),)),
+        ("the mask", mask, ((frames, count),)),
+        ("nu", nu, ((count,), (frames, count))),
+        ("rotations", rotation, ((frames, 3, 3),)),
+    ]
+    for name, array, shapes in expected:
+        if array is not None and array.shape not in shapes:
             raise HaloposeError(f"{name} should have shape {' or '.join(map(str, shapes))}, got {array.shape}")
-    if not np.isfinite(points).all():
+    if not math.isfinite(points.sum()):
         raise HaloposeError("the runway points must be finite: leave unknown ones out with the mask")
 
 
@@ -201,6 +204,7 @@ class _Problem(NamedTuple):
     whitening: Array  # (3, K, N): entries 11, 22, 21 of L^-1 diag(fx, fy); zero if masked out, NaN in bad frames
     share: Array  # (K, N): one over the number of kept points, zero where masked out
     trace: Array  # (K, N) of the covariances, in pixel^2
+    kept: NDArray[np.int64]  # (N,): number of kept points
     nu: Array | None  # (K, N)
 
     def take(self, frames: NDArray[np.intp]) -> _Problem:
@@ -211,7 +215,8 @@ class _Problem(NamedTuple):
 
         return _Problem(
             self.camera, of(self.points), of(self.centre), of(self.lowest), of(self.observed), of(self.plain),
-            of(self.whitening), of(self.share), of(self.trace), None if self.nu is None else of(self.nu),
+            of(self.whitening), of(self.share), of(self.trace), self.kept,
+            None if self.nu is None else of(self.nu),
         )  # fmt: skip
 
 
@@ -225,27 +230,36 @@ def _prepare(
     needed: int,
 ) -> tuple[_Problem, NDArray[np.int64]]:
     """Whiten and centre; the failures (N,) tell which frames cannot be solved."""
-    offset, focal = np.array([[[camera.cx]], [[camera.cy]]]), np.array([[[camera.fx]], [[camera.fy]]])
+    offset, focal = camera.centre_and_focal
     observed = (pixels.transpose(2, 1, 0) - offset) / focal
     plain = normalise(camera, pixels).transpose(2, 1, 0) if camera.distorted else observed
     whitening, trace, definite = _whitening(camera, covariance)
     failure = np.zeros(len(pixels), dtype=np.int64)
     count = points.shape[-2]
-    share = np.full((count, 1), 1 / count) if mask is None else mask.T / np.maximum(mask.sum(1), 1)
-    if not (definite.all() and np.isfinite(plain).all() and mask is None and count >= needed):
+    placed = points.T[..., None] if points.ndim == 2 else points.transpose(2, 1, 0)
+    if mask is None:
+        kept_count = np.full(len(pixels), count)
+        share = np.full((count, 1), 1 / count)
+        lowest = np.minimum.reduce(placed[2])
+    else:
+        kept_count = mask.sum(1)
+        share = mask.T / np.maximum(kept_count, 1)
+        lowest = np.where(mask.T, placed[2], np.inf).min(0)
+    if not (mask is None and count >= needed and definite.all() and np.isfinite(plain).all()):
         kept = share > 0
         finite = np.isfinite(plain).all(0) & np.isfinite(covariance).all((2, 3)).T
         failure[(definite < kept).any(0)] = Failure.BAD_COVARIANCE
         failure[(finite < kept).any(0)] = Failure.NOT_FINITE
-        failure[np.broadcast_to(kept, definite.shape).sum(0) < needed] = Failure.TOO_FEW_POINTS
+        failure[kept_count < needed] = Failure.TOO_FEW_POINTS
         observed, plain, whitening = (np.where(kept, array, 0.0) for array in (observed, plain, whitening))
         whitening[..., failure > 0] = np.nan
-    placed = points.T[..., None] if points.ndim == 2 else points.transpose(2, 1, 0)
     centre = np.add.reduce(placed * share, 1)
-    lowest = np.where(share > 0, placed[2], np.inf).min(0)
     tails = None if nu is None else nu[:, None] if nu.ndim == 1 else nu.T
     placed = placed - centre[:, None]
-    return _Problem(camera, placed, centre, lowest, observed, plain, whitening, share, trace, tails), failure
+    return (
+        _Problem(camera, placed, centre, lowest, observed, plain, whitening, share, trace, kept_count, tails),
+        failure,
+    )
 
 
 def _whitening(camera: Camera, covariance: Array) -> tuple[Array, Array, Mask]:
@@ -291,6 +305,9 @@ class _Pose(NamedTuple):
         change *= growth
         return _Pose(np.einsum("ijn,jkn->ikn", change[:9].reshape(3, 3, -1), self.turn), bearing)
 
+    def take(self, frames: NDArray[np.intp]) -> _Pose:
+        return _Pose(self.turn[..., frames], self.bearing[:, frames])
+
     def unpacked(self) -> tuple[Array, Array]:
         """Rotations (3, 3, N) and the centre in camera axes (3, N)."""
         depth = 1 / np.sqrt(np.add.reduce(self.turn[:, 0] * self.turn[:, 0]))
@@ -305,8 +322,7 @@ class _Fit(NamedTuple):
     cost: Array  # (N,)
 
     def take(self, frames: NDArray[np.intp]) -> _Fit:
-        turn, bearing = self.pose
-        return _Fit(_Pose(turn[..., frames], bearing[:, frames]), self.normal[..., frames], self.cost[frames])
+        return _Fit(self.pose.take(frames), self.normal[..., frames], self.cost[frames])
 
     def put(self, frames: NDArray[np.intp], other: _Fit) -> None:
         """Overwrite frames with another's, in place."""
@@ -435,34 +451,33 @@ def _damped(system: Array, damping: Array) -> Array:
     return system
 
 
-def _refine(
-    problem: _Problem, fit: _Fit, damping: Array | None = None, steps: int = _MAX_STEPS
-) -> tuple[_Fit, Mask]:
+def _refine(problem: _Problem, fit: _Fit) -> tuple[_Fit, Mask]:
     """Poses of least cost by damped Gauss-Newton steps, and which of them converged (N,).
 
-    Damping appears only where a step failed. The frames still under way go on alone once others are done, and
-    frames without a cost are done at once.
+    Damping appears only where a step failed. Frames leave as they end, at once those that have no cost.
     """
-    for left in range(steps, 0, -1):
+    whole, index = fit, np.arange(len(fit.cost))
+    converged = np.zeros(len(index), dtype=bool)
+    damping: Array | None = None
+    for _ in range(_MAX_STEPS if problem.nu is None else _MAX_REWEIGHTED_STEPS):
         step, promise = _solve(fit.normal, damping)
-        converged = ~(promise > _GAIN + _RELATIVE_GAIN * fit.cost)
-        over = converged
+        done = ~(promise > _GAIN + _RELATIVE_GAIN * fit.cost)
+        over = done
         if damping is not None:
-            converged &= damping == 0
-            over = converged | (damping > _MAX_DAMPING)
+            done &= damping == 0
+            over = done | (damping > _MAX_DAMPING)
+        pose = fit.pose.moved(step)
         if np.count_nonzero(over):
             # The last step is too small to be worth another look: the linear model foretells its gain.
-            pose = fit.pose.moved(step if over.all() else np.where(converged, step, 0.0))
-            last = _Fit(pose, fit.normal, fit.cost - converged * promise)
-            rest = np.flatnonzero(~over)
-            if len(rest):
-                slow = None if damping is None else damping[rest]
-                later, converged[rest] = _refine(problem.take(rest), fit.take(rest), slow, left)
-                last.put(rest, later)
-            return last, converged
-        trial = _evaluate(problem, fit.pose.moved(step), len(step))
-        fit, damping = _better(fit, trial, damping)
-    return fit, np.zeros(len(fit.cost), dtype=bool)
+            last, ended, rest = _Fit(pose, fit.normal, fit.cost - promise), *map(np.flatnonzero, (over, ~over))
+            converged[index[ended]] = done[ended]
+            whole.put(index[ended], last.take(ended))
+            if not len(rest):
+                break
+            index, problem, fit, pose = index[rest], problem.take(rest), fit.take(rest), pose.take(rest)
+            damping = None if damping is None else damping[rest]
+        fit, damping = _better(fit, _evaluate(problem, pose, len(step)), damping)
+    return whole, converged
 
 
 def _refine_few(problem: _Problem, first: _Pose, free: int) -> tuple[_Fit, Mask] | None:
@@ -473,7 +488,7 @@ def _refine_few(problem: _Problem, first: _Pose, free: int) -> tuple[_Fit, Mask]
     for frame in range(first.turn.shape[-1]):
         arrays = (problem.points, problem.observed, problem.whitening)
         rows = [row for array in arrays for row in array[..., frame % array.shape[-1]].tolist()]
-        points = list(map(scalar.Point, *rows))
+        points = list(zip(*rows, strict=True))
         turn, bearing = first.turn[..., frame].tolist(), first.bearing[:, frame].tolist()
         fit = scalar.refine(points, turn, bearing, free, _GAIN, _RELATIVE_GAIN, _MAX_STEPS)
         if fit is None:
@@ -611,7 +626,7 @@ def _minimise(problem: _Problem, first: _Pose, free: int, failure: NDArray[np.in
     valid = (height > margin) & sound & converged
     if not (cost < _SUSPECT).all():
         valid &= (cost < _SUSPECT) | _stand_apart(problem, free)
-    dof = np.full(len(failure), 2 * np.count_nonzero(problem.share, 0)[: len(failure)] - free)
+    dof = 2 * problem.kept - free
     if len(valid) == len(failure) and valid.all() and not failure.any():
         nowhere = Minimum(rotation * np.nan, position * np.nan, np.full_like(cost, np.inf))
         return Solution(rotation, position, cost, covariance, dof, failure, nowhere)
@@ -625,7 +640,7 @@ def _minimise(problem: _Problem, first: _Pose, free: int, failure: NDArray[np.in
 
 def _stand_apart(problem: _Problem, free: int) -> Mask:
     """Whether pixels spread more than their noise (N,): both ways for a pose, along a line for a position."""
-    pixels = problem.observed * np.array([problem.camera.fx, problem.camera.fy])[:, None, None]
+    pixels = problem.observed * problem.camera.centre_and_focal[1]
     pixels = pixels - np.add.reduce(pixels * problem.share, 1)[:, None]
     (xx, xy), (_, yy) = np.einsum("ikn,jkn->ijn", pixels * problem.share, pixels)
     half_gap = np.hypot((xx - yy) / 2, xy)
@@ -698,9 +713,9 @@ def _covariance(normal: Array, rotation: Array, offset: Array) -> tuple[Array, M
         inner = np.linalg.inv(information)
     except np.linalg.LinAlgError:
         inner = np.linalg.inv(_damped(information, np.full(len(information), _FLOOR)))
-    variance = inner.reshape(-1, size * size)[:, :: size + 1]
-    inflation = variance * np.einsum("iin->ni", normal[:size, :size])
-    sound = (inflation <= _MAX_INFLATION) & (variance <= _LIMITS[-size:]) & (variance > 0)
+    variance = inner.diagonal(axis1=1, axis2=2)
+    limit = np.minimum(_MAX_INFLATION / information.diagonal(axis1=1, axis2=2), _LIMITS[-size:])
+    sound = (variance <= limit) & (variance > 0)
     inward = rotation.transpose(2, 1, 0)
     change = (offset.T @ _OUTWARD).reshape(-1, 3, 6)
     outer = np.zeros((len(inner), 6, size))

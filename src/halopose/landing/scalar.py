@@ -7,23 +7,15 @@ Out: what ``pnp`` gets from its batch for the same frame, or None where a step f
 from __future__ import annotations
 
 import math
-from operator import mul
 from typing import NamedTuple
 
+import numpy as np
+from scipy.linalg.lapack import dposv
+
+from halopose.landing.camera import Array
+
 Row = list[float]
-
-
-class Point(NamedTuple):
-    """A point from the centre, where it is seen, and the whitening's entries 11, 22 and 21."""
-
-    x: float
-    y: float
-    z: float
-    u: float
-    v: float
-    w11: float
-    w22: float
-    w21: float
+Point = tuple[float, ...]  # x, y, z from the centre, u, v where it is seen, whitening entries 11, 22, 21
 
 
 class ScalarFit(NamedTuple):
@@ -31,7 +23,7 @@ class ScalarFit(NamedTuple):
 
     turn: list[Row]
     bearing: Row
-    normal: list[Row]
+    normal: Array
     cost: float
 
 
@@ -41,62 +33,46 @@ def refine(
     """The pose of least cost, found by undamped steps that each lower the cost; None if they do not."""
     cost = math.inf
     for _ in range(steps):
-        normal = linearise(points, turn, bearing, free)
-        if normal is None or not normal[free][free] < cost:
+        rows = linearise(points, turn, bearing)
+        if rows is None:
             return None
-        cost = normal[free][free]
-        step = solve(normal)
-        if step is None:
+        columns = np.array(rows)[:, 6 - free :]
+        normal = columns.T @ columns
+        before, cost = cost, float(normal[free, free])
+        if not cost < before:
             return None
-        promise = sum(map(mul, step, normal[free]))
-        turn, bearing = move(turn, bearing, step)
+        _, step, failed = dposv(normal[:free, :free], normal[:free, free])
+        if failed:
+            return None
+        promise = float(step @ normal[free, :free])
+        turn, bearing = move(turn, bearing, step.tolist())
         if promise <= gain + relative_gain * cost:
             return ScalarFit(turn, bearing, normal, cost - promise)
     return None
 
 
-def linearise(points: list[Point], turn: list[Row], bearing: Row, free: int) -> list[Row] | None:
-    """Inner products (free + 1, free + 1) of the whitened Jacobian and residual; None behind the camera."""
+def linearise(points: list[Point], turn: list[Row], bearing: Row) -> list[tuple[float, ...]] | None:
+    """Whitened Jacobian by rotation, bearing and log inverse depth, and residual (2 K, 7), if all is in front."""
     (t11, t12, t13), (t21, t22, t23), (t31, t32, t33) = turn
     b1, b2, _ = bearing
-    rows = []
+    rows: list[tuple[float, ...]] = []
     for x, y, z, u, v, w11, w22, w21 in points:
         depth = 1 + t31 * x + t32 * y + t33 * z
         if not depth > 0:
             return None
-        inverse = 1 / depth
-        a, b, c = (t11 * x + t12 * y + t13 * z) * inverse, (t21 * x + t22 * y + t23 * z) * inverse, 1 - inverse
-        p, q = a + b1 * inverse, b + b2 * inverse
-        first = (-p * b, c + p * a, -b, inverse, 0.0, a - p * c, u - p)[6 - free :]
-        second = (-c - q * b, q * a, a, 0.0, inverse, b - q * c, v - q)[6 - free :]
-        rows.append([w11 * f for f in first])
-        rows.append([w21 * f + w22 * s for f, s in zip(first, second)])  # noqa: B905
-    columns = list(zip(*rows))  # noqa: B905
-    normal: list[Row] = []
-    for index, column in enumerate(columns):
-        below = [row[index] for row in normal]
-        normal.append(below + [sum(map(mul, column, other)) for other in columns[index:]])
-    return normal
-
-
-def solve(normal: list[Row]) -> Row | None:
-    """Step (P,) of a normal matrix (P + 1, P + 1) by elimination; None if it is singular."""
-    size = len(normal) - 1
-    upper = []
-    rest = [row[index:] for index, row in enumerate(normal[:size])]
-    for index in range(size):
-        pivot, *row = rest[index]
-        if not pivot > 0:
-            return None
-        upper.append([value / pivot for value in row])
-        for ahead, factor in enumerate(row[:-1]):
-            share = factor / pivot
-            below = rest[index + 1 + ahead]
-            rest[index + 1 + ahead] = [old - share * value for old, value in zip(below, row[ahead:])]  # noqa: B905
-    step: Row = []
-    for row in reversed(upper):
-        step.insert(0, row[-1] - sum(map(mul, row, step)))
-    return step
+        i = 1 / depth
+        a, b, c = (t11 * x + t12 * y + t13 * z) * i, (t21 * x + t22 * y + t23 * z) * i, 1 - i
+        p, q = a + b1 * i, b + b2 * i
+        p1, p2, p6, p7 = -p * b, c + p * a, a - p * c, u - p
+        q1, q2, q6, q7 = -c - q * b, q * a, b - q * c, v - q
+        rows.append((w11 * p1, w11 * p2, -w11 * b, w11 * i, 0.0, w11 * p6, w11 * p7))
+        rows.append(
+            (
+                w21 * p1 + w22 * q1, w21 * p2 + w22 * q2, w22 * a - w21 * b, w21 * i, w22 * i,
+                w21 * p6 + w22 * q6, w21 * p7 + w22 * q7,
+            )
+        )  # fmt: skip
+    return rows
 
 
 def move(turn: list[Row], bearing: Row, step: Row) -> tuple[list[Row], Row]:
@@ -106,13 +82,14 @@ def move(turn: list[Row], bearing: Row, step: Row) -> tuple[list[Row], Row]:
     scale = math.exp(min(growth, 100.0))
     if not rotation:
         return [[scale * value for value in row] for row in turn], bearing
-    x, y, z = (value / 2 for value in rotation)
+    x, y, z = rotation[0] / 2, rotation[1] / 2, rotation[2] / 2
     xx, yy, zz = x * x, y * y, z * z
     scale /= 1 + xx + yy + zz
     change = (
-        (1 + xx - yy - zz, 2 * (x * y - z), 2 * (x * z + y)),
-        (2 * (x * y + z), 1 - xx + yy - zz, 2 * (y * z - x)),
-        (2 * (x * z - y), 2 * (y * z + x), 1 - xx - yy + zz),
+        (scale * (1 + xx - yy - zz), 2 * scale * (x * y - z), 2 * scale * (x * z + y)),
+        (2 * scale * (x * y + z), scale * (1 - xx + yy - zz), 2 * scale * (y * z - x)),
+        (2 * scale * (x * z - y), 2 * scale * (y * z + x), scale * (1 - xx - yy + zz)),
     )
-    columns = list(zip(*turn))  # noqa: B905
-    return [[scale * sum(map(mul, row, column)) for column in columns] for row in change], bearing
+    first, second, third = turn
+    columns = list(zip(first, second, third, strict=True))
+    return [[a * p + b * q + c * r for p, q, r in columns] for a, b, c in change], bearing

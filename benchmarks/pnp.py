@@ -1,0 +1,84 @@
+"""Weighted PnP with its covariance: one frame against scipy's least squares, many against a loop over OpenCV."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+from scipy.optimize import least_squares
+
+from benchmarks.interleave import Comparison, compare
+from halopose.landing.camera import Camera, exp_so3, look, perturb, pose_jacobian, project_points, runway_corners
+from halopose.landing.pnp import solve_pose
+
+CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
+CORNERS = runway_corners(2500.0, 45.0)
+FRAMES = 1000
+SINGLES = 20
+
+
+def compare_one(rounds: int = 50) -> tuple[Comparison, float]:
+    """Seconds for one solve from the same start, and by how much our cost exceeds scipy's at worst."""
+    rotation, position, pixels, covariance = _frames(SINGLES)
+    change = np.array([20.0, 2.0, 2.0, 3e-3, 3e-3, 3e-3])  # as a tracker would predict
+    start_rotation, start_position = perturb(rotation, position, change)
+    factor = np.linalg.inv(np.linalg.cholesky(covariance[0]))
+
+    start = (start_rotation[:1], start_position[:1])
+
+    def ours() -> list[float]:
+        return [
+            float(solve_pose(CAMERA, CORNERS, one[None], covariance[:1], start=start).cost[0]) for one in pixels
+        ]
+
+    def peer() -> list[float]:
+        return [_by_scipy(one, factor, start[0][0], start[1][0]) for one in pixels]
+
+    gap = float(np.max(np.array(ours()) - np.array(peer())))
+    result = compare(ours, peer, rounds)
+    return Comparison(result.ours / SINGLES, result.peer / SINGLES, result.ratio), gap
+
+
+def compare_many(rounds: int = 5) -> Comparison:
+    """Seconds for a thousand frames from nothing, both poses of the plane refined."""
+    _, _, pixels, covariance = _frames(FRAMES)
+    return compare(
+        lambda: solve_pose(CAMERA, CORNERS, pixels, covariance),
+        lambda: [_by_opencv(one) for one in pixels],
+        rounds,
+    )
+
+
+def _frames(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Poses on a three-degree approach at 1,500 m, noisy pixels (N, 4, 2) and their covariances (N, 4, 2, 2)."""
+    rng = np.random.default_rng(0)
+    position = np.broadcast_to([-1500.0, 5.0, 78.6], (count, 3))
+    rotation = look(position, [300.0, 0.0, 0.0])
+    angle = rng.uniform(0, np.pi, 4)
+    turn = exp_so3(angle[:, None] * [0.0, 0.0, 1.0])[:, :2, :2]
+    factor = turn * rng.uniform(0.3, 1.0, (4, 1, 2))
+    noise = (factor @ rng.normal(size=(count, 4, 2, 1)))[..., 0]
+    covariance = np.broadcast_to(factor @ factor.swapaxes(1, 2), (count, 4, 2, 2))
+    return rotation, position, project_points(CAMERA, rotation, position, CORNERS) + noise, covariance
+
+
+def _by_scipy(pixels: np.ndarray, factor: np.ndarray, rotation: np.ndarray, position: np.ndarray) -> float:
+    """MINPACK with our analytic Jacobian, on rotation vectors and positions away from the start."""
+
+    def residual(change: np.ndarray) -> np.ndarray:
+        moved = project_points(CAMERA, *perturb(rotation, position, change), CORNERS)
+        return (factor @ (moved - pixels)[..., None]).ravel()
+
+    def jacobian(change: np.ndarray) -> np.ndarray:
+        # At the moved pose; the turn is small enough for its own derivative to be the identity.
+        moved = pose_jacobian(CAMERA, *perturb(rotation, position, change), CORNERS)
+        return (factor @ moved).reshape(-1, 6)
+
+    found = least_squares(residual, np.zeros(6), jac=jacobian, x_scale="jac")
+    information = found.jac.T @ found.jac
+    np.linalg.inv(information)
+    return float(2 * found.cost)
+
+
+def _by_opencv(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    _, vector, offset = cv2.solvePnP(CORNERS, pixels, CAMERA.matrix, None, flags=cv2.SOLVEPNP_IPPE)
+    return cv2.solvePnPRefineLM(CORNERS, pixels, CAMERA.matrix, None, vector, offset)
