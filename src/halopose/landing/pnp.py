@@ -27,7 +27,7 @@ Mask = NDArray[np.bool_]
 
 _MAX_STEPS = 30
 _MAX_REWEIGHTED_STEPS = 200  # reweighting converges only linearly
-_GAIN = 1e-7  # chi-square that the last step may still gain: 3e-4 standard deviations, of which few are left
+_GAIN = 1e-7  # chi-square that the last step may still gain: 3e-4 standard deviations, most of which it takes away
 _RELATIVE_GAIN = 1e-6  # the same relative to the cost
 _FIRST_DAMPING = 1e-3
 _FEW = 4  # poses up to which plain floats beat numpy
@@ -38,7 +38,7 @@ _PLANAR = 0.01  # thickness^2 / width^2 under which points start from the plane 
 _COLLINEAR = 1e-8  # width^2 / length^2 of the points under which they are a line
 _APART = 2.0  # standard deviations that the camera must be above the plane, and corners spread if suspect
 _SUSPECT = 25.0  # chi-square beyond which a pose does not explain the pixels
-_MIN_ASPECT = 1e-10  # det / (trace / 2)^2 under which a keypoint's covariance counts as singular
+_MIN_ASPECT = 1e-10  # det / trace^2 under which a keypoint's covariance counts as singular
 _MAX_SPREAD = 0.5  # standard deviation of log depth and of the angles beyond which linearisation says nothing
 _LIMITS = np.array([_MAX_SPREAD**2] * 3 + [np.inf] * 2 + [_MAX_SPREAD**2])
 _MAX_INFLATION = 1e11  # of a variance by its correlation with the others, beyond which inversion is noise
@@ -141,11 +141,11 @@ def solve_pose(
         return _minimise(problem, first, 6, failure)
     extent, axes = _principal(problem)
     failure[(extent[1] <= _COLLINEAR * extent[0]) & (failure == 0)] = Failure.DEGENERATE
-    if (extent[2] <= _PLANAR * extent[1]).all():
+    if ((extent[2] <= _PLANAR * extent[1]) | (failure > 0)).all():
         rotations = _planar_rotations(problem, extent, axes)
         problem = problem.take(np.tile(np.arange(len(failure)), 2))
     else:
-        rotations = _general_rotations(problem)
+        rotations = _general_rotations(problem, failure)
     return _minimise(problem, _with_linear_position(problem, rotations), 6, failure)
 
 
@@ -186,7 +186,7 @@ def _check_shapes(
         if array is not None and array.shape not in shapes:
             raise HaloposeError(f"{name} should have shape {' or '.join(map(str, shapes))}, got {array.shape}")
     if not math.isfinite(points.sum()):
-        raise HaloposeError("the runway points must be finite: leave unknown ones out with the mask")
+        raise HaloposeError("the runway points must be finite, also those that are masked out")
 
 
 # --- the problem ------------------------------------------------------------------------------------------
@@ -234,32 +234,29 @@ def _prepare(
     observed = (pixels.transpose(2, 1, 0) - offset) / focal
     plain = normalise(camera, pixels).transpose(2, 1, 0) if camera.distorted else observed
     whitening, trace, definite = _whitening(camera, covariance)
-    failure = np.zeros(len(pixels), dtype=np.int64)
-    count = points.shape[-2]
     placed = points.T[..., None] if points.ndim == 2 else points.transpose(2, 1, 0)
+    failure = np.zeros(len(pixels), dtype=np.int64)
     if mask is None:
-        kept_count = np.full(len(pixels), count)
-        share = np.full((count, 1), 1 / count)
+        kept = np.full(len(pixels), points.shape[-2])
+        share = np.full((points.shape[-2], 1), 1 / points.shape[-2])
         lowest = np.minimum.reduce(placed[2])
     else:
-        kept_count = mask.sum(1)
-        share = mask.T / np.maximum(kept_count, 1)
+        kept = mask.sum(1)
+        share = mask.T / np.maximum(kept, 1)
         lowest = np.where(mask.T, placed[2], np.inf).min(0)
-    if not (mask is None and count >= needed and definite.all() and np.isfinite(plain).all()):
-        kept = share > 0
+    if mask is not None or points.shape[-2] < needed or not (definite.all() and np.isfinite(plain).all()):
+        used = share > 0
         finite = np.isfinite(plain).all(0) & np.isfinite(covariance).all((2, 3)).T
-        failure[(definite < kept).any(0)] = Failure.BAD_COVARIANCE
-        failure[(finite < kept).any(0)] = Failure.NOT_FINITE
-        failure[kept_count < needed] = Failure.TOO_FEW_POINTS
-        observed, plain, whitening = (np.where(kept, array, 0.0) for array in (observed, plain, whitening))
+        failure[(definite < used).any(0)] = Failure.BAD_COVARIANCE
+        failure[(finite < used).any(0)] = Failure.NOT_FINITE
+        failure[kept < needed] = Failure.TOO_FEW_POINTS
+        observed, plain, whitening = (np.where(used, array, 0.0) for array in (observed, plain, whitening))
         whitening[..., failure > 0] = np.nan
     centre = np.add.reduce(placed * share, 1)
-    tails = None if nu is None else nu[:, None] if nu.ndim == 1 else nu.T
     placed = placed - centre[:, None]
-    return (
-        _Problem(camera, placed, centre, lowest, observed, plain, whitening, share, trace, kept_count, tails),
-        failure,
-    )
+    tails = None if nu is None else nu[:, None] if nu.ndim == 1 else nu.T
+    seen = (observed, plain, whitening, share, trace, kept, tails)
+    return _Problem(camera, placed, centre, lowest, *seen), failure
 
 
 def _whitening(camera: Camera, covariance: Array) -> tuple[Array, Array, Mask]:
@@ -343,9 +340,9 @@ def _quaternion() -> Array:
 
 
 def _jacobian() -> Array:
-    """Coefficients (6, 2, 4, 3) of d (u, v) / d (rotation, bearing, log scale).
+    """Coefficients (12, 12) of d (u, v) / d (rotation, bearing, log inverse depth).
 
-    They multiply the products of (1, z1, z2, z3) / depth and (u, v, 1), where z is the rotated, scaled point.
+    They multiply the products of (1, z1, z2, z3) / depth and (u, v, 1), where z is the turned point.
     """
     table = np.zeros((6, 2, 4, 3))
     point = np.zeros((2, 3, 4, 3))  # d (u, v) / d (depth * z)
@@ -355,11 +352,7 @@ def _jacobian() -> Array:
         table[3 + row, row, 0, 2] = 1.0
         for axis in range(3):
             table[5, row, axis + 1] += point[row, axis, axis + 1]
-        for i, j, k in (
-            (0, 1, 2),
-            (1, 2, 0),
-            (2, 0, 1),
-        ):  # turning about axis i moves z by (i, j, k) -> (0, -zk, zj)
+        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # turning about axis i moves zj by -zk and zk by zj
             table[i, row, k + 1] -= point[row, j, k + 1]
             table[i, row, j + 1] += point[row, k, j + 1]
     return table.reshape(12, 12)
@@ -593,14 +586,14 @@ def _homography(problem: _Problem, extent: Array, axes: Array) -> tuple[Array, A
     return middle + spread * rows[:, 2], slope
 
 
-def _general_rotations(problem: _Problem) -> Array:
+def _general_rotations(problem: _Problem, failure: NDArray[np.int64]) -> Array:
     """Rotations (3, 3, N) of points that are no plane, frame by frame by OpenCV's SQPNP."""
     import cv2
 
     frames = problem.plain.shape[-1]
     points, share = (np.broadcast_to(a, (*a.shape[:-1], frames)) for a in (problem.points, problem.share))
     rotation = np.full((3, 3, frames), np.nan)
-    for frame in np.flatnonzero(np.isfinite(problem.whitening).all((0, 1))):
+    for frame in np.flatnonzero(failure == 0):
         kept = share[:, frame] > 0
         world, image = points[:, kept, frame].T.copy(), problem.plain[:, kept, frame].T.copy()
         found, vector, _ = cv2.solvePnP(world, image, np.eye(3), None, flags=cv2.SOLVEPNP_SQPNP)
@@ -614,7 +607,7 @@ def _general_rotations(problem: _Problem) -> Array:
 
 def _minimise(problem: _Problem, first: _Pose, free: int, failure: NDArray[np.int64]) -> Solution:
     """Refine one or two candidates for each frame, and answer with the better one that is valid."""
-    few = _refine_few(problem, first, free) if first.turn.shape[-1] <= _FEW else None
+    few = _refine_few(problem, first, free) if 0 < first.turn.shape[-1] <= _FEW else None
     fit, converged = few or _refine(problem, _evaluate(problem, first, free))
     turn, offset = fit.pose.unpacked()
     covariance, sound = _covariance(_information(problem, fit, free), turn, offset)
@@ -682,7 +675,7 @@ def _blank(frames: Mask, *arrays: Array) -> list[Array]:
 def _outward() -> Array:
     """Coefficients (3, 18): the centre in camera axes to minus its change (3, 6) with the six unknowns.
 
-    Turning by w moves it by w x itself; the bearing by its depth; the log scale by minus itself.
+    Turning by w moves it by w x itself; the bearing by its depth; the log inverse depth by minus itself.
     """
     table = np.zeros((3, 3, 6))
     table[..., :3] = -skew(np.eye(3))
