@@ -257,7 +257,7 @@ def weather_table(flights: dict[Weather, list[Flight]]) -> str:
             np.concatenate([getter(flight) for flight in group])
             for getter in (lambda f: f.sightings.seen, lambda f: f.fixes.solved, lambda f: f.fixes.trusted)
         )
-        open_ = [refly(replace(f.settings, integrity=False, false_alarm=1e-12), f.sightings) for f in group]
+        open_ = [refly(replace(f.settings, integrity=False), f.sightings) for f in group]
         outside = np.concatenate([_outside(flight) for flight in group])
         unchecked = np.concatenate([_outside(flight) for flight in open_])
         beyond = np.concatenate([_beyond(flight) for flight in group])

@@ -36,8 +36,6 @@ from halopose.truepositives import MatchedPoses, match_poses
 
 LICENCE = "AGPL-3.0, as a derivative of Ultralytics YOLO11n-pose"
 SEED = 1
-# The loss saturates where a corner is off by more than a few kappa, so it is trained with a wider one.
-TRAINING_SIGMA = 0.1
 FIT = FitSettings(area_factor=1.0, conf=0.05)
 
 
@@ -45,35 +43,38 @@ FIT = FitSettings(area_factor=1.0, conf=0.05)
 class Stage:
     """Epochs at one input size.
 
-    Mirrored copies come first only: the framework mirrors about the image's edge, our pixels count from their
-    centres, so that mirrored labels are one pixel off.
+    sigma: the loss saturates where a corner is off by more than a few kappa = 2 sigma of the runway's size, and is
+    blind to errors of a fraction of it: it begins wide and ends narrow. Mirrored copies come first only: the
+    framework mirrors about the image's edge, our pixels count from their centres, so that mirrored labels are one
+    pixel off.
     """
 
     name: str
     imgsz: int
     epochs: int
     learning_rate: float
+    sigma: float
     mirrored: float
 
 
-STAGES = (Stage("small", 448, 8, 1e-3, 0.5), Stage("full", 640, 4, 5e-4, 0.0))
+STAGES = (
+    Stage("small", 448, 8, 1e-3, 0.1, 0.5),
+    Stage("full", 640, 4, 5e-4, 0.1, 0.0),
+    Stage("sharp", 640, 4, 5e-4, 0.03, 0.0),
+)
 
 
 class RunwayTrainer(FineTuner):
     """The framework's trainer on the synthetic world."""
 
+    stage: Stage
+
     def get_dataset(self) -> dict[str, Any]:
         path = Path(self.args.data)
         content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
         train = str((path.parent / content["train_detector"]).resolve())
-        return {
-            **content,
-            "train": train,
-            "val": train,
-            "nc": 1,
-            "channels": 3,
-            "kpt_oks_sigmas": [TRAINING_SIGMA] * 4,
-        }
+        sigmas = {"kpt_oks_sigmas": [self.stage.sigma] * 4}
+        return {**content, "train": train, "val": train, "nc": 1, "channels": 3, **sigmas}
 
 
 def main() -> None:
@@ -109,6 +110,7 @@ def train(data: Path, work: Path, output: Path) -> None:
 
 def run_stage(stage: Stage, base: Path, data: Path, work: Path, result: Path) -> None:
     """Train a stage and write the averaged weights of its last epoch."""
+    RunwayTrainer.stage = stage
     trainer = RunwayTrainer(
         overrides={
             "model": str(base),

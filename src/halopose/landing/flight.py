@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
 
 from halopose.errors import HaloposeError
 from halopose.landing.approach import Approach, fly
@@ -25,7 +24,7 @@ from halopose.landing.camera import (
 from halopose.landing.fusion import FusedTrack, FusionSettings, Initial, fuse, nees
 from halopose.landing.integrity import exclude, protection_levels
 from halopose.landing.pnp import Failure
-from halopose.landing.propagation import aircraft_covariance, pose_covariance, position_covariance
+from halopose.landing.propagation import aircraft_covariance
 from halopose.landing.render import render
 from halopose.landing.scenes import Weather
 from halopose.landing.sensors import IlsSite, Measurement, Sensors, Truth, simulate, vision
@@ -44,10 +43,11 @@ _ANGLE_STEP = 1e-6
 class VisionFixes:
     """What PnP makes of N sightings: the aircraft's position (N, 3) in runway axes with covariance (N, 3, 3).
 
-    NaN where there is none. statistic (N,) is the residuals' chi-square with dof (N,) degrees of freedom, trusted
+    The covariance leaves out the bias of the given attitude, which is the same in every frame; ``sensitivity``
+    (N, 3, 3) says how far the position moves with errors of yaw, pitch and roll, zero if none were given. NaN
+    where there is none. statistic (N,) is the residuals' chi-square with dof (N,) degrees of freedom, trusted
     (N,) whether the integrity check let the frame pass, excluded (N,) the corner left out or -1, reasons (N,) in
-    words what became of each frame; levels (N, 2) horizontal and vertical protection levels in metres. sensitivity
-    (N, 3, 3) says how far the position moves with errors of the given yaw, pitch and roll: zero if none was given.
+    words what became of each frame; levels (N, 2) horizontal and vertical protection levels in metres.
     """
 
     position: Array
@@ -190,40 +190,43 @@ def solve(
     settings: LandingSettings,
 ) -> VisionFixes:
     """The aircraft's position in every frame, from corners (4, 3) and, if wanted, attitudes (N, 3) of the IRS."""
-    turned = mount.rotation @ rotation_from_angles(*attitudes.T)
-    given = turned if settings.attitude == "irs" else None
-    pixels, spread = sightings.pixels, sightings.covariance
-    risks = {"false_alarm": settings.false_alarm}
-    checked = exclude(camera, corners, pixels, spread, given, mask=usable_corners(sightings, settings), **risks)
+    sensor = settings.sensors.attitude
+    known: dict[str, Any] = {}
+    if settings.attitude == "irs" and sensor is not None:
+        axes = angle_axes(attitudes)
+        variance = np.square(sensor.noise) + np.square(sensor.bias.sigma)
+        known = {
+            "rotation": mount.rotation @ rotation_from_angles(*attitudes.T),
+            "attitude": (axes * variance) @ np.swapaxes(axes, 1, 2),
+        }
+    seen = camera, corners, sightings.pixels, sightings.covariance
+    alarm = settings.false_alarm if settings.integrity else 0.0
+    checked = exclude(*seen, **known, mask=usable_corners(sightings, settings), false_alarm=alarm)
+    shielded = protection_levels(
+        *seen,
+        **known,
+        mask=checked.mask,
+        integrity_risk=settings.integrity_risk,
+        fault_probability=settings.fault_probability,
+        false_alarm=settings.false_alarm,
+    )
     solution = checked.solution
-    risks |= {"integrity_risk": settings.integrity_risk, "fault_probability": settings.fault_probability}
-    shielded = protection_levels(camera, corners, pixels, spread, given, mask=checked.mask, **risks)
-    good = np.flatnonzero(solution.converged)
-    poses = solution.rotation[good], solution.position[good], corners, spread[good], checked.mask[good]
-    carried = np.zeros((len(good), 3, 3))
-    if given is None:
-        total = pose_covariance(camera, *poses)
-    else:
-        total = position_covariance(camera, *poses, attitude=np.eye(3))
-        carried = total[:, :3, 3:] @ angle_axes(attitudes[good])
-        total = position_covariance(camera, *poses)
-    total = aircraft_covariance(total, solution.rotation[good], mount)[:, :3, :3]
-    noise = np.square(settings.sensors.attitude.noise) if settings.sensors.attitude else np.zeros(3)
-    bias = np.square(settings.sensors.attitude.bias.sigma) if settings.sensors.attitude else np.zeros(3)
-    levels = np.stack([shielded.horizontal, shielded.vertical], axis=1)
-    levels[good] = np.hypot(levels[good], _attitude_levels(carried, noise + bias, settings.integrity_risk))
+    carried, steady = np.zeros((len(sightings), 3, 3)), np.zeros(3)
+    if known and sensor is not None:
+        carried = solution.covariance[:, :3, 3:] @ np.linalg.solve(known["attitude"], axes)
+        steady = np.square(sensor.bias.sigma)
+    total = aircraft_covariance(solution.covariance, solution.rotation, mount)[:, :3, :3]
     trusted = solution.converged & ((checked.consistent & ~shielded.alarmed) | (not settings.integrity))
-    count = len(sightings)
     return VisionFixes(
         position=aircraft_pose(solution.rotation, solution.position, mount)[1],
-        covariance=_filled(count, good, total + (carried * noise) @ np.swapaxes(carried, 1, 2)),
+        covariance=total - (carried * steady) @ np.swapaxes(carried, 1, 2),
         statistic=np.where(solution.converged, solution.cost, np.nan),
         dof=solution.dof,
         trusted=trusted,
         excluded=checked.excluded,
         reasons=_reasons(sightings, solution.failure, trusted),
-        levels=levels,
-        sensitivity=_filled(count, good, carried),
+        levels=np.stack([shielded.horizontal, shielded.vertical], axis=1),
+        sensitivity=carried,
     )
 
 
@@ -285,18 +288,6 @@ def _images(approach: Approach, truth: Truth, times: Array, progress: Progress |
         yield render(scene)
         if progress:
             progress("looking", number + 1, len(times))
-
-
-def _attitude_levels(carried: Array, variance: Array, risk: float) -> Array:
-    """Horizontal and vertical reach (N, 2) of the attitude's error at the risk of the levels."""
-    spread = np.sqrt((carried**2 * variance).sum(2)) * stats.norm.isf(risk / 2)
-    return np.stack([np.hypot(spread[:, 0], spread[:, 1]), spread[:, 2]], axis=1)
-
-
-def _filled(count: int, rows: Array, values: Array) -> Array:
-    result = np.full((count, *values.shape[1:]), np.nan)
-    result[rows] = values
-    return result
 
 
 def _reasons(sightings: Sightings, failure: Array, trusted: Array) -> tuple[str, ...]:

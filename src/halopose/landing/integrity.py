@@ -5,7 +5,7 @@ In: what ``pnp`` takes, and the risks that may be run. Out: probabilities (N,), 
 Protection levels follow solution separation. For each axis q, with s0 the standard deviation of the solution from
 all K points, sk that of the one without point k, and sk^2 - s0^2 the variance of their difference,
 
-    T_k = Qinv(false_alarm / (2 K)) sqrt(sk^2 - s0^2)
+    T_k = Qinv(false_alarm / (2 K)) max(sqrt(sk^2 - s0^2), sk / 10)
     PL  = max(Qinv(r / 2) s0, max_k T_k + Qinv(r / fault_probability) sk),    r = risk of the axis / (K + 1)
 
 so that a point faulty with ``fault_probability``, wrong by any amount, leads to an error beyond PL without a
@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from halopose.errors import HaloposeError
+from halopose.landing.attitude import solve_with_attitude
 from halopose.landing.camera import Array, Camera
 from halopose.landing.pnp import Mask, Solution, solve_pose, solve_position
 
+_SMALLEST = 0.1  # of sk: linearisation does not tell smaller separations from none
 _AXES = np.array([0.25, 0.25, 0.5])  # how the risk is shared among x, y and z
 
 
@@ -81,31 +83,36 @@ def exclude(
     covariance: Array,
     rotation: Array | None = None,
     *,
+    attitude: Array | None = None,
     mask: Mask | None = None,
     false_alarm: float = 1e-3,
 ) -> Exclusion:
     """Leave out the one point without which the others fit best, in frames that are not consistent.
 
-    The arguments are those of ``solve_pose`` or, with ``rotation``, ``solve_position``. A frame is inconsistent if
-    its probability is under ``false_alarm``. Leaving a point out must keep a degree of freedom to check what is
-    left: three points for a position, and five to begin with for a pose.
+    The arguments are those of ``solve_pose`` or, with ``rotation``, ``solve_position``; with that rotation's
+    covariance too, ``attitude`` (N, 3, 3), those of ``solve_with_attitude``. A frame is inconsistent if its
+    probability is under ``false_alarm``; at 0 none is. Leaving a point out must keep a degree of freedom to
+    check what is left: three points for a position, and five to begin with for a pose.
     """
-    _check_risk("false_alarm", false_alarm)
+    if false_alarm:
+        _check_risk("false_alarm", false_alarm)
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
-    whole = _solve(camera, points, pixels, covariance, rotation, mask)
+    whole = _solve(camera, points, pixels, covariance, rotation, attitude, mask)
     wrong = np.flatnonzero(consistency(whole) < false_alarm)
     excluded = np.full(len(pixels), -1)
     if len(wrong):
-        rest = None if rotation is None else rotation[wrong]
+        turned, known = (None if each is None else each[wrong] for each in (rotation, attitude))
         placed = points if points.ndim == 2 else points[wrong]
-        without = _without_each(camera, placed, pixels[wrong], covariance[wrong], rest, mask[wrong])
+        without = _without_each(camera, placed, pixels[wrong], covariance[wrong], turned, known, mask[wrong])
         probability = np.where(without.dof > 0, consistency(without), 0.0).reshape(-1, pixels.shape[1])
         best = probability.argmax(1)
         mended = probability.max(1) >= false_alarm
         excluded[wrong[mended]] = best[mended]
         mask = mask.copy()
         mask[wrong[mended], best[mended]] = False
-    solution = whole if (excluded < 0).all() else _solve(camera, points, pixels, covariance, rotation, mask)
+    solution = (
+        whole if (excluded < 0).all() else _solve(camera, points, pixels, covariance, rotation, attitude, mask)
+    )
     return Exclusion(solution, mask, excluded, consistency(solution) >= false_alarm)
 
 
@@ -116,6 +123,7 @@ def protection_levels(
     covariance: Array,
     rotation: Array | None = None,
     *,
+    attitude: Array | None = None,
     mask: Mask | None = None,
     integrity_risk: float = 1e-7,
     fault_probability: float = 1e-3,
@@ -132,15 +140,16 @@ def protection_levels(
         _check_risk(name, risk)
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
     count = np.maximum(mask.sum(1), 1)[:, None, None]
-    whole = _solve(camera, points, pixels, covariance, rotation, mask)
-    without = _without_each(camera, points, pixels, covariance, rotation, mask)
+    whole = _solve(camera, points, pixels, covariance, rotation, attitude, mask)
+    without = _without_each(camera, points, pixels, covariance, rotation, attitude, mask)
     shape = (*mask.shape, 3)
     deviation = _deviation(whole)[:, None]
     others = np.where(mask[..., None], _deviation(without).reshape(shape), deviation)
     separation = np.abs(without.position.reshape(shape) - whole.position[:, None])
     separation = np.where(mask[..., None], separation, 0.0)
     with np.errstate(invalid="ignore"):  # infinite deviations, where there is no solution
-        difference = np.nan_to_num(np.sqrt(np.maximum(others**2 - deviation**2, 0)), nan=np.inf, posinf=np.inf)
+        apart = np.maximum(others**2 - deviation**2, np.square(_SMALLEST * others))
+        difference = np.nan_to_num(np.sqrt(apart), nan=np.inf, posinf=np.inf)
     threshold = stats.norm.isf(false_alarm / (2 * count)) * difference
     risk = integrity_risk * _AXES / (count + 1)
     faulty = threshold + stats.norm.isf(np.minimum(risk / fault_probability, 0.5)) * others
@@ -152,26 +161,40 @@ def protection_levels(
 
 
 def _solve(
-    camera: Camera, points: Array, pixels: Array, covariance: Array, rotation: Array | None, mask: Mask
+    camera: Camera,
+    points: Array,
+    pixels: Array,
+    covariance: Array,
+    rotation: Array | None,
+    attitude: Array | None,
+    mask: Mask,
 ) -> Solution:
     if rotation is None:
         return solve_pose(camera, points, pixels, covariance, mask=mask)
-    return solve_position(camera, points, pixels, covariance, rotation, mask=mask)
+    if attitude is None:
+        return solve_position(camera, points, pixels, covariance, rotation, mask=mask)
+    return solve_with_attitude(camera, points, pixels, covariance, rotation, attitude, mask=mask)
 
 
 def _without_each(
-    camera: Camera, points: Array, pixels: Array, covariance: Array, rotation: Array | None, mask: Mask
+    camera: Camera,
+    points: Array,
+    pixels: Array,
+    covariance: Array,
+    rotation: Array | None,
+    attitude: Array | None,
+    mask: Mask,
 ) -> Solution:
     """Solutions (N * K) that leave out each point in turn, frame by frame."""
     count = pixels.shape[1]
 
-    def repeat(array: Array) -> Array:
-        return np.repeat(array, count, axis=0)
+    def repeat(array: Array | None) -> Array | None:
+        return None if array is None else np.repeat(array, count, axis=0)
 
     left = (mask[:, None] & ~np.eye(count, dtype=bool)).reshape(-1, count)
-    placed = points if points.ndim == 2 else repeat(points)
-    turned = None if rotation is None else repeat(rotation)
-    return _solve(camera, placed, repeat(pixels), repeat(covariance), turned, left)
+    placed = points if points.ndim == 2 else np.repeat(points, count, axis=0)
+    seen, spread = np.repeat(pixels, count, axis=0), np.repeat(covariance, count, axis=0)
+    return _solve(camera, placed, seen, spread, repeat(rotation), repeat(attitude), left)
 
 
 def _deviation(solution: Solution) -> Array:
