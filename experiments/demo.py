@@ -1,4 +1,4 @@
-"""``make demo``: poses with calibrated ellipses on photographs, and a report on data whose truth is known.
+"""``make demo``: calibrated ellipses on photographs, a landing by camera, a report on data whose truth is known.
 
     python -m experiments.demo -o demo
 
@@ -25,6 +25,19 @@ def main() -> None:
     output = parser.parse_args().output
     photographs = Path(ultralytics.__file__).parent / "assets"
     halopose("predict", photographs, "-o", output / "poses")
+    halopose(
+        "land",
+        "--weather",
+        "dusk",
+        "--seed",
+        11,
+        "--rate",
+        0.5,
+        "--outage",
+        "gnss:30-70",
+        "-o",
+        output / "landing",
+    )
     halopose("synthesize", "-o", output / "synthetic")
     halopose(
         "score", output / "synthetic" / "predictions.json", output / "synthetic" / "truth.json",
@@ -78,6 +91,10 @@ figcaption {{ opacity: .7; }}
 are those that ship with the package, the base is YOLO11n-pose, unchanged.
 <a href="report/report.html">The report</a> scores predictions whose true distribution is known.</p>
 {figures}
+<h2>A landing by camera</h2>
+<p>The four corners of a runway with their covariances, solved for the aircraft's position and fused with the other
+sensors; GNSS is out for forty seconds. <a href="landing/landing.html">Everything about this approach</a>.</p>
+<figure><img src="landing/landing.webp" alt="An approach by camera"></figure>
 </html>
 """
 
