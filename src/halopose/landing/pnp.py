@@ -31,6 +31,7 @@ _GAIN = 1e-7  # chi-square that the last step may still gain: 3e-4 standard devi
 _RELATIVE_GAIN = 1e-6  # the same relative to the cost
 _FIRST_DAMPING = 1e-3
 _FEW = 4  # poses up to which plain floats beat numpy
+_MANY = 200  # poses from which elimination in numpy beats a call of LAPACK for each
 _MAX_DAMPING = 1e12
 _FLOOR = 1e-14  # relative damping that keeps a pivot from being exactly zero
 _TINY = 1e-300  # the same where a whole column is zero; the step is then absurd and refused
@@ -422,17 +423,34 @@ def _products(columns: Array) -> Array:
 
 def _solve(normal: Array, damping: Array | None = None) -> tuple[Array, Array]:
     """Step (P, N) of a normal matrix (P + 1, P + 1, N), and how much chi-square it promises to gain (N,)."""
-    size = len(normal) - 1
+    size, frames = len(normal) - 1, normal.shape[-1]
     system = normal.transpose(2, 0, 1)
     if damping is not None:
         system = _damped(system, damping)
-    try:
-        solved = np.linalg.solve(system[:, :size, :size], system[:, :size, size:])
-    except np.linalg.LinAlgError:  # some frame is exactly singular: its step will be absurd, and refused
-        system = _damped(system, np.full(len(system), _FLOOR))
-        solved = np.linalg.solve(system[:, :size, :size], system[:, :size, size:])
-    step = np.asarray(solved[..., 0].T, dtype=np.float64)
+    step = _eliminate(system.transpose(1, 2, 0)) if frames >= _MANY else _lapack(system)
     return step, np.add.reduce(step * normal[size, :size])
+
+
+def _lapack(system: Array) -> Array:
+    """Solutions (P, N) of systems (N, P + 1, P + 1) whose last column is the right-hand side."""
+    size = system.shape[1] - 1
+    try:
+        return np.asarray(np.linalg.solve(system[:, :size, :size], system[:, :size, size:])[..., 0].T)
+    except np.linalg.LinAlgError:  # some frame is exactly singular: its step will be absurd, and refused
+        return _lapack(_damped(system, np.full(len(system), _FLOOR)))
+
+
+def _eliminate(system: Array) -> Array:
+    """The same from (P + 1, P + 1, N), positive definite: one pass of elimination over all frames at once."""
+    size = len(system) - 1
+    rows = system[:size].copy()
+    for pivot in range(size):
+        rows[pivot, pivot + 1 :] /= rows[pivot, pivot]
+        rows[pivot + 1 :, pivot + 1 :] -= rows[pivot + 1 :, pivot, None] * rows[pivot, pivot + 1 :]
+    step = rows[:, size].copy()
+    for row in range(size - 2, -1, -1):
+        step[row] -= np.add.reduce(rows[row, row + 1 : size] * step[row + 1 :])
+    return step
 
 
 def _damped(system: Array, damping: Array) -> Array:
