@@ -3,8 +3,10 @@
 from benchmarks.epoch import compare_epoch
 from benchmarks.interleave import Comparison
 from benchmarks.overhead import compare_predict, make_model, make_yolonas
+from benchmarks.pnp import FRAMES, compare_many, compare_one
 from benchmarks.protocol import compare_protocol
 from benchmarks.student import compare_student
+from benchmarks.world import images_a_second
 
 
 def main() -> None:
@@ -18,6 +20,13 @@ def main() -> None:
         sparse, dense = compare_predict(*bench)
         print(_cost(f"{name}, 640, base without uncertainty", sparse, "with sparse heads"))
         print(_cost(f"{name}, 640, base without uncertainty", dense, "with dense heads"))
+    one, gap = compare_one()
+    scipy = f"scipy least_squares, cost gap {gap:+.0e}"
+    print(
+        f"{'one weighted PnP with covariance':48}{one.ours * 1e6:8.0f}us{one.peer * 1e6:8.0f}us{one.ratio:8.1f}x   {scipy}"
+    )
+    print(_row(f"{FRAMES:,} weighted PnP at once", compare_many(), "loop over OpenCV solvePnP + RefineLM"))
+    print(f"{'world, 640 x 384':48}{images_a_second():8.1f} images a second and core")
     print(_row("one epoch on the match store", compare_epoch(), "one that runs the frozen base"))
 
 
