@@ -21,10 +21,9 @@ def main() -> None:
         print(_cost(f"{name}, 640, base without uncertainty", sparse, "with sparse heads"))
         print(_cost(f"{name}, 640, base without uncertainty", dense, "with dense heads"))
     one, gap = compare_one()
-    scipy = f"scipy least_squares, cost gap {gap:+.0e}"
-    print(
-        f"{'one weighted PnP with covariance':48}{one.ours * 1e6:8.0f}us{one.peer * 1e6:8.0f}us{one.ratio:8.1f}x   {scipy}"
-    )
+    peer = f"scipy least_squares, cost gap {gap:+.0e}"
+    times = f"{one.ours * 1e6:8.0f}us{one.peer * 1e6:8.0f}us{one.ratio:8.1f}x"
+    print(f"{'one weighted PnP with covariance':48}{times}   {peer}")
     print(_row(f"{FRAMES:,} weighted PnP at once", compare_many(), "loop over OpenCV solvePnP + RefineLM"))
     print(f"{'world, 640 x 384':48}{images_a_second():8.1f} images a second and core")
     print(_row("one epoch on the match store", compare_epoch(), "one that runs the frozen base"))
