@@ -122,8 +122,7 @@ def closest(boxes: Array, others: Array) -> Iterator[tuple[int, int]]:
 def spread(keypoints: Array, views: Array) -> Array:
     """Second moments (N, K, 2, 2) of the views (V, N, K, 2) about the base's own keypoints (N, K, 2).
 
-    A detection that fewer than two views see again gets the largest moments of its image's kind: NaN here,
-    filled by ``with_floor``.
+    A detection that fewer than two views see again has none: NaN here, and the whole floor in ``with_floor``.
     """
     difference = views - keypoints
     seen_by = np.isfinite(difference[..., 0, 0]).sum(0)

@@ -74,6 +74,17 @@ def test_an_exact_attitude_changes_nothing():
     np.testing.assert_allclose(sure.covariance[:, :3, :3], plain.covariance[:, :3, :3], rtol=1e-2)
 
 
+def test_what_is_masked_out_may_hold_anything():
+    pixels, covariance, given = simulated(4, 6)
+    mask = np.ones((4, 4), dtype=bool)
+    mask[:, 2] = False
+    known = solve_with_attitude(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE, mask=mask)
+    pixels[:, 2], covariance[:, 2] = np.nan, np.nan
+    solution = solve_with_attitude(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE, mask=mask)
+    np.testing.assert_allclose(solution.position, known.position, rtol=1e-6)
+    np.testing.assert_allclose(solution.covariance, known.covariance, rtol=1e-4, atol=1e-12)
+
+
 def test_what_has_no_position_still_has_none():
     pixels, covariance, given = simulated(3, 5)
     pixels[1] = np.nan

@@ -10,15 +10,18 @@ from halopose.landing.approach import fly
 from halopose.landing.camera import perturb, rotation_from_angles
 from halopose.landing.flight import (
     LandingSettings,
+    _measured,
+    _start,
     angle_axes,
+    at,
     conclude,
     given_attitudes,
     land,
     solve,
     usable_corners,
 )
-from halopose.landing.fusion import consistency
-from halopose.landing.sensors import Sensors, Truth
+from halopose.landing.fusion import consistency, fuse
+from halopose.landing.sensors import ATTITUDE, GNSS, GaussMarkov, Measurement, Sensors, Truth
 from halopose.landing.sighting import Sightings, expected_corners
 from halopose.landing.summary import distances, summarise, to_text, total_covariance
 from halopose.poses import PoseDistributions
@@ -142,6 +145,31 @@ def test_sensitivity_is_how_far_the_position_moves():
     expected = 2 * (flight.fixes.sensitivity @ step[:, None])[..., 0]
     good = np.isfinite(low).all(1) & np.isfinite(high).all(1)
     np.testing.assert_allclose((high - low)[good], expected[good], rtol=0.15, atol=2e-3)
+
+
+def test_between_measurements_the_aircraft_flies_on():
+    """GNSS alone falls silent and comes back: the filter itself says what it would have been in between."""
+    approach, truth, _ = approach_of(7)
+    start = _start(truth, 7)
+    silent = replace(GNSS, rate=1.0, outages=((0.0, 2.5), (5.5, 9.5)))
+    only = replace(LandingSettings(seed=7), sensors=replace(ALONE, irs=None, gnss=silent))
+    fusion, measured = _measured(approach, truth, only)
+    times = np.array([0.0, 2.0, 5.25, 9.0])
+    blind = [Measurement(time, "vision", np.zeros(3), 1e12 * np.eye(3)) for time in times.tolist()]
+    queried = fuse([*measured, *blind], start, replace(fusion, gate=1.0))
+    position, spread = at(fuse(measured, start, replace(fusion, gate=1.0)), times, start, fusion.coasting)
+    rows = np.searchsorted(queried.times, times)
+    np.testing.assert_allclose(position, queried.positions[rows], rtol=1e-4)
+    np.testing.assert_allclose(spread, queried.position_covariances[rows], rtol=1e-4, atol=1e-4)
+
+
+def test_the_filter_knows_the_sensors_on_board():
+    approach, truth, _ = approach_of(7)
+    worse = GaussMarkov((5e-3, 5e-3, 5e-3), 60.0)
+    sensors = Sensors(radio=None, attitude=replace(ATTITUDE, bias=worse))
+    fusion, _ = _measured(approach, truth, LandingSettings(sensors=sensors))
+    assert fusion.attitude_bias == worse
+    assert fusion.gnss_bias == GNSS.bias
 
 
 class Oracle:

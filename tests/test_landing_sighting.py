@@ -48,6 +48,16 @@ def test_a_runway_far_from_the_expected_one_is_none():
     assert choose(detections(), PLACE) is None
 
 
+def test_without_an_attitude_the_shape_tells_runways_apart():
+    level = expected_corners(CAMERA, MOUNT, np.array([[-2000.0, 10.0, 120.0]]), np.zeros((1, 3)), CORNERS)[0]
+    turned = np.array([[np.radians(5), np.radians(-2), np.radians(1)]])
+    mine, other = (
+        expected_corners(CAMERA, MOUNT, np.array([[-2000.0, y, 120.0]]), turned, CORNERS)[0] for y in (10.0, 410.0)
+    )
+    assert choose(detections(other, mine), level, oriented=False) == 1
+    assert choose(detections(other, mine + 50.0), mine + 50.0) == 1
+
+
 def test_expected_corners_of_a_level_aircraft_on_the_centreline_are_symmetric():
     (corners,) = expected_corners(CAMERA, MOUNT, np.array([[-1500.0, 0.0, 90.0]]), np.zeros((1, 3)), CORNERS)
     assert corners[:, 0] - CAMERA.cx == pytest.approx(-(corners[[1, 0, 3, 2], 0] - CAMERA.cx))

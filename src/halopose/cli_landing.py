@@ -20,13 +20,16 @@ def land(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for animation, log and page.")] = Path(
         "landing"
     ),
-    seed: Annotated[int, typer.Option(help="Runway, light, flight and noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Runway, light, flight and noise.")] = 0,
     weather: Annotated[
         Literal["clear", "haze", "dusk", "night", "fog"], typer.Option(help="Fog is what the detector never saw.")
     ] = "clear",
     rate: Annotated[float, typer.Option(help="Images a second.")] = 2.0,
     without: Annotated[
-        str | None, typer.Option(help="Sensors to leave out, with commas: gnss, ils, radio, irs, attitude.")
+        str | None,
+        typer.Option(
+            help="Sensors to leave out, with commas: gnss, ils, radio, irs (accelerations), attitude (of the IRS)."
+        ),
     ] = None,
     outage: Annotated[
         list[str] | None, typer.Option(help="A sensor's outage in seconds, such as gnss:20-60; repeat for more.")
@@ -61,12 +64,15 @@ def land(
         integrity=integrity,
         sensors=_sensors(without, outage or []),
     )
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HaloposeError(f"cannot write to {output}: {error.strerror or error}") from None
     model = UncertainPose.load(base or hub.runway_detector(), artifact or hub.runway_artifact(), device=device)
     with progress() as step:
         flight = fly(model, settings, step)
     summary = summarise(flight)
     say(to_text(summary))
-    output.mkdir(parents=True, exist_ok=True)
     write_json(output / "log.json", {"summary": summary, **page.log_of(flight)})
     film = pictures.animate(flight, output / "landing.webp") if animation else None
     write_text(output / "landing.html", page.render_page(flight, summary, film.read_bytes() if film else None))
@@ -83,15 +89,16 @@ def _sensors(without: str | None, outages: list[str]) -> Sensors:
     for name in (part.strip() for part in without.split(",")) if without else ():
         sensors = replace(sensors, **dict.fromkeys(_names(name)))
     for text in outages:
-        name, _, interval = text.partition(":")
+        name, _, interval = (part.strip() for part in text.partition(":"))
         try:
             start, end = (float(value) for value in interval.split("-"))
         except ValueError:
             raise HaloposeError(f"--outage takes a sensor and seconds such as gnss:20-60, got {text!r}") from None
         for each in _names(name):
             sensor = getattr(sensors, each)
-            if sensor is not None:
-                sensors = replace(sensors, **{each: replace(sensor, outages=(*sensor.outages, (start, end)))})
+            if sensor is None:
+                raise HaloposeError(f"--outage {text}: {name} is left out of the whole flight already")
+            sensors = replace(sensors, **{each: replace(sensor, outages=(*sensor.outages, (start, end)))})
     return sensors
 
 

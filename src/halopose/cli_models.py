@@ -52,7 +52,9 @@ def fit(
     imgsz: ImageSize = 640,
     train_sizes: Annotated[str | None, typer.Option(help="Input sizes to train at; else --imgsz.")] = None,
     calibration: Source = "matched",
-    calibration_share: Annotated[float, typer.Option(help="Part of the validation images.")] = 0.2,
+    calibration_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Part of the validation images.")
+    ] = 0.2,
     epochs: Epochs = 12,
     alpha: Alpha = 1.0,
     scale_weight: ScaleWeight = True,
@@ -77,6 +79,8 @@ def fit(
         warm_start, seed,
     )  # fmt: skip
     work = work or output.with_suffix("")
+    if work == output:
+        raise HaloposeError(f"{output} is the work folder too: name the artifact {output}.safetensors")
     if data is None and base is None:
         data, base = _runways(work)
     if data is None or base is None:

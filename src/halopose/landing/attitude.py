@@ -55,7 +55,7 @@ def solve_with_attitude(
         left = residual - (by_position @ step[..., None])[..., 0]
     cost = (left * np.linalg.solve(noise, left[..., None])[..., 0]).sum(1)
     total = np.zeros((len(good), 6, 6))
-    total[:, :3, :3], total[:, 3:, 3:] = inner, spread
+    total[:, :3, :3], total[:, 3:, 3:] = (inner + np.swapaxes(inner, 1, 2)) / 2, spread
     total[:, :3, 3:] = -gain @ by_angle @ spread
     total[:, 3:, :3] = np.swapaxes(total[:, :3, 3:], 1, 2)
     return replace(
@@ -71,9 +71,9 @@ def _linearised(
 ) -> tuple[Array, Array]:
     """Jacobian by pose (N, 2 K, 6) and residuals (N, 2 K), zero where masked out."""
     rows = (len(position), kept.shape[1])
-    jacobian = pose_jacobian(camera, rotation, position, points).reshape(*rows, 6) * kept[..., None]
+    jacobian = pose_jacobian(camera, rotation, position, points).reshape(*rows, 6)
     residual = (pixels - project_points(camera, rotation, position, points)).reshape(rows)
-    return jacobian, np.where(kept, residual, 0.0)
+    return np.where(kept[..., None], jacobian, 0.0), np.where(kept, residual, 0.0)
 
 
 def _block_diagonal(covariance: Array, kept: Mask) -> Array:
@@ -81,7 +81,7 @@ def _block_diagonal(covariance: Array, kept: Mask) -> Array:
     frames, count = covariance.shape[:2]
     result = np.zeros((frames, count, 2, count, 2))
     result[:, np.arange(count), :, np.arange(count), :] = np.moveaxis(covariance, 1, 0)
-    result = result.reshape(frames, 2 * count, 2 * count) * (kept[:, :, None] & kept[:, None, :])
+    result = np.where(kept[:, :, None] & kept[:, None, :], result.reshape(frames, 2 * count, 2 * count), 0.0)
     result[:, np.arange(2 * count), np.arange(2 * count)] += ~kept
     return result
 

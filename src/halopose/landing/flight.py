@@ -21,7 +21,7 @@ from halopose.landing.camera import (
     pose_difference,
     rotation_from_angles,
 )
-from halopose.landing.fusion import FusedTrack, FusionSettings, Initial, fuse, nees
+from halopose.landing.fusion import MOTION, FusedTrack, FusionSettings, Initial, fuse
 from halopose.landing.integrity import exclude, protection_levels
 from halopose.landing.pnp import Failure
 from halopose.landing.propagation import aircraft_covariance
@@ -37,6 +37,7 @@ Progress = Callable[[str, int, int], None]
 TRUTH_RATE = 100.0  # Hz, that of the IRS
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 3.0, 3.0, 2.0])  # m and m/s, before the first measurement
 _ANGLE_STEP = 1e-6
+_APART = 0.011  # seconds between an image and its attitude: one sample of the IRS
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Flight:
     """A whole approach: its N camera frames, what vision made of them, and the track fused from all sensors.
 
     frame_times (N,), positions and attitudes of truth at them (N, 3); fused (N, 3) and fused_covariance
-    (N, 3, 3) are the filter's position at the frames, nees (N,) its squared error over its covariance.
+    (N, 3, 3) are the filter's position at the frames, nees (N,) its squared error over its covariance. A fix is
+    part of the fused position of its own frame.
     """
 
     approach: Approach
@@ -112,8 +114,10 @@ class LandingSettings:
     sensors: Sensors = field(default_factory=Sensors)
 
     def __post_init__(self) -> None:
-        if not self.rate > 0:
-            raise HaloposeError(f"the rate of images must be above 0, got {self.rate}")
+        if not 0 < self.rate <= TRUTH_RATE:
+            raise HaloposeError(f"the rate of images must be above 0 and up to {TRUTH_RATE:g}, got {self.rate}")
+        if self.seed < 0:
+            raise HaloposeError(f"a seed is 0 or more, got {self.seed}")
         if self.attitude == "irs" and self.sensors.attitude is None:
             raise HaloposeError("no attitude on board: solve for the whole pose with --attitude vision")
 
@@ -126,8 +130,8 @@ def land(model: UncertainPose, settings: LandingSettings, progress: Progress | N
     )
     times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
     images = tuple(_images(approach, truth, times, progress))
-    expected = _by_the_others(approach, truth, times, settings)
-    sightings = sight(model, images, expected, conf=settings.conf)
+    expected, oriented = _by_the_others(approach, truth, times, settings)
+    sightings = sight(model, images, expected, conf=settings.conf, oriented=oriented)
     return conclude(approach, truth, times, sightings, settings, images)
 
 
@@ -141,44 +145,62 @@ def conclude(
 ) -> Flight:
     """Solve, check and fuse what has been sighted at the frame times (N,)."""
     world = approach.world
-    site, measured = _measured(approach, truth, settings)
-    fusion, start = FusionSettings(site=site), _start(truth, settings.seed)
-    attitudes = _attitudes_of(measured, truth, times)
+    fusion, measured = _measured(approach, truth, settings)
+    start = _start(truth, settings.seed)
+    attitudes = _attitudes_of(measured, times)
     fixes = solve(sightings, world.camera, world.mount, world.runway.corners(), attitudes, settings)
     seen = vision(times, fixes.position, fixes.covariance, fixes.sensitivity)
     trusted = [fix for fix, good in zip(seen, fixes.trusted, strict=True) if good]
     track = fuse([*measured, *trusted], start, fusion)
-    fused, spread = at(track, times)
+    fused, spread = at(track, times, start, fusion.coasting)
+    position = truth.position(times)
+    error = fused - position
     return Flight(
         approach=approach,
         truth=truth,
         frame_times=times,
-        position=truth.position(times),
+        position=position,
         attitude=truth.attitude(times),
         sightings=sightings,
         fixes=fixes,
         track=track,
         fused=fused,
         fused_covariance=spread,
-        nees=nees(track, truth, dof=3)[_last_before(track, times)],
+        nees=(error * np.linalg.solve(spread, error[..., None])[..., 0]).sum(1),
         images=images,
         settings=settings,
     )
 
 
-def _measured(approach: Approach, truth: Truth, settings: LandingSettings) -> tuple[IlsSite, list[Measurement]]:
-    """The runway's ILS, and what the sensors other than the camera say."""
-    site = IlsSite.of_runway(approach.world.runway.length)
-    return site, simulate(truth, settings.sensors, settings.seed, site)
+def _measured(
+    approach: Approach, truth: Truth, settings: LandingSettings
+) -> tuple[FusionSettings, list[Measurement]]:
+    """What the sensors other than the camera say, and a filter that knows them and the runway's ILS."""
+    site, sensors = IlsSite.of_runway(approach.world.runway.length), settings.sensors
+    known: dict[str, Any] = {
+        "radio_scale" if source == "radio" else f"{source}_bias": sensor.bias
+        for source, sensor in sensors.on_board()
+    }
+    if sensors.irs is not None:
+        known["irs_rate"] = sensors.irs.rate
+    return FusionSettings(site=site, **known), simulate(truth, sensors, settings.seed, site)
 
 
-def _by_the_others(approach: Approach, truth: Truth, times: Array, settings: LandingSettings) -> Array:
-    """Where the corners should appear (N, 4, 2) by all sensors but the camera."""
+def _by_the_others(
+    approach: Approach, truth: Truth, times: Array, settings: LandingSettings
+) -> tuple[Array, Array]:
+    """Where the corners should appear (N, 4, 2) by all sensors but the camera, and if they know the attitude (N,).
+
+    Without an attitude they are those of a level aircraft on the runway's heading: right in shape, not in place.
+    """
     world = approach.world
-    site, measured = _measured(approach, truth, settings)
-    prior, _ = at(fuse(measured, _start(truth, settings.seed), FusionSettings(site=site)), times)
-    attitudes = _attitudes_of(measured, truth, times)
-    return expected_corners(world.camera, world.mount, prior, attitudes, world.runway.corners())
+    fusion, measured = _measured(approach, truth, settings)
+    start = _start(truth, settings.seed)
+    prior, _ = at(fuse(measured, start, fusion), times, start, fusion.coasting)
+    attitudes = _attitudes_of(measured, times)
+    level = np.nan_to_num(attitudes)
+    expected = expected_corners(world.camera, world.mount, prior, level, world.runway.corners())
+    return expected, np.asarray(np.isfinite(attitudes).all(1))
 
 
 def solve(
@@ -189,14 +211,21 @@ def solve(
     attitudes: Array,
     settings: LandingSettings,
 ) -> VisionFixes:
-    """The aircraft's position in every frame, from corners (4, 3) and, if wanted, attitudes (N, 3) of the IRS."""
+    """The aircraft's position in every frame, from corners (4, 3) and, if wanted, attitudes (N, 3) of the IRS.
+
+    Where the attitude is wanted and NaN there is no position.
+    """
     sensor = settings.sensors.attitude
     known: dict[str, Any] = {}
+    oriented = np.ones(len(sightings), dtype=bool)
     if settings.attitude == "irs" and sensor is not None:
+        oriented = np.asarray(np.isfinite(attitudes).all(1))
+        attitudes = np.nan_to_num(attitudes)
         axes = angle_axes(attitudes)
         variance = np.square(sensor.noise) + np.square(sensor.bias.sigma)
+        rotation = mount.rotation @ rotation_from_angles(*attitudes.T)
         known = {
-            "rotation": mount.rotation @ rotation_from_angles(*attitudes.T),
+            "rotation": np.where(oriented[:, None, None], rotation, np.nan),
             "attitude": (axes * variance) @ np.swapaxes(axes, 1, 2),
         }
     seen = camera, corners, sightings.pixels, sightings.covariance
@@ -211,20 +240,21 @@ def solve(
         false_alarm=settings.false_alarm,
     )
     solution = checked.solution
+    total = aircraft_covariance(solution.covariance, solution.rotation, mount)
     carried, steady = np.zeros((len(sightings), 3, 3)), np.zeros(3)
     if known and sensor is not None:
-        carried = solution.covariance[:, :3, 3:] @ np.linalg.solve(known["attitude"], axes)
+        carried = total[:, :3, 3:] @ np.linalg.solve(known["attitude"], axes)
         steady = np.square(sensor.bias.sigma)
-    total = aircraft_covariance(solution.covariance, solution.rotation, mount)[:, :3, :3]
+    spread = total[:, :3, :3] - (carried * steady) @ np.swapaxes(carried, 1, 2)
     trusted = solution.converged & ((checked.consistent & ~shielded.alarmed) | (not settings.integrity))
     return VisionFixes(
         position=aircraft_pose(solution.rotation, solution.position, mount)[1],
-        covariance=total - (carried * steady) @ np.swapaxes(carried, 1, 2),
+        covariance=(spread + np.swapaxes(spread, 1, 2)) / 2,
         statistic=np.where(solution.converged, solution.cost, np.nan),
         dof=solution.dof,
         trusted=trusted,
         excluded=checked.excluded,
-        reasons=_reasons(sightings, solution.failure, trusted),
+        reasons=_reasons(sightings, oriented, solution.failure, trusted),
         levels=np.stack([shielded.horizontal, shielded.vertical], axis=1),
         sensitivity=carried,
     )
@@ -247,14 +277,20 @@ def angle_axes(attitudes: Array) -> Array:
     return np.stack(columns, axis=-1)
 
 
-def at(track: FusedTrack, times: Array) -> tuple[Array, Array]:
-    """Fused positions (N, 3) and their covariances (N, 3, 3) at times that the track has been through."""
-    index = _last_before(track, times)
-    return track.positions[index], track.position_covariances[index]
+def at(track: FusedTrack, times: Array, start: Initial, coasting: float) -> tuple[Array, Array]:
+    """Fused positions (N, 3) and their covariances (N, 3, 3) at times (N,), flown straight on from the last state.
 
-
-def _last_before(track: FusedTrack, times: Array) -> Array:
-    return np.maximum(np.searchsorted(track.times, times + 1e-9, side="right") - 1, 0)
+    That is the start before the first measurement; ``coasting`` as in ``FusionSettings``.
+    """
+    stamps = np.concatenate([[start.time], track.times])
+    index = np.searchsorted(stamps, times + 1e-9, side="right") - 1
+    first = np.concatenate([np.asarray(start.position), np.asarray(start.velocity)])
+    state = np.concatenate([first[None], track.states[:, MOTION]])[index]
+    spread = np.concatenate([np.asarray(start.covariance)[None], track.covariances[:, MOTION, MOTION]])[index]
+    ahead = np.maximum(times - stamps[index], 0.0)[:, None]
+    step = np.concatenate([np.broadcast_to(np.eye(3), (len(times), 3, 3)), ahead[..., None] * np.eye(3)], axis=2)
+    push = coasting / 3 * ahead[..., None] ** 3 * np.eye(3)
+    return state[:, :3] + ahead * state[:, 3:], step @ spread @ np.swapaxes(step, 1, 2) + push
 
 
 def _start(truth: Truth, seed: int) -> Initial:
@@ -265,18 +301,19 @@ def _start(truth: Truth, seed: int) -> Initial:
 
 
 def given_attitudes(flight: Flight) -> Array:
-    """Yaw, pitch and roll (N, 3) that vision was given at the frames of a flight."""
+    """Yaw, pitch and roll (N, 3) that vision was given at the frames of a flight, NaN where there were none."""
     _, measured = _measured(flight.approach, flight.truth, flight.settings)
-    return _attitudes_of(measured, flight.truth, flight.frame_times)
+    return _attitudes_of(measured, flight.frame_times)
 
 
-def _attitudes_of(measured: Sequence[Measurement], truth: Truth, times: Array) -> Array:
-    """What the IRS says of yaw, pitch and roll (N, 3) at the frames; without one the truth, to find the runway."""
+def _attitudes_of(measured: Sequence[Measurement], times: Array) -> Array:
+    """What the IRS says of yaw, pitch and roll (N, 3) at the frames, NaN where it is silent."""
     given = [m for m in measured if m.source == "attitude"]
     if not given:
-        return truth.attitude(times)
-    stamps = np.array([m.time for m in given])
-    return np.stack([given[i].value for i in np.abs(stamps - times[:, None]).argmin(1)])
+        return np.full((len(times), 3), np.nan)
+    apart = np.abs(np.array([m.time for m in given]) - times[:, None])
+    nearest = np.stack([given[i].value for i in apart.argmin(1)])
+    return np.where((apart.min(1) <= _APART)[:, None], nearest, np.nan)
 
 
 def _images(approach: Approach, truth: Truth, times: Array, progress: Progress | None) -> Iterator[Array]:
@@ -290,9 +327,10 @@ def _images(approach: Approach, truth: Truth, times: Array, progress: Progress |
             progress("looking", number + 1, len(times))
 
 
-def _reasons(sightings: Sightings, failure: Array, trusted: Array) -> tuple[str, ...]:
+def _reasons(sightings: Sightings, oriented: Array, failure: Array, trusted: Array) -> tuple[str, ...]:
     words = []
-    for seen, code, good in zip(sightings.seen, failure, trusted, strict=True):
+    for seen, turned, code, good in zip(sightings.seen, oriented, failure, trusted, strict=True):
         solved = "solved" if good else "not trusted: the corners do not fit together"
-        words.append("no runway detected" if not seen else Failure(code).reason if code else solved)
+        failed = Failure(code).reason if turned else "the IRS gave no attitude"
+        words.append("no runway detected" if not seen else failed if code else solved)
     return tuple(words)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from halopose.errors import HaloposeError
 from halopose.landing.camera import Camera, Mount, camera_pose, project_points, rotation_from_angles
 from halopose.poses import Array, PoseDistributions
 from halopose.predictor import UncertainPose
@@ -53,21 +54,35 @@ def expected_corners(camera: Camera, mount: Mount, positions: Array, attitudes: 
     return project_points(camera, rotation, eye, corners)
 
 
-def choose(poses: PoseDistributions, expected: Array) -> int | None:
+def choose(poses: PoseDistributions, expected: Array, *, oriented: bool = True) -> int | None:
     """The detection whose corners lie nearest to those expected (4, 2), if any is near at all.
 
-    Several runways may be in view, and only geometry tells which one is meant.
+    Several runways may be in view, and only geometry tells which one is meant. If the camera is not ``oriented``
+    by a known attitude, the place in the image tells nothing and the shape is all that counts.
     """
     if not len(poses):
         return None
     size = np.ptp(expected, axis=0).max()
-    distance = np.hypot(*np.moveaxis(poses.keypoints - expected, 2, 0)).mean(1)
+    away = poses.keypoints - expected
+    if not oriented:
+        away = away - away.mean(1, keepdims=True)
+    distance = np.hypot(*np.moveaxis(away, 2, 0)).mean(1)
     best = int(np.argmin(distance))
     return best if distance[best] <= NEAR * max(size, 10.0) else None
 
 
-def sight(model: UncertainPose, images: Iterable[Any], expected: Array, *, conf: float = 0.25) -> Sightings:
-    """Detect the runway in every image; expected (N, 4, 2) are the corners by the other sensors."""
+def sight(
+    model: UncertainPose,
+    images: Iterable[Any],
+    expected: Array,
+    *,
+    conf: float = 0.25,
+    oriented: Array | None = None,
+) -> Sightings:
+    """Detect the runway in every image; expected (N, 4, 2) are the corners by the other sensors.
+
+    ``oriented`` (N,) is False where these knew no attitude.
+    """
     count = len(expected)
     found = Sightings(
         pixels=np.full((count, 4, 2), np.nan),
@@ -80,7 +95,9 @@ def sight(model: UncertainPose, images: Iterable[Any], expected: Array, *, conf:
     dof = None
     for number, (image, place) in enumerate(zip(images, expected, strict=True)):
         poses = model.predict(image, conf=conf)[0]
-        best = choose(poses, place)
+        if poses.keypoint_count != 4:
+            raise HaloposeError(f"give a runway detector: this model has {poses.keypoint_count} keypoints, not 4")
+        best = choose(poses, place, oriented=oriented is None or bool(oriented[number]))
         dof = poses.dof
         if best is not None:
             found.pixels[number] = poses.keypoints[best]

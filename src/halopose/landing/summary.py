@@ -68,15 +68,18 @@ def to_text(summary: dict[str, Any]) -> str:
     lines = [
         f"{summary['frames']} frames: runway detected in {summary['runway_detected']}, position solved in "
         f"{summary['position_solved']}, trusted in {summary['trusted']}",
-        f"{'RMSE, metres':14}" + "".join(f"{axis:>10}" for axis in errors),
+        f"{'RMSE, metres':16}" + "".join(f"{axis:>10}" for axis in errors),
     ]
-    for source in ("vision", "fused"):
-        lines.append(f"{source:14}" + "".join(f"{row[source]:10.2f}" for row in errors.values()))
-    lines.append(
-        f"outside its 95 % ellipsoid: {100 * summary['vision_outside_95']:.0f} % of vision, "
-        f"{100 * summary['trusted_vision_outside_95']:.0f} % of what is trusted; fused NEES "
-        f"{summary['fused_nees']:.1f} of 3, {100 * summary['fused_nees_inside_95']:.0f} % inside its 95 % bounds"
-    )
+    for source, name in (("vision", "trusted vision"), ("fused", "fused")):
+        cells = [row[source] for row in errors.values()]
+        lines.append(f"{name:16}" + "".join(f"{'-' if np.isnan(cell) else f'{cell:.2f}':>10}" for cell in cells))
+    if summary["position_solved"]:
+        outside = f"outside its 95 % ellipsoid: {100 * summary['vision_outside_95']:.0f} % of vision"
+        if summary["trusted"]:
+            outside += f", {100 * summary['trusted_vision_outside_95']:.0f} % of what is trusted"
+        lines.append(outside)
+    inside = f"{100 * summary['fused_nees_inside_95']:.0f} % inside its 95 % bounds"
+    lines.append(f"fused NEES {summary['fused_nees']:.1f}, where 3 is expected, {inside}")
     return "\n".join(lines)
 
 
