@@ -101,7 +101,8 @@ def warp(image: Array, view: View) -> tuple[Array, Array, Array]:
     offset = middle - flip @ middle + np.array(view.shift) * [width, height]
     grey = (114, 114, 114)
     warped = cv2.warpAffine(image, np.c_[flip, offset], (width, height), flags=cv2.INTER_LINEAR, borderValue=grey)
-    return warped, flip, offset
+    half = np.array([0.5, 0.5])  # keypoints count from the image's edge, warping from the first pixel's centre
+    return warped, flip, offset + half - flip @ half
 
 
 def closest(boxes: Array, others: Array) -> Iterator[tuple[int, int]]:
