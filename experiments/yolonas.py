@@ -17,7 +17,7 @@ import torch
 
 from halopose.console import progress, say, write_scores
 from halopose.datasets import load_dataset
-from halopose.hosts.base import keypoint_sigmas
+from halopose.hosts.base import LOAD_ERRORS, keypoint_sigmas
 from halopose.hosts.yolonas import YoloNASHost
 from halopose.pipeline import FitSettings, fit
 from halopose.training import TrainSettings
@@ -64,9 +64,9 @@ def train_base(arguments: argparse.Namespace, keypoints: int) -> Path:
         return base
     from libreyolo.models.yolonas.model import LibreYOLONAS
 
-    last = arguments.work / "base" / "weights" / "last.pt"
-    begun = last.is_file()
-    model = LibreYOLONAS(str(last) if begun else None, size="n", task="pose", device="cpu")
+    weights = arguments.work / "base" / "weights"
+    begun = newest(weights)
+    model = LibreYOLONAS(begun and str(begun), size="n", task="pose", device="cpu")
     model.train(
         str(arguments.data.resolve()),
         epochs=arguments.epochs,
@@ -77,15 +77,27 @@ def train_base(arguments: argparse.Namespace, keypoints: int) -> Path:
         project=str(arguments.work),
         name="base",
         exist_ok=True,
-        resume=begun,
+        resume=begun is not None,
         amp=False,
         warmup_epochs=1,
         eval_interval=arguments.epochs,
+        save_period=max(1, arguments.epochs // 5),
         oks_sigmas=[TRAINING_SIGMA] * keypoints,
         assigner_multiply_by_pose_oks=False,
     )
-    shutil.copy(last, base)
+    shutil.copy(weights / "last.pt", base)
     return base
+
+
+def newest(weights: Path) -> Path | None:
+    """The newest whole checkpoint: the trainer writes in place, so that a kill may leave one cut."""
+    for path in sorted(weights.glob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            torch.load(path, map_location="cpu", weights_only=True)
+        except LOAD_ERRORS:
+            continue
+        return path
+    return None
 
 
 def beside_the_paper(metrics: dict[str, Any]) -> str:
