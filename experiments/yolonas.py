@@ -2,7 +2,7 @@
 
     python -m experiments.yolonas --imgsz 256 --epochs 25 --work work/
 
-No weights that one may pass on exist, so it starts from chance, on near runways, or on --data with the splits train
+No weights that one may pass on exist, so it starts from chance, on near runways or on --data with splits train
 and val. The heads learn from train, a fifth of val calibrates, the rest evaluates. Run again, it goes on where it
 stopped.
 """
