@@ -38,7 +38,7 @@ from halopose.landing.scenes import (
 
 CORNER_NAMES = ("near_left", "near_right", "far_right", "far_left")
 FLIP_INDEX = (1, 0, 3, 2)
-OKS_SIGMAS = (0.05,) * 4  # a corner is half right a tenth of the runway's size in the picture away
+OKS_SIGMAS = (0.1,) * 4  # a corner a fifth of the runway's size in the picture off scores exp(-1/2)
 SMALLEST_BOX = 6.0  # pixels: a distant runway's own box is thinner than a detector can tell
 _PER_SPLIT = 1_000_000
 
