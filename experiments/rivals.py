@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import torch
 
-from experiments.head_search import MIRROR
+from experiments.shipped_heads import MIRROR
 from halopose.calibration import GaussianCalibration
 from halopose.datasets import Dataset
 from halopose.hosts.base import Host

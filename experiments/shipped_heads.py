@@ -3,8 +3,8 @@
     python -m experiments.shipped_heads --data coco-pose/data.yaml --work work/ -o heads.safetensors
 
 The data yaml has the splits train, train_small (256 px) and val. The val images are cut by a hash of their id:
-20 % calibrate, 20 % evaluate, 60 % join the training images for the heads. The script prints the figures that
-stand in docs/results.md; experiments/head_search.py is where its settings come from.
+20 % calibrate, 20 % evaluate, 60 % join the training images for the heads; full-size images come mirrored, too.
+The script prints the figures that stand in docs/results.md; its settings come from experiments/head_search.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 
 from halopose.console import progress, say, write_scores
-from halopose.datasets import Dataset, load_dataset
+from halopose.datasets import Dataset, Record, load_dataset
 from halopose.hosts.base import Host
 from halopose.hub import find_base
 from halopose.matches import MatchStore
@@ -38,6 +39,9 @@ from halopose.training import TrainSettings
 
 SETTINGS = FitSettings(train=TrainSettings(epochs=10, scale_weight=False), gamma_ks=0.3)
 SIZES = {"train": (384, 512, 640), "train_small": (320,), "val": (512, 640)}
+MIRRORED_SIZES = (512, 640)
+# COCO's left and right keypoints exchanged, as a mirror does.
+MIRROR = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,35 @@ def collect_heads(
     host: Host, splits: Splits, work: Path, step: Callable[[str, int, int], None]
 ) -> dict[str, MatchStore]:
     """The stores that the heads train on."""
-    return {
+    stores = {
         split: collect_training(
             host, splits.heads[split], work / split, replace(SETTINGS, train_sizes=sizes), step
         )
         for split, sizes in SIZES.items()
     }
+    copies = mirrored(Dataset.join([splits.heads["train"], splits.heads["val"]]), work / "mirrored-images")
+    settings = replace(SETTINGS, train_sizes=MIRRORED_SIZES)
+    return {**stores, "mirrored": collect_training(host, copies, work / "mirrored", settings, step)}
+
+
+def mirrored(dataset: Dataset, folder: Path) -> Dataset:
+    """Mirrored copies of images with their labels, under the ids of the originals."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return replace(dataset, records=tuple(_mirrored(record, folder) for record in dataset.records))
+
+
+def _mirrored(record: Record, folder: Path) -> Record:
+    image, objects = record.read()
+    path = folder / f"{record.image_id}.png"
+    if not path.is_file():
+        cv2.imwrite(str(path), image[:, ::-1])
+    width = image.shape[1]
+    boxes = objects.boxes.copy()
+    boxes[:, [0, 2]] = width - objects.boxes[:, [2, 0]]
+    keypoints = objects.keypoints[:, MIRROR].copy()
+    keypoints[..., 0] = width - keypoints[..., 0]
+    objects = replace(objects, boxes=boxes, keypoints=keypoints, labelled=objects.labelled[:, MIRROR])
+    return replace(record, path=path, objects=objects, relative=False)
 
 
 def main() -> None:
