@@ -52,10 +52,16 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--approaches", type=int, default=6, help="of each weather")
+    parser.add_argument(
+        "--persistence", action="store_true", help="how long errors last, over flights of other seeds"
+    )
     arguments = parser.parse_args()
     artifact = Artifact.load(hub.runway_artifact())
     model = UncertainPose.load(hub.runway_detector(), artifact)
     work = arguments.work / hub.sha256_of(hub.runway_artifact())[:12]  # other heads see otherwise
+    if arguments.persistence:
+        say(persistence_table(model, work))
+        return
     flights: dict[Weather, list[Flight]] = {}
     with progress() as step:
         for number, weather in enumerate((*TRAINING_WEATHERS, "fog"), start=1):
@@ -240,9 +246,17 @@ def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
     """Coverage of vision and NEES of the fused track, with covariances calibrated and as the heads give them."""
     tau = artifact.gaussian.tau_.numpy()
     rows = []
-    for name, factor in (("calibrated", np.ones(4)), ("as the heads give them", 1 / tau**2)):
+    variants = (
+        ("calibrated", np.ones(4), {}),
+        ("as the heads give them", 1 / tau**2, {}),
+        ("calibrated, frames taken as independent", np.ones(4), {"persistence": 0.0}),
+    )
+    for name, factor, changes in variants:
         for sensors, label in ((ALONE, "vision and IRS"), (Sensors(), "all sensors")):
-            again = [with_covariance(flight, factor, sensors) for flight in flights]
+            again = [
+                with_covariance(flight, factor, replace(flight.settings, sensors=sensors, **changes))
+                for flight in flights
+            ]
             outside = np.concatenate([_outside(flight)[flight.fixes.trusted] for flight in again])
             values = np.concatenate([_nees_at(flight) for flight in again])
             by_instant = np.array([_nees_at(flight) for flight in again])
@@ -271,10 +285,10 @@ def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
     return markdown(head, rows)
 
 
-def with_covariance(flight: Flight, factor: Array, sensors: Sensors) -> Flight:
-    """The flight again with the corners' covariances times factors (4,), and other sensors on board."""
+def with_covariance(flight: Flight, factor: Array, settings: LandingSettings) -> Flight:
+    """The flight again with the corners' covariances times factors (4,), and other settings."""
     sightings = replace(flight.sightings, covariance=flight.sightings.covariance * factor[:, None, None])
-    return refly(replace(flight.settings, sensors=sensors), sightings)
+    return refly(settings, sightings)
 
 
 def _outside(flight: Flight) -> Array:
@@ -287,6 +301,22 @@ def _nees_at(flight: Flight) -> Array:
     """NEES of the fused position at the INSTANTS of an approach."""
     index = [int(np.abs(-flight.position[:, 0] - distance).argmin()) for distance in INSTANTS]
     return flight.nees[index]
+
+
+def persistence_table(model: UncertainPose, work: Path) -> str:
+    """Correlation of vision's error along the runway, where the corners alone decide, over seconds."""
+    errors = []
+    with progress() as step:
+        for number, weather in enumerate(TRAINING_WEATHERS):
+            for seed in (500 + 10 * number, 501 + 10 * number):
+                flight = flown(model, seed, weather, work, step)
+                along = (flight.fixes.position - flight.position)[:, 0]
+                scaled = along / np.sqrt(total_covariance(flight)[:, 0, 0])
+                errors.append(np.where(flight.fixes.trusted, scaled, np.nan))
+    spread = np.nanmean(np.concatenate(errors) ** 2)
+    lags = (1, 2, 4, 8, 16, 32)
+    row = [f"{np.nanmean(np.concatenate([e[n:] * e[:-n] for e in errors])) / spread:.2f}" for n in lags]
+    return markdown([f"{lag} s" for lag in lags], [row])
 
 
 def weather_table(flights: dict[Weather, list[Flight]]) -> str:

@@ -60,7 +60,7 @@ def flown(seed, settings=None, wrong=None):
 
 @pytest.fixture(scope="module")
 def flights():
-    return [flown(seed, LandingSettings(rate=1.0, sensors=ALONE)) for seed in range(24)]
+    return [flown(seed, LandingSettings(rate=1.0, sensors=ALONE, persistence=0.0)) for seed in range(24)]
 
 
 def test_vision_covers_what_it_promises(flights):
@@ -199,3 +199,13 @@ def test_a_whole_landing_and_its_summary():
     assert summary["trusted"] >= 0.8 * summary["frames"]
     assert summary["root_mean_square_error"]["z"]["fused"] < 3
     assert "frames: runway detected" in to_text(summary)
+
+
+def test_persistent_errors_count_as_fewer_frames():
+    """The mean of errors that decay as rho has the variance of so many fewer independent ones."""
+    settings = LandingSettings(rate=2.0, persistence=3.0)
+    rho, count = np.exp(-1 / 6), 4000
+    lags = np.arange(1, count)
+    variance = (1 + 2 * ((1 - lags / count) * rho**lags).sum()) / count
+    assert settings.repetition == pytest.approx(variance * count, rel=0.01)
+    assert LandingSettings(persistence=0.0).repetition == 1.0

@@ -97,9 +97,10 @@ class LandingSettings:
 
     rate: images a second. attitude: ``irs`` solves for the position alone with the attitude of the IRS, ``vision``
     for the whole pose. prune: leave out corners that the artifact calls unreliable, as long as enough are left.
-    conf: lowest score of a detection; from 0.7 on, 99 of 100 were the runway on the heads' own
-    validation scenes. integrity: let inconsistent frames not pass, and leave out a corner that
-    does not fit the others; false_alarm, integrity_risk and fault_probability as in ``landing.integrity``.
+    conf: lowest score of a detection; from 0.7 on, 99 of 100 were the runway on the heads' own validation scenes.
+    persistence: seconds that the detector's errors last, see ``repetition``. integrity: let inconsistent frames
+    not pass, and leave out a corner that does not fit the others; false_alarm, integrity_risk and
+    fault_probability as in ``landing.integrity``.
     """
 
     seed: int = 0
@@ -108,6 +109,7 @@ class LandingSettings:
     attitude: Literal["irs", "vision"] = "irs"
     prune: bool = True
     conf: float = 0.7
+    persistence: float = 16.0
     integrity: bool = True
     false_alarm: float = 1e-3
     integrity_risk: float = 1e-7
@@ -121,6 +123,18 @@ class LandingSettings:
             raise HaloposeError(f"a seed is 0 or more, got {self.seed}")
         if self.attitude == "irs" and self.sensors.attitude is None:
             raise HaloposeError("no attitude on board: solve for the whole pose with --attitude vision")
+
+    @property
+    def repetition(self) -> float:
+        """How many frames say as much as one independent one: (1 + rho) / (1 - rho) of errors that decay as rho.
+
+        A frame's covariance tells how far it is off, not that the next frame is off the same way. The filter takes
+        its measurements as independent, so it gets covariances larger by this factor.
+        """
+        if not self.persistence:
+            return 1.0
+        rho = float(np.exp(-1 / (self.rate * self.persistence)))
+        return (1 + rho) / (1 - rho)
 
 
 def land(model: UncertainPose, settings: LandingSettings, progress: Progress | None = None) -> Flight:
@@ -150,7 +164,7 @@ def conclude(
     start = _start(truth, settings.seed)
     attitudes = _attitudes_of(measured, times)
     fixes = solve(sightings, world.camera, world.mount, world.runway.corners(), attitudes, settings)
-    seen = vision(times, fixes.position, fixes.covariance, fixes.sensitivity)
+    seen = vision(times, fixes.position, fixes.covariance * settings.repetition, fixes.sensitivity)
     trusted = [fix for fix, good in zip(seen, fixes.trusted, strict=True) if good]
     track = fuse([*measured, *trusted], start, fusion)
     fused, spread = at(track, times, start, fusion.coasting)
