@@ -98,7 +98,7 @@ class LandingSettings:
     rate: images a second. attitude: ``irs`` solves for the position alone with the attitude of the IRS, ``vision``
     for the whole pose. prune: leave out corners that the artifact calls unreliable, as long as enough are left.
     conf: lowest score of a detection; from 0.7 on, 99 of 100 were the runway on the heads' own validation scenes.
-    persistence: seconds that the detector's errors last, see ``repetition``. integrity: let inconsistent frames
+    persistence: integral over time of the correlation of the detector's errors. integrity: let inconsistent frames
     not pass, and leave out a corner that does not fit the others; false_alarm, integrity_risk and
     fault_probability as in ``landing.integrity``.
     """
@@ -109,7 +109,7 @@ class LandingSettings:
     attitude: Literal["irs", "vision"] = "irs"
     prune: bool = True
     conf: float = 0.7
-    persistence: float = 16.0
+    persistence: float = 10.0
     integrity: bool = True
     false_alarm: float = 1e-3
     integrity_risk: float = 1e-7
