@@ -26,11 +26,11 @@ from halopose.datasets import load_dataset
 from halopose.files import write_text
 from halopose.landing.approach import fly
 from halopose.landing.camera import rotation_from_angles
-from halopose.landing.flight import TRUTH_RATE, Flight, LandingSettings, conclude, given_attitudes, land
+from halopose.landing.flight import TRUTH_RATE, Flight, LandingSettings, conclude, given_attitudes, land, truth_of
 from halopose.landing.fusion import consistency
 from halopose.landing.pnp import solve_pose, solve_position
 from halopose.landing.scenes import TRAINING_WEATHERS, Weather
-from halopose.landing.sensors import Sensors, Truth
+from halopose.landing.sensors import Sensors
 from halopose.landing.sighting import Sightings
 from halopose.landing.summary import distances, total_covariance
 from halopose.landing.world import write_dataset
@@ -99,9 +99,7 @@ def flown(
 def refly(settings: LandingSettings, sightings: Sightings) -> Flight:
     """The same flight with these sightings and settings."""
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
-    truth = Truth(
-        approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
-    )
+    truth = truth_of(approach)
     return conclude(approach, truth, np.arange(0.0, truth.times[-1], 1 / settings.rate), sightings, settings)
 
 

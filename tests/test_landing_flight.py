@@ -18,10 +18,11 @@ from halopose.landing.flight import (
     given_attitudes,
     land,
     solve,
+    truth_of,
     usable_corners,
 )
 from halopose.landing.fusion import consistency, fuse
-from halopose.landing.sensors import ATTITUDE, GNSS, GaussMarkov, Measurement, Sensors, Truth
+from halopose.landing.sensors import ATTITUDE, GNSS, GaussMarkov, Measurement, Sensors
 from halopose.landing.sighting import Sightings, expected_corners
 from halopose.landing.summary import distances, summarise, to_text, total_covariance
 from halopose.poses import PoseDistributions
@@ -31,9 +32,7 @@ ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)
 
 def approach_of(seed, end=300.0):
     approach = fly(seed, "clear", 100.0, start=2500.0, end=end)
-    truth = Truth(
-        approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
-    )
+    truth = truth_of(approach)
     return approach, truth, np.arange(0.0, truth.times[-1], 1.0)
 
 
@@ -177,9 +176,7 @@ class Oracle:
 
     def __init__(self, settings):
         approach = fly(settings.seed, settings.weather, 100.0)
-        truth = Truth(
-            approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
-        )
+        truth = truth_of(approach)
         times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
         self.left = list(sighted(approach, truth, times, np.random.default_rng(1)).pixels)
 

@@ -97,7 +97,7 @@ class LandingSettings:
 
     rate: images a second. attitude: ``irs`` solves for the position alone with the attitude of the IRS, ``vision``
     for the whole pose. prune: leave out corners that the artifact calls unreliable, as long as enough are left.
-    conf: lowest score of a detection; from 0.7 on, 99 of 100 were the runway on the heads' own validation scenes.
+    conf: lowest score of a detection.
     persistence: integral over time of the correlation of the detector's errors. integrity: let inconsistent frames
     not pass, and leave out a corner that does not fit the others; false_alarm, integrity_risk and
     fault_probability as in ``landing.integrity``.
@@ -140,14 +140,19 @@ class LandingSettings:
 def land(model: UncertainPose, settings: LandingSettings, progress: Progress | None = None) -> Flight:
     """Fly the approach of a seed with the camera and all sensors on board."""
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
-    truth = Truth(
-        approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
-    )
+    truth = truth_of(approach)
     times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
     images = tuple(_images(approach, truth, times, progress))
     expected, oriented = _by_the_others(approach, truth, times, settings)
     sightings = sight(model, images, expected, conf=settings.conf, oriented=oriented)
     return conclude(approach, truth, times, sightings, settings, images)
+
+
+def truth_of(approach: Approach) -> Truth:
+    """The true flight of an approach, as the sensors take it."""
+    return Truth(
+        approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
+    )
 
 
 def conclude(
