@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from ultralytics.nn.tasks import PoseModel
 
 from halopose.analysis import constant_predictions
 from halopose.cli import app
-from halopose.datasets import Objects, load_dataset
+from halopose.datasets import load_dataset
 from halopose.errors import HaloposeError
 from halopose.finetune import FinetuneSettings, coco_scores, difference, finetune, to_text
 from halopose.hosts.ultralytics import UltralyticsHost
-from halopose.hosts.ultralytics_training import PoksModel, label_rows, mirrored_order, write_yolo
+from halopose.hosts.ultralytics_training import PoksModel
 from halopose.matches import MatchStore
 from halopose.matching import candidate_pairs, greedy_match
 from halopose.pipeline import FitSettings, collect_validation
@@ -176,48 +175,6 @@ def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: P
     taken = greedy_match(candidate_pairs(found, truth), len(found), truth.ignore, truth.crowd, np.array([0.5]))[0]
     recalled = np.unique(taken[taken >= 0])
     assert scores["ar50"] == pytest.approx((~truth.ignore[recalled]).sum() / (~truth.ignore).sum())
-
-
-def test_data_in_pixels_become_the_same_labels(scenes: tuple[Path, Path], tmp_path: Path) -> None:
-    """COCO json is in pixels, YOLO labels are not; crowds are left out."""
-    data, base = scenes
-    dataset, host = load_dataset(data, "train"), UltralyticsHost.load(base)
-    pixels = [replace(record, objects=record.read()[1], relative=False) for record in dataset.records]
-    first = pixels[0].objects
-    doubled = {name: np.concatenate([value, value]) for name, value in vars(first).items()}
-    doubled["crowd"] = np.repeat([False, True], len(first))
-    pixels[0] = replace(pixels[0], objects=Objects(**doubled))
-    paths = [
-        write_yolo(given, tmp_path / name, host)
-        for name, given in (("a", dataset), ("b", replace(dataset, records=tuple(pixels))))
-    ]
-    labels = [{file.name: file.read_text() for file in (p.parent / "labels").iterdir()} for p in paths]
-    assert len(labels[0]) == len(dataset)
-    for name, text in labels[0].items():
-        np.testing.assert_allclose(
-            np.fromstring(text, sep=" "), np.fromstring(labels[1][name], sep=" "), atol=1e-8
-        )
-
-
-def test_label_rows() -> None:
-    objects = Objects(
-        boxes=np.array([[-0.1, 0.2, 0.5, 1.2], [0.3, 0.3, 0.3, 0.6]]),
-        class_ids=np.array([1, 0]),
-        keypoints=np.array([[[0.1, 0.2], [1.3, 0.5], [0.4, 0.4]], [[0.3, 0.3]] * 3]),
-        labelled=np.array([[True, True, False], [True, True, True]]),
-        area=np.ones(2),
-        crowd=np.zeros(2, dtype=bool),
-    )
-    expected = [1, 0.25, 0.6, 0.5, 0.8, 0.1, 0.2, 2, 0, 0, 0, 0, 0, 0]
-    np.testing.assert_allclose(label_rows(objects, 3), [expected])  # clipped; an empty box is no object
-    np.testing.assert_allclose(label_rows(objects, 2)[0, 5:], [0.1, 0.2, *[-0.005] * 4])
-
-
-def test_mirrored_order() -> None:
-    assert mirrored_order(["nose", "left_eye", "right_eye"]) == [0, 2, 1]
-    assert mirrored_order(["near_left", "near_right", "far_right", "far_left"]) == [1, 0, 3, 2]
-    assert mirrored_order(["keypoint_0", "keypoint_1"]) is None
-    assert mirrored_order(["left", "middle"]) is None
 
 
 def test_difference() -> None:

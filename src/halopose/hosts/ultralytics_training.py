@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from halopose.datasets import Dataset, Objects, Record
+from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
 from halopose.finetune import FinetuneSettings
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics import UltralyticsHost, load_model
-from halopose.images import read_image
 from halopose.poks import PoksLoss
-from halopose.poses import Array
+from halopose.yolo_folder import mirrored_order, write_yolo
 
 try:
     ensure_torchvision()
@@ -112,7 +110,7 @@ def tune(
     host = UltralyticsHost(model, sigmas=dataset.sigmas, description=base.name)
     if model.is_fused():
         raise HaloposeError(f"{base} is fused for inference and cannot be trained: give the original checkpoint")
-    data = write_yolo(dataset, work / "data", host)
+    data = write_yolo(dataset, work / "data", host, host.dimensions)
     overrides = {
         "model": base.name,
         "data": str(data),
@@ -190,83 +188,4 @@ def save_tuned(model: PoseModel, weights: Path, output: Path) -> None:
     partial.replace(output)
 
 
-def write_yolo(dataset: Dataset, folder: Path, host: UltralyticsHost) -> Path:
-    """The data set as the framework reads it: links to the images, labels of our own, a yaml.
-
-    The user's own folder stays as it is (the framework would write a cache there). Crowds are no targets.
-    Labelled keypoints outside of the image count as unlabelled: the framework drops the whole image otherwise.
-    """
-    images, labels = folder / "images", folder / "labels"
-    for place in (images, labels):
-        place.mkdir(parents=True, exist_ok=True)
-    for record in dataset.records:
-        link = images / f"{record.image_id:015d}{record.path.suffix.lower()}"
-        if not link.exists():
-            link.unlink(missing_ok=True)
-            link.symlink_to(record.path.resolve())
-        rows = label_rows(_relative(record), host.dimensions)
-        text = "\n".join(" ".join(f"{value:.9g}" for value in row) for row in rows)
-        (labels / link.name).with_suffix(".txt").write_text(text)
-    content = {
-        "path": str(folder.resolve()),
-        "train": str(images.resolve()),
-        "val": str(images.resolve()),  # the framework wants one, and never reads it here
-        "kpt_shape": [host.keypoint_count, host.dimensions],
-        "kpt_oks_sigmas": [float(sigma) for sigma in host.sigmas],
-        "kpt_names": {number: list(dataset.names) for number in range(len(host.class_names))},
-        "names": dict(enumerate(host.class_names)),
-        "nc": len(host.class_names),
-        "channels": 3,
-    }
-    flip = mirrored_order(dataset.names)
-    if flip is not None:
-        content["flip_idx"] = flip
-    path = folder / "data.yaml"
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    return path
-
-
-def _relative(record: Record) -> Objects:
-    """The objects that are no crowds, in shares of the image's sides."""
-    objects = record.objects.select(~record.objects.crowd)
-    if record.relative or not len(objects):
-        return objects
-    height, width = read_image(record.path).shape[:2]
-    size = np.array([width, height], dtype=float)
-    return Objects(
-        objects.boxes / np.tile(size, 2),
-        objects.class_ids,
-        objects.keypoints / size,
-        objects.labelled,
-        objects.area,
-        objects.crowd,
-    )
-
-
-def label_rows(objects: Objects, dimensions: int) -> Array:
-    """Label rows (M, 5 + K * dimensions): class, box centre and size, keypoints."""
-    boxes = objects.boxes.clip(0, 1)
-    centre, size = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
-    points = objects.keypoints
-    seen = objects.labelled & ((points >= 0) & (points <= 1)).all(-1)
-    if dimensions == 3:
-        points = np.concatenate([np.where(seen[..., None], points, 0.0), 2.0 * seen[..., None]], axis=2)
-    else:
-        points = np.where(seen[..., None], points, -0.005)  # a negative coordinate says unlabelled
-    rows = np.concatenate([objects.class_ids[:, None], centre, size, points.reshape(len(points), -1)], axis=1)
-    return np.asarray(rows[(size > 0).all(1)])
-
-
-def mirrored_order(names: Sequence[str]) -> list[int] | None:
-    """Which keypoint each becomes in the mirror, from "left" and "right" in the names; None if none has either."""
-    swapped = [
-        name.replace("left", "\0").replace("right", "left").replace("\0", "right")
-        for name in map(str.lower, names)
-    ]
-    lower = [name.lower() for name in names]
-    if swapped == lower or set(swapped) != set(lower):
-        return None
-    return [lower.index(name) for name in swapped]
-
-
-__all__ = ["FineTuner", "PoksModel", "label_rows", "mirrored_order", "save_tuned", "tune", "write_yolo"]
+__all__ = ["FineTuner", "PoksModel", "save_tuned", "tune"]

@@ -1,0 +1,54 @@
+"""The YOLO folder: labels are the same whatever the data set's format, and trainers can mirror."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from halopose.datasets import Objects, load_dataset
+from halopose.yolo_folder import label_rows, mirrored_order, write_yolo
+from models import host_of, write_scenes
+
+
+def test_data_in_pixels_become_the_same_labels(tmp_path: Path) -> None:
+    """COCO json is in pixels, YOLO labels are not; crowds are left out."""
+    host = host_of("11")
+    dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 5}), "train")
+    pixels = [replace(record, objects=record.read()[1], relative=False) for record in dataset.records]
+    first = pixels[0].objects
+    doubled = {name: np.concatenate([value, value]) for name, value in vars(first).items()}
+    doubled["crowd"] = np.repeat([False, True], len(first))
+    pixels[0] = replace(pixels[0], objects=Objects(**doubled))
+    paths = [
+        write_yolo(given, tmp_path / name, host, 3)
+        for name, given in (("a", dataset), ("b", replace(dataset, records=tuple(pixels))))
+    ]
+    labels = [{file.name: file.read_text() for file in (p.parent / "labels").iterdir()} for p in paths]
+    assert len(labels[0]) == len(dataset)
+    for name, text in labels[0].items():
+        np.testing.assert_allclose(
+            np.fromstring(text, sep=" "), np.fromstring(labels[1][name], sep=" "), atol=1e-8
+        )
+
+
+def test_label_rows() -> None:
+    objects = Objects(
+        boxes=np.array([[-0.1, 0.2, 0.5, 1.2], [0.3, 0.3, 0.3, 0.6]]),
+        class_ids=np.array([1, 0]),
+        keypoints=np.array([[[0.1, 0.2], [1.3, 0.5], [0.4, 0.4]], [[0.3, 0.3]] * 3]),
+        labelled=np.array([[True, True, False], [True, True, True]]),
+        area=np.ones(2),
+        crowd=np.zeros(2, dtype=bool),
+    )
+    expected = [1, 0.25, 0.6, 0.5, 0.8, 0.1, 0.2, 2, 0, 0, 0, 0, 0, 0]
+    np.testing.assert_allclose(label_rows(objects, 3), [expected])  # clipped; an empty box is no object
+    np.testing.assert_allclose(label_rows(objects, 2)[0, 5:], [0.1, 0.2, *[-0.005] * 4])
+
+
+def test_mirrored_order() -> None:
+    assert mirrored_order(["nose", "left_eye", "right_eye"]) == [0, 2, 1]
+    assert mirrored_order(["near_left", "near_right", "far_right", "far_left"]) == [1, 0, 3, 2]
+    assert mirrored_order(["keypoint_0", "keypoint_1"]) is None
+    assert mirrored_order(["left", "middle"]) is None
