@@ -326,6 +326,32 @@ def test_what_is_masked_out_may_be_anything():
 
 
 @pytest.mark.parametrize("count", [1, 30])
+@pytest.mark.parametrize("nu", [None, np.full(6, 4.0)])
+@pytest.mark.parametrize("camera", [CAMERA, LENS])
+def test_what_is_masked_out_may_lie_behind_the_camera(count, nu, camera):
+    """Two more points: one that the camera has passed, one that it is just passing."""
+    seen = sight(500.0, count, np.random.default_rng(24), camera=camera)
+    passed = np.concatenate([CORNERS, seen.position - np.array([[900.0, 0.0, 0.0], [0.0, 5.0, 0.0]])])
+    hidden = ((0, 0), (0, 2), (0, 0))
+    pixels, covariance = np.pad(seen.pixels, hidden), np.pad(seen.covariance, (*hidden, (0, 0)))
+    mask = np.arange(6) < np.full((count, 1), 4)
+    tails = None if nu is None else nu[:4]
+    for masked, without in (
+        (
+            solve_position(camera, passed, pixels, covariance, seen.rotations, mask=mask, nu=nu),
+            solve_position(camera, CORNERS, seen.pixels, seen.covariance, seen.rotations, nu=tails),
+        ),
+        (
+            solve_pose(camera, passed, pixels, covariance, mask=mask, nu=nu),
+            solve_pose(camera, CORNERS, seen.pixels, seen.covariance, nu=tails),
+        ),
+    ):
+        assert masked.reasons == without.reasons == ["solved"] * count
+        np.testing.assert_allclose(masked.position, without.position, rtol=1e-6)
+        np.testing.assert_allclose(masked.covariance, without.covariance, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 30])
 def test_coincident_and_collinear_pixels_are_refused(count):
     """Alone and among good frames, with and without a little noise."""
     rng = np.random.default_rng(17)

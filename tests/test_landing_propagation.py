@@ -72,6 +72,16 @@ def test_a_mask_equals_leaving_the_point_out():
     np.testing.assert_allclose(masked, without, rtol=1e-9)
 
 
+def test_what_is_masked_out_may_be_anything():
+    seen = sight(1500.0, 1, np.random.default_rng(1))
+    passed = np.concatenate([CORNERS, [seen.position - [900.0, 0.0, 0.0]]])  # behind the camera
+    unsound = np.concatenate([seen.covariance, np.full((1, 1, 2, 2), -1.0)], axis=1)
+    mask = np.array([[True, True, True, True, False]])
+    for form in (pose_covariance, position_covariance, fixed_rotation_covariance):
+        masked = form(CAMERA, *pose_of(seen), passed, unsound, mask)
+        np.testing.assert_allclose(masked, form(CAMERA, *pose_of(seen), CORNERS, seen.covariance), rtol=1e-9)
+
+
 @pytest.mark.parametrize("form", ["pose", "position"])
 @pytest.mark.parametrize("distance", [500.0, 1500.0])
 def test_sigma_points_and_samples_agree_with_the_first_order(form, distance):

@@ -197,7 +197,7 @@ class _Problem(NamedTuple):
     """What is observed, frame last; a last axis of length 1 serves every frame."""
 
     camera: Camera
-    points: Array  # (3, K, N), from the centre of the kept ones
+    points: Array  # (3, K, N), from the centre of the kept ones; zero if masked out
     centre: Array  # (3, N)
     lowest: Array  # (N,): height of the lowest kept point
     observed: Array  # (2, K, N), normalised but still distorted
@@ -255,6 +255,8 @@ def _prepare(
         whitening[..., failure > 0] = np.nan
     centre = np.add.reduce(placed * share, 1)
     placed = placed - centre[:, None]
+    if mask is not None:
+        placed = np.where(mask.T, placed, 0.0)  # what is not used goes to the centre, which is always in front
     tails = None if nu is None else nu[:, None] if nu.ndim == 1 else nu.T
     seen = (observed, plain, whitening, share, trace, kept, tails)
     return _Problem(camera, placed, centre, lowest, *seen), failure

@@ -161,12 +161,13 @@ def _whitened(
     camera: Camera, rotation: Array, position: Array, points: Array, covariance: Array, mask: Mask | None
 ) -> tuple[Array, Array]:
     """Whitened Jacobians by pose (N, 2 K, 6) and by intrinsics (N, 2 K, 9), zero where masked out."""
-    factor = np.linalg.inv(np.linalg.cholesky(covariance))
-    if mask is not None:
-        factor = factor * mask[..., None, None]
+    used: Mask = np.array(True) if mask is None else mask[..., None, None]
+    factor = np.linalg.inv(np.linalg.cholesky(np.where(used, covariance, np.eye(2))))
     rows = (len(position), 2 * points.shape[-2])
     by_pose = factor @ pose_jacobian(camera, rotation, position, points)
     by_intrinsics = factor @ intrinsics_jacobian(camera, to_camera(rotation, position, points))
+    # Not times zero: what is masked out may be anything, even behind the camera.
+    by_pose, by_intrinsics = np.where(used, by_pose, 0.0), np.where(used, by_intrinsics, 0.0)
     return by_pose.reshape(*rows, 6), by_intrinsics.reshape(*rows, 9)
 
 
