@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from halopose import ablation, pipeline
-from halopose.ablation import DEFAULT, SCALES, Measured, Result, Row, Study, ablate, rows_of
+from halopose.ablation import DEFAULT, Result, Row, Study, ablate, rows_of
 from halopose.cli import app
 from halopose.datasets import load_dataset
 from halopose.errors import HaloposeError
@@ -26,6 +26,7 @@ from halopose.matches import MatchStore
 from halopose.pipeline import FitSettings
 from halopose.pruning import localization_confidence, select_threshold
 from halopose.regimes import Fitted, Given, cross_fitted
+from halopose.resampling import SCALES, Measured
 from halopose.training import TrainSettings
 from halopose.truepositives import Protocol, match_poses
 from models import host_of, pose_model, write_scenes

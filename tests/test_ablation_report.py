@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.ablation import DEFAULT, SCALES, Result, rows_of
+from halopose.ablation import DEFAULT, Result, rows_of
 from halopose.ablation_report import (
     COLUMNS,
     decade_ticks,
@@ -25,6 +25,7 @@ from halopose.ablation_report import (
 from halopose.evaluation import SCALAR_METRICS
 from halopose.findings import FINDINGS
 from halopose.pipeline import FitSettings
+from halopose.resampling import SCALES
 
 METRICS = [
     *(f"{part}{regime}.{name}" for part in ("", "pruned.") for regime in ("gaussian", "student_t")

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.ablation import DEFAULT, OTHER_SEED, Difference, Result, rows_of
+from halopose.ablation import DEFAULT, OTHER_SEED, Result, rows_of
 from halopose.findings import FINDINGS, Finding, Part, judge, overall, verdict_of
 from halopose.pipeline import FitSettings
+from halopose.resampling import Difference
 
 NUMBERS = st.floats(-10, 10)
 MARGINS = st.floats(0, 10)

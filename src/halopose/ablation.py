@@ -17,31 +17,28 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from halopose import metrics, pipeline
+from halopose import pipeline
 from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
 from halopose.files import read_json, write_json
 from halopose.hosts.base import Host
 from halopose.matches import MatchStore, read_table, shard_path
-from halopose.matching import keypoint_similarity
 from halopose.pipeline import CalibrationSource, FitSettings, Progress
 from halopose.poses import Array
-from halopose.pruning import Scalarisation, ThresholdRule, localization_confidence
+from halopose.pruning import Scalarisation, ThresholdRule
 from halopose.regimes import Fitted, Given
-from halopose.statistics import AXES, Statistics
+from halopose.resampling import Measured, Paired
 from halopose.training import Trained
-from halopose.truepositives import MatchedPoses, Protocol, match_poses
+from halopose.truepositives import Protocol, match_poses
 
 FORMAT = "halopose-ablation-1"
 ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0)
-SCALES = 5  # object scales, with as many instances each
 DEFAULT = "default"
 OTHER_SEED = "other-seed"
 
@@ -115,33 +112,7 @@ def rows_of(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A difference of two metrics and half the width of its 95 % interval."""
-
-    value: float
-    margin: float
-
-    @property
-    def low(self) -> float:
-        return self.value - self.margin
-
-    @property
-    def high(self) -> float:
-        return self.value + self.margin
-
-    @property
-    def decided(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.low > 0 or self.high < 0
-
-
-def margin_of(draws: Array) -> float:
-    """1.96 bootstrap standard errors; for why not percentiles see ``evaluation``."""
-    return 1.96 * float(np.std(draws, ddof=1)) if len(draws) > 1 else float("nan")
-
-
-@dataclass(frozen=True)
-class Result:
+class Result(Paired):
     """One row's metrics by name, and each under the same resamplings of images (B,).
 
     Names are ``gaussian.ace`` as in metrics.json, ``pruned.gaussian.ace`` after pruning, ``scale.0.ace`` by
@@ -177,16 +148,6 @@ class Result:
             )
         except (HaloposeError, KeyError, TypeError, ValueError, AttributeError):
             return None
-
-    def margin(self, metric: str) -> float:
-        """Half the width of a metric's 95 % interval."""
-        return margin_of(self.draws[metric])
-
-    def minus(self, other: Result, metric: str, of_other: str | None = None) -> Difference:
-        """This row's metric minus another's, paired image by image."""
-        second = of_other or metric
-        draws = self.draws[metric] - other.draws[second]
-        return Difference(self.estimate[metric] - other.estimate[second], margin_of(draws))
 
 
 def _array(value: Any) -> Array:
@@ -302,92 +263,6 @@ class Study:
             "counts": {"images": measured.images, "keypoints": len(measured.kept)},
         }
         write_json(self._path(row), content)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Evaluated keypoints (n,) of one row: statistics by regime, and image, scale and fate of each."""
-
-    statistics: dict[str, Statistics]
-    pruned: dict[str, Statistics]
-    kept: Array
-    image: Array
-    images: int
-    scale: Array
-    scales: list[str]
-
-    @classmethod
-    def of(cls, matched: MatchedPoses, fitted: Fitted, protocol: Protocol) -> Measured:
-        """Measure true positives under what was fitted on others."""
-        if not len(matched) or not matched.labelled.any():
-            raise HaloposeError("no detection of the evaluation images matches an object: give more images")
-        laws = {name: law for name, law in fitted.regimes(matched).laws.items() if name != "uncalibrated"}
-        area, labelled = matched.confidence_area(protocol), matched.labelled
-        confidence = {
-            name: localization_confidence(law.covariance.numpy(), area, matched.sigmas, protocol.scalarisation)
-            for name, law in laws.items()
-        }
-        similarity = keypoint_similarity(matched.residual, matched.area, matched.sigmas)
-        statistics = {
-            name: Statistics.of(law, matched.residual, labelled, confidence[name], similarity)
-            for name, law in laws.items()
-        }
-        kept = (confidence["gaussian"] >= fitted.threshold)[labelled]
-        instance = np.nonzero(labelled)[0]
-        images, image = np.unique(matched.image_ids, return_inverse=True)
-        edges = np.quantile(matched.area, np.arange(1, SCALES) / SCALES)
-        return cls(
-            statistics=statistics,
-            pruned={name: one.take(kept) for name, one in statistics.items()},
-            kept=kept,
-            image=image[instance],
-            images=len(images),
-            scale=np.searchsorted(edges, matched.area)[instance],
-            scales=_scale_names(np.sqrt(edges)),
-        )
-
-    def draws(self, count: int) -> Iterator[dict[str, float]]:
-        """Metrics under resamplings of images, the same for every row of the same images."""
-        generator = np.random.default_rng(0)
-        for number, pick in enumerate(generator.integers(self.images, size=(count, self.images))):
-            weight = np.bincount(pick, minlength=self.images)[self.image]
-            yield self._weighted(weight, rounds=1, seed=number)
-
-    def scores(self) -> dict[str, float]:
-        """Metrics of the images as they are."""
-        return self._weighted(np.ones(len(self.kept), dtype=np.int64), rounds=10, seed=0)
-
-    def _weighted(self, weight: Array, rounds: int, seed: int) -> dict[str, float]:
-        result: dict[str, float] = {}
-        for regime, statistics in self.statistics.items():
-            pruned = self.pruned[regime].resampled(weight[self.kept])
-            result |= {f"{regime}.{name}": value for name, value in statistics.resampled(weight).items()}
-            result |= {f"pruned.{regime}.{name}": value for name, value in pruned.items()}
-        gaussian = self.statistics["gaussian"]
-        chance = metrics.random_keypoint_precision(gaussian.similarity, weight, rounds=rounds, seed=seed)
-        curves = metrics.coverage_of_levels(gaussian.level["joint"], weight, self.scale, SCALES)
-        by_scale = metrics.average_coverage_error(curves)
-        return result | {
-            "akp_skill": metrics.skill(result["gaussian.akp"], chance),
-            "kept_fraction": float(weight @ self.kept / max(weight.sum(), 1)),
-            **{f"scale.{number}.ace": float(value) for number, value in enumerate(by_scale)},
-            "scale.spread": float(np.nanstd(by_scale)),
-        }
-
-    @property
-    def variance(self) -> dict[str, dict[str, Array]]:
-        """Predicted and actual variance in bins, by axis, after Gaussian calibration."""
-        bins = {
-            axis: metrics.variance_bins(*self.statistics["gaussian"].in_variance_order[axis], presorted=True)
-            for axis in AXES
-        }
-        return {axis: {"predicted": one.predicted, "empirical": one.empirical} for axis, one in bins.items()}
-
-
-def _scale_names(sides: Array) -> list[str]:
-    """Bins of the object's side in pixels, in words."""
-    inner = [f"{low:.0f} to {high:.0f}" for low, high in pairwise(sides)]
-    return [f"under {sides[0]:.0f}", *inner, f"over {sides[-1]:.0f}"]
 
 
 def _run(study: Study, host: Host, jobs: list[list[Row]], workers: int | None, progress: Progress | None) -> None:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import jinja2
 import numpy as np
 
-from halopose.ablation import DEFAULT, OTHER_SEED, Difference, Result
+from halopose.ablation import DEFAULT, OTHER_SEED, Result
 from halopose.findings import Judged, judge
 from halopose.poses import Array
+from halopose.resampling import Difference
 from halopose.statistics import AXES
 
 COLUMNS = {

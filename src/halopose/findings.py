@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from halopose.ablation import DEFAULT, OTHER_SEED, Difference, Result
+from halopose.ablation import DEFAULT, OTHER_SEED, Result
+from halopose.resampling import Difference
 
 Verdict = Literal["reproduced", "contradicted", "not decided"]
 
