@@ -10,7 +10,6 @@ from scipy.stats import chi2
 
 from approaches import CAMERA, CORNERS, LENS, covariances, sight
 from halopose.errors import HaloposeError
-from halopose.landing import pnp
 from halopose.landing.camera import look, perturb, pose_difference, project_points, runway_corners
 from halopose.landing.pnp import Failure, solve_pose, solve_position
 
@@ -137,15 +136,6 @@ def test_a_frame_alone_equals_the_frame_in_a_batch(distance):
             np.testing.assert_allclose(alone.covariance[0], batch.covariance[frame], rtol=1e-5, atol=1e-12)
             np.testing.assert_allclose(alone.cost[0], batch.cost[frame], rtol=1e-7)
             np.testing.assert_allclose(alone.alternative.cost[0], batch.alternative.cost[frame], rtol=1e-4)
-
-
-@given(SEEDS, st.integers(2, 8))
-def test_elimination_equals_lapack(seed, size):
-    columns = np.random.default_rng(seed).normal(size=(size + 1, 2, size + 2, 5))
-    normal = pnp._products(columns)
-    np.testing.assert_allclose(
-        pnp._eliminate(normal), pnp._lapack(normal.transpose(2, 0, 1)), rtol=1e-6, atol=1e-9
-    )
 
 
 def test_a_mask_equals_leaving_the_point_out():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from approaches import CAMERA, CORNERS, sight
-from halopose.landing import pnp, scalar
+from halopose.landing import pnp, pnp_refine, scalar
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -14,9 +14,9 @@ SEEDS = st.integers(0, 2**32 - 1)
 def test_plain_floats_equal_numpy(seed, free):
     seen = sight(1500.0, 1, np.random.default_rng(seed))
     problem, _ = pnp._prepare(CAMERA, CORNERS, seen.pixels, seen.covariance, None, None, 4)
-    start = pnp._Pose.at(seen.rotation[..., None], seen.position[:, None], problem.centre)
-    few, fine = pnp._refine_few(problem, start, free)
-    many, converged = pnp._refine(problem, pnp._evaluate(problem, start, free))
+    start = pnp_refine.Pose.at(seen.rotation[..., None], seen.position[:, None], problem.centre)
+    few, fine = pnp_refine._refine_few(problem, start, free)
+    many, converged = pnp_refine._refine_many(problem, pnp_refine.evaluate(problem, start, free))
     assert fine.all()
     assert converged.all()
     np.testing.assert_allclose(few.pose.turn, many.pose.turn, rtol=1e-9, atol=1e-14)

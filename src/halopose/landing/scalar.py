@@ -1,7 +1,7 @@
 """Gauss-Newton refinement of one pose in plain floats: for one frame numpy's calls cost more than the arithmetic.
 
-In: points from their centre, normalised pixels and whitening factors, as lists, and a first pose (see ``pnp``).
-Out: what ``pnp`` gets from its batch for the same frame, or None where a step fails and damping is needed.
+In: points from their centre, normalised pixels and whitening factors as lists, a first pose (see ``pnp_refine``).
+Out: what ``pnp_refine`` gets from its batch for the same frame, or None where a step fails and damping is needed.
 """
 
 from __future__ import annotations
