@@ -131,6 +131,16 @@ def test_mistakes_are_one_line(options, message, monkeypatch, capsys, tmp_path):
     assert "Traceback" not in error
 
 
+def test_what_the_animation_needs_is_asked_for_before_the_flight(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: pytest.fail("too late"))
+    monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    line = "halopose: pictures of a landing need matplotlib: pip install 'halopose[landing]'\n"
+    assert capsys.readouterr().err == line
+
+
 def test_a_model_of_something_else_is_refused(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("halopose.landing.flight.render", lambda scene: np.zeros((384, 640, 3), dtype=np.uint8))
     monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: Blind(17))

@@ -1,6 +1,7 @@
 """Flights with made-up sightings: solved, checked and fused consistently, whatever goes wrong in between."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,6 +197,37 @@ def test_a_whole_landing_and_its_summary():
     assert summary["trusted"] >= 0.8 * summary["frames"]
     assert summary["root_mean_square_error"]["z"]["fused"] < 3
     assert "frames: runway detected" in to_text(summary)
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        ("rate", [0.0, -1.0, 101.0, np.nan]),
+        ("seed", [-1]),
+        ("weather", ["snow"]),
+        ("attitude", ["gyro"]),
+        ("conf", [-0.1, 1.1, np.nan]),
+        ("persistence", [-1.0, np.inf, np.nan]),
+        ("false_alarm", [0.0, 1.0, -1e-3, np.nan]),
+        ("integrity_risk", [0.0, 1.0, 2.0, np.nan]),
+        ("fault_probability", [0.0, 1.0, np.inf, np.nan]),
+    ],
+)
+def test_senseless_settings_are_refused_before_anything_flies(setting, values):
+    for value in values:
+        with pytest.raises(HaloposeError):
+            LandingSettings(**{setting: value})
+
+
+def test_a_model_of_something_else_is_refused_at_the_first_image(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("halopose.landing.flight.render", drawn.append)
+    empty = np.zeros((0, 17, 2, 2))
+    people = PoseDistributions(np.zeros((0, 4)), np.zeros(0), np.zeros((0, 17, 2)), empty, empty)
+    model = SimpleNamespace(predict=lambda image, conf: [people])
+    with pytest.raises(HaloposeError, match="this model has 17 keypoints"):
+        land(model, LandingSettings())
+    assert len(drawn) == 1
 
 
 def test_persistent_errors_count_as_fewer_frames():

@@ -64,6 +64,8 @@ def land(
         integrity=integrity,
         sensors=_sensors(without, outage or []),
     )
+    if animation:
+        pictures.check_animation(output / "landing.webp")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

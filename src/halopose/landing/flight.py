@@ -22,11 +22,11 @@ from halopose.landing.camera import (
     rotation_from_angles,
 )
 from halopose.landing.fusion import MOTION, FusedTrack, FusionSettings, Initial, fuse
-from halopose.landing.integrity import exclude, protection_levels
+from halopose.landing.integrity import check_risk, exclude, protection_levels
 from halopose.landing.pnp import Failure
 from halopose.landing.propagation import aircraft_covariance
 from halopose.landing.render import render
-from halopose.landing.scenes import Weather
+from halopose.landing.scenes import Weather, check_weather
 from halopose.landing.sensors import IlsSite, Measurement, Sensors, Truth, simulate, vision
 from halopose.landing.sighting import Sightings, expected_corners, sight
 from halopose.poses import Array
@@ -121,6 +121,15 @@ class LandingSettings:
             raise HaloposeError(f"the rate of images must be above 0 and up to {TRUTH_RATE:g}, got {self.rate}")
         if self.seed < 0:
             raise HaloposeError(f"a seed is 0 or more, got {self.seed}")
+        check_weather(self.weather)
+        if not 0 <= self.conf <= 1:
+            raise HaloposeError(f"conf must lie between 0 and 1, got {self.conf}")
+        if not 0 <= self.persistence < np.inf:
+            raise HaloposeError(f"persistence is a number of seconds, 0 or more, got {self.persistence}")
+        for name in ("false_alarm", "integrity_risk", "fault_probability"):
+            check_risk(name, getattr(self, name))
+        if self.attitude not in ("irs", "vision"):
+            raise HaloposeError(f"unknown attitude {self.attitude!r}: irs or vision")
         if self.attitude == "irs" and self.sensors.attitude is None:
             raise HaloposeError("no attitude on board: solve for the whole pose with --attitude vision")
 
@@ -142,10 +151,12 @@ def land(model: UncertainPose, settings: LandingSettings, progress: Progress | N
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
     truth = truth_of(approach)
     times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
-    images = tuple(_images(approach, truth, times, progress))
     expected, oriented = _by_the_others(approach, truth, times, settings)
-    sightings = sight(model, images, expected, conf=settings.conf, oriented=oriented)
-    return conclude(approach, truth, times, sightings, settings, images)
+    images: list[Array] = []
+    # Looked at as they are drawn: a model of something else shows at the first one.
+    drawn = _images(approach, truth, times, images, progress)
+    sightings = sight(model, drawn, expected, conf=settings.conf, oriented=oriented)
+    return conclude(approach, truth, times, sightings, settings, tuple(images))
 
 
 def truth_of(approach: Approach) -> Truth:
@@ -336,13 +347,17 @@ def _attitudes_of(measured: Sequence[Measurement], times: Array) -> Array:
     return np.where((apart.min(1) <= _APART)[:, None], nearest, np.nan)
 
 
-def _images(approach: Approach, truth: Truth, times: Array, progress: Progress | None) -> Iterator[Array]:
+def _images(
+    approach: Approach, truth: Truth, times: Array, kept: list[Array], progress: Progress | None
+) -> Iterator[Array]:
+    """What the camera sees at the times, one image after the other, all of them kept too."""
     for number, time in enumerate(times):
         moment = np.array([time])
         scene = replace(
             approach.world, position=truth.position(moment)[0], attitude=truth.attitude(moment)[0], frame=number
         )
-        yield render(scene)
+        kept.append(render(scene))
+        yield kept[-1]
         if progress:
             progress("looking", number + 1, len(times))
 

@@ -95,7 +95,7 @@ def exclude(
     check what is left: three points for a position, and five to begin with for a pose.
     """
     if false_alarm:
-        _check_risk("false_alarm", false_alarm)
+        check_risk("false_alarm", false_alarm)
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
     whole = _solve(camera, points, pixels, covariance, rotation, attitude, mask)
     wrong = np.flatnonzero(consistency(whole) < false_alarm)
@@ -137,7 +137,7 @@ def protection_levels(
     for name, risk in (
         ("integrity_risk", integrity_risk), ("fault_probability", fault_probability), ("false_alarm", false_alarm),
     ):  # fmt: skip
-        _check_risk(name, risk)
+        check_risk(name, risk)
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
     count = np.maximum(mask.sum(1), 1)[:, None, None]
     whole = _solve(camera, points, pixels, covariance, rotation, attitude, mask)
@@ -203,9 +203,10 @@ def _deviation(solution: Solution) -> Array:
     return np.where(solution.converged[:, None], np.sqrt(variance), np.inf)
 
 
-def _check_risk(name: str, value: float) -> None:
+def check_risk(name: str, value: float) -> None:
+    """Refuse what is no probability strictly between 0 and 1."""
     if not 0 < value < 1:
         raise HaloposeError(f"{name} must lie between 0 and 1, got {value}")
 
 
-__all__ = ["Exclusion", "Protection", "ambiguous", "consistency", "exclude", "protection_levels"]
+__all__ = ["Exclusion", "Protection", "ambiguous", "check_risk", "consistency", "exclude", "protection_levels"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,10 +65,7 @@ def animate(flight: Flight, path: Path | str, rate: float = 10.0, *, most: int =
     Of a flight with more than ``most`` frames every second, third, ... is shown: all are in memory at once.
     """
     path = Path(path)
-    if path.suffix.lower() not in ANIMATIONS:
-        raise HaloposeError(f"cannot animate as {path.name}: name it {', '.join(ANIMATIONS)}")
-    if not hasattr(cv2, "imwriteanimation"):
-        raise HaloposeError("animations need OpenCV 4.11: pip install -U opencv-python-headless")
+    check_animation(path)
     if not (rate > 0 and most > 0):
         raise HaloposeError(f"an animation takes a rate above 0 and one frame or more, got {rate} and {most}")
     composition = Composition(flight)
@@ -78,6 +76,20 @@ def animate(flight: Flight, path: Path | str, rate: float = 10.0, *, most: int =
     film.loop_count = 0  # for ever
     _write(film, path, [cv2.IMWRITE_WEBP_QUALITY, quality] if path.suffix.lower() == ".webp" else [])
     return path
+
+
+def check_animation(path: Path) -> None:
+    """Refuse what ``animate`` cannot do, before a flight that it would be of."""
+    if path.suffix.lower() not in ANIMATIONS:
+        raise HaloposeError(f"cannot animate as {path.name}: name it {', '.join(ANIMATIONS)}")
+    if not hasattr(cv2, "imwriteanimation"):
+        raise HaloposeError("animations need OpenCV 4.11: pip install -U opencv-python-headless")
+    _check_matplotlib()
+
+
+def _check_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise HaloposeError("pictures of a landing need matplotlib: pip install 'halopose[landing]'")
 
 
 def _write(film: Any, path: Path, options: list[int]) -> None:
@@ -130,12 +142,11 @@ class Composition:
             raise HaloposeError(
                 f"a picture of each frame is needed: {len(flight.images)} images, {len(flight.frame_times)} frames"
             )
-        try:
-            from matplotlib import rc_context
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise HaloposeError("pictures of a landing need matplotlib: pip install 'halopose[landing]'") from None
+        _check_matplotlib()
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
         self.flight = flight
         self._style: Any = rc_context
         with self._style(_STYLE):
