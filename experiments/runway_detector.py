@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from halopose.analysis import constant_predictions
 from halopose.console import progress, say
 from halopose.datasets import load_dataset
-from halopose.finetune import coco_scores
+from halopose.finetune import CocoScores
 from halopose.hosts.base import Host
 from halopose.hosts.ultralytics import load_model
 from halopose.hosts.ultralytics_training import FineTuner
@@ -152,7 +152,7 @@ def run_stage(stage: Stage, base: Path, data: Path, work: Path, result: Path) ->
 
 def describe(host: Host, store: Any) -> str:
     """AP, AR and the corners' errors in pixels, by the runway's width in the image."""
-    scores = coco_scores(store, host)
+    scores = CocoScores.of(store, host).scores()
     truth = store.ground_truth(host.keypoint_names, host.sigmas)
     detections = constant_predictions(store, host.sigmas, 1.0)
     confident = detections[detections.scores >= 0.25]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,33 @@ from halopose.analysis import constant_predictions
 from halopose.cli import app
 from halopose.datasets import load_dataset
 from halopose.errors import HaloposeError
-from halopose.finetune import FinetuneSettings, coco_scores, difference, finetune, to_text
+from halopose.finetune import (
+    SHOWN,
+    BaseScores,
+    CocoScores,
+    FinetuneSettings,
+    JudgeSettings,
+    finetune,
+    to_json,
+    to_text,
+    tuning_key,
+)
 from halopose.hosts.ultralytics import UltralyticsHost
-from halopose.hosts.ultralytics_training import PoksModel
+from halopose.hosts.ultralytics_training import FineTuner, PoksModel, tune
 from halopose.matches import MatchStore
 from halopose.matching import candidate_pairs, greedy_match
 from halopose.pipeline import FitSettings, collect_validation
 from halopose.predictor import load_host
+from halopose.resampling import resamplings
 from models import pose_model, write_scenes
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:no samples for keypoints"),
 ]
+
+
+QUICK = JudgeSettings(heads=False, bootstrap=20)
 
 
 def training_batch(keypoints: int, objects: int, side: int = 96) -> dict[str, Any]:
@@ -116,11 +131,16 @@ def test_one_epoch_end_to_end(scenes: tuple[Path, Path], tmp_path: Path) -> None
     assert contents(data.parent) | {"base": base.read_bytes()} == before
     result = json.loads(output.with_suffix(".json").read_text())
     assert result["settings"]["loss"] == "poks"
-    for part in ("before", "after"):
-        assert 0 <= result[part]["ap"] <= 1
-        assert 0 <= result[part]["gaussian"]["ace"] <= 0.5
-    assert result["change"]["ap"] == pytest.approx(result["after"]["ap"] - result["before"]["ap"])
+    scores = result["scores"]
+    assert list(scores) == ["before", "poks", "oks"]
+    for one in scores.values():
+        assert 0 <= one["ap"]["value"] <= 1
+        assert 0 <= one["gaussian.ace"]["value"] <= 0.5
+        assert one["gaussian.ace"]["margin"] > 0
+    change = scores["poks"]["ap"]["value"] - scores["before"]["ap"]["value"]
+    assert result["differences"]["poks - before"]["ap"]["value"] == pytest.approx(change)
     assert "Gaussian ACE" in done.output
+    assert load_host(tmp_path / "out-oks.pt").fingerprints != load_host(output).fingerprints
     old, new = (torch.load(path, weights_only=False)["model"].state_dict() for path in (base, output))
     changed = {name.split(".")[1] for name in old if not torch.equal(old[name].float(), new[name].float())}
     assert changed
@@ -139,14 +159,69 @@ def test_the_control_without_heads(tmp_path: Path) -> None:
     text = data.read_text().replace("- 17", "- 4")
     data.write_text(text)
     splits = load_dataset(data, "train"), load_dataset(data, "val")
-    settings = FinetuneSettings(loss="oks", epochs=1, imgsz=64, batch=4, heads=False, warmup_epochs=0)
+    settings = FinetuneSettings(loss="oks", epochs=1, imgsz=64, batch=4, warmup_epochs=0)
     results = [
-        finetune(tmp_path / "base.pt", *splits, tmp_path / f"{name}.pt", tmp_path / name, settings)
+        finetune(tmp_path / "base.pt", *splits, tmp_path / f"{name}.pt", tmp_path / name, settings, QUICK)
         for name in "ab"
     ]
-    assert json.dumps(results[0]) == json.dumps(results[1])
-    assert results[0]["before"]["ap"] != results[0]["after"]["ap"]
+    assert json.dumps(to_json(results[0])) == json.dumps(to_json(results[1]))
+    assert list(results[0]) == ["before", "oks"]
+    assert results[0]["before"].estimate["ap"] != results[0]["oks"].estimate["ap"]
     assert len(to_text(results[0]).splitlines()) == 10
+
+
+def test_a_killed_tuning_goes_on(
+    scenes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last whole epoch; once finished, nothing is trained again."""
+    data, base = scenes
+    dataset = load_dataset(data, "train")
+    settings = FinetuneSettings(epochs=3, imgsz=64, batch=4, learning_rate=1e-3)
+    save = FineTuner.save_model
+    epochs: list[int] = []
+
+    def killed(trainer: FineTuner) -> bool:
+        epochs.append(trainer.epoch)
+        done = save(trainer)
+        if len(epochs) == 2:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(FineTuner, "save_model", killed)
+    with pytest.raises(KeyboardInterrupt):
+        tune(base, dataset, tmp_path / "out.pt", tmp_path, settings)
+    state = torch.load(next(tmp_path.glob("*/state.pt")), weights_only=True)
+    assert state["epoch"] == 1
+    seen: list[bool] = []
+    forward = FineTuner.resume_training
+
+    def watched(trainer: FineTuner, ckpt: Any) -> None:
+        forward(trainer, ckpt)
+        live = trainer.model.state_dict()
+        seen.append(all(torch.equal(live[name].cpu(), value) for name, value in state["model"].items()))
+        assert trainer.ema.updates == state["updates"]
+        assert trainer.optimizer.state_dict()["state"].keys() == state["optimizer"]["state"].keys()
+
+    monkeypatch.setattr(FineTuner, "resume_training", watched)
+    tune(base, dataset, tmp_path / "out.pt", tmp_path, settings)
+    assert seen == [True]
+    assert epochs == [0, 1, 2]
+    tune(base, dataset, tmp_path / "again.pt", tmp_path, settings)
+    assert epochs == [0, 1, 2], "a finished tuning was run again"
+    assert load_host(tmp_path / "again.pt").fingerprints == load_host(tmp_path / "out.pt").fingerprints
+
+
+def test_the_key_knows_what_a_tuning_depends_on(scenes: tuple[Path, Path]) -> None:
+    data, base = scenes
+    host, train = load_host(base), load_dataset(data, "train")
+    settings = FinetuneSettings()
+    moved = train.records[0].objects.keypoints + 0.01
+    other = replace(train.records[0], objects=replace(train.records[0].objects, keypoints=moved))
+    key = tuning_key(host, train, settings)
+    assert key == tuning_key(host, load_dataset(data, "train"), replace(settings, workers=0))
+    assert key != tuning_key(host, train, replace(settings, loss="oks"))
+    assert key != tuning_key(host, load_dataset(data, "val"), settings)
+    assert key != tuning_key(host, replace(train, records=(other, *train.records[1:])), settings)
 
 
 def test_refusals(scenes: tuple[Path, Path], tmp_path: Path) -> None:
@@ -159,7 +234,7 @@ def test_refusals(scenes: tuple[Path, Path], tmp_path: Path) -> None:
     fused = tmp_path / "fused.pt"
     torch.save({"model": pose_model("11").fuse(verbose=False)}, fused)
     with pytest.raises(HaloposeError, match="fused"):
-        finetune(fused, train, val, tmp_path / "out.pt", tmp_path, FinetuneSettings(heads=False, imgsz=64))
+        finetune(fused, train, val, tmp_path / "out.pt", tmp_path, FinetuneSettings(imgsz=64), QUICK)
 
 
 def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: Path) -> None:
@@ -169,16 +244,27 @@ def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: P
     store: MatchStore = collect_validation(
         host, load_dataset(data, "val"), tmp_path, FitSettings(imgsz=64, conf=0.001)
     )
-    scores = coco_scores(store, host)
+    accuracy = CocoScores.of(store, host)
+    scores = accuracy.scores()
     truth = store.ground_truth(host.keypoint_names, host.sigmas)
     found = constant_predictions(store, host.sigmas, 1.0)
     taken = greedy_match(candidate_pairs(found, truth), len(found), truth.ignore, truth.crowd, np.array([0.5]))[0]
     recalled = np.unique(taken[taken >= 0])
-    assert scores["ar50"] == pytest.approx((~truth.ignore[recalled]).sum() / (~truth.ignore).sum())
+    counted = ~truth.ignore
+    assert scores["ar50"] == pytest.approx(counted[recalled].sum() / counted.sum())
+    images = np.unique(truth.images)
+    for pick, draw in zip(resamplings(len(images), 5), accuracy.draws(5), strict=True):
+        often = np.bincount(pick, minlength=len(images))[np.searchsorted(images, truth.image_ids)] * counted
+        assert draw["ar50"] == pytest.approx(often[recalled].sum() / often.sum())
+    assert accuracy.scores() == scores
 
 
-def test_difference() -> None:
-    assert difference({"a": 1.0, "b": {"c": 2.0}}, {"a": 3.0, "b": {"c": 1.0}}) == {"a": 2.0, "b": {"c": -1.0}}
+def test_equal_bases_differ_by_nothing() -> None:
+    draws = {metric: np.arange(4.0) for metric in SHOWN}
+    one = BaseScores(dict.fromkeys(SHOWN, 0.5), draws, 4.0, 7)
+    result = to_json({"before": one, "poks": one})
+    assert result["scores"]["poks"]["nu"] == 4.0
+    assert result["differences"]["poks - before"]["ap"] == {"value": 0.0, "margin": 0.0}
 
 
 def test_without_pycocotools(monkeypatch: pytest.MonkeyPatch, scenes: tuple[Path, Path], tmp_path: Path) -> None:

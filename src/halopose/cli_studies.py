@@ -23,7 +23,6 @@ from halopose.cli_models import (
     two_datasets,
 )
 from halopose.console import floats, progress, say
-from halopose.errors import HaloposeError
 
 
 def ablate(
@@ -37,7 +36,9 @@ def ablate(
     imgsz: ImageSize = 640,
     train_sizes: Annotated[str | None, typer.Option(help="Input sizes to train at; else --imgsz.")] = None,
     calibration: Source = "matched",
-    calibration_share: Annotated[float, typer.Option(help="Part of the validation images.")] = 0.2,
+    calibration_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Part of the validation images.")
+    ] = 0.2,
     epochs: Epochs = 12,
     alphas: Annotated[str, typer.Option(help="Retention exponents to compare.")] = "0,0.5,1,2,4",
     bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
@@ -102,22 +103,25 @@ def finetune(
     imgsz: ImageSize = 640,
     batch: Annotated[int, typer.Option(min=1, help="Images a batch; over all devices.")] = 16,
     freeze: Annotated[int, typer.Option(min=0, help="So many first layers stay as they are.")] = 0,
+    mirror: Annotated[bool, typer.Option(help="Mirror half of the images.")] = True,
     workers: Annotated[int, typer.Option(min=0, help="Processes that load images, on a GPU.")] = 4,
     amp: Annotated[bool, typer.Option("--amp", help="Mixed precision, bfloat16.")] = False,
+    control: Annotated[bool, typer.Option(help="Tune a second base with the framework's own loss.")] = True,
     heads: Annotated[bool, typer.Option(help="Judge calibration with heads trained for each base.")] = True,
     head_epochs: Epochs = 12,
+    conf: Annotated[float, typer.Option(min=0.0, max=1.0, help="Confidence from which to calibrate.")] = 0.01,
+    bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
     seed: Seed = 0,
     device: Annotated[str | None, typer.Option(help="cpu, 0, or 0,1 for several GPUs.")] = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Fine-tune a base towards Gaussian residuals; AP, AR and calibration before and after."""
+    """Fine-tune a base towards Gaussian residuals; AP, AR and calibration before, after, and of a control."""
+    from dataclasses import asdict
+
     from halopose import finetune as tuning
     from halopose.files import write_json
-    from halopose.hosts.ultralytics import UltralyticsHost
 
     training, validation = two_datasets(data, train, val, images, val_images)
-    if not isinstance(host_for(validation, base, None, unsafe, None), UltralyticsHost):
-        raise HaloposeError(f"{base} is no Ultralytics model: fine-tuning runs in their trainer")
     settings = tuning.FinetuneSettings(
         loss=loss,
         epochs=epochs,
@@ -125,19 +129,34 @@ def finetune(
         imgsz=imgsz,
         batch=batch,
         freeze=freeze,
+        mirror=mirror,
         seed=seed,
         workers=workers,
         amp=amp,
-        heads=heads,
-        head_epochs=head_epochs,
     )
-    work = work or output.with_suffix("")
+    judging = tuning.JudgeSettings(control, heads, head_epochs, conf, bootstrap)
+    work = work or output.with_name(f"{output.stem}-work")
     with progress() as step:
-        result = tuning.finetune(
-            base, training, validation, output, work, settings, device=device, unsafe=unsafe, progress=step
+        scores = tuning.finetune(
+            base,
+            training,
+            validation,
+            output,
+            work,
+            settings,
+            judging,
+            device=device,
+            unsafe=unsafe,
+            progress=step,
         )
-    write_json(output.with_suffix(".json"), result)
-    say(tuning.to_text(result))
+    about = {
+        "base": base.name,
+        "settings": asdict(settings),
+        "judging": asdict(judging),
+        "images": {"training": len(training), "validation": len(validation)},
+    }
+    write_json(output.with_suffix(".json"), about | tuning.to_json(scores))
+    say(tuning.to_text(scores))
     say(f"-> {output}, {output.with_suffix('.json')}")
 
 

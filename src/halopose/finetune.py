@@ -1,15 +1,18 @@
 """Gaussian residual fine-tuning of a base (paper, appendix B), and what it changes.
 
-In: a base, training and validation images. Out: the fine-tuned base, and AP, AR and Gaussian calibration before
-and after. The framework's own loss, tuned with alike, is the control.
+In: a base, training and validation images. Out: the fine-tuned base, another tuned alike with the framework's own
+loss as control, and AP, AR and calibration of all three with paired differences.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,42 +21,84 @@ import numpy as np
 from halopose.analysis import constant_predictions
 from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
-from halopose.evaluation import evaluate
 from halopose.hosts.base import Host
 from halopose.matches import MatchStore
-from halopose.pipeline import FitSettings, collect_validation, fit, split_validation
-from halopose.poses import GroundTruth, PoseDistributions
-from halopose.predictor import load_host
-from halopose.regimes import Fitted, Given, cross_fitted
+from halopose.pipeline import (
+    FitSettings,
+    collect_training,
+    collect_validation,
+    predictions_of,
+    split_validation,
+    train_heads,
+)
+from halopose.poses import Array, GroundTruth, PoseDistributions
+from halopose.predictor import is_yolonas, load_host
+from halopose.regimes import Fitted
+from halopose.resampling import Difference, Measured, Paired, resamplings
 from halopose.training import TrainSettings
 from halopose.truepositives import Protocol, match_poses
 
 Progress = Callable[[str, int, int], None]
+_AP_CONFIDENCE = 0.001  # from which detections count, as is usual for AP
 _COCO_SCORES = ("ap", "ap50", "ap75", "ap_medium", "ap_large", "ar", "ar50", "ar75", "ar_medium", "ar_large")
-_CALIBRATION = ("ace", "ence", "nll")
-_CONFIDENCE = 0.001  # from which detections count, as is usual for AP
+SHOWN = {
+    "ap": "AP",
+    "ar": "AR",
+    "gaussian.ace": "Gaussian ACE",
+    "gaussian.ence": "Gaussian ENCE",
+    "gaussian.nll": "Gaussian NLL",
+    "student_t.ace": "Student-t ACE",
+    "student_t.nll": "Student-t NLL",
+    "gaussian.akp": "AKP",
+}
+
+
+Loss = Literal["poks", "oks"]
 
 
 @dataclass(frozen=True)
 class FinetuneSettings:
     """How to fine-tune: ``loss`` is pOKS or the framework's own. freeze: so many first layers stay as they are.
 
-    heads: judge calibration with heads trained for each base, else with one constant spread per keypoint in
-    units of object scale.
+    mirror: mirror half of the images, where names tell left from right. workers: processes that load images.
     """
 
-    loss: Literal["poks", "oks"] = "poks"
+    loss: Loss = "poks"
     epochs: int = 10
     learning_rate: float = 1e-4
     warmup_epochs: float = 1.0
     imgsz: int = 640
     batch: int = 16
     freeze: int = 0
+    mirror: bool = True
     seed: int = 0
     workers: int = 4
     amp: bool = False
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """How to judge. control: beside a base tuned with the framework's own loss.
+
+    heads: by the calibration of heads trained for each base, in so many epochs, else of one constant spread per
+    keypoint in units of object scale. conf: confidence from which detections are calibrated and scored.
+    """
+
+    control: bool = True
     heads: bool = True
     head_epochs: int = 12
+    conf: float = 0.01
+    bootstrap: int = 200
+
+
+@dataclass(frozen=True)
+class BaseScores(Paired):
+    """What a base is worth: AP, AR and calibration by name, with bootstrap draws; nu: the median of its tails."""
+
+    estimate: dict[str, float]
+    draws: dict[str, Array]
+    nu: float
+    matched_instances: int
 
 
 def finetune(
@@ -63,35 +108,65 @@ def finetune(
     output: Path,
     work: Path,
     settings: FinetuneSettings | None = None,
+    judging: JudgeSettings | None = None,
     *,
     device: str | None = None,
     unsafe: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Fine-tune the base into ``output`` and compare the two on the validation images."""
-    from halopose.hosts.ultralytics_training import tune
+) -> dict[str, BaseScores]:
+    """Fine-tune the base into ``output`` and compare on the validation images; a rerun goes on.
 
-    settings = settings or FinetuneSettings()
+    The comparison has the base as ``before``, the tuned one and the control under the names of their losses.
+    """
+    settings, judging = settings or FinetuneSettings(), judging or JudgeSettings()
     _require_pycocotools()
     if len(np.intersect1d(training.image_ids, validation.image_ids)):
         raise HaloposeError("some images are in both the training and the validation split: they must differ")
-    if output.resolve() == base.resolve():
+    losses: list[Loss] = [settings.loss]
+    if judging.control and settings.loss != "oks":
+        losses.append("oks")
+    files: dict[str, Path] = {"before": base, **{loss: _file_of(loss, settings, output) for loss in losses}}
+    if len({path.resolve() for path in files.values()}) < len(files):
         raise HaloposeError("the output would overwrite the base: choose another name")
-    scores: dict[str, Any] = {}
-    for name in ("before", "after"):
-        if name == "after":
-            tune(base, training, output, work, settings, device=device, unsafe=unsafe, progress=progress)
-        path = base if name == "before" else output
+    for loss in losses:
+        step = _prefixed(progress, loss)
+        chosen = replace(settings, loss=loss)
+        tuner(base)(base, training, files[loss], work / loss, chosen, device=device, unsafe=unsafe, progress=step)
+    scores = {}
+    for name, path in files.items():
         host = load_host(path, device=_first(device), unsafe=unsafe, sigmas=training.sigmas)
         host.keypoint_names = training.names
-        scores[name] = measure(host, training, validation, work / name, settings, _prefixed(progress, name))
-    return {
-        "base": base.name,
-        "settings": asdict(settings),
-        "images": {"training": len(training), "validation": len(validation)},
-        **scores,
-        "change": difference(scores["before"], scores["after"]),
-    }
+        step = _prefixed(progress, name)
+        scores[name] = measure(host, training, validation, work / name, settings, judging, step)
+    return scores
+
+
+def _file_of(loss: Loss, settings: FinetuneSettings, output: Path) -> Path:
+    return output if loss == settings.loss else output.with_name(f"{output.stem}-{loss}{output.suffix}")
+
+
+def tuner(base: Path) -> Callable[..., None]:
+    """The function that fine-tunes a base in its framework's trainer."""
+    if is_yolonas(base):
+        from halopose.hosts import yolonas_training
+
+        return yolonas_training.tune
+    from halopose.hosts import ultralytics_training
+
+    return ultralytics_training.tune
+
+
+def tuning_key(host: Host, dataset: Dataset, settings: FinetuneSettings) -> str:
+    """A name for what fine-tuning yields, which depends on the base, the labelled images and the settings."""
+    parts = [sorted(host.fingerprints), asdict(replace(settings, workers=0))]
+    digest = hashlib.sha256(json.dumps(parts).encode())
+    digest.update(np.asarray(host.sigmas, dtype=float).tobytes())
+    for record in dataset.records:
+        objects = record.objects
+        digest.update(f"{record.path.resolve()} {record.image_id}".encode())
+        for values in (objects.boxes, objects.class_ids, objects.keypoints, objects.labelled, objects.crowd):
+            digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:12]
 
 
 def measure(
@@ -100,70 +175,99 @@ def measure(
     validation: Dataset,
     work: Path,
     settings: FinetuneSettings,
+    judging: JudgeSettings,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """AP and AR of a base, and the calibration of what is said about its residuals, by regime."""
+) -> BaseScores:
+    """AP and AR of a base, and the calibration of what is said about its residuals."""
     plan = FitSettings(
-        train=TrainSettings(epochs=settings.head_epochs, seed=settings.seed),
+        train=TrainSettings(epochs=judging.head_epochs, seed=settings.seed),
         train_sizes=(settings.imgsz,),
         imgsz=settings.imgsz,
-        conf=_CONFIDENCE,
+        conf=_AP_CONFIDENCE,
         area_factor=validation.box_area_factor,
     )
     store = collect_validation(host, validation, work / "val", plan, progress)
-    scores = coco_scores(store, host)
-    if settings.heads:
-        _, metrics = fit(host, training, validation, work, plan, progress)
+    if judging.heads:
+        train_store = collect_training(host, training, work / "train", plan, progress)
+        heads, _ = train_heads(host, [train_store], plan, work / "training.safetensors", progress)
+        predictions = predictions_of(heads, store)
     else:
-        metrics = constant_metrics(store, host, plan)
-    return {
-        **scores,
-        "matched_instances": metrics["matched_instances"],
-        **{regime: {key: metrics[regime][key] for key in _CALIBRATION} for regime in ("gaussian", "student_t")},
-        "nu": float(np.median(metrics["calibration"]["nu"])),
-    }
-
-
-def constant_metrics(store: MatchStore, host: Host, plan: FitSettings) -> dict[str, Any]:
-    """The evaluation of one constant spread per keypoint, in units of object scale, calibrated as heads are."""
+        predictions = constant_predictions(store, host.sigmas, plan.area_factor)
+    predictions = predictions[predictions.scores >= judging.conf]
     protocol = Protocol(area="box", box_area_factor=plan.area_factor)
-    images = np.asarray(store.manifest["images"], dtype=np.int64)
-    calibration, evaluation = split_validation(images, plan.calibration_share)
-    predictions = constant_predictions(store, host.sigmas, plan.area_factor)
+    images = split_validation(validation.image_ids, plan.calibration_share)
     assert predictions.image_ids is not None
-    matched = [
+    held_out, scored = (
         match_poses(
             predictions[np.isin(predictions.image_ids, part)],
             store.ground_truth(host.keypoint_names, host.sigmas, part),
             protocol,
         )
-        for part in (calibration, evaluation)
-    ]
-    if not all(len(part) for part in matched):
-        raise HaloposeError("too few detections match an object to judge calibration: give more images")
-    fitted = Fitted.on(matched[0], protocol)
-    given = Given(fitted.gaussian, fitted.student, fitted.threshold)
-    return evaluate(matched[1], cross_fitted(matched[1], protocol, given), protocol)
+        for part in images
+    )
+    if not len(held_out):
+        raise HaloposeError("no detection of the calibration images matches an object: give more images")
+    fitted = Fitted.on(held_out, protocol)
+    measured = Measured.of(scored, fitted, protocol, images[1])
+    accuracy = CocoScores.of(store, host)
+    draws = [*measured.draws(judging.bootstrap)], [*accuracy.draws(judging.bootstrap)]
+    estimate = accuracy.scores() | measured.scores()
+    return BaseScores(
+        estimate=estimate,
+        draws={
+            name: np.array([draw[name] for draw in part]) for part in draws for name in estimate if name in part[0]
+        },
+        nu=float(np.median(fitted.student.nu_)),
+        matched_instances=len(scored),
+    )
 
 
-def coco_scores(store: MatchStore, host: Host) -> dict[str, float]:
-    """AP and AR of the stored detections, by pycocotools; -1 where there are no objects of a size."""
-    _require_pycocotools()
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
+@dataclass(frozen=True)
+class CocoScores:
+    """AP and AR of a store's detections, by pycocotools; -1 where there are no objects of a size."""
 
-    truth = store.ground_truth(host.keypoint_names, host.sigmas)
-    predictions = constant_predictions(store, host.sigmas, 1.0)
-    with contextlib.redirect_stdout(io.StringIO()):
-        annotated = COCO()
-        annotated.dataset = _coco_truth(truth)
-        annotated.createIndex()
-        evaluator = COCOeval(annotated, annotated.loadRes(_coco_results(predictions)), "keypoints")
-        evaluator.params.kpt_oks_sigmas = np.asarray(host.sigmas)
-        evaluator.evaluate()
-        evaluator.accumulate()
-        evaluator.summarize()
-    return dict(zip(_COCO_SCORES, map(float, evaluator.stats), strict=True))
+    evaluator: Any
+    images: int
+
+    @classmethod
+    def of(cls, store: MatchStore, host: Host) -> CocoScores:
+        _require_pycocotools()
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+        truth = store.ground_truth(host.keypoint_names, host.sigmas)
+        predictions = constant_predictions(store, host.sigmas, 1.0)
+        with contextlib.redirect_stdout(io.StringIO()):
+            annotated = COCO()
+            annotated.dataset = _coco_truth(truth)
+            annotated.createIndex()
+            evaluator = COCOeval(annotated, annotated.loadRes(_coco_results(predictions)), "keypoints")
+            evaluator.params.kpt_oks_sigmas = np.asarray(host.sigmas)
+            evaluator.evaluate()
+        return cls(evaluator, len(evaluator.params.imgIds))
+
+    def scores(self) -> dict[str, float]:
+        """Of the images as they are."""
+        return self._of_images(np.arange(self.images))
+
+    def draws(self, count: int) -> Iterator[dict[str, float]]:
+        """Under resamplings of images, the same for every base that saw the same images."""
+        for pick in resamplings(self.images, count):
+            yield self._of_images(pick)
+
+    def _of_images(self, pick: Array) -> dict[str, float]:
+        """pycocotools keeps one result per category, range of area and image, image last."""
+        matches = self.evaluator.evalImgs
+        by_image = np.empty(len(matches), dtype=object)
+        by_image[:] = matches
+        self.evaluator.evalImgs = by_image.reshape(-1, self.images)[:, pick].ravel().tolist()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.evaluator.accumulate()
+                self.evaluator.summarize()
+        finally:
+            self.evaluator.evalImgs = matches
+        return dict(zip(_COCO_SCORES, map(float, self.evaluator.stats), strict=True))
 
 
 def _coco_truth(truth: GroundTruth) -> dict[str, Any]:
@@ -209,37 +313,52 @@ def _coco_results(predictions: PoseDistributions) -> list[dict[str, Any]]:
     ]
 
 
+def differences(scores: dict[str, BaseScores]) -> dict[str, dict[str, Difference]]:
+    """Of every two bases, later less earlier, metric by metric."""
+    return {
+        f"{name} - {other}": {metric: scores[name].minus(scores[other], metric) for metric in scores[name].draws}
+        for other, name in combinations(scores, 2)
+    }
+
+
+def to_json(scores: dict[str, BaseScores]) -> dict[str, Any]:
+    """Everything measured; margins are half of 95 % intervals over images."""
+    return {
+        "scores": {
+            name: {
+                "nu": one.nu,
+                "matched_instances": one.matched_instances,
+                **{
+                    metric: {"value": value, "margin": one.margin(metric)}
+                    for metric, value in one.estimate.items()
+                },
+            }
+            for name, one in scores.items()
+        },
+        "differences": {
+            pair: {metric: asdict(difference) for metric, difference in metrics.items()}
+            for pair, metrics in differences(scores).items()
+        },
+    }
+
+
+def to_text(scores: dict[str, BaseScores]) -> str:
+    """The comparison as a table for the terminal."""
+    between = differences(scores)
+    lines = [f"{'':16}" + "".join(f"{name:>18}" for name in (*scores, *between))]
+    for metric, title in SHOWN.items():
+        cells = [f"{one.estimate[metric]:.4f} ± {one.margin(metric):.4f}" for one in scores.values()]
+        cells += [f"{d.value:+.4f} ± {d.margin:.4f}" for d in (pair[metric] for pair in between.values())]
+        lines.append(f"{title:16}" + "".join(f"{cell:>18}" for cell in cells))
+    lines.append(f"{'nu, median':16}" + "".join(f"{one.nu:>18.1f}" for one in scores.values()))
+    return "\n".join(lines)
+
+
 def _require_pycocotools() -> None:
     try:
         import pycocotools  # noqa: F401
     except ImportError:
         raise HaloposeError("AP and AR need pycocotools: pip install pycocotools") from None
-
-
-def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """After less before, key by key; of nested scores too."""
-    return {
-        key: difference(before[key], value) if isinstance(value, dict) else value - before[key]
-        for key, value in after.items()
-    }
-
-
-def to_text(result: dict[str, Any]) -> str:
-    """The comparison as a table for the terminal."""
-    rows = [("AP", "ap"), ("AR", "ar")]
-    lines = [f"{'':18}{'before':>10}{'after':>10}{'change':>10}"]
-    for label, key in rows:
-        lines.append(_row(label, *(result[part][key] for part in ("before", "after", "change"))))
-    for regime, title in (("gaussian", "Gaussian"), ("student_t", "Student-t")):
-        for key in _CALIBRATION:
-            values = (result[part][regime][key] for part in ("before", "after", "change"))
-            lines.append(_row(f"{title} {key.upper()}", *values))
-    lines.append(_row("Student-t nu", *(result[part]["nu"] for part in ("before", "after", "change"))))
-    return "\n".join(lines)
-
-
-def _row(label: str, before: float, after: float, change: float) -> str:
-    return f"{label:18}{before:10.4f}{after:10.4f}{change:+10.4f}"
 
 
 def _first(device: str | None) -> str | None:
@@ -256,4 +375,16 @@ def _prefixed(progress: Progress | None, name: str) -> Progress | None:
     return lambda what, done, total: progress(f"{name}: {what}", done, total)
 
 
-__all__ = ["FinetuneSettings", "coco_scores", "constant_metrics", "difference", "finetune", "measure", "to_text"]
+__all__ = [
+    "BaseScores",
+    "CocoScores",
+    "FinetuneSettings",
+    "JudgeSettings",
+    "differences",
+    "finetune",
+    "measure",
+    "to_json",
+    "to_text",
+    "tuner",
+    "tuning_key",
+]

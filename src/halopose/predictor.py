@@ -179,7 +179,7 @@ def load_host(
     if isinstance(base, Host):
         return base
     options: dict[str, Any] = {"device": device, "end2end": end2end, "sigmas": sigmas}
-    if _is_yolonas(base):
+    if is_yolonas(base):
         from halopose.hosts.yolonas import YoloNASHost
 
         if isinstance(base, nn.Module):
@@ -192,8 +192,8 @@ def load_host(
     return UltralyticsHost.load(base, unsafe=unsafe, **options)
 
 
-def _is_yolonas(base: Path | str | nn.Module) -> bool:
-    """Look at bytes, unpickle nothing: a checkpoint's pickle lies in its file uncompressed."""
+def is_yolonas(base: Path | str | nn.Module) -> bool:
+    """Whether a base is of that framework. Looks at bytes: a checkpoint's pickle lies in its file uncompressed."""
     if isinstance(base, nn.Module):
         return type(base).__module__.startswith("libreyolo.")
     path = Path(base)
@@ -218,4 +218,4 @@ def _checked(family: str) -> Family:
     raise HaloposeError(f"unknown family {family!r}: gaussian or student-t")
 
 
-__all__ = ["UncertainPose", "describe", "load_host"]
+__all__ = ["UncertainPose", "describe", "is_yolonas", "load_host"]

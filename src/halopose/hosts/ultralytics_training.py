@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
-from halopose.finetune import FinetuneSettings
+from halopose.finetune import FinetuneSettings, tuning_key
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics import UltralyticsHost, load_model
 from halopose.poks import PoksLoss
@@ -31,12 +31,14 @@ try:
     from ultralytics.nn.tasks import PoseModel
     from ultralytics.utils import LOGGER
     from ultralytics.utils.loss import E2ELoss, PoseLoss26, v8PoseLoss
+    from ultralytics.utils.torch_utils import unwrap_model
 except ImportError as error:
     raise HaloposeError(
         f"this needs the ultralytics extra ({error.name or error}): pip install 'halopose[ultralytics]'"
     ) from None
 
-_WEIGHTS = "tuned.safetensors"
+_WEIGHTS = "tuned.safetensors"  # averaged, of the last whole epoch
+_STATE = "state.pt"  # all that the next epoch needs
 
 
 class _Poks:
@@ -85,10 +87,37 @@ class FineTuner(PoseTrainer):  # type: ignore[misc]
         return {}, None
 
     def save_model(self) -> bool:
+        """After every epoch: averaged weights, and what a rerun goes on with. Neither needs unpickling code."""
         self.wdir.mkdir(parents=True, exist_ok=True)
         state = {name: value.detach().cpu().contiguous() for name, value in self.ema.ema.state_dict().items()}
         save_file(state, self.wdir / _WEIGHTS)
+        partial = self._state.with_suffix(".partial")
+        torch.save(
+            {
+                "epoch": self.epoch,
+                "model": unwrap_model(self.model).state_dict(),
+                "ema": state,
+                "updates": self.ema.updates,
+                "optimizer": self.optimizer.state_dict(),
+            },
+            partial,
+        )
+        partial.replace(self._state)
         return True
+
+    def resume_training(self, ckpt: dict[str, Any] | None) -> None:
+        """Go on after the last whole epoch, if there is one."""
+        if self._state.is_file():
+            state = torch.load(self._state, map_location="cpu", weights_only=True)
+            unwrap_model(self.model).load_state_dict(state["model"])
+            averaged = copy.deepcopy(self.ema.ema)
+            averaged.load_state_dict(state["ema"])
+            self.resume, ckpt = True, {**state, "ema": averaged}
+        super().resume_training(ckpt)
+
+    @property
+    def _state(self) -> Path:
+        return Path(self.save_dir).parent / _STATE  # the framework clears its own folder for several processes
 
     def final_eval(self) -> None:
         pass
@@ -105,16 +134,38 @@ def tune(
     unsafe: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
-    """Fine-tune the base on a data set and write the result to ``output``."""
+    """Fine-tune the base on a data set and write the result to ``output``.
+
+    A rerun with the same base, data and settings goes on after the last whole epoch, or returns at once.
+    """
     model = load_model(str(base), unsafe)
     host = UltralyticsHost(model, sigmas=dataset.sigmas, description=base.name)
     if model.is_fused():
         raise HaloposeError(f"{base} is fused for inference and cannot be trained: give the original checkpoint")
     data = write_yolo(dataset, work / "data", host, host.dimensions)
+    folder = work / f"tuning-{tuning_key(host, dataset, settings)}"
+    finished = folder / _WEIGHTS
+    if not finished.is_file():
+        _train(model, data, dataset, folder, settings, device, progress)
+        (folder / "run" / "weights" / _WEIGHTS).replace(finished)
+        (folder / _STATE).unlink()
+    save_tuned(model, finished, output)
+
+
+def _train(
+    model: PoseModel,
+    data: Path,
+    dataset: Dataset,
+    folder: Path,
+    settings: FinetuneSettings,
+    device: str | None,
+    progress: Callable[[str, int, int], None] | None,
+) -> None:
+    """Run the trainer, which leaves its weights in the folder."""
     overrides = {
-        "model": base.name,
+        "model": "base",  # a name only: the model is given below
         "data": str(data),
-        "project": str(work.resolve()),
+        "project": str(folder.resolve()),
         "name": "run",
         "exist_ok": True,
         "epochs": settings.epochs,
@@ -129,26 +180,27 @@ def tune(
         "workers": settings.workers,
         "amp": "bf16" if settings.amp else False,  # the check before float16 would fetch a model
         "device": device or "cpu",
-        "fliplr": 0.5 if mirrored_order(dataset.names) else 0.0,
+        "mosaic": 0.0,  # as in the last epochs of a training
+        "fliplr": 0.5 if settings.mirror and mirrored_order(dataset.names) else 0.0,
         "val": False,
-        "save": False,
+        "save": True,
         "plots": False,
         "verbose": False,
     }
+    threads = torch.get_num_threads()  # the framework leaves a core idle
     with _quiet():
         trainer = FineTuner(overrides=overrides)
+        trainer.add_callback("on_train_start", lambda _: torch.set_num_threads(threads))
         trainer.model = _trainable(model, settings)
         if progress is not None and not trainer.ddp:  # several processes are started afresh, without us
             trainer.add_callback(
                 "on_train_epoch_end",
                 lambda t: progress(f"fine-tuning ({_losses(t.tloss)})", t.epoch + 1, settings.epochs),
             )
-        threads = torch.get_num_threads()
         try:
             trainer.train()
         finally:
             torch.set_num_threads(threads)
-    save_tuned(model, work / "run" / "weights" / _WEIGHTS, output)
 
 
 def _trainable(model: PoseModel, settings: FinetuneSettings) -> PoseModel:
