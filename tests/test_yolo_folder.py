@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from halopose.datasets import Objects, load_dataset
+from halopose.errors import HaloposeError
 from halopose.yolo_folder import label_rows, mirrored_order, write_yolo
 from models import host_of, write_scenes
 
@@ -33,6 +35,26 @@ def test_data_in_pixels_become_the_same_labels(tmp_path: Path) -> None:
         )
 
 
+def test_a_folder_is_used_again(tmp_path: Path) -> None:
+    """Links to images of the data set before are gone, and a file of the user's is not."""
+    host = host_of("11")
+    dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 3}), "train")
+    images = write_yolo(dataset, tmp_path / "work", host, 3).parent / "images"
+    (images / "mine.txt").write_text("kept")
+    second = replace(dataset.records[1], image_id=dataset.records[0].image_id)
+    write_yolo(replace(dataset, records=(second,)), tmp_path / "work", host, 3)
+    links = [path for path in images.iterdir() if path.is_symlink()]
+    assert [link.resolve() for link in links] == [second.path.resolve()]
+    assert (images / "mine.txt").read_text() == "kept"
+
+
+def test_other_keypoints_are_refused(tmp_path: Path) -> None:
+    host = host_of("11")
+    dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 1}), "train")
+    with pytest.raises(HaloposeError, match="1 keypoints, the model 17"):
+        write_yolo(replace(dataset, names=("nose",)), tmp_path / "work", host, 3)
+
+
 def test_label_rows() -> None:
     objects = Objects(
         boxes=np.array([[-0.1, 0.2, 0.5, 1.2], [0.3, 0.3, 0.3, 0.6]]),
@@ -45,6 +67,7 @@ def test_label_rows() -> None:
     expected = [1, 0.25, 0.6, 0.5, 0.8, 0.1, 0.2, 2, 0, 0, 0, 0, 0, 0]
     np.testing.assert_allclose(label_rows(objects, 3), [expected])  # clipped; an empty box is no object
     np.testing.assert_allclose(label_rows(objects, 2)[0, 5:], [0.1, 0.2, *[-0.005] * 4])
+    assert label_rows(objects.select(np.zeros(2, dtype=bool)), 3).shape == (0, 14)
 
 
 def test_mirrored_order() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from halopose.datasets import Dataset, Objects, Record
+from halopose.errors import HaloposeError
 from halopose.hosts.base import Host
 from halopose.images import read_image
 from halopose.poses import Array
@@ -23,14 +24,17 @@ def write_yolo(dataset: Dataset, folder: Path, host: Host, dimensions: int) -> P
     The user's own folder stays as it is (a framework would write a cache there). Crowds are no targets.
     Labelled keypoints outside of the image count as unlabelled: frameworks drop the whole image otherwise.
     """
+    if len(dataset.names) != host.keypoint_count:
+        raise HaloposeError(f"the data have {len(dataset.names)} keypoints, the model {host.keypoint_count}")
     images, labels = folder / "images", folder / "labels"
     for place in (images, labels):
         place.mkdir(parents=True, exist_ok=True)
+    for link in images.iterdir():
+        if link.is_symlink():  # of another data set, perhaps
+            link.unlink()
     for record in dataset.records:
         link = images / f"{record.image_id:015d}{record.path.suffix.lower()}"
-        if not link.exists():
-            link.unlink(missing_ok=True)
-            link.symlink_to(record.path.resolve())
+        link.symlink_to(record.path.resolve())
         rows = label_rows(_relative(record), dimensions)
         text = "\n".join(" ".join(f"{value:.9g}" for value in row) for row in rows)
         (labels / link.name).with_suffix(".txt").write_text(text)
@@ -80,7 +84,8 @@ def label_rows(objects: Objects, dimensions: int) -> Array:
         points = np.concatenate([np.where(seen[..., None], points, 0.0), 2.0 * seen[..., None]], axis=2)
     else:
         points = np.where(seen[..., None], points, -0.005)  # a negative coordinate says unlabelled
-    rows = np.concatenate([objects.class_ids[:, None], centre, size, points.reshape(len(points), -1)], axis=1)
+    flat = points.reshape(len(points), points.shape[1] * dimensions)
+    rows = np.concatenate([objects.class_ids[:, None], centre, size, flat], axis=1)
     return np.asarray(rows[(size > 0).all(1)])
 
 

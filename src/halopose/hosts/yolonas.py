@@ -76,6 +76,7 @@ class YoloNASHost(Host):
         self.class_names = _class_names(class_names, int(model.num_classes), self.keypoint_count)
         self.sigmas = keypoint_sigmas(sigmas, self.keypoint_count, coco=True)
         self.description = description
+        self.oks_factor = oks_factor
         self._templates = [
             [_template(block) for block in (head.pose_stem, *head.pose_convs)] for head in self._heads()
         ]

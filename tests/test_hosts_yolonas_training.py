@@ -1,0 +1,260 @@
+"""Fine-tuning YOLO-NAS: only the keypoint term changes, and the framework's trainer runs as asked."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from halopose.datasets import Dataset, load_dataset
+from halopose.errors import HaloposeError
+from halopose.finetune import FinetuneSettings
+from halopose.hosts import yolonas_training
+from halopose.hosts.yolonas import LibreYOLONAS, YoloNASHost, YoloNASPoseLoss
+from halopose.hosts.yolonas_training import PoksPoseLoss, save_tuned, tune
+from halopose.predictor import load_host
+from models import pose_model, scenes, write_yolo
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KEYPOINTS = 4
+SIGMAS = [0.05, 0.08, 0.1, 0.2]
+NAMES = ["near_left", "near_right", "far_right", "far_left"]
+QUICK = FinetuneSettings(epochs=1, learning_rate=1e-3, warmup_epochs=0, imgsz=60, batch=2, workers=0)
+
+
+def label(x: float, y: float, seen: list[int]) -> list[float]:
+    corners = [(-0.2, 0.2), (0.2, 0.2), (0.1, -0.2), (-0.1, -0.2)]
+    points = [[x + dx, y + dy, v] for (dx, dy), v in zip(corners, seen, strict=True)]
+    return [0, x, y, 0.5, 0.5, *np.ravel(points).tolist()]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint as SuperGradients writes it, which is not the form in which the trainer writes."""
+    path = tmp_path_factory.mktemp("base") / "base.pth"
+    torch.save({"net": pose_model("nas", (KEYPOINTS, 3)).state_dict()}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def host() -> YoloNASHost:
+    """A base that says more about itself than its weights do."""
+    model = pose_model("nas", (KEYPOINTS, 3))
+    return YoloNASHost(model, sigmas=[0.3] * KEYPOINTS, oks_factor=False, class_names=["runway"])
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Four images, one of them with two objects and one with none."""
+    rows = [[label(0.4, 0.5, [2, 2, 0, 1]), label(0.6, 0.6, [2, 2, 2, 2])], [label(0.5, 0.4, [2] * 4)]]
+    rows += [[label(0.3, 0.3, [0, 2, 2, 2])], []]
+    items = [(f"{n}.png", image, labels) for n, (image, labels) in enumerate(zip(scenes(4), rows, strict=True))]
+    root = tmp_path_factory.mktemp("images") / "images" / "data"  # a folder above may be called images too
+    yaml = write_yolo(root, {"train": items}, kpt_shape=[KEYPOINTS, 3], kpt_names={0: NAMES})
+    return replace(load_dataset(yaml, "train"), sigmas=np.array(SIGMAS))
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    """Read without any of our own code."""
+    content = torch.load(path, weights_only=True)
+    return content.get("net") or content["model"]
+
+
+def changed(before: Path, after: Path) -> set[str]:
+    old, new = weights(before), weights(after)
+    assert old.keys() == new.keys()
+    return {name for name in old if not torch.equal(old[name], new[name])}
+
+
+def criterion(loss: type[YoloNASPoseLoss] = YoloNASPoseLoss) -> Any:
+    plain = YoloNASPoseLoss(SIGMAS)
+    return PoksPoseLoss.from_plain(plain) if loss is PoksPoseLoss else plain
+
+
+def targets(objects: list[list[float]], side: int = 96) -> Tensor:
+    """A batch of two images (2, 100, 5 + 3 K) with objects on the first alone."""
+    batch = torch.zeros(2, 100, 5 + 3 * KEYPOINTS)
+    for number, row in enumerate(objects):
+        batch[0, number] = torch.tensor(row) * torch.tensor([1, *[side] * 4, *[side, side, 1] * KEYPOINTS])
+    return batch
+
+
+def forward(model: torch.nn.Module, side: int = 96) -> Any:
+    return model.train()(torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0)))
+
+
+def poks_by_hand(terms: dict[str, Tensor]) -> float:
+    """Keypoint by keypoint, object by object, in numpy's double precision."""
+    predicted, true, seen, area = (
+        terms[name].detach().double().numpy()
+        for name in ("predicted_coords", "target_coords", "target_visibility", "area")
+    )
+    similarities = []
+    for k, sigma in enumerate(SIGMAS):
+        energies = [
+            np.sum((predicted[i, k] - true[i, k]) ** 2) / (2 * area[i, 0] * (2 * sigma) ** 2)
+            for i in range(len(true))
+            if seen[i, k, 0] > 0
+        ]
+        if energies:
+            similarities.append(np.exp(-np.mean(energies)))
+    return float(1 - np.mean(similarities))
+
+
+def test_only_the_keypoint_term_changes() -> None:
+    outputs = forward(pose_model("nas", (KEYPOINTS, 3)))
+    truth = targets([label(0.4, 0.5, [2, 2, 0, 1]), label(0.6, 0.6, [0, 2, 0, 2])])
+    plain, tuned = criterion(), criterion(PoksPoseLoss)
+    seen: list[tuple[dict[str, Any], Tensor]] = []
+    tuned.poks.register_forward_hook(
+        lambda module, inputs, output: seen.append(
+            (dict(zip(("predicted_coords", "target_coords", "labelled", "area"), inputs, strict=True)), output)
+        )
+    )
+    _, before = plain(outputs, truth)
+    total, after = tuned(outputs, truth)
+    names = plain.component_names
+    assert {name for name, a, b in zip(names, before, after, strict=True) if a != b} == {"pose_reg", "loss"}
+    terms, value = seen[0][0], seen[0][1].detach()
+    terms["target_visibility"] = terms["labelled"][..., None]
+    assert not terms["labelled"][:, 2].any()  # a keypoint that no object has is left out of the mean
+    assert float(value) == pytest.approx(poks_by_hand(terms), abs=1e-5)
+    assert 0 < float(value) < 1
+    assert float(after[4]) == pytest.approx(plain.pose_reg_loss_weight * float(value), rel=1e-5)
+    total.backward()
+
+
+def test_weights_of_cells_do_not_matter() -> None:
+    """The assigner's scores weigh the framework's own term, and have no place in ours."""
+    generator = torch.Generator().manual_seed(1)
+    terms: dict[str, Any] = {
+        "predicted_coords": 20 * torch.rand(6, KEYPOINTS, 2, generator=generator),
+        "target_coords": 20 * torch.rand(6, KEYPOINTS, 2, generator=generator),
+        "predicted_logits": torch.randn(6, KEYPOINTS, 1, generator=generator),
+        "target_visibility": torch.tensor([0.0, 1, 2, 2]).repeat(6, 1)[..., None],
+        "area": 1000 * torch.rand(6, 1, generator=generator),
+        "sigmas": torch.tensor(SIGMAS),
+    }
+    given = {"assigned_scores": torch.rand(6, 1, generator=generator), "assigned_scores_sum": 2.0}
+    (plain, ours), (weighted, alike) = (
+        (
+            criterion()._keypoint_loss(**terms, **more)[0],
+            criterion(PoksPoseLoss)._keypoint_loss(**terms, **more)[0],
+        )
+        for more in ({}, given)
+    )
+    assert plain != weighted
+    assert ours == alike
+    assert float(ours) == pytest.approx(poks_by_hand(terms), abs=1e-5)
+
+
+@pytest.mark.parametrize("seen", [None, [0, 0, 0, 0]])
+def test_a_batch_without_objects_or_keypoints(seen: list[int] | None) -> None:
+    model = pose_model("nas", (KEYPOINTS, 3))
+    tuned = criterion(PoksPoseLoss)
+    total, items = tuned(forward(model), targets([label(0.5, 0.5, seen)] if seen else []))
+    assert items[4] == 0
+    assert not tuned.poks._called, "other processes would wait for this one's sums"
+    total.backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert gradients
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_the_trainer_uses_it(
+    host: YoloNASHost, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pOKS by hand on the batches that the trainer feeds, and a checkpoint that everyone can load."""
+    calls: list[tuple[dict[str, Tensor], float]] = []
+    batches: list[Tensor] = []
+    original, whole = PoksPoseLoss._keypoint_loss, PoksPoseLoss.forward
+
+    def spy(self: Any, **terms: Any) -> Any:
+        result = original(self, **terms)
+        calls.append((terms, float(result[0].detach())))
+        return result
+
+    def watch(self: Any, outputs: Any, given: Tensor) -> Any:
+        batches.append(given)
+        return whole(self, outputs, given)
+
+    monkeypatch.setattr(PoksPoseLoss, "_keypoint_loss", spy)
+    monkeypatch.setattr(PoksPoseLoss, "forward", watch)
+    before, after = tmp_path / "base.pt", tmp_path / "new" / "tuned.pt"
+    save_tuned(host, host.model.state_dict(), 64, before)
+    steps: list[tuple[str, int, int]] = []
+    settings = replace(QUICK, batch=1)  # so that one batch has no objects
+    tune(before, dataset, after, tmp_path / "images", settings, progress=lambda *step: steps.append(step))
+    assert len(batches) == 4
+    assert any(not batch.any() for batch in batches)
+    assert 0 < len(calls) < 4
+    for terms, value in calls:
+        assert value == pytest.approx(poks_by_hand(terms), abs=1e-5)
+        assert terms["sigmas"].tolist() == pytest.approx(SIGMAS)
+    assert [step[1:] for step in steps] == [(1, 1)]
+    assert "pose_reg" in steps[0][0]
+    assert not list(tmp_path.rglob("last.pt"))
+    tuned = load_host(after)
+    assert isinstance(tuned, YoloNASHost)
+    assert tuned.fingerprints != host.fingerprints
+    for name in ("keypoint_count", "class_names", "oks_factor", "strides"):
+        assert getattr(tuned, name) == getattr(host, name)
+    assert tuned.sigmas.tolist() == host.sigmas.tolist()  # the data set's are for the tuning alone
+    theirs = LibreYOLONAS(str(after), size="n", task="pose", device="cpu")
+    assert (theirs.num_keypoints, theirs.names) == (KEYPOINTS, {0: "runway"})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_control(base: Path, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The framework's own loss: the same result from the same seed, frozen parts bit for bit, and no bars."""
+    monkeypatch.setattr(PoksPoseLoss, "forward", None)  # would fail if it were used
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    settings = replace(QUICK, loss="oks", freeze=2)
+    for name in "ab":
+        random.seed()
+        tune(base, dataset, tmp_path / f"{name}.pt", tmp_path / name, settings)
+    assert changed(tmp_path / "a.pt", tmp_path / "b.pt") == set()
+    assert {name.split(".")[0] for name in changed(base, tmp_path / "a.pt")} == {"heads"}
+    assert screen.getvalue() == ""
+
+
+def test_refusals(base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Path) -> None:
+    def refused(match: str, given: Dataset = dataset, device: str | None = None, **options: Any) -> None:
+        with pytest.raises(HaloposeError, match=match):
+            tune(base, given, tmp_path / "out.pt", tmp_path, replace(QUICK, **options), device=device)
+        assert not (tmp_path / "out.pt").exists()
+
+    refused("freeze 0, 1", freeze=3)
+    refused("one device", device="0,1")
+    refused("5 keypoints, the model 4", replace(dataset, names=(*dataset.names, "more")))
+    other = replace(dataset.records[0], path=Path("image.jp2"))
+    refused("no .jp2 files", replace(dataset, records=(other,)))
+    weights = {name: value * float("nan") for name, value in host.model.state_dict().items()}
+    with pytest.raises(HaloposeError, match="diverged"):
+        save_tuned(host, weights, 64, tmp_path / "out.pt")
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_settings_reach_the_trainer(host: YoloNASHost, dataset: Dataset) -> None:
+    given = replace(QUICK, imgsz=100, learning_rate=3e-5, warmup_epochs=1.5, batch=7, amp=True)
+    tuner = yolonas_training.FineTuner(
+        host.model, **yolonas_training._overrides(host, dataset, Path("d.yaml"), Path("w"), given), device="cpu"
+    )
+    config = tuner.config
+    assert (config.imgsz, config.lr0, config.warmup_epochs, config.batch) == (128, 3e-5, 1.5, 7)
+    assert (config.optimizer, config.amp_dtype, config.eval_interval) == ("adamw", "bfloat16", 0)
+    assert config.oks_sigmas == SIGMAS
