@@ -17,6 +17,7 @@ from halopose.ablation_report import (
     linear_ticks,
     render,
     scale_plot,
+    summaries,
     table,
     to_csv,
     to_markdown,
@@ -74,7 +75,7 @@ def test_markdown_has_a_line_per_row_and_finding():
     text = to_markdown(made, "Title")
     assert text.startswith("# Title\n")
     for result in made:
-        assert text.count(f"| {result.title} |") == (1 if result.name == DEFAULT else 2)
+        assert text.count(f"\n| {result.title} |") == (1 if result.name == DEFAULT else 2)
     for finding in FINDINGS:
         assert (
             len(re.findall(rf"\| {finding.text} \| \*\*(reproduced|contradicted|not decided)\*\* \|", text)) == 1
@@ -94,6 +95,25 @@ def test_bold_is_what_the_interval_decides_and_equal_rows_say_so():
         assert same.difference == "same"
         assert not same.decided
     assert all(cell.difference == "" for cell in rows["Default"])
+
+
+def test_the_smaller_tables_of_the_paper():
+    made = results()
+    pruning, scalar, rules = summaries(made)
+    default, named = made[0], {result.name: result for result in made}
+    change = default.estimate["pruned.student_t.nll"] - default.estimate["student_t.nll"]
+    assert pruning.rows[1][-1].startswith(f"{change:+.3f}".replace("-", "−"))
+    draws = default.draws["pruned.student_t.nll"] - default.draws["student_t.nll"]
+    assert pruning.rows[1][-1].endswith(f"± {1.96 * draws.std(ddof=1):.3f}")
+    assert [row[0] for row in scalar.rows] == ["trace", "determinant", "largest eigenvalue"]
+    assert scalar.rows[1][1].startswith(f"{named['determinant'].estimate['gaussian.akp']:.4f} ±")
+    assert [row[0] for row in rules.rows] == ["Youden", "distance to the corner", "F1"]
+    assert rules.rows[2][1].startswith(f"{named['f1'].estimate['kept_fraction']:.3f} ±")
+    for one in (pruning, scalar, rules):
+        assert all(len(row) == len(one.head) for row in one.rows)
+        assert f"## {one.title}" in to_markdown(made, "Title")
+        assert one.title in render(made, "Title")
+    assert len(summaries(results([DEFAULT]))[2].rows) == 1
 
 
 class _Page(HTMLParser):

@@ -33,6 +33,7 @@ COLUMNS = {
     "pruned.gaussian.nll": ("NLL, Gaussian", "After pruning", 3),
     "pruned.student_t.nll": ("NLL, Student-t", "After pruning", 3),
 }
+REGIMES = {"gaussian": "Gaussian", "student_t": "Student-t"}
 _CSV_FIELDS = ("estimate", "low", "high", "difference", "difference_low", "difference_high")
 
 
@@ -91,6 +92,65 @@ def evidence(judged: Judged) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class Summary:
+    """One of the paper's smaller tables, as text."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+def summaries(results: Sequence[Result]) -> list[Summary]:
+    """What pruning changes, how scalarisations rank, what threshold rules keep (paper, tables 2, 4 and 5)."""
+    found = {result.name: result for result in results}
+    if DEFAULT not in found:
+        return []
+    sizes = {DEFAULT: "trace", "determinant": "determinant", "eigenvalue": "largest eigenvalue"}
+    rules = {DEFAULT: "Youden", "distance": "distance to the corner", "f1": "F1"}
+    scalar = [(title, found[name]) for name, title in sizes.items() if name in found]
+    rule = [(title, found[name]) for name, title in rules.items() if name in found]
+    kept = [f"pruned.{regime}.{name}" for name in ("ace", "ence", "nll") for regime in REGIMES]
+    labels = [f"{name}, {title}" for name in ("ACE", "ENCE", "NLL") for title in REGIMES.values()]
+    return [
+        Summary(
+            "Pruning (table 2)",
+            ["", "ACE", "change", "ENCE", "change", "NLL", "change"],
+            [_pruned(found[DEFAULT], regime, title) for regime, title in REGIMES.items()],
+        ),
+        Summary(
+            "Scalarisations (table 4)",
+            ["Ranked by", *(f"AKP, {title}" for title in REGIMES.values())],
+            [[title, *_values(one, [f"{regime}.akp" for regime in REGIMES])] for title, one in scalar],
+        ),
+        Summary(
+            "Threshold rules (table 5)",
+            ["Threshold by", "Kept", *labels],
+            [[title, *_values(one, ["kept_fraction", *kept])] for title, one in rule],
+        ),
+    ]
+
+
+def _pruned(result: Result, regime: str, title: str) -> list[str]:
+    cells = [title]
+    for name in ("ace", "ence", "nll"):
+        after, before = f"pruned.{regime}.{name}", f"{regime}.{name}"
+        cells += [*_values(result, [after]), _difference(result.minus(result, after, before), _digits(name))]
+    return cells
+
+
+def _values(result: Result, metrics: Sequence[str]) -> list[str]:
+    """Each with half of its interval."""
+    return [
+        f"{_number(result.estimate[metric], digits)} ± {_number(result.margin(metric), digits)}"
+        for metric, digits in ((metric, _digits(metric)) for metric in metrics)
+    ]
+
+
+def _digits(metric: str) -> int:
+    return 3 if metric.endswith(("nll", "kept_fraction")) else 4
+
+
 def notes(results: Sequence[Result]) -> list[str]:
     """What a reader must know to read the numbers."""
     counts = results[0].counts
@@ -129,6 +189,8 @@ def to_markdown(results: Sequence[Result], title: str) -> str:
         "Bold: the interval excludes zero.",
         _markdown_table(head, differences),
     ]
+    for one in summaries(results):
+        parts += [f"## {one.title}", _markdown_table(one.head, one.rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -167,6 +229,7 @@ def render(results: Sequence[Result], title: str) -> str:
         groups=[(group, groups.count(group)) for group in dict.fromkeys(groups)],
         columns=[(label, number > 0 and groups[number] != groups[number - 1]) for number, label in _labels()],
         rows=table(results),
+        summaries=summaries(results),
         scales=scale_plot(results),
         variances=variance_plots(results),
     )

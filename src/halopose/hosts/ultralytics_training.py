@@ -170,6 +170,7 @@ def _train(
         "exist_ok": True,
         "epochs": settings.epochs,
         "batch": settings.batch,
+        "nbs": settings.batch,  # else it adds up 64 images before each step, and a short tuning makes a dozen
         "imgsz": settings.imgsz,
         "optimizer": "AdamW",  # "auto" would choose the learning rate itself
         "lr0": settings.learning_rate,
