@@ -47,8 +47,9 @@ class PoksPoseLoss(YoloNASPoseLoss):  # type: ignore[misc]
 
     The framework's own term is a mean of 1 - OKS over assigned cells, weighted by the scores that the assigner
     gives them, and shrinks where these add up to less than 1. pOKS is a mean of energies inside the exponential
-    (paper, appendix B), where such weights have no place: each assigned cell counts alike. Both are in [0, 1]
-    before the framework's own weight. The area is the framework's too, 0.53 of the box.
+    (paper, appendix B) and has no weights: each assigned cell counts alike, those too that the assigner gives
+    nearly no score and that lie far off, so that it is nearer to 1. Both are in [0, 1] before the framework's
+    own weight. The area is the framework's too, 0.53 of the box.
     """
 
     poks: PoksLoss
