@@ -1,6 +1,7 @@
 """Settings of all tests: hypothesis draws the same examples every time, and never by the clock."""
 
 import os
+import resource
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,15 @@ settings.register_profile("fixed", derandomize=True, deadline=None, max_examples
 # Longer hunts for rare failures: HYPOTHESIS_PROFILE=hunt pytest
 settings.register_profile("hunt", deadline=None, max_examples=1000, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """The system refuses to write more than a hundred bytes to any file, as a full disk would."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture(scope="module")

@@ -126,6 +126,18 @@ def test_damaged_calibrations_are_one_line(files, tmp_path, content, monkeypatch
     assert "c.json" in error
 
 
+def test_a_file_where_a_folder_should_be_is_one_line(files, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr("halopose.evaluation.match_poses", lambda *given: pytest.fail("too late"))
+    both = files / "predictions.json", files / "truth.json"
+    code, error = run_main(monkeypatch, capsys, "score", *both, "-o", tmp_path / "file")
+    assert (code, error) == (2, f"halopose: cannot write to {tmp_path / 'file'}: File exists\n")
+    code, error = run_main(monkeypatch, capsys, "synthesize", "-o", tmp_path / "file")
+    assert code == 2
+    assert error.startswith(f"halopose: cannot write {tmp_path / 'file'}")
+    assert error.count("\n") == 1
+
+
 TRUTH, RESULTS = synthesize(World(images=4, persons=8, detections_per_image=3))
 
 

@@ -117,3 +117,37 @@ def test_predict_refuses_missing_and_foreign_things(work, tmp_path, monkeypatch,
     torch.save({"model": pose_model("11", seed=5)}, tmp_path / "other.pt")
     line = refused(monkeypatch, capsys, "predict", ASSETS, "--base", tmp_path / "other.pt", *artifact)
     assert "made for another base" in line
+
+
+@pytest.mark.parametrize("command", ["fit", "fit runways", "report", "train", "calibrate", "evaluate", "predict"])
+def test_outputs_that_cannot_be_written_are_refused_before_any_work(work, tmp_path, monkeypatch, capsys, command):
+    (tmp_path / "file").write_text("x")
+    inside, folder, heads = (
+        tmp_path / "file" / "a.safetensors",
+        tmp_path / "file",
+        ("--artifact", work / "a.safetensors"),
+    )
+    arguments = {
+        "fit": ("fit", work / "data.yaml", *base(work), "-o", inside),
+        "fit runways": ("fit", "-o", inside),
+        "report": ("fit", work / "data.yaml", *base(work), "-o", tmp_path / "a.safetensors", "--report", folder),
+        "train": ("train", work / "a" / "train", *base(work), "-o", inside),
+        "calibrate": ("calibrate", work / "a" / "val", *base(work), *heads, "-o", inside),
+        "evaluate": ("evaluate", work / "data.yaml", *base(work), *heads, "--split", "test", "-o", folder),
+        "predict": ("predict", ASSETS / "bus.jpg", *base(work), *heads, "-o", folder),
+    }[command]
+    for late in (
+        "landing.world.write_dataset", "pipeline.fit", "pipeline.train_heads", "pipeline.calibrate_artifact",
+        "pipeline.collect_validation", "predictor.UncertainPose.stream",
+    ):  # fmt: skip
+        monkeypatch.setattr(f"halopose.{late}", lambda *given, **more: pytest.fail("too late"))
+    line = refused(monkeypatch, capsys, *arguments)
+    assert line.startswith(f"halopose: cannot write to {folder}")
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_predict_on_a_full_disk_is_one_line(work, tmp_path, monkeypatch, capsys):
+    heads = "--artifact", work / "a.safetensors"
+    line = refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *base(work), *heads, "-o", tmp_path)
+    assert line == f"halopose: cannot write {tmp_path / 'bus.jpg'}: File too large\n"
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.files import (
+    make_folder,
+    make_room,
     parse_ground_truth,
     parse_predictions,
     prediction_entries,
@@ -143,6 +146,36 @@ def test_writing_where_nothing_can_be_written_leaves_no_trace(tmp_path):
     with pytest.raises(HaloposeError, match="cannot write"):
         write_json(tmp_path / "file" / "x.json", {})
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path):
+    write_json(tmp_path / "x.json", "small")
+    with pytest.raises(HaloposeError, match=r"cannot write .*x\.json"):
+        write_json(tmp_path / "x.json", "large" * 100)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    assert read_json(tmp_path / "x.json") == "small"
+
+
+def test_a_folder_is_made_or_refused_in_one_line(tmp_path):
+    assert make_folder(tmp_path / "new" / "folder").is_dir()
+    assert make_folder(tmp_path / "new" / "folder") == make_room(tmp_path / "new" / "folder" / "file").parent
+    assert not list((tmp_path / "new" / "folder").iterdir())
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(HaloposeError, match="cannot write to"):
+            make_folder(path)
+    with pytest.raises(HaloposeError, match="cannot write to"):
+        make_room(tmp_path / "file" / "x")
+    with pytest.raises(HaloposeError, match="it is a folder, name a file"):
+        make_room(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_refused(tmp_path):
+    tmp_path.chmod(0o555)
+    with pytest.raises(HaloposeError, match=r"cannot write to .*: Permission denied"):
+        make_folder(tmp_path)
 
 
 JSON = st.recursive(

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from halopose.errors import HaloposeError
-from halopose.images import as_bgr, read_image, read_source
+from halopose.images import as_bgr, read_image, read_source, write_image
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 GREY = COLOURS[..., 0].copy()
@@ -73,6 +73,23 @@ def test_exif_rotation_is_undone(tmp_path, orientation):
     for found in (read_image(tmp_path / "turned.jpg"), as_bgr(Image.open(tmp_path / "turned.jpg"))):
         assert found.shape == upright[orientation].shape
         assert np.abs(found.astype(int) - upright[orientation]).mean() < 5
+
+
+def test_what_is_written_reads_back(tmp_path):
+    write_image(tmp_path / "new" / "a.png", COLOURS)
+    assert np.array_equal(read_image(tmp_path / "new" / "a.png"), COLOURS)
+    smooth = np.tile(np.linspace(0, 255, 64, dtype=np.uint8)[:, None, None], (1, 64, 3))
+    for quality, loss in ((None, 2), (95, 2), (30, 8)):
+        write_image(tmp_path / "b.jpg", smooth, quality)
+        assert np.abs(read_image(tmp_path / "b.jpg").astype(int) - smooth).mean() < loss
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_leaves_no_half_image(tmp_path):
+    with pytest.raises(HaloposeError, match=r"cannot write .*a\.png") as error:
+        write_image(tmp_path / "a.png", COLOURS)
+    one_line(error)
+    assert not list(tmp_path.iterdir())
 
 
 def test_unreadable_files_are_one_line(tmp_path):

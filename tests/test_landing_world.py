@@ -75,6 +75,19 @@ def test_processes_do_not_matter_and_a_broken_run_goes_on(written, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, processes):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(HaloposeError, match="cannot write to"):
+        write_dataset(tmp_path / "file", COUNTS, seed=3, settings=SMALL, processes=processes)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_is_one_line(tmp_path):
+    with pytest.raises(HaloposeError, match=r"cannot write .*\.jpg"):
+        write_dataset(tmp_path, COUNTS, seed=3, settings=SMALL)
+
+
 @given(st.integers(0, 2**32), st.integers(1, 30))
 def test_splits_share_no_scene(seed, count):
     seeds = [set(split_seeds(seed, name, count)) for name in ("train", "val", "test", "fog", "calibration")]

@@ -280,6 +280,12 @@ def test_killed_training_ends_the_same(store, tmp_path):
     assert (tmp_path / "killed.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
+def test_a_checkpoint_that_cannot_be_written_is_one_line(store, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(HaloposeError, match="cannot write"):
+        trained_bytes(store, replace(SETTINGS, epochs=1), tmp_path / "file" / "checkpoint.safetensors")
+
+
 def test_checkpoints_of_other_trainings_are_refused(store, tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     settings = replace(SETTINGS, epochs=1)

@@ -17,6 +17,7 @@ from safetensors.torch import save
 
 from halopose.calibration import GaussianCalibration, StudentTCalibration
 from halopose.errors import HaloposeError
+from halopose.files import write_bytes
 from halopose.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
 from halopose.hosts.base import Host
 
@@ -84,15 +85,7 @@ class Artifact:
             {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
             metadata={"halopose": json.dumps(content, sort_keys=True)},
         )
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(data)
-            partial.replace(path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
+        write_bytes(path, data)
 
     @classmethod
     def load(cls, path: Path | str) -> Artifact:

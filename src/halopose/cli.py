@@ -69,6 +69,7 @@ def score(
 ) -> None:
     """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html."""
     from halopose.evaluation import Protocol, evaluate, match_poses
+    from halopose.files import make_folder
     from halopose.recalibration import given_by
     from halopose.regimes import cross_fitted
 
@@ -84,6 +85,7 @@ def score(
         seed=seed,
     )
     detections, objects, files = _scoring_input(predictions, truth, calibration or [], overlap, sigmas)
+    make_folder(output)
     matched = match_poses(detections, objects, protocol)
     regimes = None
     if files and len(matched):

@@ -46,7 +46,7 @@ def land(
 ) -> None:
     """Fly an approach by camera: corners with covariances, weighted PnP, integrity, fusion; animation and page."""
     from halopose import hub
-    from halopose.files import write_json, write_text
+    from halopose.files import make_folder, write_json, write_text
     from halopose.landing import page, pictures
     from halopose.landing.flight import LandingSettings
     from halopose.landing.flight import land as fly
@@ -66,10 +66,7 @@ def land(
     )
     if animation:
         pictures.check_animation(output / "landing.webp")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HaloposeError(f"cannot write to {output}: {error.strerror or error}") from None
+    make_folder(output)
     model = UncertainPose.load(base or hub.runway_detector(), artifact or hub.runway_artifact(), device=device)
     with progress() as step:
         flight = fly(model, settings, step)

@@ -73,6 +73,7 @@ def fit(
     from dataclasses import replace
 
     from halopose import pipeline
+    from halopose.files import make_folder, make_room
 
     settings = _settings(
         imgsz, train_sizes, calibration, calibration_share, epochs, alpha, scale_weight, dispersion, trunk,
@@ -81,6 +82,8 @@ def fit(
     work = work or output.with_suffix("")
     if work == output:
         raise HaloposeError(f"{output} is the work folder too: name the artifact {output}.safetensors")
+    report = report or output.with_name(f"{output.stem}-report")
+    make_room(output), make_folder(report)
     if data is None and base is None:
         data, base = _runways(work)
     if data is None or base is None:
@@ -93,7 +96,7 @@ def fit(
     artifact.save(output)
     for line in artifact.card["skipped"]:
         say(f"skipped: {line}")
-    write_scores(metrics, report or output.with_name(f"{output.stem}-report"), host.description)
+    write_scores(metrics, report, host.description)
     say(f"-> {output}")
 
 
@@ -146,6 +149,7 @@ def train(
 ) -> None:
     """Train heads on a match store; a rerun resumes after the last whole epoch."""
     from halopose import pipeline
+    from halopose.files import make_room
     from halopose.matches import MatchStore
     from halopose.predictor import load_host
 
@@ -155,6 +159,7 @@ def train(
     settings = _settings(
         size, None, "matched", 0.2, epochs, alpha, scale_weight, dispersion, trunk, warm_start, seed
     )
+    make_room(output)
     with progress() as step:
         checkpoint = output.with_suffix(".training.safetensors")
         heads, trained = pipeline.train_heads(host, [collected], settings, checkpoint, step)
@@ -176,10 +181,12 @@ def calibrate(
     """Calibrate trained heads and choose the pruning threshold on images they have not seen."""
     from halopose import pipeline
     from halopose.artifact import Artifact
+    from halopose.files import make_room
     from halopose.matches import MatchStore
     from halopose.predictor import load_host
 
     host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    make_room(output)
     done = pipeline.calibrate_artifact(Artifact.load(artifact), host, MatchStore(store), source)
     done.save(output)
     say(f"calibrated on {len(done.card['images']['calibration'])} images -> {output}")
@@ -211,6 +218,7 @@ def evaluate(
     from halopose import pipeline
     from halopose.artifact import Artifact
     from halopose.datasets import load_dataset
+    from halopose.files import make_folder
     from halopose.predictor import load_host
     from halopose.truepositives import Protocol
 
@@ -222,6 +230,7 @@ def evaluate(
         dataset = _unseen(dataset, loaded)
     settings = pipeline.FitSettings(imgsz=imgsz or loaded.imgsz, conf=conf, iou=iou)
     protocol = Protocol(bootstrap=bootstrap, area=area, box_area_factor=loaded.area_factor)
+    make_folder(output)
     with progress() as step:
         store = pipeline.collect_validation(host, dataset, output / "store", settings, step)
         metrics = pipeline.evaluate_artifact(loaded, host, store, None, protocol, step)
@@ -250,25 +259,23 @@ def predict(
     unsafe: Unsafe = False,
 ) -> None:
     """Predict poses with their distributions: annotated pictures and one json."""
-    import cv2
-
     from halopose import hub
-    from halopose.files import write_json
+    from halopose.files import make_folder, write_json
+    from halopose.images import write_image
     from halopose.predictor import UncertainPose, load_host
 
     if base is not None and artifact is None:
         raise HaloposeError("the shipped heads are for the default base: give --artifact for yours")
     host = load_host(base or hub.find_base(), device=device, unsafe=unsafe, end2end=end2end)
     model = UncertainPose.load(host, artifact, family=family)
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     results = []
     number = int(source) if source.isdigit() else source
     for image, poses in model.stream(number, conf=conf, iou=iou, imgsz=imgsz):
         picture = poses.plot(
             image.pixels, probability=probability, show_pruned=not hide_pruned, names=host.keypoint_names
         )
-        if not cv2.imwrite(str(output / f"{image.name}.jpg"), picture):
-            raise HaloposeError(f"cannot write {output / image.name}.jpg: check the disk")
+        write_image(output / f"{image.name}.jpg", picture)
         results.append({"image": image.name, "detections": poses.to_json()})
         kept = 0 if poses.keep is None else int(poses.keep.sum())
         total = len(poses) * poses.keypoint_count
@@ -364,13 +371,10 @@ def _unseen(dataset: Dataset, artifact: Artifact) -> Dataset:
 
 def _example_pictures(artifact: Artifact, host: Any, dataset: Dataset, folder: Path) -> None:
     """Detections with residuals and NLL, all keypoints beside those kept."""
-    import cv2
-    import numpy as np
-
     from halopose.examples import draw_example
+    from halopose.images import write_image
 
-    folder.mkdir(parents=True, exist_ok=True)
     for record in dataset.records:
         picture = draw_example(artifact, host, record)
         if picture is not None:
-            cv2.imwrite(str(folder / f"{record.path.stem}.jpg"), np.asarray(picture))
+            write_image(folder / f"{record.path.stem}.jpg", picture)

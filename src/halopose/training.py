@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -310,13 +311,14 @@ class _Run:
             "holdout_loss": self.holdout_loss,
         }
         partial = path.with_suffix(".partial")
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             save_file(tensors, partial, metadata={"halopose": json.dumps(content)})
             partial.replace(path)
         except (OSError, SafetensorError) as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             raise HaloposeError(f"cannot write {path} ({error}): free some space, a rerun resumes") from None
 
     def _resume(self, path: Path) -> None:

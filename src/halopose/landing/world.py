@@ -6,7 +6,6 @@ the camera and the runway. The same seed gives the same data, whatever the numbe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -18,7 +17,8 @@ import cv2
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.files import write_json, write_text
+from halopose.files import make_folder, write_json, write_text
+from halopose.images import write_image
 from halopose.landing.approach import Approach, fly, frames
 from halopose.landing.render import develop, radiance, render
 from halopose.landing.scenes import (
@@ -65,8 +65,7 @@ def write_dataset(
     for split, count in counts.items():
         kinds = _weathers(split, weather or {})
         seeds = split_seeds(seed, split, count)
-        place = folder / "images" / split
-        place.mkdir(parents=True, exist_ok=True)
+        place = make_folder(folder / "images" / split)
         tasks = [
             (seeds[i], kinds[i % len(kinds)], settings, place / f"{first[split] + i:012d}{suffix}", quality)
             for i in range(count)
@@ -123,13 +122,7 @@ def _make(task: _Task) -> Scene:
     seed, weather, settings, path, quality = task
     scene = sample_scene(seed, weather, settings)
     if not path.exists():
-        options = [cv2.IMWRITE_JPEG_QUALITY, quality] if quality else []
-        encoded, content = cv2.imencode(path.suffix, render(scene), options)
-        if not encoded:
-            raise HaloposeError(f"cannot encode {path}: give a quality from 0 to 100")
-        partial = path.with_suffix(f".{os.getpid()}.part")
-        partial.write_bytes(content.tobytes())
-        partial.replace(path)
+        write_image(path, render(scene), quality or None)
     return scene
 
 
