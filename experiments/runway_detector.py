@@ -26,7 +26,7 @@ from halopose.datasets import load_dataset
 from halopose.finetune import CocoScores
 from halopose.hosts.base import Host
 from halopose.hosts.ultralytics import load_model
-from halopose.hosts.ultralytics_training import FineTuner
+from halopose.hosts.ultralytics_training import OfflineTrainer
 from halopose.hosts.ultralytics_weights import save_model
 from halopose.hub import find_base
 from halopose.landing.world import CORNER_NAMES, OKS_SIGMAS, write_dataset
@@ -64,7 +64,7 @@ STAGES = (
 )
 
 
-class RunwayTrainer(FineTuner):
+class RunwayTrainer(OfflineTrainer):
     """The framework's trainer on the synthetic world."""
 
     stage: Stage

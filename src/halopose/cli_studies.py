@@ -98,6 +98,9 @@ def finetune(
     images: Images = None,
     val_images: Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")] = None,
     work: Annotated[Path | None, typer.Option(help="Work folder; else beside the output.")] = None,
+    sigma: Annotated[
+        float | None, typer.Option(min=1e-6, help="OKS sigma of all keypoints in the loss; else the data's.")
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of fine-tuning.")] = 10,
     lr: Annotated[float, typer.Option(min=0.0, help="Learning rate of AdamW at its highest.")] = 1e-4,
     imgsz: ImageSize = 640,
@@ -124,6 +127,7 @@ def finetune(
     training, validation = two_datasets(data, train, val, images, val_images)
     settings = tuning.FinetuneSettings(
         loss=loss,
+        sigma=sigma,
         epochs=epochs,
         learning_rate=lr,
         imgsz=imgsz,

@@ -60,10 +60,13 @@ Loss = Literal["poks", "oks"]
 class FinetuneSettings:
     """How to fine-tune: ``loss`` is pOKS or the framework's own. freeze: so many first layers stay as they are.
 
-    mirror: mirror half of the images, where names tell left from right. workers: processes that load images.
+    sigma: of all keypoints in the loss, where the base was trained with another than the data state; the scores
+    take the data's. mirror: mirror half of the images, where names tell left from right. workers: processes that
+    load images.
     """
 
     loss: Loss = "poks"
+    sigma: float | None = None
     epochs: int = 10
     learning_rate: float = 1e-4
     warmup_epochs: float = 1.0
@@ -128,10 +131,14 @@ def finetune(
     files: dict[str, Path] = {"before": base, **{loss: _file_of(loss, settings, output) for loss in losses}}
     if len({path.resolve() for path in files.values()}) < len(files):
         raise HaloposeError("the output would overwrite the base: choose another name")
+    dataset = training
+    if settings.sigma is not None:
+        dataset = replace(training, sigmas=np.full(len(training.names), settings.sigma))
+    tune = tuner(base)
     for loss in losses:
         step = _prefixed(progress, loss)
         chosen = replace(settings, loss=loss)
-        tuner(base)(base, training, files[loss], work / loss, chosen, device=device, unsafe=unsafe, progress=step)
+        tune(base, dataset, files[loss], work / loss, chosen, device=device, unsafe=unsafe, progress=step)
     scores = {}
     for name, path in files.items():
         host = load_host(path, device=_first(device), unsafe=unsafe, sigmas=training.sigmas)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
@@ -37,7 +38,7 @@ except ImportError as error:
         f"this needs the ultralytics extra ({error.name or error}): pip install 'halopose[ultralytics]'"
     ) from None
 
-_WEIGHTS = "tuned.safetensors"  # averaged, of the last whole epoch
+_WEIGHTS = "tuned.safetensors"  # averaged, of the last epoch
 _STATE = "state.pt"  # all that the next epoch needs
 
 
@@ -73,7 +74,7 @@ class PoksModel(PoseModel):  # type: ignore[misc]
         return E2ELoss(self, kind) if both else kind(self)
 
 
-class FineTuner(PoseTrainer):  # type: ignore[misc]
+class OfflineTrainer(PoseTrainer):  # type: ignore[misc]
     """The framework's trainer; it fetches and validates nothing, and keeps the last epoch's averaged weights.
 
     Not the best epoch's: choosing one on the validation images would favour the tuned model in the comparison.
@@ -87,28 +88,44 @@ class FineTuner(PoseTrainer):  # type: ignore[misc]
         return {}, None
 
     def save_model(self) -> bool:
-        """After every epoch: averaged weights, and what a rerun goes on with. Neither needs unpickling code."""
         self.wdir.mkdir(parents=True, exist_ok=True)
-        state = {name: value.detach().cpu().contiguous() for name, value in self.ema.ema.state_dict().items()}
-        save_file(state, self.wdir / _WEIGHTS)
+        save_file(self._averaged(), self.wdir / _WEIGHTS)
+        return True
+
+    def _averaged(self) -> dict[str, Tensor]:
+        return {name: value.detach().cpu().contiguous() for name, value in self.ema.ema.state_dict().items()}
+
+    def final_eval(self) -> None:
+        pass
+
+
+class FineTuner(OfflineTrainer):
+    """It keeps the base's normalisation, and goes on after the last whole epoch if it was stopped."""
+
+    def _model_train(self) -> None:
+        """As the framework, but statistics stay: those of a few batches change a base more than a loss does."""
+        super()._model_train()
+        for module in self.model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+
+    def save_model(self) -> bool:
+        """After every epoch all that the next one needs, in a form that loads safely."""
         partial = self._state.with_suffix(".partial")
-        torch.save(
-            {
-                "epoch": self.epoch,
-                "model": unwrap_model(self.model).state_dict(),
-                "ema": state,
-                "updates": self.ema.updates,
-                "optimizer": self.optimizer.state_dict(),
-            },
-            partial,
-        )
+        state = {
+            "epoch": self.epoch,
+            "model": unwrap_model(self.model).state_dict(),
+            "ema": self._averaged(),
+            "updates": self.ema.updates,
+            "optimizer": self.optimizer.state_dict(),
+        }
+        torch.save(state, partial)
         partial.replace(self._state)
         return True
 
     def resume_training(self, ckpt: dict[str, Any] | None) -> None:
-        """Go on after the last whole epoch, if there is one."""
         if self._state.is_file():
-            state = torch.load(self._state, map_location="cpu", weights_only=True)
+            state = _load(self._state)
             unwrap_model(self.model).load_state_dict(state["model"])
             averaged = copy.deepcopy(self.ema.ema)
             averaged.load_state_dict(state["ema"])
@@ -118,9 +135,6 @@ class FineTuner(PoseTrainer):  # type: ignore[misc]
     @property
     def _state(self) -> Path:
         return Path(self.save_dir).parent / _STATE  # the framework clears its own folder for several processes
-
-    def final_eval(self) -> None:
-        pass
 
 
 def tune(
@@ -146,10 +160,17 @@ def tune(
     folder = work / f"tuning-{tuning_key(host, dataset, settings)}"
     finished = folder / _WEIGHTS
     if not finished.is_file():
-        _train(model, data, dataset, folder, settings, device, progress)
-        (folder / "run" / "weights" / _WEIGHTS).replace(finished)
-        (folder / _STATE).unlink()
+        state = folder / _STATE
+        if not state.is_file() or _load(state)["epoch"] + 1 < settings.epochs:
+            _train(model, data, dataset, folder, settings, device, progress)
+        save_file(_load(state)["ema"], finished)
+        state.unlink()
     save_tuned(model, finished, output)
+
+
+def _load(state: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(state, map_location="cpu", weights_only=True)
+    return content
 
 
 def _train(
@@ -161,7 +182,7 @@ def _train(
     device: str | None,
     progress: Callable[[str, int, int], None] | None,
 ) -> None:
-    """Run the trainer, which leaves its weights in the folder."""
+    """Run the trainer, which leaves its state in the folder."""
     overrides = {
         "model": "base",  # a name only: the model is given below
         "data": str(data),
@@ -241,4 +262,4 @@ def save_tuned(model: PoseModel, weights: Path, output: Path) -> None:
     partial.replace(output)
 
 
-__all__ = ["FineTuner", "PoksModel", "save_tuned", "tune"]
+__all__ = ["FineTuner", "OfflineTrainer", "PoksModel", "save_tuned", "tune"]
