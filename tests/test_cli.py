@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -136,6 +137,111 @@ def test_a_file_where_a_folder_should_be_is_one_line(files, tmp_path, monkeypatc
     assert code == 2
     assert error.startswith(f"halopose: cannot write {tmp_path / 'file'}")
     assert error.count("\n") == 1
+
+
+SCORE = "score p.json t.json -o out"
+RECALIBRATE = "recalibrate p.json t.json -o c.json"
+FIT = "fit data.yaml --base base.pt -o a.safetensors"
+COLLECT = "collect data.yaml --base base.pt -o store"
+TRAIN = "train store --base base.pt -o a.safetensors"
+EVALUATE = "evaluate data.yaml --base base.pt --artifact a.safetensors -o out"
+PREDICT = "predict photo.jpg --base base.pt --artifact a.safetensors"
+NO_COUNT = ("-1", "1.5", "nan", "many")
+NO_SIZE = ("-640", "0", "31", "640.5", "nan", "inf")
+NO_SIZES = (*NO_SIZE, "640,320", "640,640", "640,", "640;320")
+NO_SHARE = ("-0.1", "1.1", "nan", "inf", "half")
+NONSENSE = {
+    (SCORE, "--bootstrap"): ("1", *NO_COUNT),
+    (SCORE, "--folds"): ("0", "1", *NO_COUNT),
+    (SCORE, "--scale-edges"): ("0,96", "-32,96", "96,32", "32,32", "nan", "32,inf", "small"),
+    (SCORE, "--sigmas"): ("0,1", "-1", "nan", "1,inf", "1,,2", "wide"),
+    (SCORE, "--seed"): NO_COUNT,
+    (RECALIBRATE, "--fraction"): ("0", *NO_SHARE),
+    (RECALIBRATE, "--sigmas"): ("0", "nan"),
+    ("synthesize -o out", "--images"): ("0", "1", *NO_COUNT),
+    ("synthesize -o out", "--persons"): ("0", "1", *NO_COUNT),
+    ("synthesize -o out", "--dof"): ("0", "-4", "nan", "inf"),
+    ("synthesize -o out", "--overconfidence"): ("0", "-1", "nan", "inf"),
+    ("synthesize -o out", "--seed"): (*NO_COUNT, "4294967296"),
+    (FIT, "--imgsz"): NO_SIZE,
+    (FIT, "--train-sizes"): NO_SIZES,
+    (FIT, "--calibration-share"): ("0", "1", *NO_SHARE),
+    (FIT, "--epochs"): ("0", *NO_COUNT),
+    (FIT, "--alpha"): ("-1", "nan", "inf"),
+    (FIT, "--seed"): (*NO_COUNT, "4294967296"),
+    ("fit", "--epochs"): ("0",),  # without data it would draw its own
+    (COLLECT, "--sizes"): NO_SIZES,
+    (COLLECT, "--detections"): NO_COUNT,
+    (TRAIN, "--epochs"): ("0", *NO_COUNT),
+    (TRAIN, "--alpha"): ("-1", "nan", "inf"),
+    (TRAIN, "--seed"): NO_COUNT,
+    (EVALUATE, "--imgsz"): NO_SIZE,
+    (EVALUATE, "--conf"): NO_SHARE,
+    (EVALUATE, "--iou"): NO_SHARE,
+    (EVALUATE, "--bootstrap"): ("1", *NO_COUNT),
+    (EVALUATE, "--pictures"): NO_COUNT,
+    (PREDICT, "--conf"): NO_SHARE,
+    (PREDICT, "--iou"): NO_SHARE,
+    (PREDICT, "--imgsz"): NO_SIZE,
+    (PREDICT, "--probability"): ("0", "1", *NO_SHARE),
+    ("land", "--seed"): NO_COUNT,
+    ("land", "--rate"): ("0", "-2", "101", "nan", "inf"),
+    ("land", "--outage"): ("gnss:60-20", "gnss:20-20", "gnss:nan-20", "gnss:20"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"), [(*key, value) for key, values in NONSENSE.items() for value in values]
+)
+def test_nonsense_is_one_line_before_any_work(tmp_path, monkeypatch, capsys, command, option, value):
+    """The files named do not exist: that the line is about the option shows that nothing else was looked at."""
+    monkeypatch.chdir(tmp_path)
+    code, error = run_main(monkeypatch, capsys, *command.split(), option, value)
+    assert code == 2
+    assert error.count("\n") == 1
+    assert error.startswith("halopose: ")
+    assert option.strip("-") in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_numeric_option_has_its_nonsense():
+    """So that a new option cannot be forgotten above; those of the studies stand with them."""
+    tested = {(command.split()[0], option) for command, option in NONSENSE}
+    functions = [command.callback for command in app.registered_commands]
+    numeric = {
+        (function.__name__, f"--{name.replace('_', '-')}")
+        for function in functions
+        if not function.__module__.endswith("cli_studies")
+        for name, kind in get_type_hints(function).items()
+        if kind in (int, float, int | None, float | None)
+    }
+    assert numeric <= tested
+    assert len(numeric) > 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("nonsense", "No such command"),
+        ("score", "Missing"),
+        (f"{SCORE} --colour red", "No such option"),
+        (f"{SCORE} --rule best", "--rule"),
+    ],
+)
+def test_what_no_command_knows_is_one_line(monkeypatch, capsys, arguments, message):
+    code, error = run_main(monkeypatch, capsys, *arguments.split())
+    assert code == 2
+    assert error.count("\n") == 1
+    assert message in error
+    assert error.endswith("--help)\n")
+
+
+def test_no_arguments_are_a_call_for_help(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["halopose"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+    assert "synthesize" in capsys.readouterr().out
 
 
 TRUTH, RESULTS = synthesize(World(images=4, persons=8, detections_per_image=3))

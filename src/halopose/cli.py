@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from halopose import cli_landing, cli_models, cli_studies
-from halopose.console import floats, numbers, progress, say, write_scores
+from halopose.console import finite, floats, numbers, positive, progress, say, several, share, write_scores
 from halopose.errors import HaloposeError
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ Sigmas = Annotated[
     str | None, typer.Option(help="Keypoint sigmas, comma separated; else the category's, COCO's, or 1/K.")
 ]
 Family = Literal["gaussian", "student-t"]
+# Of click, or of the copy of click that some versions of Typer carry.
+_UsageError: Any = typer.BadParameter.__base__
 
 
 @app.command()
@@ -49,7 +51,9 @@ def score(
         Literal["refuse", "exclude", "allow"],
         typer.Option(help="What to do with images that a calibration was fitted on."),
     ] = "refuse",
-    bootstrap: Annotated[int, typer.Option(min=0, help="Resamplings of images for 95 % intervals.")] = 200,
+    bootstrap: Annotated[
+        int, typer.Option(min=0, callback=several, help="Resamplings of images for 95 % intervals.")
+    ] = 200,
     folds: Annotated[int, typer.Option(min=2, help="Folds of images for cross-fitting.")] = 5,
     area: Annotated[
         Literal["annotation", "box"], typer.Option(help="Object area in the localization confidence.")
@@ -65,7 +69,7 @@ def score(
     ] = "moment",
     scale_edges: Annotated[str, typer.Option(help="Sides in pixels that part the object scales.")] = "32,96",
     sigmas: Sigmas = None,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of the random ranking.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap and of the random ranking.")] = 0,
 ) -> None:
     """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html."""
     from halopose.evaluation import Protocol, evaluate, match_poses
@@ -74,6 +78,7 @@ def score(
     from halopose.regimes import cross_fitted
 
     edges = tuple(side**2 for side in numbers(scale_edges, "scale-edges"))
+    given = _sigmas(sigmas)
     protocol = Protocol(
         area=area,
         scalarisation=scalarisation,
@@ -84,7 +89,7 @@ def score(
         bootstrap=bootstrap,
         seed=seed,
     )
-    detections, objects, files = _scoring_input(predictions, truth, calibration or [], overlap, sigmas)
+    detections, objects, files = _scoring_input(predictions, truth, calibration or [], overlap, given)
     make_folder(output)
     matched = match_poses(detections, objects, protocol)
     regimes = None
@@ -101,7 +106,9 @@ def recalibrate(
     truth: Truth,
     output: Annotated[Path, typer.Option("--output", "-o", help="Calibration json to write.")],
     family: Annotated[Family, typer.Option(help="Law to calibrate.")] = "gaussian",
-    fraction: Annotated[float, typer.Option(help="Share of the images to use; leave the rest for scoring.")] = 1.0,
+    fraction: Annotated[
+        float, typer.Option(callback=share, help="Share of the images to use; leave the rest for scoring.")
+    ] = 1.0,
     sigmas: Sigmas = None,
 ) -> None:
     """Fit a calibration and a pruning threshold on a prediction file."""
@@ -109,7 +116,7 @@ def recalibrate(
     from halopose.files import read_ground_truth, read_predictions
     from halopose.recalibration import CalibrationFile, part_of_images
 
-    objects = read_ground_truth(truth, floats(sigmas, "sigmas"))
+    objects = read_ground_truth(truth, _sigmas(sigmas))
     detections = read_predictions(predictions, objects)
     images = part_of_images(objects, fraction)
     protocol = Protocol()
@@ -140,10 +147,12 @@ def synthesize(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for truth.json, predictions.json.")],
     images: Annotated[int, typer.Option(min=2, help="Number of images.")] = 600,
     persons: Annotated[int, typer.Option(min=2, help="Number of persons.")] = 1500,
-    dof: Annotated[float | None, typer.Option(help="Degrees of freedom of the residuals.")] = 4.0,
+    dof: Annotated[float, typer.Option(callback=positive, help="Degrees of freedom of the residuals.")] = 4.0,
     gaussian: Annotated[bool, typer.Option("--gaussian", help="Gaussian residuals instead.")] = False,
-    overconfidence: Annotated[float, typer.Option(min=0.1, help="True over reported deviation.")] = 1.25,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    overconfidence: Annotated[
+        float, typer.Option(min=0.1, callback=finite, help="True over reported deviation.")
+    ] = 1.25,
+    seed: cli_models.Seed = 0,
 ) -> None:
     """Make poses whose true distribution is known, to try the protocol out."""
     from halopose.files import write_json
@@ -180,20 +189,32 @@ for command in (
 def main() -> None:
     """Run a command; a user's mistake becomes one line and exit code 2."""
     try:
-        app(standalone_mode=True)
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
+    except typer.Abort:
+        sys.exit(130)
     except HaloposeError as error:
-        sys.stderr.write(f"halopose: {' '.join(str(error).split())}\n")
-        sys.exit(2)
+        message = str(error)
+    except _UsageError as error:
+        message = f"{error.format_message()} ({error.ctx.command_path if error.ctx else 'halopose'} --help)"
+    sys.stderr.write(f"halopose: {' '.join(message.split())}\n")
+    sys.exit(2)
+
+
+def _sigmas(text: str | None) -> list[float] | None:
+    values = None if text is None else floats(text, "sigmas")
+    if values and min(values) <= 0:
+        raise HaloposeError(f"--sigmas takes positive numbers, got {text!r}")
+    return values
 
 
 def _scoring_input(
-    predictions: Path, truth: Path, calibrations: list[Path], overlap: str, sigmas: str | None
+    predictions: Path, truth: Path, calibrations: list[Path], overlap: str, sigmas: list[float] | None
 ) -> tuple[PoseDistributions, GroundTruth, list[CalibrationFile]]:
     """Read what scoring needs and settle what happens to images that a calibration has seen."""
     from halopose.files import parse_predictions, read_ground_truth, read_json
     from halopose.recalibration import CalibrationFile, images_seen, without_images
 
-    objects = read_ground_truth(truth, floats(sigmas, "sigmas"))
+    objects = read_ground_truth(truth, sigmas)
     content = read_json(predictions)
     detections = parse_predictions(predictions, content, objects)
     files = [CalibrationFile.load(path) for path in calibrations]

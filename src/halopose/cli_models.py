@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from halopose.console import numbers, progress, say, write_scores
+from halopose.console import between, finite, numbers, progress, say, several, write_scores
 from halopose.errors import HaloposeError
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from halopose.pipeline import FitSettings
     from halopose.poses import Array
 
+SMALLEST = 32  # input size, the stride of the coarsest level
+
 Data = Annotated[Path, typer.Argument(help="YOLO data yaml, or COCO keypoint json.")]
 Base = Annotated[Path, typer.Option(help="Trained pose model, a .pt checkpoint.")]
 ArtifactIn = Annotated[Path, typer.Option("--artifact", help="Artifact made for this base.")]
@@ -24,15 +26,20 @@ Images = Annotated[Path | None, typer.Option(help="Folder of the images of COCO 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")]
 Unsafe = Annotated[bool, typer.Option("--unsafe", help="Load a checkpoint that may run code; trusted files only.")]
 End2End = Annotated[bool | None, typer.Option(help="Head of a YOLO26 that has both; else as in the checkpoint.")]
-Alpha = Annotated[float, typer.Option(min=0.0, help="Exponent of the retention weight; 0 switches it off.")]
+Alpha = Annotated[
+    float, typer.Option(min=0.0, callback=finite, help="Exponent of the retention weight; 0 switches it off.")
+]
 ScaleWeight = Annotated[bool, typer.Option(help="Weigh objects by 1 / area.")]
 Epochs = Annotated[int, typer.Option(min=1, help="At most so many epochs.")]
 Dispersion = Annotated[Literal["full", "diagonal", "isotropic"], typer.Option(help="Form of the dispersion.")]
 Trunk = Annotated[Literal["mirrored", "last-layer"], typer.Option(help="Kind of head.")]
 WarmStart = Annotated[bool, typer.Option(help="Start from the pose head's own convolutions.")]
 Source = Annotated[Literal["matched", "assigned"], typer.Option(help="What to calibrate on.")]
-ImageSize = Annotated[int, typer.Option(min=32, help="Input size.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+ImageSize = Annotated[int, typer.Option(min=SMALLEST, help="Input size.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything random.")]
+Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence threshold.")]
+Iou = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="IoU threshold of NMS.")]
+OtherSize = Annotated[int | None, typer.Option(min=SMALLEST, help="Input size; else the artifact's.")]
 
 
 def fit(
@@ -53,7 +60,7 @@ def fit(
     train_sizes: Annotated[str | None, typer.Option(help="Input sizes to train at; else --imgsz.")] = None,
     calibration: Source = "matched",
     calibration_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Part of the validation images.")
+        float, typer.Option(callback=between, help="Part of the validation images, between 0 and 1.")
     ] = 0.2,
     epochs: Epochs = 12,
     alpha: Alpha = 1.0,
@@ -107,7 +114,7 @@ def collect(
     split: Annotated[str, typer.Option(help="Split of the data yaml; several with commas.")] = "train",
     images: Images = None,
     sizes: Annotated[str, typer.Option(help="Input sizes, with commas.")] = "640",
-    detections: Annotated[int, typer.Option(help="Retained detections an image; for calibration.")] = 0,
+    detections: Annotated[int, typer.Option(min=0, help="Retained detections an image; for calibration.")] = 0,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
@@ -116,9 +123,9 @@ def collect(
     from halopose import matches
     from halopose.datasets import load_dataset
 
+    settings = matches.CollectSettings(imgsz=parse_sizes(sizes, "sizes"), detections=detections)
     dataset = load_dataset(data, split, images=images)
     host = host_for(dataset, base, device, unsafe, end2end)
-    settings = matches.CollectSettings(imgsz=parse_sizes(sizes), detections=detections)
     with progress() as step:
         store = matches.collect(
             host,
@@ -199,10 +206,12 @@ def evaluate(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for metrics, report and pictures.")],
     split: Annotated[str, typer.Option(help="Split of the data yaml.")] = "val",
     images: Images = None,
-    imgsz: Annotated[int | None, typer.Option(help="Input size; else the artifact's.")] = None,
-    conf: Annotated[float, typer.Option(help="Confidence threshold.")] = 0.01,
-    iou: Annotated[float, typer.Option(help="IoU threshold of NMS.")] = 0.7,
-    bootstrap: Annotated[int, typer.Option(min=0, help="Resamplings of images for intervals.")] = 200,
+    imgsz: OtherSize = None,
+    conf: Confidence = 0.01,
+    iou: Iou = 0.7,
+    bootstrap: Annotated[
+        int, typer.Option(min=0, callback=several, help="Resamplings of images for intervals.")
+    ] = 200,
     area: Annotated[Literal["annotation", "box"], typer.Option(help="Area in the confidence.")] = "box",
     overlap: Annotated[
         Literal["exclude", "allow"], typer.Option(help="Images the artifact has seen: leave out, or not.")
@@ -249,10 +258,12 @@ def predict(
         Path | None, typer.Option(help="Artifact made for the base; else the shipped one.")
     ] = None,
     family: Annotated[Literal["gaussian", "student-t"], typer.Option(help="Law.")] = "gaussian",
-    conf: Annotated[float, typer.Option(help="Confidence threshold.")] = 0.25,
-    iou: Annotated[float, typer.Option(help="IoU threshold of NMS.")] = 0.7,
-    imgsz: Annotated[int | None, typer.Option(help="Input size; else the artifact's.")] = None,
-    probability: Annotated[float, typer.Option(help="Probability that an ellipse holds.")] = 0.95,
+    conf: Confidence = 0.25,
+    iou: Iou = 0.7,
+    imgsz: OtherSize = None,
+    probability: Annotated[
+        float, typer.Option(callback=between, help="Probability that an ellipse holds, between 0 and 1.")
+    ] = 0.95,
     hide_pruned: Annotated[bool, typer.Option("--hide-pruned", help="Do not draw pruned keypoints.")] = False,
     end2end: End2End = None,
     device: Device = None,
@@ -333,8 +344,12 @@ def _settings(
     )
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(value) for value in numbers(text, "sizes"))
+def parse_sizes(text: str, option: str = "train-sizes") -> tuple[int, ...]:
+    """Input sizes separated by commas."""
+    values = numbers(text, option)
+    if any(value < SMALLEST or value % 1 for value in values):
+        raise HaloposeError(f"--{option} takes whole numbers of pixels from {SMALLEST} on, got {text!r}")
+    return tuple(map(int, values))
 
 
 def two_datasets(

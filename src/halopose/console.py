@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from halopose.errors import HaloposeError
 
@@ -49,25 +53,58 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
         yield step
 
 
+def finite(value: float) -> float:
+    """For an option: neither NaN nor infinite, which a range that begins at 0 may let pass."""
+    _demand(math.isfinite(value), "give a finite number", value)
+    return value
+
+
+def positive(value: float) -> float:
+    """For an option: finite and above 0."""
+    _demand(0 < value < math.inf, "give a number above 0", value)
+    return value
+
+
+def share(value: float) -> float:
+    """For an option: a part of a whole that is not nothing."""
+    _demand(0 < value <= 1, "give a number above 0 and up to 1", value)
+    return value
+
+
+def between(value: float) -> float:
+    """For an option: neither nothing nor everything."""
+    _demand(0 < value < 1, "give a number between 0 and 1, neither of them", value)
+    return value
+
+
+def several(value: int) -> int:
+    """For an option: resamplings that a spread can be taken of, or none."""
+    _demand(value != 1, "give 0 for none, or 2 and more", value)
+    return value
+
+
+def _demand(good: bool, advice: str, value: float) -> None:
+    if not good:
+        raise typer.BadParameter(f"{advice}, got {value}")
+
+
 def numbers(text: str, option: str) -> list[float]:
-    """Positive numbers separated by commas, in rising order."""
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise HaloposeError(f"--{option} takes numbers separated by commas, got {text!r}") from None
-    if any(not value > 0 for value in values) or sorted(values) != values:
+    """Positive numbers separated by commas, each larger than the one before."""
+    values = floats(text, option)
+    if values[0] <= 0 or any(low >= high for low, high in pairwise(values)):
         raise HaloposeError(f"--{option} takes positive numbers in rising order, got {text!r}")
     return values
 
 
-def floats(text: str | None, option: str) -> list[float] | None:
-    """Numbers separated by commas, or None."""
-    if text is None:
-        return None
+def floats(text: str, option: str) -> list[float]:
+    """Finite numbers separated by commas."""
     try:
-        return [float(part) for part in text.split(",")]
+        values = [float(part) for part in text.split(",")]
     except ValueError:
-        raise HaloposeError(f"--{option} takes numbers separated by commas, got {text!r}") from None
+        values = []
+    if not (values and all(map(math.isfinite, values))):
+        raise HaloposeError(f"--{option} takes numbers separated by commas, got {text!r}")
+    return values
 
 
 def write_scores(metrics: dict[str, Any], output: Path, title: str) -> None:
