@@ -7,19 +7,23 @@ import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from halopose import poks
 from halopose.datasets import Dataset, load_dataset
 from halopose.errors import HaloposeError
 from halopose.finetune import FinetuneSettings
 from halopose.hosts import yolonas_training
 from halopose.hosts.yolonas import LibreYOLONAS, YoloNASHost, YoloNASPoseLoss
-from halopose.hosts.yolonas_training import PoksPoseLoss, save_tuned, tune
+from halopose.hosts.yolonas_training import FineTuner, PoksPoseLoss, save_tuned, tune
+from halopose.poks import poks_loss
 from halopose.predictor import load_host
 from models import pose_model, scenes, write_yolo
 
@@ -158,12 +162,15 @@ def test_weights_of_cells_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("seen", [None, [0, 0, 0, 0]])
-def test_a_batch_without_objects_or_keypoints(seen: list[int] | None) -> None:
+def test_a_batch_without_objects_or_keypoints(seen: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of 0; and sums once a batch, for which other processes wait."""
+    sums: list[int] = []
+    monkeypatch.setattr(poks, "poks_loss", lambda energy, labelled: sums.append(1) or poks_loss(energy, labelled))
     model = pose_model("nas", (KEYPOINTS, 3))
     tuned = criterion(PoksPoseLoss)
     total, items = tuned(forward(model), targets([label(0.5, 0.5, seen)] if seen else []))
     assert items[4] == 0
-    assert not tuned.poks._called, "other processes would wait for this one's sums"
+    assert len(sums) == 1
     total.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert gradients
@@ -190,7 +197,8 @@ def test_the_trainer_uses_it(
     monkeypatch.setattr(PoksPoseLoss, "_keypoint_loss", spy)
     monkeypatch.setattr(PoksPoseLoss, "forward", watch)
     before, after = tmp_path / "base.pt", tmp_path / "new" / "tuned.pt"
-    save_tuned(host, host.model.state_dict(), 64, before)
+    save_file(host.model.state_dict(), tmp_path / "weights.safetensors")
+    save_tuned(host, tmp_path / "weights.safetensors", 64, before)
     steps: list[tuple[str, int, int]] = []
     settings = replace(QUICK, batch=1)  # so that one batch has no objects
     tune(before, dataset, after, tmp_path / "images", settings, progress=lambda *step: steps.append(step))
@@ -202,7 +210,10 @@ def test_the_trainer_uses_it(
         assert terms["sigmas"].tolist() == pytest.approx(SIGMAS)
     assert [step[1:] for step in steps] == [(1, 1)]
     assert "pose_reg" in steps[0][0]
-    assert not list(tmp_path.rglob("last.pt"))
+    monkeypatch.setattr(PoksPoseLoss, "forward", None)  # would fail if it trained again
+    again = tmp_path / "again.pt"
+    tune(before, dataset, again, tmp_path / "images", settings)
+    assert changed(after, again) == set()
     tuned = load_host(after)
     assert isinstance(tuned, YoloNASHost)
     assert tuned.fingerprints != host.fingerprints
@@ -219,17 +230,46 @@ class Terminal(io.StringIO):
 
 
 def test_the_control(base: Path, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The framework's own loss: the same result from the same seed, frozen parts bit for bit, and no bars."""
+    """The framework's own loss: the same result after a kill, frozen parts bit for bit, and no bars."""
     monkeypatch.setattr(PoksPoseLoss, "forward", None)  # would fail if it were used
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    settings = replace(QUICK, loss="oks", freeze=2)
-    for name in "ab":
-        random.seed()
-        tune(base, dataset, tmp_path / f"{name}.pt", tmp_path / name, settings)
-    assert changed(tmp_path / "a.pt", tmp_path / "b.pt") == set()
-    assert {name.split(".")[0] for name in changed(base, tmp_path / "a.pt")} == {"heads"}
+    settings = replace(QUICK, loss="oks", freeze=2, epochs=2)
+    whole, resumed = tmp_path / "a.pt", tmp_path / "b.pt"
+    tune(base, dataset, whole, tmp_path / "a", settings)
+    ordinary, epochs = FineTuner._train_epoch, []
+
+    def killed(trainer: FineTuner, epoch: int) -> Any:
+        epochs.append(epoch)
+        if epochs == [0, 1]:
+            raise KeyboardInterrupt
+        return ordinary(trainer, epoch)
+
+    monkeypatch.setattr(FineTuner, "_train_epoch", killed)
+    with pytest.raises(KeyboardInterrupt):
+        tune(base, dataset, resumed, tmp_path / "b", settings)
+    assert not resumed.exists()
+    random.seed()
+    tune(base, dataset, resumed, tmp_path / "b", settings)
+    assert epochs == [0, 1, 1]
+    assert changed(whole, resumed) == set()
+    assert {name.split(".")[0] for name in changed(base, whole)} == {"heads"}
     assert screen.getvalue() == ""
+
+
+class Weights(SimpleNamespace):
+    def state_dict(self) -> dict[str, Tensor]:
+        return vars(self)
+
+
+def test_what_is_not_trained_is_not_averaged(host: YoloNASHost) -> None:
+    before = host.model.state_dict()
+    name = "heads.head1.pose_pred.bias"
+    last, averaged = Weights(**before | {name: before[name] + 1}), Weights(**{n: v + 2 for n, v in before.items()})
+    trainer: Any = SimpleNamespace(model=last, ema_model=SimpleNamespace(ema=averaged))
+    tuned = yolonas_training._tuned_weights(host, trainer)
+    assert {n for n in before if not torch.equal(tuned[n], before[n])} == {name}
+    assert torch.equal(tuned[name], before[name] + 2)
 
 
 def test_refusals(base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Path) -> None:
@@ -244,17 +284,16 @@ def test_refusals(base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Pat
     other = replace(dataset.records[0], path=Path("image.jp2"))
     refused("no .jp2 files", replace(dataset, records=(other,)))
     weights = {name: value * float("nan") for name, value in host.model.state_dict().items()}
+    save_file(weights, tmp_path / "weights.safetensors")
     with pytest.raises(HaloposeError, match="diverged"):
-        save_tuned(host, weights, 64, tmp_path / "out.pt")
+        save_tuned(host, tmp_path / "weights.safetensors", 64, tmp_path / "out.pt")
     assert not (tmp_path / "out.pt").exists()
 
 
-def test_settings_reach_the_trainer(host: YoloNASHost, dataset: Dataset) -> None:
-    given = replace(QUICK, imgsz=100, learning_rate=3e-5, warmup_epochs=1.5, batch=7, amp=True)
-    tuner = yolonas_training.FineTuner(
-        host.model, **yolonas_training._overrides(host, dataset, Path("d.yaml"), Path("w"), given), device="cpu"
-    )
-    config = tuner.config
+def test_settings_reach_the_trainer(host: YoloNASHost) -> None:
+    given = replace(QUICK, imgsz=100, learning_rate=3e-5, warmup_epochs=1.5, batch=7, amp=True, mirror=False)
+    overrides = yolonas_training._overrides(host, Path("d.yaml"), Path("w"), given)
+    config = FineTuner(host.model, **overrides, device="cpu").config
     assert (config.imgsz, config.lr0, config.warmup_epochs, config.batch) == (128, 3e-5, 1.5, 7)
     assert (config.optimizer, config.amp_dtype, config.eval_interval) == ("adamw", "bfloat16", 0)
-    assert config.oks_sigmas == SIGMAS
+    assert (config.flip_prob, config.mosaic_prob, config.oks_sigmas) == (0, 0, [0.3] * KEYPOINTS)

@@ -11,17 +11,18 @@ import copy
 import io
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
-from halopose.finetune import FinetuneSettings
+from halopose.finetune import FinetuneSettings, tuning_key
 from halopose.hosts.base import keypoint_sigmas
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.yolonas import YoloNASHost
@@ -39,6 +40,7 @@ except ImportError as error:
         f"this needs the yolonas extra ({error.name or error}): pip install 'halopose[yolonas]'"
     ) from None
 
+_WEIGHTS, _STATE = "tuned.safetensors", "state.pt"
 _LARGE = {"dfl_loss_weight": 0.5, "pose_reg_loss_weight": 10.0}  # the framework's own for Medium and Large
 
 
@@ -74,7 +76,7 @@ class PoksPoseLoss(YoloNASPoseLoss):  # type: ignore[misc]
 
 
 class FineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
-    """The framework's trainer; its averaged weights of the last epoch are read from memory, and no file is kept.
+    """The framework's trainer, which a rerun lets go on; the last epoch's averaged weights are read from memory.
 
     Not the best epoch's: choosing one on the validation images would favour the tuned model in the comparison.
     """
@@ -84,8 +86,40 @@ class FineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
         ours = [path.parent.parent / "labels" / f"{path.stem}.txt" for path in img_files]
         return super()._build_dataset(img_files, ours, preproc)
 
-    def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
-        pass
+    def _train_epoch(self, epoch: int) -> Any:
+        _seed(self.config.seed, epoch)
+        return super()._train_epoch(epoch)
+
+    def _save_checkpoint(self, epoch: int, *arguments: Any, **options: Any) -> None:
+        """After every epoch, what a rerun goes on with."""
+        partial = self._state.with_suffix(".partial")
+        torch.save(
+            {
+                "epoch": epoch,
+                "model": self.model.state_dict(),
+                "ema": self.ema_model.ema.state_dict(),
+                "updates": self.ema_model.updates,
+                "optimizer": self.optimizer.state_dict(),
+            },
+            partial,
+        )
+        partial.replace(self._state)
+
+    def go_on(self) -> None:
+        """Train, after the last whole epoch if there is one."""
+        if self._state.is_file():
+            state = torch.load(self._state, map_location=self.device, weights_only=True)
+            self.setup()
+            self.model.load_state_dict(state["model"])
+            self.ema_model.ema.load_state_dict(state["ema"])
+            self.ema_model.updates = state["updates"]
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.start_epoch = state["epoch"] + 1
+        self.train()
+
+    @property
+    def _state(self) -> Path:
+        return Path(self.config.project) / _STATE
 
 
 class PoksFineTuner(FineTuner):
@@ -111,6 +145,7 @@ def tune(
 ) -> None:
     """Fine-tune the base on a data set and write the result to ``output``.
 
+    A rerun with the same base, data and settings goes on after the last whole epoch, or returns at once.
     ``settings.freeze`` counts the model's parts: 1 is the backbone, 2 the neck as well.
     """
     if settings.freeze not in range(3):
@@ -121,37 +156,52 @@ def tune(
     if unread:
         raise HaloposeError(f"LibreYOLO's trainer reads no {', '.join(sorted(unread))} files: convert them")
     host = YoloNASHost.load(base, unsafe=unsafe)
-    data = write_yolo(dataset, work / "data", host, dimensions=3)
+    aim = copy.copy(host)  # what the tuning is for; the result still says what the base says
+    if dataset.sigmas is not None:
+        aim.sigmas = keypoint_sigmas(dataset.sigmas, host.keypoint_count, coco=True)
+    data = write_yolo(dataset, work / "data", aim, dimensions=3)
+    folder = work / f"tuning-{tuning_key(aim, dataset, settings)}"
+    finished = folder / _WEIGHTS
+    if not finished.is_file():
+        weights = _train(aim, data, folder, settings, device or "cpu", progress)
+        save_file(weights, finished.with_suffix(".partial"))
+        finished.with_suffix(".partial").replace(finished)
+        (folder / _STATE).unlink()
+    save_tuned(host, finished, settings.imgsz, output)
+
+
+def _train(
+    host: YoloNASHost,
+    data: Path,
+    folder: Path,
+    settings: FinetuneSettings,
+    device: str,
+    progress: Callable[[str, int, int], None] | None,
+) -> dict[str, Tensor]:
     kind = PoksFineTuner if settings.loss == "poks" else FineTuner
-    _seed(settings.seed)
     with contextlib.redirect_stderr(_NoTerminal(sys.stderr)):
         trainer = kind(
             copy.deepcopy(host.model).requires_grad_(True),
             callbacks=progress and _reporter(progress),
-            **_overrides(host, dataset, data, work, settings),
-            device=device or "cpu",
+            **_overrides(host, data, folder, settings),
+            device=device,
         )
-        trainer.train()
-    save_tuned(host, _tuned_weights(host, trainer), trainer.config.imgsz, output)
+        trainer.go_on()
+    return _tuned_weights(host, trainer)
 
 
-def _overrides(
-    host: YoloNASHost, dataset: Dataset, data: Path, work: Path, settings: FinetuneSettings
-) -> dict[str, Any]:
+def _overrides(host: YoloNASHost, data: Path, folder: Path, settings: FinetuneSettings) -> dict[str, Any]:
     """The trainer's settings; what is not here is the framework's recipe, which has no mosaic for poses."""
     stride = host.strides[-1]
-    sigmas = host.sigmas
-    if dataset.sigmas is not None:
-        sigmas = keypoint_sigmas(dataset.sigmas, host.keypoint_count, coco=True)
     return {
         "size": host.model.config,
         "num_classes": len(host.class_names),
         "num_keypoints": host.keypoint_count,
         "keypoint_dim": 3,
-        "oks_sigmas": sigmas.tolist(),
+        "oks_sigmas": host.sigmas.tolist(),
         "assigner_multiply_by_pose_oks": host.oks_factor,
         "data": str(data.resolve()),
-        "project": str(work.resolve()),
+        "project": str(folder.resolve()),
         "name": "run",
         "exist_ok": True,
         "epochs": settings.epochs,
@@ -161,6 +211,7 @@ def _overrides(
         "lr0": settings.learning_rate,
         "warmup_epochs": settings.warmup_epochs,
         "freeze": settings.freeze or None,
+        "flip_prob": 0.5 if settings.mirror else 0.0,  # and only where the data say how to mirror
         "seed": settings.seed,
         "workers": settings.workers,
         "amp": settings.amp,
@@ -170,11 +221,12 @@ def _overrides(
     }
 
 
-def _seed(seed: int) -> None:
-    """The trainer draws from three generators and seeds none."""
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    torch.manual_seed(seed)
+def _seed(seed: int, epoch: int) -> None:
+    """The trainer draws from three generators; an epoch is the same after a rerun."""
+    state = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+    random.seed(state)
+    np.random.seed(state)  # noqa: NPY002
+    torch.manual_seed(state)
 
 
 def _reporter(progress: Callable[[str, int, int], None]) -> Callable[[Any], None]:
@@ -203,17 +255,18 @@ def _tuned_weights(host: YoloNASHost, trainer: FineTuner) -> dict[str, Tensor]:
     """The averaged weights; those that were never trained stay bit for bit, which averaging would round."""
     last, averaged = trainer.model.state_dict(), trainer.ema_model.ema.state_dict()
     return {
-        name: before if torch.equal(last[name].cpu(), before) else averaged[name].cpu()
+        name: before if torch.equal(last[name].cpu(), before) else averaged[name].cpu().contiguous()
         for name, before in host.model.state_dict().items()
     }
 
 
-def save_tuned(host: YoloNASHost, weights: Mapping[str, Tensor], imgsz: int, output: Path) -> None:
+def save_tuned(host: YoloNASHost, weights: Path, imgsz: int, output: Path) -> None:
     """Write the base with other weights as a LibreYOLO checkpoint that loads safely."""
-    if not all(bool(torch.isfinite(value).all()) for value in weights.values()):
+    state = load_file(weights)
+    if not all(bool(torch.isfinite(value).all()) for value in state.values()):
         raise HaloposeError("fine-tuning diverged (weights are not finite): lower the learning rate")
     checkpoint = wrap_libreyolo_checkpoint(
-        dict(weights),
+        state,
         model_family="yolonas",
         size=host.model.config,
         task="pose",
