@@ -1,0 +1,173 @@
+"""What the documents show: commands parse with the options they have, links lead somewhere, snippets run."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from typer.main import get_command
+
+from approaches import CORNERS
+from halopose.cli import app
+from halopose.landing.camera import Camera, look, project_points
+from halopose.poses import PoseDistributions
+from halopose.predictor import UncertainPose
+from models import ASSETS, artifact_for, host_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))
+}
+COMMANDS = get_command(app).commands
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language):
+    """(page, text) of every fenced block in a language."""
+    return [
+        (page, text)
+        for page, content in PAGES.items()
+        for kind, text in FENCE.findall(content)
+        if kind == language
+    ]
+
+
+def lines(beginning):
+    """(page, words) of every console line that begins so, without its comment."""
+    shown = [(page, line) for page, text in blocks("console") for line in text.splitlines()]
+    return [(page, shlex.split(line, comments=True)) for page, line in shown if line.startswith(beginning)]
+
+
+def inline():
+    """(page, text) of code within sentences."""
+    for page, content in PAGES.items():
+        for text in re.findall(r"`([^`]+)`", FENCE.sub("", content)):
+            yield page, " ".join(text.split())
+
+
+def options_of(command):
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+@pytest.mark.parametrize(("page", "words"), lines("halopose "))
+def test_commands_are_complete_and_valid(page, words):
+    _, name, *arguments = words
+    COMMANDS[name].make_context(name, arguments)
+
+
+def test_commands_within_sentences_have_their_options():
+    seen = 0
+    for page, text in inline():
+        if match := re.match(r"(?:.* )?halopose (?!import)(\w+)(.*)", text):
+            name, rest = match.groups()
+            assert name in COMMANDS, f"{page}: {text}"
+            assert set(re.findall(r"(?<!\S)--[\w-]+", rest)) <= options_of(COMMANDS[name]), f"{page}: {text}"
+            seen += 1
+    assert seen > 10
+
+
+def test_options_within_sentences_exist_somewhere():
+    known = set().union(*map(options_of, COMMANDS.values()))
+    known |= set(re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in ROOT.glob("experiments/*.py"))))
+    for page, text in inline():
+        if text.startswith("--"):
+            assert text.split()[0] in known, f"{page}: {text}"
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        *lines("python -m "),
+        *((page, shlex.split(text)) for page, text in inline() if text.startswith("python -m ")),
+    ],
+)
+def test_experiments_exist_with_their_options(page, words):
+    source = (ROOT / f"{words[2].replace('.', '/')}.py").read_text()
+    for option in (word for word in words if word.startswith("-") and word != "-m"):
+        assert f'"{option}"' in source
+
+
+def test_targets_of_make_exist():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    shown = [words[1] for _, words in lines("make ")] + [
+        t.split()[1] for _, t in inline() if t.startswith("make ")
+    ]
+    assert shown
+    assert set(shown) <= set(targets)
+
+
+def test_extras_exist():
+    project = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
+    extras = set(re.findall(r"^(\w+) = ", project, re.MULTILINE))
+    shown = [
+        match
+        for content in PAGES.values()
+        for match in re.findall(r"pip install '(?:halopose|\.)\[([\w,]+)\]'", content)
+    ]
+    assert shown
+    assert {extra for match in shown for extra in match.split(",")} <= extras
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    content = FENCE.sub("", PAGES[page])
+    for target in re.findall(r"\]\(([^)\s]+)\)", content):
+        place, _, anchor = target.partition("#")
+        if place.startswith("http"):
+            continue
+        path = (ROOT / page).parent / place if place else ROOT / page
+        assert path.exists(), target
+        headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {re.sub(r"[^\w\- ]", "", h).lower().replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_modules_that_are_named_exist(page):
+    for text in (text for where, text in inline() if where == page):
+        if re.fullmatch(r"(tests|experiments|docs|src|benchmarks)/[\w./-]*", text):
+            assert (ROOT / text).exists(), text
+        if match := re.fullmatch(r"halopose\.([\w.]+)", text):
+            parts = match.group(1).split(".")
+            path = ROOT / "src/halopose"
+            while parts and ((path / parts[0]).is_dir() or (path / f"{parts[0]}.py").is_file()):
+                path /= parts.pop(0)
+            module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            assert all(re.search(rf"\b{part}\b", module.read_text()) for part in parts), text
+
+
+@pytest.fixture
+def surroundings(tmp_path, monkeypatch):
+    """What a reader of the snippets has: files, a model for them, and the arrays that they name."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ASSETS / "bus.jpg", "photo.jpg")
+    photograph = cv2.imread("photo.jpg")
+    video = cv2.VideoWriter("video.mp4", cv2.VideoWriter_fourcc(*"mp4v"), 5.0, photograph.shape[1::-1])
+    for _ in range(2):
+        video.write(photograph)
+    video.release()
+    model = UncertainPose(host_of("11"), artifact_for(host_of("11")))
+    monkeypatch.setattr(UncertainPose, "load", lambda *given, **options: model)
+    generator = torch.Generator().manual_seed(0)
+    residuals = torch.randn(200, 17, 2, generator=generator, dtype=torch.float64)
+    position = np.array([[-1500.0, 5.0, 78.6]])
+    rotation = look(position, [300.0, 0.0, 0.0])
+    seen = project_points(Camera.from_fov(640, 384, np.radians(30)), rotation, position, CORNERS)
+    spread = np.tile(0.3 * np.eye(2), (1, 4, 1, 1))
+    return {
+        "residuals": residuals,
+        "covariances": torch.eye(2, dtype=torch.float64).expand(200, 17, 2, 2),
+        "new_covariances": torch.eye(2, dtype=torch.float64).expand(3, 17, 2, 2),
+        "r": residuals[:3],
+        "poses": PoseDistributions(np.zeros((1, 4)), np.ones(1), seen, spread, spread),
+        "rotation": rotation,
+    }
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("page", "text"), blocks("python"))
+def test_snippets_run(page, text, surroundings):
+    exec(compile(text, page, "exec"), surroundings)
