@@ -96,10 +96,14 @@ class JudgeSettings:
 
 @dataclass(frozen=True)
 class BaseScores(Paired):
-    """What a base is worth: AP, AR and calibration by name, with bootstrap draws; nu: the median of its tails."""
+    """What a base is worth: AP, AR and calibration by name, with bootstrap draws.
+
+    coverage: empirical (99,) at ``metrics.LEVELS`` by regime and axis; nu: the median over keypoints.
+    """
 
     estimate: dict[str, float]
     draws: dict[str, Array]
+    coverage: dict[str, dict[str, Array]]
     nu: float
     matched_instances: int
 
@@ -224,6 +228,7 @@ def measure(
         draws={
             name: np.array([draw[name] for draw in part]) for part in draws for name in estimate if name in part[0]
         },
+        coverage=measured.coverage,
         nu=float(np.median(fitted.student.nu_)),
         matched_instances=len(scored),
     )
@@ -335,6 +340,7 @@ def to_json(scores: dict[str, BaseScores]) -> dict[str, Any]:
             name: {
                 "nu": one.nu,
                 "matched_instances": one.matched_instances,
+                "coverage": one.coverage,
                 **{
                     metric: {"value": value, "margin": one.margin(metric)}
                     for metric, value in one.estimate.items()

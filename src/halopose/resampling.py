@@ -146,6 +146,14 @@ class Measured:
         }
 
     @property
+    def coverage(self) -> dict[str, dict[str, Array]]:
+        """Empirical coverage (99,) by regime and axis, before pruning."""
+        return {
+            regime: {axis: metrics.coverage_of_levels(one.level[axis])[0] for axis in AXES}
+            for regime, one in self.statistics.items()
+        }
+
+    @property
     def variance(self) -> dict[str, dict[str, Array]]:
         """Predicted and actual variance in bins, by axis, after Gaussian calibration."""
         bins = {
