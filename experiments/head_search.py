@@ -68,6 +68,8 @@ def rows() -> list[Row]:
         Row("with scale weights", replace(base, scale_weight=True)),
         Row("no warm start", head=HeadSettings(warm_start=False)),
         Row("without train_small (256 px images)", stores=("train", "val")),
+        Row("diagonal dispersion", head=HeadSettings(parameterisation="diagonal")),
+        Row("isotropic dispersion", head=HeadSettings(parameterisation="isotropic")),
     ]
 
 
