@@ -173,6 +173,13 @@ def test_thresholds_out_of_range_are_one_line(options):
         uncertain("11").predict(scenes(1), **options)
 
 
+@pytest.mark.parametrize("device", ["", "gpu", "cuda:99", "0"])
+def test_devices_that_are_not_there_are_one_line(device):
+    with pytest.raises(HaloposeError, match=f"no device '{device}' here") as error:
+        UncertainPose.load(pose_model("11"), artifact_for(host_of("11")), device=device)
+    assert "\n" not in str(error.value)
+
+
 def test_loading_from_files_modules_and_hosts(tmp_path):
     image = scenes(1, side=96)[0]
     artifact_for(host_of("11"), imgsz=IMGSZ).save(tmp_path / "heads.safetensors")

@@ -178,6 +178,7 @@ def load_host(
     """The host for a base, told by the model's class or by the names of the weights in a checkpoint."""
     if isinstance(base, Host):
         return base
+    _check_device(device)
     options: dict[str, Any] = {"device": device, "end2end": end2end, "sigmas": sigmas}
     if is_yolonas(base):
         from halopose.hosts.yolonas import YoloNASHost
@@ -190,6 +191,16 @@ def load_host(
     if isinstance(base, nn.Module):
         return UltralyticsHost(base, **options)
     return UltralyticsHost.load(base, unsafe=unsafe, **options)
+
+
+def _check_device(device: torch.device | str | None) -> None:
+    """Put nothing there, to see whether anything could be."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # the latter where torch was built without CUDA
+        raise HaloposeError(
+            f"no device {str(device)!r} here: give cpu, or cuda, cuda:1, mps where torch has them"
+        ) from None
 
 
 def is_yolonas(base: Path | str | nn.Module) -> bool:
