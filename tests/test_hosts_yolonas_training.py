@@ -30,6 +30,7 @@ from models import pose_model, scenes, write_yolo
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 KEYPOINTS = 4
+TERMS = ("predicted_coords", "target_coords")
 SIGMAS = [0.05, 0.08, 0.1, 0.2]
 NAMES = ["near_left", "near_right", "far_right", "far_left"]
 QUICK = FinetuneSettings(epochs=1, learning_rate=1e-3, warmup_epochs=0, imgsz=60, batch=2, workers=0)
@@ -102,15 +103,16 @@ def poks_by_hand(terms: dict[str, Tensor]) -> float:
         terms[name].detach().double().numpy()
         for name in ("predicted_coords", "target_coords", "target_visibility", "area")
     )
+    scores = terms.get("assigned_scores")
+    weight = np.ones(len(true)) if scores is None else scores.double().numpy().ravel()
     similarities = []
     for k, sigma in enumerate(SIGMAS):
+        rows = [i for i in range(len(true)) if seen[i, k, 0] > 0 and weight[i] > 0]
         energies = [
-            np.sum((predicted[i, k] - true[i, k]) ** 2) / (2 * area[i, 0] * (2 * sigma) ** 2)
-            for i in range(len(true))
-            if seen[i, k, 0] > 0
+            np.sum((predicted[i, k] - true[i, k]) ** 2) / (2 * area[i, 0] * (2 * sigma) ** 2) for i in rows
         ]
         if energies:
-            similarities.append(np.exp(-np.mean(energies)))
+            similarities.append(np.exp(-np.average(energies, weights=weight[rows])))
     return float(1 - np.mean(similarities))
 
 
@@ -121,7 +123,7 @@ def test_only_the_keypoint_term_changes() -> None:
     seen: list[tuple[dict[str, Any], Tensor]] = []
     tuned.poks.register_forward_hook(
         lambda module, inputs, output: seen.append(
-            (dict(zip(("predicted_coords", "target_coords", "labelled", "area"), inputs, strict=True)), output)
+            (dict(zip((*TERMS, "labelled", "area", "assigned_scores"), inputs, strict=True)), output)
         )
     )
     _, before = plain(outputs, truth)
@@ -137,8 +139,8 @@ def test_only_the_keypoint_term_changes() -> None:
     total.backward()
 
 
-def test_weights_of_cells_do_not_matter() -> None:
-    """The assigner's scores weigh the framework's own term, and have no place in ours."""
+def test_weights_of_cells_stand_in_the_means() -> None:
+    """As they weigh the framework's own term; a cell without score has no part."""
     generator = torch.Generator().manual_seed(1)
     terms: dict[str, Any] = {
         "predicted_coords": 20 * torch.rand(6, KEYPOINTS, 2, generator=generator),
@@ -148,7 +150,9 @@ def test_weights_of_cells_do_not_matter() -> None:
         "area": 1000 * torch.rand(6, 1, generator=generator),
         "sigmas": torch.tensor(SIGMAS),
     }
-    given = {"assigned_scores": torch.rand(6, 1, generator=generator), "assigned_scores_sum": 2.0}
+    scores = torch.rand(6, 1, generator=generator)
+    scores[2] = 0
+    given: dict[str, Any] = {"assigned_scores": scores, "assigned_scores_sum": 2.0}
     (plain, ours), (weighted, alike) = (
         (
             criterion()._keypoint_loss(**terms, **more)[0],
@@ -157,15 +161,16 @@ def test_weights_of_cells_do_not_matter() -> None:
         for more in ({}, given)
     )
     assert plain != weighted
-    assert ours == alike
     assert float(ours) == pytest.approx(poks_by_hand(terms), abs=1e-5)
+    assert float(alike) == pytest.approx(poks_by_hand(terms | given), abs=1e-5)
+    assert ours != alike
 
 
 @pytest.mark.parametrize("seen", [None, [0, 0, 0, 0]])
 def test_a_batch_without_objects_or_keypoints(seen: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss of 0; and sums once a batch, for which other processes wait."""
     sums: list[int] = []
-    monkeypatch.setattr(poks, "poks_loss", lambda energy, labelled: sums.append(1) or poks_loss(energy, labelled))
+    monkeypatch.setattr(poks, "poks_loss", lambda *terms: sums.append(1) or poks_loss(*terms))
     model = pose_model("nas", (KEYPOINTS, 3))
     tuned = criterion(PoksPoseLoss)
     total, items = tuned(forward(model), targets([label(0.5, 0.5, seen)] if seen else []))

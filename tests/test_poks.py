@@ -57,6 +57,18 @@ def test_equals_the_formula_and_is_bounded(shape: tuple[int, int], seed: int) ->
     assert 0 <= loss <= 1
 
 
+@given(shapes, seeds)
+def test_whole_weights_are_copies(shape: tuple[int, int], seed: int) -> None:
+    data = batch(*shape, seed)
+    weight = torch.randint(0, 4, (shape[0],), generator=torch.Generator().manual_seed(seed))
+    copies = {
+        name: value if name == "sigmas" else value.repeat_interleave(weight, 0) for name, value in data.items()
+    }
+    energy = residual_energy(data["residual"], data["area"], data["sigmas"])
+    energy = torch.where(weight[:, None] > 0, energy, torch.inf)  # what has no weight may be anything
+    assert poks_loss(energy, data["labelled"], 0.3 * weight).item() == pytest.approx(formula(copies), abs=1e-6)
+
+
 @given(st.tuples(st.integers(1, 6), st.integers(1, 5)), seeds)
 def test_gradient_is_the_analytic_one(shape: tuple[int, int], seed: int) -> None:
     """d L / d r_ik = exp(-E_k) r_ik / (|K*| |B_k| s_i^2 kappa_k^2) for labelled keypoints, else nothing."""

@@ -22,19 +22,22 @@ def residual_energy(residual: Tensor, area: Tensor, sigmas: Tensor) -> Tensor:
     return residual.to(dtype).square().sum(-1) / (2 * scale)
 
 
-def poks_loss(energy: Tensor, labelled: Tensor) -> Tensor:
+def poks_loss(energy: Tensor, labelled: Tensor, weight: Tensor | None = None) -> Tensor:
     """1 - mean_k exp(-mean_i e_ik), over the objects i that have keypoint k and the keypoints that any has.
 
-    energy and labelled (N, K). Where ``torch.distributed`` runs, the means are over the batches of all
-    processes together, and each process's gradient is scaled so that the mean over processes, which
-    DistributedDataParallel takes, is the gradient of that common loss. All processes must then call, one
-    without objects with N = 0. Without any labelled keypoint the loss is 0, with a gradient of 0.
+    energy and labelled (N, K); weight (N,) of the inner means, for a framework that weighs its cells.
+
+    Where ``torch.distributed`` runs, the means are over the batches of all processes together, and each process's
+    gradient is scaled so that the mean over processes, which DistributedDataParallel takes, is the gradient of
+    that common loss. All processes must then call, one without objects with N = 0. Without any labelled keypoint
+    the loss is 0, with a gradient of 0.
     """
-    count = labelled.sum(0).to(energy.dtype)
-    total = torch.where(labelled, energy, 0.0).sum(0)  # not a product: an unlabelled energy may be infinite
-    count, total = _over_processes(count, total)
+    share = torch.ones_like(energy) if weight is None else weight.to(energy.dtype)[:, None].expand_as(energy)
+    share = torch.where(labelled, share, 0.0)
+    used = torch.where(share > 0, energy, 0.0)  # not only a product: an unlabelled energy may be infinite
+    count, total = _over_processes(share.sum(0), (share * used).sum(0))
     present = count > 0
-    similarity = torch.exp(-total / count.clamp_min(1))
+    similarity = torch.exp(-total / torch.where(present, count, 1.0))
     kept = torch.where(present, 1 - similarity, 0.0).sum()
     return kept / present.sum().clamp_min(1)
 
@@ -55,7 +58,7 @@ class PoksLoss(nn.Module):
     """The loss in the form in which pose frameworks call a keypoint loss.
 
     ``forward`` takes predicted (N, K, 2 or more) and true keypoints (N, K, 2 or more), labelled (N, K) and
-    area (N,) or (N, 1), in any common unit of length.
+    area (N,) or (N, 1), in any common unit of length, and weight (N,) or (N, 1) if cells have one.
     """
 
     def __init__(self, sigmas: Tensor) -> None:
@@ -63,11 +66,14 @@ class PoksLoss(nn.Module):
         self.sigmas = sigmas
         self._called = False
 
-    def forward(self, predicted: Tensor, true: Tensor, labelled: Tensor, area: Tensor) -> Tensor:
+    def forward(
+        self, predicted: Tensor, true: Tensor, labelled: Tensor, area: Tensor, weight: Tensor | None = None
+    ) -> Tensor:
         self._called = True
         dtype = torch.promote_types(predicted.dtype, torch.float32)
         residual = true[..., :2].to(dtype) - predicted[..., :2].to(dtype)
-        return poks_loss(residual_energy(residual, area.flatten(), self.sigmas), labelled.bool())
+        energy = residual_energy(residual, area.flatten(), self.sigmas)
+        return poks_loss(energy, labelled.bool(), None if weight is None else weight.detach().flatten())
 
     def end_batch(self) -> None:
         """Join the other processes' sums if this one's batch had no objects; call once after every batch."""

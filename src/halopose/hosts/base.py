@@ -11,17 +11,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from halopose.errors import HaloposeError
 from halopose.heads import ConvTemplate
 from halopose.matching import COCO_SIGMAS
 from halopose.poses import Array
 from halopose.synthetic import COCO_NAMES
+
+M = TypeVar("M", bound=nn.Module)
 
 # What loaders of checkpoints raise, by how a file is damaged or what it asks to be unpickled.
 LOAD_ERRORS = (
@@ -153,6 +155,22 @@ class Host(ABC):
     @abstractmethod
     def pose_templates(self) -> list[list[ConvTemplate]]:
         """The pose head's convolutions before its last one, level by level."""
+
+
+class KeptBatchNorm(nn.BatchNorm2d):
+    """Normalisation that keeps its statistics while the model trains."""
+
+    def train(self, mode: bool = True) -> KeptBatchNorm:
+        return super().train(False)
+
+
+def keep_statistics(model: M) -> M:
+    """The model, to be fine-tuned: statistics of a few batches would change it more than the loss does."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.__class__ = KeptBatchNorm  # differs in a method alone
+            module.eval()
+    return model
 
 
 def keypoint_sigmas(given: Sequence[float] | Array | None, count: int, *, coco: bool) -> Array:

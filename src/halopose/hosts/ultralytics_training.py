@@ -15,11 +15,12 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
 from halopose.finetune import FinetuneSettings, tuning_key
+from halopose.hosts.base import keep_statistics
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics import UltralyticsHost, load_model
 from halopose.poks import PoksLoss
@@ -100,14 +101,7 @@ class OfflineTrainer(PoseTrainer):  # type: ignore[misc]
 
 
 class FineTuner(OfflineTrainer):
-    """It keeps the base's normalisation, and goes on after the last whole epoch if it was stopped."""
-
-    def _model_train(self) -> None:
-        """As the framework, but statistics stay: those of a few batches change a base more than a loss does."""
-        super()._model_train()
-        for module in self.model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.eval()
+    """It goes on after the last whole epoch if it was stopped."""
 
     def save_model(self) -> bool:
         """After every epoch all that the next one needs, in a form that loads safely."""
@@ -226,7 +220,7 @@ def _train(
 
 
 def _trainable(model: PoseModel, settings: FinetuneSettings) -> PoseModel:
-    tuned = copy.deepcopy(model).float().requires_grad_(True)
+    tuned = keep_statistics(copy.deepcopy(model).float().requires_grad_(True))
     tuned.criterion = None
     if settings.loss == "poks":
         tuned.__class__ = PoksModel  # differs in a method alone

@@ -23,7 +23,7 @@ from torch import Tensor
 from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
 from halopose.finetune import FinetuneSettings, tuning_key
-from halopose.hosts.base import keypoint_sigmas
+from halopose.hosts.base import keep_statistics, keypoint_sigmas
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.yolonas import YoloNASHost
 from halopose.poks import PoksLoss
@@ -48,10 +48,8 @@ class PoksPoseLoss(YoloNASPoseLoss):  # type: ignore[misc]
     """The framework's criterion with pOKS as its keypoint regression; assignment and all other terms stay.
 
     The framework's own term is a mean of 1 - OKS over assigned cells, weighted by the scores that the assigner
-    gives them, and shrinks where these add up to less than 1. pOKS is a mean of energies inside the exponential
-    (paper, appendix B) and has no weights: each assigned cell counts alike, those too that the assigner gives
-    nearly no score and that lie far off, so that it is nearer to 1. Both are in [0, 1] before the framework's
-    own weight. The area is the framework's too, 0.53 of the box.
+    gives them; the same weights stand in the means of pOKS. An object has up to 13 cells, some far off with a
+    score near zero, which would saturate an unweighted mean. The area is the framework's too, 0.53 of the box.
     """
 
     poks: PoksLoss
@@ -71,7 +69,8 @@ class PoksPoseLoss(YoloNASPoseLoss):  # type: ignore[misc]
     def _keypoint_loss(self, **terms: Any) -> tuple[Tensor, Tensor]:
         _, visibility = super()._keypoint_loss(**terms)
         labelled = terms["target_visibility"][..., 0] > 0
-        regression = self.poks(terms["predicted_coords"], terms["target_coords"], labelled, terms["area"])
+        points, weight = (terms["predicted_coords"], terms["target_coords"]), terms.get("assigned_scores")
+        regression = self.poks(*points, labelled, terms["area"], weight)
         return regression, visibility
 
 
@@ -181,7 +180,7 @@ def _train(
     kind = PoksFineTuner if settings.loss == "poks" else FineTuner
     with contextlib.redirect_stderr(_NoTerminal(sys.stderr)):
         trainer = kind(
-            copy.deepcopy(host.model).requires_grad_(True),
+            keep_statistics(copy.deepcopy(host.model).requires_grad_(True)),
             callbacks=progress and _reporter(progress),
             **_overrides(host, data, folder, settings),
             device=device,
