@@ -9,12 +9,14 @@ import typer
 
 from halopose.cli_models import (
     Base,
+    Confidence,
     Data,
     Device,
     End2End,
     Epochs,
     Images,
     ImageSize,
+    Iou,
     Seed,
     Source,
     Unsafe,
@@ -22,7 +24,8 @@ from halopose.cli_models import (
     parse_sizes,
     two_datasets,
 )
-from halopose.console import floats, progress, say
+from halopose.console import between, exponents, finite, positive, progress, say
+from halopose.errors import HaloposeError
 
 
 def ablate(
@@ -37,7 +40,7 @@ def ablate(
     train_sizes: Annotated[str | None, typer.Option(help="Input sizes to train at; else --imgsz.")] = None,
     calibration: Source = "matched",
     calibration_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Part of the validation images.")
+        float, typer.Option(callback=between, help="Part of the validation images, between 0 and 1.")
     ] = 0.2,
     epochs: Epochs = 12,
     alphas: Annotated[str, typer.Option(help="Retention exponents to compare.")] = "0,0.5,1,2,4",
@@ -50,15 +53,17 @@ def ablate(
 ) -> None:
     """The paper's ablations on your data: a row per variant, paired differences, verdicts; a rerun resumes."""
     from halopose import ablation, ablation_report
-    from halopose.files import write_text
+    from halopose.files import make_folder, write_text
     from halopose.findings import judge
     from halopose.pipeline import FitSettings
     from halopose.training import TrainSettings
 
+    compared, sizes = exponents(alphas, "alphas"), parse_sizes(str(imgsz) if train_sizes is None else train_sizes)
+    make_folder(output)
     training, validation = two_datasets(data, train, val, images, val_images)
     settings = FitSettings(
         train=TrainSettings(epochs=epochs, seed=seed),
-        train_sizes=(imgsz,) if train_sizes is None else parse_sizes(train_sizes),
+        train_sizes=sizes,
         imgsz=imgsz,
         calibration=calibration,
         calibration_share=calibration_share,
@@ -72,7 +77,7 @@ def ablate(
             validation,
             output,
             settings,
-            alphas=floats(alphas, "alphas") or (),
+            alphas=compared,
             bootstrap=bootstrap,
             workers=workers,
             progress=step,
@@ -99,10 +104,11 @@ def finetune(
     val_images: Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")] = None,
     work: Annotated[Path | None, typer.Option(help="Work folder; else beside the output.")] = None,
     sigma: Annotated[
-        float | None, typer.Option(min=1e-6, help="OKS sigma of all keypoints in the loss; else the data's.")
+        float | None,
+        typer.Option(callback=positive, help="OKS sigma of all keypoints in the loss; else the data's."),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of fine-tuning.")] = 10,
-    lr: Annotated[float, typer.Option(min=0.0, help="Learning rate of AdamW at its highest.")] = 1e-4,
+    lr: Annotated[float, typer.Option(callback=positive, help="Learning rate of AdamW at its highest.")] = 1e-4,
     imgsz: ImageSize = 640,
     batch: Annotated[int, typer.Option(min=1, help="Images a batch; over all devices.")] = 16,
     freeze: Annotated[int, typer.Option(min=0, help="So many first layers stay as they are.")] = 0,
@@ -112,7 +118,9 @@ def finetune(
     control: Annotated[bool, typer.Option(help="Tune a second base with the framework's own loss.")] = True,
     heads: Annotated[bool, typer.Option(help="Judge calibration with heads trained for each base.")] = True,
     head_epochs: Epochs = 12,
-    conf: Annotated[float, typer.Option(min=0.0, max=1.0, help="Confidence from which to calibrate.")] = 0.01,
+    conf: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence from which to calibrate.")
+    ] = 0.01,
     bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
     seed: Seed = 0,
     device: Annotated[str | None, typer.Option(help="cpu, 0, or 0,1 for several GPUs.")] = None,
@@ -122,8 +130,13 @@ def finetune(
     from dataclasses import asdict
 
     from halopose import finetune as tuning
-    from halopose.files import write_json
+    from halopose.files import make_folder, make_room, write_json
 
+    if output.suffix != ".pt":
+        raise HaloposeError(f"the fine-tuned base is a .pt file: name it so, got -o {output}")
+    for suffix in (".pt", ".json", ".html"):
+        make_room(output.with_suffix(suffix))
+    work = make_folder(work or output.with_name(f"{output.stem}-work"))
     training, validation = two_datasets(data, train, val, images, val_images)
     settings = tuning.FinetuneSettings(
         loss=loss,
@@ -139,7 +152,6 @@ def finetune(
         amp=amp,
     )
     judging = tuning.JudgeSettings(control, heads, head_epochs, conf, bootstrap)
-    work = work or output.with_name(f"{output.stem}-work")
     with progress() as step:
         scores = tuning.finetune(
             base,
@@ -171,8 +183,8 @@ def analyse(
     split: Annotated[str, typer.Option(help="Split of the data yaml; several with commas.")] = "val",
     images: Images = None,
     imgsz: ImageSize = 640,
-    conf: Annotated[float, typer.Option(help="Confidence threshold.")] = 0.01,
-    iou: Annotated[float, typer.Option(help="IoU threshold of NMS.")] = 0.7,
+    conf: Confidence = 0.01,
+    iou: Iou = 0.7,
     bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
     seed: Seed = 0,
     end2end: End2End = None,
@@ -182,9 +194,10 @@ def analyse(
     """Analyse the residuals of a base before any heads are fitted, and recommend settings."""
     from halopose import analysis, analysis_page
     from halopose.datasets import load_dataset
-    from halopose.files import write_json, write_text
+    from halopose.files import make_folder, write_json, write_text
     from halopose.pipeline import FitSettings, collect_validation
 
+    make_folder(output)
     dataset = load_dataset(data, split, images=images)
     host = host_for(dataset, base, device, unsafe, end2end)
     settings = FitSettings(imgsz=imgsz, conf=conf, iou=iou)

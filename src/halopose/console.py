@@ -59,9 +59,10 @@ def finite(value: float) -> float:
     return value
 
 
-def positive(value: float) -> float:
-    """For an option: finite and above 0."""
-    _demand(0 < value < math.inf, "give a number above 0", value)
+def positive(value: float | None) -> float | None:
+    """For an option: finite and above 0, or left out."""
+    if value is not None:
+        _demand(0 < value < math.inf, "give a number above 0", value)
     return value
 
 
@@ -93,6 +94,14 @@ def numbers(text: str, option: str) -> list[float]:
     values = floats(text, option)
     if values[0] <= 0 or any(low >= high for low, high in pairwise(values)):
         raise HaloposeError(f"--{option} takes positive numbers in rising order, got {text!r}")
+    return values
+
+
+def exponents(text: str, option: str) -> list[float]:
+    """Numbers separated by commas, none below 0."""
+    values = floats(text, option)
+    if min(values) < 0:
+        raise HaloposeError(f"--{option} takes numbers from 0 on, got {text!r}")
     return values
 
 
