@@ -3,18 +3,13 @@
 import csv
 import io
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from halopose.ablation import DEFAULT, Result, rows_of
 from halopose.ablation_report import (
     COLUMNS,
-    decade_ticks,
-    linear_ticks,
     render,
     scale_plot,
     summaries,
@@ -27,6 +22,7 @@ from halopose.evaluation import SCALAR_METRICS
 from halopose.findings import FINDINGS
 from halopose.pipeline import FitSettings
 from halopose.resampling import SCALES
+from html_pages import EVIL, parsed
 
 METRICS = [
     *(f"{part}{regime}.{name}" for part in ("", "pruned.") for regime in ("gaussian", "student_t")
@@ -34,7 +30,6 @@ METRICS = [
     *(f"scale.{number}.ace" for number in range(SCALES)),
     "scale.spread", "akp_skill", "kept_fraction",
 ]  # fmt: skip
-EVIL = "</style><script>alert(1)</script>{{ 7 * 7 }}"
 
 
 def results(names=None, bootstrap=20):
@@ -116,32 +111,6 @@ def test_the_smaller_tables_of_the_paper():
     assert len(summaries(results([DEFAULT]))[2].rows) == 1
 
 
-class _Page(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.tags, self.open, self.urls = [], [], []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.urls += [value for name, value in attributes if name in ("src", "href")]
-        if tag not in ("meta", "link"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def parsed(text):
-    page = _Page()
-    page.feed(text)
-    page.close()
-    assert not page.open
-    return page
-
-
 def test_the_page_is_whole_and_inert():
     made = results()
     text = render(made, EVIL)
@@ -167,27 +136,10 @@ def test_plots_stay_inside_and_leave_out_what_is_not_a_number():
     made[0].estimate["scale.2.ace"] = float("nan")
     made[0].variance["x"]["empirical"][3] = 0.0
     plots = [scale_plot(made), *variance_plots(made)]
-    assert [len(curve.points) for curve in plots[0].curves] == [SCALES - 1, SCALES]
-    assert len(plots[2].curves[0].points) == 19
+    assert [len(plots[0].dots(curve)) for curve in plots[0].curves] == [SCALES - 1, SCALES]
+    assert len(plots[2].dots(plots[2].curves[1])) == 19
     for plot in plots:
-        ticks = [place for place, _ in [*plot.x_ticks, *plot.y_ticks]]
-        shares = [share for curve in plot.curves for point in curve.points for share in point]
-        assert all(0 <= share <= 1 + 1e-9 for share in [*ticks, *shares])
-
-
-@given(st.floats(1e-6, 1e6))
-def test_linear_ticks_are_even_and_reach_the_top(top):
-    ticks = np.array(linear_ticks(top))
-    assert ticks[0] == 0
-    assert ticks[-1] <= top * (1 + 1e-6)
-    assert 3 <= len(ticks) <= 7
-    assert top - ticks[-1] < ticks[1] * (1 + 1e-6)
-
-
-@given(st.floats(-5, 5), st.floats(0.7, 6))
-def test_decade_ticks_lie_between(start, decades):
-    low, high = 10**start, 10 ** (start + decades)
-    ticks = decade_ticks(low, high)
-    assert ticks == sorted(ticks)
-    assert all(low <= tick <= high for tick in ticks)
-    assert ticks
+        marks = [*plot.x.marks(), *plot.y.marks()]
+        assert all(0 <= share <= 1 + 1e-9 for share, _ in marks)
+        assert all(not np.isfinite(curve.y).all() or len(plot.dots(curve)) for curve in plot.curves if curve.label)
+        assert all(curve.high is None or np.nanmax(plot.y.share(curve.high)) <= 1 + 1e-9 for curve in plot.curves)

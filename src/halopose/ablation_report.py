@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jinja2
 import numpy as np
 
 from halopose.ablation import DEFAULT, OTHER_SEED, Result
+from halopose.charts import Axis, Curve, Plot
 from halopose.findings import Judged, judge
-from halopose.poses import Array
+from halopose.pages import number, page, signed
 from halopose.resampling import Difference
 from halopose.statistics import AXES
 
@@ -34,6 +33,7 @@ COLUMNS = {
     "pruned.student_t.nll": ("NLL, Student-t", "After pruning", 3),
 }
 REGIMES = {"gaussian": "Gaussian", "student_t": "Student-t"}
+_KINDS = ("gaussian", "uncalibrated")  # colours of the default and of what it is compared with
 _CSV_FIELDS = ("estimate", "low", "high", "difference", "difference_low", "difference_high")
 
 
@@ -57,26 +57,11 @@ def table(results: Sequence[Result]) -> list[tuple[str, list[Cell]]]:
 
 
 def _cell(result: Result, default: Result | None, metric: str, digits: int) -> Cell:
-    value, margin = _number(result.estimate[metric], digits), _number(result.margin(metric), digits)
+    value, margin = number(result.estimate[metric], digits), number(result.margin(metric), digits)
     if default is None or result is default:
         return Cell(value, margin, "", False)
     difference = result.minus(default, metric)
-    return Cell(value, margin, _difference(difference, digits), difference.decided)
-
-
-def _number(value: float, digits: int) -> str:
-    if not math.isfinite(value):
-        return "–"
-    text = f"{value:.{digits}f}"
-    return (text if float(text) else text.lstrip("-")).replace("-", "−")
-
-
-def _difference(difference: Difference, digits: int = 4) -> str:
-    """Signed, with its margin; rows may also agree to the last bit."""
-    if not difference.value and not difference.margin:
-        return "same"
-    sign = "+" if difference.value > 0 else ""
-    return f"{sign}{_number(difference.value, digits)} ± {_number(difference.margin, digits)}"
+    return Cell(value, margin, signed(difference, digits), difference.decided)
 
 
 def _named(results: Sequence[Result], name: str) -> Result | None:
@@ -86,8 +71,8 @@ def _named(results: Sequence[Result], name: str) -> Result | None:
 def evidence(judged: Judged) -> list[str]:
     """A finding's parts in words, each with its difference and interval."""
     return [
-        f"{part.text}: {_difference(part.difference)} ({part.verdict}"
-        + (f"; another seed moves it by {_number(abs(part.by_seed), 4)})" if part.by_seed is not None else ")")
+        f"{part.text}: {signed(part.difference)} ({part.verdict}"
+        + (f"; another seed moves it by {number(abs(part.by_seed), 4)})" if part.by_seed is not None else ")")
         for part in judged.parts
     ]
 
@@ -135,14 +120,14 @@ def _pruned(result: Result, regime: str, title: str) -> list[str]:
     cells = [title]
     for name in ("ace", "ence", "nll"):
         after, before = f"pruned.{regime}.{name}", f"{regime}.{name}"
-        cells += [*_values(result, [after]), _difference(result.minus(result, after, before), _digits(name))]
+        cells += [*_values(result, [after]), signed(result.minus(result, after, before), _digits(name))]
     return cells
 
 
 def _values(result: Result, metrics: Sequence[str]) -> list[str]:
     """Each with half of its interval."""
     return [
-        f"{_number(result.estimate[metric], digits)} ± {_number(result.margin(metric), digits)}"
+        f"{number(result.estimate[metric], digits)} ± {number(result.margin(metric), digits)}"
         for metric, digits in ((metric, _digits(metric)) for metric in metrics)
     ]
 
@@ -218,13 +203,13 @@ def to_csv(results: Sequence[Result]) -> str:
 
 def render(results: Sequence[Result], title: str) -> str:
     """The page (html)."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("halopose"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
     groups = [group for _, group, _ in COLUMNS.values()]
-    page = environment.get_template("ablation.html").render(
+    about, *rest = notes(results)
+    return page(
+        "ablation.html",
         title=title,
-        notes=notes(results),
+        summary=about,
+        notes=rest,
         findings=[(one.text, one.verdict, evidence(one)) for one in judge(results)],
         groups=[(group, groups.count(group)) for group in dict.fromkeys(groups)],
         columns=[(label, number > 0 and groups[number] != groups[number - 1]) for number, label in _labels()],
@@ -233,34 +218,10 @@ def render(results: Sequence[Result], title: str) -> str:
         scales=scale_plot(results),
         variances=variance_plots(results),
     )
-    # A name may hold half of a surrogate pair, which a utf-8 file cannot.
-    return page.encode("utf-8", "replace").decode("utf-8")
 
 
 def _labels() -> list[tuple[int, str]]:
     return [(number, label) for number, (label, _, _) in enumerate(COLUMNS.values())]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Points (x, y, low, high) of one row, all as shares of the plot's sides; ``kind`` picks the colour."""
-
-    label: str
-    kind: str
-    points: list[tuple[float, float, float, float]]
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A plot ready to draw: ticks are (share of the side, text)."""
-
-    title: str
-    x_label: str
-    y_label: str
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
-    curves: list[Curve]
-    diagonal: bool = False
 
 
 def scale_plot(results: Sequence[Result]) -> Plot | None:
@@ -269,57 +230,42 @@ def scale_plot(results: Sequence[Result]) -> Plot | None:
     if shown is None:
         return None
     names = shown[0].scales
-    metrics = [f"scale.{number}.ace" for number in range(len(names))]
-    values = {one.name: (_of(one.estimate, metrics), np.array([one.margin(m) for m in metrics])) for one in shown}
-    highest = np.nanmax([value + np.nan_to_num(margin) for value, margin in values.values()])
-    top = float(highest) if highest > 0 else 1.0
-    places = (np.arange(len(names)) + 0.5) / len(names)
-    curves = [
-        Curve(
-            {DEFAULT: "With scale weights"}.get(one.name, "Without"),
-            kind,
-            _points(places, *(side / top for side in _sides(*values[one.name]))),
-        )
-        for one, kind in zip(shown, ("gaussian", "uncalibrated"), strict=True)
-    ]
-    return Plot(
-        "ACE by object scale",
-        "side of the object, px",
-        "ACE",
-        list(zip(places.tolist(), names, strict=True)),
-        [(tick / top, f"{tick:.3g}") for tick in linear_ticks(top)],
-        curves,
-    )
+    places = np.arange(len(names))
+    curves = []
+    for one, label, kind, aside in zip(
+        shown, ("With scale weights", "Without"), _KINDS, (-0.04, 0.04), strict=True
+    ):
+        metrics = [f"scale.{number}.ace" for number in range(len(names))]
+        value = np.array([one.estimate[metric] for metric in metrics])
+        margin = np.array([one.margin(metric) for metric in metrics])
+        curves.append(Curve(label, kind, places + aside, value, value - margin, value + margin, marked=True))
+    highest = max(np.nanmax([curve.y, curve.high]) for curve in curves)
+    y = Axis.linear("ACE", 0, float(highest) if highest > 0 else 1.0)
+    return Plot("", Axis.of_bins("side of the object, px", len(names), names), y, curves)
 
 
 def variance_plots(results: Sequence[Result]) -> list[Plot]:
     """Actual against predicted deviation, jointly and along each axis, of full and isotropic dispersions."""
     shown = _pair(results, "isotropic")
-    if shown is None:
-        return []
-    return [_variance_plot(shown, axis) for axis in AXES]
+    return [] if shown is None else [_variance_plot(shown, axis) for axis in AXES]
 
 
 def _variance_plot(shown: tuple[Result, Result], axis: str) -> Plot:
     roots = [(np.sqrt(one.variance[axis]["predicted"]), np.sqrt(one.variance[axis]["empirical"])) for one in shown]
     values = np.concatenate([side for pair in roots for side in pair])
     values = values[np.isfinite(values) & (values > 0)]
-    low, high = (values.min() / 1.15, values.max() * 1.15) if len(values) else (0.1, 10.0)
-    place = _logarithmic(float(low), float(high))
-    suffix = "" if axis == "joint" else f"_{axis}"
+    low, high = (float(values.min()) / 1.15, float(values.max()) * 1.15) if len(values) else (0.1, 10.0)
+    metric = "gaussian.ence" if axis == "joint" else f"gaussian.ence_{axis}"
     curves = [
-        Curve(
-            f"{label}, ENCE {_number(one.estimate[f'gaussian.ence{suffix}'], 4)}",
-            kind,
-            _points(place(x), place(y), place(y), place(y)),
-        )
-        for one, (x, y), label, kind in zip(
-            shown, roots, ("Full", "Isotropic"), ("gaussian", "uncalibrated"), strict=True
-        )
+        Curve(f"{label}, ENCE {number(one.estimate[metric], 4)}", kind, x, y, marked=True)
+        for one, (x, y), label, kind in zip(shown, roots, ("Full", "Isotropic"), _KINDS, strict=True)
     ]
-    ticks = [(float(place(np.array(tick))), f"{tick:g}") for tick in decade_ticks(float(low), float(high))]
-    title = "Joint" if axis == "joint" else f"Along {axis}"
-    return Plot(title, "predicted deviation, px", "actual deviation, px", ticks, ticks, curves, diagonal=True)
+    return Plot(
+        "Joint" if axis == "joint" else f"Along {axis}",
+        Axis.log("predicted deviation, px", low, high),
+        Axis.log("actual deviation, px", low, high),
+        [Curve("", "ideal", (low, high), (low, high)), *curves],
+    )
 
 
 def _pair(results: Sequence[Result], name: str) -> tuple[Result, Result] | None:
@@ -327,37 +273,4 @@ def _pair(results: Sequence[Result], name: str) -> tuple[Result, Result] | None:
     return None if default is None or other is None else (default, other)
 
 
-def _of(values: dict[str, float], names: list[str]) -> Array:
-    return np.array([values[name] for name in names])
-
-
-def _sides(value: Array, margin: Array) -> tuple[Array, Array, Array]:
-    margin = np.nan_to_num(margin)
-    return value, np.maximum(value - margin, 0), value + margin
-
-
-def _points(*columns: Array) -> list[tuple[float, float, float, float]]:
-    """Rows of four columns; those that are not finite are left out."""
-    return [(x, y, low, high) for x, y, low, high in np.stack(columns, 1).tolist() if math.isfinite(x + y)]
-
-
-def _logarithmic(low: float, high: float) -> Callable[[Array], Array]:
-    def place(value: Array) -> Array:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.log(value / low) / math.log(high / low))
-
-    return place
-
-
-def linear_ticks(top: float, count: int = 5) -> list[float]:
-    """Round numbers from zero to ``top``, about ``count`` of them."""
-    power = 10.0 ** math.floor(math.log10(top / count))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= top / count * 0.999)
-    return [number * step for number in range(int(top / step * (1 + 1e-9)) + 1)]
-
-
-def decade_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, and three times them, between two positive numbers."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [factor * 10.0**power for power in powers for factor in (1, 3)]
-    return [tick for tick in ticks if low <= tick <= high]
+__all__ = ["render", "scale_plot", "summaries", "table", "to_csv", "to_markdown", "variance_plots"]
