@@ -130,7 +130,8 @@ def finetune(
     from dataclasses import asdict
 
     from halopose import finetune as tuning
-    from halopose.files import make_folder, make_room, write_json
+    from halopose import finetune_page
+    from halopose.files import make_folder, make_room, write_json, write_text
 
     if output.suffix != ".pt":
         raise HaloposeError(f"the fine-tuned base is a .pt file: name it so, got -o {output}")
@@ -172,8 +173,10 @@ def finetune(
         "images": {"training": len(training), "validation": len(validation)},
     }
     write_json(output.with_suffix(".json"), about | tuning.to_json(scores))
+    page = output.with_suffix(".html")
+    write_text(page, finetune_page.render(scores, f"Fine-tuning of {base.name}"))
     say(tuning.to_text(scores))
-    say(f"-> {output}, {output.with_suffix('.json')}")
+    say(f"-> {output}, {output.with_suffix('.json')}, {page}")
 
 
 def analyse(
