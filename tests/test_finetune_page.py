@@ -105,13 +105,15 @@ def test_coverage_is_drawn_to_one_scale_and_inside():
     assert len({(plot.y.low, plot.y.high) for plot in plots}) == 1
     for plot in plots:
         zero, *curves = plot.curves
-        assert plot.line(zero) == [[0, 0.5], [1, 0.5]]
+        np.testing.assert_allclose(plot.line(zero), [[0, plot.y.share(0)], [1, plot.y.share(0)]])
         assert len(curves) == 3
         for curve in curves:
             x, y = np.array(plot.line(curve)).T
             np.testing.assert_allclose(x, LEVELS[2::4])
             ace = {"Before": 0.2, "pOKS": 0.02, "OKS": 0.03}[curve.label.split(",")[0]]
-            np.testing.assert_allclose((2 * y - 1) * plot.y.high, ace * np.sin(3 * x), atol=1e-12)
+            np.testing.assert_allclose(
+                plot.y.low + y * (plot.y.high - plot.y.low), ace * np.sin(3 * x), atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("bases", [("before", "poks", "oks"), ("before", "poks"), ("before", "oks")])

@@ -126,8 +126,9 @@ def coverage_plots(scores: dict[str, BaseScores]) -> list[Plot]:
         for regime in _REGIMES
         for axis in AXES
     }
-    limit = 1.05 * max(0.01, float(np.nanmax(np.abs(list(errors.values())), initial=0)))
-    x, y = Axis.linear("nominal", 0, 1), Axis.linear("empirical − nominal coverage", -limit, limit)
+    every = np.array(list(errors.values()))
+    low, high = (1.05 * float(edge) for edge in (np.nanmin(every, initial=-0.01), np.nanmax(every, initial=0.01)))
+    x, y = Axis.linear("nominal", 0, 1), Axis.linear("empirical − nominal coverage", low, high)
     plots = []
     for (regime, axis), drawn in errors.items():
         metric = f"{regime}.ace" if axis == "joint" else f"{regime}.ace_{axis}"
