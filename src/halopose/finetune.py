@@ -123,15 +123,14 @@ def finetune(
 ) -> dict[str, BaseScores]:
     """Fine-tune the base into ``output`` and compare on the validation images; a rerun goes on.
 
-    The comparison has the base as ``before``, the tuned one and the control under the names of their losses.
+    The comparison has the base as ``before``, the control and the tuned one under the names of their losses.
     """
     settings, judging = settings or FinetuneSettings(), judging or JudgeSettings()
     _require_pycocotools()
     if len(np.intersect1d(training.image_ids, validation.image_ids)):
         raise HaloposeError("some images are in both the training and the validation split: they must differ")
-    losses: list[Loss] = [settings.loss]
-    if judging.control and settings.loss != "oks":
-        losses.append("oks")
+    losses: list[Loss] = ["oks"] if judging.control and settings.loss != "oks" else []
+    losses.append(settings.loss)
     files: dict[str, Path] = {"before": base, **{loss: _file_of(loss, settings, output) for loss in losses}}
     if len({path.resolve() for path in files.values()}) < len(files):
         raise HaloposeError("the output would overwrite the base: choose another name")

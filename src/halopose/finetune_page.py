@@ -35,17 +35,20 @@ def render(scores: dict[str, BaseScores], title: str) -> str:
 
 
 def _about(scores: dict[str, BaseScores]) -> list[str]:
-    tuned = [name for name in scores if name != "before"]
-    lines = [f"The base before, and fine-tuned with {_LOSSES[tuned[0]]}."]
-    if "poks" in tuned and "oks" in tuned:
+    lines = [f"The base before, and fine-tuned with {_LOSSES[_tuned(scores)]}."]
+    if "poks" in scores and "oks" in scores:
         lines.append("The control is tuned alike with the framework's own loss, OKS.")
     return lines
 
 
+def _tuned(scores: dict[str, BaseScores]) -> str:
+    return "poks" if "poks" in scores else "oks"
+
+
 def sentence(scores: dict[str, BaseScores]) -> str:
     """What happened to the Gaussian ACE, whether pOKS did it, and what it costs in AP."""
-    before, tuned = "before", next(name for name in scores if name != "before")
-    change = scores[tuned].minus(scores[before], _ACE)
+    tuned = _tuned(scores)
+    change = scores[tuned].minus(scores["before"], _ACE)
     return f"{_change(scores, tuned, change)}{_cause(scores, tuned, change)}; {_price(scores, tuned)}."
 
 
