@@ -2,7 +2,7 @@
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
@@ -14,11 +14,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 @pytest.fixture
-def full_disk() -> Iterator[None]:
-    """The system refuses to write more than a hundred bytes to any file, as a full disk would."""
+def full_disk() -> Iterator[Callable[[int], None]]:
+    """The system lets no file grow beyond a hundred bytes, as a full disk would; call it for room."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    yield
+
+    def leave(room: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+
+    leave(100)
+    yield leave
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,6 +219,35 @@ def test_a_killed_tuning_goes_on(
     assert epochs == [0, 1, 2], "a finished tuning was run again"
     assert not list(tmp_path.rglob("state.pt"))
     assert load_host(tmp_path / "again.pt").fingerprints == load_host(tmp_path / "out.pt").fingerprints
+
+
+def test_a_disk_that_refuses_is_one_line(
+    scenes: tuple[Path, Path], tmp_path: Path, full_disk: Callable[[int], None]
+) -> None:
+    """Nothing half-written stays; and a rerun gets further where there is room."""
+    data, base = scenes
+    work, output = tmp_path / "work", tmp_path / "out.pt"
+
+    def refused(match: str, target: Path = output) -> None:
+        with pytest.raises(HaloposeError, match=match) as error:
+            tune(base, load_dataset(data, "train"), target, work, FinetuneSettings(epochs=1, imgsz=64, batch=4))
+        assert "\n" not in str(error.value)
+        assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".") or path.suffix == ".partial"]
+
+    refused(r"cannot write .*labels.*\.txt: File too large")
+    full_disk(1_000_000)
+    refused(r"cannot write .*state\.pt: File too large")
+    run = next(work.glob("tuning-*")) / "run"
+    shutil.rmtree(run)
+    run.write_text("in the way")
+    refused("fine-tuning stopped, Not a directory .*run")
+    run.unlink()
+    full_disk(resource.RLIM_INFINITY)
+    refused(r"cannot write .*out\.pt: File exists", base / "out.pt")
+    full_disk(1_000_000)
+    output.write_text("before")
+    refused(r"cannot write .*out\.pt: File too large")
+    assert output.read_text() == "before"
 
 
 def test_the_key_knows_what_a_tuning_depends_on(scenes: tuple[Path, Path]) -> None:

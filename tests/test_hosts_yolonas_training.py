@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import random
+import resource
+import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -293,6 +296,35 @@ def test_refusals(base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Pat
     with pytest.raises(HaloposeError, match="diverged"):
         save_tuned(host, tmp_path / "weights.safetensors", 64, tmp_path / "out.pt")
     assert not (tmp_path / "out.pt").exists()
+
+
+def test_a_disk_that_refuses_is_one_line(
+    base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Path, full_disk: Callable[[int], None]
+) -> None:
+    """Nothing half-written stays; and a rerun gets further where there is room."""
+    work, output, weights = (tmp_path / name for name in ("work", "out.pt", "weights.safetensors"))
+
+    def refused(match: str, action: Callable[..., None], *given: Any) -> None:
+        with pytest.raises(HaloposeError, match=match) as error:
+            action(*given)
+        assert "\n" not in str(error.value)
+        assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".") or path.suffix == ".partial"]
+
+    tuning = tune, base, dataset, output, work, QUICK
+    refused(r"cannot write .*labels.*\.txt: File too large", *tuning)
+    full_disk(1_000_000)
+    refused(r"cannot write .*state\.pt: File too large", *tuning)
+    run = next(work.glob("tuning-*")) / "run"
+    shutil.rmtree(run)
+    run.write_text("in the way")
+    refused("fine-tuning stopped, File exists .*run", *tuning)
+    full_disk(resource.RLIM_INFINITY)
+    save_file(host.model.state_dict(), weights)
+    refused(r"cannot write .*out\.pt: File exists", save_tuned, host, weights, 64, run / "out.pt")
+    full_disk(1_000_000)
+    output.write_text("before")
+    refused(r"cannot write .*out\.pt: File too large", save_tuned, host, weights, 64, output)
+    assert output.read_text() == "before"
 
 
 def test_settings_reach_the_trainer(host: YoloNASHost) -> None:

@@ -48,6 +48,32 @@ def test_a_folder_is_used_again(tmp_path: Path) -> None:
     assert (images / "mine.txt").read_text() == "kept"
 
 
+def test_what_stands_in_the_way_is_one_line(tmp_path: Path) -> None:
+    host = host_of("11")
+    dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 1}), "train")
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(HaloposeError, match=r"cannot write to .*file"):
+        write_yolo(dataset, tmp_path / "file", host, 3)
+    images = write_yolo(dataset, tmp_path / "work", host, 3).parent / "images"
+    [link] = images.iterdir()
+    link.unlink()
+    link.write_text("kept")
+    with pytest.raises(HaloposeError, match=f"cannot link .*{link.name} to an image: File exists"):
+        write_yolo(dataset, tmp_path / "work", host, 3)
+    assert link.read_text() == (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_full_disk_leaves_whole_labels(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    host = host_of("11")
+    dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 1}), "train")
+    path = write_yolo(dataset, tmp_path / "work", host, 3)
+    files = {file: file.read_text() for file in (path, *path.parent.glob("labels/*"))}
+    request.getfixturevalue("full_disk")
+    with pytest.raises(HaloposeError, match=r"cannot write .*txt: File too large"):
+        write_yolo(dataset, tmp_path / "work", host, 3)
+    assert {file: file.read_text() for file in (path, *path.parent.glob("labels/*"))} == files
+
+
 def test_other_keypoints_are_refused(tmp_path: Path) -> None:
     host = host_of("11")
     dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 1}), "train")

@@ -63,7 +63,7 @@ def make_room(path: Path | str) -> Path:
     return path
 
 
-def write_bytes(path: Path | str, content: bytes) -> None:
+def write_bytes(path: Path | str, content: bytes | memoryview) -> None:
     """Write a file whole or not at all."""
     path = Path(path)
     try:

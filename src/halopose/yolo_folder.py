@@ -13,6 +13,7 @@ import yaml
 
 from halopose.datasets import Dataset, Objects, Record
 from halopose.errors import HaloposeError
+from halopose.files import make_folder, write_text
 from halopose.hosts.base import Host
 from halopose.images import read_image
 from halopose.poses import Array
@@ -26,18 +27,16 @@ def write_yolo(dataset: Dataset, folder: Path, host: Host, dimensions: int) -> P
     """
     if len(dataset.names) != host.keypoint_count:
         raise HaloposeError(f"the data have {len(dataset.names)} keypoints, the model {host.keypoint_count}")
-    images, labels = folder / "images", folder / "labels"
-    for place in (images, labels):
-        place.mkdir(parents=True, exist_ok=True)
+    images, labels = make_folder(folder / "images"), make_folder(folder / "labels")
     for link in images.iterdir():
         if link.is_symlink():  # of another data set, perhaps
             link.unlink()
     for record in dataset.records:
         link = images / f"{record.image_id:015d}{record.path.suffix.lower()}"
-        link.symlink_to(record.path.resolve())
+        _link(link, record.path.resolve())
         rows = label_rows(_relative(record), dimensions)
         text = "\n".join(" ".join(f"{value:.9g}" for value in row) for row in rows)
-        (labels / link.name).with_suffix(".txt").write_text(text)
+        write_text((labels / link.name).with_suffix(".txt"), text)
     content = {
         "path": str(folder.resolve()),
         "train": str(images.resolve()),
@@ -53,8 +52,15 @@ def write_yolo(dataset: Dataset, folder: Path, host: Host, dimensions: int) -> P
     if flip is not None:
         content["flip_idx"] = flip
     path = folder / "data.yaml"
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    write_text(path, yaml.safe_dump(content))
     return path
+
+
+def _link(link: Path, target: Path) -> None:
+    try:
+        link.symlink_to(target)
+    except OSError as error:
+        raise HaloposeError(f"cannot link {link} to an image: {error.strerror or error}") from None
 
 
 def _relative(record: Record) -> Objects:

@@ -7,9 +7,12 @@ post-processing, and describes the pose head that the probabilistic heads mirror
 from __future__ import annotations
 
 import hashlib
+import io
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, TypeVar
 
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from halopose.errors import HaloposeError
+from halopose.files import write_bytes
 from halopose.heads import ConvTemplate
 from halopose.matching import COCO_SIGMAS
 from halopose.poses import Array
@@ -171,6 +175,23 @@ def keep_statistics(model: M) -> M:
             module.__class__ = KeptBatchNorm  # differs in a method alone
             module.eval()
     return model
+
+
+def write_checkpoint(path: Path, content: Any) -> None:
+    """Whole or not at all. From memory: of a full disk torch itself says no more than "iostream error"."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_bytes(path, buffer.getbuffer())
+
+
+@contextmanager
+def trainer_in(folder: Path) -> Iterator[None]:
+    """While a framework's trainer runs, which writes files of its own: what the disk refuses it is one line."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.strerror or error} ({error.filename or folder})"
+        raise HaloposeError(f"fine-tuning stopped, {reason}: mend that and run it again, it goes on") from None
 
 
 def keypoint_sigmas(given: Sequence[float] | Array | None, count: int, *, coco: bool) -> Array:

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
+from halopose.files import write_bytes
 from halopose.finetune import FinetuneSettings, tuning_key
-from halopose.hosts.base import keep_statistics
+from halopose.hosts.base import keep_statistics, trainer_in, write_checkpoint
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics import UltralyticsHost, load_model
 from halopose.poks import PoksLoss
@@ -89,8 +90,7 @@ class OfflineTrainer(PoseTrainer):  # type: ignore[misc]
         return {}, None
 
     def save_model(self) -> bool:
-        self.wdir.mkdir(parents=True, exist_ok=True)
-        save_file(self._averaged(), self.wdir / _WEIGHTS)
+        write_bytes(self.wdir / _WEIGHTS, save(self._averaged()))
         return True
 
     def _averaged(self) -> dict[str, Tensor]:
@@ -105,7 +105,6 @@ class FineTuner(OfflineTrainer):
 
     def save_model(self) -> bool:
         """After every epoch all that the next one needs, in a form that loads safely."""
-        partial = self._state.with_suffix(".partial")
         state = {
             "epoch": self.epoch,
             "model": unwrap_model(self.model).state_dict(),
@@ -113,8 +112,7 @@ class FineTuner(OfflineTrainer):
             "updates": self.ema.updates,
             "optimizer": self.optimizer.state_dict(),
         }
-        torch.save(state, partial)
-        partial.replace(self._state)
+        write_checkpoint(self._state, state)
         return True
 
     def resume_training(self, ckpt: dict[str, Any] | None) -> None:
@@ -157,7 +155,7 @@ def tune(
         state = folder / _STATE
         if not state.is_file() or _load(state)["epoch"] + 1 < settings.epochs:
             _train(model, data, dataset, folder, settings, device, progress)
-        save_file(_load(state)["ema"], finished)
+        write_bytes(finished, save(_load(state)["ema"]))
         state.unlink()
     save_tuned(model, finished, output)
 
@@ -204,7 +202,7 @@ def _train(
         "verbose": False,
     }
     threads = torch.get_num_threads()  # the framework leaves a core idle
-    with _quiet():
+    with _quiet(), trainer_in(folder):
         trainer = FineTuner(overrides=overrides)
         trainer.add_callback("on_train_start", lambda _: torch.set_num_threads(threads))
         trainer.model = _trainable(model, settings)
@@ -250,10 +248,7 @@ def save_tuned(model: PoseModel, weights: Path, output: Path) -> None:
         raise HaloposeError("fine-tuning diverged (weights are not finite): lower the learning rate")
     tuned.load_state_dict(state)
     tuned.requires_grad_(False)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_suffix(".partial")
-    torch.save({"model": tuned}, partial)
-    partial.replace(output)
+    write_checkpoint(output, {"model": tuned})
 
 
 __all__ = ["FineTuner", "OfflineTrainer", "PoksModel", "save_tuned", "tune"]

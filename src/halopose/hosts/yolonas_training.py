@@ -17,13 +17,14 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
+from halopose.files import write_bytes
 from halopose.finetune import FinetuneSettings, tuning_key
-from halopose.hosts.base import keep_statistics, keypoint_sigmas
+from halopose.hosts.base import keep_statistics, keypoint_sigmas, trainer_in, write_checkpoint
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.yolonas import YoloNASHost
 from halopose.poks import PoksLoss
@@ -91,18 +92,14 @@ class FineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, epoch: int, *arguments: Any, **options: Any) -> None:
         """After every epoch, what a rerun goes on with."""
-        partial = self._state.with_suffix(".partial")
-        torch.save(
-            {
-                "epoch": epoch,
-                "model": self.model.state_dict(),
-                "ema": self.ema_model.ema.state_dict(),
-                "updates": self.ema_model.updates,
-                "optimizer": self.optimizer.state_dict(),
-            },
-            partial,
-        )
-        partial.replace(self._state)
+        state = {
+            "epoch": epoch,
+            "model": self.model.state_dict(),
+            "ema": self.ema_model.ema.state_dict(),
+            "updates": self.ema_model.updates,
+            "optimizer": self.optimizer.state_dict(),
+        }
+        write_checkpoint(self._state, state)
 
     def go_on(self) -> None:
         """Train, after the last whole epoch if there is one."""
@@ -163,8 +160,7 @@ def tune(
     finished = folder / _WEIGHTS
     if not finished.is_file():
         weights = _train(aim, data, folder, settings, device or "cpu", progress)
-        save_file(weights, finished.with_suffix(".partial"))
-        finished.with_suffix(".partial").replace(finished)
+        write_bytes(finished, save(weights))
         (folder / _STATE).unlink()
     save_tuned(host, finished, settings.imgsz, output)
 
@@ -178,7 +174,7 @@ def _train(
     progress: Callable[[str, int, int], None] | None,
 ) -> dict[str, Tensor]:
     kind = PoksFineTuner if settings.loss == "poks" else FineTuner
-    with contextlib.redirect_stderr(_NoTerminal(sys.stderr)):
+    with contextlib.redirect_stderr(_NoTerminal(sys.stderr)), trainer_in(folder):
         trainer = kind(
             keep_statistics(copy.deepcopy(host.model).requires_grad_(True)),
             callbacks=progress and _reporter(progress),
@@ -277,10 +273,7 @@ def save_tuned(host: YoloNASHost, weights: Path, imgsz: int, output: Path) -> No
         oks_sigmas=host.sigmas.tolist(),
         config={"assigner_multiply_by_pose_oks": host.oks_factor},
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_suffix(".partial")
-    torch.save(checkpoint, partial)
-    partial.replace(output)
+    write_checkpoint(output, checkpoint)
 
 
 __all__ = ["FineTuner", "PoksFineTuner", "PoksPoseLoss", "save_tuned", "tune"]
