@@ -1,5 +1,7 @@
 """The hub: shapes are checked, selections agree, and supervision's key points convert both ways."""
 
+import json
+
 import numpy as np
 import pytest
 import supervision
@@ -35,6 +37,18 @@ def test_wrong_shapes_name_what_was_expected_and_received(name):
 
 def test_keep_defaults_to_everything():
     assert poses(keep=None).keep.all()
+
+
+@pytest.mark.parametrize("keep", [None, np.ones((3, 4), dtype=int), np.ones((3, 4))])
+def test_json_says_true_or_false_whatever_the_mask_is_made_of(keep):
+    text = json.dumps([entry["keep"] for entry in poses(keep=keep).to_json()])
+    assert text == json.dumps([[True] * 4] * 3)
+
+
+@pytest.mark.parametrize(("count", "keypoints"), [(0, 4), (2, 0), (0, 0)])
+def test_json_of_nothing(count, keypoints):
+    entries = poses(count, keypoints).to_json()
+    assert [entry["keep"] for entry in entries] == [[True] * keypoints] * count
 
 
 def test_selection_and_concatenation_are_inverse():

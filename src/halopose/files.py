@@ -227,16 +227,16 @@ def parse_predictions(path: Path | str, content: Any, truth: GroundTruth | None)
 
 def prediction_entries(predictions: PoseDistributions) -> list[dict[str, Any]]:
     """The inverse of ``parse_predictions``: COCO results entries with covariances."""
-    k = predictions.keypoint_count
-    visibility = np.ones(predictions.keypoints.shape[:2])
+    n, k = predictions.keypoints.shape[:2]
+    visibility = np.ones((n, k))
     if predictions.visibility is not None:
         visibility = predictions.visibility
-    triples = np.concatenate([predictions.keypoints, visibility[..., None]], axis=2).reshape(-1, 3 * k)
+    triples = np.concatenate([predictions.keypoints, visibility[..., None]], axis=2).reshape(n, 3 * k)
     boxes = predictions.boxes
     boxes = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
     columns: dict[str, list[Any]] = {
-        "image_id": _list(predictions.image_ids, len(predictions), 0),
-        "category_id": _list(predictions.class_ids, len(predictions), 1),
+        "image_id": _list(predictions.image_ids, n, 0),
+        "category_id": _list(predictions.class_ids, n, 1),
         "bbox": boxes.tolist(),
         "score": predictions.scores.tolist(),
         "keypoints": triples.tolist(),
@@ -244,7 +244,7 @@ def prediction_entries(predictions: PoseDistributions) -> list[dict[str, Any]]:
     }
     if predictions.dof is not None:
         columns["scale"] = _triangle(predictions.scale).tolist()
-        columns["dof"] = [predictions.dof.tolist()] * len(predictions)
+        columns["dof"] = [predictions.dof.tolist()] * n
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

@@ -106,9 +106,8 @@ class PoseDistributions:
         """COCO results entries with covariances, as ``halopose score`` reads them, and the pruning mask."""
         from halopose.files import prediction_entries
 
-        assert self.keep is not None
         entries = prediction_entries(self)
-        for entry, keep in zip(entries, self.keep.tolist(), strict=True):
+        for entry, keep in zip(entries, np.asarray(self.keep, dtype=bool).tolist(), strict=True):
             entry["keep"] = keep
         return entries
 
