@@ -1,6 +1,7 @@
 """The commands that need a base model, end to end on small scenes: what they write, and what they refuse."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -106,6 +107,23 @@ def test_predict_writes_pictures_and_json(work, tmp_path):
     for entry in image["detections"]:
         assert np.shape(entry["covariance"]) == np.shape(entry["scale"]) == (17, 3)
         assert len(entry["keep"]) == len(entry["dof"]) == 17
+
+
+def test_predict_keeps_pictures_of_equal_names_apart(work, tmp_path, monkeypatch, capsys):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(ASSETS / "bus.jpg", tmp_path / folder)
+    heads = *base(work), "--artifact", work / "a.safetensors"
+    run("predict", tmp_path / "*" / "bus.jpg", *heads, "-o", tmp_path / "out")
+    assert [image["image"] for image in json.loads((tmp_path / "out" / "predictions.json").read_text())] == [
+        "a/bus",
+        "b/bus",
+    ]
+    for folder in ("a", "b"):
+        assert (tmp_path / "out" / folder / "bus.jpg").is_file()
+    line = refused(monkeypatch, capsys, "predict", tmp_path / "a", *heads, "-o", tmp_path / "a")
+    assert line.endswith("would take its place: choose another --output\n")
+    assert (tmp_path / "a" / "bus.jpg").read_bytes() == (ASSETS / "bus.jpg").read_bytes()
 
 
 def test_predict_refuses_missing_and_foreign_things(work, tmp_path, monkeypatch, capsys):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from halopose.errors import HaloposeError
-from halopose.images import as_bgr, read_image, read_source, write_image
+from halopose.images import as_bgr, distinct_names, read_image, read_source, write_image
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 GREY = COLOURS[..., 0].copy()
@@ -34,6 +37,42 @@ def folder(tmp_path):
         cv2.imwrite(str(tmp_path / name), COLOURS)
     (tmp_path / "notes.txt").write_text("not an image")
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        ("photos/a/bus.jpg", "bus"),
+        ("photos/a/bus.jpg photos/b/car.jpg", "bus car"),
+        ("photos/a/bus.jpg photos/b/bus.jpg photos/b/car.jpg", "a/bus b/bus b/car"),
+        ("photos/bus.jpg photos/a/Bus.jpg", "bus a/Bus"),
+        ("photos/bus.jpg photos/bus.png", "bus.jpg bus.png"),
+        ("../x/1.jpg x/1.jpg", "x/1 here/x/1"),
+        ("clip.mp4 clip_000000.jpg", "clip.mp4 clip_000000.jpg"),
+        ("clip.mp4 frames/clip_000000.jpg", "clip frames/clip_000000"),
+    ],
+)
+def test_names_of_results_tell_images_apart(paths, names, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert distinct_names([Path(path) for path in paths.split()]) == names.split()
+
+
+stems = st.sampled_from(["bus", "BUS", "bus.png", "clip", "clip_000000", "a"])
+suffixes = st.sampled_from([".jpg", ".png", ".mp4"])
+folders = st.lists(st.sampled_from(["a", "b", "bus", ".."]), max_size=3).map("/".join)
+
+
+@given(
+    st.lists(st.builds(lambda *parts: Path(parts[0]) / "".join(parts[1:]), folders, stems, suffixes), min_size=1)
+)
+def test_no_two_files_share_a_name(paths):
+    """Nor does a frame of a film; and no name leads out of the folder of results."""
+    files = sorted({path.resolve() for path in paths})
+    named = distinct_names(files)
+    results = [f"{n}_000000" if p.suffix == ".mp4" else n for n, p in zip(named, files, strict=True)]
+    assert len(set(results)) == len(files)
+    assert not any(".." in Path(name).parts or name.startswith("/") for name in named)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (50, 12000, 3), (12000, 50, 3), (6, 9, 3)])

@@ -286,7 +286,10 @@ def predict(
         picture = poses.plot(
             image.pixels, probability=probability, show_pruned=not hide_pruned, names=host.keypoint_names
         )
-        write_image(output / f"{image.name}.jpg", picture)
+        target = output / f"{image.name}.jpg"
+        if image.path is not None and target.resolve() == image.path.resolve():
+            raise HaloposeError(f"the picture of {image.path} would take its place: choose another --output")
+        write_image(target, picture)
         results.append({"image": image.name, "detections": poses.to_json()})
         kept = 0 if poses.keep is None else int(poses.keep.sum())
         total = len(poses) * poses.keypoint_count
@@ -387,9 +390,10 @@ def _unseen(dataset: Dataset, artifact: Artifact) -> Dataset:
 def _example_pictures(artifact: Artifact, host: Any, dataset: Dataset, folder: Path) -> None:
     """Detections with residuals and NLL, all keypoints beside those kept."""
     from halopose.examples import draw_example
-    from halopose.images import write_image
+    from halopose.images import distinct_names, write_image
 
-    for record in dataset.records:
+    names = distinct_names([record.path for record in dataset.records])
+    for record, name in zip(dataset.records, names, strict=True):
         picture = draw_example(artifact, host, record)
         if picture is not None:
-            write_image(folder / f"{record.path.stem}.jpg", picture)
+            write_image(folder / f"{name}.jpg", picture)

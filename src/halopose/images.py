@@ -7,7 +7,8 @@ EXIF-rotated files all become that.
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ VIDEO_SUFFIXES = {".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".gif", ".mpe
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image (h, w, 3) in BGR and a name for its results."""
+    """An image (h, w, 3) in BGR, a name for its results, and the file it was read from, if it was."""
 
     name: str
     pixels: Array
+    path: Path | None = None
 
 
 def read_image(path: Path | str) -> Array:
@@ -84,11 +86,12 @@ def read_source(source: Any) -> Iterator[NamedImage]:
     if isinstance(source, int) or (isinstance(source, str) and "://" in source):
         yield from _frames(source, f"stream_{source}")
     elif isinstance(source, (str, Path)):
-        for path in _paths(str(source)):
-            if path.suffix.lower() in VIDEO_SUFFIXES:
-                yield from _frames(str(path), path.stem)
+        paths = _paths(str(source))
+        for path, name in zip(paths, distinct_names(paths), strict=True):
+            if _is_video(path):
+                yield from _frames(str(path), name)
             else:
-                yield NamedImage(path.stem, read_image(path))
+                yield NamedImage(name, read_image(path), path)
     elif isinstance(source, np.ndarray) or type(source).__module__.split(".")[0] == "PIL":
         if isinstance(source, np.ndarray) and source.ndim == 4:
             yield from (NamedImage(f"image_{i}", as_bgr(image)) for i, image in enumerate(source))
@@ -101,6 +104,28 @@ def read_source(source: Any) -> Iterator[NamedImage]:
                 yield image if named else NamedImage(f"image_{number}", image.pixels)
     else:
         raise HaloposeError(f"cannot take images from a {type(source).__name__}")
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """Names for the results of files: their stems, if no two of them are alike.
+
+    Else their paths below the folder that holds them all, such as ``a/bus`` and ``b/bus``; and if those are alike
+    too, with their suffixes.
+    """
+    whole = [Path(os.path.abspath(path)) for path in paths]
+    folder = os.path.commonpath([path.parent for path in whole])
+    below = [path.relative_to(folder) for path in whole]
+    for names in ([path.stem for path in paths], [path.with_suffix("").as_posix() for path in below]):
+        folded = [name.casefold() for name in names]  # some file systems do not tell capitals
+        films = {name for name, path in zip(folded, paths, strict=True) if _is_video(path)}
+        frames = {name.rpartition("_")[0] for name in folded}  # clip_000012, beside clip.mp4
+        if len(set(folded)) == len(paths) and films.isdisjoint(frames):
+            return names
+    return [path.as_posix() for path in below]
+
+
+def _is_video(path: Path) -> bool:
+    return path.suffix.lower() in VIDEO_SUFFIXES
 
 
 def _paths(source: str) -> list[Path]:
