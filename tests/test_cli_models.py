@@ -127,6 +127,7 @@ def test_predict_keeps_pictures_of_equal_names_apart(work, tmp_path, monkeypatch
 
 
 def test_predict_refuses_missing_and_foreign_things(work, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # the default output is a folder here
     artifact = "--artifact", work / "a.safetensors"
     assert "cannot read image" in refused(
         monkeypatch, capsys, "predict", tmp_path / "no.jpg", *base(work), *artifact
