@@ -136,7 +136,7 @@ def test_one_epoch_end_to_end(scenes: tuple[Path, Path], tmp_path: Path) -> None
     result = json.loads(output.with_suffix(".json").read_text())
     assert result["settings"]["loss"] == "poks"
     scores = result["scores"]
-    assert list(scores) == ["before", "poks", "oks"]
+    assert list(scores) == ["before", "oks", "poks"]
     for one in scores.values():
         assert 0 <= one["ap"]["value"] <= 1
         assert 0 <= one["gaussian.ace"]["value"] <= 0.5
