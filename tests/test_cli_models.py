@@ -164,6 +164,12 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(work, tmp_pa
     assert line.startswith(f"halopose: cannot write to {folder}")
 
 
+def test_fit_into_a_folder_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert refused(monkeypatch, capsys, "fit", "-o", ".").endswith("it is a folder, name a file\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.usefixtures("full_disk")
 def test_predict_on_a_full_disk_is_one_line(work, tmp_path, monkeypatch, capsys):
     heads = "--artifact", work / "a.safetensors"

@@ -86,11 +86,12 @@ def fit(
         imgsz, train_sizes, calibration, calibration_share, epochs, alpha, scale_weight, dispersion, trunk,
         warm_start, seed,
     )  # fmt: skip
+    make_room(output)
     work = work or output.with_suffix("")
     if work == output:
         raise HaloposeError(f"{output} is the work folder too: name the artifact {output}.safetensors")
     report = report or output.with_name(f"{output.stem}-report")
-    make_room(output), make_folder(report)
+    make_folder(report)
     if data is None and base is None:
         data, base = _runways(work)
     if data is None or base is None:
