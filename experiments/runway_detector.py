@@ -21,9 +21,9 @@ import yaml
 from safetensors.torch import load_file
 
 from halopose.analysis import constant_predictions
+from halopose.cocoscores import CocoScores
 from halopose.console import progress, say
 from halopose.datasets import load_dataset
-from halopose.finetune import CocoScores
 from halopose.hosts.base import Host
 from halopose.hosts.ultralytics import load_model
 from halopose.hosts.ultralytics_training import OfflineTrainer

@@ -20,12 +20,12 @@ from ultralytics.nn.tasks import PoseModel
 
 from halopose.analysis import constant_predictions
 from halopose.cli import app
+from halopose.cocoscores import CocoScores
 from halopose.datasets import load_dataset
 from halopose.errors import HaloposeError
 from halopose.finetune import (
     SHOWN,
     BaseScores,
-    CocoScores,
     FinetuneSettings,
     JudgeSettings,
     finetune,
@@ -174,6 +174,12 @@ def test_the_control_without_heads(tmp_path: Path) -> None:
         assert json.dumps(one.estimate) == json.dumps(results[1][name].estimate)  # some are NaN
         curve = one.coverage["gaussian"]["joint"]
         assert np.abs(curve - LEVELS).mean() == pytest.approx(one.estimate["gaussian.ace"])
+    again = finetune(
+        tmp_path / "base.pt", *splits, tmp_path / "c.pt", tmp_path / "a", replace(settings, seed=1), QUICK
+    )
+    assert (
+        again["before"].estimate["ap"] == results[0]["before"].estimate["ap"]
+    )  # another tuning in the same folder
     assert list(results[0]) == ["before", "oks"]
     assert results[0]["before"].estimate["ap"] != results[0]["oks"].estimate["ap"]
     assert len(to_text(results[0]).splitlines()) == 10

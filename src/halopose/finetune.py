@@ -6,11 +6,9 @@ loss as control, and AP, AR and calibration of all three with paired differences
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -19,10 +17,10 @@ from typing import Any, Literal
 import numpy as np
 
 from halopose.analysis import constant_predictions
+from halopose.cocoscores import CocoScores, require_pycocotools
 from halopose.datasets import Dataset
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host
-from halopose.matches import MatchStore
 from halopose.pipeline import (
     FitSettings,
     collect_training,
@@ -31,16 +29,15 @@ from halopose.pipeline import (
     split_validation,
     train_heads,
 )
-from halopose.poses import Array, GroundTruth, PoseDistributions
+from halopose.poses import Array
 from halopose.predictor import is_yolonas, load_host
 from halopose.regimes import Fitted
-from halopose.resampling import Difference, Measured, Paired, resamplings
+from halopose.resampling import Difference, Measured, Paired
 from halopose.training import TrainSettings
 from halopose.truepositives import Protocol, match_poses
 
 Progress = Callable[[str, int, int], None]
 _AP_CONFIDENCE = 0.001  # from which detections count, as is usual for AP
-_COCO_SCORES = ("ap", "ap50", "ap75", "ap_medium", "ap_large", "ar", "ar50", "ar75", "ar_medium", "ar_large")
 SHOWN = {
     "ap": "AP",
     "ar": "AR",
@@ -126,7 +123,7 @@ def finetune(
     The comparison has the base as ``before``, the control and the tuned one under the names of their losses.
     """
     settings, judging = settings or FinetuneSettings(), judging or JudgeSettings()
-    _require_pycocotools()
+    require_pycocotools()
     if len(np.intersect1d(training.image_ids, validation.image_ids)):
         raise HaloposeError("some images are in both the training and the validation split: they must differ")
     losses: list[Loss] = ["oks"] if judging.control and settings.loss != "oks" else []
@@ -141,13 +138,13 @@ def finetune(
     for loss in losses:
         step = _prefixed(progress, loss)
         chosen = replace(settings, loss=loss)
-        tune(base, dataset, files[loss], work / loss, chosen, device=device, unsafe=unsafe, progress=step)
+        tune(base, dataset, files[loss], work, chosen, device=device, unsafe=unsafe, progress=step)
     scores = {}
     for name, path in files.items():
         host = load_host(path, device=_first(device), unsafe=unsafe, sigmas=training.sigmas)
         host.keypoint_names = training.names
         step = _prefixed(progress, name)
-        scores[name] = measure(host, training, validation, work / name, settings, judging, step)
+        scores[name] = measure(host, training, validation, work, settings, judging, step)
     return scores
 
 
@@ -168,10 +165,13 @@ def tuner(base: Path) -> Callable[..., None]:
 
 def tuning_key(host: Host, dataset: Dataset, settings: FinetuneSettings) -> str:
     """A name for what fine-tuning yields, which depends on the base, the labelled images and the settings."""
-    parts = [sorted(host.fingerprints), asdict(replace(settings, workers=0))]
+    return _key(host, [dataset], asdict(replace(settings, workers=0)))
+
+
+def _key(host: Host, datasets: Sequence[Dataset], settings: Any) -> str:
+    parts = [sorted(host.fingerprints), np.asarray(host.sigmas, dtype=float).tolist(), settings]
     digest = hashlib.sha256(json.dumps(parts).encode())
-    digest.update(np.asarray(host.sigmas, dtype=float).tobytes())
-    for record in dataset.records:
+    for record in (record for dataset in datasets for record in dataset.records):
         objects = record.objects
         digest.update(f"{record.path.resolve()} {record.image_id}".encode())
         for values in (objects.boxes, objects.class_ids, objects.keypoints, objects.labelled, objects.crowd):
@@ -196,10 +196,12 @@ def measure(
         conf=_AP_CONFIDENCE,
         area_factor=validation.box_area_factor,
     )
+    work = work / f"judged-{_key(host, (training, validation), settings.imgsz)}"
     store = collect_validation(host, validation, work / "val", plan, progress)
     if judging.heads:
         train_store = collect_training(host, training, work / "train", plan, progress)
-        heads, _ = train_heads(host, [train_store], plan, work / "training.safetensors", progress)
+        checkpoint = work / f"training-{judging.head_epochs}-{settings.seed}.safetensors"
+        heads, _ = train_heads(host, [train_store], plan, checkpoint, progress)
         predictions = predictions_of(heads, store)
     else:
         predictions = constant_predictions(store, host.sigmas, plan.area_factor)
@@ -231,97 +233,6 @@ def measure(
         nu=float(np.median(fitted.student.nu_)),
         matched_instances=len(scored),
     )
-
-
-@dataclass(frozen=True)
-class CocoScores:
-    """AP and AR of a store's detections, by pycocotools; -1 where there are no objects of a size."""
-
-    evaluator: Any
-    images: int
-
-    @classmethod
-    def of(cls, store: MatchStore, host: Host) -> CocoScores:
-        _require_pycocotools()
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-
-        truth = store.ground_truth(host.keypoint_names, host.sigmas)
-        predictions = constant_predictions(store, host.sigmas, 1.0)
-        with contextlib.redirect_stdout(io.StringIO()):
-            annotated = COCO()
-            annotated.dataset = _coco_truth(truth)
-            annotated.createIndex()
-            evaluator = COCOeval(annotated, annotated.loadRes(_coco_results(predictions)), "keypoints")
-            evaluator.params.kpt_oks_sigmas = np.asarray(host.sigmas)
-            evaluator.evaluate()
-        return cls(evaluator, len(evaluator.params.imgIds))
-
-    def scores(self) -> dict[str, float]:
-        """Of the images as they are."""
-        return self._of_images(np.arange(self.images))
-
-    def draws(self, count: int) -> Iterator[dict[str, float]]:
-        """Under resamplings of images, the same for every base that saw the same images."""
-        for pick in resamplings(self.images, count):
-            yield self._of_images(pick)
-
-    def _of_images(self, pick: Array) -> dict[str, float]:
-        """pycocotools keeps one result per category, range of area and image, image last."""
-        matches = self.evaluator.evalImgs
-        by_image = np.empty(len(matches), dtype=object)
-        by_image[:] = matches
-        self.evaluator.evalImgs = by_image.reshape(-1, self.images)[:, pick].ravel().tolist()
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                self.evaluator.accumulate()
-                self.evaluator.summarize()
-        finally:
-            self.evaluator.evalImgs = matches
-        return dict(zip(_COCO_SCORES, map(float, self.evaluator.stats), strict=True))
-
-
-def _coco_truth(truth: GroundTruth) -> dict[str, Any]:
-    keypoints = np.concatenate([truth.keypoints, 2.0 * truth.labelled[..., None]], axis=2)
-    columns = (truth.image_ids, truth.class_ids, truth.boxes, truth.area, truth.crowd, truth.ignore)
-    annotations = [
-        {
-            "id": number + 1,
-            "image_id": int(image),
-            "category_id": int(category),
-            "bbox": box.tolist(),
-            "area": float(area),
-            "iscrowd": int(crowd),
-            "ignore": int(ignored),
-            "keypoints": points.ravel().tolist(),
-            "num_keypoints": int((points[:, 2] > 0).sum()),
-        }
-        for number, (image, category, box, area, crowd, ignored, points) in enumerate(
-            zip(*columns, keypoints, strict=True)
-        )
-    ]
-    return {
-        "images": [{"id": int(image)} for image in truth.images],
-        "categories": [{"id": int(category)} for category in np.unique(truth.class_ids)],
-        "annotations": annotations,
-    }
-
-
-def _coco_results(predictions: PoseDistributions) -> list[dict[str, Any]]:
-    assert predictions.image_ids is not None
-    assert predictions.class_ids is not None
-    visible = np.ones((*predictions.keypoints.shape[:2], 1))
-    points = np.concatenate([predictions.keypoints, visible], axis=2).reshape(len(predictions), -1)
-    columns = (predictions.image_ids, predictions.class_ids, predictions.scores, points)
-    return [
-        {
-            "image_id": int(image),
-            "category_id": int(category),
-            "score": float(score),
-            "keypoints": row.tolist(),
-        }
-        for image, category, score, row in zip(*columns, strict=True)
-    ]
 
 
 def differences(scores: dict[str, BaseScores]) -> dict[str, dict[str, Difference]]:
@@ -366,13 +277,6 @@ def to_text(scores: dict[str, BaseScores]) -> str:
     return "\n".join(lines)
 
 
-def _require_pycocotools() -> None:
-    try:
-        import pycocotools  # noqa: F401
-    except ImportError:
-        raise HaloposeError("AP and AR need pycocotools: pip install pycocotools") from None
-
-
 def _first(device: str | None) -> str | None:
     """The device to evaluate on: the first of those to train on, which the framework calls by number."""
     if device is None:
@@ -389,7 +293,6 @@ def _prefixed(progress: Progress | None, name: str) -> Progress | None:
 
 __all__ = [
     "BaseScores",
-    "CocoScores",
     "FinetuneSettings",
     "JudgeSettings",
     "differences",
