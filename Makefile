@@ -14,7 +14,7 @@ demo: $(VENV)/.ready
 	$(BIN)/python -m experiments.demo -o demo
 
 test: $(VENV)/.ready lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check src tests benchmarks experiments
