@@ -180,6 +180,7 @@ def _train(
             callbacks=progress and _reporter(progress),
             **_overrides(host, data, folder, settings),
             device=device,
+            workers=0 if device == "cpu" else settings.workers,  # they would take the cores that train
         )
         trainer.go_on()
     return _tuned_weights(host, trainer)
@@ -208,7 +209,6 @@ def _overrides(host: YoloNASHost, data: Path, folder: Path, settings: FinetuneSe
         "freeze": settings.freeze or None,
         "flip_prob": 0.5 if settings.mirror else 0.0,  # and only where the data say how to mirror
         "seed": settings.seed,
-        "workers": settings.workers,
         "amp": settings.amp,
         "amp_dtype": "bfloat16",
         "val": False,
