@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 
 from halopose.errors import HaloposeError
+from halopose.pages import page
 from halopose.verdict import coverage_at, number, verdict
 
 REGIMES = {"uncalibrated": "Uncalibrated", "gaussian": "Gaussian", "student_t": "Student-t"}
@@ -59,12 +59,9 @@ def render(metrics: dict[str, Any], title: str = "Pose uncertainty report") -> s
     if missing:
         raise HaloposeError(f"these are not the metrics of an evaluation: {missing[0]} is missing")
     metrics = rounded(metrics)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("halopose"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.get_template("report.html").render(
+    return page(
+        "report.html",
         title=title,
-        css=_asset("report.css"),
         js=_asset("report.js"),
         data=_embedded(metrics),
         verdict=[sentence.replace(" %", "\N{NO-BREAK SPACE}%") for sentence in verdict(metrics)],
@@ -78,8 +75,6 @@ def render(metrics: dict[str, Any], title: str = "Pose uncertainty report") -> s
         moments=_moments(metrics),
         parameters=_parameters(metrics),
     )
-    # A name may hold half of a surrogate pair, which json can spell and a utf-8 file cannot.
-    return page.encode("utf-8", "replace").decode("utf-8")
 
 
 def rounded(content: Any) -> Any:

@@ -8,12 +8,9 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Any
 
-import jinja2
 import numpy as np
-from markupsafe import Markup
 from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
@@ -24,6 +21,7 @@ from halopose.landing.scenes import Array
 from halopose.landing.sensors import SIZES
 from halopose.landing.summary import total_covariance
 from halopose.landing.world import CORNER_NAMES
+from halopose.pages import page
 
 AXES = ("x", "y", "z")
 _MEANING = ("along the runway", "to the left", "up")
@@ -42,13 +40,9 @@ _SOURCES = {
 def render_page(flight: Flight, summary: dict[str, Any], animation: bytes | None = None) -> str:
     """The page (html) of a flight, with the animation's file embedded if there is one."""
     world = flight.approach.world
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("halopose"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    css = (resources.files("halopose") / "templates" / "report.css").read_text(encoding="utf-8")
-    page = environment.get_template("landing.html").render(
+    return page(
+        "landing.html",
         title=f"Landing on runway {world.runway.designator}",
-        css=Markup(css),
         about=_about(flight),
         lead=_lead(flight),
         facts=_facts(flight),
@@ -61,7 +55,6 @@ def render_page(flight: Flight, summary: dict[str, Any], animation: bytes | None
         tables=_tables(summary),
         settings=[(name.replace("_", " "), _text(value)) for name, value in _settings(flight).items()],
     )
-    return page.encode("utf-8", "replace").decode("utf-8")
 
 
 def log_of(flight: Flight) -> dict[str, Any]:
