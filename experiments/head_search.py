@@ -58,7 +58,8 @@ def rows() -> list[Row]:
         Row("without mirrored copies"),
         Row("another seed", replace(base, seed=1)),
         Row("as shipped: with mirrored copies", stores=("train", "train_small", "val", "mirrored")),
-        Row("heads twice as wide", width=2.0),
+        Row("diagonal dispersion", head=HeadSettings(parameterisation="diagonal")),
+        Row("isotropic dispersion", head=HeadSettings(parameterisation="isotropic")),
         Row("last 3 checkpoints averaged", averaged=3),
         Row("learning rate 1e-4", replace(base, learning_rate=1e-4)),
         Row("learning rate 1e-3", replace(base, learning_rate=1e-3)),
@@ -68,8 +69,7 @@ def rows() -> list[Row]:
         Row("with scale weights", replace(base, scale_weight=True)),
         Row("no warm start", head=HeadSettings(warm_start=False)),
         Row("without train_small (256 px images)", stores=("train", "val")),
-        Row("diagonal dispersion", head=HeadSettings(parameterisation="diagonal")),
-        Row("isotropic dispersion", head=HeadSettings(parameterisation="isotropic")),
+        Row("heads twice as wide", width=2.0),
     ]
 
 
