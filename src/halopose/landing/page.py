@@ -43,7 +43,7 @@ def render_page(flight: Flight, summary: dict[str, Any], animation: bytes | None
     return page(
         "landing.html",
         title=f"Landing on runway {world.runway.designator}",
-        about=_about(flight),
+        summary=_about(flight),
         lead=_lead(flight),
         facts=_facts(flight),
         animation=None if animation is None else _embedded(animation),
