@@ -10,10 +10,10 @@ import torch
 
 from benchmarks.interleave import Comparison, compare
 from benchmarks.overhead import PHOTOGRAPH, make_model
-from halopose.datasets import Dataset, Objects, Record
-from halopose.matches import CollectSettings, collect, to_targets
+from halopose.data.dataset import Dataset, Objects, Record
+from halopose.fitting.store import CollectSettings, collect, to_targets
+from halopose.fitting.training import TrainSettings, train, weighted_nll
 from halopose.predictor import UncertainPose
-from halopose.training import TrainSettings, train, weighted_nll
 
 IMAGES = 24
 EPOCHS = 4

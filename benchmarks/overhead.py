@@ -9,12 +9,12 @@ import torch
 import ultralytics
 
 from benchmarks.interleave import Comparison, compare
-from halopose.heads import ProbabilisticHeads
+from halopose.fitting.pipeline import FitSettings, uncalibrated
 from halopose.hosts.base import Host, HostOutput, Selection
+from halopose.hosts.shipped import find_base
 from halopose.hosts.torchvision_shim import ensure_torchvision
-from halopose.hub import find_base
-from halopose.pipeline import FitSettings, uncalibrated
 from halopose.predictor import UncertainPose, load_host
+from halopose.uncertainty.heads import ProbabilisticHeads
 
 PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
 

@@ -7,8 +7,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.interleave import Comparison, compare
-from halopose.landing.camera import Camera, exp_so3, look, perturb, pose_jacobian, project_points, runway_corners
-from halopose.landing.pnp import solve_pose
+from halopose.geometry.camera import Camera, exp_so3, look, perturb, pose_jacobian, project_points, runway_corners
+from halopose.geometry.pnp import solve_pose
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = runway_corners(2500.0, 45.0)

@@ -9,9 +9,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from benchmarks.interleave import Comparison, compare
-from halopose.evaluation import evaluate, match_poses
-from halopose.files import parse_ground_truth, parse_predictions
-from halopose.synthetic import World, synthesize
+from halopose.data.coco import parse_ground_truth, parse_predictions
+from halopose.data.synthetic import World, synthesize
+from halopose.evaluation.protocol import evaluate, match_poses
 
 COCO_VAL = World(images=2693, persons=6352, detections_per_image=20)  # the size of COCO val2017
 

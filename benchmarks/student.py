@@ -7,8 +7,8 @@ import torch
 from scipy import optimize
 
 from benchmarks.interleave import Comparison, compare
-from halopose.calibration import Sample, student_parameters
-from halopose.distributions import StudentT
+from halopose.uncertainty.calibration import Sample, student_parameters
+from halopose.uncertainty.distributions import StudentT
 
 KEYPOINTS = 17
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import cv2
 
-from halopose.landing.landscape import LANDSCAPES, landscape
-from halopose.landing.render import render
-from halopose.landing.scenes import WEATHERS, Scene, sample_scene
+from halopose.landing.world.landscape import LANDSCAPES, landscape
+from halopose.landing.world.render import render
+from halopose.landing.world.scenes import WEATHERS, Scene, sample_scene
 
 
 def seconds_per_image(scenes: Sequence[Scene], rounds: int = 3) -> float:

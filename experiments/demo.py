@@ -2,7 +2,7 @@
 
     python -m experiments.demo -o demo
 
-The photographs come with the ultralytics package; YOLO11n-pose is fetched by ``halopose.hub``.
+The photographs come with the ultralytics package; YOLO11n-pose is fetched by ``halopose.hosts.shipped``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import ultralytics
 
-from halopose.files import read_json
+from halopose.data.coco import read_json
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def halopose(*arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", "halopose.cli", *map(str, arguments)], check=True)
+    subprocess.run([sys.executable, "-m", "halopose", *map(str, arguments)], check=True)
 
 
 def table(predictions: list[dict]) -> str:

@@ -18,22 +18,22 @@ import numpy as np
 import torch
 
 from experiments.shipped_heads import SETTINGS, collect_heads, load_splits
-from halopose import metrics
-from halopose.console import progress, say
-from halopose.files import read_json, write_json, write_text
-from halopose.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
+from halopose.cli.terminal import progress, say
+from halopose.data.coco import read_json, write_json, write_text
+from halopose.evaluation import metrics
+from halopose.evaluation.calibrations import cross_fitted, hashed_order
+from halopose.evaluation.keypoint_statistics import Statistics
+from halopose.evaluation.matching import keypoint_similarity
+from halopose.evaluation.true_positives import MatchedPoses, Protocol, match_poses
+from halopose.fitting.pipeline import collect_validation, predictions_of
+from halopose.fitting.store import MatchStore
+from halopose.fitting.training import TrainSettings, train
 from halopose.hosts.base import Host
-from halopose.hub import find_base
-from halopose.matches import MatchStore
-from halopose.matching import keypoint_similarity
-from halopose.pipeline import collect_validation, predictions_of
+from halopose.hosts.shipped import find_base
 from halopose.poses import Array
 from halopose.predictor import load_host
-from halopose.pruning import localization_confidence
-from halopose.regimes import cross_fitted, hashed_order
-from halopose.statistics import Statistics
-from halopose.training import TrainSettings, train
-from halopose.truepositives import MatchedPoses, Protocol, match_poses
+from halopose.uncertainty.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
+from halopose.uncertainty.pruning import localization_confidence
 
 PROTOCOL = Protocol(area="box")
 DRAWS = 300

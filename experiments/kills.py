@@ -22,7 +22,7 @@ import cv2
 import numpy as np
 import ultralytics
 
-from halopose.hub import find_base
+from halopose.hosts.shipped import find_base
 from halopose.predictor import load_host
 
 IMAGES = 96
@@ -71,7 +71,7 @@ def digest(path: Path) -> str:
 def run(folder: Path, name: str, kill_after: float | None) -> bool:
     """Fit; True if it finished."""
     command = [
-        sys.executable, "-m", "halopose.cli", "fit", str(folder / "data" / "data.yaml"), "--base",
+        sys.executable, "-m", "halopose", "fit", str(folder / "data" / "data.yaml"), "--base",
         str(find_base()), "-o", str(folder / f"{name}.safetensors"), "--imgsz", "320", "--epochs", "8",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:

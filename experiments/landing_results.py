@@ -19,25 +19,25 @@ import numpy as np
 from scipy import stats
 
 from experiments.shipped_results import cell, markdown
-from halopose import hub
-from halopose.artifact import Artifact
-from halopose.console import progress, say
-from halopose.datasets import load_dataset
-from halopose.files import write_text
-from halopose.landing.approach import fly
-from halopose.landing.camera import rotation_from_angles
+from halopose.cli.terminal import progress, say
+from halopose.data.coco import write_text
+from halopose.data.dataset import load_dataset
+from halopose.evaluation.true_positives import Protocol
+from halopose.fitting.artifact import Artifact
+from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_artifact
+from halopose.geometry.camera import rotation_from_angles
+from halopose.geometry.pnp import solve_pose, solve_position
+from halopose.hosts import shipped as hub
 from halopose.landing.flight import TRUTH_RATE, Flight, LandingSettings, conclude, given_attitudes, land, truth_of
-from halopose.landing.fusion import consistency
-from halopose.landing.pnp import solve_pose, solve_position
-from halopose.landing.scenes import TRAINING_WEATHERS, Weather
-from halopose.landing.sensors import Sensors
+from halopose.landing.navigation.fusion import consistency
+from halopose.landing.navigation.sensors import Sensors
 from halopose.landing.sighting import Sightings
 from halopose.landing.summary import distances, total_covariance
-from halopose.landing.world import write_dataset
-from halopose.pipeline import FitSettings, collect_validation, evaluate_artifact
+from halopose.landing.world.approach import fly
+from halopose.landing.world.dataset import write_dataset
+from halopose.landing.world.scenes import TRAINING_WEATHERS, Weather
 from halopose.poses import Array
 from halopose.predictor import UncertainPose
-from halopose.truepositives import Protocol
 
 RATE = 1.0
 FIRST_SEED = 10_000  # every weather has its own: flights of one seed share path, runway and sensor errors

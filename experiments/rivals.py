@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from experiments.shipped_heads import MIRROR
-from halopose.calibration import GaussianCalibration
-from halopose.datasets import Dataset
+from halopose.data.dataset import Dataset
+from halopose.evaluation.calibrations import fit_gaussian
+from halopose.evaluation.true_positives import MatchedPoses
 from halopose.hosts.base import Host
 from halopose.poses import Array, PoseDistributions
-from halopose.regimes import fit_gaussian
-from halopose.truepositives import MatchedPoses
+from halopose.uncertainty.calibration import GaussianCalibration
 
 Progress = Callable[[str, int, int], None]
 

@@ -20,19 +20,19 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from halopose.analysis import constant_predictions
-from halopose.cocoscores import CocoScores
-from halopose.console import progress, say
-from halopose.datasets import load_dataset
+from halopose.cli.terminal import progress, say
+from halopose.data.dataset import load_dataset
+from halopose.evaluation.true_positives import MatchedPoses, match_poses
+from halopose.fitting.pipeline import FitSettings, collect_validation
 from halopose.hosts.base import Host
-from halopose.hosts.ultralytics import load_model
-from halopose.hosts.ultralytics_training import OfflineTrainer
-from halopose.hosts.ultralytics_weights import save_model
-from halopose.hub import find_base
-from halopose.landing.world import CORNER_NAMES, OKS_SIGMAS, write_dataset
-from halopose.pipeline import FitSettings, collect_validation
+from halopose.hosts.shipped import find_base
+from halopose.hosts.ultralytics.host import load_model
+from halopose.hosts.ultralytics.training import OfflineTrainer
+from halopose.hosts.ultralytics.weights import save_model
+from halopose.landing.world.dataset import CORNER_NAMES, OKS_SIGMAS, write_dataset
 from halopose.predictor import load_host
-from halopose.truepositives import MatchedPoses, match_poses
+from halopose.studies.analysis import constant_predictions
+from halopose.studies.coco_ap import CocoScores
 
 LICENCE = "AGPL-3.0, as a derivative of Ultralytics YOLO11n-pose"
 SEED = 1

@@ -17,12 +17,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from halopose.console import progress, say, write_scores
-from halopose.datasets import Dataset, Record, load_dataset
-from halopose.hosts.base import Host
-from halopose.hub import find_base
-from halopose.matches import MatchStore
-from halopose.pipeline import (
+from halopose.cli.terminal import progress, say, write_scores
+from halopose.data.dataset import Dataset, Record, load_dataset
+from halopose.evaluation.calibrations import hashed_order
+from halopose.fitting.pipeline import (
     FitSettings,
     calibrate_heads,
     collect_training,
@@ -32,10 +30,12 @@ from halopose.pipeline import (
     train_heads,
     uncalibrated,
 )
+from halopose.fitting.store import MatchStore
+from halopose.fitting.training import TrainSettings
+from halopose.hosts.base import Host
+from halopose.hosts.shipped import find_base
 from halopose.poses import Array
 from halopose.predictor import load_host
-from halopose.regimes import hashed_order
-from halopose.training import TrainSettings
 
 SETTINGS = FitSettings(train=TrainSettings(epochs=10, scale_weight=False), gamma_ks=0.3)
 SIZES = {"train": (384, 512, 640), "train_small": (320,), "val": (512, 640)}

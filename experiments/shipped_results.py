@@ -20,18 +20,18 @@ import numpy as np
 from experiments import rivals
 from experiments.figures import calibration_figure
 from experiments.shipped_heads import SETTINGS, Splits, load_splits
-from halopose.artifact import Artifact
-from halopose.console import progress, say, write_scores
-from halopose.evaluation import evaluate
-from halopose.files import write_text
+from halopose.cli.terminal import progress, say, write_scores
+from halopose.data.coco import write_text
+from halopose.evaluation.calibrations import Fitted, Given, cross_fitted
+from halopose.evaluation.protocol import evaluate
+from halopose.evaluation.true_positives import MatchedPoses, Protocol, match_poses
+from halopose.fitting.artifact import Artifact
+from halopose.fitting.pipeline import collect_validation, evaluate_artifact, predictions_of
+from halopose.fitting.store import MatchStore
 from halopose.hosts.base import Host
-from halopose.hub import find_base, shipped_artifact
-from halopose.matches import MatchStore
-from halopose.pipeline import collect_validation, evaluate_artifact, predictions_of
+from halopose.hosts.shipped import find_base, shipped_artifact
 from halopose.poses import Array, PoseDistributions
 from halopose.predictor import UncertainPose, load_host
-from halopose.regimes import Fitted, Given, cross_fitted
-from halopose.truepositives import MatchedPoses, Protocol, match_poses
 
 REGIMES = {"uncalibrated": "as given", "gaussian": "Gaussian", "student_t": "Student-t"}
 SCALARS = ("ace", "ence", "nll", "akp")

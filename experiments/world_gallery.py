@@ -11,7 +11,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from halopose.landing.scenes import (
+from halopose.landing.world.dataset import render
+from halopose.landing.world.scenes import (
     WEATHERS,
     Array,
     SceneSettings,
@@ -19,7 +20,6 @@ from halopose.landing.scenes import (
     labelled_runways,
     sample_scene,
 )
-from halopose.landing.world import render
 
 DISTANCES = ((300.0, 400.0), (700.0, 1000.0), (1500.0, 2200.0), (3500.0, 6000.0))
 

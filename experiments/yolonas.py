@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from halopose.console import progress, say, write_scores
-from halopose.datasets import load_dataset
+from halopose.cli.terminal import progress, say, write_scores
+from halopose.data.dataset import load_dataset
+from halopose.fitting.pipeline import FitSettings, fit
+from halopose.fitting.training import TrainSettings
 from halopose.hosts.base import LOAD_ERRORS, keypoint_sigmas
-from halopose.hosts.yolonas import YoloNASHost
-from halopose.landing.world import SceneSettings, write_dataset
-from halopose.pipeline import FitSettings, fit
-from halopose.training import TrainSettings
+from halopose.hosts.yolonas.host import YoloNASHost
+from halopose.landing.world.dataset import SceneSettings, write_dataset
 
 TRAINING_SIGMA = 0.25
 PAPER = {"AKP": 0.935, "random": 0.791, "skill": 0.689, "ACE": 0.0016, "ENCE": 0.0434}  # Nano, COCO, Student-t

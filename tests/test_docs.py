@@ -11,12 +11,12 @@ import pytest
 import torch
 from typer.main import get_command
 
-from approaches import CORNERS
-from halopose.cli import app
-from halopose.landing.camera import Camera, look, project_points
+from halopose.cli.app import app
+from halopose.geometry.camera import Camera, look, project_points
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
-from models import ASSETS, artifact_for, host_of
+from tests.helpers.approaches import CORNERS
+from tests.helpers.models import ASSETS, artifact_for, host_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from halopose.distributions import Gaussian
 from halopose.drawing import Truth, draw_poses
 from halopose.poses import PoseDistributions
+from halopose.uncertainty.distributions import Gaussian
 
 PLAIN = np.full((120, 160, 3), 30, np.uint8)
 COVARIANCE = np.array([[90.0, 40.0], [40.0, 60.0]])

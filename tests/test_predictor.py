@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from halopose.artifact import Artifact
-from halopose.datasets import load_dataset
+from halopose.data.coco import parse_ground_truth, parse_predictions
+from halopose.data.dataset import load_dataset
 from halopose.errors import HaloposeError
-from halopose.evaluation import evaluate
-from halopose.files import parse_ground_truth, parse_predictions
-from halopose.hosts.ultralytics import UltralyticsHost
-from halopose.matches import MatchStore
-from halopose.pipeline import FitSettings, evaluate_artifact, fit, predictions_of
+from halopose.evaluation.calibrations import Given, cross_fitted
+from halopose.evaluation.protocol import evaluate
+from halopose.evaluation.true_positives import Protocol, match_poses
+from halopose.fitting.artifact import Artifact
+from halopose.fitting.pipeline import FitSettings, evaluate_artifact, fit, predictions_of
+from halopose.fitting.store import MatchStore
+from halopose.fitting.training import TrainSettings
+from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
-from halopose.regimes import Given, cross_fitted
-from halopose.training import TrainSettings
-from halopose.truepositives import Protocol, match_poses
-from models import (
+from tests.helpers.models import (
     KINDS,
     PHOTOGRAPHS,
     artifact_for,

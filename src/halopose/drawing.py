@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 import torch
 
-from halopose.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
 from halopose.poses import Array, PoseDistributions
+from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
 
 COCO_LIMBS = (
     (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9),

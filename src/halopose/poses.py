@@ -104,7 +104,7 @@ class PoseDistributions:
 
     def to_json(self) -> list[dict[str, Any]]:
         """COCO results entries with covariances, as ``halopose score`` reads them, and the pruning mask."""
-        from halopose.files import prediction_entries
+        from halopose.data.coco import prediction_entries
 
         entries = prediction_entries(self)
         for entry, keep in zip(entries, np.asarray(self.keep, dtype=bool).tolist(), strict=True):
@@ -118,7 +118,7 @@ class PoseDistributions:
 
         Its methods that draw or normalise need the image; without one it lies on a black image just large enough.
         """
-        from halopose.hosts.ultralytics import to_results
+        from halopose.hosts.ultralytics.host import to_results
 
         if image is None:
             width, height = np.ceil(np.max(self.boxes[:, 2:], axis=0, initial=1)).astype(int)

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halopose import hub
-from halopose.artifact import Artifact
-from halopose.calibration import Family
-from halopose.distributions import Bivariate, StudentT
+from halopose.data.images import NamedImage, read_source
 from halopose.errors import HaloposeError
+from halopose.fitting.artifact import Artifact
+from halopose.hosts import shipped as hub
 from halopose.hosts.base import Host, Letterbox, Selection
-from halopose.images import NamedImage, read_source
 from halopose.poses import Array, PoseDistributions
-from halopose.pruning import keep_mask, localization_confidence
+from halopose.uncertainty.calibration import Family
+from halopose.uncertainty.distributions import Bivariate, StudentT
+from halopose.uncertainty.pruning import keep_mask, localization_confidence
 
 FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
 
@@ -55,7 +55,7 @@ class UncertainPose:
     ) -> UncertainPose:
         """Load a base (path of a checkpoint, a model, or a host) and the artifact made for it.
 
-        Without arguments: YOLO11n-pose, found or fetched by ``halopose.hub``, with the heads that ship.
+        Without arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
         """
         if not isinstance(artifact, Artifact):
             artifact = Artifact.load(hub.shipped_artifact() if artifact is None else artifact)
@@ -181,12 +181,12 @@ def load_host(
     _check_device(device)
     options: dict[str, Any] = {"device": device, "end2end": end2end, "sigmas": sigmas}
     if is_yolonas(base):
-        from halopose.hosts.yolonas import YoloNASHost
+        from halopose.hosts.yolonas.host import YoloNASHost
 
         if isinstance(base, nn.Module):
             return YoloNASHost(base, **options)
         return YoloNASHost.load(base, unsafe=unsafe, **options)
-    from halopose.hosts.ultralytics import UltralyticsHost
+    from halopose.hosts.ultralytics.host import UltralyticsHost
 
     if isinstance(base, nn.Module):
         return UltralyticsHost(base, **options)

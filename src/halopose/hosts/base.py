@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from halopose.data.coco import write_bytes
+from halopose.data.synthetic import COCO_NAMES
 from halopose.errors import HaloposeError
-from halopose.files import write_bytes
-from halopose.heads import ConvTemplate
-from halopose.matching import COCO_SIGMAS
+from halopose.evaluation.matching import COCO_SIGMAS
 from halopose.poses import Array
-from halopose.synthetic import COCO_NAMES
+from halopose.uncertainty.heads import ConvTemplate
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -13,22 +13,22 @@ from typing import Any, Literal
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.landing.approach import Approach, fly
-from halopose.landing.camera import (
+from halopose.geometry.camera import (
     Camera,
     Mount,
     aircraft_pose,
     pose_difference,
     rotation_from_angles,
 )
-from halopose.landing.fusion import MOTION, FusedTrack, FusionSettings, Initial, fuse
-from halopose.landing.integrity import check_risk, exclude, protection_levels
-from halopose.landing.pnp import Failure
-from halopose.landing.propagation import aircraft_covariance
-from halopose.landing.render import render
-from halopose.landing.scenes import Weather, check_weather
-from halopose.landing.sensors import IlsSite, Measurement, Sensors, Truth, simulate, vision
+from halopose.geometry.integrity import check_risk, exclude, protection_levels
+from halopose.geometry.pnp import Failure
+from halopose.geometry.propagation import aircraft_covariance
+from halopose.landing.navigation.fusion import MOTION, FusedTrack, FusionSettings, Initial, fuse
+from halopose.landing.navigation.sensors import IlsSite, Measurement, Sensors, Truth, simulate, vision
 from halopose.landing.sighting import Sightings, expected_corners, sight
+from halopose.landing.world.approach import Approach, fly
+from halopose.landing.world.render import render
+from halopose.landing.world.scenes import Weather, check_weather
 from halopose.poses import Array
 from halopose.predictor import UncertainPose
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.landing.camera import Camera, Mount, camera_pose, project_points, rotation_from_angles
+from halopose.geometry.camera import Camera, Mount, camera_pose, project_points, rotation_from_angles
 from halopose.poses import Array, PoseDistributions
 from halopose.predictor import UncertainPose
 

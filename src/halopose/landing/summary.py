@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from halopose.landing.flight import Flight
-from halopose.landing.fusion import consistency
+from halopose.landing.navigation.fusion import consistency
 from halopose.poses import Array
 
 AXES = ("x", "y", "z")

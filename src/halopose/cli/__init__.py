@@ -1,0 +1,1 @@
+"""The command line: thin, and imports what is heavy inside its commands."""

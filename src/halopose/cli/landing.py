@@ -1,0 +1,110 @@
+"""The command that flies an approach: land."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from halopose.cli.terminal import progress, say
+from halopose.errors import HaloposeError
+
+if TYPE_CHECKING:
+    from halopose.landing.navigation.sensors import Sensors
+
+_ILS = ("localizer", "glide_slope")
+
+
+def land(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for animation, log and page.")] = Path(
+        "landing"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Runway, light, flight and noise.")] = 0,
+    weather: Annotated[
+        Literal["clear", "haze", "dusk", "night", "fog"], typer.Option(help="Fog is what the detector never saw.")
+    ] = "clear",
+    rate: Annotated[float, typer.Option(help="Images a second.")] = 2.0,
+    without: Annotated[
+        str | None,
+        typer.Option(
+            help="Sensors to leave out, with commas: gnss, ils, radio, irs (accelerations), attitude (of the IRS)."
+        ),
+    ] = None,
+    outage: Annotated[
+        list[str] | None, typer.Option(help="A sensor's outage in seconds, such as gnss:20-60; repeat for more.")
+    ] = None,
+    attitude: Annotated[
+        Literal["irs", "vision"], typer.Option(help="Attitude from the IRS, or solved for with the position.")
+    ] = "irs",
+    prune: Annotated[bool, typer.Option(help="Leave out corners called unreliable.")] = True,
+    integrity: Annotated[bool, typer.Option(help="Check corners against each other before fusing.")] = True,
+    base: Annotated[Path | None, typer.Option(help="A runway detector; else the one that ships.")] = None,
+    artifact: Annotated[Path | None, typer.Option(help="Its heads; else those that ship.")] = None,
+    animation: Annotated[bool, typer.Option(help="Draw the animation.")] = True,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
+) -> None:
+    """Fly an approach by camera: corners with covariances, weighted PnP, integrity, fusion; animation and page."""
+    from halopose.data.coco import make_folder, write_json, write_text
+    from halopose.hosts import shipped as hub
+    from halopose.landing.flight import LandingSettings
+    from halopose.landing.flight import land as fly
+    from halopose.landing.summary import summarise, to_text
+    from halopose.predictor import UncertainPose
+    from halopose.reports import landing as page
+    from halopose.reports import landing_pictures as pictures
+
+    if (base is None) != (artifact is None):
+        raise HaloposeError("give --base and --artifact together: heads belong to one detector")
+    settings = LandingSettings(
+        seed=seed,
+        weather=weather,
+        rate=rate,
+        attitude=attitude,
+        prune=prune,
+        integrity=integrity,
+        sensors=_sensors(without, outage or []),
+    )
+    if animation:
+        pictures.check_animation(output / "landing.webp")
+    make_folder(output)
+    model = UncertainPose.load(base or hub.runway_detector(), artifact or hub.runway_artifact(), device=device)
+    with progress() as step:
+        flight = fly(model, settings, step)
+    summary = summarise(flight)
+    say(to_text(summary))
+    write_json(output / "log.json", {"summary": summary, **page.log_of(flight)})
+    film = pictures.animate(flight, output / "landing.webp") if animation else None
+    write_text(output / "landing.html", page.render_page(flight, summary, film.read_bytes() if film else None))
+    say(f"-> {', '.join(str(path) for path in (film, output / 'landing.html', output / 'log.json') if path)}")
+
+
+def _sensors(without: str | None, outages: list[str]) -> Sensors:
+    """The sensors on board, less those left out, with their outages."""
+    from dataclasses import replace
+
+    from halopose.landing.navigation.sensors import Sensors
+
+    sensors = Sensors()
+    for name in (part.strip() for part in without.split(",")) if without else ():
+        sensors = replace(sensors, **dict.fromkeys(_names(name)))
+    for text in outages:
+        name, _, interval = (part.strip() for part in text.partition(":"))
+        try:
+            start, end = (float(value) for value in interval.split("-"))
+        except ValueError:
+            raise HaloposeError(f"--outage takes a sensor and seconds such as gnss:20-60, got {text!r}") from None
+        for each in _names(name):
+            sensor = getattr(sensors, each)
+            if sensor is None:
+                raise HaloposeError(f"--outage {text}: {name} is left out of the whole flight already")
+            sensors = replace(sensors, **{each: replace(sensor, outages=(*sensor.outages, (start, end)))})
+    return sensors
+
+
+def _names(name: str) -> tuple[str, ...]:
+    """Fields of ``Sensors`` that a user's name stands for."""
+    known = {"gnss": ("gnss",), "ils": _ILS, "radio": ("radio",), "irs": ("irs",), "attitude": ("attitude",)}
+    if name not in known:
+        raise HaloposeError(f"unknown sensor {name!r}: {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,219 @@
+"""Commands that study the method and its base: ablate, finetune, analyse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from halopose.cli.models import (
+    Base,
+    Confidence,
+    Data,
+    Device,
+    End2End,
+    Epochs,
+    Images,
+    ImageSize,
+    Iou,
+    Seed,
+    Source,
+    Unsafe,
+    host_for,
+    parse_sizes,
+    two_datasets,
+)
+from halopose.cli.terminal import between, exponents, finite, positive, progress, say
+from halopose.errors import HaloposeError
+
+
+def ablate(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for rows, tables and page.")],
+    train: Annotated[str, typer.Option(help="Training split; several with commas.")] = "train",
+    val: Annotated[str, typer.Option(help="Validation split, or a second COCO json.")] = "val",
+    images: Images = None,
+    val_images: Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")] = None,
+    imgsz: ImageSize = 640,
+    train_sizes: Annotated[str | None, typer.Option(help="Input sizes to train at; else --imgsz.")] = None,
+    calibration: Source = "matched",
+    calibration_share: Annotated[
+        float, typer.Option(callback=between, help="Part of the validation images, between 0 and 1.")
+    ] = 0.2,
+    epochs: Epochs = 12,
+    alphas: Annotated[str, typer.Option(help="Retention exponents to compare.")] = "0,0.5,1,2,4",
+    bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
+    workers: Annotated[int | None, typer.Option(min=1, help="Rows at a time; else as many as cores.")] = None,
+    seed: Seed = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """The paper's ablations on your data: a row per variant, paired differences, verdicts; a rerun resumes."""
+    from halopose.data.coco import make_folder, write_text
+    from halopose.fitting.pipeline import FitSettings
+    from halopose.fitting.training import TrainSettings
+    from halopose.reports import ablation as ablation_report
+    from halopose.studies import ablation
+    from halopose.studies.findings import judge
+
+    compared, sizes = exponents(alphas, "alphas"), parse_sizes(str(imgsz) if train_sizes is None else train_sizes)
+    make_folder(output)
+    training, validation = two_datasets(data, train, val, images, val_images)
+    settings = FitSettings(
+        train=TrainSettings(epochs=epochs, seed=seed),
+        train_sizes=sizes,
+        imgsz=imgsz,
+        calibration=calibration,
+        calibration_share=calibration_share,
+        area_factor=validation.box_area_factor,
+    )
+    host = host_for(validation, base, device, unsafe, end2end)
+    with progress() as step:
+        results = ablation.ablate(
+            host,
+            training,
+            validation,
+            output,
+            settings,
+            alphas=compared,
+            bootstrap=bootstrap,
+            workers=workers,
+            progress=step,
+        )
+    title = f"Ablation of {host.description}"
+    write_text(output / "ablation.md", ablation_report.to_markdown(results, title))
+    write_text(output / "ablation.csv", ablation_report.to_csv(results))
+    write_text(output / "ablation.html", ablation_report.render(results, title))
+    for judged in judge(results):
+        say(f"{judged.verdict:13}{judged.text}")
+    say(f"{len(results)} rows -> {output / 'ablation.md'}, {output / 'ablation.csv'}, {output / 'ablation.html'}")
+
+
+def finetune(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Fine-tuned base to write, .pt.")],
+    loss: Annotated[
+        Literal["poks", "oks"], typer.Option(help="Keypoint loss; oks is the framework's own.")
+    ] = "poks",
+    train: Annotated[str, typer.Option(help="Training split; several with commas.")] = "train",
+    val: Annotated[str, typer.Option(help="Validation split, or a second COCO json.")] = "val",
+    images: Images = None,
+    val_images: Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Work folder; else beside the output.")] = None,
+    sigma: Annotated[
+        float | None,
+        typer.Option(callback=positive, help="OKS sigma of all keypoints in the loss; else the data's."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of fine-tuning.")] = 10,
+    lr: Annotated[float, typer.Option(callback=positive, help="Learning rate of AdamW at its highest.")] = 1e-4,
+    imgsz: ImageSize = 640,
+    batch: Annotated[int, typer.Option(min=1, help="Images a batch; over all devices.")] = 16,
+    freeze: Annotated[int, typer.Option(min=0, help="So many first layers stay as they are.")] = 0,
+    mirror: Annotated[bool, typer.Option(help="Mirror half of the images.")] = True,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that load images, on a GPU.")] = 4,
+    amp: Annotated[bool, typer.Option("--amp", help="Mixed precision, bfloat16.")] = False,
+    control: Annotated[bool, typer.Option(help="Tune a second base with the framework's own loss.")] = True,
+    heads: Annotated[bool, typer.Option(help="Judge calibration with heads trained for each base.")] = True,
+    head_epochs: Epochs = 12,
+    conf: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence from which to calibrate.")
+    ] = 0.01,
+    bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
+    seed: Seed = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, 0, or 0,1 for several GPUs.")] = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Fine-tune a base towards Gaussian residuals; AP, AR and calibration before, after, and of a control."""
+    from dataclasses import asdict
+
+    from halopose.data.coco import make_folder, make_room, write_json, write_text
+    from halopose.reports import finetuning as finetune_page
+    from halopose.studies import finetuning as tuning
+
+    if output.suffix != ".pt":
+        raise HaloposeError(f"the fine-tuned base is a .pt file: name it so, got -o {output}")
+    for suffix in (".pt", ".json", ".html"):
+        make_room(output.with_suffix(suffix))
+    work = make_folder(work or output.with_name(f"{output.stem}-work"))
+    training, validation = two_datasets(data, train, val, images, val_images)
+    settings = tuning.FinetuneSettings(
+        loss=loss,
+        sigma=sigma,
+        epochs=epochs,
+        learning_rate=lr,
+        imgsz=imgsz,
+        batch=batch,
+        freeze=freeze,
+        mirror=mirror,
+        seed=seed,
+        workers=workers,
+        amp=amp,
+    )
+    judging = tuning.JudgeSettings(control, heads, head_epochs, conf, bootstrap)
+    with progress() as step:
+        scores = tuning.finetune(
+            base,
+            training,
+            validation,
+            output,
+            work,
+            settings,
+            judging,
+            device=device,
+            unsafe=unsafe,
+            progress=step,
+        )
+    about = {
+        "base": base.name,
+        "settings": asdict(settings),
+        "judging": asdict(judging),
+        "images": {"training": len(training), "validation": len(validation)},
+    }
+    write_json(output.with_suffix(".json"), about | tuning.to_json(scores))
+    page = output.with_suffix(".html")
+    write_text(page, finetune_page.render(scores, f"Fine-tuning of {base.name}"))
+    say(tuning.to_text(scores))
+    say(f"-> {output}, {output.with_suffix('.json')}, {page}")
+
+
+def analyse(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for analysis.json and analysis.html.")],
+    split: Annotated[str, typer.Option(help="Split of the data yaml; several with commas.")] = "val",
+    images: Images = None,
+    imgsz: ImageSize = 640,
+    conf: Confidence = 0.01,
+    iou: Iou = 0.7,
+    bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
+    seed: Seed = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Analyse the residuals of a base before any heads are fitted, and recommend settings."""
+    from halopose.data.coco import make_folder, write_json, write_text
+    from halopose.data.dataset import load_dataset
+    from halopose.fitting.pipeline import FitSettings, collect_validation
+    from halopose.reports import analysis as analysis_page
+    from halopose.studies import analysis
+
+    make_folder(output)
+    dataset = load_dataset(data, split, images=images)
+    host = host_for(dataset, base, device, unsafe, end2end)
+    settings = FitSettings(imgsz=imgsz, conf=conf, iou=iou)
+    with progress() as step:
+        store = collect_validation(host, dataset, output / "store", settings, step)
+    for line in store.skipped():
+        say(f"skipped: {line}")
+    chosen = analysis.AnalysisSettings(bootstrap=bootstrap, seed=seed)
+    result = analysis.analyse(store, host.keypoint_names, host.sigmas, chosen)
+    write_json(output / "analysis.json", result)
+    write_text(output / "analysis.html", analysis_page.render(result, f"Residuals of {host.description}"))
+    for advice in result["recommendations"]:
+        say(f"{advice['setting']:20}{advice['value']:13}{advice['why']}")
+    say(f"-> {output / 'analysis.json'}, {output / 'analysis.html'}")

@@ -1,0 +1,1 @@
+"""The evaluation protocol (paper, section 4), for covariances from anywhere."""

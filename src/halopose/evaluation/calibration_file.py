@@ -1,0 +1,168 @@
+"""Calibrations as files: fit on a prediction file, apply to another, and never score on the same images.
+
+In: COCO results with covariances and ground truth. Out: a small json with the calibration, the pruning
+threshold and the ids of the images it has seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from halopose.data.coco import SEEN_MARK, parse_predictions, prediction_entries, read_json, write_json
+from halopose.errors import HaloposeError
+from halopose.evaluation.calibrations import Fitted, Given, hashed_order
+from halopose.evaluation.true_positives import MatchedPoses, Protocol
+from halopose.poses import Array, GroundTruth, PoseDistributions
+from halopose.uncertainty.calibration import Calibration, Family, GaussianCalibration, StudentTCalibration
+from halopose.uncertainty.distributions import StudentT, scale_tril_from_covariance
+
+FORMAT = "halopose-calibration-1"
+
+
+@dataclass(frozen=True)
+class CalibrationFile:
+    """One family's calibration with the names of its keypoints and the images it was fitted on."""
+
+    calibration: Calibration
+    names: tuple[str, ...]
+    threshold: float
+    image_ids: Array
+
+    @property
+    def family(self) -> Family:
+        return self.calibration.family
+
+    @classmethod
+    def fit(cls, matched: MatchedPoses, images: Array, family: Family, protocol: Protocol) -> CalibrationFile:
+        """Calibrate on true positives of the given images (I,), matched or not."""
+        fitted = Fitted.on(matched, protocol)
+        calibration = fitted.gaussian if family == "gaussian" else fitted.student
+        return cls(calibration, matched.names, fitted.threshold, images)
+
+    def save(self, path: Path | str) -> None:
+        """Write the calibration as json."""
+        parameters = {name.rstrip("_"): value.tolist() for name, value in self.calibration.state_dict().items()}
+        content = {
+            "format": FORMAT,
+            "family": self.family,
+            "keypoints": list(self.names),
+            **parameters,
+            "threshold": self.threshold,
+            "image_ids": self.image_ids.tolist(),
+        }
+        write_json(path, content, indent=1)
+
+    @classmethod
+    def load(cls, path: Path | str) -> CalibrationFile:
+        """Read a calibration, or say in one line what is wrong with the file."""
+        content = read_json(path)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise HaloposeError(f"{path} is not a calibration: make one with `halopose recalibrate`")
+        try:
+            return cls._parse(content)
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError):
+            raise HaloposeError(f"{path} is a damaged calibration: make it again") from None
+
+    @classmethod
+    def _parse(cls, content: dict[str, Any]) -> CalibrationFile:
+        names = tuple(str(name) for name in content["keypoints"])
+        kinds = {"gaussian": GaussianCalibration, "student-t": StudentTCalibration}
+        calibration: Calibration = kinds[content["family"]](len(names))
+        state = {
+            name: torch.tensor([float(value) for value in content[name.rstrip("_")]], dtype=torch.float64)
+            for name in calibration.state_dict()
+        }
+        if any(value.shape != (len(names),) or not torch.isfinite(value).all() for value in state.values()):
+            raise ValueError("wrong number of parameters")
+        if bool((state["tau_"] <= 0).any()) or bool((state.get("nu_", torch.tensor([3.0])) <= 2).any()):
+            raise ValueError("parameters out of range")
+        calibration.load_state_dict(state)
+        threshold = content["threshold"]
+        return cls(
+            calibration=calibration,
+            names=names,
+            threshold=float("-inf") if threshold is None else float(threshold),
+            image_ids=np.asarray([int(identity) for identity in content["image_ids"]], dtype=np.int64),
+        )
+
+    def apply(self, predictions: PoseDistributions) -> PoseDistributions:
+        """The same detections under the calibrated law; keypoints, boxes and scores stay as they are."""
+        if predictions.keypoint_count != len(self.names):
+            raise HaloposeError(
+                f"the calibration has {len(self.names)} keypoints, the predictions {predictions.keypoint_count}"
+            )
+        base = predictions.covariance if self.family == "gaussian" else predictions.scale
+        law = self.calibration(scale_tril_from_covariance(torch.from_numpy(base)))
+        return PoseDistributions(
+            boxes=predictions.boxes,
+            scores=predictions.scores,
+            keypoints=predictions.keypoints,
+            covariance=law.covariance.numpy(),
+            scale=law.scale.numpy(),
+            dof=law.dof.numpy() if isinstance(law, StudentT) else None,
+            visibility=predictions.visibility,
+            keep=predictions.keep,
+            class_ids=predictions.class_ids,
+            image_ids=predictions.image_ids,
+        )
+
+
+def apply_to_file(calibration: CalibrationFile, source: Path | str, target: Path | str) -> int:
+    """Calibrate a prediction file; everything else in its detections is copied. Returns their number.
+
+    Detections of images that the calibration has seen are marked, so that scoring can refuse them.
+    """
+    content = read_json(source)
+    applied = calibration.apply(parse_predictions(source, content, None))
+    assert applied.image_ids is not None  # every parsed file has them
+    seen = np.isin(applied.image_ids, calibration.image_ids)
+    entries = []
+    for old, new, marked in zip(content, prediction_entries(applied), seen.tolist(), strict=True):
+        entry = {key: value for key, value in old.items() if key not in ("scale", "dof", SEEN_MARK)}
+        entry.update({key: new[key] for key in ("covariance", "scale", "dof") if key in new})
+        if marked:
+            entry[SEEN_MARK] = True
+        entries.append(entry)
+    write_json(target, entries)
+    return len(entries)
+
+
+def images_seen(content: list[dict[str, Any]], calibrations: list[CalibrationFile]) -> Array:
+    """Ids of images that a calibration was fitted on: marked in the detections, or listed in a file."""
+    marked = [entry["image_id"] for entry in content if entry.get(SEEN_MARK)]
+    listed = [calibration.image_ids for calibration in calibrations]
+    return np.unique(np.concatenate([np.asarray(marked, dtype=np.int64), *listed]))
+
+
+def given_by(files: list[CalibrationFile]) -> Given:
+    """What the files hold; the threshold of the Gaussian one, if there is one."""
+    calibrations = {file.family: file.calibration for file in files}
+    gaussian, student = calibrations.get("gaussian"), calibrations.get("student-t")
+    return Given(
+        gaussian if isinstance(gaussian, GaussianCalibration) else None,
+        student if isinstance(student, StudentTCalibration) else None,
+        min(files, key=lambda file: file.family).threshold,
+    )
+
+
+def without_images(
+    predictions: PoseDistributions, truth: GroundTruth, images: Array
+) -> tuple[PoseDistributions, GroundTruth]:
+    """Leave the given images out of predictions and ground truth."""
+    assert predictions.image_ids is not None
+    return predictions[~np.isin(predictions.image_ids, images)], truth.select_images(
+        np.setdiff1d(truth.images, images)
+    )
+
+
+def part_of_images(truth: GroundTruth, fraction: float) -> Array:
+    """A reproducible share of the images, ids (I,)."""
+    if not 0 < fraction <= 1:
+        raise HaloposeError(f"the fraction of images must be above 0 and at most 1, got {fraction}")
+    order = hashed_order(truth.images)
+    return np.sort(order[: max(1, round(fraction * len(order)))])

@@ -1,0 +1,50 @@
+"""The evaluation protocol's metrics (paper, section 4): pure functions of flat arrays, one concept a file.
+
+Each takes an optional ``weight`` of non-negative whole numbers: a weight of n counts as n copies of the
+sample, exactly. Resampling images (bootstrap) is then a change of weights, not of data.
+"""
+
+from halopose.evaluation.metrics.akp import (
+    average_keypoint_precision,
+    average_precision,
+    hits_by_threshold,
+    keypoint_precision_at,
+    random_keypoint_precision,
+    skill,
+)
+from halopose.evaluation.metrics.coverage import (
+    LEVELS,
+    average_coverage_error,
+    coverage,
+    coverage_of_levels,
+    level_index,
+)
+from halopose.evaluation.metrics.order import falling_order, rising_order
+from halopose.evaluation.metrics.qq import qq_points
+from halopose.evaluation.metrics.variance import (
+    VarianceBins,
+    expected_normalized_calibration_error,
+    moment_matching,
+    variance_bins,
+)
+
+__all__ = [
+    "LEVELS",
+    "VarianceBins",
+    "average_coverage_error",
+    "average_keypoint_precision",
+    "average_precision",
+    "coverage",
+    "coverage_of_levels",
+    "expected_normalized_calibration_error",
+    "falling_order",
+    "hits_by_threshold",
+    "keypoint_precision_at",
+    "level_index",
+    "moment_matching",
+    "qq_points",
+    "random_keypoint_precision",
+    "rising_order",
+    "skill",
+    "variance_bins",
+]

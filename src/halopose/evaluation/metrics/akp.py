@@ -1,0 +1,116 @@
+"""Average keypoint precision: does a confidence rank keypoints by correctness? (paper, section 4.1)
+
+In: confidences and keypoint similarities (N,). Out: 101-point interpolated AP, averaged over COCO's
+similarity thresholds, with the value of a random ranking beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from halopose.evaluation.metrics.order import falling_order
+from halopose.poses import Array
+
+KS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+_RECALLS = np.linspace(0.0, 1.0, 101)
+
+
+def average_precision(
+    confidence: Array, correct: Array, weight: Array | None = None, positives: int | None = None
+) -> float:
+    """101-point interpolated AP (N,), equal to pycocotools' accumulation.
+
+    Ties in confidence keep the order given. ``positives`` is the number of objects to find where some
+    have no sample at all; NaN if there is none to find.
+    """
+    order = falling_order(np.asarray(confidence))
+    hits = np.flatnonzero(np.asarray(correct)[order])
+    return _precision_at(hits, None if weight is None else _Counts.of(np.asarray(weight)[order]), positives)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Weights in order of falling confidence, and their running sum."""
+
+    each: Array
+    running: Array
+
+    @classmethod
+    def of(cls, weight: Array) -> _Counts:
+        return cls(weight, np.cumsum(weight))
+
+
+def _precision_at(hits: Array, counts: _Counts | None, positives: int | None = None) -> float:
+    """AP of a ranking that is right at the positions ``hits``."""
+    if counts is None:
+        found, ranks = np.arange(1, len(hits) + 1), hits + 1
+    else:
+        found, ranks = np.cumsum(counts.each[hits]), counts.running[hits]
+    total = int(found[-1]) if len(found) else 0
+    positives = total if positives is None else positives
+    if positives == 0:
+        return float("nan")
+    if total == 0:
+        return 0.0
+    first = np.searchsorted(found, _needed(positives)) if counts else _needed(positives) - 1
+    # Precision's upper envelope from each recall on: a maximum per stretch between recalls, then backwards.
+    precision = found / np.maximum(ranks, 1)
+    stretches = np.maximum.reduceat(precision, first[first < len(hits)])
+    envelope = np.maximum.accumulate(stretches[::-1])[::-1]
+    return float(envelope.sum() / len(_RECALLS))
+
+
+def _needed(positives: int) -> Array:
+    """Hits needed for each recall: the smallest n >= 1 with n / positives >= recall, in floating point."""
+    guess = np.ceil(_RECALLS * positives)
+    guess -= (guess - 1) / positives >= _RECALLS
+    guess += guess / positives < _RECALLS
+    return np.maximum(guess, 1).astype(np.int64)
+
+
+def average_keypoint_precision(
+    confidence: Array, similarity: Array, weight: Array | None = None, *, presorted: bool = False
+) -> float:
+    """AKP (eq. 24) of confidences and keypoint similarities (N,).
+
+    Zero at thresholds that no keypoint reaches; NaN without keypoints. ``presorted`` samples are in
+    order of falling confidence already.
+    """
+    if not presorted:
+        order = falling_order(np.asarray(confidence))
+        similarity = np.asarray(similarity)[order]
+        weight = None if weight is None else np.asarray(weight)[order]
+    return keypoint_precision_at(hits_by_threshold(similarity), len(similarity), weight)
+
+
+def hits_by_threshold(similarity: Array) -> list[Array]:
+    """Positions of the correct keypoints at each of KS_THRESHOLDS, in a ranking of similarities (N,)."""
+    return [np.flatnonzero(similarity >= threshold) for threshold in KS_THRESHOLDS]
+
+
+def keypoint_precision_at(hits: list[Array], count: int, weight: Array | None = None) -> float:
+    """AKP of a ranking of ``count`` keypoints with the given ``hits_by_threshold``."""
+    if not count or (weight is not None and not weight.any()):
+        return float("nan")
+    counts = None if weight is None else _Counts.of(weight)
+    return float(np.nan_to_num([_precision_at(positions, counts) for positions in hits]).mean())
+
+
+def random_keypoint_precision(
+    similarity: Array, weight: Array | None = None, *, rounds: int = 10, seed: int = 0
+) -> float:
+    """AKP of a random ranking: the mean of ``rounds`` seeded shuffles."""
+    generator = np.random.default_rng(seed)
+    values = []
+    for _ in range(rounds):
+        order = generator.permutation(len(similarity))
+        shuffled = None if weight is None else weight[order]
+        values.append(average_keypoint_precision(order, similarity[order], shuffled, presorted=True))
+    return float(np.mean(values))
+
+
+def skill(akp: float, akp_random: float) -> float:
+    """Share of the way from a random to a perfect ranking, comparable between detectors."""
+    return (akp - akp_random) / (1 - akp_random) if akp_random < 1 else float("nan")

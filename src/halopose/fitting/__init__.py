@@ -1,0 +1,1 @@
+"""From a frozen base and annotated images to a calibrated artifact."""

@@ -1,0 +1,145 @@
+"""The artifact: trained heads, both calibrations and the pruning threshold in one safetensors file.
+
+It knows the fingerprint of the base it was made for and refuses another, and it carries a card: the data,
+the splits by image id, the settings and the figures measured.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from halopose.data.coco import write_bytes
+from halopose.errors import HaloposeError
+from halopose.hosts.base import Host
+from halopose.uncertainty.calibration import GaussianCalibration, StudentTCalibration
+from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
+
+FORMAT = "halopose-artifact-1"
+
+
+def round_to_stored(heads: ProbabilisticHeads) -> ProbabilisticHeads:
+    """Round trained heads, in place, to the half precision they are stored in; do so before calibrating."""
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.copy_(parameter.half())
+    return heads
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Everything that turns a frozen base into one with uncertainty."""
+
+    heads: ProbabilisticHeads
+    gaussian: GaussianCalibration
+    student: StudentTCalibration
+    threshold: float
+    base: tuple[str, ...]
+    keypoint_names: tuple[str, ...]
+    sigmas: tuple[float, ...]
+    imgsz: int
+    area_factor: float
+    card: dict[str, Any] = field(default_factory=dict)
+
+    def fits(self, host: Host) -> bool:
+        """Whether this artifact was made for the host's model."""
+        return bool(set(self.base) & set(host.fingerprints))
+
+    def check(self, host: Host) -> None:
+        """Refuse a base that this artifact was not made for."""
+        if not self.fits(host):
+            raise HaloposeError(
+                f"the artifact was made for another base than {host.description}: its heads would be wrong "
+                "there. Fit this base with `halopose fit`, or give the base it was made for"
+            )
+
+    def save(self, path: Path | str) -> None:
+        """Write the file whole or not at all; equal artifacts are equal bytes."""
+        tensors = {f"heads.{name}": value.half() for name, value in self.heads.state_dict().items()}
+        tensors |= {f"gaussian.{name}": value for name, value in self.gaussian.state_dict().items()}
+        tensors |= {f"student.{name}": value for name, value in self.student.state_dict().items()}
+        content = {
+            "format": FORMAT,
+            "base": list(self.base),
+            "keypoint_names": list(self.keypoint_names),
+            "sigmas": list(self.sigmas),
+            "strides": list(self.heads.strides),
+            "head": asdict(self.heads.settings),
+            "templates": [
+                [[list(layer.weight.shape), activation] for layer, activation in _layers(level)]
+                for level in self.heads.levels
+            ],
+            "threshold": self.threshold if self.threshold > float("-inf") else None,
+            "imgsz": self.imgsz,
+            "area_factor": self.area_factor,
+            "covariance": self.student.covariance,
+            "card": self.card,
+        }
+        data = save(
+            {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
+            metadata={"halopose": json.dumps(content, sort_keys=True)},
+        )
+        write_bytes(path, data)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Artifact:
+        """Read and check an artifact."""
+        if not Path(path).is_file():
+            raise HaloposeError(f"no artifact at {path}: make one with `halopose fit`")
+        try:
+            with safe_open(path, framework="pt") as file:
+                content = json.loads((file.metadata() or {}).get("halopose", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if not isinstance(content, dict) or content.get("format") != FORMAT:
+                raise HaloposeError(f"{path} is not a halopose artifact: make one with `halopose fit`")
+            return cls._parse(content, tensors)
+        except HaloposeError:
+            raise
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, IndexError):
+            raise HaloposeError(f"{path} is damaged: make it again with `halopose fit`") from None
+
+    @classmethod
+    def _parse(cls, content: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Artifact:
+        keypoints = len(content["keypoint_names"])
+        settings = HeadSettings(**content["head"])
+        templates = [
+            [ConvTemplate(torch.zeros(shape), torch.zeros(shape[0]), activation) for shape, activation in level]
+            for level in content["templates"]
+        ]
+        heads = ProbabilisticHeads(templates, content["strides"], keypoints, settings)
+        activations = {activation for level in content["templates"] for _, activation in level}
+        if len(content["strides"]) != len(templates) or len(content["sigmas"]) != keypoints:
+            raise ValueError("levels, strides or sigmas do not fit together")
+        if not activations <= set(get_args(Activation)) or content["covariance"] not in ("moment", "paper"):
+            raise ValueError("unknown activation or covariance")
+        gaussian = GaussianCalibration(keypoints)
+        student = StudentTCalibration(keypoints, covariance=content["covariance"])
+        for name, module in (("heads", heads), ("gaussian", gaussian), ("student", student)):
+            prefix = f"{name}."
+            state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
+            if any(not torch.isfinite(value).all() for value in state.values()):
+                raise ValueError("values that are not finite")
+            module.load_state_dict(state)
+        threshold = content["threshold"]
+        return cls(
+            heads=heads.eval(),
+            gaussian=gaussian,
+            student=student,
+            threshold=float("-inf") if threshold is None else float(threshold),
+            base=tuple(content["base"]),
+            keypoint_names=tuple(content["keypoint_names"]),
+            sigmas=tuple(float(sigma) for sigma in content["sigmas"]),
+            imgsz=int(content["imgsz"]),
+            area_factor=float(content["area_factor"]),
+            card=content["card"],
+        )
+
+
+def _layers(level: Any) -> list[tuple[Any, str]]:
+    return list(zip(level.trunk, level.activations, strict=True))

@@ -1,0 +1,344 @@
+"""Training the heads on a match store with the importance-weighted Gaussian NLL (paper, section 3.1).
+
+In: a store and heads. Out: the heads with the lowest loss on held-out training images. Every epoch ends in a
+checkpoint, from which an interrupted training goes on to exactly the same result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from halopose.errors import HaloposeError
+from halopose.evaluation.calibrations import hashed_order
+from halopose.fitting.store import Cells, MatchStore
+from halopose.poses import Array
+from halopose.uncertainty.distributions import Gaussian
+from halopose.uncertainty.heads import ProbabilisticHeads
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """alpha: exponent of the retention weight, 0 switches it off (eq. 8); scale_weight: 1 / s^2 (eq. 9).
+
+    holdout: share of the images kept for early stopping, after ``patience`` epochs without improvement.
+    pool_bytes bounds what is in memory at once: shards are shuffled, pooled, and their rows shuffled.
+    """
+
+    epochs: int = 12
+    batch: int = 512
+    learning_rate: float = 3e-4
+    weight_decay: float = 1e-2
+    alpha: float = 1.0
+    scale_weight: bool = True
+    holdout: float = 0.1
+    patience: int = 6
+    clip: float = 1.0
+    warmup: float = 0.05
+    seed: int = 0
+    pool_bytes: int = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training went: loss by epoch on training and on held-out images, and the epoch kept."""
+
+    train_loss: list[float]
+    holdout_loss: list[float]
+    best_epoch: int
+
+
+def importance_weights(confidence: Tensor, area: Tensor, alpha: float, scale_weight: bool) -> Tensor:
+    """w (N,) = c^alpha / s^2 (eq. 10), up to a factor."""
+    weight = confidence.clamp_min(1e-6) ** alpha
+    return weight / area.clamp_min(1.0) if scale_weight else weight
+
+
+def weighted_nll(factors: Tensor, residual: Tensor, labelled: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the weighted NLL over labelled keypoints, and the sum of the weights (eq. 10).
+
+    factors (N, K, 2, 2), residual (N, K, 2), labelled (N, K), weight (N,).
+    """
+    nll = -Gaussian(factors).log_prob(residual)
+    mass = weight[:, None] * labelled
+    return (mass * nll).sum(), mass.sum()
+
+
+def train(
+    heads: ProbabilisticHeads,
+    stores: MatchStore | Sequence[MatchStore],
+    settings: TrainSettings | None = None,
+    *,
+    images: Array | None = None,
+    device: torch.device | str = "cpu",
+    checkpoint: Path | str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Trained:
+    """Train in place on one or several stores, or only the given images of them; keeps the best epoch."""
+    settings = settings or TrainSettings()
+    stores = [stores] if isinstance(stores, MatchStore) else list(stores)
+    heads.to(device).train()
+    shards = [chosen for store in stores for shard in store.shards("assigned") if (chosen := _only(shard, images))]
+    rows = sum(len(cells) for shard in shards for cells in shard)
+    if not rows:
+        raise HaloposeError("the store has no assigned cells: the training images have no labelled objects")
+    held_out = _held_out_images(shards, settings.holdout)
+    run = _Run.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None)
+    while not run.finished:
+        losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, device)]
+        run.end_epoch(float(np.mean(losses)), _holdout_loss(heads, shards, held_out, settings, device))
+        if progress:
+            progress(run.epoch, settings.epochs, f"held-out loss {run.holdout_loss[-1]:.4f}")
+    heads.load_state_dict(run.best)
+    heads.eval()
+    return Trained(run.train_loss, run.holdout_loss, int(np.argmin(run.holdout_loss)))
+
+
+def _only(shard: list[Cells], images: Array | None) -> list[Cells]:
+    """A shard's rows of the given images; memory-mapped still where nothing is left out."""
+    if images is None:
+        return shard
+    wanted = torch.from_numpy(images)
+    kept = [(cells, torch.isin(cells.columns["image_id"], wanted)) for cells in shard]
+    return [
+        cells if bool(mask.all()) else _take(cells, torch.nonzero(mask).flatten().numpy())
+        for cells, mask in kept
+        if bool(mask.any())
+    ]
+
+
+def _held_out_images(shards: list[list[Cells]], share: float) -> Tensor:
+    images = np.unique(np.concatenate([cells.columns["image_id"].numpy() for shard in shards for cells in shard]))
+    if len(images) < 2:
+        raise HaloposeError("one training image is too few: some are held out to know when to stop")
+    order = hashed_order(images)
+    return torch.from_numpy(np.sort(order[: min(max(1, round(share * len(order))), len(order) - 1)]))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows of all levels, with their importance weights."""
+
+    parts: list[Cells]
+
+    def loss(self, heads: ProbabilisticHeads, settings: TrainSettings, device: Any) -> tuple[Tensor, Tensor]:
+        total, mass = torch.zeros((), device=device), torch.zeros((), device=device)
+        for cells in self.parts:
+            columns = {name: value.to(device) for name, value in cells.columns.items()}
+            factors = heads.at_windows(cells.level, cells.windows.to(device).float(), cells.inside.to(device))
+            weight = importance_weights(
+                columns["confidence"], columns["area"], settings.alpha, settings.scale_weight
+            )
+            part, part_mass = weighted_nll(factors, columns["residual"], columns["labelled"], weight)
+            total, mass = total + part, mass + part_mass
+        return total, mass
+
+
+def _batches(
+    shards: list[list[Cells]], held_out: Tensor, settings: TrainSettings, epoch: int, device: Any
+) -> Iterator[_Batch]:
+    """Shuffled batches of the training images' rows; the order depends on seed and epoch alone."""
+    generator = np.random.default_rng([settings.seed, epoch])
+    sizes = [sum(cells.windows.nbytes for cells in shard) for shard in shards]
+    pool: list[int] = []
+    for place, number in enumerate(generator.permutation(len(shards)).tolist()):
+        pool.append(number)
+        last = place == len(shards) - 1
+        if last or sum(sizes[n] for n in pool) >= settings.pool_bytes:
+            yield from _pool_batches([shards[n] for n in sorted(pool)], held_out, settings.batch, generator)
+            pool = []
+
+
+def _pool_batches(
+    shards: list[list[Cells]], held_out: Tensor, size: int, generator: np.random.Generator
+) -> Iterator[_Batch]:
+    levels = _by_level(shards)
+    keys = [
+        np.stack([np.full(int(keep.sum()), number), np.flatnonzero(keep.numpy())])
+        for number, cells in enumerate(levels)
+        for keep in [~torch.isin(cells.columns["image_id"], held_out)]
+    ]
+    table = np.concatenate(keys, axis=1)
+    order = generator.permutation(table.shape[1])
+    for begin in range(0, len(order), size):
+        chosen = table[:, order[begin : begin + size]]
+        yield _Batch([_take(levels[n], chosen[1, chosen[0] == n]) for n in np.unique(chosen[0]).tolist()])
+
+
+def _by_level(shards: list[list[Cells]]) -> list[Cells]:
+    """Rows of several shards as one piece per level."""
+    found: dict[int, list[Cells]] = {}
+    for shard in shards:
+        for cells in shard:
+            found.setdefault(cells.level, []).append(cells)
+    return [
+        Cells(
+            level,
+            torch.cat([cells.windows for cells in parts]),
+            torch.cat([cells.inside for cells in parts]),
+            {name: torch.cat([cells.columns[name] for cells in parts]) for name in parts[0].columns},
+        )
+        for level, parts in sorted(found.items())
+    ]
+
+
+def _take(cells: Cells, index: Any) -> Cells:
+    rows = torch.from_numpy(np.sort(index))
+    return Cells(
+        cells.level,
+        cells.windows[rows],
+        cells.inside[rows],
+        {name: value[rows] for name, value in cells.columns.items()},
+    )
+
+
+@torch.no_grad()
+def _holdout_loss(
+    heads: ProbabilisticHeads,
+    shards: list[list[Cells]],
+    held_out: Tensor,
+    settings: TrainSettings,
+    device: Any,
+) -> float:
+    heads.eval()
+    total = mass = 0.0
+    for shard in shards:
+        for cells in shard:
+            index = torch.nonzero(torch.isin(cells.columns["image_id"], held_out)).flatten().numpy()
+            if len(index):
+                part, part_mass = _Batch([_take(cells, index)]).loss(heads, settings, device)
+                total, mass = total + float(part), mass + float(part_mass)
+    heads.train()
+    return total / mass if mass else float("nan")
+
+
+class _Run:
+    """Optimiser, schedule, best weights and their checkpoint."""
+
+    def __init__(self, heads: ProbabilisticHeads, settings: TrainSettings, rows: int, path: Path | None) -> None:
+        self.heads, self.settings, self.path = heads, settings, path
+        self.parameters = [p for p in heads.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        self.total_steps = max(1, settings.epochs * math.ceil(rows / settings.batch))
+        self.steps = self.epoch = 0
+        self.train_loss: list[float] = []
+        self.holdout_loss: list[float] = []
+        self.best: dict[str, Tensor] = {}
+        self.key = ""
+
+    @classmethod
+    def start(
+        cls,
+        heads: ProbabilisticHeads,
+        settings: TrainSettings,
+        rows: int,
+        stores: list[MatchStore],
+        images: Array | None,
+        path: Path | None,
+    ) -> _Run:
+        """A new run, or the one that the checkpoint continues."""
+        run = cls(heads, settings, rows, path)
+        collected = [[store.manifest[name] for name in ("base", "settings", "images")] for store in stores]
+        chosen = None if images is None else np.sort(images).tolist()
+        key = json.dumps([asdict(settings), asdict(heads.settings), collected, chosen, rows])
+        run.key = hashlib.sha256(key.encode()).hexdigest()
+        if path is not None and path.is_file():
+            run._resume(path)
+        return run
+
+    @property
+    def finished(self) -> bool:
+        if self.epoch >= self.settings.epochs:
+            return True
+        return self.epoch > 0 and self.epoch - 1 - int(np.argmin(self.holdout_loss)) >= self.settings.patience
+
+    def step(self, batch: _Batch) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self._schedule(self.steps)
+        device = self.parameters[0].device
+        total, mass = batch.loss(self.heads, self.settings, device)
+        loss = total / mass.clamp_min(1e-12)  # self-normalised (eq. 10)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.optimizer.step()
+        self.steps += 1
+        return float(loss.detach())
+
+    def _schedule(self, step: int) -> float:
+        """Linear warm-up, then half a cosine."""
+        warmup = max(1, round(self.settings.warmup * self.total_steps))
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, self.total_steps - warmup))))
+
+    def end_epoch(self, train_loss: float, holdout_loss: float) -> None:
+        if not math.isfinite(train_loss) or not math.isfinite(holdout_loss):
+            raise HaloposeError("training diverged (loss is not finite): lower the learning rate")
+        self.train_loss.append(train_loss)
+        self.holdout_loss.append(holdout_loss)
+        if self.holdout_loss.index(min(self.holdout_loss)) == self.epoch:  # the first of equals
+            self.best = {name: value.detach().clone() for name, value in self.heads.state_dict().items()}
+        self.epoch += 1
+        if self.path is not None:
+            self._save(self.path)
+
+    def _save(self, path: Path) -> None:
+        tensors = {f"heads.{name}": value for name, value in self.heads.state_dict().items()}
+        tensors |= {f"best.{name}": value for name, value in self.best.items()}
+        for number, parameter in enumerate(self.parameters):
+            state = self.optimizer.state[parameter]
+            tensors |= {f"optimizer.{number}.{name}": value for name, value in state.items()}
+        content = {
+            "key": self.key,
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "train_loss": self.train_loss,
+            "holdout_loss": self.holdout_loss,
+        }
+        partial = path.with_suffix(".partial")
+        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, partial, metadata={"halopose": json.dumps(content)})
+            partial.replace(path)
+        except (OSError, SafetensorError) as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise HaloposeError(f"cannot write {path} ({error}): free some space, a rerun resumes") from None
+
+    def _resume(self, path: Path) -> None:
+        try:
+            with safe_open(path, framework="pt") as file:
+                content = json.loads((file.metadata() or {}).get("halopose", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError):
+            raise HaloposeError(f"{path} is damaged: remove it, training starts again") from None
+        if content.get("key") != self.key:
+            raise HaloposeError(f"{path} belongs to another training: remove it or choose another folder")
+        self.heads.load_state_dict({n[6:]: v for n, v in tensors.items() if n.startswith("heads.")})
+        device = self.parameters[0].device
+        self.best = {n[5:]: v.to(device) for n, v in tensors.items() if n.startswith("best.")}
+        for number, parameter in enumerate(self.parameters):
+            prefix = f"optimizer.{number}."
+            self.optimizer.state[parameter] = {
+                name[len(prefix) :]: value.to(device) if not name.endswith("step") else value
+                for name, value in tensors.items()
+                if name.startswith(prefix)
+            }
+        self.epoch, self.steps = content["epoch"], content["steps"]
+        self.train_loss, self.holdout_loss = content["train_loss"], content["holdout_loss"]

@@ -1,0 +1,1 @@
+"""Cameras, poses from points, and their uncertainty; useful without any aircraft."""

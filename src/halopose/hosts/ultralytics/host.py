@@ -1,0 +1,339 @@
+"""Ultralytics YOLO-Pose: v8, 11, 12 (one-to-many with NMS) and 26 (one-to-many, or one-to-one end to end).
+
+Only files of this name import ultralytics (AGPL-3.0, an optional extra). The model is loaded with safe loading,
+copied, fused as the framework's own predictor does, and never written to.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from halopose.errors import HaloposeError
+from halopose.hosts.base import (
+    LOAD_ERRORS,
+    Assignment,
+    Host,
+    HostOutput,
+    Letterbox,
+    Selection,
+    Targets,
+    fingerprint,
+    keypoint_names,
+    keypoint_sigmas,
+    refusal,
+)
+from halopose.poses import Array, PoseDistributions
+from halopose.uncertainty.heads import ConvTemplate
+
+try:
+    from ultralytics.cfg import get_cfg
+    from ultralytics.data.augment import LetterBox
+    from ultralytics.engine.results import Results
+    from ultralytics.nn.autobackend import AutoBackend
+    from ultralytics.nn.modules import Conv
+    from ultralytics.nn.modules.head import Pose, Pose26
+    from ultralytics.nn.tasks import PoseModel, torch_safe_load
+    from ultralytics.utils import ONLINE, ops
+    from ultralytics.utils.downloads import attempt_download_asset
+    from ultralytics.utils.loss import PoseLoss26, v8PoseLoss
+    from ultralytics.utils.nms import non_max_suppression
+
+    from halopose.hosts.ultralytics.weights import read_model
+except ImportError as error:
+    raise HaloposeError(
+        f"this needs the ultralytics extra ({error.name or error}): pip install 'halopose[ultralytics]'"
+    ) from None
+
+
+class UltralyticsHost(Host):
+    """A frozen ``PoseModel``. ``end2end`` picks the head of a YOLO26 that still has both."""
+
+    def __init__(
+        self,
+        model: PoseModel,
+        *,
+        end2end: bool | None = None,
+        device: torch.device | str | None = None,
+        sigmas: Sequence[float] | Array | None = None,
+        description: str = "",
+    ) -> None:
+        layers = getattr(model, "model", None)
+        head = layers[-1] if isinstance(layers, nn.Sequential) else model
+        if not isinstance(head, Pose):
+            raise HaloposeError(
+                f"{description or 'the model'} is not a pose model: its head is {type(head).__name__}"
+            )
+        if sigmas is None:
+            sigmas = getattr(model, "kpt_oks_sigmas", None)
+        model = copy.deepcopy(model).float().eval().requires_grad_(False)
+        head = model.model[-1]
+        if end2end is not None and end2end != head.end2end:
+            if end2end and getattr(head, "one2one_cv2", None) is None:
+                raise HaloposeError("this model has no one-to-one head: leave end2end off")
+            if not end2end and head.cv2 is None:
+                raise HaloposeError("this model is fused to its one-to-one head: leave end2end on")
+            head.end2end = end2end
+        prints = [fingerprint(model.state_dict())]
+        # The framework's own preparation for inference: fusing, memory format, device.
+        prepared = AutoBackend(model=model, device=torch.device(device or "cpu"), fuse=True, verbose=False)
+        self.model = prepared.backend.model
+        prints.append(fingerprint(self.model.state_dict()))
+        self.head = head = self.model.model[-1]
+        self.end2end = bool(head.end2end)
+        self.fingerprints = tuple(dict.fromkeys(f"{value}:{int(self.end2end)}" for value in prints))
+        self.strides = tuple(int(stride) for stride in head.stride.tolist())
+        self.keypoint_count, self.dimensions = int(head.kpt_shape[0]), int(head.kpt_shape[1])
+        self.keypoint_names = _keypoint_names(model, self.keypoint_count)
+        self.class_names = tuple(str(name) for name in _names(model))
+        self.sigmas = keypoint_sigmas(sigmas, self.keypoint_count, coco=self.dimensions == 3)
+        self.description = description or str(getattr(model, "yaml_file", "ultralytics pose model"))
+        self._criterion = _criterion(self.model, head, self.sigmas)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        unsafe: bool = False,
+        end2end: bool | None = None,
+        device: torch.device | str | None = None,
+        sigmas: Sequence[float] | Array | None = None,
+    ) -> UltralyticsHost:
+        """Load a ``.pt`` checkpoint. ``unsafe`` may run code that the file holds: for trusted files only."""
+        if not Path(path).is_file():
+            raise HaloposeError(f"no checkpoint at {path}: give the path of a .pt file")
+        model = load_model(str(path), unsafe)
+        return cls(model, end2end=end2end, device=device, sigmas=sigmas, description=Path(path).name)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def preprocess(self, images: Sequence[Array], imgsz: int, rectangular: bool) -> tuple[Tensor, list[Letterbox]]:
+        largest = max(self.strides[-1], 32)
+        size = -(-imgsz // largest) * largest
+        auto = rectangular and len({image.shape for image in images}) == 1
+        transform = LetterBox((size, size), auto=auto, stride=largest)
+        boxed = [transform(image=image) for image in images]
+        placed = [_letterbox(transform.get_params({"img": image})) for image in images]
+        batch = torch.from_numpy(np.stack(boxed)).to(self.device)
+        batch = batch.permute(0, 3, 1, 2).contiguous().flip(1).float().div_(255)
+        return batch, placed
+
+    @torch.inference_mode()
+    def forward(self, batch: Tensor) -> HostOutput:
+        decoded, predictions = self.model(batch)
+        branch = predictions
+        if "one2one" in predictions:
+            branch = predictions["one2one" if self.end2end else "one2many"]
+        scores = branch["scores"].sigmoid()
+        keypoints = self.head.kpts_decode(branch["kpts"])
+        count = self.keypoint_count
+        located = keypoints.unflatten(1, (count, self.dimensions))[:, :, :2].permute(0, 3, 1, 2)
+        return HostOutput(
+            features=tuple(branch["feats"]),
+            scores=scores.amax(1),
+            keypoints=located,
+            raw=(decoded, branch),
+        )
+
+    @torch.inference_mode()
+    def assign(self, output: HostOutput, targets: Sequence[Targets]) -> Assignment:
+        counts = [len(target.boxes) for target in targets]
+        if not sum(counts):
+            empty = torch.zeros(0, dtype=torch.long, device=self.device)
+            return Assignment(empty, empty, empty)
+        branch = output.raw[1]
+        batch = self._training_batch(output, targets, counts)
+        extra: dict[str, Any] = {}
+        if isinstance(self._criterion, PoseLoss26):
+            strides = torch.cat(
+                [
+                    torch.full((maps.shape[2] * maps.shape[3],), float(stride), device=self.device)
+                    for maps, stride in zip(output.features, self.strides, strict=True)
+                ]
+            )
+            size = torch.tensor(self._input_size(output), device=self.device)
+            extra = {
+                "pd_kpts": output.keypoints,
+                "gt_kpts": self._criterion._batch_keypoints(batch, len(targets), size.float()),
+                "anc_strides": strides,
+            }
+        (foreground, chosen, *_), _, _ = self._criterion.get_assigned_targets_and_loss(branch, batch, **extra)
+        image, cell = torch.nonzero(foreground, as_tuple=True)
+        return Assignment(image, cell, chosen[image, cell].long())
+
+    def _input_size(self, output: HostOutput) -> tuple[int, int]:
+        height, width = output.features[0].shape[2:]
+        return height * self.strides[0], width * self.strides[0]
+
+    def _training_batch(
+        self, output: HostOutput, targets: Sequence[Targets], counts: list[int]
+    ) -> dict[str, Tensor]:
+        """Targets in the form the framework's criterion takes: concatenated and normalised."""
+        height, width = self._input_size(output)
+        size = torch.tensor([width, height], dtype=torch.float32, device=self.device)
+        boxes = torch.cat([target.boxes for target in targets]).to(self.device).float()
+        centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+        labelled = torch.cat([target.labelled for target in targets]).to(self.device)[..., None]
+        keypoints = torch.cat([target.keypoints for target in targets]).to(self.device).float() / size
+        return {
+            "batch_idx": torch.repeat_interleave(torch.tensor(counts)).float().to(self.device),
+            "cls": torch.cat([target.class_ids for target in targets]).to(self.device).float(),
+            "bboxes": torch.cat([centres, boxes[:, 2:] - boxes[:, :2]], dim=1) / torch.cat([size, size]),
+            "keypoints": torch.cat([keypoints.where(labelled, 0.0), labelled.float()], dim=2),
+        }
+
+    @torch.inference_mode()
+    def select(
+        self,
+        output: HostOutput,
+        *,
+        conf: float,
+        iou: float,
+        max_detections: int = 300,
+        letterboxes: Sequence[Letterbox] | None = None,
+    ) -> list[Selection]:
+        decoded, branch = output.raw
+        kept, indices = non_max_suppression(
+            decoded,
+            conf,
+            iou,
+            max_det=max_detections,
+            nc=len(self.class_names),
+            end2end=self.end2end,
+            return_idxs=True,
+        )
+        if self.end2end:
+            # The framework's output is already top-k: ask it again which cells those were.
+            scores = branch["scores"].sigmoid().permute(0, 2, 1)
+            cells = self.head.get_topk_index(scores, self.head.max_det)[2]
+            indices = [cells[number][index.long()] for number, index in enumerate(indices)]
+        return [self._selection(rows, index) for rows, index in zip(kept, indices, strict=True)]
+
+    def _selection(self, rows: Tensor, index: Tensor) -> Selection:
+        keypoints = rows[:, 6:].unflatten(1, (self.keypoint_count, self.dimensions))
+        return Selection(
+            cell=index.reshape(-1).long(),
+            boxes=rows[:, :4],
+            scores=rows[:, 4],
+            class_ids=rows[:, 5].long(),
+            keypoints=keypoints[..., :2],
+            visibility=keypoints[..., 2] if self.dimensions == 3 else None,
+        )
+
+    def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:
+        return Selection(
+            cell=selection.cell,
+            boxes=ops.scale_boxes(size, selection.boxes.clone(), letterbox.shape),
+            scores=selection.scores,
+            class_ids=selection.class_ids,
+            keypoints=ops.scale_coords(size, selection.keypoints.clone(), letterbox.shape),
+            visibility=selection.visibility,
+        )
+
+    def pose_templates(self) -> list[list[ConvTemplate]]:
+        trunks = self.head.one2one_cv4 if self.end2end else self.head.cv4
+        return [[_template(layer) for layer in trunk if isinstance(layer, Conv)] for trunk in trunks]
+
+
+def to_results(poses: PoseDistributions, image: Array, path: str, names: dict[int, str] | None) -> Results:
+    """The framework's own result object, with what it lacks as attributes."""
+    classes = np.zeros(len(poses)) if poses.class_ids is None else poses.class_ids - 1
+    rows = np.concatenate([poses.boxes, poses.scores[:, None], classes[:, None]], axis=1)
+    keypoints = poses.keypoints
+    if poses.visibility is not None:
+        keypoints = np.concatenate([keypoints, poses.visibility[..., None]], axis=2)
+    results = Results(
+        image,
+        path=path,
+        names=names or {0: "object"},
+        boxes=torch.from_numpy(rows.astype(np.float32)),
+        keypoints=torch.from_numpy(keypoints.astype(np.float32)),
+    )
+    results.covariance, results.scale = poses.covariance, poses.scale
+    results.dof, results.keep = poses.dof, poses.keep
+    return results
+
+
+def load_model(path: str, unsafe: bool) -> PoseModel:
+    if path.endswith(".safetensors"):
+        return read_model(path)
+    try:
+        checkpoint, _ = torch_safe_load(path, safe_only=not unsafe)
+    except LOAD_ERRORS as error:
+        raise refusal(path, error, unsafe) from None
+    model = checkpoint.get("ema") or checkpoint.get("model") if isinstance(checkpoint, dict) else None
+    if not isinstance(model, nn.Module):
+        raise HaloposeError(f"{path} holds no model: give a trained YOLO pose checkpoint")
+    return model
+
+
+def download(name: str) -> bytes | None:
+    """A published checkpoint from the framework's own server; None if it cannot be had."""
+    if not ONLINE:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / name
+        try:
+            attempt_download_asset(target)
+        except (OSError, RuntimeError, ValueError):
+            return None
+        return target.read_bytes() if target.is_file() else None
+
+
+def _letterbox(params: dict[str, Any]) -> Letterbox:
+    """What LetterBox did; it rounds each side to whole pixels, so the two gains differ a little."""
+    height, width = params["orig_shape"]
+    inner_width, inner_height = params["new_unpad"]
+    return Letterbox(
+        shape=(int(height), int(width)),
+        gain=(inner_width / width, inner_height / height),
+        pad=(float(params["left"]), float(params["top"])),
+    )
+
+
+def _template(layer: Conv) -> ConvTemplate:
+    activation = {nn.SiLU: "silu", nn.ReLU: "relu", nn.Identity: "identity"}.get(type(layer.act))
+    if activation is None or layer.conv.groups != 1 or layer.conv.stride != (1, 1):
+        raise HaloposeError(f"the pose head has a layer that cannot be mirrored: {layer}")
+    return ConvTemplate(
+        layer.conv.weight.detach().cpu().clone(),
+        layer.conv.bias.detach().cpu().clone(),
+        activation,  # type: ignore[arg-type]
+    )
+
+
+def _criterion(model: PoseModel, head: Pose, sigmas: Array) -> Any:
+    """The framework's own training criterion, made for a stand-in so that the model itself gains nothing."""
+    device = next(model.parameters()).device
+    stand_in = SimpleNamespace(
+        parameters=lambda: iter([torch.zeros(1, device=device)]),
+        args=get_cfg(),
+        model=[head],
+        kpt_oks_sigmas=sigmas,
+    )
+    kind = PoseLoss26 if isinstance(head, Pose26) else v8PoseLoss
+    return kind(stand_in, tal_topk=7, tal_topk2=1) if head.end2end else kind(stand_in, tal_topk=10)
+
+
+def _names(model: PoseModel) -> list[str]:
+    names = getattr(model, "names", None) or {0: "object"}
+    return list(names.values()) if isinstance(names, dict) else list(names)
+
+
+def _keypoint_names(model: PoseModel, count: int) -> tuple[str, ...]:
+    named = getattr(model, "kpt_names", None)
+    first = next(iter(named.values()), None) if isinstance(named, dict) else named
+    if first is not None and len(first) == count:
+        return tuple(str(name) for name in first)
+    return keypoint_names(count)

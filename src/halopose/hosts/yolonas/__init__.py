@@ -1,0 +1,1 @@
+"""YOLO-NAS-Pose by LibreYOLO (an optional extra)."""

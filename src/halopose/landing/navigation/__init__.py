@@ -1,0 +1,1 @@
+"""Sensors and the filter that fuses them."""

@@ -1,0 +1,329 @@
+"""Simulated navigation sensors: GNSS, ILS, radio altimeter and IRS, with noise, drifting bias, outages and faults.
+
+In: a true trajectory in runway axes (``Truth``), ``Sensors`` and a seed. Out: ``Measurement``s in order of time,
+each with the covariance of its noise. Vision is not simulated here: ``vision`` wraps what a camera has given.
+
+Every sensor has random numbers of its own, drawn for the whole flight: leaving a sensor out, an outage or a fault
+changes nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.interpolate import CubicHermiteSpline
+from scipy.signal import lfilter
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import Array
+
+Source = Literal["irs", "gnss", "localizer", "glide_slope", "radio", "attitude", "vision"]
+FaultKind = Literal["step", "ramp", "stuck", "noise"]
+
+SIZES: dict[Source, int] = {
+    "irs": 3,
+    "gnss": 3,
+    "localizer": 1,
+    "glide_slope": 1,
+    "radio": 1,
+    "attitude": 3,
+    "vision": 3,
+}
+RADIO_CEILING = 762.0  # 2,500 ft; a radio altimeter is silent above
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A value (m,) at a time in seconds, with the covariance (m, m) of its noise; m is ``SIZES[source]``.
+
+    irs: acceleration in runway axes; gnss and vision: position of the aircraft; localizer and glide_slope:
+    angle left of the centreline and above the glide path; radio: height; attitude: yaw, pitch, roll.
+    ``sensitivity`` (3, 3) of a vision fix: how far it moves with the bias of the attitude it was computed with.
+    """
+
+    time: float
+    source: Source
+    value: Array
+    covariance: Array
+    sensitivity: Array | None = None
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A flight in runway axes: times (T,), the rest (T, 3); attitudes are yaw, pitch, roll."""
+
+    times: Array
+    positions: Array
+    velocities: Array
+    accelerations: Array
+    attitudes: Array
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = np.asarray(getattr(self, field.name), dtype=np.float64)
+            object.__setattr__(self, field.name, value)
+            expected = (self.times.size,) if field.name == "times" else (self.times.size, 3)
+            if value.shape != expected:
+                raise HaloposeError(f"{field.name} of a true flight should be {expected}, got {value.shape}")
+            if not np.isfinite(value).all():
+                raise HaloposeError(f"{field.name} of a true flight must be finite")
+        if self.times.size < 2 or not (np.diff(self.times) > 0).all():
+            raise HaloposeError("a true flight needs two or more times, each later than the one before")
+
+    def position(self, times: Array) -> Array:
+        """Positions (N, 3) at times (N,): cubic, through positions and velocities."""
+        return CubicHermiteSpline(self.times, self.positions, self.velocities)(times)
+
+    def velocity(self, times: Array) -> Array:
+        """Velocities (N, 3) at times (N,): cubic, through velocities and accelerations."""
+        return CubicHermiteSpline(self.times, self.velocities, self.accelerations)(times)
+
+    def acceleration(self, times: Array) -> Array:
+        """Accelerations (N, 3) at times (N,), linear between samples."""
+        return np.stack([np.interp(times, self.times, axis) for axis in self.accelerations.T], axis=1)
+
+    def attitude(self, times: Array) -> Array:
+        """Yaw, pitch, roll (N, 3) at times (N,), linear between samples, the short way round."""
+        angles = np.unwrap(self.attitudes, axis=0)
+        return np.stack([np.interp(times, self.times, axis) for axis in angles.T], axis=1)
+
+
+@dataclass(frozen=True)
+class GaussMarkov:
+    """An error that drifts: standard deviation per axis, and seconds after which 1/e of it is remembered.
+
+    An infinite time constant is a bias that is drawn once and stays.
+    """
+
+    sigma: tuple[float, ...]
+    time_constant: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (all(math.isfinite(s) and s >= 0 for s in self.sigma) and self.time_constant > 0):
+            raise HaloposeError("a drifting bias takes finite sigmas of 0 or more and a time constant above 0")
+
+    def sample(self, count: int, interval: float, rng: np.random.Generator) -> Array:
+        """One stationary path (count, m) in steps of ``interval`` seconds."""
+        memory = math.exp(-interval / self.time_constant)
+        drive = rng.standard_normal((count, len(self.sigma))) * self.sigma
+        drive[1:] *= math.sqrt(1 - memory**2)
+        return np.asarray(lfilter([1.0], [1.0, -memory], drive, axis=0))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong from ``start`` up to ``end``; the covariance that the sensor states does not change.
+
+    step: ``size`` is added; ramp: ``size`` per second since ``start`` is added; stuck: the last value before
+    ``start`` repeats; noise: the white noise is ``size`` times as large. One size serves all axes, or one each.
+    """
+
+    start: float
+    end: float
+    kind: FaultKind
+    size: float | tuple[float, ...] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(FaultKind):
+            raise HaloposeError(f"unknown fault {self.kind!r}: step, ramp, stuck or noise")
+        _check_interval("a fault", self.start, self.end)
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """Rate in Hz, standard deviation of white noise per axis, bias, and what goes wrong.
+
+    The noise is that of one sample. ``outages`` are intervals (start, end) without measurements.
+    """
+
+    rate: float
+    noise: tuple[float, ...]
+    bias: GaussMarkov
+    outages: tuple[tuple[float, float], ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise HaloposeError(f"a sensor's rate should be above 0 Hz, got {self.rate}")
+        if not all(math.isfinite(sigma) and sigma > 0 for sigma in self.noise):
+            raise HaloposeError(f"a sensor's noise should be above 0 on every axis, got {self.noise}")
+        if len(self.bias.sigma) != len(self.noise):
+            raise HaloposeError(f"a sensor's noise has {len(self.noise)} axes, its bias {len(self.bias.sigma)}")
+        for outage in self.outages:
+            _check_interval("an outage", *outage)
+        for fault in self.faults:
+            if np.size(fault.size) not in (1, len(self.noise)):
+                raise HaloposeError(f"a fault has {np.size(fault.size)} sizes, its sensor {len(self.noise)} axes")
+
+    @property
+    def covariance(self) -> Array:
+        """Covariance (m, m) of the white noise."""
+        return np.diag(np.square(self.noise))
+
+
+def _check_interval(name: str, start: float, end: float) -> None:
+    if not start < end:
+        raise HaloposeError(f"{name} should end after it starts, got {start} to {end}")
+
+
+# Metres, m/s^2 and radians. The IRS's bias is mostly gravity seen through a tilt of half a milliradian or more.
+GNSS = Sensor(5.0, (0.8, 0.8, 1.2), GaussMarkov((1.0, 1.0, 1.5), 120.0))
+LOCALIZER = Sensor(10.0, (4e-4,), GaussMarkov((5e-4,), 600.0))
+GLIDE_SLOPE = Sensor(10.0, (6e-4,), GaussMarkov((8e-4,), 600.0))
+RADIO = Sensor(25.0, (0.3,), GaussMarkov((0.01,), 600.0))  # its bias is a scale error, a share of the height
+IRS = Sensor(100.0, (0.03, 0.03, 0.03), GaussMarkov((0.01, 0.01, 0.01), 300.0))
+ATTITUDE = Sensor(100.0, (2e-4, 2e-4, 2e-4), GaussMarkov((1e-3, 5e-4, 5e-4), 600.0))
+
+
+@dataclass(frozen=True)
+class Sensors:
+    """The sensors on board; None leaves one out. ``dataclasses.replace(GNSS, outages=...)`` changes one."""
+
+    gnss: Sensor | None = GNSS
+    localizer: Sensor | None = LOCALIZER
+    glide_slope: Sensor | None = GLIDE_SLOPE
+    radio: Sensor | None = RADIO
+    irs: Sensor | None = IRS
+    attitude: Sensor | None = ATTITUDE
+
+    def __post_init__(self) -> None:
+        for source, sensor in self.on_board():
+            if len(sensor.noise) != SIZES[source]:
+                raise HaloposeError(f"{source} measures {SIZES[source]} values, its noise has {len(sensor.noise)}")
+
+    def on_board(self) -> list[tuple[Source, Sensor]]:
+        """The sensors that are there, by name."""
+        named = [(source, getattr(self, source)) for source in SIZES if source != "vision"]
+        return [(source, sensor) for source, sensor in named if sensor is not None]
+
+
+@dataclass(frozen=True)
+class IlsSite:
+    """Antennas in runway axes: localizer beyond the far end, glide slope abeam the aiming point; path angle."""
+
+    localizer: tuple[float, float, float] = (3300.0, 0.0, 0.0)
+    glide_slope: tuple[float, float, float] = (300.0, -120.0, 0.0)
+    glide_angle: float = math.radians(3.0)
+
+    @classmethod
+    def of_runway(
+        cls, length: float, glide_angle: float = math.radians(3.0), aiming_point: float = 300.0
+    ) -> IlsSite:
+        """A usual site: localizer 300 m beyond the end, glide-slope mast 120 m right of the aiming point."""
+        return cls((length + 300.0, 0.0, 0.0), (aiming_point, -120.0, 0.0), glide_angle)
+
+    def localizer_angle(self, positions: Array) -> tuple[Array, Array]:
+        """Angle (N,) from the centreline at the antenna, positive left, and its gradient (N, 3)."""
+        along, left, _ = (positions - np.asarray(self.localizer)).T
+        square = along**2 + left**2
+        return np.arctan2(left, -along), np.stack([left, -along, 0 * along], axis=1) / square[:, None]
+
+    def glide_slope_angle(self, positions: Array) -> tuple[Array, Array]:
+        """Elevation (N,) seen from the antenna less the path angle, and its gradient (N, 3).
+
+        Equal angles are cones about the mast, so the path flares a little where the mast is abeam, as in life.
+        """
+        along, across, up = (positions - np.asarray(self.glide_slope)).T
+        level = np.hypot(along, across)
+        square = level**2 + up**2
+        slope = -up / (square * level)
+        gradient = np.stack([slope * along, slope * across, level / square], axis=1)
+        return np.arctan2(up, level) - self.glide_angle, gradient
+
+
+def simulate(truth: Truth, sensors: Sensors, seed: int, site: IlsSite | None = None) -> list[Measurement]:
+    """What the sensors say during the flight, in order of time; a site of None is ``IlsSite()``."""
+    measured: list[Measurement] = []
+    for source, sensor in sensors.on_board():
+        rng = np.random.default_rng([seed, list(SIZES).index(source)])
+        measured += _sense(truth, source, sensor, rng, site or IlsSite())
+    return in_order(measured)
+
+
+def vision(
+    times: ArrayLike, positions: ArrayLike, covariances: ArrayLike, sensitivities: ArrayLike | None = None
+) -> list[Measurement]:
+    """Positions (N, 3) of the aircraft with covariances (N, 3, 3), each from one image alone, as measurements.
+
+    ``sensitivities`` (N, 3, 3) to the attitude's bias, where the attitude came from the IRS. Frames without a
+    position may hold NaN: the filter passes over them and says so.
+    """
+    t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))
+    s = None if sensitivities is None else np.asarray(sensitivities, dtype=np.float64)
+    if (
+        t.ndim != 1
+        or p.shape != (t.size, 3)
+        or c.shape != (t.size, 3, 3)
+        or (s is not None and s.shape != c.shape)
+    ):
+        raise HaloposeError(
+            "vision takes times (N,), positions (N, 3), covariances and sensitivities (N, 3, 3), "
+            f"got {t.shape}, {p.shape}, {c.shape}" + ("" if s is None else f" and {s.shape}")
+        )
+    return [Measurement(float(t[n]), "vision", p[n], c[n], None if s is None else s[n]) for n in range(t.size)]
+
+
+def in_order(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Measurements in order of time, and at equal times in the order of ``SIZES``."""
+    rank = {source: n for n, source in enumerate(SIZES)}
+    return sorted(measurements, key=lambda measurement: (measurement.time, rank[measurement.source]))
+
+
+def _sense(
+    truth: Truth, source: Source, sensor: Sensor, rng: np.random.Generator, site: IlsSite
+) -> list[Measurement]:
+    count = math.floor((truth.times[-1] - truth.times[0]) * sensor.rate * (1 + 1e-12)) + 1
+    times = np.minimum(truth.times[0] + np.arange(count) / sensor.rate, truth.times[-1])
+    exact, sensitivity, usable = _exact(truth, source, times, site)
+    bias = sensor.bias.sample(count, 1 / sensor.rate, rng)
+    noise = rng.standard_normal(exact.shape) * sensor.noise
+    values = _with_faults(times, exact + sensitivity * bias, noise, sensor.faults)
+    for start, end in sensor.outages:
+        usable &= ~_within(times, start, end)
+    covariance = sensor.covariance
+    return [Measurement(float(times[n]), source, values[n], covariance) for n in np.flatnonzero(usable)]
+
+
+def _exact(truth: Truth, source: Source, times: Array, site: IlsSite) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Error-free values (N, m), what a bias of 1 adds to them (N, 1), and where there is a signal (N,)."""
+    one, always = np.ones((times.size, 1)), np.ones(times.size, dtype=bool)
+    if source in ("irs", "attitude"):
+        return (truth.acceleration if source == "irs" else truth.attitude)(times), one, always
+    positions = truth.position(times)
+    if source == "localizer":
+        return site.localizer_angle(positions)[0][:, None], one, positions[:, 0] < site.localizer[0]
+    if source == "glide_slope":  # beyond the threshold the path runs into the ground and nobody follows it
+        return site.glide_slope_angle(positions)[0][:, None], one, positions[:, 0] < 0
+    if source == "radio":  # the ground is level with the threshold
+        return positions[:, 2:], positions[:, 2:], positions[:, 2] < RADIO_CEILING
+    return positions, one, always
+
+
+def _with_faults(times: Array, values: Array, noise: Array, faults: tuple[Fault, ...]) -> Array:
+    """Values (N, m) plus noise, with faults applied in the order given."""
+    for fault in faults:
+        if fault.kind == "noise":
+            noise = np.where(
+                _within(times, fault.start, fault.end)[:, None], np.multiply(fault.size, noise), noise
+            )
+    measured = values + noise
+    for fault in faults:
+        during = np.flatnonzero(_within(times, fault.start, fault.end))
+        if not during.size:
+            continue
+        if fault.kind == "step":
+            measured[during] += fault.size
+        elif fault.kind == "ramp":
+            measured[during] += (times[during] - fault.start)[:, None] * np.asarray(fault.size)
+        elif fault.kind == "stuck":
+            measured[during] = measured[max(during[0] - 1, 0)]
+    return measured
+
+
+def _within(times: Array, start: float, end: float) -> NDArray[np.bool_]:
+    return (times >= start) & (times < end)

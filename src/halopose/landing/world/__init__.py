@@ -1,0 +1,1 @@
+"""A world to fly in: scenes, pictures of them, and approaches."""

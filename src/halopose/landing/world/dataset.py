@@ -1,0 +1,251 @@
+"""A synthetic world of approaches: scenes, their pictures, flights, and data sets of them on disk.
+
+In: seeds. Out: images with exact runway corners, as YOLO-pose labels and as COCO json that also holds the pose,
+the camera and the runway. The same seed gives the same data, whatever the number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import cv2
+import numpy as np
+
+from halopose.data.coco import make_folder, write_json, write_text
+from halopose.data.images import write_image
+from halopose.errors import HaloposeError
+from halopose.landing.world.approach import Approach, fly, frames
+from halopose.landing.world.render import develop, radiance, render
+from halopose.landing.world.scenes import (
+    TRAINING_WEATHERS,
+    WEATHERS,
+    Array,
+    Runway,
+    Scene,
+    SceneSettings,
+    Sensor,
+    Weather,
+    check_weather,
+    corners_in_image,
+    labelled_runways,
+    sample_scene,
+)
+
+CORNER_NAMES = ("near_left", "near_right", "far_right", "far_left")
+FLIP_INDEX = (1, 0, 3, 2)
+OKS_SIGMAS = (0.1,) * 4  # a corner a fifth of the runway's size in the picture off scores exp(-1/2)
+SMALLEST_BOX = 6.0  # pixels: a distant runway's own box is thinner than a detector can tell
+_PER_SPLIT = 1_000_000
+
+
+def write_dataset(
+    folder: Path | str,
+    counts: Mapping[str, int],
+    seed: int = 0,
+    weather: Mapping[str, Sequence[Weather]] | None = None,
+    settings: SceneSettings | None = None,
+    *,
+    processes: int = 1,
+    quality: int = 95,
+) -> Path:
+    """Write splits of single frames and return the path of their data.yaml.
+
+    counts: images per split. weather: weathers of a split, taken in turn; by default a split named after a
+    weather holds that one and any other the weathers of training. Images that exist already are kept, so that a
+    broken run goes on where it stopped. quality: of JPEG; 0 writes PNG.
+    """
+    folder, settings = Path(folder), settings or SceneSettings()
+    suffix = ".jpg" if quality else ".png"
+    first = _first_ids(counts)
+    for split, count in counts.items():
+        kinds = _weathers(split, weather or {})
+        seeds = split_seeds(seed, split, count)
+        place = make_folder(folder / "images" / split)
+        tasks = [
+            (seeds[i], kinds[i % len(kinds)], settings, place / f"{first[split] + i:012d}{suffix}", quality)
+            for i in range(count)
+        ]
+        scenes = list(_run(tasks, processes))
+        for task, scene in zip(tasks, scenes, strict=True):
+            write_text(folder / "labels" / split / f"{task[3].stem}.txt", yolo_labels(scene))
+        write_json(folder / "annotations" / f"{split}.json", coco_content(scenes, [task[3] for task in tasks]))
+    write_text(folder / "data.yaml", _data_yaml(counts))
+    return folder / "data.yaml"
+
+
+def split_seeds(seed: int, split: str, count: int) -> list[int]:
+    """Seeds of a split's scenes: they depend on its name alone, so that splits can be added and made longer."""
+    spawned = (np.random.SeedSequence(seed, spawn_key=(crc32(split.encode()), i)) for i in range(count))
+    return [int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)) for sequence in spawned]
+
+
+def _first_ids(counts: Mapping[str, int]) -> dict[str, int]:
+    """Number of each split's first image; file names are numbers, which halopose takes as image ids."""
+    ids = {split: (crc32(split.encode()) % 100_000 + 1) * _PER_SPLIT for split in counts}
+    if len(set(ids.values())) < len(ids):
+        raise HaloposeError(f"two of the splits {', '.join(ids)} would share image numbers: rename one")
+    if any(not 0 < count <= _PER_SPLIT for count in counts.values()):
+        raise HaloposeError(f"a split holds 1 to {_PER_SPLIT} images, got {dict(counts)}")
+    return ids
+
+
+def _weathers(split: str, given: Mapping[str, Sequence[Weather]]) -> Sequence[Weather]:
+    named: Sequence[Weather] = [kind for kind in WEATHERS if kind == split] or TRAINING_WEATHERS
+    kinds = given.get(split, named)
+    for kind in kinds:
+        check_weather(kind)
+    if not kinds:
+        raise HaloposeError(f"split {split!r} has no weather: name at least one")
+    if "fog" in kinds and split.startswith("train"):
+        raise HaloposeError(f"split {split!r} may not hold fog: it is the shift that models must not have seen")
+    return kinds
+
+
+_Task = tuple[int, Weather, SceneSettings, Path, int]
+
+
+def _run(tasks: Sequence[_Task], processes: int) -> Iterator[Scene]:
+    if processes <= 1:
+        yield from map(_make, tasks)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn"), cv2.setNumThreads, (1,)) as pool:
+        yield from pool.map(_make, tasks, chunksize=max(1, min(16, len(tasks) // (4 * processes))))
+
+
+def _make(task: _Task) -> Scene:
+    """The scene of a task, whose image is on disk afterwards, whole or not at all."""
+    seed, weather, settings, path, quality = task
+    scene = sample_scene(seed, weather, settings)
+    if not path.exists():
+        write_image(path, render(scene), quality or None)
+    return scene
+
+
+# --- labels -----------------------------------------------------------------------------------------------
+
+
+def box_of(corners: Array, width: int, height: int) -> Array:
+    """Box (4,) xyxy of corners (4, 2), at least SMALLEST_BOX wide and high, on the image."""
+    low, high = corners.min(0), corners.max(0)
+    grow = np.maximum(SMALLEST_BOX - (high - low), 0) / 2
+    size = np.array([width, height], dtype=float)
+    return np.concatenate([np.clip(low - grow, 0, size), np.clip(high + grow, 0, size)])
+
+
+def yolo_labels(scene: Scene) -> str:
+    """A line per labelled runway: class, box centre and size, then x, y, v of each corner, in shares of the image.
+
+    v is 2 for a visible corner and 1 for one behind fog.
+    """
+    size = np.array([scene.camera.width, scene.camera.height], dtype=float)
+    lines = []
+    for corners, visible, box in _objects(scene):
+        shares = np.concatenate([(box[:2] + box[2:]) / 2 / size, (box[2:] - box[:2]) / size])
+        points = np.column_stack([corners / size, 1 + visible]).tolist()
+        numbers = [f"{share:.7f}" for share in shares] + [f"{x:.7f} {y:.7f} {v:.0f}" for x, y, v in points]
+        lines.append(f"0 {' '.join(numbers)}\n")
+    return "".join(lines)
+
+
+def _objects(scene: Scene) -> Iterator[tuple[Array, Array, Array]]:
+    for runway in labelled_runways(scene):
+        corners, visible = corners_in_image(scene, runway)
+        inside = np.clip(corners, 0, [scene.camera.width, scene.camera.height])  # labels may not leave the image
+        yield inside, visible, box_of(inside, scene.camera.width, scene.camera.height)
+
+
+def coco_content(scenes: Sequence[Scene], paths: Sequence[Path]) -> dict[str, Any]:
+    """COCO json of scenes, with the true pose, camera and runways beside each image."""
+    annotations: list[dict[str, Any]] = []
+    for scene, path in zip(scenes, paths, strict=True):
+        for corners, visible, (left, top, right, bottom) in _objects(scene):
+            keypoints = np.column_stack([corners, 1 + visible.astype(int)])
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": int(path.stem),
+                    "category_id": 1,
+                    "bbox": [left, top, right - left, bottom - top],
+                    "area": (right - left) * (bottom - top),
+                    "iscrowd": 0,
+                    "num_keypoints": len(keypoints),
+                    "keypoints": keypoints.ravel().tolist(),
+                }
+            )
+    category = {"id": 1, "name": "runway", "keypoints": list(CORNER_NAMES), "sigmas": list(OKS_SIGMAS)}
+    images = [image_entry(scene, path) for scene, path in zip(scenes, paths, strict=True)]
+    return {"images": images, "annotations": annotations, "categories": [category]}
+
+
+def image_entry(scene: Scene, path: Path) -> dict[str, Any]:
+    """COCO's entry of an image with everything a pose estimate is compared with."""
+    camera, mount = scene.camera, scene.mount
+    rotation, eye = scene.camera_pose()
+    return {
+        "id": int(path.stem),
+        "file_name": path.name,
+        "width": camera.width,
+        "height": camera.height,
+        "seed": scene.seed,
+        "weather": scene.weather,
+        "visibility": scene.visibility,
+        "position": scene.position.tolist(),
+        "attitude": scene.attitude.tolist(),
+        "camera_rotation": rotation.tolist(),
+        "camera_position": eye.tolist(),
+        "camera": {name: getattr(camera, name) for name in ("fx", "fy", "cx", "cy", "distortion")},
+        "mount": {"rotation": mount.rotation.tolist(), "lever_arm": mount.lever_arm.tolist()},
+        "runways": [_runway_entry(runway) for runway in scene.runways],
+    }
+
+
+def _runway_entry(runway: Runway) -> dict[str, Any]:
+    return {
+        "length": runway.length,
+        "width": runway.width,
+        "designator": runway.designator,
+        "threshold": list(runway.threshold),
+    }
+
+
+def _data_yaml(counts: Mapping[str, int]) -> str:
+    """Without a ``path``: trainers would take it from the working folder, else they take the yaml's own."""
+    splits = "".join(f"{split}: images/{split}\n" for split in counts)
+    names = "\n".join(f"    - {name}" for name in CORNER_NAMES)
+    return (
+        f"{splits}kpt_shape: [4, 3]\nflip_idx: {list(FLIP_INDEX)}\nkpt_oks_sigmas: {list(OKS_SIGMAS)}\n"
+        f"names:\n  0: runway\nkpt_names:\n  0:\n{names}\n"
+    )
+
+
+__all__ = [
+    "CORNER_NAMES",
+    "FLIP_INDEX",
+    "OKS_SIGMAS",
+    "TRAINING_WEATHERS",
+    "WEATHERS",
+    "Approach",
+    "Runway",
+    "Scene",
+    "SceneSettings",
+    "Sensor",
+    "box_of",
+    "coco_content",
+    "corners_in_image",
+    "develop",
+    "fly",
+    "frames",
+    "image_entry",
+    "labelled_runways",
+    "radiance",
+    "render",
+    "sample_scene",
+    "split_seeds",
+    "write_dataset",
+    "yolo_labels",
+]

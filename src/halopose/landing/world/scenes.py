@@ -1,0 +1,259 @@
+"""Scenes of an approach: everything that one rendered frame depends on, drawn from a seed.
+
+In: a seed, a weather and ranges. Out: a ``Scene``, and where its runways' corners lie in the image. All lengths
+are metres, all angles radians; axes and corner order are those of ``halopose.geometry.camera``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import radians, tan
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import (
+    Camera,
+    Mount,
+    camera_pose,
+    project_points,
+    rotation_from_angles,
+    runway_corners,
+)
+
+Array = NDArray[Any]
+Weather = Literal["clear", "haze", "dusk", "night", "fog"]
+
+WEATHERS: tuple[Weather, ...] = get_args(Weather)
+TRAINING_WEATHERS: tuple[Weather, ...] = ("clear", "haze", "dusk", "night")  # fog is the shift held out
+KOSCHMIEDER = 3.912  # extinction times visibility: a black object's contrast has fallen to 2 %
+AIMING_POINT = 300.0  # the glide path meets the ground this far beyond the threshold
+
+_VISIBILITY = {
+    "clear": (25e3, 80e3),
+    "haze": (9e3, 20e3),
+    "dusk": (14e3, 50e3),
+    "night": (14e3, 50e3),
+    "fog": (600.0, 3000.0),
+}
+_SUN = {"clear": (15, 65), "haze": (12, 55), "dusk": (-4, 4), "night": (-30, -14), "fog": (8, 50)}  # degrees
+_DARK_LIGHTS = {"dusk": (0.02, 0.15), "night": (0.01, 0.06), "fog": (0.3, 1.0)}  # share of the full intensity
+_ATTEMPTS = 200
+
+
+@dataclass(frozen=True)
+class Runway:
+    """A runway in runway axes: its threshold's centre (x, y), size, and how it is paved, named and lit."""
+
+    length: float
+    width: float
+    designator: str = "27"
+    concrete: bool = False
+    shoulder: float = 0.0
+    threshold: tuple[float, float] = (0.0, 0.0)
+
+    def corners(self) -> Array:
+        """Near-left, near-right, far-right, far-left (4, 3)."""
+        return runway_corners(self.length, self.width) + np.array([*self.threshold, 0.0])
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """What the camera adds: lens blur and motion (u, v) in pixels, noise at full scale, gains.
+
+    exposure is relative to the automatic one, white_balance (blue, green, red), vignette the loss in the corners.
+    """
+
+    blur: float = 0.6
+    motion: tuple[float, float] = (0.0, 0.0)
+    noise: float = 0.01
+    exposure: float = 1.0
+    white_balance: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    vignette: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One frame: the aircraft's position (3,) and attitude (yaw, pitch, roll), its camera, and the world.
+
+    seed fixes the surroundings, frame the noise. visibility is the meteorological one; sun is (elevation,
+    azimuth), the azimuth to the right of the landing direction; lights is their share of full intensity.
+    """
+
+    seed: int
+    weather: Weather
+    runway: Runway
+    position: Array
+    attitude: Array
+    camera: Camera
+    mount: Mount
+    visibility: float
+    sun: tuple[float, float]
+    lights: float
+    sensor: Sensor = field(default_factory=Sensor)
+    parallel: Runway | None = None
+    frame: int = 0
+
+    @property
+    def runways(self) -> tuple[Runway, ...]:
+        """The runway landed on, then its parallel if there is one."""
+        return (self.runway,) if self.parallel is None else (self.runway, self.parallel)
+
+    @property
+    def extinction(self) -> float:
+        """Loss per metre of the air (Koschmieder)."""
+        return KOSCHMIEDER / self.visibility
+
+    def camera_pose(self) -> tuple[Array, Array]:
+        """Rotation (3, 3) from runway to camera axes and the camera's position (3,)."""
+        return camera_pose(rotation_from_angles(*self.attitude), self.position, self.mount)
+
+
+@dataclass(frozen=True)
+class SceneSettings:
+    """Ranges that scenes are drawn from; distance is log-uniform before the threshold, spreads are sigmas.
+
+    localizer and glide_spread are the angles by which the aircraft is off the centreline and the glide path.
+    """
+
+    camera: Camera = field(default_factory=lambda: Camera.from_fov(640, 384, radians(30)))
+    distance: tuple[float, float] = (300.0, 6000.0)
+    glide: tuple[float, float] = (radians(2.5), radians(3.5))
+    glide_spread: float = radians(0.15)
+    localizer: float = radians(0.7)
+    crab: float = radians(8.0)
+    pitch: tuple[float, float] = (radians(2.0), radians(5.0))
+    roll_spread: float = radians(2.0)
+    tilt: float = radians(-6.5)
+    tilt_spread: float = radians(0.4)
+    parallel_share: float = 0.2
+
+
+def check_weather(weather: str) -> None:
+    if weather not in WEATHERS:
+        raise HaloposeError(f"unknown weather {weather!r}: {', '.join(WEATHERS)}")
+
+
+def sample_scene(seed: int, weather: Weather = "clear", settings: SceneSettings | None = None) -> Scene:
+    """The scene of a seed: the whole runway landed on is in view, a parallel one wholly or not at all."""
+    check_weather(weather)
+    settings = settings or SceneSettings()
+    world = sample_world(seed, weather, settings)
+    rng = np.random.default_rng([seed, 1])
+    for _ in range(_ATTEMPTS):
+        scene = _place(world, rng, settings)
+        if np.all(scene.camera.contains(runway_pixels(scene, scene.runway))):
+            return _without_cut_parallel(scene)
+    raise HaloposeError("the runway is never wholly in view: widen the field of view or the distances")
+
+
+def sample_world(seed: int, weather: Weather, settings: SceneSettings) -> Scene:
+    """Runways, light, air and camera of a seed, with the aircraft still at the origin."""
+    rng = np.random.default_rng([seed, 0])
+    runway = _sample_runway(rng)
+    parallel = _sample_parallel(rng, runway) if rng.random() < settings.parallel_share else None
+    visibility = float(np.exp(rng.uniform(*np.log(_VISIBILITY[weather]))))
+    sun = (radians(rng.uniform(*_SUN[weather])), float(rng.uniform(-np.pi, np.pi)))
+    lit = rng.random() < 0.4  # by day
+    lights = rng.uniform(*_DARK_LIGHTS.get(weather, (0.05, 0.4))) * (lit or weather in _DARK_LIGHTS)
+    mount = Mount.looking(
+        yaw=rng.normal(0, radians(0.4)),
+        pitch=settings.tilt + rng.normal(0, settings.tilt_spread),
+        roll=rng.normal(0, radians(0.3)),
+        lever_arm=rng.normal((4.0, 0.0, 0.5), (1.5, 0.3, 0.3)),
+    )
+    return Scene(
+        seed, weather, runway, np.zeros(3), np.zeros(3), settings.camera, mount, visibility, sun, float(lights),
+        _sample_sensor(rng, weather), parallel,
+    )  # fmt: skip
+
+
+def _sample_runway(rng: np.random.Generator) -> Runway:
+    width = float(rng.choice([45.0, 60.0, 30.0, 23.0, 40.0, 50.0], p=[0.45, 0.2, 0.2, 0.05, 0.05, 0.05]))
+    longest = 2400.0 if width <= 30 else 4000.0
+    return Runway(
+        length=float(np.round(rng.triangular(1500.0, 0.6 * longest + 600, longest))),
+        width=width,
+        designator=f"{rng.integers(1, 37):02d}",
+        concrete=bool(rng.random() < 0.35),
+        shoulder=float(rng.choice([0.0, 3.0, 7.5])) if width >= 45 else 0.0,
+    )
+
+
+def _sample_parallel(rng: np.random.Generator, runway: Runway) -> Runway:
+    side = int(rng.choice([-1, 1]))
+    beside = _sample_runway(rng)
+    number = runway.designator[:2]
+    offset = (float(rng.uniform(-800.0, 1500.0)), side * float(rng.uniform(220.0, 1100.0)))
+    return replace(beside, designator=number + ("L" if side > 0 else "R"), threshold=offset)
+
+
+def _sample_sensor(rng: np.random.Generator, weather: Weather) -> Sensor:
+    dark = weather in ("dusk", "night")
+    return Sensor(
+        blur=float(rng.uniform(0.4, 1.0)),
+        motion=(float(rng.normal(0, 0.4)), float(rng.normal(0, 0.8))),
+        noise=float(rng.uniform(0.012, 0.035) if dark else rng.uniform(0.004, 0.018)),
+        exposure=float(np.exp(rng.normal(0, 0.18))),
+        white_balance=(float(np.exp(rng.normal(0, 0.05))), 1.0, float(np.exp(rng.normal(0, 0.05)))),
+        vignette=float(rng.uniform(0, 0.3)),
+    )
+
+
+def _place(world: Scene, rng: np.random.Generator, settings: SceneSettings) -> Scene:
+    """The world with an aircraft on its approach; in fog no farther than the threshold can be seen."""
+    near, far = settings.distance
+    far = min(far, max(near, 0.9 * world.visibility))
+    distance = float(np.exp(rng.uniform(np.log(near), np.log(far))))
+    glide = rng.uniform(*settings.glide) + rng.normal(0, settings.glide_spread)
+    lateral = (distance + AIMING_POINT) * rng.normal(0, settings.localizer) + rng.normal(0, 2.0)
+    height = max((distance + AIMING_POINT) * tan(glide), 12.0)
+    attitude = np.array(
+        [
+            np.clip(rng.normal(0, settings.crab / 2), -settings.crab, settings.crab),
+            rng.uniform(*settings.pitch),
+            rng.normal(0, settings.roll_spread),
+        ]
+    )
+    return replace(world, position=np.array([-distance, lateral, height]), attitude=attitude)
+
+
+def _without_cut_parallel(scene: Scene) -> Scene:
+    """A runway cut by the image's border can be neither labelled nor ignored, so it is taken away."""
+    if scene.parallel is None:
+        return scene
+    whole = scene.camera.contains(runway_pixels(scene, scene.parallel)).all()
+    return scene if whole or not _meets_image(scene, scene.parallel) else replace(scene, parallel=None)
+
+
+def _meets_image(scene: Scene, runway: Runway) -> bool:
+    """Whether any point along the runway's edges is in the image."""
+    share = np.linspace(0.0, 1.0, 41)[:, None]
+    near_left, near_right, far_right, far_left = runway.corners()
+    edges = [a + share * (b - a) for a, b in ((near_left, far_left), (near_right, far_right))]
+    pixels = project_points(scene.camera, *scene.camera_pose(), np.concatenate(edges))
+    return bool(np.any(scene.camera.contains(pixels)))
+
+
+def runway_pixels(scene: Scene, runway: Runway) -> Array:
+    """Pixels (4, 2) of a runway's corners, NaN behind the camera."""
+    return project_points(scene.camera, *scene.camera_pose(), runway.corners())
+
+
+def corners_in_image(scene: Scene, runway: Runway | None = None) -> tuple[Array, Array]:
+    """Pixels (4, 2) of the corners of a runway, by default the one landed on, and which are visible (4,).
+
+    Visible is what lies on the image and nearer than the visibility.
+    """
+    runway = runway or scene.runway
+    pixels = runway_pixels(scene, runway)
+    distance = np.linalg.norm(runway.corners() - scene.camera_pose()[1], axis=-1)
+    return pixels, scene.camera.contains(pixels) & (distance < scene.visibility)
+
+
+def labelled_runways(scene: Scene) -> Sequence[Runway]:
+    """Runways with all four corners in the image, the one landed on first."""
+    return [r for r in scene.runways if np.all(scene.camera.contains(runway_pixels(scene, r)))]

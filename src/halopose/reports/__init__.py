@@ -1,0 +1,1 @@
+"""What people look at: pages, charts, tables and pictures."""

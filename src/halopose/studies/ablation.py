@@ -1,0 +1,351 @@
+"""The ablations of the paper (section 5): one collection, a row per variant, and what each difference is worth.
+
+In: a frozen base and annotated images. Out: a result per row, with bootstrap draws over images that all rows
+share, so that differences between rows are paired. ``findings`` judges them, ``ablation_report`` shows them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from halopose.data.coco import read_json, write_json
+from halopose.data.dataset import Dataset
+from halopose.errors import HaloposeError
+from halopose.evaluation.bootstrap import Measured, Paired
+from halopose.evaluation.calibrations import Fitted, Given
+from halopose.evaluation.true_positives import Protocol, match_poses
+from halopose.fitting import pipeline
+from halopose.fitting.pipeline import CalibrationSource, FitSettings, Progress
+from halopose.fitting.store import MatchStore, read_table, shard_path
+from halopose.fitting.training import Trained
+from halopose.hosts.base import Host
+from halopose.poses import Array
+from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
+
+FORMAT = "halopose-ablation-1"
+ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0)
+DEFAULT = "default"
+OTHER_SEED = "other-seed"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: how heads are trained and calibrated, and how keypoints are pruned."""
+
+    name: str
+    title: str
+    fit: FitSettings
+    scalarisation: Scalarisation = "trace"
+    rule: ThresholdRule = "youden"
+
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """All that the row's numbers depend on."""
+        return self.fit, self.scalarisation, self.rule
+
+    @property
+    def training(self) -> tuple[Any, ...]:
+        """All that its heads depend on."""
+        return self.fit.train, self.fit.head
+
+    @property
+    def protocol(self) -> Protocol:
+        return Protocol(
+            area="box",
+            box_area_factor=self.fit.area_factor,
+            gamma_ks=self.fit.gamma_ks,
+            scalarisation=self.scalarisation,
+            threshold_rule=self.rule,
+        )
+
+
+def rows_of(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> list[Row]:
+    """The default and what differs from it in one respect; a variant that is there already is not repeated.
+
+    The last row differs in nothing but the seed: what it differs by, training leaves to chance.
+    """
+
+    def trained(**changes: Any) -> FitSettings:
+        return replace(fit, train=replace(fit.train, **changes))
+
+    def headed(**changes: Any) -> FitSettings:
+        return replace(fit, head=replace(fit.head, **changes))
+
+    sources: dict[CalibrationSource, str] = {"matched": "matched detections", "assigned": "assigned cells"}
+    sizes: dict[Scalarisation, str] = {
+        "trace": "trace",
+        "determinant": "determinant",
+        "eigenvalue": "largest eigenvalue",
+    }
+    rules: dict[ThresholdRule, str] = {"youden": "Youden", "distance": "distance to the corner", "f1": "F1"}
+    rows = [
+        Row(DEFAULT, "Default", fit),
+        Row("no-scale-weights", "No scale weights", trained(scale_weight=False)),
+        Row("no-importance-weights", "No importance weights", trained(alpha=0.0, scale_weight=False)),
+        Row("diagonal", "Diagonal dispersion", headed(parameterisation="diagonal")),
+        Row("isotropic", "Isotropic dispersion", headed(parameterisation="isotropic")),
+        Row("last-layer", "Last-layer heads", headed(trunk="last-layer")),
+        Row("cold-start", "No warm start", headed(warm_start=False)),
+        *(Row(f"alpha-{alpha:g}", f"Retention exponent {alpha:g}", trained(alpha=alpha)) for alpha in alphas),
+        *(Row(name, f"Calibrated on {text}", replace(fit, calibration=name)) for name, text in sources.items()),
+        *(Row(name, f"Ranked by {text}", fit, scalarisation=name) for name, text in sizes.items()),
+        *(Row(name, f"Threshold by {text}", fit, rule=name) for name, text in rules.items()),
+        Row(OTHER_SEED, "Another seed", trained(seed=fit.train.seed + 1)),
+    ]
+    first = {row.variant: row for row in reversed(rows)}
+    return [row for row in rows if first[row.variant] is row]
+
+
+@dataclass(frozen=True)
+class Result(Paired):
+    """One row's metrics by name, and each under the same resamplings of images (B,).
+
+    Names are ``gaussian.ace`` as in metrics.json, ``pruned.gaussian.ace`` after pruning, ``scale.0.ace`` by
+    object scale. variance: predicted and actual variance in bins, by axis, after Gaussian calibration.
+    """
+
+    name: str
+    title: str
+    estimate: dict[str, float]
+    draws: dict[str, Array]
+    variance: dict[str, dict[str, Array]]
+    scales: list[str]
+    counts: dict[str, int]
+
+    @classmethod
+    def read(cls, path: Path, row: Row, key: str) -> Result | None:
+        """A row computed before, or None where there is none, it is damaged, or it is of something else."""
+        try:
+            content = read_json(path)
+            if content["format"] != FORMAT or content["key"] != key:
+                return None
+            return cls(
+                name=row.name,
+                title=row.title,
+                estimate={name: float(_array(value)) for name, value in content["estimate"].items()},
+                draws={name: _array(values) for name, values in content["draws"].items()},
+                variance={
+                    axis: {name: _array(values) for name, values in curve.items()}
+                    for axis, curve in content["variance"].items()
+                },
+                scales=list(content["scales"]),
+                counts=dict(content["counts"]),
+            )
+        except (HaloposeError, KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+
+def _array(value: Any) -> Array:
+    """Numbers as read from json, where NaN is null."""
+    return np.array(value, dtype=float)
+
+
+def ablate(
+    host: Host,
+    training: Dataset,
+    validation: Dataset,
+    folder: Path | str,
+    settings: FitSettings | None = None,
+    *,
+    alphas: Sequence[float] = ALPHAS,
+    bootstrap: int = 200,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[Result]:
+    """Collect once, then compute every row that is not there yet, several at a time; a rerun goes on."""
+    fit, folder = settings or FitSettings(), Path(folder)
+    if any(alpha < 0 for alpha in alphas) or bootstrap < 2:
+        raise HaloposeError("retention exponents must not be negative, and intervals need two resamplings")
+    if len(shared := np.intersect1d(training.image_ids, validation.image_ids)):
+        raise HaloposeError(f"{len(shared)} images are in both the training and the validation split")
+    stores = (
+        pipeline.collect_training(host, training, folder / "work" / "train", fit, progress),
+        pipeline.collect_validation(host, validation, folder / "work" / "val", fit, progress),
+    )
+    study = Study(folder, validation.image_ids, bootstrap, _digest(host, stores))
+    rows = rows_of(fit, alphas)
+    jobs: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if study.read(row) is None:
+            jobs.setdefault(row.training, []).append(row)
+    _run(study, host, list(jobs.values()), workers, progress)
+    found = [study.read(row) for row in rows]
+    if None in found:
+        raise HaloposeError(f"a row in {folder} was changed meanwhile: run the same command again")
+    return [result for result in found if result is not None]
+
+
+def _digest(host: Host, stores: Sequence[MatchStore]) -> str:
+    """Base and data in a few characters: what was collected how, and every annotation."""
+    digest = hashlib.sha256(json.dumps(sorted(host.fingerprints)).encode())
+    digest.update(np.asarray(host.sigmas, dtype=float).tobytes())
+    for store in stores:
+        digest.update(json.dumps(store.manifest, sort_keys=True).encode())
+        for number in range(store.manifest["shards"]):
+            for name, column in sorted(read_table(shard_path(store.folder, number), "truth").items()):
+                digest.update(name.encode() + column.tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Study:
+    """Where rows are computed from and written to; ``images`` (I,) are those of the validation split."""
+
+    folder: Path
+    images: Array
+    bootstrap: int
+    data: str
+
+    def key(self, *parts: Any) -> str:
+        """A name for something that depends on the data and the given settings only."""
+        text = json.dumps([FORMAT, self.data, *parts], default=asdict, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def read(self, row: Row) -> Result | None:
+        return Result.read(self._path(row), row, self._key(row))
+
+    def _path(self, row: Row) -> Path:
+        return self.folder / "rows" / f"{row.name}.json"
+
+    def _key(self, row: Row) -> str:
+        return self.key(self.bootstrap, *row.variant)
+
+    def compute(self, host: Host, rows: Sequence[Row]) -> None:
+        """Train the heads that the rows share, and write each row as soon as it is known."""
+        train, val = (MatchStore(self.folder / "work" / name) for name in ("train", "val"))
+        checkpoint = self.folder / "work" / f"training-{self.key(*rows[0].training)[:16]}.safetensors"
+        heads, trained = pipeline.train_heads(host, [train], rows[0].fit, checkpoint)
+        images = pipeline.split_validation(self.images, rows[0].fit.calibration_share)
+        held_out, scored = (
+            match_poses(
+                pipeline.predictions_of(heads, val, part),
+                val.ground_truth(host.keypoint_names, host.sigmas, part),
+                rows[0].protocol,
+            )
+            for part in images
+        )
+        fits = {
+            fit: pipeline.calibrate_heads(host, heads, val, images[0], fit) for fit in {row.fit for row in rows}
+        }
+        for row in rows:
+            given = Given(fits[row.fit].gaussian, fits[row.fit].student)
+            fitted = Fitted.on(held_out, row.protocol, given)
+            self._write(row, trained, Measured.of(scored, fitted, row.protocol), fitted.threshold)
+
+    def _write(self, row: Row, trained: Trained, measured: Measured, threshold: float) -> None:
+        draws = list(measured.draws(self.bootstrap))
+        estimate = measured.scores()
+        content = {
+            "format": FORMAT,
+            "key": self._key(row),
+            "row": asdict(row),
+            "training": asdict(trained),
+            "threshold": threshold,
+            "estimate": estimate,
+            "draws": {name: [draw[name] for draw in draws] for name in estimate},
+            "variance": measured.variance,
+            "scales": measured.scales,
+            "counts": {"images": measured.images, "keypoints": len(measured.kept)},
+        }
+        write_json(self._path(row), content)
+
+
+def _run(study: Study, host: Host, jobs: list[list[Row]], workers: int | None, progress: Progress | None) -> None:
+    """Compute the rows of every job, each job in one process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = workers or (cores if host.device.type == "cpu" else 1)
+    count, total = min(wanted, len(jobs)), sum(len(rows) for rows in jobs)
+    done = 0
+
+    def step(rows: list[Row]) -> None:
+        nonlocal done
+        done += len(rows)
+        if progress:
+            progress("computing rows", done, total)
+
+    if progress and jobs:
+        progress("computing rows", 0, total)
+    if count <= 1:
+        for rows in jobs:
+            study.compute(host, rows)
+            step(rows)
+    else:
+        _run_side_by_side(study, host, jobs, count, max(1, cores // count), step)
+
+
+def _run_side_by_side(
+    study: Study,
+    host: Host,
+    jobs: list[list[Row]],
+    workers: int,
+    threads: int,
+    step: Callable[[list[Row]], None],
+) -> None:
+    # Threads that spin while they wait would take the cores from the other processes.
+    limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    packed = pickle.dumps(host)
+    with (
+        _environment({**limits, "OMP_WAIT_POLICY": "PASSIVE"}),
+        ProcessPoolExecutor(
+            workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(threads,)
+        ) as pool,
+    ):
+        pending = {pool.submit(_compute, study, packed, rows): rows for rows in jobs}
+        try:
+            for future in as_completed(pending):
+                future.result()
+                step(pending[future])
+        except BrokenProcessPool:
+            raise HaloposeError(
+                "a worker process died, perhaps for lack of memory: run the same command again with fewer "
+                "--workers, rows that are done are kept"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _compute(study: Study, packed: bytes, rows: list[Row]) -> None:
+    study.compute(pickle.loads(packed), rows)
+
+
+def _start_worker(threads: int) -> None:
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever, and meet its successors at its files."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for processes started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

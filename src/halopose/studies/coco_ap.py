@@ -1,0 +1,124 @@
+"""AP and AR of stored detections by pycocotools, and both under resamplings of images.
+
+In: a match store of a base's detections. Out: the ten figures that COCO's keypoint evaluation prints, by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from halopose.errors import HaloposeError
+from halopose.evaluation.bootstrap import resamplings
+from halopose.fitting.store import MatchStore
+from halopose.hosts.base import Host
+from halopose.poses import Array, GroundTruth, PoseDistributions
+from halopose.studies.analysis import constant_predictions
+
+_COCO_SCORES = ("ap", "ap50", "ap75", "ap_medium", "ap_large", "ar", "ar50", "ar75", "ar_medium", "ar_large")
+
+
+@dataclass(frozen=True)
+class CocoScores:
+    """AP and AR of a store's detections, by pycocotools; -1 where there are no objects of a size."""
+
+    evaluator: Any
+    images: int
+
+    @classmethod
+    def of(cls, store: MatchStore, host: Host) -> CocoScores:
+        require_pycocotools()
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+        truth = store.ground_truth(host.keypoint_names, host.sigmas)
+        predictions = constant_predictions(store, host.sigmas, 1.0)
+        with contextlib.redirect_stdout(io.StringIO()):
+            annotated = COCO()
+            annotated.dataset = _coco_truth(truth)
+            annotated.createIndex()
+            evaluator = COCOeval(annotated, annotated.loadRes(_coco_results(predictions)), "keypoints")
+            evaluator.params.kpt_oks_sigmas = np.asarray(host.sigmas)
+            evaluator.evaluate()
+        return cls(evaluator, len(evaluator.params.imgIds))
+
+    def scores(self) -> dict[str, float]:
+        """Of the images as they are."""
+        return self._of_images(np.arange(self.images))
+
+    def draws(self, count: int) -> Iterator[dict[str, float]]:
+        """Under resamplings of images, the same for every base that saw the same images."""
+        for pick in resamplings(self.images, count):
+            yield self._of_images(pick)
+
+    def _of_images(self, pick: Array) -> dict[str, float]:
+        """pycocotools keeps one result per category, range of area and image, image last."""
+        matches = self.evaluator.evalImgs
+        by_image = np.empty(len(matches), dtype=object)
+        by_image[:] = matches
+        self.evaluator.evalImgs = by_image.reshape(-1, self.images)[:, pick].ravel().tolist()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.evaluator.accumulate()
+                self.evaluator.summarize()
+        finally:
+            self.evaluator.evalImgs = matches
+        return dict(zip(_COCO_SCORES, map(float, self.evaluator.stats), strict=True))
+
+
+def _coco_truth(truth: GroundTruth) -> dict[str, Any]:
+    keypoints = np.concatenate([truth.keypoints, 2.0 * truth.labelled[..., None]], axis=2)
+    columns = (truth.image_ids, truth.class_ids, truth.boxes, truth.area, truth.crowd, truth.ignore)
+    annotations = [
+        {
+            "id": number + 1,
+            "image_id": int(image),
+            "category_id": int(category),
+            "bbox": box.tolist(),
+            "area": float(area),
+            "iscrowd": int(crowd),
+            "ignore": int(ignored),
+            "keypoints": points.ravel().tolist(),
+            "num_keypoints": int((points[:, 2] > 0).sum()),
+        }
+        for number, (image, category, box, area, crowd, ignored, points) in enumerate(
+            zip(*columns, keypoints, strict=True)
+        )
+    ]
+    return {
+        "images": [{"id": int(image)} for image in truth.images],
+        "categories": [{"id": int(category)} for category in np.unique(truth.class_ids)],
+        "annotations": annotations,
+    }
+
+
+def _coco_results(predictions: PoseDistributions) -> list[dict[str, Any]]:
+    assert predictions.image_ids is not None
+    assert predictions.class_ids is not None
+    visible = np.ones((*predictions.keypoints.shape[:2], 1))
+    points = np.concatenate([predictions.keypoints, visible], axis=2).reshape(len(predictions), -1)
+    columns = (predictions.image_ids, predictions.class_ids, predictions.scores, points)
+    return [
+        {
+            "image_id": int(image),
+            "category_id": int(category),
+            "score": float(score),
+            "keypoints": row.tolist(),
+        }
+        for image, category, score, row in zip(*columns, strict=True)
+    ]
+
+
+def require_pycocotools() -> None:
+    try:
+        import pycocotools  # noqa: F401
+    except ImportError:
+        raise HaloposeError("AP and AR need pycocotools: pip install pycocotools") from None
+
+
+__all__ = ["CocoScores", "require_pycocotools"]

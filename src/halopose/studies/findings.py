@@ -1,0 +1,169 @@
+"""What the paper found in its ablations, judged by paired differences between rows.
+
+In: results of ablation rows. Out: each finding reproduced, contradicted or not decided, with the evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from halopose.evaluation.bootstrap import Difference
+from halopose.studies.ablation import DEFAULT, OTHER_SEED, Result
+
+Verdict = Literal["reproduced", "contradicted", "not decided"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something a finding implies: one metric of one row is larger than another's, or than a number."""
+
+    text: str
+    larger: tuple[str, str]
+    smaller: tuple[str, str] | float
+
+    @property
+    def rows(self) -> set[str]:
+        sides = [self.larger] if isinstance(self.smaller, float) else [self.larger, self.smaller]
+        return {name for name, _ in sides}
+
+    def measure(self, results: dict[str, Result]) -> Difference:
+        """By how much it holds; negative where it does not."""
+        row, metric = self.larger
+        if isinstance(self.smaller, float):
+            return Difference(results[row].estimate[metric] - self.smaller, results[row].margin(metric))
+        other, of_other = self.smaller
+        return results[row].minus(results[other], metric, of_other)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the paper found, and what has to be larger than what if it holds here."""
+
+    text: str
+    parts: tuple[Part, ...]
+
+
+def _worse(text: str, row: str, metric: str, than: str = DEFAULT) -> Part:
+    return Part(text, (row, metric), (than, metric))
+
+
+FINDINGS = (
+    Finding(
+        "Importance weighting improves calibration",
+        (
+            _worse("ACE rises without it", "no-importance-weights", "gaussian.ace"),
+            _worse("ENCE rises without it", "no-importance-weights", "gaussian.ence"),
+        ),
+    ),
+    Finding(
+        "Scale weights balance calibration across object scales",
+        (
+            _worse("ACE varies more between scales without them", "no-scale-weights", "scale.spread"),
+            _worse("ACE of the smallest objects rises without them", "no-scale-weights", "scale.0.ace"),
+        ),
+    ),
+    Finding(
+        "Full beats diagonal beats isotropic dispersion in NLL",
+        (
+            _worse("diagonal over full", "diagonal", "gaussian.nll"),
+            _worse("isotropic over diagonal", "isotropic", "gaussian.nll", "diagonal"),
+        ),
+    ),
+    Finding(
+        "Isotropic dispersion is badly calibrated along single axes",
+        (
+            _worse("ENCE along x rises", "isotropic", "gaussian.ence_x"),
+            _worse("ENCE along y rises", "isotropic", "gaussian.ence_y"),
+        ),
+    ),
+    Finding(
+        "Last-layer heads are clearly worse",
+        (
+            _worse("ACE rises", "last-layer", "gaussian.ace"),
+            _worse("NLL rises", "last-layer", "gaussian.nll"),
+            Part("AKP falls", (DEFAULT, "gaussian.akp"), ("last-layer", "gaussian.akp")),
+        ),
+    ),
+    Finding(
+        "The F1 threshold prunes little",
+        (
+            Part("keeps more than Youden", ("f1", "kept_fraction"), (DEFAULT, "kept_fraction")),
+            Part("keeps more than nine of ten", ("f1", "kept_fraction"), 0.9),
+        ),
+    ),
+    Finding(
+        "Student-t beats Gaussian in ACE and NLL",
+        (
+            Part("ACE of the Gaussian over the Student-t", (DEFAULT, "gaussian.ace"), (DEFAULT, "student_t.ace")),
+            Part("NLL of the Gaussian over the Student-t", (DEFAULT, "gaussian.nll"), (DEFAULT, "student_t.nll")),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A part with its difference and verdict, and how far another seed alone moves that difference."""
+
+    text: str
+    difference: Difference
+    verdict: Verdict
+    by_seed: float | None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A finding with its verdict and the evidence."""
+
+    text: str
+    verdict: Verdict
+    parts: list[Measured]
+
+
+def verdict_of(difference: Difference, by_seed: float | None = None) -> Verdict:
+    """What an interval says about a difference that should be positive.
+
+    The interval knows the chance in the choice of images only: nothing is decided where another seed alone
+    moves the difference by as much as it is.
+    """
+    if by_seed is not None and abs(by_seed) >= abs(difference.value):
+        return "not decided"
+    if difference.low > 0:
+        return "reproduced"
+    return "contradicted" if difference.high < 0 else "not decided"
+
+
+def overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """A finding holds if all its parts do, and fails if one of them does."""
+    if "contradicted" in verdicts:
+        return "contradicted"
+    return "not decided" if "not decided" in verdicts or not verdicts else "reproduced"
+
+
+def judge(results: Sequence[Result], findings: Sequence[Finding] = FINDINGS) -> list[Judged]:
+    """The findings about rows that there are."""
+    rows = {result.name: result for result in results}
+    judged = []
+    for finding in findings:
+        if all(part.rows <= rows.keys() for part in finding.parts):
+            parts = [_measured(part, rows) for part in finding.parts]
+            judged.append(Judged(finding.text, overall([part.verdict for part in parts]), parts))
+    return judged
+
+
+def _measured(part: Part, rows: dict[str, Result]) -> Measured:
+    difference = part.measure(rows)
+    by_seed = _moved_by_seed(part, rows, difference.value)
+    return Measured(part.text, difference, verdict_of(difference, by_seed), by_seed)
+
+
+def _moved_by_seed(part: Part, rows: dict[str, Result], value: float) -> float | None:
+    """How much larger the difference is with the default's heads trained from another seed, if there are any."""
+    default, other, metric = rows.get(DEFAULT), rows.get(OTHER_SEED), part.larger[1]
+    if default is None or other is None:
+        return None
+    if DEFAULT in part.rows:
+        return part.measure({**rows, DEFAULT: other}).value - value
+    return other.estimate[metric] - default.estimate[metric]

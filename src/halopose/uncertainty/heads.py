@@ -1,0 +1,203 @@
+"""The probabilistic heads: one small convolutional head per level that mirrors the base's pose head.
+
+In: feature maps (B, C, H, W), or windows (N, C, W, W) cut around single cells. Out: Cholesky factors. One
+implementation serves both: on windows it costs a few cells instead of thousands, with equal results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
+
+Activation = Literal["silu", "relu", "identity"]
+Trunk = Literal["mirrored", "last-layer"]
+
+FEW_WINDOWS = 64  # up to here a matrix product beats torch's convolution (``make bench`` needs both)
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "identity": lambda x: x,
+}
+
+
+@dataclass(frozen=True)
+class ConvTemplate:
+    """One convolution of the base's pose head, batch norm folded in: stride 1, odd kernel, same padding."""
+
+    weight: Tensor  # (out, in, k, k)
+    bias: Tensor
+    activation: Activation
+
+    @property
+    def reach(self) -> int:
+        return int(self.weight.shape[-1]) // 2
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """What kind of head: which dispersion, and which trunk.
+
+    mirrored: the pose head's architecture, trained; ``warm_start`` begins from the pose head's own weights.
+    last-layer: the frozen pose head up to its penultimate features, only the last layer trained (the paper's
+    ablation).
+    """
+
+    parameterisation: Parameterisation = "full"
+    trunk: Trunk = "mirrored"
+    warm_start: bool = True
+
+
+class LevelHead(nn.Module):
+    """The head of one level: trunk convolutions, then 1x1 to K times the dispersion's channels.
+
+    The first output is the same for every cell: one standard deviation of ``initial_log`` in strides.
+    """
+
+    def __init__(
+        self,
+        template: Sequence[ConvTemplate],
+        keypoints: int,
+        settings: HeadSettings,
+        initial_log: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.keypoints = keypoints
+        self.activations = [conv.activation for conv in template]
+        self.trunk = nn.ModuleList(_convolution(conv, settings) for conv in template)
+        channels = RAW_CHANNELS[settings.parameterisation]
+        self.last = nn.Conv2d(template[-1].weight.shape[0], keypoints * channels, 1)
+        nn.init.zeros_(self.last.weight)
+        if self.last.bias is not None:
+            nn.init.zeros_(self.last.bias)
+        self.reach = sum(conv.reach for conv in template)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Raw parameters (B, H, W, K, channels) of whole maps (B, C, H, W): the dense form."""
+        for convolution, activation in self._layers():
+            features = _ACTIVATIONS[activation](convolution(features))
+        return self._raw(self.last(features).permute(0, 2, 3, 1))
+
+    def at_windows(self, windows: Tensor, inside: Tensor) -> Tensor:
+        """Raw parameters (N, K, channels) at the centres of windows (N, C, W, W).
+
+        inside (N, W, W) marks the cells on the map. A convolution over the border sees zeros there, and so
+        must the next one: intermediate activations outside are masked, or bias and activation would leak in.
+        """
+        convolve = convolve_few if len(windows) <= FEW_WINDOWS else convolve_many
+        windows = windows.permute(0, 2, 3, 1)
+        for convolution, activation in self._layers():
+            windows = _ACTIVATIONS[activation](convolve(windows, convolution))
+            reach = convolution.weight.shape[-1] // 2
+            inside = inside[:, reach : inside.shape[1] - reach, reach : inside.shape[2] - reach]
+            windows = windows * inside[..., None]
+        return self._raw(convolve(windows, self.last)[:, 0, 0])
+
+    def _layers(self) -> Iterator[tuple[nn.Conv2d, Activation]]:
+        for convolution, activation in zip(self.trunk, self.activations, strict=True):
+            assert isinstance(convolution, nn.Conv2d)
+            yield convolution, activation
+
+    def _raw(self, values: Tensor) -> Tensor:
+        channels = RAW_CHANNELS[self.settings.parameterisation]
+        return values.unflatten(-1, (self.keypoints, channels))
+
+
+def convolve_few(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
+    """Convolve (N, H, W, C) without padding as one matrix product: for a few detections, several times faster."""
+    kernel = convolution.weight.shape[-1]
+    patches = windows.unfold(1, kernel, 1).unfold(2, kernel, 1).permute(0, 1, 2, 4, 5, 3).flatten(3)
+    return F.linear(patches, convolution.weight.permute(0, 2, 3, 1).flatten(1), convolution.bias)
+
+
+def convolve_many(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
+    """The same by torch's convolution: for training batches, half as much time again faster."""
+    result = F.conv2d(windows.permute(0, 3, 1, 2), convolution.weight, convolution.bias)
+    return result.permute(0, 2, 3, 1)
+
+
+def _convolution(template: ConvTemplate, settings: HeadSettings) -> nn.Conv2d:
+    out, into, kernel, _ = template.weight.shape
+    convolution = nn.Conv2d(into, out, kernel, padding=kernel // 2)
+    if settings.warm_start or settings.trunk == "last-layer":
+        with torch.no_grad():
+            convolution.weight.copy_(template.weight)
+            convolution.bias.copy_(template.bias)  # type: ignore[union-attr]
+    return convolution.requires_grad_(settings.trunk == "mirrored")
+
+
+class ProbabilisticHeads(nn.Module):
+    """The heads of all levels. ``strides`` are pixels per cell, finest level first."""
+
+    def __init__(
+        self,
+        templates: Sequence[Sequence[ConvTemplate]],
+        strides: Sequence[int],
+        keypoints: int,
+        settings: HeadSettings | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings or HeadSettings()
+        self.strides = tuple(strides)
+        self.keypoints = keypoints
+        self.levels = nn.ModuleList(LevelHead(template, keypoints, self.settings) for template in templates)
+
+    @property
+    def reaches(self) -> tuple[int, ...]:
+        """How many cells to each side a level's output depends on."""
+        return tuple(int(level.reach) for level in self.levels)  # type: ignore[arg-type]
+
+    def dense(self, features: Sequence[Tensor]) -> Tensor:
+        """Cholesky factors (B, A, K, 2, 2) in input pixels at every cell of all levels."""
+        factors = [
+            scale_tril_from_raw(level(maps), self.settings.parameterisation, stride).flatten(1, 2)
+            for level, maps, stride in zip(self.levels, features, self.strides, strict=True)
+        ]
+        return torch.cat(factors, dim=1)
+
+    def sparse(self, features: Sequence[Tensor], image: Tensor, cell: Tensor) -> Tensor:
+        """Cholesky factors (N, K, 2, 2) at the given cells (N,) of images (N,), counted over all levels."""
+        result = features[0].new_empty((len(cell), self.keypoints, 2, 2))
+        offset = 0
+        for number, maps in enumerate(features):
+            count = maps.shape[2] * maps.shape[3]
+            chosen = torch.nonzero((cell >= offset) & (cell < offset + count)).flatten()
+            if len(chosen):
+                windows, inside = cut_windows(maps, image[chosen], cell[chosen] - offset, self.reaches[number])
+                result[chosen] = self.at_windows(number, windows, inside)
+            offset += count
+        return result
+
+    def at_windows(self, level: int, windows: Tensor, inside: Tensor) -> Tensor:
+        """Cholesky factors (N, K, 2, 2) in input pixels of windows (N, C, W, W) of one level."""
+        head = self.levels[level]
+        assert isinstance(head, LevelHead)
+        raw = head.at_windows(windows, inside)
+        return scale_tril_from_raw(raw, self.settings.parameterisation, float(self.strides[level]))
+
+
+def cut_windows(maps: Tensor, image: Tensor, cell: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """Windows (N, C, W, W), zero off the map, and which of their cells lie on it (N, W, W).
+
+    maps (B, C, H, W); image and cell (N,) say where the centres are, cells in row-major order.
+    """
+    height, width = maps.shape[2:]
+    around = torch.arange(-reach, reach + 1, device=maps.device)
+    rows = (cell // width)[:, None] + around
+    columns = (cell % width)[:, None] + around
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    windows = maps[
+        image[:, None, None],
+        :,
+        rows.clamp(0, height - 1)[:, :, None],
+        columns.clamp(0, width - 1)[:, None, :],
+    ]
+    windows = windows * inside[..., None]
+    return windows.permute(0, 3, 1, 2), inside

@@ -1,0 +1,293 @@
+"""The command line as a user meets it: one process each, exit codes and files."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from halopose.cli.app import app, main
+from halopose.data.synthetic import World, synthesize
+from halopose.evaluation.protocol import SCALAR_METRICS
+from tests.data.test_coco import mangled
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    run("synthesize", "-o", folder, "--images", 120, "--persons", 400)
+    return folder
+
+
+def run(*arguments: object) -> str:
+    """A command in this process; fails the test if the command fails."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def run_main(monkeypatch, capsys, *arguments: object) -> tuple[int, str]:
+    """Exit code and standard error of the real entry point."""
+    monkeypatch.setattr(sys, "argv", ["halopose", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0), capsys.readouterr().err
+
+
+def test_help_answers_without_heavy_imports():
+    code = "import sys; import halopose.cli.app; sys.exit(bool({'torch', 'scipy', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    for command in ("score", "recalibrate", "apply", "synthesize"):
+        assert command in run("--help")
+
+
+def test_score_writes_metrics_csv_and_report(files, tmp_path):
+    output = run("score", files / "predictions.json", files / "truth.json", "-o", tmp_path, "--bootstrap", 5)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    for block in (metrics, metrics["pruned"]):
+        for regime in ("uncalibrated", "gaussian", "student_t"):
+            assert set(SCALAR_METRICS) <= set(block[regime])
+    for key in ("akp_random", "akp_visibility", "akp_skill", "matched_instances", "keypoints"):
+        assert metrics[key] > 0
+    assert 0 < metrics["pruned"]["kept_fraction"] < 1
+    assert metrics["pruned"]["threshold"] < 0
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 3 * (1 + 17 + 3)
+    whole = next(row for row in rows if row["regime"] == "gaussian" and row["group"] == "all")
+    assert float(whole["ace"]) == pytest.approx(metrics["gaussian"]["ace"])
+    assert "<html" in (tmp_path / "report.html").read_text()
+    assert f"{metrics['matched_instances']} matched instances" in output
+
+
+def test_calibration_is_found_where_it_was_put(files, tmp_path):
+    """The synthetic deviations are 1.25 times those reported, 1.875 for ankles of small persons."""
+    run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "g.json")
+    content = json.loads((tmp_path / "g.json").read_text())
+    tau = dict(zip(content["keypoints"], content["tau"], strict=True))
+    assert np.median([tau[name] for name in tau if "ankle" not in name]) == pytest.approx(1.25, rel=0.1)
+    assert min(tau["left_ankle"], tau["right_ankle"]) > 1.35
+    run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "t.json",
+        "--family", "student-t")  # fmt: skip
+    nu = json.loads((tmp_path / "t.json").read_text())["nu"]
+    assert 2.5 < np.median(nu) < 6
+
+
+@pytest.mark.parametrize("family", ["gaussian", "student-t"])
+def test_recalibrate_apply_score(files, tmp_path, family, monkeypatch, capsys):
+    predictions, truth = files / "predictions.json", files / "truth.json"
+    calibration, applied = tmp_path / "cal.json", tmp_path / "applied.json"
+    run("recalibrate", predictions, truth, "-o", calibration, "--family", family, "--fraction", 0.5)
+    run("apply", calibration, predictions, "-o", applied)
+    before, after = json.loads(predictions.read_text()), json.loads(applied.read_text())
+    for old, new in zip(before, after, strict=True):
+        assert all(old[key] == new[key] for key in ("image_id", "bbox", "score", "keypoints"))
+    assert all(("dof" in entry) == (family == "student-t") for entry in after)
+    code, error = run_main(monkeypatch, capsys, "score", applied, truth, "-o", tmp_path / "refused")
+    assert code == 2
+    assert "of 120 images were used to fit the calibration" in error
+    assert not (tmp_path / "refused").exists()
+    run("score", applied, truth, "-o", tmp_path / "s", "--overlap", "exclude", "--bootstrap", 0)
+    run("score", predictions, truth, "-o", tmp_path / "g", "--overlap", "exclude", "--bootstrap", 0,
+        "--calibration", calibration)  # fmt: skip
+    scored = json.loads((tmp_path / "s" / "metrics.json").read_text())
+    given = json.loads((tmp_path / "g" / "metrics.json").read_text())
+    regime = "gaussian" if family == "gaussian" else "student_t"
+    for key in SCALAR_METRICS:  # calibrating the file first or while scoring is the same thing
+        assert scored["uncalibrated"][key] == pytest.approx(given[regime][key], rel=1e-9)
+    assert given[regime]["nll"] < given["uncalibrated"]["nll"]
+
+
+def test_a_calibration_of_other_keypoints_is_refused(files, tmp_path, monkeypatch, capsys):
+    run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "c.json")
+    content = json.loads((tmp_path / "c.json").read_text())
+    for key in ("keypoints", "tau", "effective_samples"):
+        content[key] = content[key][:5]
+    (tmp_path / "c.json").write_text(json.dumps(content))
+    code, error = run_main(
+        monkeypatch, capsys, "apply", tmp_path / "c.json", files / "predictions.json", "-o", tmp_path / "x"
+    )
+    assert (code, error) == (2, "halopose: the calibration has 5 keypoints, the predictions 17\n")
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", '{"format": "halopose-calibration-1"}'])
+def test_damaged_calibrations_are_one_line(files, tmp_path, content, monkeypatch, capsys):
+    (tmp_path / "c.json").write_text(content)
+    code, error = run_main(
+        monkeypatch, capsys, "apply", tmp_path / "c.json", files / "predictions.json", "-o", tmp_path / "x"
+    )
+    assert code == 2
+    assert error.count("\n") == 1
+    assert "c.json" in error
+
+
+def test_a_file_where_a_folder_should_be_is_one_line(files, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr("halopose.evaluation.protocol.match_poses", lambda *given: pytest.fail("too late"))
+    both = files / "predictions.json", files / "truth.json"
+    code, error = run_main(monkeypatch, capsys, "score", *both, "-o", tmp_path / "file")
+    assert (code, error) == (2, f"halopose: cannot write to {tmp_path / 'file'}: File exists\n")
+    code, error = run_main(monkeypatch, capsys, "synthesize", "-o", tmp_path / "file")
+    assert code == 2
+    assert error.startswith(f"halopose: cannot write {tmp_path / 'file'}")
+    assert error.count("\n") == 1
+
+
+SCORE = "score p.json t.json -o out"
+RECALIBRATE = "recalibrate p.json t.json -o c.json"
+FIT = "fit data.yaml --base base.pt -o a.safetensors"
+COLLECT = "collect data.yaml --base base.pt -o store"
+TRAIN = "train store --base base.pt -o a.safetensors"
+EVALUATE = "evaluate data.yaml --base base.pt --artifact a.safetensors -o out"
+ABLATE = "ablate data.yaml --base base.pt -o out"
+FINETUNE = "finetune data.yaml --base base.pt -o tuned.pt"
+ANALYSE = "analyse data.yaml --base base.pt -o out"
+PREDICT = "predict photo.jpg --base base.pt --artifact a.safetensors"
+NO_COUNT = ("-1", "1.5", "nan", "many")
+NO_SIZE = ("-640", "0", "31", "640.5", "nan", "inf")
+NO_SIZES = ("", *NO_SIZE, "640,320", "640,640", "640,", "640;320")
+NO_SHARE = ("-0.1", "1.1", "nan", "inf", "half")
+NONSENSE = {
+    (SCORE, "--bootstrap"): ("1", *NO_COUNT),
+    (SCORE, "--folds"): ("0", "1", *NO_COUNT),
+    (SCORE, "--scale-edges"): ("0,96", "-32,96", "96,32", "32,32", "nan", "32,inf", "small"),
+    (SCORE, "--sigmas"): ("0,1", "-1", "nan", "1,inf", "1,,2", "wide"),
+    (SCORE, "--seed"): NO_COUNT,
+    (RECALIBRATE, "--fraction"): ("0", *NO_SHARE),
+    (RECALIBRATE, "--sigmas"): ("0", "nan"),
+    ("synthesize -o out", "--images"): ("0", "1", *NO_COUNT),
+    ("synthesize -o out", "--persons"): ("0", "1", *NO_COUNT),
+    ("synthesize -o out", "--dof"): ("0", "-4", "nan", "inf"),
+    ("synthesize -o out", "--overconfidence"): ("0", "-1", "nan", "inf"),
+    ("synthesize -o out", "--seed"): (*NO_COUNT, "4294967296"),
+    (FIT, "--imgsz"): NO_SIZE,
+    (FIT, "--train-sizes"): NO_SIZES,
+    (FIT, "--calibration-share"): ("0", "1", *NO_SHARE),
+    (FIT, "--epochs"): ("0", *NO_COUNT),
+    (FIT, "--alpha"): ("-1", "nan", "inf"),
+    (FIT, "--seed"): (*NO_COUNT, "4294967296"),
+    ("fit", "--epochs"): ("0",),  # without data it would draw its own
+    (COLLECT, "--sizes"): NO_SIZES,
+    (COLLECT, "--detections"): NO_COUNT,
+    (TRAIN, "--epochs"): ("0", *NO_COUNT),
+    (TRAIN, "--alpha"): ("-1", "nan", "inf"),
+    (TRAIN, "--seed"): NO_COUNT,
+    (EVALUATE, "--imgsz"): NO_SIZE,
+    (EVALUATE, "--conf"): NO_SHARE,
+    (EVALUATE, "--iou"): NO_SHARE,
+    (EVALUATE, "--bootstrap"): ("1", *NO_COUNT),
+    (EVALUATE, "--pictures"): NO_COUNT,
+    (PREDICT, "--conf"): NO_SHARE,
+    (PREDICT, "--iou"): NO_SHARE,
+    (PREDICT, "--imgsz"): NO_SIZE,
+    (PREDICT, "--probability"): ("0", "1", *NO_SHARE),
+    (ABLATE, "--imgsz"): NO_SIZE,
+    (ABLATE, "--train-sizes"): NO_SIZES,
+    (ABLATE, "--calibration-share"): ("0", "1", *NO_SHARE),
+    (ABLATE, "--epochs"): ("0", *NO_COUNT),
+    (ABLATE, "--alphas"): ("-1", "0,-0.5", "nan", "0,inf", "1,,2", "steep"),
+    (ABLATE, "--bootstrap"): ("0", "1", *NO_COUNT),
+    (ABLATE, "--workers"): ("0", *NO_COUNT),
+    (ABLATE, "--seed"): (*NO_COUNT, "4294967296"),
+    (FINETUNE, "--sigma"): ("0", "-0.1", "nan", "inf", "wide"),
+    (FINETUNE, "--epochs"): ("0", *NO_COUNT),
+    (FINETUNE, "--lr"): ("0", "-0.1", "nan", "inf", "small"),
+    (FINETUNE, "--imgsz"): NO_SIZE,
+    (FINETUNE, "--batch"): ("0", *NO_COUNT),
+    (FINETUNE, "--freeze"): NO_COUNT,
+    (FINETUNE, "--workers"): NO_COUNT,
+    (FINETUNE, "--head-epochs"): ("0", *NO_COUNT),
+    (FINETUNE, "--conf"): NO_SHARE,
+    (FINETUNE, "--bootstrap"): ("0", "1", *NO_COUNT),
+    (FINETUNE, "--seed"): (*NO_COUNT, "4294967296"),
+    (ANALYSE, "--imgsz"): NO_SIZE,
+    (ANALYSE, "--conf"): NO_SHARE,
+    (ANALYSE, "--iou"): NO_SHARE,
+    (ANALYSE, "--bootstrap"): ("0", "1", *NO_COUNT),
+    (ANALYSE, "--seed"): (*NO_COUNT, "4294967296"),
+    ("land", "--seed"): NO_COUNT,
+    ("land", "--rate"): ("0", "-2", "101", "nan", "inf"),
+    ("land", "--outage"): ("gnss:60-20", "gnss:20-20", "gnss:nan-20", "gnss:20"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"), [(*key, value) for key, values in NONSENSE.items() for value in values]
+)
+def test_nonsense_is_one_line_before_any_work(tmp_path, monkeypatch, capsys, command, option, value):
+    """The files named do not exist: that the line is about the option shows that nothing else was looked at."""
+    monkeypatch.chdir(tmp_path)
+    code, error = run_main(monkeypatch, capsys, *command.split(), option, value)
+    assert code == 2
+    assert error.count("\n") == 1
+    assert error.startswith("halopose: ")
+    assert option.strip("-") in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_numeric_option_has_its_nonsense():
+    """So that a new option cannot be forgotten above."""
+    tested = {(command.split()[0], option) for command, option in NONSENSE}
+    functions = [command.callback for command in app.registered_commands]
+    numeric = {
+        (function.__name__, f"--{name.replace('_', '-')}")
+        for function in functions
+        for name, kind in get_type_hints(function).items()
+        if kind in (int, float, int | None, float | None)
+    }
+    assert numeric <= tested
+    assert len(numeric) > 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("nonsense", "No such command"),
+        ("score", "Missing"),
+        (f"{SCORE} --colour red", "No such option"),
+        (f"{SCORE} --rule best", "--rule"),
+    ],
+)
+def test_what_no_command_knows_is_one_line(monkeypatch, capsys, arguments, message):
+    code, error = run_main(monkeypatch, capsys, *arguments.split())
+    assert code == 2
+    assert error.count("\n") == 1
+    assert message in error
+    assert error.endswith("--help)\n")
+
+
+def test_no_arguments_are_a_call_for_help(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["halopose"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+    assert "synthesize" in capsys.readouterr().out
+
+
+TRUTH, RESULTS = synthesize(World(images=4, persons=8, detections_per_image=3))
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(mangled({"truth": TRUTH, "predictions": RESULTS}), st.sampled_from(["score", "recalibrate"]))
+def test_mangled_files_never_show_a_traceback(tmp_path, monkeypatch, capsys, content, command):
+    for name in ("truth", "predictions"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content.get(name)))
+    arguments = [command, tmp_path / "predictions.json", tmp_path / "truth.json", "-o", tmp_path / "out"]
+    arguments += ["--bootstrap", "0"] if command == "score" else []
+    code, error = run_main(monkeypatch, capsys, *arguments)
+    assert code in (0, 2)
+    assert "Traceback" not in error
+    if code == 2:
+        assert error.startswith("halopose: ")
+        assert error.count("\n") == 1

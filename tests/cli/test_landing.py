@@ -1,0 +1,151 @@
+"""The landing command: sensors by name, whole flights of an oracle, and what it refuses in one line."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from halopose.cli.app import main
+from halopose.cli.landing import _sensors
+from halopose.landing.flight import LandingSettings
+from halopose.landing.navigation.sensors import GNSS, Sensors
+from halopose.poses import PoseDistributions
+from tests.landing.test_flight import Oracle
+
+SLOW = ("--rate", "0.1", "--no-animation")
+
+
+class Blind:
+    """Stands in for a detector that never finds anything, of so many keypoints."""
+
+    def __init__(self, keypoints=4):
+        spread = np.zeros((0, keypoints, 2, 2))
+        self.nothing = PoseDistributions(
+            np.zeros((0, 4)), np.zeros(0), np.zeros((0, keypoints, 2)), spread, spread
+        )
+
+    def predict(self, image, conf):
+        return [self.nothing]
+
+
+@pytest.fixture
+def land(monkeypatch, tmp_path, capsys):
+    """Run ``halopose land`` without images with a stand-in for the detector; gives its log and what it said."""
+
+    def run(*options, model=None):
+        model = model or Oracle(LandingSettings(rate=0.1))
+        blank = np.zeros((384, 640, 3), dtype=np.uint8)
+        monkeypatch.setattr("halopose.landing.flight.render", lambda scene: blank)
+        monkeypatch.setattr("halopose.hosts.shipped._packaged", lambda name: tmp_path / name)
+        monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: model)
+        monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path), *SLOW, *options])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 0
+        log = json.loads((tmp_path / "log.json").read_text(), parse_constant=pytest.fail)
+        assert "</html>" in (tmp_path / "landing.html").read_text()
+        return log, capsys.readouterr().out
+
+    return run
+
+
+def test_sensors_are_left_out_and_fall_silent_by_name():
+    sensors = _sensors("ils, radio", ["gnss:20-60", "gnss : 70-80.5"])
+    assert [source for source, _ in sensors.on_board()] == ["irs", "gnss", "attitude"]
+    assert sensors.gnss.outages == ((20.0, 60.0), (70.0, 80.5))
+    assert sensors.gnss.noise == GNSS.noise
+    assert _sensors(None, []) == Sensors()
+    both = _sensors(None, ["ils:1-2"])
+    assert both.localizer.outages == both.glide_slope.outages == ((1.0, 2.0),)
+
+
+def test_a_flight_is_written_and_told(land):
+    log, said = land("--outage", "gnss:20-60")
+    assert log["summary"]["trusted"] >= 0.8 * log["summary"]["frames"]
+    assert log["sensors"]["gnss"]["outages"] == [[20.0, 60.0]]
+    assert "landing.html" in said
+    assert "landing.webp" not in said
+
+
+def test_nothing_detected_is_a_flight_too(land):
+    log, said = land(model=Blind())
+    assert log["summary"]["runway_detected"] == log["summary"]["trusted"] == 0
+    assert log["summary"]["root_mean_square_error"]["x"]["vision"] is None
+    assert log["summary"]["root_mean_square_error"]["x"]["fused"] < 10
+    assert "nan" not in said
+
+
+def test_a_camera_alone_flies_on(land):
+    log, _ = land("--without", "gnss,ils,radio,irs,attitude", "--attitude", "vision")
+    assert list(log["sources"]) == ["vision"]
+    assert log["summary"]["runway_detected"] == log["summary"]["frames"]
+    assert all(frame["fused"]["position"] for frame in log["frames"])
+
+
+def test_a_camera_alone_that_sees_nothing_only_loses_certainty(land):
+    log, _ = land("--without", "gnss,ils,radio,irs,attitude", "--attitude", "vision", model=Blind())
+    assert log["sources"] == {}
+    spread = [frame["fused"]["covariance"][0][0] for frame in log["frames"]]
+    assert np.all(np.diff(spread) > 0)
+    assert log["summary"]["fused_nees"] < 12
+
+
+def test_without_an_attitude_there_is_no_position(land):
+    log, _ = land("--outage", "attitude:15-45")
+    for frame in log["frames"]:
+        silent = 15 <= frame["time"] < 45
+        assert (frame["vision"]["reason"] == "the IRS gave no attitude") == silent
+        assert (frame["vision"]["position"] is None) == silent
+    log, _ = land("--outage", "attitude:0-1000")
+    assert log["summary"]["position_solved"] == 0
+    assert log["summary"]["runway_detected"] == log["summary"]["frames"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--without", "gnss,sonar"], "unknown sensor 'sonar': gnss, ils, radio, irs, attitude"),
+        (["--outage", "sonar:1-2"], "unknown sensor 'sonar'"),
+        (["--outage", "gnss"], "--outage takes a sensor and seconds such as gnss:20-60, got 'gnss'"),
+        (["--outage", "gnss:20"], "such as gnss:20-60"),
+        (["--outage", "gnss:60-20"], "should end after it starts"),
+        (["--outage", "gnss:nan-20"], "should end after it starts"),
+        (["--without", "gnss", "--outage", "gnss:1-2"], "gnss is left out of the whole flight already"),
+        (["--without", "irs,attitude"], "--attitude vision"),
+        (["--rate", "0"], "rate of images"),
+        (["--rate", "inf"], "rate of images"),
+        (["--base", "mine.pt"], "give --base and --artifact together"),
+        (["-o", __file__], "cannot write to"),
+        (["--seed", "-1"], "seed"),
+    ],
+)
+def test_mistakes_are_one_line(options, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["halopose", "land", *options])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_what_the_animation_needs_is_asked_for_before_the_flight(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: pytest.fail("too late"))
+    monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    line = "halopose: pictures of a landing need matplotlib: pip install 'halopose[landing]'\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_model_of_something_else_is_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("halopose.landing.flight.render", lambda scene: np.zeros((384, 640, 3), dtype=np.uint8))
+    monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: Blind(17))
+    files = ["--base", "body.pt", "--artifact", "body.safetensors", "-o", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["halopose", "land", *SLOW, *files])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == "halopose: give a runway detector: this model has 17 keypoints, not 4\n"

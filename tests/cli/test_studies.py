@@ -1,0 +1,58 @@
+"""The commands that study the method: outputs that cannot be written are refused before any work."""
+
+import sys
+
+import pytest
+
+from halopose.cli.app import main
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """The line of a refusal. The data named do not exist: that it is about the output shows that it came first."""
+
+    def line(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["halopose", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        error = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert error.count("\n") == 1
+        return error
+
+    return line
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("ablate", "-o file"),
+        ("ablate", "-o file/out"),
+        ("analyse", "-o file"),
+        ("finetune", "-o file/tuned.pt"),
+        ("finetune", "-o tuned.pt --work file"),
+    ],
+)
+def test_a_file_where_a_folder_should_be(tmp_path, monkeypatch, refused, command, options):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x")
+    line = refused(command, "data.yaml", "--base", "base.pt", *options.split())
+    assert line.startswith("halopose: cannot write to file")
+    assert (tmp_path / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize("folder", ["tuned.pt", "tuned.json", "tuned.html"])
+def test_a_folder_where_a_file_should_be(tmp_path, monkeypatch, refused, folder):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / folder).mkdir()
+    line = refused("finetune", "data.yaml", "--base", "base.pt", "-o", "tuned.pt")
+    assert line == f"halopose: cannot write {folder}: it is a folder, name a file\n"
+
+
+@pytest.mark.parametrize("name", ["tuned.json", "tuned.html", "tuned.safetensors", "tuned", "."])
+def test_a_tuned_base_is_a_pt_file(tmp_path, monkeypatch, refused, name):
+    """Another name would be written over by the scores, or not load after hours of training."""
+    monkeypatch.chdir(tmp_path)
+    line = refused("finetune", "data.yaml", "--base", "base.pt", "-o", name)
+    assert line == f"halopose: the fine-tuned base is a .pt file: name it so, got -o {name}\n"
+    assert not list(tmp_path.iterdir())

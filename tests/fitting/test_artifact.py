@@ -1,0 +1,157 @@
+"""The artifact: what goes in comes out, and everything else is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, safe_open, save_file
+
+from halopose.errors import HaloposeError
+from halopose.fitting.artifact import Artifact
+from halopose.uncertainty.calibration import StudentTCalibration
+from halopose.uncertainty.heads import HeadSettings
+from tests.helpers.models import artifact_for, host_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+KIND = "11"
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    artifact_for(host_of(KIND)).save(tmp_path / "heads.safetensors")
+    return tmp_path / "heads.safetensors"
+
+
+def rewrite(path: Path, change_tensors=lambda tensors: None, change_content=lambda content: None) -> None:
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        content = json.loads(file.metadata()["halopose"])
+    change_tensors(tensors)
+    change_content(content)
+    save_file(tensors, path, metadata={"halopose": json.dumps(content)})
+
+
+def refused(path: Path, says: str) -> None:
+    with pytest.raises(HaloposeError, match=says) as error:
+        Artifact.load(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [HeadSettings(), HeadSettings("diagonal", "last-layer"), HeadSettings("isotropic", warm_start=False)],
+)
+@pytest.mark.parametrize("threshold", [-0.25, float("-inf"), 0.0])
+def test_round_trip(tmp_path, settings, threshold):
+    artifact = replace(artifact_for(host_of(KIND), settings), threshold=threshold)
+    first, second = tmp_path / "deep" / "first.safetensors", tmp_path / "second.safetensors"
+    artifact.save(first)
+    found = Artifact.load(first)
+    found.save(second)
+    assert first.read_bytes() == second.read_bytes()
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
+    for name in ("heads", "gaussian", "student"):
+        before, after = getattr(artifact, name).state_dict(), getattr(found, name).state_dict()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+    for name in ("threshold", "base", "keypoint_names", "sigmas", "imgsz", "area_factor", "card"):
+        assert getattr(found, name) == getattr(artifact, name), name
+    assert (found.heads.settings, found.heads.strides) == (settings, artifact.heads.strides)
+    assert [value.requires_grad for value in found.heads.parameters()] == [
+        value.requires_grad for value in artifact.heads.parameters()
+    ]
+    maps = host_of(KIND).forward(torch.rand(1, 3, 64, 64)).features
+    with torch.no_grad():
+        assert torch.equal(found.heads.dense(maps), artifact.heads.dense(maps))
+
+
+def test_the_kind_of_covariance_survives(tmp_path):
+    student = StudentTCalibration(17, covariance="paper")
+    replace(artifact_for(host_of(KIND)), student=student).save(tmp_path / "paper.safetensors")
+    assert Artifact.load(tmp_path / "paper.safetensors").student.covariance == "paper"
+
+
+def test_equal_artifacts_are_equal_bytes(tmp_path):
+    for name in ("a", "b"):
+        artifact_for(host_of(KIND)).save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_saving_where_nothing_can_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file" / "a", tmp_path):
+        with pytest.raises(HaloposeError, match="cannot write"):
+            artifact_for(host_of(KIND)).save(path)
+
+
+def test_another_base_is_refused(saved):
+    artifact = Artifact.load(saved)
+    artifact.check(host_of(KIND))
+    with pytest.raises(HaloposeError, match="another base") as error:
+        artifact.check(host_of("v8"))
+    assert "\n" not in str(error.value)
+    one_to_one = artifact_for(host_of("26-one-to-one"))
+    with pytest.raises(HaloposeError, match="another base"):
+        one_to_one.check(host_of("26"))
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -1, -5000])
+def test_truncated_files_are_refused(saved, size):
+    saved.write_bytes(saved.read_bytes()[:size])
+    refused(saved, "damaged")
+
+
+def test_foreign_files_are_refused(saved, tmp_path):
+    refused(tmp_path / "missing.safetensors", "no artifact")
+    refused(tmp_path, "no artifact")
+    saved.write_bytes(b"\xff" * 1000)
+    refused(saved, "damaged")
+    save_file({"weight": torch.zeros(3)}, saved)
+    refused(saved, "not a halopose artifact")
+    for metadata in ("[]", "3", "{", '{"format": "halopose-artifact-1"}'):
+        save_file({"weight": torch.zeros(3)}, saved, metadata={"halopose": metadata})
+        refused(saved, "damaged|not a halopose artifact")
+
+
+@pytest.mark.parametrize("name", ["heads.levels.1.last.weight", "gaussian.tau_", "student.nu_"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused(saved, name, value):
+    rewrite(saved, lambda tensors: tensors[name].view(-1)[0].fill_(value))
+    refused(saved, "damaged")
+
+
+INCONSISTENT = {
+    "no head": lambda content: content.pop("head"),
+    "dispersion": lambda content: content["head"].update(parameterisation="round"),
+    "setting": lambda content: content["head"].update(extra=1),
+    "names": lambda content: content["keypoint_names"].pop(),
+    "strides": lambda content: content["strides"].pop(),
+    "templates": lambda content: content["templates"].pop(),
+    "sigma": lambda content: content.update(sigmas=["a"] * 17),
+    "sigmas": lambda content: content["sigmas"].pop(),
+    "activation": lambda content: content["templates"][0][0].__setitem__(1, "tanh"),
+}
+
+
+@pytest.mark.parametrize("what", INCONSISTENT)
+def test_inconsistent_content_is_refused(saved, what):
+    rewrite(saved, change_content=INCONSISTENT[what])
+    refused(saved, "damaged")
+
+
+def test_missing_tensors_are_refused(saved):
+    rewrite(saved, lambda tensors: tensors.pop("gaussian.tau_"))
+    refused(saved, "damaged")
+
+
+def test_a_failing_write_leaves_the_old_file_alone(saved, full_disk):
+    before = saved.read_bytes()
+    with pytest.raises(HaloposeError, match="cannot write") as error:
+        artifact_for(host_of("v8")).save(saved)
+    assert "\n" not in str(error.value)
+    assert saved.read_bytes() == before
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]

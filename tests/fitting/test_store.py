@@ -1,0 +1,329 @@
+"""The match store: what it holds, that it resumes after any kill, and what it refuses."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import shutil
+from collections import namedtuple
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halopose.data.dataset import load_dataset
+from halopose.errors import HaloposeError
+from halopose.evaluation.matching import COCO_SIGMAS
+from halopose.fitting import store as matches
+from halopose.fitting.store import CollectSettings, MatchStore, collect
+from halopose.hosts.base import Targets
+from halopose.hosts.ultralytics.host import UltralyticsHost
+from tests.helpers.models import artifact_for, host_of, pose_model, run_script, scenes, write_scenes, write_yolo
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+KIND = "v8"
+SETTINGS = CollectSettings(imgsz=(64,), detections=5, conf=0.05)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, one_thread) -> Path:
+    return write_scenes(tmp_path_factory.mktemp("data"), host_of(KIND), {"train": 6, "val": 3})
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "store"
+
+
+def with_broken_image(data: Path, root: Path) -> Path:
+    """A copy of the data in which the second training image cannot be read."""
+    shutil.copytree(data.parent, root)
+    path = root / "data.yaml"
+    path.write_text(path.read_text().replace(str(data.parent), str(root)))
+    (root / "images" / "train" / "train_001.png").write_bytes(b"broken")
+    return path
+
+
+def columns(store: MatchStore, kind: str, name: str, image_id: int) -> torch.Tensor:
+    """A column of one image's rows, in the order of their cells."""
+    parts = [cells.columns[name][cells.columns["image_id"] == image_id] for cells in store.cells(kind)]
+    return torch.cat(parts)
+
+
+def one_line(error: pytest.ExceptionInfo[HaloposeError]) -> str:
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# What is stored --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [KIND, "26-one-to-one"])
+def test_residual_plus_prediction_is_the_truth(kind, data, folder):
+    host, dataset = host_of(kind), load_dataset(data, "train")
+    store = collect(host, dataset, folder, SETTINGS)
+    for record in dataset.records:
+        image, objects = record.read()
+        batch, [box] = host.preprocess([image], 64, True)
+        output = host.forward(batch)
+        keypoints = torch.from_numpy(box.to_input(objects.keypoints)).float()
+        corners = torch.from_numpy(box.to_input(objects.boxes.reshape(-1, 2, 2)).reshape(-1, 4)).float()
+        labelled = torch.from_numpy(objects.labelled)
+        found = host.assign(output, [Targets(corners, torch.zeros(len(objects)).long(), keypoints, labelled)])
+        assert len(found.cell) > 0
+        residual, mask, number, confidence, area = (
+            columns(store, "assigned", name, record.image_id)
+            for name in ("residual", "labelled", "object", "confidence", "area")
+        )
+        assert torch.equal(number, found.object)
+        assert torch.equal(mask.bool(), labelled[number])
+        assert mask.any()
+        assert not mask.all()
+        there = output.keypoints[0, found.cell] + residual
+        torch.testing.assert_close(there[mask.bool()], keypoints[number][mask.bool()], rtol=0, atol=1e-4)
+        assert not residual[~mask.bool()].any()
+        assert torch.equal(confidence, output.scores[0, found.cell])
+        gain = box.gain[0] * box.gain[1]
+        torch.testing.assert_close(area, torch.from_numpy(objects.area).float()[number] * gain)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_stored_windows_give_the_live_heads_result(data, folder, batch):
+    host, dataset = host_of(KIND), load_dataset(data, "train")
+    heads = artifact_for(host).heads
+    store = collect(host, dataset, folder, CollectSettings(imgsz=(64,), detections=5, conf=0.05, batch=batch))
+    for record in dataset.records:
+        tensors, [box] = host.preprocess([record.read()[0]], 64, True)
+        output = host.forward(tensors)
+        [selection] = host.select(output, conf=0.05, iou=0.7, max_detections=5)
+        original = host.to_original(selection, box, tuple(tensors.shape[2:]))
+        live = heads.sparse(output.features, torch.zeros_like(selection.cell), selection.cell)
+        order = selection.cell.argsort()  # rows are stored level by level; within one image scores differ
+        stored = []
+        for cells in store.cells("detected"):
+            mine = cells.columns["image_id"] == record.image_id
+            assert cells.windows.dtype == torch.float16
+            factors = heads.at_windows(cells.level, cells.windows[mine].float(), cells.inside[mine])
+            stored += list(zip(cells.columns["score"][mine].tolist(), factors, strict=True))
+        assert len(stored) == len(order) > 0
+        stored.sort(key=lambda row: -row[0])
+        for (score, factor), expected, place in zip(stored, live, range(len(live)), strict=True):
+            assert score == pytest.approx(float(selection.scores[place]), abs=1e-4)
+            error = (factor - expected).abs().amax((-1, -2)) / expected.abs().amax((-1, -2))
+            assert error.max() < 0.02  # half precision
+        for name, value in (("box", original.boxes), ("keypoints", original.keypoints)):
+            found = columns(store, "detected", name, record.image_id)
+            scores = columns(store, "detected", "score", record.image_id)
+            torch.testing.assert_close(found[scores.argsort(descending=True)], value, rtol=1e-3, atol=1e-2)
+
+
+def test_ground_truth_is_the_data_set(data, folder):
+    dataset = load_dataset(data, "train")
+    store = collect(host_of(KIND), dataset, folder, SETTINGS)
+    truth = store.ground_truth(dataset.names, COCO_SIGMAS)
+    assert truth.images.tolist() == sorted(dataset.image_ids.tolist())
+    for record in dataset.records:
+        _, objects = record.read()
+        mine = truth.image_ids == record.image_id
+        assert np.allclose(truth.keypoints[mine], objects.keypoints)
+        assert np.array_equal(truth.labelled[mine], objects.labelled)
+        assert np.allclose(truth.boxes[mine][:, :2] + truth.boxes[mine][:, 2:], objects.boxes[:, 2:])
+        assert np.allclose(truth.area[mine], objects.area)
+    assert len(store.ground_truth(dataset.names, COCO_SIGMAS, dataset.image_ids[:1]).images) == 1
+
+
+def test_an_objects_best_cells_are_kept(data, folder, tmp_path):
+    dataset = load_dataset(data, "train")
+    whole = collect(host_of(KIND), dataset, folder, CollectSettings(imgsz=(64,)))
+    few = collect(host_of(KIND), dataset, tmp_path / "few", CollectSettings(imgsz=(64,), cells_per_object=2))
+    for image_id in dataset.image_ids.tolist():
+        number, confidence = (columns(whole, "assigned", name, image_id) for name in ("object", "confidence"))
+        kept_number, kept = (columns(few, "assigned", name, image_id) for name in ("object", "confidence"))
+        for n in number.unique().tolist():
+            best = confidence[number == n].sort(descending=True).values[:2]
+            assert torch.equal(kept[kept_number == n].sort(descending=True).values, best)
+
+
+def test_images_without_objects_or_detections(tmp_path):
+    path = write_yolo(tmp_path, {"val": [(f"{n}.png", image, []) for n, image in enumerate(scenes(3))]})
+    dataset = load_dataset(path, "val")
+    store = collect(
+        host_of(KIND), dataset, tmp_path / "store", CollectSettings(imgsz=(64,), detections=5, conf=1.0)
+    )
+    assert list(store.cells("assigned")) == list(store.cells("detected")) == []
+    truth = store.ground_truth(dataset.names, COCO_SIGMAS)
+    assert (len(truth), truth.images.tolist()) == (0, [0, 1, 2])
+
+
+def test_several_sizes(data, folder, monkeypatch):
+    monkeypatch.setattr(matches, "VIEWS_PER_SHARD", 2)
+    dataset = load_dataset(data, "val")
+    store = collect(host_of(KIND), dataset, folder, CollectSettings(imgsz=(64, 96), detections=3, conf=0.05))
+    sizes = torch.cat([cells.columns["imgsz"] for cells in store.cells("detected")])
+    assert sizes.unique().tolist() == [64, 96]
+    objects = sum(len(record.objects) for record in dataset.records)
+    assert len(store.ground_truth(dataset.names, COCO_SIGMAS)) == objects
+
+
+@pytest.mark.parametrize("views", [32, 1])
+def test_unreadable_images_are_skipped_and_listed(data, tmp_path, monkeypatch, views):
+    monkeypatch.setattr(matches, "VIEWS_PER_SHARD", views)
+    dataset = load_dataset(with_broken_image(data, tmp_path / "data"), "train")
+    store = collect(host_of(KIND), dataset, tmp_path / "store", SETTINGS)
+    [line] = store.skipped()
+    assert "train_001.png" in line
+    broken = next(record.image_id for record in dataset.records if record.path.name == "train_001.png")
+    truth = store.ground_truth(dataset.names, COCO_SIGMAS)
+    assert broken not in truth.images
+    assert len(truth.images) == 5
+
+
+# Resuming --------------------------------------------------------------------------------------------------
+
+KILLED = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from halopose.fitting import store as matches
+from halopose.data.dataset import load_dataset
+from tests.helpers.models import host_of, survive_kills
+matches.VIEWS_PER_SHARD = 4
+root = Path(sys.argv[1])
+host, dataset = host_of(sys.argv[2]), load_dataset(root / "data.yaml", "train")
+settings = matches.CollectSettings(imgsz=(64,), detections=5)
+matches.collect(host, dataset, root / "whole", settings)
+shards = lambda: len(list((root / "killed").glob("shard-*.safetensors")))
+survive_kills(lambda: matches.collect(host, dataset, root / "killed", settings), shards, [0, 1, 4, 8, 12, 17])
+"""
+
+
+def test_kills_leave_no_trace(tmp_path):
+    write_scenes(tmp_path, host_of(KIND), {"train": 100})
+    reached = json.loads(run_script(KILLED, tmp_path, KIND))
+    assert len(reached) == 6
+    assert max(reached) < 25  # the last kill came before the end
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert len(names) == 26  # 25 shards and the manifest
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_progress_and_a_second_run_that_has_nothing_to_do(data, folder, monkeypatch):
+    monkeypatch.setattr(matches, "VIEWS_PER_SHARD", 4)
+    dataset, seen = load_dataset(data, "train"), []
+    collect(host_of(KIND), dataset, folder, SETTINGS, lambda done, total: seen.append((done, total)))
+    assert seen == [(4, 6), (6, 6)]
+    monkeypatch.setattr(matches, "_collect_views", None)  # would fail if called
+    collect(host_of(KIND), dataset, folder, SETTINGS)
+
+
+# Refusals --------------------------------------------------------------------------------------------------
+
+
+def test_other_settings_data_or_base_are_refused(data, folder):
+    dataset = load_dataset(data, "train")
+    collect(host_of(KIND), dataset, folder, SETTINGS)
+    for host, records, settings in (
+        (host_of(KIND), dataset, CollectSettings(imgsz=(96,), detections=5)),
+        (host_of(KIND), load_dataset(data, "val"), SETTINGS),
+        (host_of("11"), dataset, SETTINGS),
+    ):
+        with pytest.raises(HaloposeError, match="other data or settings") as error:
+            collect(host, records, folder, settings)
+        one_line(error)
+
+
+def test_incomplete_and_foreign_stores_are_refused(data, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(matches, "VIEWS_PER_SHARD", 2)
+    collect(host_of(KIND), load_dataset(data, "train"), folder, SETTINGS)
+    matches.shard_path(folder, 1).unlink()
+    with pytest.raises(HaloposeError, match=r"not complete \(1 of 3 parts missing\)"):
+        MatchStore(folder)
+    (folder / "manifest.json").write_text("")
+    for place in (folder, tmp_path / "nowhere"):
+        with pytest.raises(HaloposeError) as error:
+            MatchStore(place)
+        one_line(error)
+    (folder / "manifest.json").write_text('{"format": "other"}')
+    with pytest.raises(HaloposeError, match="not a match store"):
+        MatchStore(folder)
+
+
+def test_a_damaged_shard_is_one_line(data, folder):
+    store = collect(host_of(KIND), load_dataset(data, "train"), folder, SETTINGS)
+    path = matches.shard_path(folder, 0)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(HaloposeError, match="shard-00000") as error:
+        list(store.cells("assigned"))
+    one_line(error)
+
+
+def test_a_small_disk_is_refused_before_the_start(data, folder, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(matches.shutil, "disk_usage", lambda place: usage(1, 1, 1000))
+    with pytest.raises(HaloposeError, match="GiB free") as error:
+        collect(host_of(KIND), load_dataset(data, "train"), folder, SETTINGS)
+    one_line(error)
+    assert not list(folder.glob("shard*"))
+
+
+def test_predicted_size_is_an_upper_bound(data, folder):
+    dataset = load_dataset(data, "train")
+    collect(host_of(KIND), dataset, folder, SETTINGS)
+    size = sum(path.stat().st_size for path in folder.glob("shard*"))
+    bound = matches.predicted_bytes(host_of(KIND), dataset, SETTINGS)
+    assert size < bound + 20_000  # headers and the table of objects
+
+
+def test_other_keypoints_are_refused(data, folder):
+    host = UltralyticsHost(pose_model(KIND, (5, 3)))
+    with pytest.raises(HaloposeError, match="17 keypoints, the model 5"):
+        collect(host, load_dataset(data, "train"), folder, SETTINGS)
+
+
+def test_a_class_that_the_model_lacks_is_one_line(tmp_path):
+    line = [3, 0.5, 0.5, 0.6, 0.6, *[0.5, 0.5, 2] * 17]
+    path = write_yolo(tmp_path, {"train": [("1.png", scenes(1)[0], [line])]})
+    with pytest.raises(HaloposeError) as error:
+        collect(host_of(KIND), load_dataset(path, "train"), tmp_path / "store", SETTINGS)
+    one_line(error)
+
+
+def failing_save(tensors, path, metadata):
+    Path(path).write_bytes(b"the first few bytes")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(data, folder, monkeypatch):
+    dataset = load_dataset(data, "train")
+    with monkeypatch.context() as patch:
+        patch.setattr(matches, "save_file", failing_save)
+        with pytest.raises(HaloposeError, match="No space left") as error:
+            collect(host_of(KIND), dataset, folder, SETTINGS)
+    one_line(error)
+    assert [path.name for path in folder.iterdir()] == ["manifest.json"]
+    assert len(collect(host_of(KIND), dataset, folder, SETTINGS).manifest["images"]) == 6
+
+
+@contextmanager
+def small_files(size: int):
+    """A real write failure: no file may grow beyond the size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_really_fails(data, folder):
+    dataset = load_dataset(data, "train")
+    with small_files(20_000), pytest.raises(HaloposeError) as error:
+        collect(host_of(KIND), dataset, folder, SETTINGS)
+    one_line(error)
+    assert [path.name for path in folder.iterdir()] == ["manifest.json"]

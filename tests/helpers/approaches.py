@@ -1,0 +1,44 @@
+"""Cameras on a three-degree approach, and noisy sightings of the runway's corners."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from halopose.geometry.camera import Camera, look, project_points, runway_corners
+
+CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
+LENS = Camera(1200.0, 1190.0, 321.0, 190.0, 640, 384, (-0.12, 0.05, 1e-3, -8e-4, -0.01))
+CORNERS = runway_corners(2500.0, 45.0)
+
+
+@dataclass(frozen=True)
+class Sightings:
+    """One pose, its exact pixels (K, 2), and N noisy frames of them with equal covariances."""
+
+    rotation: np.ndarray
+    position: np.ndarray
+    exact: np.ndarray
+    pixels: np.ndarray
+    covariance: np.ndarray
+
+    @property
+    def rotations(self):
+        return np.broadcast_to(self.rotation, (len(self.pixels), 3, 3))
+
+
+def covariances(rng, count, low, high):
+    """Random ellipses (K, 2, 2) with standard deviations between low and high along their axes."""
+    angle = rng.uniform(0, np.pi, count)
+    turn = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], -1).reshape(count, 2, 2)
+    factor = turn * rng.uniform(low, high, (count, 1, 2))
+    return factor @ factor.swapaxes(1, 2)
+
+
+def sight(distance, frames, rng, low=0.3, high=1.0, camera=CAMERA, points=CORNERS):
+    """Noisy frames from a camera on a three-degree glide path, a little beside the centre line."""
+    position = np.array([-distance, 0.006 * distance, distance * np.tan(np.deg2rad(3))])
+    rotation = look(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)
+    exact = project_points(camera, rotation, position, points)
+    each = covariances(rng, len(points), low, high)
+    noise = (np.linalg.cholesky(each) @ rng.normal(size=(frames, len(points), 2, 1)))[..., 0]
+    return Sightings(rotation, position, exact, exact + noise, np.broadcast_to(each, (frames, len(points), 2, 2)))

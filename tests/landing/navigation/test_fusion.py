@@ -1,0 +1,439 @@
+"""The fusion filter against central differences, filterpy, chi-square laws, and things that go wrong."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from filterpy.common import van_loan_discretization
+from filterpy.kalman import ExtendedKalmanFilter, KalmanFilter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from halopose.errors import HaloposeError
+from halopose.landing.navigation.fusion import (
+    BIAS,
+    STATES,
+    FusionSettings,
+    Initial,
+    consistency,
+    fuse,
+    nees,
+    observe,
+    transition,
+)
+from halopose.landing.navigation.sensors import (
+    GLIDE_SLOPE,
+    GNSS,
+    IRS,
+    LOCALIZER,
+    RADIO,
+    SIZES,
+    Fault,
+    GaussMarkov,
+    IlsSite,
+    Measurement,
+    Sensors,
+    Truth,
+    in_order,
+    simulate,
+    vision,
+)
+
+SEEDS = st.integers(0, 2**32 - 1)
+SITE = IlsSite()
+CORRECTING = ["gnss", "localizer", "glide_slope", "radio", "vision"]
+RUNS = 40
+SLOW_IRS = replace(IRS, rate=25.0)  # a quarter of the usual rate, for speed
+SETTINGS = FusionSettings(irs_rate=25.0)
+BLIND = (6.0, 10.0)  # everything but the IRS is silent
+START = np.diag([100.0, 100.0, 100.0, 4.0, 4.0, 4.0])
+
+
+def approach(duration=16.0):
+    """A three-degree descent that weaves, to 100 m before the threshold."""
+    t = np.arange(0, duration + 0.01, 0.02)
+    ahead, sway, zero = 70 * (duration - t) + 100, 0.5 * t, 0 * t
+    positions = np.stack([-ahead, 15 * np.cos(sway), 15 + 0.052 * ahead + 2 * np.sin(sway)], axis=1)
+    velocities = np.stack([zero + 70, -7.5 * np.sin(sway), np.cos(sway) - 0.052 * 70], axis=1)
+    accelerations = np.stack([zero, -3.75 * np.cos(sway), -0.5 * np.sin(sway)], axis=1)
+    return Truth(t, positions, velocities, accelerations, np.zeros((t.size, 3)))
+
+
+TRUTH = approach()
+
+
+def start(rng, covariance=START):
+    error = np.linalg.cholesky(covariance) @ rng.standard_normal(6)
+    return Initial(0.0, TRUTH.positions[0] + error[:3], TRUTH.velocities[0] + error[3:], covariance)
+
+
+def camera(rng, rate=10.0, outages=()):
+    """Positions as vision gives them: uncertain mostly along the line of sight, the more the farther."""
+    times = np.arange(0, 16, 1 / rate)
+    for begin, end in outages:
+        times = times[(times < begin) | (times >= end)]
+    positions = TRUTH.position(times)
+    sight = positions / np.linalg.norm(positions, axis=1)[:, None]
+    far = np.linalg.norm(positions, axis=1)[:, None, None]
+    covariances = (4e-4 * far + 0.1) ** 2 * np.eye(3) + (6e-3 * far) ** 2 * sight[:, :, None] * sight[:, None, :]
+    noise = np.linalg.cholesky(covariances) @ rng.standard_normal((times.size, 3, 1))
+    return vision(times, positions + noise[..., 0], covariances)
+
+
+def on_board(**changes):
+    return replace(Sensors(irs=SLOW_IRS, attitude=None), **changes)
+
+
+@pytest.fixture(scope="module")
+def flights():
+    """Forty flights, consistent by construction, with a blind stretch in the middle."""
+    outages = (BLIND,)
+    gnss, localizer, glide_slope, radio = (
+        replace(sensor, rate=min(sensor.rate, 10.0), outages=outages)
+        for sensor in (GNSS, LOCALIZER, GLIDE_SLOPE, RADIO)
+    )
+    sensors = Sensors(gnss, localizer, glide_slope, radio, SLOW_IRS, attitude=None)
+    tracks = []
+    for seed in range(RUNS):
+        rng = np.random.default_rng([seed, 99])
+        measured = simulate(TRUTH, sensors, seed) + camera(rng, rate=5.0, outages=outages)
+        tracks.append(fuse(measured, start(rng), replace(SETTINGS, gate=1.0)))
+    return tracks
+
+
+def random_state(rng):
+    state = rng.standard_normal(STATES)
+    state[:3] = rng.uniform([-6000, -300, 5], [-100, 300, 600])
+    state[BIAS["radio"]] *= 0.01
+    return state
+
+
+@given(SEEDS, st.sampled_from(CORRECTING))
+def test_measurement_jacobians_are_central_differences(seed, source):
+    state = random_state(np.random.default_rng(seed))
+    jacobian = observe(source, state, SITE)[1]
+    step = 1e-3
+    numeric = np.stack(
+        [
+            (observe(source, state + e, SITE)[0] - observe(source, state - e, SITE)[0]) / (2 * step)
+            for e in step * np.eye(STATES)
+        ],
+        axis=1,
+    )
+    np.testing.assert_allclose(jacobian, numeric, rtol=1e-6, atol=1e-8)
+
+
+def test_transition_is_the_integral_of_the_motion():
+    """Biases that stay: exact, against Van Loan's matrix exponential."""
+    still = GaussMarkov((0.1,) * 3)
+    steady = replace(SETTINGS, irs_bias=still, gnss_bias=still)
+    density = 0.3**2 / 25
+    rates = np.zeros((9, 9))
+    rates[:3, 3:6], rates[3:6, 6:] = np.eye(3), -np.eye(3)
+    drive = np.zeros((9, 9))
+    drive[3:6, 3:6] = math.sqrt(density) * np.eye(3)
+    step, noise = transition(0.13, density * np.eye(3), steady)
+    expected_step, expected_noise = van_loan_discretization(rates, drive, 0.13)
+    np.testing.assert_allclose(step[:9, :9], expected_step, atol=1e-12)
+    np.testing.assert_allclose(noise[:9, :9], expected_noise, atol=1e-12)
+
+
+@given(st.floats(0.001, 2.0), st.floats(0.01, 0.99), SEEDS)
+def test_a_step_in_two_parts_is_the_same_step(dt, share, seed):
+    root = np.random.default_rng(seed).standard_normal((3, 3))
+    whole = transition(dt, root @ root.T, SETTINGS, driven=False)
+    first = transition(share * dt, root @ root.T, SETTINGS, driven=False)
+    second = transition((1 - share) * dt, root @ root.T, SETTINGS, driven=False)
+    np.testing.assert_allclose(second[0] @ first[0], whole[0], atol=1e-12)
+    np.testing.assert_allclose(second[0] @ first[1] @ second[0].T + second[1], whole[1], rtol=1e-9, atol=1e-12)
+
+
+def test_bias_variance_is_stationary():
+    step, noise = transition(0.7, np.eye(3), SETTINGS)
+    variance = np.diag(SETTINGS.bias_variance)
+    np.testing.assert_allclose(step[6:, 6:] @ variance @ step[6:, 6:].T + noise[6:, 6:], variance, rtol=1e-12)
+
+
+def reference(measured, initial, filter_):
+    """The same flight through filterpy, IRS and all; returns states and covariances after each measurement."""
+    filter_.x = np.concatenate([initial.position, initial.velocity, np.zeros(STATES - 6)])
+    filter_.P = np.zeros((STATES, STATES))
+    filter_.P[:6, :6], filter_.P[6:, 6:] = initial.covariance, np.diag(SETTINGS.bias_variance)
+    push, now, acceleration, density = np.zeros((STATES, 3)), 0.0, np.zeros(3), np.eye(3)
+    states, covariances = [], []
+    for m in measured:
+        dt = m.time - now
+        if dt > 0:
+            push[:3], push[3:6] = dt**2 / 2 * np.eye(3), dt * np.eye(3)
+            filter_.F, filter_.Q = transition(dt, density, SETTINGS)
+            filter_.B = push
+            filter_.predict(u=acceleration)
+            now = m.time
+        if m.source == "irs":
+            ramp = m.value - acceleration if m.time > 0 else np.zeros(3)
+            filter_.x += np.concatenate([ramp * 0.04**2 / 6, ramp * 0.04 / 2, np.zeros(STATES - 6)])
+            acceleration, density = m.value, m.covariance / SETTINGS.irs_rate
+        elif isinstance(filter_, ExtendedKalmanFilter):
+            filter_.update(
+                m.value,
+                lambda x, s=m.source: observe(s, x, SITE)[1],
+                lambda x, s=m.source: observe(s, x, SITE)[0],
+                R=m.covariance,
+            )
+        else:
+            filter_.update(m.value, R=m.covariance, H=observe(m.source, filter_.x, SITE)[1])
+        states.append(filter_.x.copy())
+        covariances.append(filter_.P.copy())
+    return np.array(states), np.array(covariances)
+
+
+@pytest.mark.parametrize("kind", [KalmanFilter, ExtendedKalmanFilter])
+def test_agrees_with_filterpy(kind):
+    """KalmanFilter on what is linear, GNSS and vision; ExtendedKalmanFilter on all sources."""
+    rng = np.random.default_rng(11)
+    linear = kind is KalmanFilter
+    sensors = on_board(localizer=None, glide_slope=None, radio=None) if linear else on_board()
+    measured = in_order(simulate(TRUTH, sensors, 11) + camera(rng))
+    initial = start(rng)
+    track = fuse(measured, initial, replace(SETTINGS, gate=1.0))
+    states, covariances = reference(measured, initial, kind(dim_x=STATES, dim_z=3, dim_u=3))
+    np.testing.assert_allclose(track.states, states, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(track.covariances, covariances, rtol=1e-6, atol=1e-10)
+
+
+def anything(rng):
+    """Up to forty measurements of any source at any time, variances over twelve decades, values far off."""
+    measured = []
+    for _ in range(rng.integers(41)):
+        source = str(rng.choice(["irs", *CORRECTING]))
+        root = rng.standard_normal((SIZES[source], SIZES[source]))
+        covariance = 10 ** rng.uniform(-6, 6) * (root @ root.T + 0.01 * np.eye(SIZES[source]))
+        value = 10 ** rng.uniform(-3, 4) * rng.standard_normal(SIZES[source])
+        measured.append(Measurement(rng.uniform(0, 20), source, value, covariance))
+    return measured
+
+
+@given(SEEDS, st.sampled_from([0.5, 0.999, 1.0]), st.integers(1, 3))
+@settings(max_examples=100)
+def test_covariances_stay_symmetric_and_positive(seed, gate, patience):
+    measured = anything(np.random.default_rng(seed))
+    track = fuse(measured, start(np.random.default_rng(0)), replace(SETTINGS, gate=gate, patience=patience))
+    np.testing.assert_array_equal(track.covariances, np.swapaxes(track.covariances, 1, 2))
+    variance = np.diagonal(track.covariances, axis1=1, axis2=2)
+    assert (variance > 0).all()
+    correlation = track.covariances / np.sqrt(variance[:, :, None] * variance[:, None, :])
+    assert (np.linalg.eigvalsh(correlation) > -1e-9).all()
+    assert len(track.times) == len(measured)
+    assert (np.diff(track.times) >= 0).all()
+
+
+def test_nees_is_chi_square_over_flights(flights):
+    """Before, at the end of and after the blind stretch; mean over forty flights at one instant each."""
+    for time in (1.0, 4.0, 5.9, 9.99, 10.5, 15.9):
+        row = np.searchsorted(flights[0].times, time)
+        for dof in (3, 6):
+            values = [nees(track, TRUTH, dof)[row] for track in flights]
+            assert consistency(values, dof, 0.998).consistent, (time, dof)
+
+
+def test_nis_is_chi_square_for_every_source(flights):
+    for source in CORRECTING:
+        pooled = np.concatenate([track.nis_of(source) for track in flights])
+        found = consistency(pooled, SIZES[source], 0.95)
+        assert abs(found.mean / SIZES[source] - 1) < 0.05
+        assert abs(found.inside - 0.95) < 0.01
+
+
+def test_inconsistency_is_found(flights):
+    """The same flights, to a filter that believes GNSS to have no bias, fail the same test."""
+    trusting = replace(SETTINGS, gate=1.0, gnss_bias=GaussMarkov((1e-6,) * 3))
+    values = []
+    for seed in range(10):
+        rng = np.random.default_rng([seed, 99])
+        track = fuse(simulate(TRUTH, on_board(), seed), start(rng), trusting)
+        values.append(nees(track, TRUTH, 3)[-1])
+    assert not consistency(values, 3, 0.998).consistent
+
+
+def test_covariance_grows_through_an_outage_and_shrinks_after(flights):
+    track = flights[0]
+    blind = (track.times >= BLIND[0] + 0.2) & (track.times < BLIND[1])
+    spread = np.linalg.eigvalsh(track.position_covariances[blind])
+    assert set(track.source[blind]) == {"irs"}
+    assert (np.diff(spread, axis=0) > 0).all()
+    assert (np.linalg.eigvalsh(track.position_covariances[-1]) < spread[-1]).all()
+
+
+def test_without_irs_the_filter_coasts():
+    """The velocity stays and its variance grows with the stated density, whatever the steps."""
+    fixes = vision([0.0, 0.3, 5.0], np.zeros((3, 3)), np.tile(1e12 * np.eye(3), (3, 1, 1)))  # they tell nothing
+    track = fuse(fixes, Initial(0.0, [0, 0, 9], [70, 0, 0], np.eye(6)), replace(SETTINGS, coasting=0.7))
+    np.testing.assert_allclose(track.positions[-1], [350, 0, 9], atol=1e-6)
+    np.testing.assert_allclose(np.diag(track.covariances[-1])[3:6], 1 + 0.7 * 5, rtol=1e-6)
+
+
+def test_an_irs_sample_counts_for_its_hold():
+    push = Measurement(0.0, "irs", np.array([2.0, 0.0, 0.0]), 1e-12 * np.eye(3))
+    last = vision([3.0], np.zeros((1, 3)), 1e12 * np.eye(3)[None])
+    track = fuse([push, *last], Initial(0.0, [0, 0, 9], [0, 0, 0], np.eye(6)), replace(SETTINGS, irs_hold=0.5))
+    np.testing.assert_allclose(track.velocities[-1], [1.0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(track.positions[-1, 0], 0.25 + 2.5, atol=1e-6)
+
+
+def error_at(track, time):
+    row = np.searchsorted(track.times, time) - 1
+    return np.linalg.norm(track.positions[row] - TRUTH.position(track.times[row : row + 1])[0])
+
+
+@pytest.mark.parametrize("kind", ["step", "stuck"])
+def test_a_fault_is_gated_and_the_source_comes_back(kind):
+    fault = Fault(5.0, 9.0, kind, 40.0)
+    rng = np.random.default_rng(3)
+    measured = simulate(TRUTH, on_board(gnss=replace(GNSS, faults=(fault,))), 3) + camera(rng)
+    initial = start(rng)
+    gated, open_ = fuse(measured, initial, SETTINGS), fuse(measured, initial, replace(SETTINGS, gate=1.0))
+    gnss = gated.source == "gnss"
+    during = gnss & (gated.times >= 5.2) & (gated.times < 9.0)
+    after = gnss & (gated.times >= 9.0)
+    assert not gated.accepted[during].any()
+    assert gated.accepted[after].mean() > 0.9
+    assert gated.rejected["gnss"] >= during.sum()
+    assert nees(gated, TRUTH)[np.searchsorted(gated.times, 9.0) - 1] < chi2.ppf(0.999, 6)
+    assert error_at(gated, 9.0) < 1 < error_at(open_, 9.0)
+
+
+def test_a_fix_that_vision_contradicts_never_gets_in():
+    fault = Fault(2.0, 16.1, "step", 40.0)
+    measured = simulate(TRUTH, on_board(gnss=replace(GNSS, faults=(fault,))), 3) + camera(np.random.default_rng(3))
+    track = fuse(measured, start(np.random.default_rng(4)), replace(SETTINGS, patience=5))
+    assert not track.accepted[(track.source == "gnss") & (track.times > 2)].any()
+    assert not track.recovered.any()
+    assert error_at(track, 16.0) < 1
+
+
+def test_a_filter_that_starts_wrong_recovers():
+    """Sure of itself and 300 m off: nothing fits until patience ends, then everything does."""
+    rng = np.random.default_rng(5)
+    wrong = Initial(0.0, TRUTH.positions[0] + 300.0, TRUTH.velocities[0], 0.01 * np.eye(6))
+    measured = simulate(TRUTH, on_board(gnss=None, localizer=None, glide_slope=None, radio=None), 5) + camera(rng)
+    track = fuse(measured, wrong, SETTINGS)
+    frames = np.flatnonzero(track.source == "vision")
+    patience = SETTINGS.patience
+    assert not track.accepted[frames[: patience - 1]].any()
+    assert track.recovered[frames[patience - 1]]
+    assert track.accepted[frames[patience:]].mean() > 0.95
+    assert error_at(track, 16.0) < 3
+    assert nees(track, TRUTH, 3)[-1] < chi2.ppf(0.999, 3)
+
+
+def test_a_bias_estimate_that_went_wrong_is_dropped():
+    """A ramp slow enough to pass for bias; when it ends GNSS does not fit what was learned, then does again."""
+    fault = Fault(2.0, 9.0, "ramp", 0.4)
+    measured = simulate(TRUTH, on_board(gnss=replace(GNSS, noise=(0.1,) * 3, faults=(fault,))), 6)
+    measured += camera(np.random.default_rng(6), rate=20.0)
+    drifting = replace(SETTINGS, patience=8, gnss_bias=GaussMarkov((1.0, 1.0, 1.5), 30.0))
+    track = fuse(measured, start(np.random.default_rng(6)), drifting)
+    gnss = np.flatnonzero((track.source == "gnss") & (track.times >= 9.0))
+    first = gnss[np.flatnonzero(track.accepted[gnss])[0]]
+    assert not track.accepted[gnss[0]]
+    assert track.recovered[first]
+    assert track.accepted[gnss[gnss > first]].mean() > 0.9
+    assert error_at(track, 16.0) < 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"value": np.array([1.0, np.nan, 2.0])}, "vision at 1.000 s: its value is not finite"),
+        ({"covariance": np.diag([1.0, np.inf, 1.0])}, "vision at 1.000 s: its covariance is not finite"),
+        ({"time": -0.5}, "vision at -0.500 s: before the start at 0.000 s"),
+        ({"time": math.nan}, "vision at nan s: its time is not finite"),
+    ],
+)
+def test_what_cannot_be_used_is_passed_over_and_named(change, reason):
+    good = Measurement(1.0, "vision", np.array([-900.0, 0.0, 50.0]), np.eye(3))
+    later = replace(good, time=2.0)
+    initial = start(np.random.default_rng(0))
+    track = fuse([replace(good, **change), later], initial, SETTINGS)
+    assert track.ignored == (reason,)
+    np.testing.assert_array_equal(track.states, fuse([later], initial, SETTINGS).states)
+
+
+FIX = Measurement(1.0, "vision", np.zeros(3), np.eye(3))
+ORIGIN = Initial(0.0, np.zeros(3), np.zeros(3), np.eye(6))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (
+            lambda: fuse([replace(FIX, covariance=np.diag([1.0, -1.0, 1.0]))], ORIGIN),
+            "vision at 1.000 s: .* definite",
+        ),
+        (lambda: fuse([replace(FIX, covariance=np.ones((3, 3)))], ORIGIN), "not symmetric positive definite"),
+        (lambda: fuse([replace(FIX, covariance=np.eye(3) + np.eye(3, k=1))], ORIGIN), "not symmetric positive"),
+        (lambda: fuse([replace(FIX, value=np.zeros(2))], ORIGIN), r"should be \(3,\) .* got \(2,\) and \(3, 3\)"),
+        (
+            lambda: fuse([replace(FIX, covariance=np.eye(2))], ORIGIN),
+            r"covariance \(3, 3\), got \(3,\) and \(2, 2\)",
+        ),
+        (lambda: fuse([replace(FIX, source="radar")], ORIGIN), "unknown source 'radar'"),
+        (lambda: fuse([], replace(ORIGIN, position=np.zeros(2))), r"got \(2,\), \(3,\), \(6, 6\)"),
+        (lambda: fuse([], replace(ORIGIN, covariance=-np.eye(6))), "start is not symmetric positive definite"),
+        (lambda: fuse([], replace(ORIGIN, velocity=[np.nan] * 3)), "a start must be finite"),
+        (lambda: replace(SETTINGS, gate=0.0), "gate should be a probability"),
+        (lambda: replace(SETTINGS, patience=0), "patience should be 1"),
+        (lambda: replace(SETTINGS, coasting=0.0), "should be above 0"),
+        (lambda: replace(SETTINGS, irs_hold=0.03), "last to the next sample, 0.04 s, got 0.03"),
+        (lambda: replace(SETTINGS, gnss_bias=GaussMarkov((1.0,))), "gnss bias takes 3 sigmas, got 1"),
+        (lambda: nees(fuse([FIX], ORIGIN), TRUTH, dof=4), "dof 3.*dof 6.*got 4"),
+        (lambda: consistency([np.nan], 3), "no values"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(mistake, words):
+    with pytest.raises(HaloposeError, match=words) as caught:
+        mistake()
+    assert "\n" not in str(caught.value)
+
+
+def test_attitudes_are_left_out_and_order_does_not_matter():
+    rng = np.random.default_rng(8)
+    measured = simulate(TRUTH, Sensors(), 8)
+    without = [m for m in measured if m.source != "attitude"]
+    initial = start(rng)
+    track, plain = fuse(measured[::-1], initial), fuse(without, initial)
+    assert set(track.source) == set(SIZES) - {"attitude", "vision"}
+    np.testing.assert_allclose(track.states[-1], plain.states[-1], rtol=1e-6, atol=1e-6)
+
+
+@given(SEEDS, st.integers(1, 6))
+def test_consistency_measures_what_it_says(seed, dof):
+    values = np.random.default_rng(seed).chisquare(dof, 500)
+    found = consistency(np.append(values, np.nan), dof, 0.9)
+    assert found.count == 500
+    assert found.mean == pytest.approx(values.mean())
+    assert chi2.cdf(found.bounds[1], dof) - chi2.cdf(found.bounds[0], dof) == pytest.approx(0.9)
+    assert found.inside == np.mean((values > found.bounds[0]) & (values < found.bounds[1]))
+    assert found.mean_bounds[0] < dof < found.mean_bounds[1]
+
+
+def test_a_constant_attitude_bias_is_found_through_vision():
+    """Without its states the filter believes every biased fix; with them the errors stay consistent."""
+    sensitivity = np.array([[0.0, 40.0, 0.0], [-3000.0, 0.0, 0.0], [0.0, 3000.0, 0.0]])
+    scores = {True: [], False: []}
+    for seed in range(20):
+        rng = np.random.default_rng([seed, 5])
+        initial = start(rng)  # the same for both
+        bias = rng.standard_normal(3) * SETTINGS.attitude_bias.sigma
+        others = simulate(TRUTH, on_board(localizer=None, glide_slope=None, radio=None), seed)
+        seen = [
+            replace(fix, value=fix.value + sensitivity @ bias, sensitivity=sensitivity)
+            for fix in camera(rng, rate=5.0)
+        ]
+        for known, fixes in ((True, seen), (False, [replace(fix, sensitivity=None) for fix in seen])):
+            track = fuse(others + fixes, initial, replace(SETTINGS, gate=1.0))
+            scores[known].append(nees(track, TRUTH)[-1])
+    assert consistency(scores[True], 6).consistent
+    assert np.mean(scores[False]) > 2 * np.mean(scores[True])

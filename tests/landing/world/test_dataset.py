@@ -1,0 +1,143 @@
+"""Data sets: read back by halopose, consistent with the poses they state, the same for any number of processes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halopose.data.dataset import load_dataset
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import Camera, project_points, runway_corners
+from halopose.landing.world.dataset import (
+    CORNER_NAMES,
+    FLIP_INDEX,
+    box_of,
+    split_seeds,
+    write_dataset,
+    yolo_labels,
+)
+from halopose.landing.world.scenes import SceneSettings, corners_in_image, sample_scene
+
+SMALL = SceneSettings(camera=Camera.from_fov(160, 96, np.radians(30)))
+COUNTS = {"train": 4, "fog": 1}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    return write_dataset(folder, COUNTS, seed=3, settings=SMALL)
+
+
+def contents(folder: Path):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_halopose_reads_it(written):
+    for split, count in COUNTS.items():
+        labels = load_dataset(written, split)
+        coco = load_dataset(
+            written.parent / "annotations" / f"{split}.json", split, images=written.parent / "images" / split
+        )
+        assert len(labels) == len(coco) == count
+        assert labels.names == coco.names == CORNER_NAMES
+        np.testing.assert_array_equal(labels.sigmas, coco.sigmas)
+        np.testing.assert_array_equal(labels.image_ids, coco.image_ids)
+        for ours, theirs in zip(labels.records, coco.records, strict=True):
+            image, objects = ours.read()
+            assert image.shape == (96, 160, 3)
+            assert objects.labelled.all()
+            np.testing.assert_allclose(objects.keypoints, theirs.objects.keypoints, atol=1e-4)
+            np.testing.assert_allclose(objects.boxes, theirs.objects.boxes, atol=1e-4)
+
+
+def test_stated_poses_project_to_the_labels(written):
+    content = json.loads((written.parent / "annotations" / "train.json").read_text())
+    for image in content["images"]:
+        camera = Camera(
+            **{**image["camera"], "distortion": tuple(image["camera"]["distortion"])}, width=160, height=96
+        )
+        runway = image["runways"][0]
+        pixels = project_points(
+            camera,
+            np.array(image["camera_rotation"]),
+            np.array(image["camera_position"]),
+            runway_corners(runway["length"], runway["width"]),
+        )
+        first = next(a for a in content["annotations"] if a["image_id"] == image["id"])
+        np.testing.assert_allclose(np.reshape(first["keypoints"], (4, 3))[:, :2], pixels, atol=1e-9)
+        scene = sample_scene(image["seed"], image["weather"], SMALL)
+        np.testing.assert_array_equal(scene.position, image["position"])
+
+
+def test_processes_do_not_matter_and_a_broken_run_goes_on(written, tmp_path):
+    whole = contents(written.parent)
+    partial = tmp_path / "again"
+    write_dataset(partial, {"train": 2}, seed=3, settings=SMALL)
+    kept = {path: path.stat().st_mtime_ns for path in partial.rglob("*.jpg")}
+    write_dataset(partial, COUNTS, seed=3, settings=SMALL, processes=2)
+    assert contents(partial) == whole
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, processes):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(HaloposeError, match="cannot write to"):
+        write_dataset(tmp_path / "file", COUNTS, seed=3, settings=SMALL, processes=processes)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_is_one_line(tmp_path):
+    with pytest.raises(HaloposeError, match=r"cannot write .*\.jpg"):
+        write_dataset(tmp_path, COUNTS, seed=3, settings=SMALL)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 30))
+def test_splits_share_no_scene(seed, count):
+    seeds = [set(split_seeds(seed, name, count)) for name in ("train", "val", "test", "fog", "calibration")]
+    assert len(set.union(*seeds)) == 5 * count
+    assert split_seeds(seed, "train", count + 3)[:count] == split_seeds(seed, "train", count)
+
+
+def test_fog_is_for_testing_only(written, tmp_path):
+    def weathers(split):
+        images = json.loads((written.parent / "annotations" / f"{split}.json").read_text())["images"]
+        return {image["weather"] for image in images}
+
+    assert weathers("train") == {"clear", "haze", "dusk", "night"}
+    assert weathers("fog") == {"fog"}
+    with pytest.raises(HaloposeError, match="may not hold fog"):
+        write_dataset(tmp_path, {"train": 1}, weather={"train": ["fog"]})
+    with pytest.raises(HaloposeError, match="unknown weather"):
+        write_dataset(tmp_path, {"val": 1}, weather={"val": ["hail"]})
+    with pytest.raises(HaloposeError, match="has no weather"):
+        write_dataset(tmp_path, {"val": 1}, weather={"val": []})
+    with pytest.raises(HaloposeError, match="holds 1 to"):
+        write_dataset(tmp_path, {"val": 0})
+
+
+def test_the_flip_swaps_left_and_right():
+    swapped = [CORNER_NAMES[k] for k in FLIP_INDEX]
+    assert swapped == [n.replace("left", "x").replace("right", "left").replace("x", "right") for n in CORNER_NAMES]
+
+
+@given(st.lists(st.tuples(st.floats(0, 640), st.floats(0, 384)), min_size=4, max_size=4))
+def test_a_box_holds_its_corners_and_is_never_too_small(points):
+    corners = np.array(points)
+    left, top, right, bottom = box_of(corners, 640, 384)
+    assert left <= corners[:, 0].min() <= corners[:, 0].max() <= right
+    assert top <= corners[:, 1].min() <= corners[:, 1].max() <= bottom
+    assert 0 <= left < right <= 640
+    assert 0 <= top < bottom <= 384
+    assert min(right - left, bottom - top) >= 3  # half of the smallest box, at the image's border
+
+
+def test_labels_list_the_runway_landed_on_first():
+    scene = next(
+        s for s in (sample_scene(n, "clear", SceneSettings(parallel_share=1.0)) for n in range(200)) if s.parallel
+    )
+    first = np.array(yolo_labels(scene).splitlines()[0].split(), float)[5:].reshape(4, 3)
+    np.testing.assert_allclose(first[:, :2] * (640, 384), corners_in_image(scene)[0], atol=1e-4)

@@ -1,0 +1,145 @@
+"""Tables and page of an ablation: every number is the results' own, and the page is whole and inert."""
+
+import csv
+import io
+import re
+
+import numpy as np
+import pytest
+
+from halopose.evaluation.bootstrap import SCALES
+from halopose.evaluation.protocol import SCALAR_METRICS
+from halopose.fitting.pipeline import FitSettings
+from halopose.reports.ablation import (
+    COLUMNS,
+    render,
+    scale_plot,
+    summaries,
+    table,
+    to_csv,
+    to_markdown,
+    variance_plots,
+)
+from halopose.studies.ablation import DEFAULT, Result, rows_of
+from halopose.studies.findings import FINDINGS
+from tests.helpers.html_pages import EVIL, parsed
+
+METRICS = [
+    *(f"{part}{regime}.{name}" for part in ("", "pruned.") for regime in ("gaussian", "student_t")
+      for name in SCALAR_METRICS),
+    *(f"scale.{number}.ace" for number in range(SCALES)),
+    "scale.spread", "akp_skill", "kept_fraction",
+]  # fmt: skip
+
+
+def results(names=None, bootstrap=20):
+    generator = np.random.default_rng(0)
+    chosen = [row for row in rows_of(FitSettings()) if names is None or row.name in names]
+    made = []
+    for row in chosen:
+        estimate = {name: float(generator.uniform(0.1, 0.9)) for name in METRICS}
+        draws = {name: value + 0.05 * generator.normal(size=bootstrap) for name, value in estimate.items()}
+        bins = np.geomspace(0.5, 900, 20)
+        variance = {axis: {"predicted": bins, "empirical": 1.3 * bins} for axis in ("joint", "x", "y")}
+        scales = [f"bin {number}" for number in range(SCALES)]
+        counts = {"images": 7, "keypoints": 99}
+        made.append(Result(row.name, row.title, estimate, draws, variance, scales, counts))
+    return made
+
+
+def test_csv_holds_every_metric_and_its_paired_difference():
+    made = results()
+    rows = list(csv.DictReader(io.StringIO(to_csv(made))))
+    assert len(rows) == len(made) * len(METRICS)
+    default = made[0]
+    for line, (result, metric) in zip(rows, [(r, m) for r in made for m in METRICS], strict=True):
+        assert (line["row"], line["metric"]) == (result.name, metric)
+        assert float(line["estimate"]) == result.estimate[metric]
+        assert float(line["high"]) - float(line["low"]) == pytest.approx(2 * result.margin(metric))
+        if result is default:
+            assert line["difference"] == line["difference_low"] == line["difference_high"] == ""
+        else:
+            assert float(line["difference"]) == result.estimate[metric] - default.estimate[metric]
+            draws = result.draws[metric] - default.draws[metric]
+            width = float(line["difference_high"]) - float(line["difference_low"])
+            assert width == pytest.approx(2 * 1.96 * draws.std(ddof=1))
+
+
+def test_markdown_has_a_line_per_row_and_finding():
+    made = results()
+    text = to_markdown(made, "Title")
+    assert text.startswith("# Title\n")
+    for result in made:
+        assert text.count(f"\n| {result.title} |") == (1 if result.name == DEFAULT else 2)
+    for finding in FINDINGS:
+        assert (
+            len(re.findall(rf"\| {finding.text} \| \*\*(reproduced|contradicted|not decided)\*\* \|", text)) == 1
+        )
+    widths = [line.count(" |") for line in text.splitlines() if line.startswith("| Default")]
+    assert widths == [1 + len(COLUMNS)]
+
+
+def test_bold_is_what_the_interval_decides_and_equal_rows_say_so():
+    made = results([DEFAULT, "diagonal"])
+    twin = Result("f1", "Twin", made[0].estimate, made[0].draws, made[0].variance, made[0].scales, made[0].counts)
+    rows = dict(table([*made, twin]))
+    for metric, cell, same in zip(COLUMNS, rows["Diagonal dispersion"], rows["Twin"], strict=True):
+        difference = made[1].minus(made[0], metric)
+        assert cell.decided == (abs(difference.value) > difference.margin)
+        assert cell.difference.startswith("−" if difference.value < 0 else "+")
+        assert same.difference == "same"
+        assert not same.decided
+    assert all(cell.difference == "" for cell in rows["Default"])
+
+
+def test_the_smaller_tables_of_the_paper():
+    made = results()
+    pruning, scalar, rules = summaries(made)
+    default, named = made[0], {result.name: result for result in made}
+    change = default.estimate["pruned.student_t.nll"] - default.estimate["student_t.nll"]
+    assert pruning.rows[1][-1].startswith(f"{change:+.3f}".replace("-", "−"))
+    draws = default.draws["pruned.student_t.nll"] - default.draws["student_t.nll"]
+    assert pruning.rows[1][-1].endswith(f"± {1.96 * draws.std(ddof=1):.3f}")
+    assert [row[0] for row in scalar.rows] == ["trace", "determinant", "largest eigenvalue"]
+    assert scalar.rows[1][1].startswith(f"{named['determinant'].estimate['gaussian.akp']:.4f} ±")
+    assert [row[0] for row in rules.rows] == ["Youden", "distance to the corner", "F1"]
+    assert rules.rows[2][1].startswith(f"{named['f1'].estimate['kept_fraction']:.3f} ±")
+    for one in (pruning, scalar, rules):
+        assert all(len(row) == len(one.head) for row in one.rows)
+        assert f"## {one.title}" in to_markdown(made, "Title")
+        assert one.title in render(made, "Title")
+    assert len(summaries(results([DEFAULT]))[2].rows) == 1
+
+
+def test_the_page_is_whole_and_inert():
+    made = results()
+    text = render(made, EVIL)
+    page = parsed(text)
+    assert "script" not in page.tags
+    assert page.urls == ["data:,"]
+    assert "{{ 7 * 7 }}" in text
+    assert page.tags.count("svg") == 4
+    assert page.tags.count("circle") == 2 * SCALES + 3 * 2 * 20
+    for result in made:
+        assert result.title in text
+
+
+def test_a_page_of_few_rows_leaves_out_plots_it_cannot_draw():
+    made = results([DEFAULT])
+    assert scale_plot(made) is None
+    assert variance_plots(made) == []
+    assert "svg" not in parsed(render(made, "few")).tags
+
+
+def test_plots_stay_inside_and_leave_out_what_is_not_a_number():
+    made = results([DEFAULT, "no-scale-weights", "isotropic"])
+    made[0].estimate["scale.2.ace"] = float("nan")
+    made[0].variance["x"]["empirical"][3] = 0.0
+    plots = [scale_plot(made), *variance_plots(made)]
+    assert [len(plots[0].dots(curve)) for curve in plots[0].curves] == [SCALES - 1, SCALES]
+    assert len(plots[2].dots(plots[2].curves[1])) == 19
+    for plot in plots:
+        marks = [*plot.x.marks(), *plot.y.marks()]
+        assert all(0 <= share <= 1 + 1e-9 for share, _ in marks)
+        assert all(not np.isfinite(curve.y).all() or len(plot.dots(curve)) for curve in plot.curves if curve.label)
+        assert all(curve.high is None or np.nanmax(plot.y.share(curve.high)) <= 1 + 1e-9 for curve in plot.curves)

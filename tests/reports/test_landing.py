@@ -1,0 +1,175 @@
+"""The report page of a landing and its log, on the made-up flight of the pictures' tests."""
+
+import base64
+import json
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from halopose.data.coco import read_json, write_json
+from halopose.errors import HaloposeError
+from halopose.landing.navigation.fusion import consistency
+from halopose.reports.landing import _error_chart, log_of, render_page
+from tests.reports.test_landing_pictures import DOUBTED, EXCLUDED, OUTAGE, PRUNED, UNSEEN, UNSOLVED, fabricate
+
+SUMMARY = {
+    "frames": 9,
+    "fused_rms": 1.2345,
+    "consistent": True,
+    "note": "<script>alert(1)</script>",
+    "missing": float("nan"),
+    "error": {"vision": {"x": 54.25, "z": -3.5}, "fused": {"x": 0.875}},
+    "sources": {"glide_slope": 321},
+}
+FILM = b"RIFF\x00\x00\x00\x00WEBPVP8 and so on"
+
+
+@pytest.fixture(scope="module")
+def flight():
+    return fabricate()
+
+
+@pytest.fixture(scope="module")
+def page(flight):
+    return render_page(flight, SUMMARY, FILM)
+
+
+def drawings(page):
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.S)]
+
+
+def numbers(path):
+    return np.array([float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", path)])
+
+
+def test_page_needs_nothing_else(page):
+    assert not re.search(r"https?://|<script|<link(?! rel=\"icon\" href=\"data:,\")|@import|url\(", page)
+    assert set(re.findall(r'src="([a-z]+):', page)) == {"data"}
+
+
+def test_animation_is_embedded_as_it_is(page, flight):
+    kind, content = re.search(r'src="data:([^;]+);base64,([^"]+)"', page).groups()
+    assert kind == "image/webp"
+    assert base64.b64decode(content) == FILM
+    assert "<img" not in render_page(flight, SUMMARY)
+    with pytest.raises(HaloposeError, match="neither WebP nor GIF nor PNG"):
+        render_page(flight, SUMMARY, b"mp4")
+
+
+def test_summary_is_shown_whole(page):
+    rows = dict(re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', page))
+    cells = {label: re.findall(r"<td>(.*?)</td>", row) for label, row in rows.items()}
+    assert cells["fused rms"] == ["1.23"]
+    assert cells["consistent"] == ["yes"]
+    assert cells["missing"] == ["–"]
+    assert cells["note"] == ["&lt;script&gt;alert(1)&lt;/script&gt;"]
+    assert cells["Vision"] == ["54.2", "−3.5"]
+    assert cells["fused"] == ["0.875", "–"]
+    assert cells["Glide slope"] == ["321"]
+
+
+def test_drawings_are_whole_and_inside(page):
+    found = drawings(page)
+    assert len(found) == 9
+    for svg in found:
+        width, height = (float(size) for size in svg.get("viewBox").split()[2:])
+        for path in svg.iter("path"):
+            places = re.sub(r"[hv]\d+", "", path.get("d"))
+            assert "nan" not in places
+            x, y = numbers(places).reshape(-1, 2).T
+            assert ((x >= 0) & (x <= width) & (y >= 0) & (y <= height)).all()
+
+
+def test_bands_hold_what_they_should(flight, page):
+    """Drawn errors lie inside their drawn band exactly when they are below two standard deviations."""
+    for axis, svg in enumerate(drawings(page)[:3]):
+        shapes = {path.get("class"): numbers(path.get("d").replace("h0", "")) for path in svg.iter("path")}
+        band, line = shapes["band fused"].reshape(-1, 2), shapes["line fused"].reshape(-1, 2)
+        count = len(flight.frame_times)
+        low, high = band[:count, 1], band[count:, 1][::-1]
+        inside = (line[:, 1] >= high) & (line[:, 1] <= low)
+        error = np.abs(flight.fused - flight.position)[:, axis]
+        near = np.abs(error - 2 * np.sqrt(flight.fused_covariance[:, axis, axis])) < 0.05
+        expected = error <= 2 * np.sqrt(flight.fused_covariance[:, axis, axis])
+        np.testing.assert_array_equal(inside[~near], expected[~near])
+
+
+def test_consistency_is_that_of_the_flight(flight, page):
+    nis, nees = consistency(flight.track.nis_of("vision"), 3), consistency(flight.nees, 3)
+    assert f"NIS of vision: mean {nis.mean:.2f}" in page
+    assert f"NEES of the fused position: mean {nees.mean:.2f}" in page
+
+
+def test_outages_and_rejections_are_named(flight, page):
+    silent = re.search(r"GNSS silent ([\d.]+) to ([\d.]+) s", page)
+    assert np.array(silent.groups(), dtype=float) == pytest.approx(OUTAGE, abs=0.25)
+    frames = len(flight.frame_times)
+    assert f"{frames}, 3 not used" in page
+    accepted = np.ones(len(flight.track.times), dtype=bool)
+    accepted[np.flatnonzero(flight.track.source == "radio")[:2]] = False
+    assert ", 2 rejected" in render_page(replace(flight, track=replace(flight.track, accepted=accepted)), {})
+
+
+def test_an_error_beyond_its_level_is_marked(flight, page):
+    assert "beyond its level" not in page
+    levels = flight.fixes.levels / 1000
+    assert "beyond its level" in render_page(replace(flight, fixes=replace(flight.fixes, levels=levels)), {})
+
+
+def test_bands_of_vision_hold_the_attitude_s_bias(flight):
+    """A deviation of 1 mrad of yaw that moves the fix 5 km per radian adds 5 m to the left."""
+    sensitivity = np.zeros_like(flight.fixes.sensitivity)
+    sensitivity[:, 1, 0] = 5000.0
+    fixes = replace(flight.fixes, covariance=np.tile(np.eye(3), (len(sensitivity), 1, 1)), sensitivity=sensitivity)
+    chart = _error_chart(replace(flight, fixes=fixes), 1)
+    band = dict(chart.shapes)["band vision"]
+    expected = chart.y(np.array([-1, 1]) * 2 * np.sqrt(1 + 5.0**2))
+    np.testing.assert_allclose([numbers(band)[1], numbers(band)[-1]], expected, atol=0.06)
+
+
+def test_a_blind_flight_has_a_page_and_a_log():
+    blind = fabricate(blind=True)
+    page = render_page(blind, {})
+    assert "vision gave no position to be trusted" in page
+    assert "NIS of vision: no values" in page
+    assert "vision" not in log_of(blind)["sources"]
+    assert len(drawings(page)) == 9
+
+
+def test_log_comes_back_from_json(flight, tmp_path):
+    log = log_of(flight)
+    json.dumps(log, allow_nan=False)
+    write_json(tmp_path / "log.json", log)
+    assert read_json(tmp_path / "log.json") == log
+
+
+def test_log_holds_the_flight(flight):
+    log = log_of(flight)
+    frames = log["frames"]
+    assert [frame["time"] for frame in frames] == flight.frame_times.tolist()
+    np.testing.assert_array_equal([frame["truth"]["position"] for frame in frames], flight.position)
+    np.testing.assert_array_equal([frame["fused"]["covariance"] for frame in frames], flight.fused_covariance)
+    np.testing.assert_array_equal([frame["fused"]["nees"] for frame in frames], flight.nees)
+    assert frames[UNSEEN]["vision"]["position"] is None
+    assert frames[UNSEEN]["corners"]["near_left"]["pixel"] is None
+    assert frames[UNSOLVED]["vision"]["covariance"] is None
+    assert frames[UNSOLVED]["vision"]["reason"].startswith("too few points")
+    assert frames[EXCLUDED]["vision"]["excluded"] == "far_left"
+    assert not frames[PRUNED]["corners"]["far_right"]["kept"]
+    assert not frames[DOUBTED]["vision"]["trusted"]
+    assert frames[DOUBTED]["vision"]["accepted"] is None
+    np.testing.assert_array_equal(frames[0]["vision"]["position"], flight.fixes.position[0])
+
+
+def test_log_counts_what_the_filter_took(flight):
+    log = log_of(flight)
+    track = flight.track
+    assert {source: entry["measurements"] for source, entry in log["sources"].items()} == {
+        source: int((track.source == source).sum()) for source in np.unique(track.source)
+    }
+    updates = [frame["vision"] for frame in log["frames"] if frame["vision"]["nis"] is not None]
+    np.testing.assert_array_equal([update["nis"] for update in updates], track.nis_of("vision"))
+    assert log["sources"]["vision"]["rejected"] == sum(not update["accepted"] for update in updates)

@@ -1,0 +1,401 @@
+"""Rows of an ablation are what the pipeline itself computes, their differences are paired, and reruns resume."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from halopose.cli.app import app
+from halopose.data.dataset import load_dataset
+from halopose.errors import HaloposeError
+from halopose.evaluation.bootstrap import SCALES, Measured
+from halopose.evaluation.calibrations import Fitted, Given, cross_fitted
+from halopose.evaluation.protocol import SCALAR_METRICS, evaluate
+from halopose.evaluation.true_positives import Protocol, match_poses
+from halopose.fitting import pipeline
+from halopose.fitting.pipeline import FitSettings
+from halopose.fitting.store import MatchStore
+from halopose.fitting.training import TrainSettings
+from halopose.studies import ablation
+from halopose.studies.ablation import DEFAULT, Result, Row, Study, ablate, rows_of
+from halopose.uncertainty.heads import HeadSettings
+from halopose.uncertainty.pruning import localization_confidence, select_threshold
+from tests.helpers.models import ROOT, host_of, pose_model, write_scenes
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:no samples for keypoints"),
+]
+SETTINGS = FitSettings(
+    train=TrainSettings(epochs=1, learning_rate=1e-2, batch=32),
+    train_sizes=(64,),
+    imgsz=64,
+    calibration_share=0.5,
+    gamma_ks=0.97,  # so that some keypoints of these scenes are unreliable
+)
+DRAWS = 6
+ALPHAS = (1.0,)
+LEFT = ("default", "f1", "diagonal", "isotropic", "last-layer")
+KILLED = """
+import sys
+from pathlib import Path
+from tests.studies.test_ablation import run
+run(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)
+"""
+
+
+def run(data: Path, folder: Path, **options):
+    host = host_of("11")
+    training, validation = (load_dataset(data, split) for split in ("train", "val"))
+    options = {"alphas": ALPHAS, "bootstrap": DRAWS, "workers": 1, **options}
+    return ablate(host, training, validation, folder, SETTINGS, **options)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_scenes(tmp_path_factory.mktemp("data"), host_of("11"), {"train": 10, "val": 16})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, data, one_thread):
+    folder = tmp_path_factory.mktemp("ablation")
+    run(data, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(data, folder):
+    return {result.name: result for result in run(data, folder)}
+
+
+@pytest.fixture(scope="module")
+def fitted(data, folder):
+    """What ``pipeline.fit`` makes of the same data, in the same work folder."""
+    training, validation = (load_dataset(data, split) for split in ("train", "val"))
+    return pipeline.fit(host_of("11"), training, validation, folder / "work", SETTINGS)
+
+
+def rows_by_name():
+    return {row.name: row for row in rows_of(SETTINGS, ALPHAS)}
+
+
+# --- rows ----------------------------------------------------------------------------------------------
+
+
+def test_rows_differ_from_the_default_and_from_each_other():
+    rows = rows_of(FitSettings())
+    assert len({row.variant for row in rows}) == len({row.name for row in rows}) == len(rows) == 17
+    names = {row.name: row for row in rows}
+    assert names["no-importance-weights"].fit.train == TrainSettings(alpha=0.0, scale_weight=False)
+    assert names["isotropic"].fit.head == HeadSettings(parameterisation="isotropic")
+    assert {row.name for row in rows if row.training == rows[0].training} == {
+        DEFAULT, "assigned", "determinant", "eigenvalue", "distance", "f1",
+    }  # fmt: skip
+    assert {row.fit.train.alpha for row in rows if row.name.startswith("alpha")} == {0.0, 0.5, 2.0, 4.0}
+
+
+def test_what_the_default_is_already_is_no_row():
+    changed = replace(FitSettings(), head=HeadSettings(warm_start=False), calibration="assigned")
+    names = [row.name for row in rows_of(changed, (2.0, 2.0))]
+    assert "cold-start" not in names
+    assert "assigned" not in names
+    assert "matched" in names
+    assert names.count("alpha-2") == 1
+
+
+# --- rows are what the pipeline computes ---------------------------------------------------------------
+
+
+def test_the_default_row_is_a_fit(results, fitted, folder):
+    artifact, metrics = fitted
+    default = results[DEFAULT]
+    for regime in ("gaussian", "student_t"):
+        for name in SCALAR_METRICS:
+            assert default.estimate[f"{regime}.{name}"] == pytest.approx(metrics[regime][name], rel=1e-9)
+            pruned = default.estimate[f"pruned.{regime}.{name}"]
+            assert pruned == pytest.approx(metrics["pruned"][regime][name], rel=1e-9, nan_ok=True)
+    assert default.estimate["akp_skill"] == pytest.approx(metrics["akp_skill"], rel=1e-9)
+    assert default.estimate["kept_fraction"] == pytest.approx(metrics["pruned"]["kept_fraction"], rel=1e-12)
+    assert default.counts == {"images": metrics["images"], "keypoints": metrics["keypoints"]}
+    content = json.loads((folder / "rows" / "default.json").read_text())
+    assert content["threshold"] == pytest.approx(artifact.threshold, rel=1e-12)
+    assert content["training"]["best_epoch"] == artifact.card["training"]["best_epoch"]
+
+
+def test_intervals_are_those_of_an_evaluation(results, fitted, folder):
+    artifact, _ = fitted
+    store = MatchStore(folder / "work" / "val")
+    images = np.array(artifact.card["images"]["evaluation"])
+    protocol = Protocol(bootstrap=DRAWS, area="box", box_area_factor=artifact.area_factor)
+    metrics = pipeline.evaluate_artifact(artifact, host_of("11"), store, images, protocol)
+    default = results[DEFAULT]
+    for regime in ("gaussian", "student_t"):
+        for name in SCALAR_METRICS:
+            own = default.estimate[f"{regime}.{name}"] + default.margin(f"{regime}.{name}")
+            assert own == pytest.approx(metrics[regime]["interval"][name][1], rel=1e-9)
+    own = default.estimate["akp_skill"] + default.margin("akp_skill")
+    assert own == pytest.approx(metrics["interval"]["akp_skill"][1], rel=1e-9)
+
+
+def parts_of(folder, row: Row, images: str):
+    """Heads of a row, and true positives of the calibration or the evaluation images, step by step."""
+    host, store = host_of("11"), MatchStore(folder / "work" / "val")
+    heads, _ = pipeline.train_heads(host, [MatchStore(folder / "work" / "train")], row.fit)
+    split = pipeline.split_validation(np.array(store.manifest["images"]), row.fit.calibration_share)
+    chosen = split[0 if images == "calibration" else 1]
+    truth = store.ground_truth(host.keypoint_names, host.sigmas, chosen)
+    matched = match_poses(pipeline.predictions_of(heads, store, chosen), truth, row.protocol)
+    return heads, store, split, matched
+
+
+def direct(folder, row: Row):
+    """True positives, and what is fitted for them, without any of the code under test."""
+    heads, store, split, held_out = parts_of(folder, row, "calibration")
+    calibrated = pipeline.calibrate_heads(host_of("11"), heads, store, split[0], row.fit)
+    confidence = localization_confidence(
+        calibrated.gaussian.tau_.numpy()[:, None, None] ** 2 * held_out.covariance,
+        held_out.box_area * row.fit.area_factor,
+        held_out.sigmas,
+        row.scalarisation,
+    )
+    variance = held_out.area[:, None] * (2 * held_out.sigmas) ** 2
+    similarity = np.exp(-(held_out.residual**2).sum(-1) / (2 * variance))
+    labelled = held_out.labelled
+    threshold = select_threshold(confidence[labelled], similarity[labelled] >= row.fit.gamma_ks, row.rule)
+    *_, matched = parts_of(folder, row, "evaluation")
+    return matched, Given(calibrated.gaussian, calibrated.student, threshold)
+
+
+@pytest.mark.parametrize("name", ["isotropic", "last-layer", "assigned", "eigenvalue", "f1"])
+def test_other_rows_are_direct_calls(results, folder, name):
+    row = rows_by_name()[name]
+    matched, given = direct(folder, row)
+    metrics = evaluate(matched, cross_fitted(matched, row.protocol, given), row.protocol)
+    estimate = results[name].estimate
+    assert estimate["kept_fraction"] == pytest.approx(metrics["pruned"]["kept_fraction"], rel=1e-12)
+    for metric in ("ace", "ence_x", "nll", "akp"):
+        assert estimate[f"gaussian.{metric}"] == pytest.approx(metrics["gaussian"][metric], rel=1e-9)
+        assert estimate[f"student_t.{metric}"] == pytest.approx(metrics["student_t"][metric], rel=1e-9)
+        pruned = metrics["pruned"]["gaussian"][metric]
+        assert estimate[f"pruned.gaussian.{metric}"] == pytest.approx(pruned, rel=1e-9, nan_ok=True)
+    bins = results[name].variance["y"]
+    np.testing.assert_allclose(bins["empirical"], metrics["curves"]["gaussian"]["variance"]["y"]["empirical"])
+
+
+# --- the paired bootstrap ------------------------------------------------------------------------------
+
+
+def brute_force(matched, given: Given, row: Row, edges):
+    """Metrics of every resampling, evaluated on copies of the resampled images' true positives."""
+    fitted = Fitted(given.gaussian, given.student, given.threshold)
+    protocol = replace(row.protocol, scale_edges=tuple(edges))
+    images = np.unique(matched.image_ids)
+    picks = np.random.default_rng(0).integers(len(images), size=(DRAWS, len(images)))
+    draws = []
+    for pick in picks:
+        copies = matched.select(np.concatenate([np.flatnonzero(matched.image_ids == images[i]) for i in pick]))
+        metrics = evaluate(copies, fitted.regimes(copies), protocol)
+        by_scale = [block["ace"] for block in metrics["gaussian"]["per_scale"].values()]
+        draws.append(
+            {
+                **{f"gaussian.{name}": metrics["gaussian"][name] for name in SCALAR_METRICS},
+                **{f"student_t.{name}": metrics["student_t"][name] for name in SCALAR_METRICS},
+                "pruned.gaussian.nll": metrics["pruned"]["gaussian"]["nll"],
+                "kept_fraction": metrics["pruned"]["kept_fraction"],
+                "scale.1.ace": by_scale[1],
+                "scale.spread": np.nanstd(by_scale),
+            }
+        )
+    return {name: np.array([draw[name] for draw in draws]) for name in draws[0]}
+
+
+def test_paired_differences_equal_brute_force(folder):
+    rows, expected = {}, {}
+    for name in (DEFAULT, "diagonal"):
+        row = rows_by_name()[name]
+        matched, given = direct(folder, row)
+        # These scenes have objects of one size, and levels without training, whose variances are all equal.
+        generator = np.random.default_rng(1)
+        sizes = generator.uniform(0.3, 3, len(matched))
+        covariance = matched.covariance * generator.uniform(0.5, 2, (*matched.labelled.shape, 1, 1))
+        matched = replace(
+            matched,
+            area=matched.area * sizes,
+            box_area=matched.box_area * sizes,
+            covariance=covariance,
+            scale=covariance,
+        )
+        edges = np.quantile(matched.area, np.arange(1, SCALES) / SCALES)
+        expected[name] = brute_force(matched, given, row, edges)
+        measured = Measured.of(matched, Fitted(given.gaussian, given.student, given.threshold), row.protocol)
+        draws = list(measured.draws(DRAWS))
+        columns = {metric: np.array([draw[metric] for draw in draws]) for metric in draws[0]}
+        rows[name] = Result(name, name, measured.scores(), columns, {}, [], {})
+        for metric, values in expected[name].items():
+            assert columns[metric] == pytest.approx(values, rel=1e-9, nan_ok=True), metric
+    for metric, values in expected["diagonal"].items():
+        paired = rows["diagonal"].minus(rows[DEFAULT], metric)
+        spread = np.std(values - expected[DEFAULT][metric], ddof=1)
+        assert paired.margin == pytest.approx(1.96 * spread, rel=1e-6, abs=1e-12, nan_ok=True), metric
+    assert rows["diagonal"].minus(rows[DEFAULT], "gaussian.nll").margin > 0
+    assert 0 < rows[DEFAULT].estimate["kept_fraction"] < 1
+
+
+def test_evaluation_without_matches_is_refused(folder):
+    matched, given = direct(folder, rows_by_name()[DEFAULT])
+    fitted = Fitted(given.gaussian, given.student, given.threshold)
+    with pytest.raises(HaloposeError, match="give more images"):
+        Measured.of(matched.select(np.zeros(0, dtype=int)), fitted, Protocol())
+
+
+# --- reruns --------------------------------------------------------------------------------------------
+
+
+def times(folder):
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "rows").iterdir()}
+
+
+def test_a_rerun_keeps_what_is_there_and_mends_the_rest(data, folder, results, monkeypatch):
+    before = times(folder)
+    done = []
+    compute = Study.compute
+    monkeypatch.setattr(
+        Study,
+        "compute",
+        lambda study, host, rows: done.append([row.name for row in rows]) or compute(study, host, rows),
+    )
+    run(data, folder)
+    assert (done, times(folder)) == ([], before)
+    rows = folder / "rows"
+    whole = (rows / "f1.json").read_text()
+    (rows / "f1.json").write_text(whole[: len(whole) // 2])  # as a full disk would leave it
+    (rows / "diagonal.json").unlink()
+    other = json.loads((rows / "assigned.json").read_text())
+    (rows / "assigned.json").write_text(json.dumps({**other, "key": "of something else"}))
+    again = {result.name: result for result in run(data, folder)}
+    assert sorted(done) == [["assigned", "f1"], ["diagonal"]]
+    after = times(folder)
+    assert {name for name in before if after[name] != before[name]} == {
+        "f1.json",
+        "diagonal.json",
+        "assigned.json",
+    }
+    assert (rows / "f1.json").read_text() == whole
+    for name in ("f1", "diagonal", "assigned"):
+        assert again[name].estimate == pytest.approx(results[name].estimate, rel=1e-12, nan_ok=True)
+
+
+def test_other_settings_are_other_rows(data, folder, tmp_path):
+    images = np.arange(4)
+    row = rows_by_name()[DEFAULT]
+    study = Study(tmp_path, images, DRAWS, "data")
+    keys = [
+        study._key(row),
+        study._key(replace(row, rule="f1")),
+        study._key(replace(row, fit=replace(SETTINGS, calibration_share=0.4))),
+        replace(study, bootstrap=DRAWS + 1)._key(row),
+        replace(study, data="other")._key(row),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert study._key(row) == study._key(replace(row, title="renamed"))
+    assert row.training == replace(row, rule="f1", fit=replace(SETTINGS, calibration="assigned")).training
+
+
+def children_of(process: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for child processes in /proc")
+def test_a_run_killed_with_its_workers_resumes_to_the_same_rows(data, folder, tmp_path, results):
+    out = tmp_path / "out"
+    shutil.copytree(folder, out)
+    for path in [*out.glob("work/training-*"), *(out / "rows" / f"{name}.json" for name in LEFT)]:
+        path.unlink()
+    before = times(out)
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, data, out],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src")))},
+        stderr=subprocess.DEVNULL,
+    )
+    while len(list(out.glob("rows/*.json"))) == len(before) and process.poll() is None:
+        time.sleep(0.01)
+    workers = children_of(process.pid)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert len(workers) >= 2
+    while any(Path(f"/proc/{pid}").is_dir() for pid in workers):  # they end with their parent
+        time.sleep(0.01)
+    kept = {name: value for name, value in times(out).items() if not name.startswith(".")}
+    assert len(before) < len(kept) < len(results)
+    for result in run(data, out):
+        assert result.estimate == pytest.approx(results[result.name].estimate, rel=1e-9, nan_ok=True)
+    after = times(out)
+    assert {name: after[name] for name in kept} == kept
+
+
+class Deadly:
+    """A host that ends the process it is unpacked in, as a lack of memory would."""
+
+    device = torch.device("cpu")
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+def test_a_worker_that_dies_is_one_line(tmp_path):
+    jobs = [[row] for row in rows_of(SETTINGS)[:2]]
+    with pytest.raises(HaloposeError, match="a worker process died"):
+        ablation._run(Study(tmp_path, np.arange(4), DRAWS, "data"), Deadly(), jobs, 2, None)
+
+
+def test_the_environment_of_workers_is_not_ours(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with ablation._environment({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}):
+        assert os.environ["OMP_NUM_THREADS"] == "1"
+        assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert "OMP_WAIT_POLICY" not in os.environ
+
+
+# --- refusals and the command --------------------------------------------------------------------------
+
+
+def test_refusals(data, folder):
+    host, validation = host_of("11"), load_dataset(data, "val")
+    with pytest.raises(HaloposeError, match="16 images are in both"):
+        ablate(host, validation, validation, folder)
+    for options in ({"alphas": (-1.0,)}, {"bootstrap": 1}):
+        with pytest.raises(HaloposeError, match="must not be negative"):
+            run(data, folder, **options)
+
+
+def test_the_command_writes_tables_and_page(data, tmp_path, results, monkeypatch):
+    asked = []
+
+    def computed(host, training, validation, output, settings, **options):
+        asked.append((len(training), len(validation), output, settings, options["alphas"], options["workers"]))
+        return list(results.values())
+
+    monkeypatch.setattr(ablation, "ablate", computed)
+    torch.save({"model": pose_model("11")}, tmp_path / "base.pt")
+    out = tmp_path / "out"
+    arguments = ["ablate", data, "--base", tmp_path / "base.pt", "-o", out, "--imgsz", 64, "--epochs", 3,
+                 "--calibration-share", 0.5, "--workers", 2, "--alphas", "0,3", "--seed", 5]  # fmt: skip
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    settings = FitSettings(TrainSettings(epochs=3, seed=5), train_sizes=(64,), imgsz=64, calibration_share=0.5)
+    assert asked == [(10, 16, out, settings, [0.0, 3.0], 2)]
+    assert f"{len(results)} rows ->" in done.output
+    assert done.output.count("Last-layer heads are clearly worse") == 1
+    assert {path.name for path in out.iterdir()} == {"ablation.md", "ablation.csv", "ablation.html"}
