@@ -13,7 +13,8 @@ from halopose.fitting.pipeline import FitSettings, uncalibrated
 from halopose.hosts.base import Host, HostOutput, Selection
 from halopose.hosts.shipped import find_base
 from halopose.hosts.torchvision_shim import ensure_torchvision
-from halopose.predictor import UncertainPose, load_host
+from halopose.predictor import UncertainPose
+from halopose.hosts.loading import load_host
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"

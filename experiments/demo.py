@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import ultralytics
 
-from halopose.data.coco import read_json
+from halopose.data.files import read_json
 
 
 def main() -> None:

@@ -19,9 +19,10 @@ import torch
 
 from experiments.shipped_heads import SETTINGS, collect_heads, load_splits
 from halopose.cli.terminal import progress, say
-from halopose.data.coco import read_json, write_json, write_text
+from halopose.data.files import read_json, write_json, write_text
 from halopose.evaluation import metrics
-from halopose.evaluation.calibrations import cross_fitted, hashed_order
+from halopose.evaluation.calibrations import cross_fitted
+from halopose.data.splits import hashed_order
 from halopose.evaluation.keypoint_statistics import Statistics
 from halopose.evaluation.matching import keypoint_similarity
 from halopose.evaluation.true_positives import MatchedPoses, Protocol, match_poses
@@ -30,8 +31,8 @@ from halopose.fitting.store import MatchStore
 from halopose.fitting.training import TrainSettings, train
 from halopose.hosts.base import Host
 from halopose.hosts.shipped import find_base
-from halopose.poses import Array
-from halopose.predictor import load_host
+from halopose.types import Array
+from halopose.hosts.loading import load_host
 from halopose.uncertainty.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
 from halopose.uncertainty.pruning import localization_confidence
 

@@ -23,7 +23,7 @@ import numpy as np
 import ultralytics
 
 from halopose.hosts.shipped import find_base
-from halopose.predictor import load_host
+from halopose.hosts.loading import load_host
 
 IMAGES = 96
 

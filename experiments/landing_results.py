@@ -20,8 +20,8 @@ from scipy import stats
 
 from experiments.shipped_results import cell, markdown
 from halopose.cli.terminal import progress, say
-from halopose.data.coco import write_text
-from halopose.data.dataset import load_dataset
+from halopose.data.files import write_text
+from halopose.data.loading import load_dataset
 from halopose.evaluation.true_positives import Protocol
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_artifact
@@ -36,7 +36,7 @@ from halopose.landing.summary import distances, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.landing.world.dataset import write_dataset
 from halopose.landing.world.scenes import TRAINING_WEATHERS, Weather
-from halopose.poses import Array
+from halopose.types import Array
 from halopose.predictor import UncertainPose
 
 RATE = 1.0

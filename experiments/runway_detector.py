@@ -21,7 +21,7 @@ import yaml
 from safetensors.torch import load_file
 
 from halopose.cli.terminal import progress, say
-from halopose.data.dataset import load_dataset
+from halopose.data.loading import load_dataset
 from halopose.evaluation.true_positives import MatchedPoses, match_poses
 from halopose.fitting.pipeline import FitSettings, collect_validation
 from halopose.hosts.base import Host
@@ -30,7 +30,7 @@ from halopose.hosts.ultralytics.host import load_model
 from halopose.hosts.ultralytics.training import OfflineTrainer
 from halopose.hosts.ultralytics.weights import save_model
 from halopose.landing.world.dataset import CORNER_NAMES, OKS_SIGMAS, write_dataset
-from halopose.predictor import load_host
+from halopose.hosts.loading import load_host
 from halopose.studies.analysis import constant_predictions
 from halopose.studies.coco_ap import CocoScores
 

@@ -18,8 +18,9 @@ import cv2
 import numpy as np
 
 from halopose.cli.terminal import progress, say, write_scores
-from halopose.data.dataset import Dataset, Record, load_dataset
-from halopose.evaluation.calibrations import hashed_order
+from halopose.data.dataset import Dataset, Record
+from halopose.data.loading import load_dataset
+from halopose.data.splits import hashed_order
 from halopose.fitting.pipeline import (
     FitSettings,
     calibrate_heads,
@@ -34,8 +35,8 @@ from halopose.fitting.store import MatchStore
 from halopose.fitting.training import TrainSettings
 from halopose.hosts.base import Host
 from halopose.hosts.shipped import find_base
-from halopose.poses import Array
-from halopose.predictor import load_host
+from halopose.types import Array
+from halopose.hosts.loading import load_host
 
 SETTINGS = FitSettings(train=TrainSettings(epochs=10, scale_weight=False), gamma_ks=0.3)
 SIZES = {"train": (384, 512, 640), "train_small": (320,), "val": (512, 640)}

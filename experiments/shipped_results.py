@@ -21,7 +21,7 @@ from experiments import rivals
 from experiments.figures import calibration_figure
 from experiments.shipped_heads import SETTINGS, Splits, load_splits
 from halopose.cli.terminal import progress, say, write_scores
-from halopose.data.coco import write_text
+from halopose.data.files import write_text
 from halopose.evaluation.calibrations import Fitted, Given, cross_fitted
 from halopose.evaluation.protocol import evaluate
 from halopose.evaluation.true_positives import MatchedPoses, Protocol, match_poses
@@ -30,8 +30,10 @@ from halopose.fitting.pipeline import collect_validation, evaluate_artifact, pre
 from halopose.fitting.store import MatchStore
 from halopose.hosts.base import Host
 from halopose.hosts.shipped import find_base, shipped_artifact
-from halopose.poses import Array, PoseDistributions
-from halopose.predictor import UncertainPose, load_host
+from halopose.poses import PoseDistributions
+from halopose.types import Array
+from halopose.predictor import UncertainPose
+from halopose.hosts.loading import load_host
 
 REGIMES = {"uncalibrated": "as given", "gaussian": "Gaussian", "student_t": "Student-t"}
 SCALARS = ("ace", "ence", "nll", "akp")

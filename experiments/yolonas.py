@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from halopose.cli.terminal import progress, say, write_scores
-from halopose.data.dataset import load_dataset
+from halopose.data.loading import load_dataset
 from halopose.fitting.pipeline import FitSettings, fit
 from halopose.fitting.training import TrainSettings
 from halopose.hosts.base import LOAD_ERRORS, keypoint_sigmas

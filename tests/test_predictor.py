@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from halopose.data.coco import parse_ground_truth, parse_predictions
-from halopose.data.dataset import load_dataset
+from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import Given, cross_fitted
 from halopose.evaluation.protocol import evaluate

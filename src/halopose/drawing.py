@@ -6,18 +6,19 @@ In: an image and a ``PoseDistributions``, and the truth where it is known. Out: 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import torch
 
-from halopose.poses import Array, PoseDistributions
+from halopose.keypoints import COCO_LIMBS, COCO_SIGMAS
+from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
 
-COCO_LIMBS = (
-    (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9),
-    (8, 10), (0, 1), (0, 2), (1, 3), (2, 4),
-)  # fmt: skip
+if TYPE_CHECKING:
+    from halopose.poses import PoseDistributions
+
 _SHIFT = 4  # sub-pixel bits of OpenCV's drawing functions
 _SIDES = {"left": (80, 200, 90), "right": (60, 140, 245), "middle": (235, 180, 60)}  # BGR
 _LIMB = (225, 225, 225)
@@ -60,7 +61,7 @@ def draw_poses(
         return canvas
     assert poses.keep is not None
     if limbs is None:
-        limbs = COCO_LIMBS if poses.keypoint_count == 17 else ()
+        limbs = COCO_LIMBS if poses.keypoint_count == len(COCO_SIGMAS) else ()
     width = max(1, round(max(image.shape[:2]) / 640))
     axes, angles = (value.numpy() for value in law_of(poses).ellipse(probability))
     _draw_limbs(canvas, poses, limbs, width)

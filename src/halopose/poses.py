@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from halopose.boxes import xyxy_to_xywh
 from halopose.errors import HaloposeError
-
-Array = NDArray[Any]
+from halopose.keypoints import Keypoints
+from halopose.types import Array
 
 
 @dataclass(frozen=True)
@@ -103,27 +103,23 @@ class PoseDistributions:
         return draw_poses(image, self, probability=probability, **options)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """COCO results entries with covariances, as ``halopose score`` reads them, and the pruning mask."""
-        from halopose.data.coco import prediction_entries
-
-        entries = prediction_entries(self)
-        for entry, keep in zip(entries, np.asarray(self.keep, dtype=bool).tolist(), strict=True):
-            entry["keep"] = keep
-        return entries
-
-    def to_ultralytics(
-        self, image: Array | None = None, *, path: str = "", names: dict[int, str] | None = None
-    ) -> Any:
-        """An ``ultralytics`` Results with ``covariance``, ``scale``, ``dof`` and ``keep`` attached.
-
-        Its methods that draw or normalise need the image; without one it lies on a black image just large enough.
-        """
-        from halopose.hosts.ultralytics.host import to_results
-
-        if image is None:
-            width, height = np.ceil(np.max(self.boxes[:, 2:], axis=0, initial=1)).astype(int)
-            image = np.zeros((height, width, 3), dtype=np.uint8)
-        return to_results(self, image, path, names)
+        """COCO results entries with covariances and the pruning mask, as ``halopose score`` reads them."""
+        n, k = self.keypoints.shape[:2]
+        visibility = np.ones((n, k)) if self.visibility is None else self.visibility
+        triples = np.concatenate([self.keypoints, visibility[..., None]], axis=2).reshape(n, 3 * k)
+        columns: dict[str, list[Any]] = {
+            "image_id": [0] * n if self.image_ids is None else self.image_ids.tolist(),
+            "category_id": [1] * n if self.class_ids is None else self.class_ids.tolist(),
+            "bbox": xyxy_to_xywh(self.boxes).tolist(),
+            "score": self.scores.tolist(),
+            "keypoints": triples.tolist(),
+            "covariance": _triangle(self.covariance).tolist(),
+            "keep": np.asarray(self.keep, dtype=bool).tolist(),
+        }
+        if self.dof is not None:
+            columns["scale"] = _triangle(self.scale).tolist()
+            columns["dof"] = [self.dof.tolist()] * n
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def to_supervision(self) -> Any:
         """A ``supervision.KeyPoints`` with the covariance at ``data["covariance"]``, (N, K, 2, 2)."""
@@ -176,7 +172,7 @@ class GroundTruth:
     """M annotated objects of K keypoints in the images ``images`` (I,), as COCO describes them.
 
     keypoints (M, K, 2); labelled (M, K), COCO's v > 0; boxes (M, 4) xywh; area (M,); crowd and ignore (M,);
-    class_ids and image_ids (M,); names and sigmas of the K keypoints (kappa = 2 sigma).
+    class_ids and image_ids (M,); layout: which K keypoints these are.
     """
 
     images: Array
@@ -188,8 +184,7 @@ class GroundTruth:
     area: Array
     crowd: Array
     ignore: Array
-    names: tuple[str, ...]
-    sigmas: Array
+    layout: Keypoints
 
     def __len__(self) -> int:
         return int(self.area.shape[0])
@@ -201,7 +196,7 @@ class GroundTruth:
     def select_images(self, images: Array) -> GroundTruth:
         """Only the given images (I,) and their objects."""
         chosen = np.isin(self.image_ids, images)
-        shared = {"images", "names", "sigmas"}
+        shared = {"images", "layout"}
         objects = {
             field.name: getattr(self, field.name)[chosen] for field in fields(self) if field.name not in shared
         }
@@ -213,3 +208,8 @@ def _one_law(dof: Array) -> Array:
     if not np.array_equal(dof, np.broadcast_to(dof[0], dof.shape)):
         raise HaloposeError("dof must be the same for every detection: one value per keypoint")
     return np.asarray(dof[0])
+
+
+def _triangle(matrices: Array) -> Array:
+    """(..., 3) of xx, xy, yy."""
+    return np.stack([matrices[..., 0, 0], matrices[..., 0, 1], matrices[..., 1, 1]], axis=-1)

@@ -6,23 +6,24 @@ keypoints are the base's own, bit for bit.
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from halopose.boxes import box_area
 from halopose.data.images import NamedImage, read_source
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
-from halopose.hosts import shipped as hub
+from halopose.hosts import shipped
 from halopose.hosts.base import Host, Letterbox, Selection
-from halopose.poses import Array, PoseDistributions
-from halopose.uncertainty.calibration import Family
-from halopose.uncertainty.distributions import Bivariate, StudentT
+from halopose.hosts.loading import load_host
+from halopose.poses import PoseDistributions
+from halopose.types import Family
+from halopose.uncertainty.distributions import StudentT
 from halopose.uncertainty.pruning import keep_mask, localization_confidence
 
 FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
@@ -58,13 +59,10 @@ class UncertainPose:
         Without arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
         """
         if not isinstance(artifact, Artifact):
-            artifact = Artifact.load(hub.shipped_artifact() if artifact is None else artifact)
+            artifact = Artifact.load(shipped.shipped_artifact() if artifact is None else artifact)
         if base is None:
-            base = hub.find_base()
-        host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
-        if end2end is None and not artifact.fits(host):
-            host = _other_head(base, device, unsafe, host)
-        return cls(host, artifact, family)
+            base = shipped.find_base()
+        return cls(host_for(artifact, base, device=device, unsafe=unsafe, end2end=end2end), artifact, family)
 
     def predict(
         self,
@@ -140,86 +138,59 @@ class UncertainPose:
         )
 
 
-def describe(artifact: Artifact, detections: Selection, factors: Tensor, family: Family) -> PoseDistributions:
-    """Calibrate uncalibrated factors (N, K, 2, 2) of detections, both in original pixels."""
-    law: Bivariate = artifact.gaussian(factors) if family == "gaussian" else artifact.student(factors)
-    covariance = law.covariance.numpy()
-    boxes = detections.boxes.cpu().numpy()
-    visibility = None if detections.visibility is None else detections.visibility.cpu().numpy()
-    return PoseDistributions(
-        boxes=boxes,
-        scores=detections.scores.cpu().numpy(),
-        keypoints=detections.keypoints.cpu().numpy(),
-        covariance=covariance,
-        scale=law.scale.numpy(),
-        dof=law.dof.numpy() if isinstance(law, StudentT) else None,
-        visibility=visibility,
-        keep=keep_mask(
-            _confidence(artifact, artifact.gaussian(factors).covariance.numpy(), boxes), artifact.threshold
-        ),
-        class_ids=detections.class_ids.cpu().numpy() + 1,
-    )
-
-
-def _confidence(artifact: Artifact, covariance: Array, boxes: Array) -> Array:
-    """Localization confidence with the predicted box's area, which is all there is at inference."""
-    area = np.maximum((boxes[:, 2:] - boxes[:, :2]).prod(1), 1.0) * artifact.area_factor
-    return localization_confidence(covariance, area, np.asarray(artifact.sigmas))
-
-
-def load_host(
+def host_for(
+    artifact: Artifact,
     base: Path | str | nn.Module | Host,
     *,
     device: torch.device | str | None = None,
     unsafe: bool = False,
     end2end: bool | None = None,
-    sigmas: Sequence[float] | Array | None = None,
 ) -> Host:
-    """The host for a base, told by the model's class or by the names of the weights in a checkpoint."""
-    if isinstance(base, Host):
-        return base
-    _check_device(device)
-    options: dict[str, Any] = {"device": device, "end2end": end2end, "sigmas": sigmas}
-    if is_yolonas(base):
-        from halopose.hosts.yolonas.host import YoloNASHost
+    """The base an artifact was made for; with its one-to-one head if the artifact is for that one.
 
-        if isinstance(base, nn.Module):
-            return YoloNASHost(base, **options)
-        return YoloNASHost.load(base, unsafe=unsafe, **options)
-    from halopose.hosts.ultralytics.host import UltralyticsHost
-
-    if isinstance(base, nn.Module):
-        return UltralyticsHost(base, **options)
-    return UltralyticsHost.load(base, unsafe=unsafe, **options)
+    A base may have such a head without using it by default.
+    """
+    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    if end2end is None and not artifact.fits(host):
+        with suppress(HaloposeError):
+            host = load_host(base, device=device, unsafe=unsafe, end2end=True)
+    artifact.check(host)
+    return host
 
 
-def _check_device(device: torch.device | str | None) -> None:
-    """Put nothing there, to see whether anything could be."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):  # the latter where torch was built without CUDA
-        raise HaloposeError(
-            f"no device {str(device)!r} here: give cpu, or cuda, cuda:1, mps where torch has them"
-        ) from None
+def describe(
+    artifact: Artifact,
+    detections: Selection,
+    factors: Tensor,
+    family: Family,
+    visibility_threshold: float | None = None,
+) -> PoseDistributions:
+    """Calibrate uncalibrated factors (N, K, 2, 2) of detections, both in original pixels, and prune (eq. 22).
 
-
-def is_yolonas(base: Path | str | nn.Module) -> bool:
-    """Whether a base is of that framework. Looks at bytes: a checkpoint's pickle lies in its file uncompressed."""
-    if isinstance(base, nn.Module):
-        return type(base).__module__.startswith("libreyolo.")
-    path = Path(base)
-    if not path.is_file() or not path.stat().st_size:
-        return False
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(b"heads.head1.cls_pred.weight") >= 0
-
-
-def _other_head(base: Any, device: Any, unsafe: bool, host: Host) -> Host:
-    """The base with its one-to-one head, which it may have without using it by default."""
-    try:
-        return load_host(base, device=device, unsafe=unsafe, end2end=True)
-    except HaloposeError:
-        return host
+    visibility_threshold: in place of the artifact's.
+    """
+    calibrations = artifact.calibrations
+    law = calibrations.law(factors, family)
+    spread = calibrations.gaussian(factors).covariance.numpy()
+    boxes = detections.boxes.cpu().numpy()
+    visibility = None if detections.visibility is None else detections.visibility.cpu().numpy()
+    # The predicted box's area is all there is at inference.
+    confidence = localization_confidence(
+        spread, box_area(boxes) * artifact.layout.area_factor, artifact.layout.kappa
+    )
+    if visibility_threshold is None:
+        visibility_threshold = calibrations.visibility_threshold
+    return PoseDistributions(
+        boxes=boxes,
+        scores=detections.scores.cpu().numpy(),
+        keypoints=detections.keypoints.cpu().numpy(),
+        covariance=law.covariance.numpy(),
+        scale=law.scale.numpy(),
+        dof=law.dof.numpy() if isinstance(law, StudentT) else None,
+        visibility=visibility,
+        keep=keep_mask(confidence, calibrations.threshold, visibility, visibility_threshold),
+        class_ids=detections.class_ids.cpu().numpy() + 1,
+    )
 
 
 def _checked(family: str) -> Family:
@@ -229,4 +200,4 @@ def _checked(family: str) -> Family:
     raise HaloposeError(f"unknown family {family!r}: gaussian or student-t")
 
 
-__all__ = ["UncertainPose", "describe", "is_yolonas", "load_host"]
+__all__ = ["UncertainPose", "describe", "host_for"]

@@ -9,20 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halopose.data.coco import (
-    make_folder,
-    make_room,
-    parse_ground_truth,
-    parse_predictions,
-    prediction_entries,
-    read_ground_truth,
-    read_json,
-    read_predictions,
-    write_json,
-)
+from halopose.data.coco import parse_ground_truth, parse_predictions, prediction_entries, read_ground_truth, read_predictions
+from halopose.data.files import make_folder, make_room, read_json, write_json
 from halopose.data.synthetic import World, synthesize
 from halopose.errors import HaloposeError
-from halopose.evaluation.matching import COCO_SIGMAS
+from halopose.keypoints import COCO_SIGMAS
 
 TRUTH, RESULTS = synthesize(World(images=3, persons=5, detections_per_image=2))
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from halopose.data.dataset import Dataset, load_dataset
+from halopose.data.dataset import Dataset
+from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from tests.helpers.models import write_yolo
 

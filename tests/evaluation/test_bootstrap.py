@@ -10,7 +10,7 @@ import pytest
 from halopose.evaluation.bootstrap import Difference, Measured, Paired, margin_of, resamplings
 from halopose.evaluation.calibrations import Fitted
 from halopose.evaluation.true_positives import MatchedPoses, Protocol
-from halopose.poses import Array
+from halopose.types import Array
 
 PROTOCOL = Protocol()
 DRAWS = 6

@@ -11,13 +11,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from halopose.errors import HaloposeError
-from halopose.evaluation.matching import (
-    COCO_SIGMAS,
-    OKS_THRESHOLDS,
-    candidate_pairs,
-    greedy_match,
-    keypoint_similarity,
-)
+from halopose.evaluation.matching import OKS_THRESHOLDS, candidate_pairs, greedy_match, keypoint_similarity
+from halopose.keypoints import COCO_SIGMAS
 from halopose.evaluation.true_positives import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
 

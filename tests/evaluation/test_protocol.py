@@ -10,19 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from halopose.data.coco import parse_predictions, read_ground_truth, write_json
+from halopose.data.coco import parse_predictions, read_ground_truth
+from halopose.data.files import write_json
 from halopose.data.synthetic import World, synthesize
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import (
-    REGIMES,
-    Fitted,
-    Given,
-    Regimes,
-    cross_fitted,
-    fit_gaussian,
-    given_law,
-    image_folds,
-)
+from halopose.evaluation.calibrations import REGIMES, Fitted, Given, Regimes, cross_fitted, fit_gaussian, given_law
+from halopose.data.splits import image_folds
 from halopose.evaluation.keypoint_statistics import Statistics, curves_of, summaries
 from halopose.evaluation.matching import keypoint_similarity
 from halopose.evaluation.protocol import SCALAR_METRICS, evaluate

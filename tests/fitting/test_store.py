@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from halopose.data.dataset import load_dataset
+from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
-from halopose.evaluation.matching import COCO_SIGMAS
+from halopose.keypoints import COCO_SIGMAS
 from halopose.fitting import store as matches
 from halopose.fitting.store import CollectSettings, MatchStore, collect
 from halopose.hosts.base import Targets
@@ -189,7 +189,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from halopose.fitting import store as matches
-from halopose.data.dataset import load_dataset
+from halopose.data.loading import load_dataset
 from tests.helpers.models import host_of, survive_kills
 matches.VIEWS_PER_SHARD = 4
 root = Path(sys.argv[1])

@@ -30,7 +30,7 @@ from ultralytics.nn.tasks import PoseModel, yaml_model_load
 from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.hosts.base import Host
 from halopose.hosts.torchvision_shim import ensure_torchvision
-from halopose.predictor import load_host
+from halopose.hosts.loading import load_host
 from halopose.uncertainty.calibration import GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads
 

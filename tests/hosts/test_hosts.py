@@ -22,9 +22,9 @@ from ultralytics.utils.nms import TorchNMS
 
 import halopose
 from halopose.cli.app import app
-from halopose.data.dataset import load_dataset
+from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
-from halopose.evaluation.matching import COCO_SIGMAS
+from halopose.keypoints import COCO_SIGMAS
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.store import CollectSettings, collect
 from halopose.hosts import torchvision_shim
@@ -33,7 +33,8 @@ from halopose.hosts.ultralytics import host as ultralytics
 from halopose.hosts.ultralytics.host import UltralyticsHost, _letterbox
 from halopose.hosts.yolonas import host as yolonas
 from halopose.hosts.yolonas.host import YoloNASHost
-from halopose.predictor import UncertainPose, load_host
+from halopose.predictor import UncertainPose
+from halopose.hosts.loading import load_host
 from tests.helpers.models import (
     ASSETS,
     KINDS,

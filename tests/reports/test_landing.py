@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from halopose.data.coco import read_json, write_json
+from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
 from halopose.landing.navigation.fusion import consistency
 from halopose.reports.landing import _error_chart, log_of, render_page

@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from halopose.cli.app import app
-from halopose.data.dataset import load_dataset
+from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.evaluation.bootstrap import SCALES, Measured
 from halopose.evaluation.calibrations import Fitted, Given, cross_fitted

@@ -16,8 +16,8 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from halopose.cli.app import app
-from halopose.data.coco import write_json
-from halopose.data.dataset import load_dataset
+from halopose.data.files import write_json
+from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.evaluation.true_positives import Protocol, match_poses
 from halopose.fitting.pipeline import FitSettings, collect_validation

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from ultralytics.nn.tasks import PoseModel
 
 from halopose.cli.app import app
-from halopose.data.dataset import load_dataset
+from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.evaluation.bootstrap import resamplings
 from halopose.evaluation.matching import candidate_pairs, greedy_match
@@ -28,19 +28,11 @@ from halopose.fitting.pipeline import FitSettings, collect_validation
 from halopose.fitting.store import MatchStore
 from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.hosts.ultralytics.training import FineTuner, PoksModel, tune
-from halopose.predictor import load_host
+from halopose.hosts.loading import load_host
 from halopose.studies.analysis import constant_predictions
 from halopose.studies.coco_ap import CocoScores
-from halopose.studies.finetuning import (
-    SHOWN,
-    BaseScores,
-    FinetuneSettings,
-    JudgeSettings,
-    finetune,
-    to_json,
-    to_text,
-    tuning_key,
-)
+from halopose.studies.finetuning import SHOWN, BaseScores, JudgeSettings, finetune, to_json, to_text
+from halopose.hosts.finetuning import FinetuneSettings, tuning_key
 from tests.helpers.models import pose_model, write_scenes
 
 pytestmark = [

@@ -45,7 +45,7 @@ def land(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
 ) -> None:
     """Fly an approach by camera: corners with covariances, weighted PnP, integrity, fusion; animation and page."""
-    from halopose.data.coco import make_folder, write_json, write_text
+    from halopose.data.files import make_folder, write_json, write_text
     from halopose.hosts import shipped as hub
     from halopose.landing.flight import LandingSettings
     from halopose.landing.flight import land as fly

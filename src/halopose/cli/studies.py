@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from halopose.cli.models import (
+from halopose.cli.fitting import two_datasets
+from halopose.cli.options import (
     Base,
+    CalibrationShare,
     Confidence,
     Data,
     Device,
@@ -19,32 +21,37 @@ from halopose.cli.models import (
     Iou,
     Seed,
     Source,
+    Train,
+    TrainSizes,
     Unsafe,
-    host_for,
-    parse_sizes,
-    two_datasets,
+    Val,
+    ValImages,
+    exponents,
+    finite,
+    positive,
 )
-from halopose.cli.terminal import between, exponents, finite, positive, progress, say
+from halopose.cli.options import sizes as parse_sizes
+from halopose.cli.terminal import progress, say, say_skipped
 from halopose.errors import HaloposeError
+
+Resamplings = Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")]
 
 
 def ablate(
     data: Data,
     base: Base,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for rows, tables and page.")],
-    train: Annotated[str, typer.Option(help="Training split; several with commas.")] = "train",
-    val: Annotated[str, typer.Option(help="Validation split, or a second COCO json.")] = "val",
+    train: Train = "train",
+    val: Val = "val",
     images: Images = None,
-    val_images: Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")] = None,
+    val_images: ValImages = None,
     imgsz: ImageSize = 640,
-    train_sizes: Annotated[str | None, typer.Option(help="Input sizes to train at; else --imgsz.")] = None,
+    train_sizes: TrainSizes = None,
     calibration: Source = "matched",
-    calibration_share: Annotated[
-        float, typer.Option(callback=between, help="Part of the validation images, between 0 and 1.")
-    ] = 0.2,
+    calibration_share: CalibrationShare = 0.2,
     epochs: Epochs = 12,
     alphas: Annotated[str, typer.Option(help="Retention exponents to compare.")] = "0,0.5,1,2,4",
-    bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
+    bootstrap: Resamplings = 200,
     workers: Annotated[int | None, typer.Option(min=1, help="Rows at a time; else as many as cores.")] = None,
     seed: Seed = 0,
     end2end: End2End = None,
@@ -52,26 +59,27 @@ def ablate(
     unsafe: Unsafe = False,
 ) -> None:
     """The paper's ablations on your data: a row per variant, paired differences, verdicts; a rerun resumes."""
-    from halopose.data.coco import make_folder, write_text
+    from halopose.data.files import make_folder, write_text
+    from halopose.data.lock import locked
     from halopose.fitting.pipeline import FitSettings
     from halopose.fitting.training import TrainSettings
+    from halopose.hosts.loading import load_host
     from halopose.reports import ablation as ablation_report
     from halopose.studies import ablation
     from halopose.studies.findings import judge
 
     compared, sizes = exponents(alphas, "alphas"), parse_sizes(str(imgsz) if train_sizes is None else train_sizes)
     make_folder(output)
-    training, validation = two_datasets(data, train, val, images, val_images)
+    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    training, validation = two_datasets(data, train, val, images, val_images, host.layout)
     settings = FitSettings(
         train=TrainSettings(epochs=epochs, seed=seed),
         train_sizes=sizes,
         imgsz=imgsz,
         calibration=calibration,
         calibration_share=calibration_share,
-        area_factor=validation.box_area_factor,
     )
-    host = host_for(validation, base, device, unsafe, end2end)
-    with progress() as step:
+    with locked(output), progress() as step:
         results = ablation.ablate(
             host,
             training,
@@ -99,10 +107,10 @@ def finetune(
     loss: Annotated[
         Literal["poks", "oks"], typer.Option(help="Keypoint loss; oks is the framework's own.")
     ] = "poks",
-    train: Annotated[str, typer.Option(help="Training split; several with commas.")] = "train",
-    val: Annotated[str, typer.Option(help="Validation split, or a second COCO json.")] = "val",
+    train: Train = "train",
+    val: Val = "val",
     images: Images = None,
-    val_images: Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")] = None,
+    val_images: ValImages = None,
     work: Annotated[Path | None, typer.Option(help="Work folder; else beside the output.")] = None,
     sigma: Annotated[
         float | None,
@@ -122,7 +130,7 @@ def finetune(
     conf: Annotated[
         float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence from which to calibrate.")
     ] = 0.01,
-    bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
+    bootstrap: Resamplings = 200,
     seed: Seed = 0,
     device: Annotated[str | None, typer.Option(help="cpu, 0, or 0,1 for several GPUs.")] = None,
     unsafe: Unsafe = False,
@@ -130,7 +138,10 @@ def finetune(
     """Fine-tune a base towards Gaussian residuals; AP, AR and calibration before, after, and of a control."""
     from dataclasses import asdict
 
-    from halopose.data.coco import make_folder, make_room, write_json, write_text
+    from halopose.data.files import make_folder, make_room, write_json, write_text
+    from halopose.data.lock import locked
+    from halopose.hosts.finetuning import FinetuneSettings
+    from halopose.hosts.loading import load_host
     from halopose.reports import finetuning as finetune_page
     from halopose.studies import finetuning as tuning
 
@@ -139,8 +150,9 @@ def finetune(
     for suffix in (".pt", ".json", ".html"):
         make_room(output.with_suffix(suffix))
     work = make_folder(work or output.with_name(f"{output.stem}-work"))
-    training, validation = two_datasets(data, train, val, images, val_images)
-    settings = tuning.FinetuneSettings(
+    layout = load_host(base, unsafe=unsafe).layout
+    training, validation = two_datasets(data, train, val, images, val_images, layout)
+    settings = FinetuneSettings(
         loss=loss,
         sigma=sigma,
         epochs=epochs,
@@ -154,7 +166,7 @@ def finetune(
         amp=amp,
     )
     judging = tuning.JudgeSettings(control, heads, head_epochs, conf, bootstrap)
-    with progress() as step:
+    with locked(work), progress() as step:
         scores = tuning.finetune(
             base,
             training,
@@ -189,29 +201,30 @@ def analyse(
     imgsz: ImageSize = 640,
     conf: Confidence = 0.01,
     iou: Iou = 0.7,
-    bootstrap: Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")] = 200,
+    bootstrap: Resamplings = 200,
     seed: Seed = 0,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
     """Analyse the residuals of a base before any heads are fitted, and recommend settings."""
-    from halopose.data.coco import make_folder, write_json, write_text
-    from halopose.data.dataset import load_dataset
+    from halopose.data.files import make_folder, write_json, write_text
+    from halopose.data.loading import load_dataset
+    from halopose.data.lock import locked
     from halopose.fitting.pipeline import FitSettings, collect_validation
+    from halopose.hosts.loading import load_host
     from halopose.reports import analysis as analysis_page
     from halopose.studies import analysis
 
     make_folder(output)
-    dataset = load_dataset(data, split, images=images)
-    host = host_for(dataset, base, device, unsafe, end2end)
+    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    dataset = load_dataset(data, split, images=images, otherwise=host.layout)
     settings = FitSettings(imgsz=imgsz, conf=conf, iou=iou)
-    with progress() as step:
+    with locked(output), progress() as step:
         store = collect_validation(host, dataset, output / "store", settings, step)
-    for line in store.skipped():
-        say(f"skipped: {line}")
+    say_skipped(store)
     chosen = analysis.AnalysisSettings(bootstrap=bootstrap, seed=seed)
-    result = analysis.analyse(store, host.keypoint_names, host.sigmas, chosen)
+    result = analysis.analyse(store, chosen)
     write_json(output / "analysis.json", result)
     write_text(output / "analysis.html", analysis_page.render(result, f"Residuals of {host.description}"))
     for advice in result["recommendations"]:

@@ -1,127 +1,52 @@
-"""COCO json in and out: annotated poses, detections with covariances, calibrations.
+"""COCO json: annotated poses, and detections with covariances.
 
 In: paths of user files. Out: checked arrays. Anything wrong becomes one line that names the file, the place
-and what to do; nothing else in the package reads json. What is written is whole or not there at all.
+and what to do.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from halopose.boxes import xywh_to_xyxy
+from halopose.data.files import read_json
 from halopose.errors import HaloposeError
-from halopose.evaluation.matching import COCO_SIGMAS
-from halopose.poses import Array, GroundTruth, PoseDistributions
+from halopose.keypoints import Keypoints
+from halopose.poses import GroundTruth, PoseDistributions
+from halopose.types import Array
 
 SEEN_MARK = "calibrated_on"  # true in a detection whose image was used to fit the calibration applied to it
-
-
-def read_json(path: Path | str) -> Any:
-    """Parse a json file, or say in one line why it cannot be read."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise HaloposeError(f"{path} is not text: expected json in UTF-8") from None
-    if not text.strip():
-        raise HaloposeError(f"{path} is empty: write it again")
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise HaloposeError(
-            f"{path} is not complete json (line {error.lineno}, column {error.colno}): write it again"
-        ) from None
-    except (RecursionError, ValueError):
-        raise HaloposeError(f"{path} is json that cannot be read: write it again") from None
-
-
-def make_folder(path: Path | str) -> Path:
-    """A folder made if need be; refused if nothing can be written there, which is best asked before any work."""
-    path = Path(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise HaloposeError(f"cannot write to {path}: {error.strerror or error}") from None
-    return path
-
-
-def make_room(path: Path | str) -> Path:
-    """The path of a file to be written later, in a folder where that can be done."""
-    path = Path(path)
-    if path.is_dir():
-        raise HaloposeError(f"cannot write {path}: it is a folder, name a file")
-    make_folder(path.parent)
-    return path
-
-
-def write_bytes(path: Path | str, content: bytes | memoryview) -> None:
-    """Write a file whole or not at all."""
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(content)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def write_text(path: Path | str, text: str) -> None:
-    """Write a file of text in UTF-8 whole or not at all."""
-    write_bytes(path, text.encode())
-
-
-def write_json(path: Path | str, content: Any, indent: int | None = None) -> None:
-    """Write json whole or not at all; NaN becomes null."""
-    write_text(path, json.dumps(_without_nan(content), indent=indent, allow_nan=False) + "\n")
-
-
-def _without_nan(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {str(key): _without_nan(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_without_nan(value) for value in content]
-    if isinstance(content, np.ndarray):
-        return _without_nan(content.tolist())
-    if isinstance(content, np.generic):
-        return _without_nan(content.item())
-    if isinstance(content, float) and not np.isfinite(content):
-        return None
-    return content
 
 
 def read_ground_truth(path: Path | str, sigmas: Sequence[float] | None = None) -> GroundTruth:
     """Read COCO keypoint annotations.
 
-    Keypoint names and count come from the category, sigmas from ``sigmas``, else the category's ``sigmas``,
+    Keypoint names and limbs come from the category, sigmas from ``sigmas``, else the category's ``sigmas``,
     else COCO's own if there are 17 keypoints, else 1 / K.
     """
     return parse_ground_truth(path, read_json(path), sigmas)
 
 
-def parse_ground_truth(path: Path | str, content: Any, sigmas: Sequence[float] | None = None) -> GroundTruth:
-    """Check already parsed annotations; ``path`` only names them in messages."""
+def parse_ground_truth(
+    path: Path | str,
+    content: Any,
+    sigmas: Sequence[float] | None = None,
+    otherwise: Keypoints | None = None,
+) -> GroundTruth:
+    """Check already parsed annotations; ``path`` only names them in messages.
+
+    otherwise: keypoints of the model, for what the category does not state.
+    """
     if not isinstance(content, dict) or not all(
         isinstance(content.get(key), list) for key in ("images", "annotations", "categories")
     ):
         raise HaloposeError(f"{path} is not COCO ground truth: it needs images, annotations and categories")
-    names, category_sigmas, categories = _keypoint_category(path, content["categories"])
-    count = len(names)
+    layout, categories = _keypoint_category(path, content["categories"], sigmas, otherwise)
+    count = len(layout)
     images = _column(path, content["images"], "image", "id", np.int64)
     if not len(images):
         raise HaloposeError(f"{path} lists no images")
@@ -151,13 +76,14 @@ def parse_ground_truth(path: Path | str, content: Any, sigmas: Sequence[float] |
         area=area,
         crowd=crowd,
         ignore=crowd | ~labelled.any(1),
-        names=names,
-        sigmas=_sigmas(path, sigmas, category_sigmas, count),
+        layout=layout,
     )
 
 
-def _keypoint_category(path: Path | str, entries: list[Any]) -> tuple[tuple[str, ...], Any, set[Any]]:
-    """Names and sigmas of the keypoint category; several categories must share their keypoints."""
+def _keypoint_category(
+    path: Path | str, entries: list[Any], sigmas: Sequence[float] | None, otherwise: Keypoints | None
+) -> tuple[Keypoints, set[Any]]:
+    """The keypoints of the categories that have any, which must share them, and the ids of those."""
     found = [entry for entry in entries if isinstance(entry, dict) and entry.get("keypoints")]
     if not found:
         raise HaloposeError(f"{path}: no category has keypoints; add their names to the category")
@@ -167,23 +93,43 @@ def _keypoint_category(path: Path | str, entries: list[Any]) -> tuple[tuple[str,
     ids = [entry.get("id") for entry in found]
     if any(not isinstance(identity, int) for identity in ids):
         raise HaloposeError(f"{path}: a category's id is not a whole number")
-    return tuple(str(name) for name in names), found[0].get("sigmas"), set(ids)
+    chosen = found[0].get("sigmas") if sigmas is None else sigmas
+    values = None if chosen is None else _floats(chosen)
+    if chosen is not None and (values is None or values.shape != (len(names),)):
+        raise HaloposeError(f"{path}: give {len(names)} positive sigmas, one per keypoint")
+    limbs = _limbs(found[0].get("skeleton"), len(names))
+    return Keypoints.of(len(names), names=names, sigmas=values, limbs=limbs, otherwise=otherwise), set(ids)
 
 
-def _sigmas(path: Path | str, given: Any, category: Any, count: int) -> Array:
-    default = COCO_SIGMAS if count == len(COCO_SIGMAS) else np.full(count, 1 / count)
-    chosen = given if given is not None else category if category is not None else default
-    sigmas = _floats(chosen)
-    if sigmas is None or sigmas.shape != (count,) or not (np.isfinite(sigmas) & (sigmas > 0)).all():
-        raise HaloposeError(f"{path}: give {count} positive sigmas, one per keypoint")
-    return sigmas
+def _limbs(skeleton: Any, count: int) -> list[tuple[int, int]] | None:
+    """COCO's skeleton, which counts keypoints from 1; None where there is none that could be drawn."""
+    pairs = _floats(skeleton) if isinstance(skeleton, list) and skeleton else None
+    if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2 or ((pairs < 1) | (pairs > count)).any():
+        return None
+    return [(int(a) - 1, int(b) - 1) for a, b in pairs]
+
+
+def image_ids_by_name(path: Path | str) -> dict[str, int]:
+    """Ids of the images of COCO ground truth by the names of their files, folders left out."""
+    content = read_json(path)
+    images = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(images, list) or not images:
+        raise HaloposeError(f"{path} lists no images: give COCO json that does")
+    ids = _column(path, images, "image", "id", np.int64).tolist()
+    names = [entry.get("file_name") for entry in images]
+    if not all(isinstance(name, str) for name in names):
+        raise HaloposeError(f"{path}: an image has no file_name: its id cannot be told from its name")
+    found = {Path(name).name: identity for name, identity in zip(names, ids, strict=True)}
+    if len(found) < len(ids):
+        raise HaloposeError(f"{path}: two images have the same file name: their ids cannot be told from it")
+    return found
 
 
 def read_predictions(path: Path | str, truth: GroundTruth | None = None) -> PoseDistributions:
     """Read COCO keypoint results that carry ``covariance`` [[xx, xy, yy], ...K] per detection.
 
-    Optional per detection: ``scale`` (like covariance) and ``dof`` [...K] for a Student-t, ``bbox`` xywh;
-    a missing box is the keypoints' extent, as in pycocotools.
+    Optional per detection: ``scale`` (like covariance) and ``dof`` [...K] for a Student-t, ``keep`` [...K], and
+    ``bbox`` xywh; a missing box is the keypoints' extent, as in pycocotools.
     """
     return parse_predictions(path, read_json(path), truth)
 
@@ -208,8 +154,7 @@ def parse_predictions(path: Path | str, content: Any, truth: GroundTruth | None)
         _check_known_images(path, what, image_ids, truth.images)
         _check_known_classes(path, class_ids, truth)
     if _all_or_none(path, content, "bbox"):
-        boxes = _matrix(path, content, what, "bbox", 4)
-        boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+        boxes = xywh_to_xyxy(_matrix(path, content, what, "bbox", 4))
     else:
         boxes = np.concatenate([keypoints[..., :2].min(1), keypoints[..., :2].max(1)], axis=1)
     return PoseDistributions(
@@ -220,41 +165,10 @@ def parse_predictions(path: Path | str, content: Any, truth: GroundTruth | None)
         scale=_covariances(path, content, "scale", count) if has_scale else covariance,
         dof=_dof(path, content, count) if has_dof else None,
         visibility=keypoints[..., 2],
+        keep=_keep(path, content, count) if _all_or_none(path, content, "keep") else None,
         class_ids=class_ids,
         image_ids=image_ids,
     )
-
-
-def prediction_entries(predictions: PoseDistributions) -> list[dict[str, Any]]:
-    """The inverse of ``parse_predictions``: COCO results entries with covariances."""
-    n, k = predictions.keypoints.shape[:2]
-    visibility = np.ones((n, k))
-    if predictions.visibility is not None:
-        visibility = predictions.visibility
-    triples = np.concatenate([predictions.keypoints, visibility[..., None]], axis=2).reshape(n, 3 * k)
-    boxes = predictions.boxes
-    boxes = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
-    columns: dict[str, list[Any]] = {
-        "image_id": _list(predictions.image_ids, n, 0),
-        "category_id": _list(predictions.class_ids, n, 1),
-        "bbox": boxes.tolist(),
-        "score": predictions.scores.tolist(),
-        "keypoints": triples.tolist(),
-        "covariance": _triangle(predictions.covariance).tolist(),
-    }
-    if predictions.dof is not None:
-        columns["scale"] = _triangle(predictions.scale).tolist()
-        columns["dof"] = [predictions.dof.tolist()] * n
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _list(values: Array | None, count: int, default: int) -> list[Any]:
-    return [default] * count if values is None else list(values.tolist())
-
-
-def _triangle(matrices: Array) -> Array:
-    """(..., 3) of xx, xy, yy."""
-    return np.stack([matrices[..., 0, 0], matrices[..., 0, 1], matrices[..., 1, 1]], axis=-1)
 
 
 def _keypoints_of_first(path: Path | str, content: list[Any]) -> int:
@@ -294,6 +208,15 @@ def _dof(path: Path | str, content: list[Any], count: int) -> Array:
     if (dof != dof[0]).any():
         raise HaloposeError(f"{path}: dof must be the same in every detection: one value per keypoint")
     return np.asarray(dof[0])
+
+
+def _keep(path: Path | str, content: list[Any], count: int) -> Array:
+    """The pruning mask (N, K)."""
+    for index, entry in enumerate(content):
+        mask = entry["keep"]
+        if not isinstance(mask, list) or len(mask) != count or any(type(value) is not bool for value in mask):
+            raise HaloposeError(f"{path}: detection {index} needs keep as {count} of true or false")
+    return np.array([entry["keep"] for entry in content], dtype=bool).reshape(-1, count)
 
 
 def _all_or_none(path: Path | str, content: list[Any], key: str) -> bool:

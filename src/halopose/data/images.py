@@ -16,9 +16,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from halopose.data.coco import write_bytes
+from halopose.data.files import write_bytes
 from halopose.errors import HaloposeError
-from halopose.poses import Array
+from halopose.types import Array
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"}
 VIDEO_SUFFIXES = {".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".gif", ".mpeg", ".mpg"}
@@ -104,6 +104,14 @@ def read_source(source: Any) -> Iterator[NamedImage]:
                 yield image if named else NamedImage(f"image_{number}", image.pixels)
     else:
         raise HaloposeError(f"cannot take images from a {type(source).__name__}")
+
+
+def check_source(source: Any) -> None:
+    """Refuse paths that are not there, before a model is loaded or anything is written."""
+    if isinstance(source, (str, Path)) and "://" not in str(source):
+        missing = next((path for path in _paths(str(source)) if not path.exists()), None)
+        if missing is not None:
+            raise HaloposeError(f"no file {missing}: give an image, a folder, a pattern, a video or a stream")
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -11,30 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from halopose.data.coco import prediction_entries
-from halopose.evaluation.matching import COCO_SIGMAS
-from halopose.poses import Array, PoseDistributions
+from halopose.keypoints import COCO_NAMES, COCO_SIGMAS
+from halopose.poses import PoseDistributions
+from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian, StudentT, scale_tril_from_raw
 
-COCO_NAMES = [
-    "nose",
-    "left_eye",
-    "right_eye",
-    "left_ear",
-    "right_ear",
-    "left_shoulder",
-    "right_shoulder",
-    "left_elbow",
-    "right_elbow",
-    "left_wrist",
-    "right_wrist",
-    "left_hip",
-    "right_hip",
-    "left_knee",
-    "right_knee",
-    "left_ankle",
-    "right_ankle",
-]
 # A standing person in a unit box, x to the right and y down.
 _TEMPLATE = np.array(
     [
@@ -72,10 +53,10 @@ def synthesize(world: World | None = None) -> tuple[dict[str, Any], list[dict[st
     predictions = _detections(rng, world, image_ids, keypoints, true_tril, area)
     truth = {
         "images": [{"id": i + 1, "width": 1280, "height": 960} for i in range(world.images)],
-        "categories": [{"id": 1, "name": "person", "keypoints": COCO_NAMES}],
+        "categories": [{"id": 1, "name": "person", "keypoints": list(COCO_NAMES)}],
         "annotations": _annotations(image_ids, keypoints, labelled, area, boxes),
     }
-    return truth, prediction_entries(predictions)
+    return truth, predictions.to_json()
 
 
 def _persons(rng: np.random.Generator, count: int) -> tuple[Array, Array, Array, Array]:
@@ -161,4 +142,4 @@ def _annotations(
     ]
 
 
-__all__ = ["COCO_NAMES", "World", "synthesize"]
+__all__ = ["World", "synthesize"]

@@ -6,6 +6,7 @@ threshold and the ids of the images it has seen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from halopose.data.coco import SEEN_MARK, parse_predictions, prediction_entries, read_json, write_json
+from halopose.data.coco import SEEN_MARK, parse_predictions
+from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import Fitted, Given, hashed_order
-from halopose.evaluation.true_positives import MatchedPoses, Protocol
-from halopose.poses import Array, GroundTruth, PoseDistributions
-from halopose.uncertainty.calibration import Calibration, Family, GaussianCalibration, StudentTCalibration
+from halopose.evaluation.calibrations import Laws, cross_fitted, fit_calibrations
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import MatchedPoses
+from halopose.poses import PoseDistributions
+from halopose.types import Array, Family
+from halopose.uncertainty.calibration import Calibration, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.distributions import StudentT, scale_tril_from_covariance
 
 FORMAT = "halopose-calibration-1"
@@ -40,9 +44,9 @@ class CalibrationFile:
     @classmethod
     def fit(cls, matched: MatchedPoses, images: Array, family: Family, protocol: Protocol) -> CalibrationFile:
         """Calibrate on true positives of the given images (I,), matched or not."""
-        fitted = Fitted.on(matched, protocol)
-        calibration = fitted.gaussian if family == "gaussian" else fitted.student
-        return cls(calibration, matched.names, fitted.threshold, images)
+        fitted = fit_calibrations(matched, protocol)
+        calibration: Calibration = fitted.gaussian if family == "gaussian" else fitted.student
+        return cls(calibration, matched.layout.names, fitted.threshold, images)
 
     def save(self, path: Path | str) -> None:
         """Write the calibration as json."""
@@ -122,7 +126,7 @@ def apply_to_file(calibration: CalibrationFile, source: Path | str, target: Path
     assert applied.image_ids is not None  # every parsed file has them
     seen = np.isin(applied.image_ids, calibration.image_ids)
     entries = []
-    for old, new, marked in zip(content, prediction_entries(applied), seen.tolist(), strict=True):
+    for old, new, marked in zip(content, applied.to_json(), seen.tolist(), strict=True):
         entry = {key: value for key, value in old.items() if key not in ("scale", "dof", SEEN_MARK)}
         entry.update({key: new[key] for key in ("covariance", "scale", "dof") if key in new})
         if marked:
@@ -132,37 +136,19 @@ def apply_to_file(calibration: CalibrationFile, source: Path | str, target: Path
     return len(entries)
 
 
-def images_seen(content: list[dict[str, Any]], calibrations: list[CalibrationFile]) -> Array:
-    """Ids of images that a calibration was fitted on: marked in the detections, or listed in a file."""
-    marked = [entry["image_id"] for entry in content if entry.get(SEEN_MARK)]
-    listed = [calibration.image_ids for calibration in calibrations]
-    return np.unique(np.concatenate([np.asarray(marked, dtype=np.int64), *listed]))
+def laws_under(files: Sequence[CalibrationFile], matched: MatchedPoses, protocol: Protocol) -> Laws:
+    """The laws of true positives under calibrations from files; what the files lack is cross-fitted.
+
+    The threshold is that of the Gaussian's file, if there is one.
+    """
+    gaussian = student = None
+    for file in files:
+        if isinstance(file.calibration, GaussianCalibration):
+            gaussian = file.calibration
+        elif isinstance(file.calibration, StudentTCalibration):
+            student = file.calibration
+    threshold = min(files, key=lambda file: file.family).threshold if files else None
+    return cross_fitted(matched, protocol, gaussian=gaussian, student=student, threshold=threshold)
 
 
-def given_by(files: list[CalibrationFile]) -> Given:
-    """What the files hold; the threshold of the Gaussian one, if there is one."""
-    calibrations = {file.family: file.calibration for file in files}
-    gaussian, student = calibrations.get("gaussian"), calibrations.get("student-t")
-    return Given(
-        gaussian if isinstance(gaussian, GaussianCalibration) else None,
-        student if isinstance(student, StudentTCalibration) else None,
-        min(files, key=lambda file: file.family).threshold,
-    )
-
-
-def without_images(
-    predictions: PoseDistributions, truth: GroundTruth, images: Array
-) -> tuple[PoseDistributions, GroundTruth]:
-    """Leave the given images out of predictions and ground truth."""
-    assert predictions.image_ids is not None
-    return predictions[~np.isin(predictions.image_ids, images)], truth.select_images(
-        np.setdiff1d(truth.images, images)
-    )
-
-
-def part_of_images(truth: GroundTruth, fraction: float) -> Array:
-    """A reproducible share of the images, ids (I,)."""
-    if not 0 < fraction <= 1:
-        raise HaloposeError(f"the fraction of images must be above 0 and at most 1, got {fraction}")
-    order = hashed_order(truth.images)
-    return np.sort(order[: max(1, round(fraction * len(order)))])
+__all__ = ["CalibrationFile", "apply_to_file", "laws_under"]

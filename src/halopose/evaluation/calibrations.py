@@ -1,37 +1,47 @@
-"""The three regimes to compare: the law as given, calibrated as a Gaussian, calibrated as a Student-t.
+"""The three laws to compare: as given, calibrated as a Gaussian, calibrated as a Student-t.
 
-In: true positives, and calibrations fitted elsewhere if there are any. Out: a law each over (M, K) and the
-pruning thresholds, none of them fitted on the images it is used on.
+In: true positives, and what was fitted elsewhere if anything was. Out: a law each over (M, K) and the pruning
+mask, none of them fitted on the images it is used on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halopose.errors import HaloposeError
-from halopose.evaluation.matching import keypoint_similarity
-from halopose.evaluation.true_positives import MatchedPoses, Protocol
-from halopose.poses import Array
-from halopose.uncertainty.calibration import GaussianCalibration, StudentTCalibration
+from halopose.data.splits import image_folds
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import MatchedPoses
+from halopose.types import Array
+from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
-from halopose.uncertainty.pruning import localization_confidence, select_threshold
+from halopose.uncertainty.pruning import keep_mask, select_threshold
 
-REGIMES = ("uncalibrated", "gaussian", "student_t")
+# The laws to compare, and what people are told they are called.
+LAWS = {"uncalibrated": "Uncalibrated", "gaussian": "Gaussian", "student_t": "Student-t"}
 
 
 @dataclass(frozen=True)
-class Regimes:
-    """The laws to compare, each over (M, K), the pruning mask (M, K), and where they came from."""
+class Laws:
+    """The laws to compare, each over (M, K), what is pruned (M, K) and by which thresholds (M,), folds differ.
+
+    confidence: of the Gaussian's covariance (M, K), by which pruning goes. source: where all this came from.
+    """
 
     laws: dict[str, Bivariate]
-    covariance: Array  # the second-moment covariance that pruning looks at
-    thresholds: Array  # (M,), one per instance as folds differ
+    confidence: Array
+    threshold: Array
+    visibility_threshold: Array | None
     source: str
+
+    def kept(self, matched: MatchedPoses) -> Array:
+        """Keypoints (M, K) that stay (eq. 22)."""
+        visible = None if self.visibility_threshold is None else self.visibility_threshold[:, None]
+        return keep_mask(self.confidence, self.threshold[:, None], matched.visibility, visible)
 
 
 def given_law(matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment") -> Bivariate:
@@ -63,110 +73,99 @@ def _residuals(matched: MatchedPoses, dispersion: Array) -> tuple[Tensor, Tensor
     return torch.from_numpy(matched.residual), scale_tril_from_covariance(torch.from_numpy(dispersion))
 
 
-def pruning_threshold(matched: MatchedPoses, covariance: Array, protocol: Protocol) -> float:
-    """Threshold on the localization confidence, chosen on these true positives."""
-    confidence = localization_confidence(
-        covariance, matched.confidence_area(protocol), matched.sigmas, protocol.scalarisation
-    )
-    similarity = keypoint_similarity(matched.residual, matched.area, matched.sigmas)
-    labelled = matched.labelled
-    return select_threshold(
-        confidence[labelled], similarity[labelled] >= protocol.gamma_ks, protocol.threshold_rule
-    )
-
-
-@dataclass(frozen=True)
-class Given:
-    """What was fitted on other data already, and need not be fitted again."""
-
-    gaussian: GaussianCalibration | None = None
-    student: StudentTCalibration | None = None
-    threshold: float | None = None
-
-    @property
-    def names(self) -> list[str]:
-        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What held-out data yield: both calibrations and the pruning threshold."""
-
-    gaussian: GaussianCalibration
-    student: StudentTCalibration
-    threshold: float
-
-    @classmethod
-    def on(cls, matched: MatchedPoses, protocol: Protocol, given: Given | None = None) -> Fitted:
-        """Calibrate on true positives, then choose the threshold on the calibrated covariances."""
-        given = given or Given()
-        gaussian = given.gaussian or fit_gaussian(matched, protocol.min_samples)
-        student = given.student or fit_student(matched, protocol.covariance, protocol.min_samples)
-        threshold = given.threshold
-        if threshold is None:
-            law = gaussian(scale_tril_from_covariance(torch.from_numpy(matched.covariance)))
-            threshold = pruning_threshold(matched, law.covariance.numpy(), protocol)
-        return cls(gaussian, student, threshold)
-
-    def regimes(self, matched: MatchedPoses) -> Regimes:
-        """The three regimes of other true positives."""
-        law = self.gaussian(scale_tril_from_covariance(torch.from_numpy(matched.covariance)))
-        student = self.student(scale_tril_from_covariance(torch.from_numpy(matched.scale)))
-        return Regimes(
-            laws={
-                "uncalibrated": given_law(matched, self.student.covariance),
-                "gaussian": law,
-                "student_t": student,
-            },
-            covariance=law.covariance.numpy(),
-            thresholds=np.full(len(matched), self.threshold),
-            source="",
-        )
-
-
-def cross_fitted(matched: MatchedPoses, protocol: Protocol, given: Given | None = None) -> Regimes:
-    """The three regimes, each image under what was fitted on the other folds of images.
+def fit_calibrations(
+    matched: MatchedPoses,
+    protocol: Protocol,
+    *,
+    gaussian: GaussianCalibration | None = None,
+    student: StudentTCalibration | None = None,
+    threshold: float | None = None,
+) -> Calibrations:
+    """Calibrate on true positives, then choose the thresholds on the calibrated covariances.
 
     What is given was fitted on other data and takes the place of what would be fitted.
     """
-    names = given.names if given else []
-    everything = len(names) == len(fields(Given))
-    fold = np.zeros(len(matched)) if everything else image_folds(matched.image_ids, protocol.folds)
-    parts: list[Regimes] = []
-    indices: list[Array] = []
-    for number in np.unique(fold):
-        fitted = Fitted.on(matched.select(np.flatnonzero(fold != number)), protocol, given)
-        indices.append(np.flatnonzero(fold == number))
-        parts.append(fitted.regimes(matched.select(indices[-1])))
-    back = np.argsort(np.concatenate(indices))
-    folds = f"{len(parts)} folds of images, each scored with what was fitted on the others"
-    return Regimes(
-        laws={name: _join([part.laws[name] for part in parts], back) for name in REGIMES},
-        covariance=np.concatenate([part.covariance for part in parts])[back],
-        thresholds=np.concatenate([part.thresholds for part in parts])[back],
-        source="; ".join([f"given: {', '.join(names)}"] * bool(names) + [folds] * (not everything)),
+    gaussian = gaussian or fit_gaussian(matched, protocol.min_samples)
+    student = student or fit_student(matched, protocol.covariance, protocol.min_samples)
+    confidence = _gaussian_confidence(matched, gaussian, protocol)[matched.labelled]
+    correct = matched.similarity[matched.labelled] >= protocol.gamma_ks
+    if threshold is None:
+        threshold = select_threshold(confidence, correct, protocol.threshold_rule)
+    visible = None
+    if protocol.visibility and matched.visibility is not None:
+        visibility = matched.visibility[matched.labelled]
+        visible = select_threshold(visibility, correct, protocol.threshold_rule, among=confidence >= threshold)
+    found = visible is not None and np.isfinite(visible)
+    return Calibrations(gaussian, student, threshold, visible if found else None)
+
+
+def _gaussian_confidence(matched: MatchedPoses, gaussian: GaussianCalibration, protocol: Protocol) -> Array:
+    law = gaussian(scale_tril_from_covariance(torch.from_numpy(matched.covariance)))
+    return matched.confidence(law.covariance.numpy(), protocol)
+
+
+def apply_calibrations(matched: MatchedPoses, fitted: Calibrations, protocol: Protocol, source: str = "") -> Laws:
+    """The three laws of true positives that nothing was fitted on."""
+    count, visible = len(matched), fitted.visibility_threshold
+    return Laws(
+        laws={
+            "uncalibrated": given_law(matched, fitted.student.covariance),
+            "gaussian": fitted.gaussian(scale_tril_from_covariance(torch.from_numpy(matched.covariance))),
+            "student_t": fitted.student(scale_tril_from_covariance(torch.from_numpy(matched.scale))),
+        },
+        confidence=_gaussian_confidence(matched, fitted.gaussian, protocol),
+        threshold=np.full(count, fitted.threshold),
+        visibility_threshold=None if visible is None else np.full(count, visible),
+        source=source,
     )
 
 
-def hashed_order(images: Array) -> Array:
-    """Distinct image ids (I,) in an order that has nothing to do with their values."""
-    images = np.unique(images)
-    with np.errstate(over="ignore"):
-        mixed = images.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    return np.asarray(images[np.argsort(mixed ^ (mixed >> np.uint64(32)), kind="stable")])
+def cross_fitted(
+    matched: MatchedPoses,
+    protocol: Protocol,
+    *,
+    gaussian: GaussianCalibration | None = None,
+    student: StudentTCalibration | None = None,
+    threshold: float | None = None,
+) -> Laws:
+    """The three laws, each image under what was fitted on the other folds of images, or is given."""
+    if gaussian is not None and student is not None and threshold is not None:
+        given = Calibrations(gaussian, student, threshold)
+        return apply_calibrations(matched, given, protocol, "given: gaussian, student, threshold")
+    fold = image_folds(matched.image_ids, protocol.folds)
+    parts: list[Laws] = []
+    indices: list[Array] = []
+    for number in np.unique(fold):
+        others = matched.select(np.flatnonzero(fold != number))
+        fitted = fit_calibrations(others, protocol, gaussian=gaussian, student=student, threshold=threshold)
+        indices.append(np.flatnonzero(fold == number))
+        parts.append(apply_calibrations(matched.select(indices[-1]), fitted, protocol))
+    known = {"gaussian": gaussian, "student": student, "threshold": threshold}
+    names = [name for name, value in known.items() if value is not None]
+    source = f"{len(parts)} folds of images, each scored with what was fitted on the others"
+    if names:
+        source = f"given: {', '.join(names)}; {source}"
+    return _join(parts, np.argsort(np.concatenate(indices)), source)
 
 
-def image_folds(image_ids: Array, folds: int) -> Array:
-    """Fold (N,) of each image id: the distinct ids in hashed order, dealt out in turn."""
-    order = hashed_order(image_ids)
-    if len(order) < 2:
-        raise HaloposeError("calibration and scoring need different images: give at least two with matches")
-    by_id = np.argsort(order)
-    return np.asarray(by_id[np.searchsorted(order, image_ids, sorter=by_id)] % folds)
+def _join(parts: list[Laws], back: Array, source: str) -> Laws:
+    """The laws of all folds in the order of the true positives."""
+    visible = [
+        np.full(len(part.threshold), -np.inf) if part.visibility_threshold is None else part.visibility_threshold
+        for part in parts
+    ]
+    return Laws(
+        laws={name: _join_laws([part.laws[name] for part in parts], back) for name in LAWS},
+        confidence=np.concatenate([part.confidence for part in parts])[back],
+        threshold=np.concatenate([part.threshold for part in parts])[back],
+        visibility_threshold=None
+        if all(part.visibility_threshold is None for part in parts)
+        else np.concatenate(visible)[back],
+        source=source,
+    )
 
 
-def _join(laws: list[Bivariate], back: Array) -> Bivariate:
+def _join_laws(laws: list[Bivariate], back: Array) -> Bivariate:
     index = torch.from_numpy(back)
     scale_tril = torch.cat([law.scale_tril for law in laws])[index]
     if not isinstance(laws[0], StudentT):
@@ -175,3 +174,15 @@ def _join(laws: list[Bivariate], back: Array) -> Bivariate:
     dof = torch.cat([law.dof.expand(law.scale_tril.shape[:-2]) for law in students])[index]
     moments = [law.moment for law in students if law.moment is not None]
     return StudentT(scale_tril, dof, torch.cat(moments)[index] if moments else None)
+
+
+__all__ = [
+    "LAWS",
+    "Laws",
+    "apply_calibrations",
+    "cross_fitted",
+    "fit_calibrations",
+    "fit_gaussian",
+    "fit_student",
+    "given_law",
+]

@@ -17,10 +17,10 @@ from scipy import special
 from torch import Tensor
 
 from halopose.evaluation import metrics
-from halopose.poses import Array
+from halopose.evaluation.scores import AXES, Curves, Points, Summary
+from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 
-AXES = ("joint", "x", "y")
 _POINTS = 200
 _KEYPOINT_POINTS = 41
 
@@ -137,10 +137,10 @@ class Statistics:
         return result
 
 
-def summaries(statistics: Statistics, group: Array, count: int) -> list[dict[str, Any]]:
+def summaries(statistics: Statistics, group: Array, count: int) -> list[Summary]:
     """Scalar metrics and number of keypoints of each of ``count`` groups, by group index (n,)."""
     sizes = np.bincount(group, minlength=count)
-    columns: dict[str, list[float]] = {}
+    columns: dict[str, list[Any]] = {}
     for axis in AXES:
         suffix = "" if axis == "joint" else f"_{axis}"
         curves = metrics.coverage_of_levels(statistics.level[axis], None, group, count)
@@ -160,7 +160,7 @@ def summaries(statistics: Statistics, group: Array, count: int) -> list[dict[str
         for members in _members(statistics.by_confidence, group, sizes)
     ]
     columns["count"] = sizes.tolist()
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [Summary(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
 def _members(order: Array, group: Array, sizes: Array) -> list[Array]:
@@ -171,7 +171,7 @@ def _members(order: Array, group: Array, sizes: Array) -> list[Array]:
     return np.split(grouped, np.cumsum(sizes)[:-1])
 
 
-def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str]) -> dict[str, Any]:
+def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str]) -> Curves:
     """Plot data: coverage, variance bins and Q-Q by axis, Q-Q by keypoint, and the moment matrices.
 
     Q-Q over all keypoints exists for a Gaussian; Student-t laws differ by keypoint (paper, appendix D.2).
@@ -180,27 +180,28 @@ def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str]) -> 
     everyone = np.arange(len(keypoint))
     sizes = np.bincount(keypoint, minlength=len(names))
     members = _members(everyone, keypoint, sizes) if names else []
-    return {
-        "coverage": {axis: metrics.coverage_of_levels(statistics.level[axis])[0] for axis in AXES},
-        "variance": {axis: _variance_curve(statistics, axis) for axis in AXES},
-        "moments": {"empirical": empirical, "predicted": predicted},
-        "qq": None
+    return Curves(
+        coverage={axis: metrics.coverage_of_levels(statistics.level[axis])[0] for axis in AXES},
+        variance={axis: _variance_curve(statistics, axis) for axis in AXES},
+        moments_empirical=empirical,
+        moments_predicted=predicted,
+        qq=None
         if statistics.dof is not None
         else {axis: _qq(statistics, axis, everyone, _POINTS) for axis in AXES},
-        "qq_keypoints": {
+        qq_keypoints={
             name: {axis: _qq(statistics, axis, index, _KEYPOINT_POINTS) for axis in AXES}
             for name, index in zip(names, members, strict=False)
             if len(index)
         },
-    }
+    )
 
 
-def _variance_curve(statistics: Statistics, axis: str) -> dict[str, Array]:
+def _variance_curve(statistics: Statistics, axis: str) -> Points:
     bins = metrics.variance_bins(*statistics.in_variance_order[axis], presorted=True)
-    return {"predicted": bins.predicted, "empirical": bins.empirical}
+    return Points(bins.predicted, bins.empirical)
 
 
-def _qq(statistics: Statistics, axis: str, members: Array, points: int) -> dict[str, Array]:
+def _qq(statistics: Statistics, axis: str, members: Array, points: int) -> Points:
     unit = torch.eye(2, dtype=torch.float64)
     law: Bivariate = Gaussian(unit)
     if statistics.dof is not None:
@@ -211,7 +212,7 @@ def _qq(statistics: Statistics, axis: str, members: Array, points: int) -> dict[
     )
     if isinstance(law, StudentT):
         empirical = _from_surprise(empirical, float(law.dof), axis)
-    return {"theoretical": theoretical, "empirical": empirical}
+    return Points(theoretical, empirical)
 
 
 def _surprise(distance: Tensor, standard: Tensor, tail: Tensor, dof: Tensor) -> dict[str, Tensor]:

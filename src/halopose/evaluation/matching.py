@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.poses import Array, GroundTruth, PoseDistributions
+from halopose.poses import GroundTruth, PoseDistributions
+from halopose.types import Array
 
-COCO_SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89], dtype=float) / 1000
 OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 MAX_DETECTIONS = 20
 
 
-def keypoint_similarity(residual: Array, area: Array, sigmas: Array) -> Array:
+def keypoint_similarity(residual: Array, area: Array, kappa: Array) -> Array:
     """KS (..., K) of residuals (..., K, 2) on objects of the given area (...) (eq. 20)."""
-    kappa = 2 * np.asarray(sigmas)
-    return np.asarray(np.exp(-np.square(residual).sum(-1) / (2 * np.asarray(area)[..., None] * kappa**2)))
+    scale = 2 * np.asarray(area)[..., None] * np.asarray(kappa) ** 2
+    return np.asarray(np.exp(-np.square(residual).sum(-1) / scale))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def object_keypoint_similarity(
     the same number of labelled keypoints go together: their sums then round exactly as pycocotools' do.
     """
     keypoints = truth.keypoint_count
-    variances = (2 * truth.sigmas) ** 2
+    variances = truth.layout.kappa**2
     counts = truth.labelled.sum(1)
     # A stable sort puts each object's labelled keypoints first, in order.
     first = np.argsort(~truth.labelled, axis=1, kind="stable")
@@ -173,3 +173,18 @@ def greedy_match(
             taken[t, detection[last]] = object[last]
             free[object[last]] = crowd[object[last]]
     return taken
+
+
+def true_pairs(
+    predictions: PoseDistributions,
+    truth: GroundTruth,
+    oks_threshold: float = 0.5,
+    max_detections: int = MAX_DETECTIONS,
+) -> tuple[Array, Array]:
+    """Detections (P,) that are true positives, and the object (P,) of each; ignored objects match nobody here."""
+    if not len(truth):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    pairs = candidate_pairs(predictions, truth, max_detections)
+    taken = greedy_match(pairs, len(predictions), truth.ignore, truth.crowd, np.array([oks_threshold]))[0]
+    detections = np.flatnonzero((taken >= 0) & ~truth.ignore[taken])
+    return detections, taken[detections]

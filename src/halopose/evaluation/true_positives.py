@@ -7,40 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from halopose.boxes import box_area
 from halopose.errors import HaloposeError
-from halopose.evaluation.matching import MAX_DETECTIONS, candidate_pairs, greedy_match
-from halopose.poses import Array, GroundTruth, PoseDistributions
-from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, ThresholdRule
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """Settings of an evaluation; the defaults are the paper's.
-
-    area: the s^2 of the localization confidence, ``annotation`` as in the paper, or ``box``, the predicted
-    box's area times ``box_area_factor``, which is all there is at inference. The similarity of a keypoint
-    always takes the annotated area. min_samples: as in ``Calibration``. scale_edges: areas that part the
-    object scales. folds: how many parts the images are cut into, so that each is scored with a calibration
-    that never saw it.
-    """
-
-    oks_threshold: float = 0.5
-    max_detections: int = MAX_DETECTIONS
-    area: Literal["annotation", "box"] = "annotation"
-    box_area_factor: float = 0.53
-    scalarisation: Scalarisation = "trace"
-    threshold_rule: ThresholdRule = "youden"
-    gamma_ks: float = GAMMA_KS
-    covariance: Literal["moment", "paper"] = "moment"
-    min_samples: float = 50.0
-    scale_edges: tuple[float, ...] = (32.0**2, 96.0**2)
-    folds: int = 5
-    bootstrap: int = 0
-    seed: int = 0
+from halopose.evaluation.matching import keypoint_similarity, true_pairs
+from halopose.evaluation.protocol import Protocol
+from halopose.keypoints import Keypoints
+from halopose.poses import GroundTruth, PoseDistributions
+from halopose.types import Array
+from halopose.uncertainty.pruning import localization_confidence
 
 
 @dataclass(frozen=True)
@@ -53,12 +32,11 @@ class MatchedPoses:
     labelled: Array
     covariance: Array
     scale: Array
-    visibility: Array
+    visibility: Array | None
     area: Array
     box_area: Array
     dof: Array | None
-    names: tuple[str, ...]
-    sigmas: Array
+    layout: Keypoints
 
     def __len__(self) -> int:
         return len(self.area)
@@ -70,32 +48,45 @@ class MatchedPoses:
             raise HaloposeError("nothing to concatenate: give at least one shard")
         seen: set[int] = set()
         for part in parts:
-            if part.names != parts[0].names or not all(
-                np.array_equal(getattr(part, name), getattr(parts[0], name)) for name in ("dof", "sigmas")
-            ):
-                raise HaloposeError("the shards differ in their keypoints, sigmas or degrees of freedom")
+            if not part.like(parts[0]):
+                raise HaloposeError("the shards differ in their keypoints, tails or visibility scores")
             images = set(part.image_ids.tolist())
             if seen & images:
                 raise HaloposeError("two shards hold the same image: split the data by image")
             seen |= images
         joined: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in cls._columns()
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0]._columns()
         }
         return replace(parts[0], **joined).select(np.lexsort((joined["objects"], joined["image_ids"])))
+
+    def like(self, other: MatchedPoses) -> bool:
+        """Whether both are of the same keypoints and say the same kinds of things about them."""
+        if self.dof is None or other.dof is None:
+            same_tails = self.dof is other.dof
+        else:
+            same_tails = np.array_equal(self.dof, other.dof)
+        same_scores = (self.visibility is None) == (other.visibility is None)
+        return self.layout == other.layout and same_tails and same_scores
 
     def select(self, index: Array) -> MatchedPoses:
         """The true positives at the given indices."""
         chosen: dict[str, Any] = {name: getattr(self, name)[index] for name in self._columns()}
         return replace(self, **chosen)
 
-    @classmethod
-    def _columns(cls) -> list[str]:
+    def _columns(self) -> list[str]:
         """Fields with a row per true positive."""
-        return [field.name for field in fields(cls) if field.name not in ("dof", "names", "sigmas")]
+        names = [field.name for field in fields(self) if field.name not in ("dof", "layout")]
+        return [name for name in names if getattr(self, name) is not None]
 
-    def confidence_area(self, protocol: Protocol) -> Array:
-        """s^2 (M,) that the localization confidence takes."""
-        return self.area if protocol.area == "annotation" else self.box_area * protocol.box_area_factor
+    def confidence(self, covariance: Array, protocol: Protocol) -> Array:
+        """Localization confidence (M, K) of covariances (M, K, 2, 2) (eq. 19)."""
+        area = self.area if protocol.area == "annotation" else self.box_area * self.layout.area_factor
+        return localization_confidence(covariance, area, self.layout.kappa, protocol.scalarisation)
+
+    @cached_property
+    def similarity(self) -> Array:
+        """KS (M, K) of every keypoint, labelled or not (eq. 20)."""
+        return keypoint_similarity(self.residual, self.area, self.layout.kappa)
 
 
 def match_poses(
@@ -107,15 +98,9 @@ def match_poses(
         raise HaloposeError(
             f"predictions have {predictions.keypoint_count} keypoints, ground truth {truth.keypoint_count}"
         )
-    pairs = candidate_pairs(predictions, truth, protocol.max_detections)
-    thresholds = np.array([protocol.oks_threshold])
-    taken = greedy_match(pairs, len(predictions), truth.ignore, truth.crowd, thresholds)[0]
-    detections = np.flatnonzero((taken >= 0) & ~truth.ignore[taken])
-    objects = taken[detections]
+    detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
     order = np.lexsort((objects, truth.image_ids[objects]))
     detections, objects = detections[order], objects[order]
-    sides = predictions.boxes[detections, 2:] - predictions.boxes[detections, :2]
-    visibility = predictions.visibility
     return MatchedPoses(
         image_ids=truth.image_ids[objects],
         objects=objects,
@@ -123,10 +108,9 @@ def match_poses(
         labelled=truth.labelled[objects],
         covariance=predictions.covariance[detections],
         scale=predictions.scale[detections],
-        visibility=np.ones(truth.labelled[objects].shape) if visibility is None else visibility[detections],
+        visibility=None if predictions.visibility is None else predictions.visibility[detections],
         area=truth.area[objects],
-        box_area=np.maximum(sides.prod(1), 1.0),
+        box_area=box_area(predictions.boxes[detections]),
         dof=predictions.dof,
-        names=truth.names,
-        sigmas=truth.sigmas,
+        layout=truth.layout,
     )

@@ -15,13 +15,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from halopose.data.coco import write_bytes
+from halopose.data.files import write_bytes
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host
-from halopose.uncertainty.calibration import GaussianCalibration, StudentTCalibration
+from halopose.keypoints import Keypoints
+from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
 
-FORMAT = "halopose-artifact-1"
+FORMAT = "halopose-artifact-2"
 
 
 def round_to_stored(heads: ProbabilisticHeads) -> ProbabilisticHeads:
@@ -37,14 +38,10 @@ class Artifact:
     """Everything that turns a frozen base into one with uncertainty."""
 
     heads: ProbabilisticHeads
-    gaussian: GaussianCalibration
-    student: StudentTCalibration
-    threshold: float
+    calibrations: Calibrations
     base: tuple[str, ...]
-    keypoint_names: tuple[str, ...]
-    sigmas: tuple[float, ...]
+    layout: Keypoints
     imgsz: int
-    area_factor: float
     card: dict[str, Any] = field(default_factory=dict)
 
     def fits(self, host: Host) -> bool:
@@ -62,23 +59,23 @@ class Artifact:
     def save(self, path: Path | str) -> None:
         """Write the file whole or not at all; equal artifacts are equal bytes."""
         tensors = {f"heads.{name}": value.half() for name, value in self.heads.state_dict().items()}
-        tensors |= {f"gaussian.{name}": value for name, value in self.gaussian.state_dict().items()}
-        tensors |= {f"student.{name}": value for name, value in self.student.state_dict().items()}
+        fitted = self.calibrations
+        tensors |= {f"gaussian.{name}": value for name, value in fitted.gaussian.state_dict().items()}
+        tensors |= {f"student.{name}": value for name, value in fitted.student.state_dict().items()}
         content = {
             "format": FORMAT,
             "base": list(self.base),
-            "keypoint_names": list(self.keypoint_names),
-            "sigmas": list(self.sigmas),
+            "layout": self.layout.to_json(),
             "strides": list(self.heads.strides),
             "head": asdict(self.heads.settings),
             "templates": [
                 [[list(layer.weight.shape), activation] for layer, activation in _layers(level)]
                 for level in self.heads.levels
             ],
-            "threshold": self.threshold if self.threshold > float("-inf") else None,
+            "threshold": fitted.threshold if fitted.threshold > float("-inf") else None,
+            "visibility_threshold": fitted.visibility_threshold,
             "imgsz": self.imgsz,
-            "area_factor": self.area_factor,
-            "covariance": self.student.covariance,
+            "covariance": fitted.student.covariance,
             "card": self.card,
         }
         data = save(
@@ -106,7 +103,8 @@ class Artifact:
 
     @classmethod
     def _parse(cls, content: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Artifact:
-        keypoints = len(content["keypoint_names"])
+        layout = Keypoints.from_json(content["layout"])
+        keypoints = len(layout)
         settings = HeadSettings(**content["head"])
         templates = [
             [ConvTemplate(torch.zeros(shape), torch.zeros(shape[0]), activation) for shape, activation in level]
@@ -114,8 +112,8 @@ class Artifact:
         ]
         heads = ProbabilisticHeads(templates, content["strides"], keypoints, settings)
         activations = {activation for level in content["templates"] for _, activation in level}
-        if len(content["strides"]) != len(templates) or len(content["sigmas"]) != keypoints:
-            raise ValueError("levels, strides or sigmas do not fit together")
+        if len(content["strides"]) != len(templates):
+            raise ValueError("levels and strides do not fit together")
         if not activations <= set(get_args(Activation)) or content["covariance"] not in ("moment", "paper"):
             raise ValueError("unknown activation or covariance")
         gaussian = GaussianCalibration(keypoints)
@@ -126,17 +124,19 @@ class Artifact:
             if any(not torch.isfinite(value).all() for value in state.values()):
                 raise ValueError("values that are not finite")
             module.load_state_dict(state)
-        threshold = content["threshold"]
+        threshold, visible = content["threshold"], content["visibility_threshold"]
+        calibrations = Calibrations(
+            gaussian,
+            student,
+            float("-inf") if threshold is None else float(threshold),
+            None if visible is None else float(visible),
+        )
         return cls(
             heads=heads.eval(),
-            gaussian=gaussian,
-            student=student,
-            threshold=float("-inf") if threshold is None else float(threshold),
+            calibrations=calibrations,
             base=tuple(content["base"]),
-            keypoint_names=tuple(content["keypoint_names"]),
-            sigmas=tuple(float(sigma) for sigma in content["sigmas"]),
+            layout=layout,
             imgsz=int(content["imgsz"]),
-            area_factor=float(content["area_factor"]),
             card=content["card"],
         )
 

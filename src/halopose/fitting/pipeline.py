@@ -6,7 +6,7 @@ wrote; ``fit`` runs them all in one work folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,29 +16,26 @@ import torch
 from torch import Tensor
 
 from halopose.data.dataset import Dataset
+from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import (
-    Given,
-    cross_fitted,
-    fit_gaussian,
-    fit_student,
-    hashed_order,
-    pruning_threshold,
-)
-from halopose.evaluation.protocol import evaluate
-from halopose.evaluation.true_positives import Protocol, match_poses
+from halopose.evaluation.calibrations import LAWS, apply_calibrations, fit_calibrations
+from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.scores import Scores
+from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.fitting.store import Cells, CollectSettings, MatchStore, collect
 from halopose.fitting.training import Trained, TrainSettings, importance_weights, train
 from halopose.hosts.base import Host
-from halopose.poses import Array, PoseDistributions
-from halopose.uncertainty.calibration import GaussianCalibration, StudentTCalibration
+from halopose.poses import PoseDistributions
+from halopose.types import Array, Progress, named
+from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.distributions import Gaussian
 from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads
 from halopose.uncertainty.pruning import GAMMA_KS
 
-Progress = Callable[[str, int, int], None]
 CalibrationSource = Literal["assigned", "matched"]
+DETECTIONS = 20  # of an image in a validation store, as many as COCO scores
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class FitSettings:
     """Everything a fit depends on.
 
     calibration_share: part of the validation images kept for calibration. gamma_ks: similarity from which a
-    keypoint counts as reliable when the pruning threshold is chosen.
+    keypoint counts as reliable when the pruning thresholds are chosen.
     """
 
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -58,9 +55,30 @@ class FitSettings:
     calibration: CalibrationSource = "matched"
     calibration_share: float = 0.2
     cells_per_object: int = 10
-    area_factor: float = 0.53
     gamma_ks: float = GAMMA_KS
     batch: int = 1
+
+    @property
+    def protocol(self) -> Protocol:
+        """How thresholds are chosen and artifacts are scored: with the box's area, all there is at inference."""
+        return Protocol(area="box", gamma_ks=self.gamma_ks, visibility=True)
+
+    @classmethod
+    def from_json(cls, content: Any) -> FitSettings:
+        """Settings as a card keeps them."""
+        try:
+            return cls(
+                **{
+                    **content,
+                    "train": TrainSettings(**content["train"]),
+                    "head": HeadSettings(**content["head"]),
+                    "train_sizes": tuple(content["train_sizes"]),
+                }
+            )
+        except (KeyError, TypeError):
+            raise HaloposeError(
+                "the artifact's card does not say how its heads were trained: train them again"
+            ) from None
 
 
 def collect_training(
@@ -74,7 +92,7 @@ def collect_training(
         CollectSettings(
             imgsz=settings.train_sizes, cells_per_object=settings.cells_per_object, batch=settings.batch
         ),
-        _named(progress, "collecting training images"),
+        named(progress, "collecting training images"),
     )
 
 
@@ -91,10 +109,10 @@ def collect_validation(
             cells_per_object=settings.cells_per_object,
             conf=settings.conf,
             iou=settings.iou,
-            detections=20,
+            detections=DETECTIONS,
             batch=settings.batch,
         ),
-        _named(progress, "collecting validation images"),
+        named(progress, "collecting validation images"),
     )
 
 
@@ -108,7 +126,7 @@ def train_heads(
 ) -> tuple[ProbabilisticHeads, Trained]:
     """New heads for the base, trained on the stores, or only the given images of them."""
     for store in stores:
-        _check_base(host, store)
+        store.check(host)
     torch.manual_seed(settings.train.seed)
     heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count, settings.head)
     report = None
@@ -120,89 +138,51 @@ def train_heads(
     return round_to_stored(heads), trained
 
 
-@torch.inference_mode()
 def predictions_of(heads: ProbabilisticHeads, store: MatchStore, images: Array | None = None) -> PoseDistributions:
     """Uncalibrated distributions of the stored detections, in original pixels."""
-    parts = []
+
+    def covariance_of(cells: Cells) -> Array:
+        factors = _factors(heads, cells) / cells.columns["gain"].double()[:, None, :, None]
+        return Gaussian(factors).covariance.numpy()
+
+    return store.detections(covariance_of, images)[0]
+
+
+@torch.inference_mode()
+def _factors(heads: ProbabilisticHeads, cells: Cells) -> Tensor:
+    """Uncalibrated Cholesky factors (N, K, 2, 2) in input pixels."""
     device = next(heads.parameters()).device
-    for cells in store.cells("detected"):
-        rows = torch.arange(len(cells))
-        if images is not None:
-            rows = torch.nonzero(torch.isin(cells.columns["image_id"], torch.from_numpy(images))).flatten()
-        if len(rows):
-            parts.append(_predictions(heads, cells, rows, device))
-    if not parts:
-        raise HaloposeError("no detection in these images: check that the base detects anything there")
-    joined = PoseDistributions.concatenate(parts)
-    assert joined.image_ids is not None
-    return joined[np.lexsort((-joined.scores, joined.image_ids))]
-
-
-def _predictions(heads: ProbabilisticHeads, cells: Cells, rows: Tensor, device: torch.device) -> PoseDistributions:
-    columns = {name: value[rows] for name, value in cells.columns.items()}
-    windows, inside = cells.windows[rows].to(device).float(), cells.inside[rows].to(device)
-    factors = heads.at_windows(cells.level, windows, inside).cpu().double()
-    covariance = Gaussian(factors / columns["gain"].double()[:, None, :, None]).covariance.numpy()
-    return PoseDistributions(
-        boxes=columns["box"].double().numpy(),
-        scores=columns["score"].double().numpy(),
-        keypoints=columns["keypoints"].double().numpy(),
-        covariance=covariance,
-        scale=covariance,
-        visibility=columns["visibility"].double().numpy() if "visibility" in columns else None,
-        class_ids=columns["class_id"].numpy() + 1,
-        image_ids=columns["image_id"].numpy(),
-    )
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """Both calibrations and the pruning threshold."""
-
-    gaussian: GaussianCalibration
-    student: StudentTCalibration
-    threshold: float
+    windows, inside = cells.windows.to(device).float(), cells.inside.to(device)
+    return heads.at_windows(cells.level, windows, inside).cpu().double()
 
 
 def calibrate_heads(
-    host: Host, heads: ProbabilisticHeads, store: MatchStore, images: Array, settings: FitSettings
-) -> Calibrated:
-    """Calibrate on the given images of a validation store, and choose the pruning threshold there."""
-    _check_base(host, store)
-    protocol = Protocol(area="box", box_area_factor=settings.area_factor, gamma_ks=settings.gamma_ks)
-    truth = store.ground_truth(host.keypoint_names, host.sigmas, images)
-    matched = match_poses(predictions_of(heads, store, images), truth, protocol)
+    heads: ProbabilisticHeads, store: MatchStore, images: Array, settings: FitSettings
+) -> Calibrations:
+    """Calibrate on the given images of a validation store, and choose the pruning thresholds there."""
+    matched = match_poses(predictions_of(heads, store, images), store.ground_truth(images), settings.protocol)
     if not len(matched):
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
-    if settings.calibration == "matched":
-        gaussian, student = fit_gaussian(matched), fit_student(matched)
-    else:
+    gaussian = student = None
+    if settings.calibration == "assigned":
         gaussian, student = _calibrate_assigned(heads, store, images, settings)
-    law = gaussian(torch.linalg.cholesky(torch.from_numpy(matched.covariance)))
-    return Calibrated(gaussian, student, pruning_threshold(matched, law.covariance.numpy(), protocol))
+    return fit_calibrations(matched, settings.protocol, gaussian=gaussian, student=student)
 
 
-@torch.no_grad()
 def _calibrate_assigned(
     heads: ProbabilisticHeads, store: MatchStore, images: Array, settings: FitSettings
 ) -> tuple[GaussianCalibration, StudentTCalibration]:
     """The paper's source: label-assigned cells with their importance weights (eqs. 12, 18)."""
-    device = next(heads.parameters()).device
     residual, factors, labelled, weight = [], [], [], []
-    for cells in store.cells("assigned"):
-        rows = torch.nonzero(torch.isin(cells.columns["image_id"], torch.from_numpy(images))).flatten()
-        if len(rows):
-            columns = {name: value[rows] for name, value in cells.columns.items()}
-            windows, inside = cells.windows[rows].to(device).float(), cells.inside[rows].to(device)
-            factors.append(heads.at_windows(cells.level, windows, inside).cpu().double())
+    for cells in (part.of_images(images) for part in store.cells("assigned")):
+        if len(cells):
+            columns = cells.columns
+            factors.append(_factors(heads, cells))
             residual.append(columns["residual"])
             labelled.append(columns["labelled"].bool())
             weight.append(
                 importance_weights(
-                    columns["confidence"],
-                    columns["area"],
-                    settings.train.alpha,
-                    settings.train.scale_weight,
+                    columns["confidence"], columns["area"], settings.train.alpha, settings.train.scale_weight
                 )
             )
     if not residual:
@@ -214,39 +194,62 @@ def _calibrate_assigned(
     return gaussian, student
 
 
-def uncalibrated(host: Host, heads: ProbabilisticHeads, settings: FitSettings, card: dict[str, Any]) -> Artifact:
-    """Trained heads as an artifact that calibrates nothing and prunes nothing yet."""
+def uncalibrated(
+    host: Host, heads: ProbabilisticHeads, stores: Sequence[MatchStore], settings: FitSettings, trained: Trained
+) -> Artifact:
+    """Heads trained on the stores as an artifact that calibrates nothing and prunes nothing yet."""
+    layout = stores[0].layout
     return Artifact(
         heads=heads,
-        gaussian=GaussianCalibration(host.keypoint_count),
-        student=StudentTCalibration(host.keypoint_count),
-        threshold=float("-inf"),
+        calibrations=Calibrations.none(len(layout)),
         base=host.fingerprints,
-        keypoint_names=host.keypoint_names,
-        sigmas=tuple(float(sigma) for sigma in host.sigmas),
+        layout=layout,
         imgsz=settings.imgsz,
-        area_factor=settings.area_factor,
-        card={"base": host.description, "settings": asdict(settings), **card},
+        card={
+            "base": host.description,
+            "settings": asdict(settings),
+            "images": {"heads": np.concatenate([store.images for store in stores]).tolist()},
+            "skipped": [line for store in stores for line in store.skipped()],
+            "training": asdict(trained),
+        },
     )
 
 
-def calibrate_artifact(artifact: Artifact, host: Host, store: MatchStore, source: CalibrationSource) -> Artifact:
-    """Calibrate trained heads on all images of a store, none of which they may have been trained on."""
+def calibrate_artifact(
+    artifact: Artifact, host: Host, store: MatchStore, source: CalibrationSource, share: float = 1.0
+) -> Artifact:
+    """Calibrate trained heads on a share of a store's images, none of which they may have been trained on."""
     artifact.check(host)
-    images = np.asarray(store.manifest["images"], dtype=np.int64)
-    trained_on = artifact.card.get("images", {}).get("heads", [])
-    if len(np.intersect1d(images, trained_on)):
+    store.check(host)
+    if store.layout != artifact.layout:
+        raise HaloposeError(
+            f"{store.folder} was collected with other keypoints or sigmas than the heads: use one data set"
+        )
+    images, rest = (store.images, store.images[:0]) if share == 1 else split_validation(store.images, share)
+    if len(np.intersect1d(images, artifact.card["images"]["heads"])):
         raise HaloposeError("some calibration images are among those the heads were trained on: give others")
-    settings = FitSettings(calibration=source, area_factor=artifact.area_factor)
-    calibrated = calibrate_heads(host, artifact.heads.to(host.device).eval(), store, images, settings)
-    card = {**artifact.card, "images": {**artifact.card.get("images", {}), "calibration": images.tolist()}}
-    return replace(
-        artifact,
-        gaussian=calibrated.gaussian,
-        student=calibrated.student,
-        threshold=calibrated.threshold,
-        card=card,
+    if not store.settings.detections:
+        raise HaloposeError(f"{store.folder} holds no detections: collect it with --detections {DETECTIONS}")
+    settings = replace(
+        FitSettings.from_json(artifact.card["settings"]),
+        imgsz=max(store.settings.imgsz),
+        conf=store.settings.conf,
+        iou=store.settings.iou,
+        calibration=source,
+        calibration_share=share,
     )
+    fitted = calibrate_heads(artifact.heads.to(host.device).eval(), store, images, settings)
+    card = {
+        **artifact.card,
+        "settings": asdict(settings),
+        "images": {
+            "heads": artifact.card["images"]["heads"],
+            "calibration": images.tolist(),
+            **({"evaluation": rest.tolist()} if len(rest) else {}),
+        },
+        "skipped": artifact.card["skipped"] + store.skipped(),
+    }
+    return replace(artifact, calibrations=fitted, imgsz=settings.imgsz, card=card)
 
 
 def evaluate_artifact(
@@ -256,34 +259,21 @@ def evaluate_artifact(
     images: Array | None = None,
     protocol: Protocol | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Scores:
     """The whole protocol on images that neither the heads nor the calibration have seen.
 
-    By default confidences take the predicted box's area, as the predictor does: the artifact's threshold
-    was chosen so.
+    By default confidences take the predicted box's area, as the predictor does: the artifact's thresholds
+    were chosen so.
     """
     artifact.check(host)
-    _check_base(host, store)
-    protocol = protocol or Protocol(bootstrap=200, area="box", box_area_factor=artifact.area_factor)
-    truth = store.ground_truth(artifact.keypoint_names, np.asarray(artifact.sigmas), images)
+    store.check(host)
+    protocol = protocol or Protocol(bootstrap=200, area="box")
+    truth = replace(store.ground_truth(images), layout=artifact.layout)
     heads = artifact.heads.to(host.device).eval()
     matched = match_poses(predictions_of(heads, store, images), truth, protocol)
-    given = Given(artifact.gaussian, artifact.student, artifact.threshold)
-    return evaluate(
-        matched,
-        cross_fitted(matched, protocol, given) if len(matched) else None,
-        protocol,
-        _named(progress, "resampling images"),
-    )
-
-
-def split_validation(images: Array, share: float) -> tuple[Array, Array]:
-    """Calibration and evaluation images (I,), by a hash of their ids."""
-    order = hashed_order(images)
-    if len(order) < 2:
-        raise HaloposeError("give at least two validation images: some to calibrate on, some to score")
-    cut = min(max(1, round(share * len(order))), len(order) - 1)
-    return np.sort(order[:cut]), np.sort(order[cut:])
+    source = "the artifact's, fitted on other images"
+    laws = apply_calibrations(matched, artifact.calibrations, protocol, source) if len(matched) else None
+    return evaluate(matched, laws, protocol, named(progress, "resampling images"))
 
 
 def fit(
@@ -293,58 +283,36 @@ def fit(
     work: Path | str,
     settings: FitSettings | None = None,
     progress: Progress | None = None,
-) -> tuple[Artifact, dict[str, Any]]:
-    """Collect, train, calibrate, choose the threshold and evaluate; a rerun goes on where it stopped."""
+) -> tuple[Artifact, Scores]:
+    """Collect, train, calibrate, choose the thresholds and evaluate; a rerun goes on where it stopped."""
     settings = settings or FitSettings()
     work = Path(work)
     shared = np.intersect1d(training.image_ids, validation.image_ids)
     if len(shared):
         raise HaloposeError(f"{len(shared)} images are in both the training and the validation split")
+    if training.layout != validation.layout:
+        raise HaloposeError("the training and the validation data have different keypoints or sigmas")
     train_store = collect_training(host, training, work / "train", settings, progress)
     val_store = collect_validation(host, validation, work / "val", settings, progress)
     heads, trained = train_heads(host, [train_store], settings, work / "training.safetensors", progress)
-    calibration_images, evaluation_images = split_validation(validation.image_ids, settings.calibration_share)
-    calibrated = calibrate_heads(host, heads, val_store, calibration_images, settings)
-    artifact = replace(
-        uncalibrated(host, heads, settings, {}),
-        gaussian=calibrated.gaussian,
-        student=calibrated.student,
-        threshold=calibrated.threshold,
+    artifact = calibrate_artifact(
+        uncalibrated(host, heads, [train_store], settings, trained),
+        host,
+        val_store,
+        settings.calibration,
+        settings.calibration_share,
     )
-    metrics = evaluate_artifact(artifact, host, val_store, evaluation_images, progress=progress)
-    card = {
-        "base": host.description,
-        "settings": asdict(settings),
-        "images": {
-            "heads": training.image_ids.tolist(),
-            "calibration": calibration_images.tolist(),
-            "evaluation": evaluation_images.tolist(),
-        },
-        "skipped": train_store.skipped() + val_store.skipped(),
-        "training": asdict(trained),
-        "figures": figures(metrics),
-    }
-    return replace(artifact, card=card), metrics
+    images = np.asarray(artifact.card["images"]["evaluation"], dtype=np.int64)
+    scores = evaluate_artifact(artifact, host, val_store, images, progress=progress)
+    return replace(artifact, card={**artifact.card, "figures": figures(scores)}), scores
 
 
-def figures(metrics: dict[str, Any]) -> dict[str, Any]:
+def figures(scores: Scores) -> dict[str, Any]:
     """The scalars worth carrying along."""
-    names = ("ace", "ence", "nll", "akp")
-    figures: dict[str, Any] = {
-        regime: {name: metrics[regime][name] for name in names}
-        for regime in ("uncalibrated", "gaussian", "student_t")
+    metrics = ("ace", "ence", "nll", "akp")
+    counts = ("akp_random", "akp_visibility", "akp_skill", "matched_instances", "keypoints")
+    return {
+        **{law: {name: scores.law(law).metric(name) for name in metrics} for law in LAWS},
+        **{name: getattr(scores, name) for name in counts},
+        "kept_fraction": scores.pruned.kept_fraction,
     }
-    for name in ("akp_random", "akp_visibility", "akp_skill", "matched_instances", "keypoints"):
-        figures[name] = metrics[name]
-    return figures | {"kept_fraction": metrics["pruned"]["kept_fraction"]}
-
-
-def _check_base(host: Host, store: MatchStore) -> None:
-    if not set(store.manifest["base"]) & set(host.fingerprints):
-        raise HaloposeError(f"{store.folder} was collected with another base: collect it again")
-
-
-def _named(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda done, total: progress(name, done, total)

@@ -20,14 +20,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from halopose.data.coco import read_json, write_json
+from halopose.boxes import xyxy_to_xywh
 from halopose.data.dataset import Dataset, Objects, Record
+from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
-from halopose.poses import Array, GroundTruth
+from halopose.keypoints import Keypoints
+from halopose.poses import GroundTruth, PoseDistributions
+from halopose.types import Array, Counter
 from halopose.uncertainty.heads import cut_windows
 
-FORMAT = "halopose-matches-1"
+FORMAT = "halopose-matches-2"
 VIEWS_PER_SHARD = 32
 
 
@@ -61,6 +64,15 @@ class Cells:
     def __len__(self) -> int:
         return len(self.windows)
 
+    def of_images(self, images: Array | None) -> Cells:
+        """The rows of some images (I,) alone, or all of them."""
+        if images is None:
+            return self
+        wanted = torch.isin(self.columns["image_id"], torch.from_numpy(images))
+        rows = torch.nonzero(wanted).flatten()
+        columns = {name: value[rows] for name, value in self.columns.items()}
+        return Cells(self.level, self.windows[rows], self.inside[rows], columns)
+
 
 class MatchStore:
     """A collected data set on disk."""
@@ -71,6 +83,7 @@ class MatchStore:
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise HaloposeError(f"{self.folder} is not a match store: collect it again")
         self.manifest: dict[str, Any] = manifest
+        self.layout = Keypoints.from_json(manifest["layout"])
         missing = [path for path in self._paths() if not path.is_file()]
         if missing:
             raise HaloposeError(
@@ -82,8 +95,19 @@ class MatchStore:
         return [shard_path(self.folder, number) for number in range(self.manifest["shards"])]
 
     @property
-    def keypoints(self) -> int:
-        return int(self.manifest["keypoints"])
+    def images(self) -> Array:
+        """Ids (I,) of the images that were to be collected."""
+        return np.asarray(self.manifest["images"], dtype=np.int64)
+
+    @property
+    def settings(self) -> CollectSettings:
+        """How it was collected."""
+        return CollectSettings(**{**self.manifest["settings"], "imgsz": tuple(self.manifest["settings"]["imgsz"])})
+
+    def check(self, host: Host) -> None:
+        """Refuse a base that this store was not collected with."""
+        if not set(self.manifest["base"]) & set(host.fingerprints):
+            raise HaloposeError(f"{self.folder} was collected with another base: collect it again")
 
     def shards(self, kind: str) -> Iterator[list[Cells]]:
         """Cells by level of each shard in turn, ``assigned`` or ``detected``, memory-mapped."""
@@ -99,29 +123,59 @@ class MatchStore:
         """Files that could not be read."""
         return [line for path in self._paths() for line in _metadata(path)["skipped"]]
 
-    def ground_truth(self, names: tuple[str, ...], sigmas: Array, images: Array | None = None) -> GroundTruth:
-        """The annotated objects of the collected images, in original pixels."""
+    def detections(
+        self, covariance_of: Callable[[Cells], Array], images: Array | None = None
+    ) -> tuple[PoseDistributions, Array]:
+        """Retained detections, of some images or all, and the level (N,) of each; best scores of an image first.
+
+        covariance_of: covariances (n, K, 2, 2) of rows, in original pixels.
+        """
+        parts = [cells for cells in (part.of_images(images) for part in self.cells("detected")) if len(cells)]
+        if not parts:
+            raise HaloposeError("no detection in these images: check that the base detects anything there")
+        poses = PoseDistributions.concatenate([_poses(cells, covariance_of(cells)) for cells in parts])
+        level = np.concatenate([np.full(len(cells), cells.level) for cells in parts])
+        assert poses.image_ids is not None
+        order = np.lexsort((-poses.scores, poses.image_ids))
+        return poses[order], level[order]
+
+    def ground_truth(self, images: Array | None = None) -> GroundTruth:
+        """The annotated objects of the collected images, or of some of them, in original pixels."""
         tables = [read_table(path, "truth") for path in self._paths()]
         parts = [table for table in tables if table]  # a shard of a second size, or of no readable image, has none
         if not parts:
             raise HaloposeError(f"{self.folder} holds no readable image: check the data")
         table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         seen = np.unique(np.concatenate([read_table(path, "views")["image_id"] for path in self._paths()]))
-        boxes = table["boxes"]
+        labelled, crowd = table["labelled"].astype(bool), table["crowd"].astype(bool)
         truth = GroundTruth(
             images=seen,
             image_ids=table["image_id"],
             class_ids=table["class_id"] + 1,
             keypoints=table["keypoints"],
-            labelled=table["labelled"].astype(bool),
-            boxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1),
+            labelled=labelled,
+            boxes=xyxy_to_xywh(table["boxes"]),
             area=table["area"],
-            crowd=table["crowd"].astype(bool),
-            ignore=table["crowd"].astype(bool) | ~table["labelled"].astype(bool).any(1),
-            names=names,
-            sigmas=sigmas,
+            crowd=crowd,
+            ignore=crowd | ~labelled.any(1),
+            layout=self.layout,
         )
         return truth if images is None else truth.select_images(images)
+
+
+def _poses(cells: Cells, covariance: Array) -> PoseDistributions:
+    """Stored detections with the given covariances (n, K, 2, 2)."""
+    columns = cells.columns
+    return PoseDistributions(
+        boxes=columns["box"].double().numpy(),
+        scores=columns["score"].double().numpy(),
+        keypoints=columns["keypoints"].double().numpy(),
+        covariance=covariance,
+        scale=covariance,
+        visibility=columns["visibility"].double().numpy() if "visibility" in columns else None,
+        class_ids=columns["class_id"].numpy() + 1,
+        image_ids=columns["image_id"].numpy(),
+    )
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -165,15 +219,12 @@ def collect(
     dataset: Dataset,
     folder: Path | str,
     settings: CollectSettings | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Counter | None = None,
 ) -> MatchStore:
     """Run the frozen model once over the data and store what matters; resumes what was begun."""
     settings = settings or CollectSettings()
     folder = Path(folder)
-    if len(dataset.names) != host.keypoint_count:
-        raise HaloposeError(
-            f"the data have {len(dataset.names)} keypoints, the model {host.keypoint_count}: they do not fit"
-        )
+    host.check_layout(dataset.layout)
     unknown = {int(k) for record in dataset.records for k in record.objects.class_ids} - set(
         range(len(host.class_names))
     )
@@ -189,7 +240,7 @@ def collect(
         path = shard_path(folder, number)
         if not path.is_file():
             part = views[number * VIEWS_PER_SHARD : (number + 1) * VIEWS_PER_SHARD]
-            _write_shard(path, *_collect_views(host, part, settings))
+            _write_shard(path, *_collect_views(host, part, settings, dataset.layout))
         if progress:
             progress(min((number + 1) * VIEWS_PER_SHARD, len(views)), len(views))
     return MatchStore(folder)
@@ -200,7 +251,7 @@ def _open_store(host: Host, dataset: Dataset, folder: Path, settings: CollectSet
     manifest = {
         "format": FORMAT,
         "base": list(host.fingerprints),
-        "keypoints": host.keypoint_count,
+        "layout": dataset.layout.to_json(),
         "levels": len(host.strides),
         "strides": list(host.strides),
         "settings": {**asdict(settings), "imgsz": list(settings.imgsz)},
@@ -208,6 +259,7 @@ def _open_store(host: Host, dataset: Dataset, folder: Path, settings: CollectSet
         "area": dataset.area,
         "shards": shards,
     }
+    manifest = json.loads(json.dumps(manifest))  # as it reads back
     path = folder / "manifest.json"
     if path.is_file():
         if read_json(path) != manifest:
@@ -250,7 +302,7 @@ class _View:
 
 
 def _collect_views(
-    host: Host, views: list[tuple[Record, int]], settings: CollectSettings
+    host: Host, views: list[tuple[Record, int]], settings: CollectSettings, layout: Keypoints
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and metadata of one shard."""
     read: list[_View] = []
@@ -262,7 +314,7 @@ def _collect_views(
             skipped.append(str(error))
     rows: list[tuple[str, int, dict[str, Tensor]]] = []
     for batch in _batches(read, settings.batch):
-        rows += _collect_batch(host, batch, settings)
+        rows += _collect_batch(host, batch, settings, layout)
     tensors = _concatenated(rows, len(host.strides))
     tensors |= _truth_table(read, settings.imgsz[0])
     tensors["views.image_id"] = torch.tensor([view.record.image_id for view in read], dtype=torch.int64)
@@ -279,13 +331,13 @@ def _batches(views: list[_View], size: int) -> Iterator[list[_View]]:
 
 
 def _collect_batch(
-    host: Host, views: list[_View], settings: CollectSettings
+    host: Host, views: list[_View], settings: CollectSettings, layout: Keypoints
 ) -> list[tuple[str, int, dict[str, Tensor]]]:
     batch, boxes = host.preprocess([view.image for view in views], views[0].imgsz, settings.rectangular)
     output = host.forward(batch)
     rows: list[tuple[str, int, dict[str, Tensor]]] = []
     if settings.assigned:
-        rows += _assigned_rows(host, output, views, boxes, settings.cells_per_object)
+        rows += _assigned_rows(host, output, views, boxes, settings.cells_per_object, layout)
     if settings.detections:
         selections = host.select(
             output,
@@ -301,12 +353,12 @@ def _collect_batch(
 
 
 def _assigned_rows(
-    host: Host, output: HostOutput, views: list[_View], boxes: list[Letterbox], cap: int
+    host: Host, output: HostOutput, views: list[_View], boxes: list[Letterbox], cap: int, layout: Keypoints
 ) -> list[tuple[str, int, dict[str, Tensor]]]:
     """Label-assigned cells, at most ``cap`` of each object, in input pixels. Crowds are no targets."""
     views = [replace(view, objects=view.objects.select(~view.objects.crowd)) for view in views]
     targets = [to_targets(view.objects, box) for view, box in zip(views, boxes, strict=True)]
-    found = host.assign(output, targets)
+    found = host.assign(output, targets, layout.sigmas)
     image, cell, object = found.image.cpu(), found.cell.cpu(), found.object.cpu()
     confidence = output.scores[found.image, found.cell].float().cpu()
     keep = _best_of_each(image, object, confidence, cap)
@@ -375,7 +427,6 @@ def _detected_rows(
         "keypoints": original.keypoints.float().cpu(),
         "gain": torch.tensor(box.gain).expand(count, 2).contiguous(),
         "image_id": torch.full((count,), view.record.image_id),
-        "imgsz": torch.full((count,), view.imgsz),
     }
     if original.visibility is not None:
         columns["visibility"] = original.visibility.float().cpu()

@@ -21,10 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from halopose.data.splits import hashed_order
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import hashed_order
 from halopose.fitting.store import Cells, MatchStore
-from halopose.poses import Array
+from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian
 from halopose.uncertainty.heads import ProbabilisticHeads
 

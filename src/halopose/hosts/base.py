@@ -7,27 +7,20 @@ post-processing, and describes the pose head that the probabilistic heads mirror
 from __future__ import annotations
 
 import hashlib
-import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from halopose.data.coco import write_bytes
-from halopose.data.synthetic import COCO_NAMES
 from halopose.errors import HaloposeError
-from halopose.evaluation.matching import COCO_SIGMAS
-from halopose.poses import Array
+from halopose.keypoints import Keypoints
+from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
-
-M = TypeVar("M", bound=nn.Module)
 
 # What loaders of checkpoints raise, by how a file is damaged or what it asks to be unpickled.
 LOAD_ERRORS = (
@@ -106,15 +99,27 @@ class Letterbox:
 
 
 class Host(ABC):
-    """A frozen pose model. Subclasses leave its parameters, buffers and outputs exactly as they are."""
+    """A frozen pose model. Subclasses leave its parameters, buffers and outputs exactly as they are.
+
+    layout: what the checkpoint says of its keypoints; what the data say goes with the data.
+    """
 
     strides: tuple[int, ...]
-    keypoint_count: int
-    keypoint_names: tuple[str, ...]
+    layout: Keypoints
     class_names: tuple[str, ...]
-    sigmas: Array
     fingerprints: tuple[str, ...]
     description: str
+
+    @property
+    def keypoint_count(self) -> int:
+        return len(self.layout)
+
+    def check_layout(self, layout: Keypoints) -> None:
+        """Refuse data of another number of keypoints than the model has."""
+        if len(layout) != self.keypoint_count:
+            raise HaloposeError(
+                f"the data have {len(layout)} keypoints, the model {self.keypoint_count}: they do not fit"
+            )
 
     @property
     @abstractmethod
@@ -133,8 +138,8 @@ class Host(ABC):
         """Run the frozen model."""
 
     @abstractmethod
-    def assign(self, output: HostOutput, targets: Sequence[Targets]) -> Assignment:
-        """The framework's own training-time label assignment."""
+    def assign(self, output: HostOutput, targets: Sequence[Targets], sigmas: tuple[float, ...]) -> Assignment:
+        """The framework's own training-time label assignment; some compare keypoints, by the sigmas (K,)."""
 
     @abstractmethod
     def select(
@@ -159,54 +164,6 @@ class Host(ABC):
     @abstractmethod
     def pose_templates(self) -> list[list[ConvTemplate]]:
         """The pose head's convolutions before its last one, level by level."""
-
-
-class KeptBatchNorm(nn.BatchNorm2d):
-    """Normalisation that keeps its statistics while the model trains."""
-
-    def train(self, mode: bool = True) -> KeptBatchNorm:
-        return super().train(False)
-
-
-def keep_statistics(model: M) -> M:
-    """The model, to be fine-tuned: statistics of a few batches would change it more than the loss does."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.__class__ = KeptBatchNorm  # differs in a method alone
-            module.eval()
-    return model
-
-
-def write_checkpoint(path: Path, content: Any) -> None:
-    """Whole or not at all. From memory: of a full disk torch itself says no more than "iostream error"."""
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    write_bytes(path, buffer.getbuffer())
-
-
-@contextmanager
-def trainer_in(folder: Path) -> Iterator[None]:
-    """While a framework's trainer runs, which writes files of its own: what the disk refuses it is one line."""
-    try:
-        yield
-    except OSError as error:
-        reason = f"{error.strerror or error} ({error.filename or folder})"
-        raise HaloposeError(f"fine-tuning stopped, {reason}: mend that and run it again, it goes on") from None
-
-
-def keypoint_sigmas(given: Sequence[float] | Array | None, count: int, *, coco: bool) -> Array:
-    """Those given, else COCO's if the keypoints may be COCO's, else 1 / K, as the frameworks do."""
-    if given is None:
-        return COCO_SIGMAS if coco and count == len(COCO_SIGMAS) else np.full(count, 1 / count)
-    sigmas = np.asarray([float(value) for value in given])
-    if sigmas.shape != (count,) or not (sigmas > 0).all():
-        raise HaloposeError(f"give {count} positive keypoint sigmas, got {sigmas.tolist()}")
-    return sigmas
-
-
-def keypoint_names(count: int) -> tuple[str, ...]:
-    """COCO's where there are 17, else numbers."""
-    return tuple(COCO_NAMES) if count == len(COCO_NAMES) else tuple(f"keypoint_{k}" for k in range(count))
 
 
 def refusal(path: object, error: Exception, unsafe: bool) -> HaloposeError:

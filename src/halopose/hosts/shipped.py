@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from halopose.data.coco import write_bytes
+from halopose.data.files import write_bytes
 from halopose.errors import HaloposeError
 
 DEFAULT_BASE = "yolo11n-pose.pt"

@@ -29,8 +29,8 @@ from halopose.landing.sighting import Sightings, expected_corners, sight
 from halopose.landing.world.approach import Approach, fly
 from halopose.landing.world.render import render
 from halopose.landing.world.scenes import Weather, check_weather
-from halopose.poses import Array
 from halopose.predictor import UncertainPose
+from halopose.types import Array
 
 Progress = Callable[[str, int, int], None]
 

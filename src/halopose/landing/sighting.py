@@ -14,8 +14,9 @@ import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera, Mount, camera_pose, project_points, rotation_from_angles
-from halopose.poses import Array, PoseDistributions
+from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
+from halopose.types import Array
 
 NEAR = 3.0  # a detection belongs to the runway if its corners lie within so many runway sizes of where expected
 

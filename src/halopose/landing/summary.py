@@ -12,7 +12,7 @@ from scipy import stats
 
 from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
-from halopose.poses import Array
+from halopose.types import Array
 
 AXES = ("x", "y", "z")
 

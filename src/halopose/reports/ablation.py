@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from halopose.evaluation.bootstrap import Difference
-from halopose.evaluation.keypoint_statistics import AXES
+from halopose.evaluation.scores import AXES
 from halopose.reports.charts import Axis, Curve, Plot
 from halopose.reports.page import number, page, signed
 from halopose.studies.ablation import DEFAULT, OTHER_SEED, Result

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from halopose.evaluation.bootstrap import Difference
-from halopose.evaluation.keypoint_statistics import AXES
 from halopose.evaluation.metrics import LEVELS
+from halopose.evaluation.scores import AXES
 from halopose.reports.charts import Axis, Curve, Plot
 from halopose.reports.page import number, page, signed
 from halopose.studies.finetuning import SHOWN, BaseScores, differences

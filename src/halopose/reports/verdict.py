@@ -1,76 +1,52 @@
 """The evaluation in a few sentences of plain English, the top of the report.
 
-In: the content of metrics.json. Out: sentences, the most important first. Whatever the samples cannot
-tell from chance, and whatever is missing, is left unsaid.
+In: ``Scores``. Out: sentences, the most important first. What the samples cannot tell from chance is left unsaid.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist, median
-from typing import Any
+
+from halopose.evaluation.calibrations import LAWS
+from halopose.evaluation.scores import Scores
 
 MIN_SAMPLES = 100
 TOLERANCE = 0.01  # a deviation of coverage that nobody needs to act on
 _STANDARD_ERRORS = 3.0
 _HEAVY_DOF = 10.0  # a Student-t of more degrees of freedom differs little from a Gaussian
 _ACE_MATTERS = 0.005
-_LABELS = {"gaussian": "Gaussian", "student_t": "Student-t"}
 _IRREGULAR = {"foot": "feet", "tooth": "teeth"}
 
 
-def verdict(metrics: dict[str, Any]) -> list[str]:
+def verdict(scores: Scores) -> list[str]:
     """Sentences on calibration, tails, ranking and pruning."""
-    count = number(metrics.get("keypoints")) or 0.0
+    count = scores.keypoints
     if count < MIN_SAMPLES:
-        return [f"Too few keypoints to judge: {count:.0f} matched, at least {MIN_SAMPLES} are needed."]
+        return [f"Too few keypoints to judge: {count} matched, at least {MIN_SAMPLES} are needed."]
     sentences = [
-        *_as_given(metrics, count),
-        *_places_as_given(metrics),
-        *_calibration(metrics),
-        *_place_left(metrics),
-        *_ranking(metrics),
-        *_pruning(metrics),
+        *_as_given(scores),
+        *_places_as_given(scores),
+        *_calibration(scores),
+        *_place_left(scores),
+        *_ranking(scores),
+        *_pruning(scores),
     ]
     return sentences or ["There is nothing to judge: the metrics are empty."]
 
 
-def number(value: Any) -> float | None:
-    """A finite float, or None for null, NaN, infinity and anything that is no number."""
-    if isinstance(value, (bool, str, bytes)) or value is None:
-        return None
-    try:
-        converted = float(value)
-    except (TypeError, ValueError):
-        return None
-    return converted if math.isfinite(converted) else None
-
-
-def coverage_at(metrics: dict[str, Any], regime: str, level: int) -> float | None:
+def coverage_at(scores: Scores, law: str, level: int) -> float | None:
     """Share of the truth inside the joint region of ``level`` per cent."""
-    curve = _curve(metrics, regime)
+    curve = _curve(scores, law)
     return curve[level - 1] if curve else None
 
 
-def _curve(metrics: dict[str, Any], regime: str) -> list[float] | None:
+def _curve(scores: Scores, law: str) -> list[float] | None:
     """Joint coverage (99,) at 1 to 99 %, or None where any of it is missing."""
-    values = _dig(metrics, "curves", regime, "coverage", "joint")
-    curve = [number(value) for value in values] if values is not None else []
-    finite = [value for value in curve if value is not None]
-    return finite if len(finite) == len(curve) == 99 else None
-
-
-def _dig(content: Any, *keys: str) -> Any:
-    for key in keys:
-        content = content.get(key) if isinstance(content, dict) else None
-    return content
-
-
-def _scalar(metrics: dict[str, Any], *keys: str) -> float | None:
-    return number(_dig(metrics, *keys))
+    curve = [float(value) for value in scores.law(law).curves.coverage["joint"]]
+    return curve if len(curve) == 99 and all(map(math.isfinite, curve)) else None
 
 
 def _percent(share: float) -> str:
@@ -103,9 +79,9 @@ def _margin(level: float, count: float, comparisons: int = 1) -> float:
 # --- calibration of the whole ---------------------------------------------------------------------------
 
 
-def _as_given(metrics: dict[str, Any], count: float) -> list[str]:
+def _as_given(scores: Scores) -> list[str]:
     """Is the uncalibrated law too narrow, too wide, of the wrong shape, or right?"""
-    curve = _curve(metrics, "uncalibrated")
+    curve, count = _curve(scores, "uncalibrated"), scores.keypoints
     if curve is None:
         return []
     deviation = {level: curve[level - 1] - level / 100 for level in range(1, 100)}
@@ -122,7 +98,7 @@ def _as_given(metrics: dict[str, Any], count: float) -> list[str]:
     if not any(sign[level] for level in (50, 95, worst)):
         return [
             "As given, the predictions show no miscalibration that "
-            f"{count:,.0f} keypoints could tell from chance (at most {_percent(abs(deviation[worst]))})."
+            f"{count:,} keypoints could tell from chance (at most {_percent(abs(deviation[worst]))})."
         ]
     return [_describe(curve, sign, worst)]
 
@@ -144,15 +120,13 @@ def _describe(curve: list[float], sign: dict[int, int], worst: int) -> str:
     )
 
 
-def _calibration(metrics: dict[str, Any]) -> list[str]:
+def _calibration(scores: Scores) -> list[str]:
     """What the two calibrations do, and what that says about the tails."""
-    given, gaussian, student = (
-        _scalar(metrics, regime, "ace") for regime in ("uncalibrated", "gaussian", "student_t")
-    )
-    if given is None or gaussian is None or student is None:
+    given, gaussian, student = scores.uncalibrated.ace, scores.gaussian.ace, scores.student_t.ace
+    if not all(map(math.isfinite, (given, gaussian, student))):
         return []
     if gaussian - student > _ACE_MATTERS:
-        opening = "The residuals have heavy tails: " if _heavy(metrics) else ""
+        opening = "The residuals have heavy tails: " if _heavy(scores) else ""
         return [_tidy(f"{opening}{_change('Student-t', given, student)}, {_aside('Gaussian', given, gaussian)}.")]
     if student - gaussian > _ACE_MATTERS:
         return [_tidy(f"{_change('Gaussian', given, gaussian)}, {_aside('Student-t', given, student)}.")]
@@ -163,8 +137,9 @@ def _calibration(metrics: dict[str, Any]) -> list[str]:
     return [_tidy(f"{_change('Gaussian', given, gaussian)}; {better} ({_short(student)}).")]
 
 
-def _heavy(metrics: dict[str, Any]) -> bool:
-    dof = [value for entry in _listed(_dig(metrics, "calibration", "nu")) if (value := number(entry)) is not None]
+def _heavy(scores: Scores) -> bool:
+    nu = scores.calibration.nu
+    dof = [] if nu is None else [float(value) for value in nu if math.isfinite(value)]
     return bool(dof) and median(dof) < _HEAVY_DOF
 
 
@@ -204,8 +179,8 @@ class _Place:
         return f"{self.words} (95 % ellipse holds {_percent(self.coverage)})"
 
 
-def _places_as_given(metrics: dict[str, Any]) -> list[str]:
-    places = _remarkable(metrics, "uncalibrated")
+def _places_as_given(scores: Scores) -> list[str]:
+    places = _remarkable(scores, "uncalibrated")
     sentences = []
     if places and places[0].deviation < 0:
         sentences.append(f"Most overconfident {places[0]}.")
@@ -214,60 +189,46 @@ def _places_as_given(metrics: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def _place_left(metrics: dict[str, Any]) -> list[str]:
+def _place_left(scores: Scores) -> list[str]:
     """The largest local error of the better calibration."""
-    ace = {regime: value for regime in _LABELS if (value := _scalar(metrics, regime, "ace")) is not None}
-    if not ace:
+    ace = {name: scores.law(name).ace for name in ("gaussian", "student_t")}
+    known = {name: value for name, value in ace.items() if math.isfinite(value)}
+    if not known:
         return []
-    best = min(ace, key=lambda regime: ace[regime])
-    places = _remarkable(metrics, best)
+    best = min(known, key=lambda name: known[name])
+    places = _remarkable(scores, best)
     if not places:
         return []
     worst = max(places, key=lambda place: abs(place.deviation))
     kind = "overconfidence" if worst.deviation < 0 else "underconfidence"
-    return [f"After {_LABELS[best]} calibration the largest error left is {kind} {worst}."]
+    return [f"After {LAWS[best]} calibration the largest error left is {kind} {worst}."]
 
 
-def _remarkable(metrics: dict[str, Any], regime: str) -> list[_Place]:
+def _remarkable(scores: Scores, law: str) -> list[_Place]:
     """Places off by more than chance, the most overconfident first; a single place is the whole."""
-    places = [place for place in _places(metrics, regime) if place.count >= MIN_SAMPLES]
+    places = [place for place in _places(scores, law) if place.count >= MIN_SAMPLES]
     if len(places) < 2:
         return []
     found = [place for place in places if abs(place.deviation) > _margin(0.95, place.count, len(places))]
     return sorted(found, key=lambda place: place.deviation)
 
 
-def _places(metrics: dict[str, Any], regime: str) -> list[_Place]:
+def _places(scores: Scores, law: str) -> list[_Place]:
     """Every kind of keypoint at every scale, left and right pooled."""
-    counts = _listed(_dig(metrics, "cells", "count"))
-    coverage = _listed(_dig(metrics, "cells", regime, "95"))
-    names = [str(name) for name in _listed(metrics.get("keypoint_names"))]
-    scales = [str(_dig(scale, "name")) for scale in _listed(metrics.get("scales"))]
+    counts, coverage = scores.cells.count, scores.cells.coverage[law][95]
     places = []
-    for kind, members in _kinds(names).items():
-        for index, scale in enumerate(scales):
+    for kind, members in _kinds(list(scores.keypoint_names)).items():
+        for index, scale in enumerate(scores.scales):
             cells = [
-                (count, share)
+                (float(counts[k, index]), float(coverage[k, index]))
                 for k in members
-                if (count := _cell(counts, k, index)) and (share := _cell(coverage, k, index)) is not None
+                if counts[k, index] > 0 and math.isfinite(coverage[k, index])
             ]
             total = sum(count for count, _ in cells)
             if total:
                 held = sum(count * share for count, share in cells) / total
-                places.append(_Place(f"for {kind}{_on(scale, len(scales))}", total, held))
+                places.append(_Place(f"for {kind}{_on(scale.name, len(scores.scales))}", total, held))
     return places
-
-
-def _cell(rows: list[Any], row: int, column: int) -> float | None:
-    entries = _listed(rows[row]) if row < len(rows) else []
-    return number(entries[column]) if column < len(entries) else None
-
-
-def _listed(values: Any) -> list[Any]:
-    """Lists, tuples and arrays alike; anything else is empty."""
-    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        return []
-    return list(values)
 
 
 def _on(scale: str, count: int) -> str:
@@ -334,12 +295,13 @@ def _plural(words: tuple[str, ...]) -> str:
 # --- ranking and pruning --------------------------------------------------------------------------------
 
 
-def _ranking(metrics: dict[str, Any]) -> list[str]:
+def _ranking(scores: Scores) -> list[str]:
     """How well the predicted covariance tells good keypoints from bad ones."""
-    akp, chance = _scalar(metrics, "gaussian", "akp"), _scalar(metrics, "akp_random")
-    if akp is None or chance is None:
+    akp, chance = scores.gaussian.akp, scores.akp_random
+    if not (math.isfinite(akp) and math.isfinite(chance)):
         return []
-    visibility, skill = _scalar(metrics, "akp_visibility"), _scalar(metrics, "akp_skill")
+    visibility = scores.akp_visibility if math.isfinite(scores.akp_visibility) else None
+    skill = scores.akp_skill if math.isfinite(scores.akp_skill) else None
     others = f"{_short(chance)} for a random ranking"
     if visibility is not None:
         others = f"{_short(visibility)} for the visibility score and {others}"
@@ -356,17 +318,17 @@ def _worth(akp: float, chance: float, visibility: float | None, skill: float | N
     return "is strong" if skill >= 0.5 else "helps" if skill >= 0.2 else "helps a little"
 
 
-def _pruning(metrics: dict[str, Any]) -> list[str]:
-    kept = _scalar(metrics, "pruned", "kept_fraction")
-    if kept is None:
+def _pruning(scores: Scores) -> list[str]:
+    kept = scores.pruned.kept_fraction
+    if not math.isfinite(kept):
         return []
     if kept >= 1:
         return ["Pruning at the threshold removes nothing."]
     if kept <= 0:
         return ["Pruning at the threshold removes every keypoint: choose a lower threshold."]
     removed = f"Pruning at the threshold removes {_percent(1 - kept)} of keypoints"
-    before, after = _scalar(metrics, "gaussian", "nll"), _scalar(metrics, "pruned", "gaussian", "nll")
-    if before is None or after is None:
+    before, after = scores.gaussian.nll, scores.pruned.gaussian.nll
+    if not (math.isfinite(before) and math.isfinite(after)):
         return [f"{removed}."]
     change = _short(abs(before - after), 2)
     if change == ".00":

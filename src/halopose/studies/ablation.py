@@ -17,28 +17,33 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from halopose.data.coco import read_json, write_json
 from halopose.data.dataset import Dataset
+from halopose.data.files import read_json, write_json
+from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.bootstrap import Measured, Paired
-from halopose.evaluation.calibrations import Fitted, Given
-from halopose.evaluation.true_positives import Protocol, match_poses
+from halopose.evaluation.bootstrap import Paired
+from halopose.evaluation.calibrations import apply_calibrations, fit_calibrations
+from halopose.evaluation.measured import Measured
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import match_poses
 from halopose.fitting import pipeline
-from halopose.fitting.pipeline import CalibrationSource, FitSettings, Progress
+from halopose.fitting.pipeline import CalibrationSource, FitSettings
 from halopose.fitting.store import MatchStore, read_table, shard_path
 from halopose.fitting.training import Trained
 from halopose.hosts.base import Host
-from halopose.poses import Array
+from halopose.types import Array, Progress
 from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
 
 FORMAT = "halopose-ablation-1"
 ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0)
+SCALES = 5  # object scales, with as many instances each
 DEFAULT = "default"
 OTHER_SEED = "other-seed"
 
@@ -67,7 +72,6 @@ class Row:
     def protocol(self) -> Protocol:
         return Protocol(
             area="box",
-            box_area_factor=self.fit.area_factor,
             gamma_ks=self.fit.gamma_ks,
             scalarisation=self.scalarisation,
             threshold_rule=self.rule,
@@ -193,7 +197,6 @@ def ablate(
 def _digest(host: Host, stores: Sequence[MatchStore]) -> str:
     """Base and data in a few characters: what was collected how, and every annotation."""
     digest = hashlib.sha256(json.dumps(sorted(host.fingerprints)).encode())
-    digest.update(np.asarray(host.sigmas, dtype=float).tobytes())
     for store in stores:
         digest.update(json.dumps(store.manifest, sort_keys=True).encode())
         for number in range(store.manifest["shards"]):
@@ -230,26 +233,28 @@ class Study:
         train, val = (MatchStore(self.folder / "work" / name) for name in ("train", "val"))
         checkpoint = self.folder / "work" / f"training-{self.key(*rows[0].training)[:16]}.safetensors"
         heads, trained = pipeline.train_heads(host, [train], rows[0].fit, checkpoint)
-        images = pipeline.split_validation(self.images, rows[0].fit.calibration_share)
+        images = split_validation(self.images, rows[0].fit.calibration_share)
         held_out, scored = (
             match_poses(
                 pipeline.predictions_of(heads, val, part),
-                val.ground_truth(host.keypoint_names, host.sigmas, part),
+                val.ground_truth(part),
                 rows[0].protocol,
             )
             for part in images
         )
-        fits = {
-            fit: pipeline.calibrate_heads(host, heads, val, images[0], fit) for fit in {row.fit for row in rows}
-        }
+        fits = {fit: pipeline.calibrate_heads(heads, val, images[0], fit) for fit in {row.fit for row in rows}}
+        edges = np.quantile(scored.area, np.arange(1, SCALES) / SCALES)
         for row in rows:
-            given = Given(fits[row.fit].gaussian, fits[row.fit].student)
-            fitted = Fitted.on(held_out, row.protocol, given)
-            self._write(row, trained, Measured.of(scored, fitted, row.protocol), fitted.threshold)
+            gaussian, student = fits[row.fit].gaussian, fits[row.fit].student
+            fitted = fit_calibrations(held_out, row.protocol, gaussian=gaussian, student=student)
+            laws = apply_calibrations(scored, fitted, row.protocol)
+            del laws.laws["uncalibrated"]
+            measured = Measured.of(scored, laws, row.protocol, edges)
+            self._write(row, trained, measured, fitted.threshold, scale_names(np.sqrt(edges)))
 
-    def _write(self, row: Row, trained: Trained, measured: Measured, threshold: float) -> None:
-        draws = list(measured.draws(self.bootstrap))
-        estimate = measured.scores()
+    def _write(self, row: Row, trained: Trained, measured: Measured, threshold: float, scales: list[str]) -> None:
+        draws = list(measured.draws(self.bootstrap, scales=True))
+        estimate = measured.scores(scales=True)
         content = {
             "format": FORMAT,
             "key": self._key(row),
@@ -259,10 +264,16 @@ class Study:
             "estimate": estimate,
             "draws": {name: [draw[name] for draw in draws] for name in estimate},
             "variance": measured.variance,
-            "scales": measured.scales,
-            "counts": {"images": measured.images, "keypoints": len(measured.kept)},
+            "scales": scales,
+            "counts": {"images": measured.image_count, "keypoints": len(measured.kept)},
         }
         write_json(self._path(row), content)
+
+
+def scale_names(sides: Array) -> list[str]:
+    """Bins of the object's side in pixels, in words."""
+    inner = [f"{low:.0f} to {high:.0f}" for low, high in pairwise(sides)]
+    return [f"under {sides[0]:.0f}", *inner, f"over {sides[-1]:.0f}"]
 
 
 def _run(study: Study, host: Host, jobs: list[list[Row]], workers: int | None, progress: Progress | None) -> None:

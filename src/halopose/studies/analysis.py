@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from halopose.boxes import box_area
 from halopose.errors import HaloposeError
-from halopose.evaluation.matching import MAX_DETECTIONS, candidate_pairs, greedy_match
-from halopose.fitting.store import MatchStore
-from halopose.poses import Array, PoseDistributions
+from halopose.evaluation.matching import true_pairs
+from halopose.fitting.store import Cells, MatchStore
+from halopose.keypoints import Keypoints
+from halopose.poses import PoseDistributions
 from halopose.studies.recommendations import recommend
+from halopose.types import Array
 from halopose.uncertainty.calibration import Sample, gaussian_temperature, student_parameters
 
 _SCATTER_NU = 4.0  # of the robust scatter: bounds the influence of an outlier, costs little with a Gaussian
@@ -61,57 +64,30 @@ class Residuals:
         return np.asarray(np.hypot(self.normalized[..., 0], self.normalized[..., 1]))
 
 
-def constant_predictions(
-    store: MatchStore, sigmas: Array, area_factor: float, images: Array | None = None
-) -> PoseDistributions:
+def constant_predictions(store: MatchStore, images: Array | None = None) -> PoseDistributions:
     """Stored detections with the covariance s^2 kappa^2 of their box and keypoint, best scores first."""
-    return _detections(store, sigmas, area_factor, images)[0]
+    return _detections(store, images)[0]
 
 
-def _detections(
-    store: MatchStore, sigmas: Array, area_factor: float, images: Array | None
-) -> tuple[PoseDistributions, Array]:
+def _detections(store: MatchStore, images: Array | None = None) -> tuple[PoseDistributions, Array]:
     """Detections (N), and the level (N,) of each."""
-    parts = [(cells.level, cells.columns) for cells in store.cells("detected")]
-    if not parts:
-        raise HaloposeError(f"{store.folder} has no detections: check that the base detects anything there")
-    columns = {
-        name: np.concatenate([part[name].numpy() for _, part in parts]) for name in parts[0][1] if name != "gain"
-    }
-    level = np.concatenate([np.full(len(part["score"]), number) for number, part in parts])
-    order = np.lexsort((-columns["score"], columns["image_id"]))
-    if images is not None:
-        order = order[np.isin(columns["image_id"][order], images)]
-    columns = {name: value[order] for name, value in columns.items()}
-    boxes = columns["box"].astype(float)
-    area = np.maximum((boxes[:, 2:] - boxes[:, :2]).prod(1), 1.0) * area_factor
-    covariance = (area[:, None] * (2 * sigmas) ** 2)[..., None, None] * np.eye(2)
-    predictions = PoseDistributions(
-        boxes=boxes,
-        scores=columns["score"].astype(float),
-        keypoints=columns["keypoints"].astype(float),
-        covariance=covariance,
-        scale=covariance,
-        visibility=columns["visibility"].astype(float) if "visibility" in columns else None,
-        class_ids=columns["class_id"] + 1,
-        image_ids=columns["image_id"],
-    )
-    return predictions, level[order]
+
+    def covariance_of(cells: Cells) -> Array:
+        area = box_area(cells.columns["box"].double().numpy()) * store.layout.area_factor
+        return np.asarray((area[:, None] * store.layout.kappa**2)[..., None, None] * np.eye(2))
+
+    return store.detections(covariance_of, images)
 
 
-def matched_residuals(
-    store: MatchStore, names: tuple[str, ...], sigmas: Array, oks_threshold: float = 0.5
-) -> Residuals:
+def matched_residuals(store: MatchStore, oks_threshold: float = 0.5) -> Residuals:
     """Residuals of detections matched to annotated objects as COCO does: the inference distribution."""
-    truth = store.ground_truth(names, sigmas)
-    predictions, level = _detections(store, sigmas, 1.0, None)
-    pairs = candidate_pairs(predictions, truth, MAX_DETECTIONS)
-    taken = greedy_match(pairs, len(predictions), truth.ignore, truth.crowd, np.array([oks_threshold]))[0]
-    rows = np.flatnonzero((taken >= 0) & ~truth.ignore[taken])
+    truth = store.ground_truth()
+    predictions, level = _detections(store)
+    rows, objects = true_pairs(predictions, truth, oks_threshold)
     if not len(rows):
         raise HaloposeError("no detection matches an annotated object: check that the base fits the data")
-    objects, keypoints = taken[rows], predictions.keypoints[rows]
-    scale = np.sqrt(truth.area[objects])[:, None] * 2 * sigmas
+    keypoints = predictions.keypoints[rows]
+    scale = np.sqrt(truth.area[objects])[:, None] * store.layout.kappa
     return Residuals(
         normalized=(truth.keypoints[objects] - keypoints) / scale[..., None],
         labelled=truth.labelled[objects],
@@ -137,7 +113,7 @@ def _to_nearest(keypoints: Array) -> Array | None:
     return np.asarray(keypoints[:, nearest] - keypoints)
 
 
-def assigned_residuals(store: MatchStore, sigmas: Array) -> Residuals:
+def assigned_residuals(store: MatchStore) -> Residuals:
     """Residuals of label-assigned cells: the training distribution, in input pixels."""
     parts = [(cells.level, cells.columns) for cells in store.cells("assigned")]
     if not parts:
@@ -145,7 +121,7 @@ def assigned_residuals(store: MatchStore, sigmas: Array) -> Residuals:
     names = ("residual", "labelled", "area", "confidence", "image_id")
     columns = {name: np.concatenate([part[name].numpy() for _, part in parts]) for name in names}
     area = np.maximum(columns["area"].astype(float), 1.0)
-    scale = np.sqrt(area)[:, None] * 2 * sigmas
+    scale = np.sqrt(area)[:, None] * store.layout.kappa
     return Residuals(
         normalized=columns["residual"].astype(float) / scale[..., None],
         labelled=columns["labelled"].astype(bool),
@@ -157,20 +133,16 @@ def assigned_residuals(store: MatchStore, sigmas: Array) -> Residuals:
 
 
 def analyse(
-    store: MatchStore,
-    names: tuple[str, ...],
-    sigmas: Array,
-    settings: AnalysisSettings | None = None,
-    training: MatchStore | None = None,
+    store: MatchStore, settings: AnalysisSettings | None = None, training: MatchStore | None = None
 ) -> dict[str, Any]:
     """The whole analysis. Cells assigned in training come from ``training``, else from the store itself."""
     settings = settings or AnalysisSettings()
-    matched = matched_residuals(store, names, sigmas, settings.oks_threshold)
-    return analyse_residuals(matched, assigned_residuals(training or store, sigmas), names, sigmas, settings)
+    matched = matched_residuals(store, settings.oks_threshold)
+    return analyse_residuals(matched, assigned_residuals(training or store), store.layout, settings)
 
 
 def analyse_residuals(
-    matched: Residuals, assigned: Residuals, names: tuple[str, ...], sigmas: Array, settings: AnalysisSettings
+    matched: Residuals, assigned: Residuals, layout: Keypoints, settings: AnalysisSettings
 ) -> dict[str, Any]:
     """The analysis of residuals that are at hand."""
     if not matched.labelled.any() or not assigned.labelled.any():
@@ -178,7 +150,7 @@ def analyse_residuals(
     scatter, weight = robust_scatter(matched.normalized, matched.labelled)
     result: dict[str, Any] = {
         "settings": asdict(settings),
-        "keypoint_names": list(names),
+        "keypoint_names": list(layout.names),
         "images": len(np.unique(matched.image_ids)),
         "matched_instances": len(matched),
         "keypoints": int(matched.labelled.sum()),
@@ -186,7 +158,7 @@ def analyse_residuals(
         "tails": tails(matched, scatter, settings),
         "shape": shape(matched, weight, settings),
         "keypoint_correlation": keypoint_correlation(matched, scatter, weight),
-        "dependence": dependence(matched, scatter, sigmas, settings),
+        "dependence": dependence(matched, scatter, np.asarray(layout.sigmas), settings),
         "shift": shift(matched, assigned, settings),
         "downweighting": downweighting(matched),
         "similarity": similarity_levels(matched),

@@ -16,9 +16,9 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.evaluation.bootstrap import resamplings
 from halopose.fitting.store import MatchStore
-from halopose.hosts.base import Host
-from halopose.poses import Array, GroundTruth, PoseDistributions
+from halopose.poses import GroundTruth, PoseDistributions
 from halopose.studies.analysis import constant_predictions
+from halopose.types import Array
 
 _COCO_SCORES = ("ap", "ap50", "ap75", "ap_medium", "ap_large", "ar", "ar50", "ar75", "ar_medium", "ar_large")
 
@@ -31,19 +31,18 @@ class CocoScores:
     images: int
 
     @classmethod
-    def of(cls, store: MatchStore, host: Host) -> CocoScores:
+    def of(cls, store: MatchStore) -> CocoScores:
         require_pycocotools()
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
 
-        truth = store.ground_truth(host.keypoint_names, host.sigmas)
-        predictions = constant_predictions(store, host.sigmas, 1.0)
+        truth, predictions = store.ground_truth(), constant_predictions(store)
         with contextlib.redirect_stdout(io.StringIO()):
             annotated = COCO()
             annotated.dataset = _coco_truth(truth)
             annotated.createIndex()
             evaluator = COCOeval(annotated, annotated.loadRes(_coco_results(predictions)), "keypoints")
-            evaluator.params.kpt_oks_sigmas = np.asarray(host.sigmas)
+            evaluator.params.kpt_oks_sigmas = np.asarray(store.layout.sigmas)
             evaluator.evaluate()
         return cls(evaluator, len(evaluator.params.imgIds))
 
@@ -118,7 +117,9 @@ def require_pycocotools() -> None:
     try:
         import pycocotools  # noqa: F401
     except ImportError:
-        raise HaloposeError("AP and AR need pycocotools: pip install pycocotools") from None
+        raise HaloposeError(
+            "AP and AR need the studies extra (pycocotools): pip install 'halopose[studies]'"
+        ) from None
 
 
 __all__ = ["CocoScores", "require_pycocotools"]

@@ -6,37 +6,37 @@ loss as control, and AP, AR and calibration of all three with paired differences
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from halopose.data.dataset import Dataset
+from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.bootstrap import Difference, Measured, Paired
-from halopose.evaluation.calibrations import Fitted
-from halopose.evaluation.true_positives import Protocol, match_poses
+from halopose.evaluation.bootstrap import Difference, Paired
+from halopose.evaluation.calibrations import apply_calibrations, fit_calibrations
+from halopose.evaluation.measured import Measured
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.pipeline import (
     FitSettings,
     collect_training,
     collect_validation,
     predictions_of,
-    split_validation,
     train_heads,
 )
 from halopose.fitting.training import TrainSettings
 from halopose.hosts.base import Host
-from halopose.poses import Array
-from halopose.predictor import is_yolonas, load_host
+from halopose.hosts.finetuning import FinetuneSettings, Loss, data_key
+from halopose.hosts.loading import is_yolonas, load_host
 from halopose.studies.analysis import constant_predictions
 from halopose.studies.coco_ap import CocoScores, require_pycocotools
+from halopose.types import Array, Progress, prefixed
 
-Progress = Callable[[str, int, int], None]
 _AP_CONFIDENCE = 0.001  # from which detections count, as is usual for AP
 SHOWN = {
     "ap": "AP",
@@ -48,32 +48,6 @@ SHOWN = {
     "student_t.nll": "Student-t NLL",
     "gaussian.akp": "AKP",
 }
-
-
-Loss = Literal["poks", "oks"]
-
-
-@dataclass(frozen=True)
-class FinetuneSettings:
-    """How to fine-tune: ``loss`` is pOKS or the framework's own. freeze: so many first layers stay as they are.
-
-    sigma: of all keypoints in the loss, where the base was trained with another than the data state; the scores
-    take the data's. mirror: mirror half of the images, where names tell left from right. workers: processes that
-    load images.
-    """
-
-    loss: Loss = "poks"
-    sigma: float | None = None
-    epochs: int = 10
-    learning_rate: float = 1e-4
-    warmup_epochs: float = 1.0
-    imgsz: int = 640
-    batch: int = 16
-    freeze: int = 0
-    mirror: bool = True
-    seed: int = 0
-    workers: int = 4
-    amp: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,17 +107,17 @@ def finetune(
         raise HaloposeError("the output would overwrite the base: choose another name")
     dataset = training
     if settings.sigma is not None:
-        dataset = replace(training, sigmas=np.full(len(training.names), settings.sigma))
+        sigmas = (settings.sigma,) * len(training.layout)
+        dataset = replace(training, layout=replace(training.layout, sigmas=sigmas))
     tune = tuner(base)
     for loss in losses:
-        step = _prefixed(progress, loss)
+        step = prefixed(progress, loss)
         chosen = replace(settings, loss=loss)
         tune(base, dataset, files[loss], work, chosen, device=device, unsafe=unsafe, progress=step)
     scores = {}
     for name, path in files.items():
-        host = load_host(path, device=_first(device), unsafe=unsafe, sigmas=training.sigmas)
-        host.keypoint_names = training.names
-        step = _prefixed(progress, name)
+        host = load_host(path, device=_first(device), unsafe=unsafe)
+        step = prefixed(progress, name)
         scores[name] = measure(host, training, validation, work, settings, judging, step)
     return scores
 
@@ -163,22 +137,6 @@ def tuner(base: Path) -> Callable[..., None]:
     return ultralytics_training.tune
 
 
-def tuning_key(host: Host, dataset: Dataset, settings: FinetuneSettings) -> str:
-    """A name for what fine-tuning yields, which depends on the base, the labelled images and the settings."""
-    return _key(host, [dataset], asdict(replace(settings, workers=0)))
-
-
-def _key(host: Host, datasets: Sequence[Dataset], settings: Any) -> str:
-    parts = [sorted(host.fingerprints), np.asarray(host.sigmas, dtype=float).tolist(), settings]
-    digest = hashlib.sha256(json.dumps(parts).encode())
-    for record in (record for dataset in datasets for record in dataset.records):
-        objects = record.objects
-        digest.update(f"{record.path.resolve()} {record.image_id}".encode())
-        for values in (objects.boxes, objects.class_ids, objects.keypoints, objects.labelled, objects.crowd):
-            digest.update(np.ascontiguousarray(values).tobytes())
-    return digest.hexdigest()[:12]
-
-
 def measure(
     host: Host,
     training: Dataset,
@@ -194,9 +152,8 @@ def measure(
         train_sizes=(settings.imgsz,),
         imgsz=settings.imgsz,
         conf=_AP_CONFIDENCE,
-        area_factor=validation.box_area_factor,
     )
-    work = work / f"judged-{_key(host, (training, validation), settings.imgsz)}"
+    work = work / f"judged-{data_key(host, (training, validation), settings.imgsz)}"
     store = collect_validation(host, validation, work / "val", plan, progress)
     if judging.heads:
         train_store = collect_training(host, training, work / "train", plan, progress)
@@ -204,24 +161,25 @@ def measure(
         heads, _ = train_heads(host, [train_store], plan, checkpoint, progress)
         predictions = predictions_of(heads, store)
     else:
-        predictions = constant_predictions(store, host.sigmas, plan.area_factor)
+        predictions = constant_predictions(store)
     predictions = predictions[predictions.scores >= judging.conf]
-    protocol = Protocol(area="box", box_area_factor=plan.area_factor)
+    protocol = Protocol(area="box")
     images = split_validation(validation.image_ids, plan.calibration_share)
     assert predictions.image_ids is not None
     held_out, scored = (
         match_poses(
             predictions[np.isin(predictions.image_ids, part)],
-            store.ground_truth(host.keypoint_names, host.sigmas, part),
+            store.ground_truth(part),
             protocol,
         )
         for part in images
     )
     if not len(held_out):
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
-    fitted = Fitted.on(held_out, protocol)
-    measured = Measured.of(scored, fitted, protocol, images[1])
-    accuracy = CocoScores.of(store, host)
+    fitted = fit_calibrations(held_out, protocol)
+    laws = apply_calibrations(scored, fitted, protocol)
+    measured = Measured.of(scored, laws, protocol, np.zeros(0), images[1])
+    accuracy = CocoScores.of(store)
     draws = [*measured.draws(judging.bootstrap)], [*accuracy.draws(judging.bootstrap)]
     estimate = accuracy.scores() | measured.scores()
     return BaseScores(
@@ -285,15 +243,8 @@ def _first(device: str | None) -> str | None:
     return f"cuda:{first}" if first.isdigit() else first
 
 
-def _prefixed(progress: Progress | None, name: str) -> Progress | None:
-    if progress is None:
-        return None
-    return lambda what, done, total: progress(f"{name}: {what}", done, total)
-
-
 __all__ = [
     "BaseScores",
-    "FinetuneSettings",
     "JudgeSettings",
     "differences",
     "finetune",
@@ -301,5 +252,4 @@ __all__ = [
     "to_json",
     "to_text",
     "tuner",
-    "tuning_key",
 ]

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from halopose.errors import HaloposeError
+from halopose.types import Family
 from halopose.uncertainty.distributions import Gaussian, StudentT
-
-Family = Literal["gaussian", "student-t"]
 
 NU_MIN = 2 + 1e-9
 NU_MAX = 1e7
@@ -349,6 +348,29 @@ class StudentTCalibration(Calibration):
         return StudentT(scale_tril * self.tau_.to(dtype)[:, None, None], self.nu_.to(dtype), moment)
 
 
+@dataclass(frozen=True)
+class Calibrations:
+    """Everything fitted on held-out data: both laws, and the thresholds below which a keypoint is pruned.
+
+    threshold: of the localization confidence; -inf prunes nothing. visibility_threshold: of the visibility score
+    (eq. 22), None where the confidence decides alone.
+    """
+
+    gaussian: GaussianCalibration
+    student: StudentTCalibration
+    threshold: float = float("-inf")
+    visibility_threshold: float | None = None
+
+    @classmethod
+    def none(cls, keypoints: int) -> Calibrations:
+        """Nothing is scaled and nothing pruned, before anything is fitted."""
+        return cls(GaussianCalibration(keypoints), StudentTCalibration(keypoints))
+
+    def law(self, scale_tril: Tensor, family: Family) -> Gaussian | StudentT:
+        """The calibrated law of uncalibrated factors (..., K, 2, 2)."""
+        return self.gaussian(scale_tril) if family == "gaussian" else self.student(scale_tril)
+
+
 def mean_nll(law: Gaussian | StudentT, residual: Tensor, weight: Tensor | None = None) -> float:
     """Weighted mean negative log-likelihood in nats, residuals in pixels."""
     nll = -law.log_prob(residual)
@@ -361,7 +383,7 @@ __all__ = [
     "NU_MAX",
     "NU_MIN",
     "Calibration",
-    "Family",
+    "Calibrations",
     "GaussianCalibration",
     "Sample",
     "StudentTCalibration",

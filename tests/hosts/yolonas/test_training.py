@@ -19,15 +19,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from halopose.data.dataset import Dataset, load_dataset
+from halopose.data.dataset import Dataset
+from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.hosts.yolonas import training as yolonas_training
 from halopose.hosts.yolonas.host import LibreYOLONAS, YoloNASHost, YoloNASPoseLoss
 from halopose.hosts.yolonas.training import FineTuner, PoksPoseLoss, save_tuned, tune
-from halopose.predictor import load_host
+from halopose.hosts.loading import load_host
 from halopose.studies import poks
-from halopose.studies.finetuning import FinetuneSettings
-from halopose.studies.poks import poks_loss
+from halopose.hosts.finetuning import FinetuneSettings
+from halopose.hosts.poks import poks_loss
 from tests.helpers.models import pose_model, scenes, write_yolo
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.data.dataset import load_dataset
+from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera, project_points, runway_corners
 from halopose.landing.world.dataset import (

@@ -21,6 +21,7 @@ from halopose.evaluation.metrics.coverage import (
 )
 from halopose.evaluation.metrics.order import falling_order, rising_order
 from halopose.evaluation.metrics.qq import qq_points
+from halopose.evaluation.metrics.reliability import ReliabilityCurve, reliability_curve
 from halopose.evaluation.metrics.variance import (
     VarianceBins,
     expected_normalized_calibration_error,
@@ -30,6 +31,7 @@ from halopose.evaluation.metrics.variance import (
 
 __all__ = [
     "LEVELS",
+    "ReliabilityCurve",
     "VarianceBins",
     "average_coverage_error",
     "average_keypoint_precision",
@@ -44,6 +46,7 @@ __all__ = [
     "moment_matching",
     "qq_points",
     "random_keypoint_precision",
+    "reliability_curve",
     "rising_order",
     "skill",
     "variance_bins",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from halopose.evaluation.metrics.order import falling_order
-from halopose.poses import Array
+from halopose.types import Array
 
 KS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _RECALLS = np.linspace(0.0, 1.0, 101)

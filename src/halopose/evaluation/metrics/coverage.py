@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from halopose.poses import Array
+from halopose.types import Array
 
 LEVELS = np.arange(1, 100) / 100
 

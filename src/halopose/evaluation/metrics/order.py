@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from halopose.poses import Array
+from halopose.types import Array
 
 
 def rising_order(values: Array) -> Array:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from halopose.poses import Array
+from halopose.types import Array
 
 
 def qq_points(statistic: Array, quantile: Callable[[Array], Array], points: int = 200) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from halopose.evaluation.metrics.order import rising_order
-from halopose.poses import Array
+from halopose.types import Array
 
 BINS = 20
 

@@ -27,11 +27,11 @@ from halopose.hosts.base import (
     Selection,
     Targets,
     fingerprint,
-    keypoint_names,
-    keypoint_sigmas,
     refusal,
 )
-from halopose.poses import Array, PoseDistributions
+from halopose.keypoints import Keypoints
+from halopose.poses import PoseDistributions
+from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
 
 try:
@@ -63,7 +63,6 @@ class UltralyticsHost(Host):
         *,
         end2end: bool | None = None,
         device: torch.device | str | None = None,
-        sigmas: Sequence[float] | Array | None = None,
         description: str = "",
     ) -> None:
         layers = getattr(model, "model", None)
@@ -72,8 +71,7 @@ class UltralyticsHost(Host):
             raise HaloposeError(
                 f"{description or 'the model'} is not a pose model: its head is {type(head).__name__}"
             )
-        if sigmas is None:
-            sigmas = getattr(model, "kpt_oks_sigmas", None)
+        sigmas = getattr(model, "kpt_oks_sigmas", None)
         model = copy.deepcopy(model).float().eval().requires_grad_(False)
         head = model.model[-1]
         if end2end is not None and end2end != head.end2end:
@@ -91,12 +89,12 @@ class UltralyticsHost(Host):
         self.end2end = bool(head.end2end)
         self.fingerprints = tuple(dict.fromkeys(f"{value}:{int(self.end2end)}" for value in prints))
         self.strides = tuple(int(stride) for stride in head.stride.tolist())
-        self.keypoint_count, self.dimensions = int(head.kpt_shape[0]), int(head.kpt_shape[1])
-        self.keypoint_names = _keypoint_names(model, self.keypoint_count)
+        count, self.dimensions = int(head.kpt_shape[0]), int(head.kpt_shape[1])
+        names = _keypoint_names(model, count)
+        self.layout = Keypoints.of(count, names=names, sigmas=sigmas, coco=self.dimensions == 3)
         self.class_names = tuple(str(name) for name in _names(model))
-        self.sigmas = keypoint_sigmas(sigmas, self.keypoint_count, coco=self.dimensions == 3)
         self.description = description or str(getattr(model, "yaml_file", "ultralytics pose model"))
-        self._criterion = _criterion(self.model, head, self.sigmas)
+        self._criteria: dict[tuple[float, ...], Any] = {}
 
     @classmethod
     def load(
@@ -106,13 +104,12 @@ class UltralyticsHost(Host):
         unsafe: bool = False,
         end2end: bool | None = None,
         device: torch.device | str | None = None,
-        sigmas: Sequence[float] | Array | None = None,
     ) -> UltralyticsHost:
         """Load a ``.pt`` checkpoint. ``unsafe`` may run code that the file holds: for trusted files only."""
         if not Path(path).is_file():
             raise HaloposeError(f"no checkpoint at {path}: give the path of a .pt file")
         model = load_model(str(path), unsafe)
-        return cls(model, end2end=end2end, device=device, sigmas=sigmas, description=Path(path).name)
+        return cls(model, end2end=end2end, device=device, description=Path(path).name)
 
     @property
     def device(self) -> torch.device:
@@ -147,15 +144,16 @@ class UltralyticsHost(Host):
         )
 
     @torch.inference_mode()
-    def assign(self, output: HostOutput, targets: Sequence[Targets]) -> Assignment:
+    def assign(self, output: HostOutput, targets: Sequence[Targets], sigmas: tuple[float, ...]) -> Assignment:
         counts = [len(target.boxes) for target in targets]
         if not sum(counts):
             empty = torch.zeros(0, dtype=torch.long, device=self.device)
             return Assignment(empty, empty, empty)
+        criterion = self._criterion(sigmas)
         branch = output.raw[1]
         batch = self._training_batch(output, targets, counts)
         extra: dict[str, Any] = {}
-        if isinstance(self._criterion, PoseLoss26):
+        if isinstance(criterion, PoseLoss26):
             strides = torch.cat(
                 [
                     torch.full((maps.shape[2] * maps.shape[3],), float(stride), device=self.device)
@@ -165,12 +163,26 @@ class UltralyticsHost(Host):
             size = torch.tensor(self._input_size(output), device=self.device)
             extra = {
                 "pd_kpts": output.keypoints,
-                "gt_kpts": self._criterion._batch_keypoints(batch, len(targets), size.float()),
+                "gt_kpts": criterion._batch_keypoints(batch, len(targets), size.float()),
                 "anc_strides": strides,
             }
-        (foreground, chosen, *_), _, _ = self._criterion.get_assigned_targets_and_loss(branch, batch, **extra)
+        (foreground, chosen, *_), _, _ = criterion.get_assigned_targets_and_loss(branch, batch, **extra)
         image, cell = torch.nonzero(foreground, as_tuple=True)
         return Assignment(image, cell, chosen[image, cell].long())
+
+    def _criterion(self, sigmas: tuple[float, ...]) -> Any:
+        """The framework's own training criterion, made for a stand-in so that the model itself gains nothing."""
+        if sigmas not in self._criteria:
+            stand_in = SimpleNamespace(
+                parameters=lambda: iter([torch.zeros(1, device=self.device)]),
+                args=get_cfg(),
+                model=[self.head],
+                kpt_oks_sigmas=np.asarray(sigmas),
+            )
+            kind = PoseLoss26 if isinstance(self.head, Pose26) else v8PoseLoss
+            topk = {"tal_topk": 7, "tal_topk2": 1} if self.head.end2end else {"tal_topk": 10}
+            self._criteria[sigmas] = kind(stand_in, **topk)
+        return self._criteria[sigmas]
 
     def _input_size(self, output: HostOutput) -> tuple[int, int]:
         height, width = output.features[0].shape[2:]
@@ -313,27 +325,12 @@ def _template(layer: Conv) -> ConvTemplate:
     )
 
 
-def _criterion(model: PoseModel, head: Pose, sigmas: Array) -> Any:
-    """The framework's own training criterion, made for a stand-in so that the model itself gains nothing."""
-    device = next(model.parameters()).device
-    stand_in = SimpleNamespace(
-        parameters=lambda: iter([torch.zeros(1, device=device)]),
-        args=get_cfg(),
-        model=[head],
-        kpt_oks_sigmas=sigmas,
-    )
-    kind = PoseLoss26 if isinstance(head, Pose26) else v8PoseLoss
-    return kind(stand_in, tal_topk=7, tal_topk2=1) if head.end2end else kind(stand_in, tal_topk=10)
-
-
 def _names(model: PoseModel) -> list[str]:
     names = getattr(model, "names", None) or {0: "object"}
     return list(names.values()) if isinstance(names, dict) else list(names)
 
 
-def _keypoint_names(model: PoseModel, count: int) -> tuple[str, ...]:
+def _keypoint_names(model: PoseModel, count: int) -> tuple[str, ...] | None:
     named = getattr(model, "kpt_names", None)
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
-    if first is not None and len(first) == count:
-        return tuple(str(name) for name in first)
-    return keypoint_names(count)
+    return tuple(str(name) for name in first) if first is not None and len(first) == count else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,15 @@ import yaml
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from halopose.data.coco import write_bytes
 from halopose.data.dataset import Dataset
-from halopose.data.yolo_folder import mirrored_order, write_yolo
+from halopose.data.files import write_bytes
+from halopose.data.yolo import write_yolo
 from halopose.errors import HaloposeError
-from halopose.hosts.base import keep_statistics, trainer_in, write_checkpoint
+from halopose.hosts.finetuning import FinetuneSettings, keep_statistics, trainer_in, tuning_key, write_checkpoint
+from halopose.hosts.poks import PoksLoss
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics.host import UltralyticsHost, load_model
-from halopose.studies.finetuning import FinetuneSettings, tuning_key
-from halopose.studies.poks import PoksLoss
+from halopose.types import Progress
 
 try:
     ensure_torchvision()
@@ -138,17 +137,18 @@ def tune(
     *,
     device: str | None = None,
     unsafe: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Fine-tune the base on a data set and write the result to ``output``.
 
     A rerun with the same base, data and settings goes on after the last whole epoch, or returns at once.
     """
     model = load_model(str(base), unsafe)
-    host = UltralyticsHost(model, sigmas=dataset.sigmas, description=base.name)
+    host = UltralyticsHost(model, description=base.name)
+    host.check_layout(dataset.layout)
     if model.is_fused():
         raise HaloposeError(f"{base} is fused for inference and cannot be trained: give the original checkpoint")
-    data = write_yolo(dataset, work / "data", host, host.dimensions)
+    data = write_yolo(dataset, work / "data", host.class_names, host.dimensions)
     folder = work / f"tuning-{tuning_key(host, dataset, settings)}"
     finished = folder / _WEIGHTS
     if not finished.is_file():
@@ -172,7 +172,7 @@ def _train(
     folder: Path,
     settings: FinetuneSettings,
     device: str | None,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Progress | None,
 ) -> None:
     """Run the trainer, which leaves its state in the folder."""
     overrides = {
@@ -195,7 +195,7 @@ def _train(
         "amp": "bf16" if settings.amp else False,  # the check before float16 would fetch a model
         "device": device or "cpu",
         "mosaic": 0.0,  # as in the last epochs of a training
-        "fliplr": 0.5 if settings.mirror and mirrored_order(dataset.names) else 0.0,
+        "fliplr": 0.5 if settings.mirror and dataset.layout.mirror else 0.0,
         "val": False,
         "save": True,
         "plots": False,

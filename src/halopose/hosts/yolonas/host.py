@@ -27,12 +27,11 @@ from halopose.hosts.base import (
     Selection,
     Targets,
     fingerprint,
-    keypoint_names,
-    keypoint_sigmas,
     refusal,
 )
 from halopose.hosts.torchvision_shim import ensure_torchvision
-from halopose.poses import Array
+from halopose.keypoints import Keypoints
+from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
 
 try:
@@ -71,20 +70,14 @@ class YoloNASHost(Host):
         self.fingerprints = (fingerprint(model.state_dict()),)
         self.model = model.to(device or "cpu")
         self.strides = tuple(int(stride) for stride in model.heads.fpn_strides)
-        self.keypoint_count = int(model.num_keypoints)
-        self.keypoint_names = keypoint_names(self.keypoint_count)
-        self.class_names = _class_names(class_names, int(model.num_classes), self.keypoint_count)
-        self.sigmas = keypoint_sigmas(sigmas, self.keypoint_count, coco=True)
+        self.layout = Keypoints.of(int(model.num_keypoints), sigmas=sigmas)
+        self.class_names = _class_names(class_names, int(model.num_classes), len(self.layout))
         self.description = description
         self.oks_factor = oks_factor
         self._templates = [
             [_template(block) for block in (head.pose_stem, *head.pose_convs)] for head in self._heads()
         ]
-        self._criterion = YoloNASPoseLoss(
-            torch.from_numpy(self.sigmas),
-            num_classes=len(self.class_names),
-            assigner_multiply_by_pose_oks=oks_factor,
-        ).to(self.device)
+        self._criteria: dict[tuple[float, ...], YoloNASPoseLoss] = {}
 
     @classmethod
     def load(
@@ -94,7 +87,6 @@ class YoloNASHost(Host):
         unsafe: bool = False,
         end2end: bool | None = None,
         device: torch.device | str | None = None,
-        sigmas: Sequence[float] | Array | None = None,
         oks_factor: bool | None = None,
     ) -> YoloNASHost:
         """Load a checkpoint of SuperGradients or LibreYOLO; averaged weights (EMA) where it has them.
@@ -112,7 +104,7 @@ class YoloNASHost(Host):
             _build(_weights(checkpoint, path), path),
             end2end=end2end,
             device=device,
-            sigmas=checkpoint.get("oks_sigmas") if sigmas is None else sigmas,
+            sigmas=checkpoint.get("oks_sigmas"),
             oks_factor=oks_factor,
             class_names=checkpoint.get("names"),
             description=Path(path).name,
@@ -148,15 +140,16 @@ class YoloNASHost(Host):
         return HostOutput(features=tuple(features), scores=scores.amax(-1), keypoints=keypoints, raw=raw)
 
     @torch.inference_mode()
-    def assign(self, output: HostOutput, targets: Sequence[Targets]) -> Assignment:
+    def assign(self, output: HostOutput, targets: Sequence[Targets], sigmas: tuple[float, ...]) -> Assignment:
         rows, objects = self._training_batch(targets)
         if not rows.shape[1]:
             empty = torch.zeros(0, dtype=torch.long, device=self.device)
             return Assignment(empty, empty, empty)
+        criterion = self._criterion(sigmas)
         logits, distances, keypoints, _, _, points, _, strides = output.raw[1]
-        boxes, _ = self._criterion._bbox_decode(points / strides, distances)
-        truth = self._criterion._unpack_padded_targets(rows)
-        found = self._criterion.assigner(
+        boxes, _ = criterion._bbox_decode(points / strides, distances)
+        truth = criterion._unpack_padded_targets(rows)
+        found = criterion.assigner(
             pred_scores=logits.sigmoid(),
             pred_bboxes=boxes * strides,
             pred_pose_coords=keypoints,
@@ -171,6 +164,15 @@ class YoloNASHost(Host):
         image, cell = torch.nonzero(found.assigned_labels != len(self.class_names), as_tuple=True)
         place = found.assigned_gt_index[image, cell] - image * rows.shape[1]  # counted over the whole batch
         return Assignment(image, cell, objects[image, place])
+
+    def _criterion(self, sigmas: tuple[float, ...]) -> YoloNASPoseLoss:
+        if sigmas not in self._criteria:
+            self._criteria[sigmas] = YoloNASPoseLoss(
+                torch.tensor(sigmas, dtype=torch.float64),
+                num_classes=len(self.class_names),
+                assigner_multiply_by_pose_oks=self.oks_factor,
+            ).to(self.device)
+        return self._criteria[sigmas]
 
     def _training_batch(self, targets: Sequence[Targets]) -> tuple[Tensor, Tensor]:
         """Rows (B, M, 5 + 3 K) for the criterion, padded with zeros, and which object each is (B, M).

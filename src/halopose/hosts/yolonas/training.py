@@ -20,15 +20,16 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from halopose.data.coco import write_bytes
 from halopose.data.dataset import Dataset
-from halopose.data.yolo_folder import write_yolo
+from halopose.data.files import write_bytes
+from halopose.data.yolo import write_yolo
 from halopose.errors import HaloposeError
-from halopose.hosts.base import keep_statistics, keypoint_sigmas, trainer_in, write_checkpoint
+from halopose.hosts.finetuning import FinetuneSettings, keep_statistics, trainer_in, tuning_key, write_checkpoint
+from halopose.hosts.poks import PoksLoss
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.yolonas.host import YoloNASHost
-from halopose.studies.finetuning import FinetuneSettings, tuning_key
-from halopose.studies.poks import PoksLoss
+from halopose.keypoints import Keypoints
+from halopose.types import Progress
 
 try:
     ensure_torchvision()
@@ -137,7 +138,7 @@ def tune(
     *,
     device: str | None = None,
     unsafe: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Fine-tune the base on a data set and write the result to ``output``.
 
@@ -152,14 +153,12 @@ def tune(
     if unread:
         raise HaloposeError(f"LibreYOLO's trainer reads no {', '.join(sorted(unread))} files: convert them")
     host = YoloNASHost.load(base, unsafe=unsafe)
-    aim = copy.copy(host)  # what the tuning is for; the result still says what the base says
-    if dataset.sigmas is not None:
-        aim.sigmas = keypoint_sigmas(dataset.sigmas, host.keypoint_count, coco=True)
-    data = write_yolo(dataset, work / "data", aim, dimensions=3)
-    folder = work / f"tuning-{tuning_key(aim, dataset, settings)}"
+    host.check_layout(dataset.layout)
+    data = write_yolo(dataset, work / "data", host.class_names, dimensions=3)
+    folder = work / f"tuning-{tuning_key(host, dataset, settings)}"
     finished = folder / _WEIGHTS
     if not finished.is_file():
-        weights = _train(aim, data, folder, settings, device or "cpu", progress)
+        weights = _train(host, dataset.layout, data, folder, settings, device or "cpu", progress)
         write_bytes(finished, save(weights))
         (folder / _STATE).unlink()
     save_tuned(host, finished, settings.imgsz, output)
@@ -167,18 +166,19 @@ def tune(
 
 def _train(
     host: YoloNASHost,
+    layout: Keypoints,
     data: Path,
     folder: Path,
     settings: FinetuneSettings,
     device: str,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Progress | None,
 ) -> dict[str, Tensor]:
     kind = PoksFineTuner if settings.loss == "poks" else FineTuner
     with contextlib.redirect_stderr(_NoTerminal(sys.stderr)), trainer_in(folder):
         trainer = kind(
             keep_statistics(copy.deepcopy(host.model).requires_grad_(True)),
             callbacks=progress and _reporter(progress),
-            **_overrides(host, data, folder, settings),
+            **_overrides(host, layout, data, folder, settings),
             device=device,
             workers=0 if device == "cpu" else settings.workers,  # they would take the cores that train
         )
@@ -186,7 +186,9 @@ def _train(
     return _tuned_weights(host, trainer)
 
 
-def _overrides(host: YoloNASHost, data: Path, folder: Path, settings: FinetuneSettings) -> dict[str, Any]:
+def _overrides(
+    host: YoloNASHost, layout: Keypoints, data: Path, folder: Path, settings: FinetuneSettings
+) -> dict[str, Any]:
     """The trainer's settings; what is not here is the framework's recipe, which has no mosaic for poses."""
     stride = host.strides[-1]
     return {
@@ -194,7 +196,7 @@ def _overrides(host: YoloNASHost, data: Path, folder: Path, settings: FinetuneSe
         "num_classes": len(host.class_names),
         "num_keypoints": host.keypoint_count,
         "keypoint_dim": 3,
-        "oks_sigmas": host.sigmas.tolist(),
+        "oks_sigmas": list(layout.sigmas),
         "assigner_multiply_by_pose_oks": host.oks_factor,
         "data": str(data.resolve()),
         "project": str(folder.resolve()),
@@ -224,7 +226,7 @@ def _seed(seed: int, epoch: int) -> None:
     torch.manual_seed(state)
 
 
-def _reporter(progress: Callable[[str, int, int], None]) -> Callable[[Any], None]:
+def _reporter(progress: Progress) -> Callable[[Any], None]:
     def report(event: Any) -> None:
         losses = ", ".join(f"{name} {value:.3f}" for name, value in event.train_loss_items.items())
         progress(f"fine-tuning ({losses})", event.epoch, event.total_epochs)
@@ -270,7 +272,7 @@ def save_tuned(host: YoloNASHost, weights: Path, imgsz: int, output: Path) -> No
         imgsz=imgsz,
         num_keypoints=host.keypoint_count,
         keypoint_dim=3,
-        oks_sigmas=host.sigmas.tolist(),
+        oks_sigmas=list(host.layout.sigmas),
         config={"assigner_multiply_by_pose_oks": host.oks_factor},
     )
     write_checkpoint(output, checkpoint)

@@ -16,7 +16,7 @@ from zlib import crc32
 import cv2
 import numpy as np
 
-from halopose.data.coco import make_folder, write_json, write_text
+from halopose.data.files import make_folder, write_json, write_text
 from halopose.data.images import write_image
 from halopose.errors import HaloposeError
 from halopose.landing.world.approach import Approach, fly, frames

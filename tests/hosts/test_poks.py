@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.studies.poks import PoksLoss, poks_loss, residual_energy
+from halopose.hosts.poks import PoksLoss, poks_loss, residual_energy
 from tests.helpers.models import run_script
 
 shapes = st.tuples(st.integers(0, 6), st.integers(1, 5))
@@ -142,8 +142,8 @@ def test_unlabelled_keypoints_may_be_anything() -> None:
 
 PROCESSES = """
 import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
-from halopose.studies.poks import PoksLoss
-from tests.studies.test_poks import batch, loss_of
+from halopose.hosts.poks import PoksLoss
+from tests.hosts.test_poks import batch, loss_of
 
 def work(rank, path, split):
     dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)

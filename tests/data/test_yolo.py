@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halopose.data.dataset import Objects, load_dataset
-from halopose.data.yolo_folder import label_rows, mirrored_order, write_yolo
+from halopose.data.dataset import Objects
+from halopose.data.loading import load_dataset
+from halopose.data.yolo import label_rows, mirrored_order, write_yolo
 from halopose.errors import HaloposeError
 from tests.helpers.models import host_of, write_scenes
 

@@ -1,0 +1,247 @@
+"""Commands that make an artifact: fit, and its steps collect, train, calibrate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from halopose.cli.options import (
+    Alpha,
+    ArtifactIn,
+    Base,
+    CalibrationShare,
+    Data,
+    Device,
+    Dispersion,
+    End2End,
+    Epochs,
+    Images,
+    ImageSize,
+    ScaleWeight,
+    Seed,
+    Source,
+    Train,
+    TrainSizes,
+    Trunk,
+    Unsafe,
+    Val,
+    ValImages,
+    WarmStart,
+    share,
+    sizes,
+)
+from halopose.cli.terminal import progress, say, say_skipped, write_scores
+from halopose.errors import HaloposeError
+
+if TYPE_CHECKING:
+    from halopose.data.dataset import Dataset
+    from halopose.fitting.pipeline import FitSettings
+    from halopose.keypoints import Keypoints
+
+
+def fit(
+    data: Annotated[
+        Path | None, typer.Argument(help="YOLO data yaml, or COCO json; else a world of runways.")
+    ] = None,
+    base: Annotated[Path | None, typer.Option(help="Trained pose model; else the runway detector.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Artifact to write, .safetensors.")] = Path(
+        "heads.safetensors"
+    ),
+    train: Train = "train",
+    val: Val = "val",
+    images: Images = None,
+    val_images: ValImages = None,
+    work: Annotated[Path | None, typer.Option(help="Work folder; else beside the artifact.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Report folder; else beside the artifact.")] = None,
+    imgsz: ImageSize = 640,
+    train_sizes: TrainSizes = None,
+    calibration: Source = "matched",
+    calibration_share: CalibrationShare = 0.2,
+    epochs: Epochs = 12,
+    alpha: Alpha = 1.0,
+    scale_weight: ScaleWeight = True,
+    dispersion: Dispersion = "full",
+    trunk: Trunk = "mirrored",
+    warm_start: WarmStart = True,
+    seed: Seed = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Collect, train, calibrate, choose the pruning thresholds and report: one command, one artifact.
+
+    Without arguments it makes its own world of runways and fits the runway detector that ships.
+    """
+    from dataclasses import replace
+
+    from halopose.data.files import make_folder, make_room
+    from halopose.data.lock import locked
+    from halopose.fitting import pipeline
+    from halopose.hosts.loading import load_host
+
+    settings = replace(
+        _settings(epochs, alpha, scale_weight, dispersion, trunk, warm_start, seed),
+        train_sizes=(imgsz,) if train_sizes is None else sizes(train_sizes),
+        imgsz=imgsz,
+        calibration=calibration,
+        calibration_share=calibration_share,
+    )
+    make_room(output)
+    work = work or output.with_suffix("")
+    if work == output:
+        raise HaloposeError(f"{output} is the work folder too: name the artifact {output}.safetensors")
+    report = report or output.with_name(f"{output.stem}-report")
+    make_folder(report)
+    with locked(work):
+        if data is None and base is None:
+            data, base = _runways(work)
+        if data is None or base is None:
+            raise HaloposeError("give both the data and --base, or neither, to fit the runway detector that ships")
+        host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+        training, validation = two_datasets(data, train, val, images, val_images, host.layout)
+        with progress() as step:
+            artifact, scores = pipeline.fit(host, training, validation, work, settings, step)
+    artifact.save(output)
+    for line in artifact.card["skipped"]:
+        say(f"skipped: {line}")
+    write_scores(scores, report, host.description)
+    say(f"-> {output}")
+
+
+def collect(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the match store.")],
+    split: Annotated[str, typer.Option(help="Split of the data yaml; several with commas.")] = "train",
+    images: Images = None,
+    imgsz: Annotated[str, typer.Option("--sizes", help="Input sizes, with commas.")] = "640",
+    detections: Annotated[int, typer.Option(min=0, help="Retained detections an image; for calibration.")] = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Run the frozen base once and store what heads will ever see; a rerun resumes."""
+    from halopose.data.loading import load_dataset
+    from halopose.data.lock import locked
+    from halopose.fitting import store
+    from halopose.hosts.loading import load_host
+    from halopose.types import named
+
+    settings = store.CollectSettings(imgsz=sizes(imgsz, "sizes"), detections=detections)
+    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    dataset = load_dataset(data, split, images=images, otherwise=host.layout)
+    with locked(output), progress() as step:
+        collected = store.collect(host, dataset, output, settings, named(step, "collecting"))
+    say_skipped(collected)
+    say(f"{sum(len(cells) for cells in collected.cells('assigned'))} assigned cells -> {output}")
+
+
+def train(
+    store: Annotated[Path, typer.Argument(help="Match store of the training images.")],
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Uncalibrated artifact to write.")],
+    epochs: Epochs = 12,
+    alpha: Alpha = 1.0,
+    scale_weight: ScaleWeight = True,
+    dispersion: Dispersion = "full",
+    trunk: Trunk = "mirrored",
+    warm_start: WarmStart = True,
+    seed: Seed = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Train heads on a match store; a rerun resumes after the last whole epoch."""
+    from dataclasses import replace
+
+    from halopose.data.files import make_room
+    from halopose.fitting import pipeline
+    from halopose.fitting.store import MatchStore
+    from halopose.hosts.loading import load_host
+
+    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    collected = MatchStore(store)
+    settings = replace(
+        _settings(epochs, alpha, scale_weight, dispersion, trunk, warm_start, seed),
+        train_sizes=collected.settings.imgsz,
+        imgsz=max(collected.settings.imgsz),
+        cells_per_object=collected.settings.cells_per_object,
+    )
+    make_room(output)
+    with progress() as step:
+        checkpoint = output.with_suffix(".training.safetensors")
+        heads, trained = pipeline.train_heads(host, [collected], settings, checkpoint, step)
+    pipeline.uncalibrated(host, heads, [collected], settings, trained).save(output)
+    say(f"held-out loss {min(trained.holdout_loss):.4f} after epoch {trained.best_epoch + 1} -> {output}")
+
+
+def calibrate(
+    store: Annotated[Path, typer.Argument(help="Match store of calibration images, with detections.")],
+    base: Base,
+    artifact: ArtifactIn,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Calibrated artifact to write.")],
+    source: Source = "matched",
+    part: Annotated[
+        float,
+        typer.Option("--share", callback=share, help="Part of the images to calibrate on, as fit's; else all."),
+    ] = 1.0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Calibrate trained heads and choose the pruning thresholds on images they have not seen."""
+    from halopose.data.files import make_room
+    from halopose.fitting import pipeline
+    from halopose.fitting.artifact import Artifact
+    from halopose.fitting.store import MatchStore
+    from halopose.predictor import host_for
+
+    trained = Artifact.load(artifact)
+    host = host_for(trained, base, device=device, unsafe=unsafe, end2end=end2end)
+    make_room(output)
+    done = pipeline.calibrate_artifact(trained, host, MatchStore(store), source, part)
+    done.save(output)
+    say(f"calibrated on {len(done.card['images']['calibration'])} images -> {output}")
+
+
+def _runways(work: Path) -> tuple[Path, Path]:
+    """A world of runways in the work folder, and the detector that ships, which has seen other scenes."""
+    from halopose.hosts import shipped
+    from halopose.landing.world.dataset import write_dataset
+
+    say("drawing runways ...")
+    data = write_dataset(work / "world", shipped.RUNWAY_IMAGES, shipped.RUNWAY_SEED, processes=2)
+    return data, shipped.runway_detector()
+
+
+def _settings(
+    epochs: int, alpha: float, scale_weight: bool, dispersion: Any, trunk: Any, warm_start: bool, seed: int
+) -> FitSettings:
+    """Settings of the training; the rest is the caller's."""
+    from halopose.fitting.pipeline import FitSettings
+    from halopose.fitting.training import TrainSettings
+    from halopose.uncertainty.heads import HeadSettings
+
+    return FitSettings(
+        train=TrainSettings(epochs=epochs, alpha=alpha, scale_weight=scale_weight, seed=seed),
+        head=HeadSettings(dispersion, trunk, warm_start),
+    )
+
+
+def two_datasets(
+    data: Path, train: str, val: str, images: Path | None, val_images: Path | None, otherwise: Keypoints
+) -> tuple[Dataset, Dataset]:
+    """Training and validation data. otherwise: keypoints of the model, for what the data do not state."""
+    from halopose.data.loading import load_dataset
+
+    if data.suffix == ".json":
+        if not val.endswith(".json"):
+            raise HaloposeError("with COCO json give the validation annotations too: --val other.json")
+        folder = val_images or images
+        return (
+            load_dataset(data, "", images=images, otherwise=otherwise),
+            load_dataset(val, "", images=folder, otherwise=otherwise),
+        )
+    return load_dataset(data, train, otherwise=otherwise), load_dataset(data, val, otherwise=otherwise)

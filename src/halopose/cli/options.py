@@ -1,0 +1,136 @@
+"""Options that several commands share, and checks that turn a user's mistake into one line."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from halopose.errors import HaloposeError
+
+SMALLEST = 32  # input size, the stride of the coarsest level
+
+
+def finite(value: float) -> float:
+    """For an option: neither NaN nor infinite, which a range that begins at 0 may let pass."""
+    _demand(math.isfinite(value), "give a finite number", value)
+    return value
+
+
+def positive(value: float | None) -> float | None:
+    """For an option: finite and above 0, or left out."""
+    if value is not None:
+        _demand(0 < value < math.inf, "give a number above 0", value)
+    return value
+
+
+def share(value: float) -> float:
+    """For an option: a part of a whole that is not nothing."""
+    _demand(0 < value <= 1, "give a number above 0 and up to 1", value)
+    return value
+
+
+def between(value: float) -> float:
+    """For an option: neither nothing nor everything."""
+    _demand(0 < value < 1, "give a number between 0 and 1, neither of them", value)
+    return value
+
+
+def several(value: int) -> int:
+    """For an option: resamplings that a spread can be taken of, or none."""
+    _demand(value != 1, "give 0 for none, or 2 and more", value)
+    return value
+
+
+def _demand(good: bool, advice: str, value: float) -> None:
+    if not good:
+        raise typer.BadParameter(f"{advice}, got {value}")
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """Positive numbers separated by commas, each larger than the one before."""
+    values = floats(text, option)
+    if values[0] <= 0 or any(low >= high for low, high in pairwise(values)):
+        raise HaloposeError(f"--{option} takes positive numbers in rising order, got {text!r}")
+    return values
+
+
+def exponents(text: str, option: str) -> list[float]:
+    """Numbers separated by commas, none below 0."""
+    values = floats(text, option)
+    if min(values) < 0:
+        raise HaloposeError(f"--{option} takes numbers from 0 on, got {text!r}")
+    return values
+
+
+def floats(text: str, option: str) -> list[float]:
+    """Finite numbers separated by commas."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not (values and all(map(math.isfinite, values))):
+        raise HaloposeError(f"--{option} takes numbers separated by commas, got {text!r}")
+    return values
+
+
+def sizes(text: str, option: str = "train-sizes") -> tuple[int, ...]:
+    """Input sizes separated by commas."""
+    values = numbers(text, option)
+    if any(value < SMALLEST or value % 1 for value in values):
+        raise HaloposeError(f"--{option} takes whole numbers of pixels from {SMALLEST} on, got {text!r}")
+    return tuple(map(int, values))
+
+
+def sigmas(text: str | None) -> list[float] | None:
+    """Keypoint sigmas separated by commas, if any are given."""
+    values = None if text is None else floats(text, "sigmas")
+    if values and min(values) <= 0:
+        raise HaloposeError(f"--sigmas takes positive numbers, got {text!r}")
+    return values
+
+
+Family = Annotated[Literal["gaussian", "student-t"], typer.Option(help="Law.")]
+Predictions = Annotated[Path, typer.Argument(help="COCO keypoint results json with covariances.")]
+Truth = Annotated[Path, typer.Argument(help="COCO keypoint ground truth json.")]
+Sigmas = Annotated[
+    str | None, typer.Option(help="Keypoint sigmas, comma separated; else the category's, COCO's, or 1/K.")
+]
+Data = Annotated[Path, typer.Argument(help="YOLO data yaml, or COCO keypoint json.")]
+Base = Annotated[Path, typer.Option(help="Trained pose model, a .pt checkpoint.")]
+ArtifactIn = Annotated[Path, typer.Option("--artifact", help="Artifact made for this base.")]
+Images = Annotated[Path | None, typer.Option(help="Folder of the images of COCO json.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")]
+Unsafe = Annotated[bool, typer.Option("--unsafe", help="Load a checkpoint that may run code; trusted files only.")]
+End2End = Annotated[bool | None, typer.Option(help="Head of a YOLO26 that has both; else as in the checkpoint.")]
+Alpha = Annotated[
+    float, typer.Option(min=0.0, callback=finite, help="Exponent of the retention weight; 0 switches it off.")
+]
+ScaleWeight = Annotated[bool, typer.Option(help="Weigh objects by 1 / area.")]
+Epochs = Annotated[int, typer.Option(min=1, help="At most so many epochs.")]
+Dispersion = Annotated[Literal["full", "diagonal", "isotropic"], typer.Option(help="Form of the dispersion.")]
+Trunk = Annotated[Literal["mirrored", "last-layer"], typer.Option(help="Kind of head.")]
+WarmStart = Annotated[bool, typer.Option(help="Start from the pose head's own convolutions.")]
+Source = Annotated[Literal["matched", "assigned"], typer.Option(help="What to calibrate on.")]
+ImageSize = Annotated[int, typer.Option(min=SMALLEST, help="Input size.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything random.")]
+Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence threshold.")]
+Iou = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="IoU threshold of NMS.")]
+OtherSize = Annotated[int | None, typer.Option(min=SMALLEST, help="Input size; else the artifact's.")]
+Train = Annotated[str, typer.Option(help="Training split; several with commas.")]
+Val = Annotated[str, typer.Option(help="Validation split, or a second COCO json.")]
+ValImages = Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")]
+TrainSizes = Annotated[str | None, typer.Option(help="Input sizes to train at; else --imgsz.")]
+CalibrationShare = Annotated[
+    float, typer.Option(callback=between, help="Part of the validation images, between 0 and 1.")
+]
+Bootstrap = Annotated[
+    int, typer.Option(min=0, callback=several, help="Resamplings of images for 95 % intervals; 0 for none.")
+]
+Visibility = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="Prune below this visibility score; 0 for never, else the artifact's."),
+]

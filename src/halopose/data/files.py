@@ -1,0 +1,99 @@
+"""User files: json in, and whatever is written whole or not at all.
+
+In: paths. Out: parsed json, or one line that names the file, what is wrong with it and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halopose.errors import HaloposeError
+
+
+def read_json(path: Path | str) -> Any:
+    """Parse a json file, or say in one line why it cannot be read."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise HaloposeError(f"{path} is not text: expected json in UTF-8") from None
+    if not text.strip():
+        raise HaloposeError(f"{path} is empty: write it again")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise HaloposeError(
+            f"{path} is not complete json (line {error.lineno}, column {error.colno}): write it again"
+        ) from None
+    except (RecursionError, ValueError):
+        raise HaloposeError(f"{path} is json that cannot be read: write it again") from None
+
+
+def make_folder(path: Path | str) -> Path:
+    """A folder made if need be; refused if nothing can be written there, which is best asked before any work."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise HaloposeError(f"cannot write to {path}: {error.strerror or error}") from None
+    return path
+
+
+def make_room(path: Path | str) -> Path:
+    """The path of a file to be written later, in a folder where that can be done."""
+    path = Path(path)
+    if path.is_dir():
+        raise HaloposeError(f"cannot write {path}: it is a folder, name a file")
+    make_folder(path.parent)
+    return path
+
+
+def write_bytes(path: Path | str, content: bytes | memoryview) -> None:
+    """Write a file whole or not at all."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a file of text in UTF-8 whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path | str, content: Any, indent: int | None = None) -> None:
+    """Write json whole or not at all; NaN becomes null."""
+    write_text(path, json.dumps(_without_nan(content), indent=indent, allow_nan=False) + "\n")
+
+
+def _without_nan(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {str(key): _without_nan(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_without_nan(value) for value in content]
+    if isinstance(content, np.ndarray):
+        return _without_nan(content.tolist())
+    if isinstance(content, np.generic):
+        return _without_nan(content.item())
+    if isinstance(content, float) and not np.isfinite(content):
+        return None
+    return content

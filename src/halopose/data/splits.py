@@ -1,0 +1,46 @@
+"""Parts of a set of images that have nothing to do with the values of their ids.
+
+In: image ids. Out: the same order, folds and parts on every machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from halopose.errors import HaloposeError
+from halopose.types import Array
+
+
+def hashed_order(images: Array) -> Array:
+    """Distinct image ids (I,) in an order that has nothing to do with their values."""
+    images = np.unique(images)
+    with np.errstate(over="ignore"):
+        mixed = images.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return np.asarray(images[np.argsort(mixed ^ (mixed >> np.uint64(32)), kind="stable")])
+
+
+def image_folds(image_ids: Array, folds: int) -> Array:
+    """Fold (N,) of each image id: the distinct ids in hashed order, dealt out in turn."""
+    order = hashed_order(image_ids)
+    if len(order) < 2:
+        raise HaloposeError("calibration and scoring need different images: give at least two with matches")
+    by_id = np.argsort(order)
+    return np.asarray(by_id[np.searchsorted(order, image_ids, sorter=by_id)] % folds)
+
+
+def split_validation(images: Array, share: float) -> tuple[Array, Array]:
+    """Calibration and evaluation images (I,), by a hash of their ids."""
+    order = hashed_order(images)
+    if len(order) < 2:
+        raise HaloposeError("give at least two validation images: some to calibrate on, some to score")
+    cut = min(max(1, round(share * len(order))), len(order) - 1)
+    return np.sort(order[:cut]), np.sort(order[cut:])
+
+
+def part_of_images(images: Array, fraction: float) -> Array:
+    """A reproducible share of the images (I,), at least one."""
+    if not 0 < fraction <= 1:
+        raise HaloposeError(f"the fraction of images must be above 0 and at most 1, got {fraction}")
+    order = hashed_order(images)
+    return np.sort(order[: max(1, round(fraction * len(order)))])

@@ -1,0 +1,219 @@
+"""YOLO data sets: a data yaml with label files read, and any data set written as one for a framework's trainer.
+
+In: a yaml and a split, or a data set. Out: a data set, or a folder of images, labels and a yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from halopose.data.dataset import Dataset, Objects, Record, image_id
+from halopose.data.files import make_folder, write_text
+from halopose.data.images import IMAGE_SUFFIXES, read_image
+from halopose.errors import HaloposeError
+from halopose.keypoints import Keypoints
+from halopose.types import Array
+
+
+def read_yolo(path: Path, split: str, otherwise: Keypoints | None = None) -> Dataset:
+    """A split of a YOLO data yaml; ``otherwise``: keypoints of the model, for what the yaml does not state."""
+    content = _read_yaml(path)
+    shape = content.get("kpt_shape")
+    whole = isinstance(shape, list) and len(shape) == 2 and all(type(value) is int for value in shape)
+    if not isinstance(shape, list) or not whole or shape[0] < 1 or shape[1] not in (2, 3):
+        raise HaloposeError(f"{path} has no kpt_shape like [17, 3]: it is not a pose data set")
+    if split not in content:
+        known = ", ".join(key for key, value in content.items() if isinstance(value, str) and key != "path")
+        raise HaloposeError(f"{path} has no split {split!r}: it has {known or 'none'}")
+    count, dimensions = int(shape[0]), int(shape[1])
+    layout = Keypoints.of(
+        count,
+        names=_names(content, count),
+        sigmas=_sigmas(content.get("kpt_oks_sigmas"), count, path),
+        mirror=_mirror(content.get("flip_idx"), count),
+        otherwise=otherwise,
+    )
+    root = (path.parent / str(content.get("path") or ".")).resolve()
+    files = _image_files(root, content[split], path)
+    records = tuple(
+        Record(
+            file,
+            image_id(file.name),
+            _read_labels(file, count, dimensions),
+            relative=True,
+            area_factor=layout.area_factor,
+        )
+        for file in files
+    )
+    return Dataset(records, layout, f"{layout.area_factor:g} x box")
+
+
+def _mirror(given: Any, count: int) -> list[int] | None:
+    """The yaml's ``flip_idx`` if it is a permutation; its frameworks have one even where nothing is mirrored."""
+    whole = isinstance(given, list) and all(type(k) is int for k in given)
+    return given if whole and sorted(given) == list(range(count)) and given != list(range(count)) else None
+
+
+def _sigmas(given: Any, count: int, path: Path) -> Array | None:
+    if given is None:
+        return None
+    numbers = isinstance(given, list) and all(isinstance(value, (int, float)) and value > 0 for value in given)
+    if not numbers or len(given) != count:
+        raise HaloposeError(f"{path}: kpt_oks_sigmas needs {count} positive numbers, got {given}")
+    return np.asarray(given, dtype=float)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise HaloposeError(f"{path} is not yaml: give a YOLO data yaml or COCO json") from None
+    if not isinstance(content, dict):
+        raise HaloposeError(f"{path} is not a YOLO data yaml")
+    return content
+
+
+def _names(content: dict[str, Any], count: int) -> list[str] | None:
+    named = content.get("kpt_names")
+    first = next(iter(named.values()), None) if isinstance(named, dict) else named
+    return [str(name) for name in first] if isinstance(first, list) and len(first) == count else None
+
+
+def _image_files(root: Path, entry: Any, path: Path) -> list[Path]:
+    files: list[Path] = []
+    for item in entry if isinstance(entry, list) else [entry]:
+        place = root / str(item)
+        if place.is_dir():
+            files += [file for file in place.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES]
+        elif place.suffix == ".txt" and place.is_file():
+            files += [
+                (place.parent / line.strip()).resolve() for line in place.read_text().splitlines() if line.strip()
+            ]
+        else:
+            raise HaloposeError(f"{path}: there is no folder {place}")
+    if not files:
+        raise HaloposeError(f"{path}: no images in {root / str(entry)}")
+    return sorted(files)
+
+
+def _read_labels(image: Path, count: int, dimensions: int) -> Objects:
+    """The label file beside an image, as YOLO looks for it; a missing or empty one means no objects."""
+    parts = list(image.parts)
+    for index in reversed(range(len(parts) - 1)):
+        if parts[index] == "images":
+            parts[index] = "labels"
+            break
+    file = Path(*parts).with_suffix(".txt")
+    try:
+        rows = [line.split() for line in file.read_text().splitlines() if line.strip()]
+    except FileNotFoundError:
+        rows = []
+    except (OSError, UnicodeDecodeError) as error:
+        raise HaloposeError(f"cannot read labels {file}: {error}") from None
+    width = 5 + count * dimensions
+    for number, row in enumerate(rows):
+        if len(row) != width:
+            raise HaloposeError(
+                f"{file}, line {number + 1}: {len(row)} numbers, "
+                f"but {count} keypoints of {dimensions} need {width}"
+            )
+    try:
+        values = np.array(rows, dtype=float).reshape(-1, width)
+    except ValueError:
+        raise HaloposeError(f"{file} holds something that is not a number") from None
+    if not np.isfinite(values).all():
+        raise HaloposeError(f"{file} holds a number that is not finite")
+    centre, size = values[:, 1:3], values[:, 3:5]
+    keypoints = values[:, 5:].reshape(-1, count, dimensions)
+    labelled = keypoints[..., 2] > 0 if dimensions == 3 else (keypoints != 0).any(-1)
+    return Objects(
+        boxes=np.concatenate([centre - size / 2, centre + size / 2], axis=1),
+        class_ids=values[:, 0].astype(np.int64),
+        keypoints=keypoints[..., :2],
+        labelled=labelled,
+        area=np.ones(len(values)),
+        crowd=np.zeros(len(values), dtype=bool),
+    )
+
+
+def write_yolo(dataset: Dataset, folder: Path, class_names: Sequence[str], dimensions: int) -> Path:
+    """Links to the images, labels of our own and a yaml; its path. dimensions: 3 with visibility, else 2.
+
+    The user's own folder stays as it is (a framework would write a cache there). Crowds are no targets.
+    Labelled keypoints outside of the image count as unlabelled: frameworks drop the whole image otherwise.
+    """
+    images, labels = make_folder(folder / "images"), make_folder(folder / "labels")
+    for link in images.iterdir():
+        if link.is_symlink():  # of another data set, perhaps
+            link.unlink()
+    for record in dataset.records:
+        link = images / f"{record.image_id:015d}{record.path.suffix.lower()}"
+        _link(link, record.path.resolve())
+        rows = label_rows(_relative(record), dimensions)
+        text = "\n".join(" ".join(f"{value:.9g}" for value in row) for row in rows)
+        write_text((labels / link.name).with_suffix(".txt"), text)
+    content = {
+        "path": str(folder.resolve()),
+        "train": str(images.resolve()),
+        "val": str(images.resolve()),  # frameworks want one; training here never reads it
+        "kpt_shape": [len(dataset.layout), dimensions],
+        "kpt_oks_sigmas": list(dataset.layout.sigmas),
+        "kpt_names": {number: list(dataset.layout.names) for number in range(len(class_names))},
+        "names": dict(enumerate(class_names)),
+        "nc": len(class_names),
+        "channels": 3,
+    }
+    if dataset.layout.mirror is not None:
+        content["flip_idx"] = list(dataset.layout.mirror)
+    path = folder / "data.yaml"
+    write_text(path, yaml.safe_dump(content))
+    return path
+
+
+def _link(link: Path, target: Path) -> None:
+    try:
+        link.symlink_to(target)
+    except OSError as error:
+        raise HaloposeError(f"cannot link {link} to an image: {error.strerror or error}") from None
+
+
+def _relative(record: Record) -> Objects:
+    """The objects that are no crowds, in shares of the image's sides."""
+    objects = record.objects.select(~record.objects.crowd)
+    if record.relative or not len(objects):
+        return objects
+    height, width = read_image(record.path).shape[:2]
+    size = np.array([width, height], dtype=float)
+    return Objects(
+        objects.boxes / np.tile(size, 2),
+        objects.class_ids,
+        objects.keypoints / size,
+        objects.labelled,
+        objects.area,
+        objects.crowd,
+    )
+
+
+def label_rows(objects: Objects, dimensions: int) -> Array:
+    """Label rows (M, 5 + K * dimensions): class, box centre and size, keypoints."""
+    boxes = objects.boxes.clip(0, 1)
+    centre, size = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+    points = objects.keypoints
+    seen = objects.labelled & ((points >= 0) & (points <= 1)).all(-1)
+    if dimensions == 3:
+        points = np.concatenate([np.where(seen[..., None], points, 0.0), 2.0 * seen[..., None]], axis=2)
+    else:
+        points = np.where(seen[..., None], points, -0.005)  # a negative coordinate says unlabelled
+    flat = points.reshape(len(points), points.shape[1] * dimensions)
+    rows = np.concatenate([objects.class_ids[:, None], centre, size, flat], axis=1)
+    return np.asarray(rows[(size > 0).all(1)])
+
+
+__all__ = ["label_rows", "read_yolo", "write_yolo"]

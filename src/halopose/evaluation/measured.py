@@ -1,0 +1,155 @@
+"""True positives measured under several laws, flat and ready to be resampled.
+
+In: true positives, the laws to compare and what is pruned. Out: scalar metrics by name, of the images as they are
+and under resamplings of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from halopose.errors import HaloposeError
+from halopose.evaluation import metrics
+from halopose.evaluation.bootstrap import resamplings
+from halopose.evaluation.calibrations import Laws
+from halopose.evaluation.keypoint_statistics import Statistics
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.scores import AXES
+from halopose.evaluation.true_positives import MatchedPoses
+from halopose.types import Array
+
+
+def demand_matches(matched: MatchedPoses, protocol: Protocol) -> None:
+    """Refuse to score where there is nothing to score."""
+    if not len(matched) or not matched.labelled.any():
+        raise HaloposeError(
+            f"no detection matches an annotated object at OKS {protocol.oks_threshold}: check that "
+            "predictions and ground truth use the same images, pixels and keypoints"
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Evaluated keypoints (n,): statistics by law, of all and of those kept, and where each belongs.
+
+    keypoint, scale and image say which one it is; scale_count: number of object scales; image_count: how many
+    images are resampled, those without a match among them if they were given.
+    """
+
+    statistics: dict[str, Statistics]
+    pruned: dict[str, Statistics]
+    kept: Array
+    keypoint: Array
+    scale: Array
+    scale_count: int
+    image: Array
+    image_count: int
+    visibility: Array
+
+    @classmethod
+    def of(
+        cls,
+        matched: MatchedPoses,
+        laws: Laws,
+        protocol: Protocol,
+        scale_edges: Array,
+        images: Array | None = None,
+    ) -> Measured:
+        """Measure true positives. images: ids to resample, else those of the true positives."""
+        demand_matches(matched, protocol)
+        labelled = matched.labelled
+        instance, keypoint = np.nonzero(labelled)
+        kept = laws.kept(matched)[labelled]
+        statistics = {
+            name: Statistics.of(
+                law,
+                matched.residual,
+                labelled,
+                matched.confidence(law.covariance.numpy(), protocol),
+                matched.similarity,
+            )
+            for name, law in laws.laws.items()
+        }
+        images = np.unique(matched.image_ids if images is None else images)
+        scale = np.searchsorted(scale_edges, matched.area, side="left")
+        visibility = np.ones(labelled.shape) if matched.visibility is None else matched.visibility
+        return cls(
+            statistics=statistics,
+            pruned={name: one.take(kept) for name, one in statistics.items()},
+            kept=kept,
+            keypoint=keypoint,
+            scale=scale[instance],
+            scale_count=len(scale_edges) + 1,
+            image=np.searchsorted(images, matched.image_ids)[instance],
+            image_count=len(images),
+            visibility=visibility[labelled],
+        )
+
+    @property
+    def similarity(self) -> Array:
+        """KS (n,) of the evaluated keypoints."""
+        return next(iter(self.statistics.values())).similarity
+
+    def scores(self, scales: bool = False) -> dict[str, float]:
+        """Metrics of the images as they are; with those of each object scale if ``scales``."""
+        weight = np.ones(len(self.kept), dtype=np.int64)
+        return self._weighted(weight, rounds=10, seed=0) | (self._by_scale(weight) if scales else {})
+
+    def draws(self, count: int, seed: int = 0, scales: bool = False) -> Iterator[dict[str, float]]:
+        """Metrics under resamplings of images, the same for all that share their images."""
+        for number, pick in enumerate(resamplings(self.image_count, count, seed)):
+            weight = np.bincount(pick, minlength=self.image_count)[self.image]
+            yield self._weighted(weight, rounds=1, seed=number) | (self._by_scale(weight) if scales else {})
+
+    def _weighted(self, weight: Array, rounds: int, seed: int) -> dict[str, float]:
+        """Metrics as ``law.metric``, ``pruned.law.metric``, and those of the ranking by name."""
+        result: dict[str, float] = {}
+        for law, statistics in self.statistics.items():
+            pruned = self.pruned[law].resampled(weight[self.kept])
+            result |= {f"{law}.{name}": value for name, value in statistics.resampled(weight).items()}
+            result |= {f"pruned.{law}.{name}": value for name, value in pruned.items()}
+        chance = metrics.random_keypoint_precision(self.similarity, weight, rounds=rounds, seed=seed)
+        order, hits = self._by_visibility
+        return result | {
+            "akp_random": chance,
+            "akp_skill": metrics.skill(result["gaussian.akp"], chance),
+            "akp_visibility": metrics.keypoint_precision_at(hits, len(order), weight[order]),
+            "kept_fraction": float(weight @ self.kept / max(weight.sum(), 1)),
+        }
+
+    def _by_scale(self, weight: Array) -> dict[str, float]:
+        """ACE of the Gaussian at each object scale, and how much it varies between them."""
+        level = self.statistics["gaussian"].level["joint"]
+        curves = metrics.coverage_of_levels(level, weight, self.scale, self.scale_count)
+        by_scale = metrics.average_coverage_error(curves)
+        return {
+            **{f"scale.{number}.ace": float(value) for number, value in enumerate(by_scale)},
+            "scale.spread": float(np.nanstd(by_scale)),
+        }
+
+    @cached_property
+    def _by_visibility(self) -> tuple[Array, list[Array]]:
+        """Keypoints by falling visibility score, and the ranks of the correct ones."""
+        order = metrics.falling_order(self.visibility)
+        return order, metrics.hits_by_threshold(self.similarity[order])
+
+    @property
+    def coverage(self) -> dict[str, dict[str, Array]]:
+        """Empirical coverage (99,) by law and axis, before pruning."""
+        return {
+            law: {axis: metrics.coverage_of_levels(one.level[axis])[0] for axis in AXES}
+            for law, one in self.statistics.items()
+        }
+
+    @property
+    def variance(self) -> dict[str, dict[str, Array]]:
+        """Predicted and actual variance in bins, by axis, after Gaussian calibration."""
+        bins = {
+            axis: metrics.variance_bins(*self.statistics["gaussian"].in_variance_order[axis], presorted=True)
+            for axis in AXES
+        }
+        return {axis: {"predicted": one.predicted, "empirical": one.empirical} for axis, one in bins.items()}

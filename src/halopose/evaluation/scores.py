@@ -1,0 +1,384 @@
+"""What an evaluation finds, as plain frozen dataclasses: the content of metrics.json with names and types.
+
+``Scores`` is what ``evaluate`` returns and what reports, tables and verdicts read. ``to_json`` and ``from_json``
+are inverse to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+import numpy as np
+
+from halopose.errors import HaloposeError
+from halopose.evaluation.calibrations import LAWS
+from halopose.types import Array
+
+AXES = ("joint", "x", "y")
+METRICS = ("ace", "ace_x", "ace_y", "ence", "ence_x", "ence_y", "nll", "akp")
+RANKINGS = ("akp_random", "akp_visibility", "akp_skill")
+Interval = tuple[float, float]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The scalar metrics of one law over ``count`` keypoints; joint, and along x and y."""
+
+    ace: float
+    ace_x: float
+    ace_y: float
+    ence: float
+    ence_x: float
+    ence_y: float
+    nll: float
+    akp: float
+    count: int
+
+    def metric(self, name: str) -> float:
+        """One of METRICS by its name."""
+        return float(getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Points:
+    """A curve of two quantities (P,): predicted or theoretical, and empirical."""
+
+    expected: Array
+    empirical: Array
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Plot data of one law, by axis where it is a mapping.
+
+    coverage (99,) at 1 to 99 %; variance in bins; second moments (2, 2); Q-Q over all keypoints, which exists for
+    a Gaussian alone, and by keypoint.
+    """
+
+    coverage: dict[str, Array]
+    variance: dict[str, Points]
+    moments_empirical: Array
+    moments_predicted: Array
+    qq: dict[str, Points] | None
+    qq_keypoints: dict[str, dict[str, Points]]
+
+
+@dataclass(frozen=True)
+class LawScores(Summary):
+    """Metrics of one law overall, per keypoint and per object scale, with curves and, if resampled, intervals."""
+
+    per_keypoint: dict[str, Summary]
+    per_scale: dict[str, Summary]
+    curves: Curves
+    interval: dict[str, Interval] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An object scale: bounds of its area in square pixels, and how many matched instances it has."""
+
+    name: str
+    low: float
+    high: float
+    instances: int
+
+
+@dataclass(frozen=True)
+class CalibrationSummary:
+    """Where the calibration comes from and its parameters by keypoint (K,), medians over folds."""
+
+    source: str
+    tau: Array
+    nu: Array | None
+    tau_t: Array | None
+
+
+@dataclass(frozen=True)
+class PruningRule:
+    """What one way to prune leaves: share kept, and the share of those that are correct."""
+
+    name: str
+    kept_fraction: float
+    reliability: float
+
+
+@dataclass(frozen=True)
+class PruningCurve:
+    """By the share of keypoints kept (P,): how many are correct, their NLL, and the threshold."""
+
+    kept: Array
+    reliability: Array
+    threshold: Array
+    nll: Array
+
+
+@dataclass(frozen=True)
+class PrunedScores:
+    """The three laws over the keypoints that pruning keeps; thresholds are means over folds."""
+
+    kept_fraction: float
+    threshold: float
+    visibility_threshold: float | None
+    rules: tuple[PruningRule, ...]
+    uncalibrated: LawScores
+    gaussian: LawScores
+    student_t: LawScores
+
+    def law(self, name: str) -> LawScores:
+        """One of LAWS by its name."""
+        scores: LawScores = getattr(self, name)
+        return scores
+
+
+@dataclass(frozen=True)
+class CoverageCells:
+    """Coverage of every keypoint at every object scale (K, S), by law and level (50, 90, 95 %)."""
+
+    count: Array
+    coverage: dict[str, dict[int, Array]]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All metrics of the three laws, before and after pruning.
+
+    settings: the protocol's. given_family: of the law as given. images, matched_instances, keypoints: counts.
+    akp_random, akp_visibility: AKP of a random ranking and of the visibility score; akp_skill: how far the
+    covariance's ranking is on the way from random to perfect. interval: of those three.
+    """
+
+    settings: dict[str, Any]
+    given_family: str
+    calibration: CalibrationSummary
+    images: int
+    matched_instances: int
+    keypoints: int
+    keypoint_names: tuple[str, ...]
+    scales: tuple[Scale, ...]
+    uncalibrated: LawScores
+    gaussian: LawScores
+    student_t: LawScores
+    akp_random: float
+    akp_visibility: float
+    akp_skill: float
+    pruned: PrunedScores
+    pruning_curve: PruningCurve
+    cells: CoverageCells
+    interval: dict[str, Interval] = field(default_factory=dict)
+
+    def law(self, name: str) -> LawScores:
+        """One of LAWS by its name."""
+        scores: LawScores = getattr(self, name)
+        return scores
+
+    def __repr__(self) -> str:
+        return (
+            f"Scores({self.matched_instances} instances, {self.keypoints} keypoints; ACE {self.gaussian.ace:.4f} "
+            f"Gaussian, {self.student_t.ace:.4f} Student-t; skill {self.akp_skill:.3f})"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of metrics.json."""
+        pruned = self.pruned
+        return {
+            "settings": self.settings,
+            "given_family": self.given_family,
+            "calibration": {key: value for key, value in vars(self.calibration).items() if value is not None},
+            "images": self.images,
+            "matched_instances": self.matched_instances,
+            "keypoints": self.keypoints,
+            "keypoint_names": list(self.keypoint_names),
+            "scales": [asdict(scale) for scale in self.scales],
+            **{name: _law_to_json(self.law(name)) for name in LAWS},
+            **{name: getattr(self, name) for name in RANKINGS},
+            "pruned": {
+                "kept_fraction": pruned.kept_fraction,
+                "threshold": pruned.threshold,
+                "visibility_threshold": pruned.visibility_threshold,
+                "rules": [asdict(rule) for rule in pruned.rules],
+                **{name: _law_to_json(pruned.law(name)) for name in LAWS},
+            },
+            "pruning_curve": dict(vars(self.pruning_curve)),
+            "cells": {
+                "count": self.cells.count,
+                **{
+                    name: {str(level): table for level, table in tables.items()}
+                    for name, tables in self.cells.coverage.items()
+                },
+            },
+            "curves": {name: _curves_to_json(self.law(name).curves) for name in LAWS},
+            "curves_pruned": {name: _curves_to_json(pruned.law(name).curves) for name in LAWS},
+            **({"interval": _lists(self.interval)} if self.interval else {}),
+        }
+
+    @classmethod
+    def from_json(cls, content: Any) -> Scores:
+        """Scores read back from the content of a metrics.json."""
+        try:
+            return _scores(content)
+        except KeyError as error:
+            raise HaloposeError(f"these are not the metrics of an evaluation: {error} is missing") from None
+        except (TypeError, ValueError, AttributeError, IndexError):
+            raise HaloposeError(
+                "these are not the metrics of an evaluation: score the predictions again"
+            ) from None
+
+
+# --- to json --------------------------------------------------------------------------------------------
+
+
+def _summary_to_json(summary: Summary) -> dict[str, Any]:
+    return {column.name: getattr(summary, column.name) for column in fields(Summary)}
+
+
+def _law_to_json(law: LawScores) -> dict[str, Any]:
+    return {
+        **_summary_to_json(law),
+        "per_keypoint": {name: _summary_to_json(one) for name, one in law.per_keypoint.items()},
+        "per_scale": {name: _summary_to_json(one) for name, one in law.per_scale.items()},
+        **({"interval": _lists(law.interval)} if law.interval else {}),
+    }
+
+
+def _curves_to_json(curves: Curves) -> dict[str, Any]:
+    return {
+        "coverage": curves.coverage,
+        "variance": {axis: _points_to_json(points, "predicted") for axis, points in curves.variance.items()},
+        "moments": {"empirical": curves.moments_empirical, "predicted": curves.moments_predicted},
+        "qq": None if curves.qq is None else _qq_to_json(curves.qq),
+        "qq_keypoints": {name: _qq_to_json(axes) for name, axes in curves.qq_keypoints.items()},
+    }
+
+
+def _qq_to_json(axes: dict[str, Points]) -> dict[str, Any]:
+    return {axis: _points_to_json(points, "theoretical") for axis, points in axes.items()}
+
+
+def _points_to_json(points: Points, name: str) -> dict[str, Any]:
+    return {name: points.expected, "empirical": points.empirical}
+
+
+def _lists(intervals: Mapping[str, Interval]) -> dict[str, list[float]]:
+    return {name: list(ends) for name, ends in intervals.items()}
+
+
+# --- from json ------------------------------------------------------------------------------------------
+
+
+def _scores(content: Any) -> Scores:
+    pruned, calibration, cells = content["pruned"], content["calibration"], content["cells"]
+    whole: dict[str, Any] = {name: _law(content[name], content["curves"][name]) for name in LAWS}
+    ranking: dict[str, Any] = {name: _number(content[name]) for name in RANKINGS}
+    return Scores(
+        settings=dict(content["settings"]),
+        given_family=str(content["given_family"]),
+        calibration=CalibrationSummary(
+            source=str(calibration["source"]),
+            tau=_array(calibration["tau"]),
+            nu=_optional(calibration.get("nu"), _array),
+            tau_t=_optional(calibration.get("tau_t"), _array),
+        ),
+        images=int(content["images"]),
+        matched_instances=int(content["matched_instances"]),
+        keypoints=int(content["keypoints"]),
+        keypoint_names=tuple(str(name) for name in content["keypoint_names"]),
+        scales=tuple(
+            Scale(
+                str(scale["name"]), _number(scale["low"]), _number(scale["high"], np.inf), int(scale["instances"])
+            )
+            for scale in content["scales"]
+        ),
+        **whole,
+        **ranking,
+        pruned=PrunedScores(
+            kept_fraction=_number(pruned["kept_fraction"]),
+            threshold=_number(pruned["threshold"], -np.inf),
+            visibility_threshold=_optional(pruned.get("visibility_threshold"), float),
+            rules=tuple(
+                PruningRule(str(rule["name"]), _number(rule["kept_fraction"]), _number(rule["reliability"]))
+                for rule in pruned["rules"]
+            ),
+            **{name: _law(pruned[name], content["curves_pruned"][name]) for name in LAWS},
+        ),
+        pruning_curve=PruningCurve(
+            **{column.name: _array(content["pruning_curve"][column.name]) for column in fields(PruningCurve)}
+        ),
+        cells=CoverageCells(
+            count=_array(cells["count"]),
+            coverage={name: {int(level): _array(table) for level, table in cells[name].items()} for name in LAWS},
+        ),
+        interval=_intervals(content),
+    )
+
+
+def _law(content: Any, curves: Any) -> LawScores:
+    return LawScores(
+        **vars(_summary(content)),
+        per_keypoint={name: _summary(one) for name, one in content["per_keypoint"].items()},
+        per_scale={name: _summary(one) for name, one in content["per_scale"].items()},
+        curves=_curves(curves),
+        interval=_intervals(content),
+    )
+
+
+def _summary(content: Any) -> Summary:
+    return Summary(**{name: _number(content[name]) for name in METRICS}, count=int(content["count"]))
+
+
+def _curves(content: Any) -> Curves:
+    return Curves(
+        coverage={axis: _array(content["coverage"][axis]) for axis in AXES},
+        variance={axis: _points(content["variance"][axis], "predicted") for axis in AXES},
+        moments_empirical=_array(content["moments"]["empirical"]),
+        moments_predicted=_array(content["moments"]["predicted"]),
+        qq=_optional(content["qq"], _qq),
+        qq_keypoints={name: _qq(axes) for name, axes in content["qq_keypoints"].items()},
+    )
+
+
+def _qq(content: Any) -> dict[str, Points]:
+    return {axis: _points(content[axis], "theoretical") for axis in AXES}
+
+
+def _points(content: Any, name: str) -> Points:
+    return Points(_array(content[name]), _array(content["empirical"]))
+
+
+def _intervals(content: Any) -> dict[str, Interval]:
+    found = content.get("interval", {}).items()
+    return {str(name): (_number(low), _number(high)) for name, (low, high) in found}
+
+
+def _number(value: Any, missing: float = float("nan")) -> float:
+    """A number; json has null for those that are not finite."""
+    return missing if value is None else float(value)
+
+
+def _array(values: Any) -> Array:
+    return np.array(values, dtype=float)  # null becomes NaN
+
+
+def _optional(value: Any, convert: Callable[[Any], T]) -> T | None:
+    return None if value is None else convert(value)
+
+
+__all__ = [
+    "AXES",
+    "METRICS",
+    "RANKINGS",
+    "CalibrationSummary",
+    "CoverageCells",
+    "Curves",
+    "Interval",
+    "LawScores",
+    "Points",
+    "PrunedScores",
+    "PruningCurve",
+    "PruningRule",
+    "Scale",
+    "Scores",
+    "Summary",
+]

@@ -1,0 +1,65 @@
+"""The host for a base, whatever framework it is of.
+
+In: the path of a checkpoint, or a model. Out: a ``Host``. Frameworks are imported only for their own bases.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from halopose.errors import HaloposeError
+from halopose.hosts.base import Host
+
+
+def load_host(
+    base: Path | str | nn.Module | Host,
+    *,
+    device: torch.device | str | None = None,
+    unsafe: bool = False,
+    end2end: bool | None = None,
+) -> Host:
+    """The host for a base, told by the model's class or by the names of the weights in a checkpoint."""
+    if isinstance(base, Host):
+        return base
+    _check_device(device)
+    options: dict[str, Any] = {"device": device, "end2end": end2end}
+    if is_yolonas(base):
+        from halopose.hosts.yolonas.host import YoloNASHost
+
+        if isinstance(base, nn.Module):
+            return YoloNASHost(base, **options)
+        return YoloNASHost.load(base, unsafe=unsafe, **options)
+    from halopose.hosts.ultralytics.host import UltralyticsHost
+
+    if isinstance(base, nn.Module):
+        return UltralyticsHost(base, **options)
+    return UltralyticsHost.load(base, unsafe=unsafe, **options)
+
+
+def _check_device(device: torch.device | str | None) -> None:
+    """Put nothing there, to see whether anything could be."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # the latter where torch was built without CUDA
+        raise HaloposeError(
+            f"no device {str(device)!r} here: give cpu, or cuda, cuda:1, mps where torch has them"
+        ) from None
+
+
+def is_yolonas(base: Path | str | nn.Module) -> bool:
+    """Whether a base is of that framework. Looks at bytes: a checkpoint's pickle lies in its file uncompressed."""
+    if isinstance(base, nn.Module):
+        return type(base).__module__.startswith("libreyolo.")
+    path = Path(base)
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(b"heads.head1.cls_pred.weight") >= 0
+
+
+__all__ = ["is_yolonas", "load_host"]
