@@ -5,9 +5,11 @@ BIN    := $(VENV)/bin
 
 .PHONY: demo test lint bench clean
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+EXTRAS := dev,ultralytics,yolonas,landing,models
+
+$(VENV)/.ready: pyproject.toml models/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ultralytics,yolonas,landing]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./models -e '.[$(EXTRAS)]'
 	touch $@
 
 demo: $(VENV)/.ready
