@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 
 .PHONY: demo test lint bench clean
 
+CODE   := src tests benchmarks experiments examples models
 EXTRAS := dev,ultralytics,yolonas,landing,models
 
 $(VENV)/.ready: pyproject.toml models/pyproject.toml constraints.txt
@@ -19,8 +20,8 @@ test: $(VENV)/.ready lint
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/.ready
-	$(BIN)/ruff check src tests benchmarks experiments
-	$(BIN)/ruff format --check src tests benchmarks experiments
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
 bench: $(VENV)/.ready
