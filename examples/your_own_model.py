@@ -4,7 +4,7 @@ python examples/your_own_model.py [folder]
 
 "Your own" is here a detector of runways with four keypoints, and its data are drawn first, so that nothing else is
 needed. With a model of yours, `base` is its checkpoint and `data` the data.yaml it was trained with. These are far
-too few images for good heads: this runs in a minute. `halopose fit data.yaml --base mine.pt` is the same as a command.
+too few images for good heads: this runs in a minute. `halopose fit data.yaml --base mine.pt` does the same.
 """
 
 import sys
