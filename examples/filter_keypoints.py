@@ -4,8 +4,8 @@ python examples/filter_keypoints.py
 
 The film is made here: the camera moves over a photograph while a pillar passes before the person. Where a keypoint
 is hidden the model says so by a large covariance, and the filter goes by the frames before. With one fixed
-covariance per keypoint (the mean of those predicted, more than one would know without them) it gains less. The truth
-is what the same model finds in the untouched photograph, moved as the camera was.
+covariance per keypoint (the mean of those predicted, more than one would know without them) it gains less. The
+truth is what the same model finds in the untouched photograph, moved as the camera was.
 """
 
 from pathlib import Path

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -34,3 +35,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def published_base() -> Path:
+    """The published YOLO11n-pose, for what shows people; skips where it can neither be found nor fetched."""
+    from halopose.errors import HaloposeError
+    from halopose.hosts.shipped import find_base
+
+    try:
+        return find_base()
+    except HaloposeError as error:
+        pytest.skip(str(error))

@@ -7,8 +7,7 @@ from pathlib import Path
 import cv2
 import pytest
 
-from halopose import Artifact, HaloposeError
-from halopose.hosts import shipped
+from halopose import Artifact
 from tests.helpers.models import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -27,16 +26,7 @@ def run(tmp_path, monkeypatch, capsys):
     return run_example
 
 
-@pytest.fixture
-def _people():
-    """The people's examples take the published YOLO11n-pose."""
-    try:
-        shipped.find_base()
-    except HaloposeError as error:
-        pytest.skip(str(error))
-
-
-@pytest.mark.usefixtures("_people")
+@pytest.mark.usefixtures("published_base")
 def test_quickstart_is_sure_of_the_face_and_not_of_hidden_knees(run):
     names, said = run("quickstart.py")
     assert said.count("person") == 1
@@ -68,7 +58,7 @@ def test_a_file_is_scored_by_its_truth(run):
     assert again == said
 
 
-@pytest.mark.usefixtures("_people")
+@pytest.mark.usefixtures("published_base")
 def test_a_filter_gains_by_predicted_covariances(run):
     names, _ = run("filter_keypoints.py", run_name="an_example")
     alone, fixed, predicted = names["main"]().values()
