@@ -32,7 +32,16 @@ def evaluate(
     protocol: Protocol | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """All metrics of all regimes, overall, per keypoint and per scale, before and after pruning."""
+    """All metrics of all regimes, overall, per keypoint and per scale, before and after pruning.
+
+    >>> from halopose.data.coco import parse_ground_truth, parse_predictions
+    >>> from halopose.data.synthetic import World, synthesize
+    >>> objects, results = synthesize(World(images=80, persons=200, overconfidence=2.0))
+    >>> truth = parse_ground_truth("truth.json", objects)
+    >>> scores = evaluate(match_poses(parse_predictions("predictions.json", results, truth), truth))
+    >>> scores["student_t"]["ace"] < scores["gaussian"]["ace"] < scores["uncalibrated"]["ace"]
+    True
+    """
     protocol = protocol or Protocol()
     if not len(matched) or not matched.labelled.any():
         raise HaloposeError(

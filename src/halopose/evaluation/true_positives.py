@@ -26,6 +26,9 @@ class Protocol:
     always takes the annotated area. min_samples: as in ``Calibration``. scale_edges: areas that part the
     object scales. folds: how many parts the images are cut into, so that each is scored with a calibration
     that never saw it.
+
+    >>> Protocol(area="box", bootstrap=200).oks_threshold
+    0.5
     """
 
     oks_threshold: float = 0.5

@@ -47,6 +47,9 @@ class FitSettings:
 
     calibration_share: part of the validation images kept for calibration. gamma_ks: similarity from which a
     keypoint counts as reliable when the pruning threshold is chosen.
+
+    >>> FitSettings(train=TrainSettings(epochs=4), imgsz=320).calibration
+    'matched'
     """
 
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -294,7 +297,18 @@ def fit(
     settings: FitSettings | None = None,
     progress: Progress | None = None,
 ) -> tuple[Artifact, dict[str, Any]]:
-    """Collect, train, calibrate, choose the threshold and evaluate; a rerun goes on where it stopped."""
+    """Collect, train, calibrate, choose the threshold and evaluate; a rerun goes on where it stopped.
+
+    >>> from halopose.data.dataset import load_dataset
+    >>> from halopose.hosts.shipped import runway_detector
+    >>> from halopose.landing.world.dataset import write_dataset
+    >>> from halopose.predictor import load_host
+    >>> data = write_dataset("world", {"train": 6, "val": 6})
+    >>> train, val = load_dataset(data, "train"), load_dataset(data, "val")
+    >>> settings = FitSettings(TrainSettings(epochs=1), imgsz=320, train_sizes=(320,), calibration_share=0.5)
+    >>> artifact, scores = fit(load_host(runway_detector()), train, val, "work", settings)
+    >>> artifact.save("heads.safetensors")
+    """
     settings = settings or FitSettings()
     work = Path(work)
     shared = np.intersect1d(training.image_ids, validation.image_ids)
