@@ -5,9 +5,12 @@ BIN    := $(VENV)/bin
 
 .PHONY: demo test lint bench clean
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+CODE   := src tests benchmarks experiments examples models
+EXTRAS := dev,ultralytics,yolonas,landing,models
+
+$(VENV)/.ready: pyproject.toml models/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ultralytics,yolonas,landing]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./models -e '.[$(EXTRAS)]'
 	touch $@
 
 demo: $(VENV)/.ready
@@ -17,8 +20,8 @@ test: $(VENV)/.ready lint
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/.ready
-	$(BIN)/ruff check src tests benchmarks experiments
-	$(BIN)/ruff format --check src tests benchmarks experiments
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
 bench: $(VENV)/.ready

@@ -1,8 +1,8 @@
 """Settings of all tests: hypothesis draws the same examples every time, and never by the clock."""
 
 import os
-import resource
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -14,16 +14,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 @pytest.fixture
-def full_disk() -> Iterator[Callable[[int], None]]:
-    """The system lets no file grow beyond a hundred bytes, as a full disk would; call it for room."""
+def full_disk() -> Iterator[Callable[[int | None], None]]:
+    """No file may grow beyond a hundred bytes, as a full disk would; call it for room, None frees it."""
+    resource = pytest.importorskip("resource", reason="Windows sets no limit to the size of files")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def leave(room: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    def leave(room: int | None) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits if room is None else (room, limits[1]))
 
     leave(100)
     yield leave
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    leave(None)
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +35,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def published_base() -> Path:
+    """The published YOLO11n-pose, for what shows people; skips where it can neither be found nor fetched."""
+    from halopose.errors import HaloposeError
+    from halopose.hosts.shipped import find_base
+
+    try:
+        return find_base()
+    except HaloposeError as error:
+        pytest.skip(str(error))

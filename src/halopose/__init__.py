@@ -1,3 +1,74 @@
-"""Calibrated predictive distributions for the keypoints of trained, frozen pose models."""
+"""Calibrated predictive distributions for the keypoints of trained, frozen pose models.
+
+The names below are the public ones. Each is imported when it is first used, so that ``import halopose`` costs
+nothing: neither torch nor numpy is loaded by it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from halopose.errors import HaloposeError
+    from halopose.evaluation.evaluate import evaluate
+    from halopose.evaluation.protocol import Protocol
+    from halopose.evaluation.scores import Scores
+    from halopose.fitting.artifact import Artifact
+    from halopose.fitting.pipeline import FitSettings, fit
+    from halopose.keypoints import Keypoints
+    from halopose.poses import GroundTruth, PoseDistributions
+    from halopose.predictor import UncertainPose
+    from halopose.uncertainty.calibration import GaussianCalibration, StudentTCalibration
+    from halopose.uncertainty.distributions import Gaussian, StudentT
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Artifact": "halopose.fitting.artifact",
+    "FitSettings": "halopose.fitting.pipeline",
+    "Gaussian": "halopose.uncertainty.distributions",
+    "GaussianCalibration": "halopose.uncertainty.calibration",
+    "GroundTruth": "halopose.poses",
+    "HaloposeError": "halopose.errors",
+    "Keypoints": "halopose.keypoints",
+    "PoseDistributions": "halopose.poses",
+    "Protocol": "halopose.evaluation.protocol",
+    "Scores": "halopose.evaluation.scores",
+    "StudentT": "halopose.uncertainty.distributions",
+    "StudentTCalibration": "halopose.uncertainty.calibration",
+    "UncertainPose": "halopose.predictor",
+    "evaluate": "halopose.evaluation.evaluate",
+    "fit": "halopose.fitting.pipeline",
+}
+
+__all__ = [
+    "Artifact",
+    "FitSettings",
+    "Gaussian",
+    "GaussianCalibration",
+    "GroundTruth",
+    "HaloposeError",
+    "Keypoints",
+    "PoseDistributions",
+    "Protocol",
+    "Scores",
+    "StudentT",
+    "StudentTCalibration",
+    "UncertainPose",
+    "__version__",
+    "evaluate",
+    "fit",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -26,6 +26,14 @@ class PoseDistributions:
     (N, K, 2, 2); dof (K,) for a Student-t, None for a Gaussian; visibility (N, K) or None; keep (N, K), the
     pruning mask (a pruned keypoint keeps its coordinates); class_ids (N,) or None, counted from 1 as COCO's
     categories are; image_ids (N,) or None.
+
+    >>> spread = np.tile(4 * np.eye(2), (1, 3, 1, 1))  # one detection of three keypoints, 2 px each way
+    >>> box, score = np.array([[0.0, 0.0, 10.0, 20.0]]), np.array([0.9])
+    >>> poses = PoseDistributions(box, score, np.zeros((1, 3, 2)), covariance=spread, scale=spread)
+    >>> len(poses), poses.keypoint_count, bool(poses.keep.all())
+    (1, 3, True)
+    >>> poses.to_json()[0]["covariance"][0]  # xx, xy, yy
+    [4.0, 0.0, 4.0]
     """
 
     boxes: Array
@@ -173,6 +181,14 @@ class GroundTruth:
 
     keypoints (M, K, 2); labelled (M, K), COCO's v > 0; boxes (M, 4) xywh; area (M,); crowd and ignore (M,);
     class_ids and image_ids (M,); layout: which K keypoints these are.
+
+    >>> from halopose.data.coco import parse_ground_truth
+    >>> from halopose.data.synthetic import World, synthesize
+    >>> truth = parse_ground_truth("truth.json", synthesize(World(images=9, persons=20))[0])
+    >>> len(truth), truth.keypoints.shape
+    (20, (20, 17, 2))
+    >>> truth.select_images(truth.images[:3]).images.tolist()
+    [1, 2, 3]
     """
 
     images: Array

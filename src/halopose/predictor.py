@@ -34,7 +34,8 @@ class UncertainPose:
 
     >>> model = UncertainPose.load()  # or load("mine.pt", "mine.safetensors")
     >>> poses = model.predict("photo.jpg")[0]
-    >>> poses.covariance  # (N, K, 2, 2), squared pixels
+    >>> poses.covariance.shape  # (N, K, 2, 2), squared pixels
+    (1, 17, 2, 2)
     """
 
     def __init__(self, host: Host, artifact: Artifact, family: Family = "gaussian") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -273,6 +274,7 @@ survive_kills(work, lambda: log.stat().st_size, [0, 1, 4, 7, 11, 14])
 """
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_killed_training_ends_the_same(store, tmp_path):
     reached = json.loads(run_script(KILLED, tmp_path, store.folder))
     assert len(reached) == 6

@@ -1,15 +1,19 @@
-"""The hub hands out a checkpoint only if its hash is the known one, wherever it came from."""
+"""A checkpoint is handed out only if its hash is the known one; our own weights lie in their own package."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
 
 from halopose.errors import HaloposeError
 from halopose.hosts import shipped as hub
-from tests.helpers.models import run_script
+from tests.helpers.models import ROOT, run_script
 
 CONTENT = b"a checkpoint"
 NAME = "yolo11n-pose.pt"
+WEIGHTS = ["yolo11n-pose.safetensors", "runway.safetensors", "runway-heads.safetensors"]
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +77,48 @@ print(hub.find_base("a.pt").read_bytes())
 def test_unknown_names_are_refused():
     with pytest.raises(HaloposeError, match="no known base"):
         hub.find_base("mine.pt")
+
+
+def test_what_ships_is_in_its_package():
+    found = [hub._packaged(WEIGHTS[0]), hub.runway_detector(), hub.runway_artifact()]
+    assert [path.name for path in found] == WEIGHTS
+    assert all(path.is_file() and path.parent.name == "halopose_models" for path in found)
+
+
+def test_without_the_models_one_line_says_what_to_install():
+    """As a user of the Apache wheel alone has it, in a process of its own."""
+    text = """
+import sys
+sys.modules["halopose_models"] = None
+from halopose.hosts import shipped as hub
+from halopose.errors import HaloposeError
+for find in (hub.shipped_artifact, hub.runway_detector, hub.runway_artifact):
+    try:
+        find()
+    except HaloposeError as error:
+        print(error)
+"""
+    lines = run_script(text).splitlines()
+    assert [line.split()[0] for line in lines] == WEIGHTS
+    assert all(line.count("pip install halopose-models") == 1 for line in lines)
+
+
+def test_models_too_old_for_a_file_are_told_from_none(monkeypatch):
+    monkeypatch.setattr(hub, "RUNWAY", "of-tomorrow.safetensors")
+    with pytest.raises(HaloposeError, match=r"lacks of-tomorrow\.safetensors: pip install --upgrade"):
+        hub.runway_detector()
+
+
+@pytest.mark.parametrize("builder", [WheelBuilder, SdistBuilder])
+def test_weights_are_in_the_distribution_of_their_licence_alone(builder):
+    assert not weights_in(builder(str(ROOT)))
+    models = builder(str(ROOT / "models"))
+    assert weights_in(models) == set(WEIGHTS)
+    assert models.metadata.core.license_expression == "AGPL-3.0-only"
+    assert "AFFERO" in (ROOT / "models" / models.metadata.core.license_files[0]).read_text()
+
+
+def weights_in(builder):
+    files = {Path(file.distribution_path) for file in builder.recurse_included_files()}
+    assert any(file.suffix == ".py" for file in files)
+    return {file.name for file in files if file.suffix in (".safetensors", ".pt", ".pth", ".onnx")}

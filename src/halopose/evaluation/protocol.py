@@ -18,6 +18,9 @@ class Protocol:
     always takes the annotated area. visibility: whether pruning looks at the visibility score too (eq. 22), where
     its threshold is not given. min_samples: as in ``Calibration``. scale_edges: areas that part the object scales.
     folds: how many parts the images are cut into, so that each is scored with a calibration that never saw it.
+
+    >>> Protocol(area="box", bootstrap=200).oks_threshold
+    0.5
     """
 
     oks_threshold: float = 0.5

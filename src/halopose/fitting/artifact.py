@@ -35,7 +35,13 @@ def round_to_stored(heads: ProbabilisticHeads) -> ProbabilisticHeads:
 
 @dataclass(frozen=True)
 class Artifact:
-    """Everything that turns a frozen base into one with uncertainty."""
+    """Everything that turns a frozen base into one with uncertainty.
+
+    >>> from halopose.hosts.shipped import runway_artifact
+    >>> artifact = Artifact.load(runway_artifact())
+    >>> artifact.imgsz, sorted(artifact.card["images"])
+    (640, ['calibration', 'evaluation', 'heads'])
+    """
 
     heads: ProbabilisticHeads
     calibrations: Calibrations

@@ -44,6 +44,9 @@ class FitSettings:
 
     calibration_share: part of the validation images kept for calibration. gamma_ks: similarity from which a
     keypoint counts as reliable when the pruning thresholds are chosen.
+
+    >>> FitSettings(train=TrainSettings(epochs=4), imgsz=320).calibration
+    'matched'
     """
 
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -284,7 +287,18 @@ def fit(
     settings: FitSettings | None = None,
     progress: Progress | None = None,
 ) -> tuple[Artifact, Scores]:
-    """Collect, train, calibrate, choose the thresholds and evaluate; a rerun goes on where it stopped."""
+    """Collect, train, calibrate, choose the thresholds and evaluate; a rerun goes on where it stopped.
+
+    >>> from halopose.data.loading import load_dataset
+    >>> from halopose.hosts.loading import load_host
+    >>> from halopose.hosts.shipped import runway_detector
+    >>> from halopose.landing.world.dataset import write_dataset
+    >>> data = write_dataset("world", {"train": 6, "val": 6})
+    >>> train, val = load_dataset(data, "train"), load_dataset(data, "val")
+    >>> settings = FitSettings(TrainSettings(epochs=1), imgsz=320, train_sizes=(320,), calibration_share=0.5)
+    >>> artifact, scores = fit(load_host(runway_detector()), train, val, "work", settings)
+    >>> artifact.save("heads.safetensors")
+    """
     settings = settings or FitSettings()
     work = Path(work)
     shared = np.intersect1d(training.image_ids, validation.image_ids)

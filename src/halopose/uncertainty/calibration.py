@@ -285,6 +285,14 @@ class GaussianCalibration(Calibration):
     """Gaussian variance scaling, Sigma -> tau_k^2 Sigma (eq. 11), for filters and PnP.
 
     Parameters: ``keypoints``, and ``min_samples`` for the shrinkage. Learned: ``tau_`` (K,).
+
+    >>> factors = torch.eye(2, dtype=torch.float64).expand(400, 1, 2, 2)  # 1 px, says the model
+    >>> residual = 3 * Gaussian(factors[0]).sample(400, torch.Generator().manual_seed(0))  # in truth 3 px
+    >>> calibration = GaussianCalibration(keypoints=1).fit(residual, factors)
+    >>> round(float(calibration.tau_), 1)
+    3.0
+    >>> calibration(factors).covariance.shape
+    torch.Size([400, 1, 2, 2])
     """
 
     family: Family = "gaussian"
@@ -307,6 +315,13 @@ class StudentTCalibration(Calibration):
     Learned: ``tau_`` (K,), ``nu_`` (K,) > 2, and ``moment_tau_`` (K,), the temperature of the second-moment
     covariance. ``covariance="moment"`` (default) reports moment_tau^2 Sigma as the covariance, which does
     not explode as nu nears 2; ``covariance="paper"`` reports nu / (nu - 2) tau^2 Sigma (eq. 17).
+
+    >>> factors = torch.eye(2, dtype=torch.float64).expand(4000, 1, 2, 2)
+    >>> true = StudentT(factors[0], dof=torch.tensor([5.0], dtype=torch.float64))
+    >>> residual = 2 * true.sample(4000, torch.Generator().manual_seed(0))
+    >>> calibration = StudentTCalibration(keypoints=1).fit(residual, factors)
+    >>> round(float(calibration.tau_)), round(float(calibration.nu_))
+    (2, 5)
     """
 
     family: Family = "student-t"

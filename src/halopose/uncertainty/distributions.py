@@ -155,7 +155,16 @@ class Bivariate(ABC):
 
 @dataclass(frozen=True)
 class Gaussian(Bivariate):
-    """N(0, L L^T)."""
+    """N(0, L L^T).
+
+    >>> law = Gaussian(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))  # L: 3 px along x, 1 px along y
+    >>> law.covariance.tolist()
+    [[9.0, 0.0], [0.0, 1.0]]
+    >>> [round(float(axis), 1) for axis in law.ellipse(0.95)[0]]  # semi-axes that hold 95 %
+    [7.3, 2.4]
+    >>> round(float(law.mahalanobis_cdf(law.mahalanobis(torch.tensor([3.0, 0.0])))), 2)
+    0.39
+    """
 
     @property
     def covariance(self) -> Tensor:
@@ -184,6 +193,12 @@ class StudentT(Bivariate):
 
     The covariance is the law's own nu / (nu - 2) L L^T (eq. 17) unless a second-moment covariance, fitted
     beside the scale, is given: that one stays sane as nu nears 2.
+
+    >>> law = StudentT(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), dof=torch.tensor(4.0))
+    >>> law.covariance.tolist()
+    [[18.0, 0.0], [0.0, 2.0]]
+    >>> [round(float(axis), 1) for axis in law.ellipse(0.95)[0]]  # longer than the Gaussian's
+    [11.2, 3.7]
     """
 
     dof: Tensor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -300,7 +299,7 @@ def test_refusals(base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Pat
 
 
 def test_a_disk_that_refuses_is_one_line(
-    base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Path, full_disk: Callable[[int], None]
+    base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Path, full_disk: Callable[[int | None], None]
 ) -> None:
     """Nothing half-written stays; and a rerun gets further where there is room."""
     work, output, weights = (tmp_path / name for name in ("work", "out.pt", "weights.safetensors"))
@@ -319,7 +318,7 @@ def test_a_disk_that_refuses_is_one_line(
     shutil.rmtree(run)
     run.write_text("in the way")
     refused("fine-tuning stopped, File exists .*run", *tuning)
-    full_disk(resource.RLIM_INFINITY)
+    full_disk(None)
     save_file(host.model.state_dict(), weights)
     refused(r"cannot write .*out\.pt: File exists", save_tuned, host, weights, 64, run / "out.pt")
     full_disk(1_000_000)

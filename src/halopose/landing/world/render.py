@@ -264,7 +264,7 @@ def _paint(surface: Array, scene: Scene, view: View, ground: Ground, patches: Se
     for patch, window in zip(patches, _windows(scene, view, ground, patches), strict=True):
         if window is not None:
             cover = _coverage(ground, window, patch) * np.float32(patch.opacity)
-            _blend(surface[(slice(None), *window)], cover, _planes(patch.colour))
+            _blend(surface[:, window[0], window[1]], cover, _planes(patch.colour))
 
 
 def _pave(
@@ -291,7 +291,7 @@ def _pave(
     landings = _touchdowns(x, runway.length) * np.float32(rubber)
     shade = (1 + np.float32(worn) * stains) * (1 - tracks * (np.float32(0.1) + landings))
     worn_colour = np.maximum(shade, np.float32(0.2)) * _planes(colour)
-    _blend(surface[(slice(None), *window)], _coverage(ground, window, patch), worn_colour)
+    _blend(surface[:, window[0], window[1]], _coverage(ground, window, patch), worn_colour)
 
 
 def _touchdowns(x: Array, length: float) -> Array:

@@ -1,0 +1,35 @@
+"""Whether the covariances in somebody's file can be trusted.
+
+python examples/score_a_file.py                                # on data whose true distribution is known
+python examples/score_a_file.py predictions.json truth.json    # on yours, see docs/files.md
+
+`halopose score predictions.json truth.json -o report/` is the same as a command, with a page of charts.
+"""
+
+import json
+import sys
+from pathlib import Path
+from tempfile import mkdtemp
+
+from halopose import Protocol, evaluate
+from halopose.data.coco import read_ground_truth, read_predictions
+from halopose.data.synthetic import World, synthesize
+from halopose.evaluation.true_positives import match_poses
+
+if len(sys.argv) > 2:
+    predictions, truth = map(Path, sys.argv[1:3])
+else:  # persons whose keypoints are off by 1.5 times what their covariances say, with heavy tails
+    folder = Path(mkdtemp())
+    predictions, truth = folder / "predictions.json", folder / "truth.json"
+    for path, content in zip((truth, predictions), synthesize(World(dof=4, overconfidence=1.5)), strict=True):
+        path.write_text(json.dumps(content), encoding="utf-8")
+
+objects = read_ground_truth(truth)
+matched = match_poses(read_predictions(predictions, objects), objects)
+scores = evaluate(matched, protocol=Protocol(bootstrap=50))
+
+print(f"{scores['keypoints']} keypoints of {scores['matched_instances']} matched instances")
+print(f"{'':14}{'ACE':>8}{'ENCE':>8}{'NLL':>8}")
+for law in ("uncalibrated", "gaussian", "student_t"):
+    print(f"{law:14}" + "".join(f"{scores[law][name]:8.3f}" for name in ("ace", "ence", "nll")))
+print(f"ranking skill {scores['akp_skill']:.2f} (0: no better than chance, 1: perfect)")

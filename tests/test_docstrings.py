@@ -1,0 +1,39 @@
+"""Examples in docstrings run and give what they show; every public name has one."""
+
+import doctest
+import importlib
+import shutil
+
+import pytest
+
+import halopose
+from tests.helpers.models import ROOT
+
+SOURCE = ROOT / "src"
+MODULES = [
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(SOURCE.rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
+]
+FINDER = doctest.DocTestFinder(exclude_empty=True)
+
+
+def examples_of(module):
+    found = FINDER.find(importlib.import_module(module), module)
+    return [pytest.param(test, id=test.name) for test in found if test.examples]
+
+
+@pytest.mark.parametrize("test", [test for module in MODULES for test in examples_of(module)])
+def test_examples_run(test, tmp_path, monkeypatch, request):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "examples" / "photographs" / "astronaut.jpg", "photo.jpg")
+    if test.name == "halopose.predictor.UncertainPose":
+        request.getfixturevalue("published_base")
+    said = []
+    doctest.DocTestRunner(optionflags=doctest.FAIL_FAST).run(test, out=said.append)
+    assert not said, "".join(said)
+
+
+@pytest.mark.parametrize("name", [name for name in halopose.__all__ if name != "__version__"])
+def test_public_names_have_an_example(name):
+    assert ">>> " in getattr(halopose, name).__doc__

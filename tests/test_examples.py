@@ -1,0 +1,74 @@
+"""The examples run as they stand, in a folder of their own, and show what they say they show."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import cv2
+import pytest
+
+from halopose import Artifact
+from tests.helpers.models import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run an example in an empty folder; gives its names and what it said."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_example(name, *arguments, run_name="__main__"):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        names = runpy.run_path(str(EXAMPLES / name), run_name=run_name)
+        return names, capsys.readouterr().out
+
+    return run_example
+
+
+@pytest.mark.usefixtures("published_base")
+def test_quickstart_is_sure_of_the_face_and_not_of_hidden_knees(run):
+    names, said = run("quickstart.py")
+    assert said.count("person") == 1
+    lines = {line.split()[0]: line for line in said.splitlines() if " at " in line}
+    assert len(lines) == 17
+    assert not lines["nose"].endswith("relied on")
+    assert lines["left_knee"].endswith("relied on")
+    picture, photo = cv2.imread("astronaut-poses.png"), cv2.imread(str(names["photo"]))
+    assert picture.shape == photo.shape
+    assert (picture != photo).any()
+
+
+def test_your_own_model_ends_in_an_artifact_that_predicts(run, tmp_path):
+    names, said = run("your_own_model.py", tmp_path / "here")
+    assert "covariance" in said
+    artifact = Artifact.load(tmp_path / "here" / "heads.safetensors")
+    assert artifact.fits(names["model"].host)
+    images = artifact.card["images"]
+    assert (len(images["heads"]), len(images["calibration"]), len(images["evaluation"])) == (60, 30, 30)
+
+
+def test_a_file_is_scored_by_its_truth(run):
+    """Overconfident with heavy tails: calibrating helps, and the Student-t helps most."""
+    names, said = run("score_a_file.py")
+    table = {line.split()[0]: [float(value) for value in line.split()[1:]] for line in said.splitlines()[2:5]}
+    assert table["student_t"][0] < 0.01 < 0.05 < table["uncalibrated"][0]
+    assert table["student_t"][2] < table["gaussian"][2] < table["uncalibrated"][2]
+    _, again = run("score_a_file.py", names["predictions"], names["truth"])
+    assert again == said
+
+
+@pytest.mark.usefixtures("published_base")
+def test_a_filter_gains_by_predicted_covariances(run):
+    names, _ = run("filter_keypoints.py", run_name="an_example")
+    alone, fixed, predicted = names["main"]().values()
+    assert predicted < 0.95 * fixed < 0.95 * alone
+
+
+def test_every_example_is_run_and_told_of():
+    here, told = Path(__file__).read_text(encoding="utf-8"), (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    scripts = [path.name for path in EXAMPLES.glob("*.py")]
+    assert len(scripts) == 4
+    for name in scripts:
+        assert f'"{name}"' in here
+        assert f"[{name}]({name})" in told
