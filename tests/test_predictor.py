@@ -13,14 +13,16 @@ import torch
 from halopose.data.coco import parse_ground_truth, parse_predictions
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import Given, cross_fitted
-from halopose.evaluation.protocol import evaluate
-from halopose.evaluation.true_positives import Protocol, match_poses
+from halopose.evaluation.calibrations import LAWS, apply_calibrations
+from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import FitSettings, evaluate_artifact, fit, predictions_of
 from halopose.fitting.store import MatchStore
 from halopose.fitting.training import TrainSettings
 from halopose.hosts.ultralytics.host import UltralyticsHost
+from halopose.hosts.ultralytics.results import to_ultralytics
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from tests.helpers.models import (
@@ -83,9 +85,10 @@ def test_covariance_is_the_dense_heads_in_original_pixels(kind, family):
         factors = artifact.heads.dense(output.features)[0, selection.cell].double()
     undo = np.diag([1 / box.gain[0], 1 / box.gain[1]])
     dispersion = undo @ (factors @ factors.mT).numpy() @ undo
-    calibration = artifact.gaussian if family == "gaussian" else artifact.student
+    fitted = artifact.calibrations
+    calibration = fitted.gaussian if family == "gaussian" else fitted.student
     scale = dispersion * calibration.tau_.numpy()[:, None, None] ** 2
-    moment = dispersion * artifact.student.moment_tau_.numpy()[:, None, None] ** 2
+    moment = dispersion * fitted.student.moment_tau_.numpy()[:, None, None] ** 2
     size = np.abs(scale).max((-1, -2), keepdims=True)
     assert (np.abs(poses.scale - scale) / size).max() < 1e-4
     covariance = scale if family == "gaussian" else moment
@@ -93,7 +96,7 @@ def test_covariance_is_the_dense_heads_in_original_pixels(kind, family):
     assert (np.abs(poses.covariance - covariance) / size).max() < 1e-4
     assert (poses.dof is None) is (family == "gaussian")
     if family == "student-t":
-        assert np.array_equal(poses.dof, artifact.student.nu_.numpy())
+        assert np.array_equal(poses.dof, fitted.student.nu_.numpy())
 
 
 def test_twice_the_pixels_are_four_times_the_covariance():
@@ -121,17 +124,20 @@ def test_families_switch_without_reloading():
 
 
 def test_keep_follows_the_rule():
-    """eq. 22: keep where -trace / (s^2 kappa^2) of the Gaussian covariance reaches the threshold."""
+    """eq. 22: keep what is visible, and whose -trace / (s^2 kappa^2) of the Gaussian covariance is high enough."""
     model, image = uncertain("11"), photograph("bus.jpg")
     [poses] = model.predict(image)
     area = 0.53 * np.maximum((poses.boxes[:, 2:] - poses.boxes[:, :2]).prod(1), 1)
-    kappa = 2 * np.asarray(model.artifact.sigmas)
+    kappa = model.artifact.layout.kappa
     confidence = -np.trace(poses.covariance, axis1=-2, axis2=-1) / (area[:, None] * kappa**2)
     middle = float(np.median(confidence))
     for threshold in (middle, float("-inf"), 1.0):
-        artifact = replace(model.artifact, threshold=threshold)
-        [found] = UncertainPose(model.host, artifact).predict(image)
-        assert np.array_equal(found.keep, confidence >= threshold)
+        for visible in (None, 0.5, 1.1):
+            calibrations = replace(model.artifact.calibrations, threshold=threshold, visibility_threshold=visible)
+            artifact = replace(model.artifact, calibrations=calibrations)
+            [found] = UncertainPose(model.host, artifact).predict(image)
+            seen = True if visible is None else poses.visibility >= visible
+            assert np.array_equal(found.keep, (confidence >= threshold) & seen)
         assert np.array_equal(found.keypoints, poses.keypoints)
 
 
@@ -145,7 +151,7 @@ def test_no_detections_have_the_right_shapes():
             assert (poses.keep.shape, poses.visibility.shape) == ((0, 17), (0, 17))
             assert poses.to_json() == []
             assert poses.plot(photograph("bus.jpg")).shape == photograph("bus.jpg").shape
-            assert len(poses.to_ultralytics(photograph("bus.jpg"))) == 0
+            assert len(to_ultralytics(poses, photograph("bus.jpg"))) == 0
 
 
 def test_a_batch_is_its_images():
@@ -233,12 +239,33 @@ def test_json_speaks_of_coco_categories():
 def test_ultralytics_results_carry_the_distribution():
     image = photograph("bus.jpg")
     [poses] = uncertain("11").predict(image, family="student-t")
-    results = poses.to_ultralytics(image, path="bus.jpg", names={0: "person"})
+    results = to_ultralytics(poses, image, path="bus.jpg", names={0: "person"})
     same_as_framework(poses, results)
     for name in ("covariance", "scale", "dof", "keep"):
         assert np.array_equal(getattr(results, name), getattr(poses, name))
     assert (results.path, results.names) == ("bus.jpg", {0: "person"})
     assert results.plot().shape == image.shape
+
+
+def test_ultralytics_results_keep_the_distribution_when_sliced_or_moved():
+    [poses] = uncertain("11").predict(photograph("bus.jpg"), family="student-t")
+    results = to_ultralytics(poses)
+    chosen = poses.scores > np.median(poses.scores)
+    for made, index in (
+        (results.cpu(), slice(None)),
+        (results.numpy(), slice(None)),
+        (results.to("cpu"), slice(None)),
+        (results[1:3], slice(1, 3)),
+        (results[1], [1]),
+        (results[torch.from_numpy(chosen)], chosen),
+        (results[1:3].numpy()[[1]], [2]),
+    ):
+        expected = poses[index]
+        assert len(made) == len(expected)
+        assert made.names == results.names
+        np.testing.assert_allclose(np.asarray(made.boxes.conf), expected.scores, rtol=1e-6)
+        for name in ("covariance", "scale", "dof", "keep"):
+            assert np.array_equal(getattr(made, name), getattr(expected, name)), name
 
 
 # From images to an artifact --------------------------------------------------------------------------------
@@ -259,8 +286,8 @@ def test_fit_end_to_end(data, tmp_path, source):
     host = host_of("11")
     training, validation = load_dataset(data, "train"), load_dataset(data, "val")
     settings = replace(SETTINGS, calibration=source)
-    artifact, metrics = fit(host, training, validation, tmp_path / "work", settings)
-    assert metrics["matched_instances"] > 5
+    artifact, scores = fit(host, training, validation, tmp_path / "work", settings)
+    assert scores.matched_instances > 5
     losses = artifact.card["training"]["holdout_loss"]
     assert min(losses) < losses[0] or len(losses) == 1
     used = artifact.card["images"]
@@ -276,17 +303,17 @@ def test_fit_end_to_end(data, tmp_path, source):
     store, images = MatchStore(tmp_path / "work" / "val"), np.array(used["evaluation"])
     protocol = Protocol(bootstrap=0)
     found = evaluate_artifact(loaded, host, store, images, protocol)
-    truth = store.ground_truth(host.keypoint_names, host.sigmas, images)
+    truth = store.ground_truth(images)
     matched = match_poses(predictions_of(loaded.heads, store, images), truth, protocol)
-    given = Given(loaded.gaussian, loaded.student, loaded.threshold)
-    expected = evaluate(matched, cross_fitted(matched, protocol, given), protocol)
-    for regime in ("uncalibrated", "gaussian", "student_t"):
+    expected = evaluate(matched, apply_calibrations(matched, loaded.calibrations, protocol), protocol)
+    for law in LAWS:
         for name in ("ace", "ence", "nll", "akp"):
-            assert found[regime][name] == expected[regime][name] == metrics[regime][name] == same[regime][name]
+            values = [one.law(law).metric(name) for one in (found, expected, scores, same)]
+            assert values == values[:1] * 4
     check_with_predictor(UncertainPose(host, loaded), validation, images, truth, found)
 
 
-def check_with_predictor(model, validation, images, truth, metrics) -> None:
+def check_with_predictor(model, validation, images, truth, scores) -> None:
     """The predictor's own laws have the NLL that the evaluation reports, but for half precision windows."""
     parts = []
     for record in validation.subset(images).records:
@@ -298,8 +325,8 @@ def check_with_predictor(model, validation, images, truth, metrics) -> None:
     r, covariance = matched.residual[matched.labelled], matched.covariance[matched.labelled]
     distance = np.einsum("ni,nij,nj->n", r, np.linalg.inv(covariance), r)
     nll = (distance + np.log(np.linalg.det(2 * np.pi * covariance))) / 2
-    assert len(matched) == metrics["matched_instances"]
-    assert nll.mean() == pytest.approx(metrics["gaussian"]["nll"], abs=0.02)
+    assert len(matched) == scores.matched_instances
+    assert nll.mean() == pytest.approx(scores.gaussian.nll, abs=0.02)
 
 
 def test_images_in_both_splits_are_refused(data, tmp_path):

@@ -111,7 +111,10 @@ class Keypoints:
         factor = float(content["area_factor"])
         if not 0 < factor < math.inf:
             raise ValueError("the area factor is not positive")
-        sigmas = _checked_sigmas(content["sigmas"], len(names))
+        try:
+            sigmas = _checked_sigmas(content["sigmas"], len(names))
+        except HaloposeError as error:
+            raise ValueError(str(error)) from None
         return cls(names, sigmas, factor, None if mirror is None else tuple(map(int, mirror)), limbs)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from halopose.cli.app import app, main
 from halopose.data.synthetic import World, synthesize
-from halopose.evaluation.protocol import SCALAR_METRICS
+from halopose.evaluation.scores import METRICS
 from tests.data.test_coco import mangled
 
 
@@ -53,7 +53,7 @@ def test_score_writes_metrics_csv_and_report(files, tmp_path):
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     for block in (metrics, metrics["pruned"]):
         for regime in ("uncalibrated", "gaussian", "student_t"):
-            assert set(SCALAR_METRICS) <= set(block[regime])
+            assert set(METRICS) <= set(block[regime])
     for key in ("akp_random", "akp_visibility", "akp_skill", "matched_instances", "keypoints"):
         assert metrics[key] > 0
     assert 0 < metrics["pruned"]["kept_fraction"] < 1
@@ -99,7 +99,7 @@ def test_recalibrate_apply_score(files, tmp_path, family, monkeypatch, capsys):
     scored = json.loads((tmp_path / "s" / "metrics.json").read_text())
     given = json.loads((tmp_path / "g" / "metrics.json").read_text())
     regime = "gaussian" if family == "gaussian" else "student_t"
-    for key in SCALAR_METRICS:  # calibrating the file first or while scoring is the same thing
+    for key in METRICS:  # calibrating the file first or while scoring is the same thing
         assert scored["uncalibrated"][key] == pytest.approx(given[regime][key], rel=1e-9)
     assert given[regime]["nll"] < given["uncalibrated"]["nll"]
 
@@ -129,7 +129,7 @@ def test_damaged_calibrations_are_one_line(files, tmp_path, content, monkeypatch
 
 def test_a_file_where_a_folder_should_be_is_one_line(files, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("x")
-    monkeypatch.setattr("halopose.evaluation.protocol.match_poses", lambda *given: pytest.fail("too late"))
+    monkeypatch.setattr("halopose.evaluation.true_positives.match_poses", lambda *given: pytest.fail("too late"))
     both = files / "predictions.json", files / "truth.json"
     code, error = run_main(monkeypatch, capsys, "score", *both, "-o", tmp_path / "file")
     assert (code, error) == (2, f"halopose: cannot write to {tmp_path / 'file'}: File exists\n")

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halopose.data.coco import parse_ground_truth, parse_predictions, prediction_entries, read_ground_truth, read_predictions
+from halopose.data.coco import (
+    parse_ground_truth,
+    parse_predictions,
+    prediction_entries,
+    read_ground_truth,
+    read_predictions,
+)
 from halopose.data.files import make_folder, make_room, read_json, write_json
 from halopose.data.synthetic import World, synthesize
 from halopose.errors import HaloposeError

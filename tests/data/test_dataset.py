@@ -13,6 +13,7 @@ import yaml
 from halopose.data.dataset import Dataset
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
+from halopose.keypoints import Keypoints
 from tests.helpers.models import write_yolo
 
 SHAPES = [(40, 60), (33, 21), (50, 50)]
@@ -54,7 +55,7 @@ def as_coco(dataset: Dataset, path: Path) -> None:
                     "keypoints": triples.ravel().tolist(),
                 }
             )
-    categories = [{"id": 1, "name": "thing", "keypoints": list(dataset.names)}]
+    categories = [{"id": 1, "name": "thing", "keypoints": list(dataset.layout.names)}]
     path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
 
 
@@ -74,17 +75,28 @@ def test_yolo_labels_become_pixels(tmp_path, dimensions):
         assert np.allclose(objects.keypoints[number], points[:, :2] * [60, 40])
         assert objects.labelled[number].tolist() == [True, False, True]
         assert np.isclose(objects.area[number], w * h)
-    assert dataset.names == ("keypoint_0", "keypoint_1", "keypoint_2")
+    assert dataset.layout == Keypoints.of(3)
     assert dataset.area == "1 x box"
 
 
-def test_area_factor_names_and_sigmas(tmp_path):
-    path = yolo_set(tmp_path, kpt_names={0: ["a", "b", "c"]}, kpt_oks_sigmas=[0.1, 0.2, 0.3])
-    dataset = load_dataset(path, "train", area_factor=0.5)
-    assert dataset.names == ("a", "b", "c")
-    assert dataset.sigmas.tolist() == [0.1, 0.2, 0.3]
+def test_what_the_data_state_comes_before_what_the_model_says(tmp_path):
+    model = Keypoints.of(3, names=("x", "y", "z"), sigmas=(0.5, 0.6, 0.7), area_factor=0.5)
+    silent = load_dataset(yolo_set(tmp_path / "silent"), "train", otherwise=model)
+    assert silent.layout == model
+    path = yolo_set(tmp_path / "loud", kpt_names={0: ["a", "b", "c"]}, kpt_oks_sigmas=[0.1, 0.2, 0.3])
+    loud = load_dataset(path, "train", otherwise=model)
+    assert (loud.layout.names, loud.layout.sigmas) == (("a", "b", "c"), (0.1, 0.2, 0.3))
+    assert load_dataset(path, "train").layout == Keypoints.of(3, names="abc", sigmas=(0.1, 0.2, 0.3))
     whole = load_dataset(path, "train").records[0].read()[1].area
-    assert np.allclose(dataset.records[0].read()[1].area, whole / 2)
+    assert np.allclose(loud.records[0].read()[1].area, whole / 2)
+    other = Keypoints.of(4, sigmas=(0.5, 0.6, 0.7, 0.8))  # of a model that does not fit, which is said elsewhere
+    assert load_dataset(path, "train", otherwise=other).layout == load_dataset(path, "train").layout
+
+
+def test_the_mirror_of_the_yaml(tmp_path):
+    for index, (given, expected) in enumerate([([1, 0, 2], (1, 0, 2)), ([0, 1, 2], None), ([1, 1, 2], None)]):
+        path = yolo_set(tmp_path / str(index), flip_idx=given)
+        assert load_dataset(path, "train").layout.mirror == expected
 
 
 def test_missing_and_empty_labels_mean_no_objects(tmp_path):
@@ -160,7 +172,7 @@ def test_yaml_and_json_agree(tmp_path):
     for record in yolo.records:
         (tmp_path / "flat" / record.path.name).write_bytes(record.path.read_bytes())
     coco = load_dataset(tmp_path / "truth.json", "", images=tmp_path / "flat")
-    assert coco.names == yolo.names
+    assert coco.layout.names == yolo.layout.names
     assert coco.image_ids.tolist() == [7, 8, 9]
     by_id = {record.image_id: record for record in yolo.records}
     for record in coco.records:

@@ -10,7 +10,7 @@ import pytest
 
 from halopose.data.dataset import Objects
 from halopose.data.loading import load_dataset
-from halopose.data.yolo import label_rows, mirrored_order, write_yolo
+from halopose.data.yolo import label_rows, write_yolo
 from halopose.errors import HaloposeError
 from tests.helpers.models import host_of, write_scenes
 
@@ -25,7 +25,7 @@ def test_data_in_pixels_become_the_same_labels(tmp_path: Path) -> None:
     doubled["crowd"] = np.repeat([False, True], len(first))
     pixels[0] = replace(pixels[0], objects=Objects(**doubled))
     paths = [
-        write_yolo(given, tmp_path / name, host, 3)
+        write_yolo(given, tmp_path / name, host.class_names, 3)
         for name, given in (("a", dataset), ("b", replace(dataset, records=tuple(pixels))))
     ]
     labels = [{file.name: file.read_text() for file in (p.parent / "labels").iterdir()} for p in paths]
@@ -40,10 +40,10 @@ def test_a_folder_is_used_again(tmp_path: Path) -> None:
     """Links to images of the data set before are gone, and a file of the user's is not."""
     host = host_of("11")
     dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 3}), "train")
-    images = write_yolo(dataset, tmp_path / "work", host, 3).parent / "images"
+    images = write_yolo(dataset, tmp_path / "work", host.class_names, 3).parent / "images"
     (images / "mine.txt").write_text("kept")
     second = replace(dataset.records[1], image_id=dataset.records[0].image_id)
-    write_yolo(replace(dataset, records=(second,)), tmp_path / "work", host, 3)
+    write_yolo(replace(dataset, records=(second,)), tmp_path / "work", host.class_names, 3)
     links = [path for path in images.iterdir() if path.is_symlink()]
     assert [link.resolve() for link in links] == [second.path.resolve()]
     assert (images / "mine.txt").read_text() == "kept"
@@ -54,32 +54,25 @@ def test_what_stands_in_the_way_is_one_line(tmp_path: Path) -> None:
     dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 1}), "train")
     (tmp_path / "file").write_text("kept")
     with pytest.raises(HaloposeError, match=r"cannot write to .*file"):
-        write_yolo(dataset, tmp_path / "file", host, 3)
-    images = write_yolo(dataset, tmp_path / "work", host, 3).parent / "images"
+        write_yolo(dataset, tmp_path / "file", host.class_names, 3)
+    images = write_yolo(dataset, tmp_path / "work", host.class_names, 3).parent / "images"
     [link] = images.iterdir()
     link.unlink()
     link.write_text("kept")
     with pytest.raises(HaloposeError, match=f"cannot link .*{link.name} to an image: File exists"):
-        write_yolo(dataset, tmp_path / "work", host, 3)
+        write_yolo(dataset, tmp_path / "work", host.class_names, 3)
     assert link.read_text() == (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_full_disk_leaves_whole_labels(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     host = host_of("11")
     dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 1}), "train")
-    path = write_yolo(dataset, tmp_path / "work", host, 3)
+    path = write_yolo(dataset, tmp_path / "work", host.class_names, 3)
     files = {file: file.read_text() for file in (path, *path.parent.glob("labels/*"))}
     request.getfixturevalue("full_disk")
     with pytest.raises(HaloposeError, match=r"cannot write .*txt: File too large"):
-        write_yolo(dataset, tmp_path / "work", host, 3)
+        write_yolo(dataset, tmp_path / "work", host.class_names, 3)
     assert {file: file.read_text() for file in (path, *path.parent.glob("labels/*"))} == files
-
-
-def test_other_keypoints_are_refused(tmp_path: Path) -> None:
-    host = host_of("11")
-    dataset = load_dataset(write_scenes(tmp_path / "data", host, {"train": 1}), "train")
-    with pytest.raises(HaloposeError, match="1 keypoints, the model 17"):
-        write_yolo(replace(dataset, names=("nose",)), tmp_path / "work", host, 3)
 
 
 def test_label_rows() -> None:
@@ -95,10 +88,3 @@ def test_label_rows() -> None:
     np.testing.assert_allclose(label_rows(objects, 3), [expected])  # clipped; an empty box is no object
     np.testing.assert_allclose(label_rows(objects, 2)[0, 5:], [0.1, 0.2, *[-0.005] * 4])
     assert label_rows(objects.select(np.zeros(2, dtype=bool)), 3).shape == (0, 14)
-
-
-def test_mirrored_order() -> None:
-    assert mirrored_order(["nose", "left_eye", "right_eye"]) == [0, 2, 1]
-    assert mirrored_order(["near_left", "near_right", "far_right", "far_left"]) == [1, 0, 3, 2]
-    assert mirrored_order(["keypoint_0", "keypoint_1"]) is None
-    assert mirrored_order(["left", "middle"]) is None

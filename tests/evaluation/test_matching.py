@@ -12,8 +12,8 @@ from pycocotools.cocoeval import COCOeval
 
 from halopose.errors import HaloposeError
 from halopose.evaluation.matching import OKS_THRESHOLDS, candidate_pairs, greedy_match, keypoint_similarity
-from halopose.keypoints import COCO_SIGMAS
 from halopose.evaluation.true_positives import match_poses
+from halopose.keypoints import COCO_SIGMAS
 from halopose.poses import GroundTruth, PoseDistributions
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -12,10 +12,10 @@ from scipy import stats
 
 from halopose.data.coco import parse_predictions, read_ground_truth
 from halopose.data.files import write_json
+from halopose.data.splits import image_folds
 from halopose.data.synthetic import World, synthesize
 from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import REGIMES, Fitted, Given, Regimes, cross_fitted, fit_gaussian, given_law
-from halopose.data.splits import image_folds
 from halopose.evaluation.keypoint_statistics import Statistics, curves_of, summaries
 from halopose.evaluation.matching import keypoint_similarity
 from halopose.evaluation.protocol import SCALAR_METRICS, evaluate

@@ -45,21 +45,26 @@ def refused(path: Path, says: str) -> None:
     "settings",
     [HeadSettings(), HeadSettings("diagonal", "last-layer"), HeadSettings("isotropic", warm_start=False)],
 )
-@pytest.mark.parametrize("threshold", [-0.25, float("-inf"), 0.0])
-def test_round_trip(tmp_path, settings, threshold):
-    artifact = replace(artifact_for(host_of(KIND), settings), threshold=threshold)
+@pytest.mark.parametrize(("threshold", "visible"), [(-0.25, None), (float("-inf"), 0.5), (0.0, 0.0)])
+def test_round_trip(tmp_path, settings, threshold, visible):
+    artifact = artifact_for(host_of(KIND), settings)
+    calibrations = replace(artifact.calibrations, threshold=threshold, visibility_threshold=visible)
+    artifact = replace(artifact, calibrations=calibrations)
     first, second = tmp_path / "deep" / "first.safetensors", tmp_path / "second.safetensors"
     artifact.save(first)
     found = Artifact.load(first)
     found.save(second)
     assert first.read_bytes() == second.read_bytes()
     assert [path.name for path in first.parent.iterdir()] == [first.name]
-    for name in ("heads", "gaussian", "student"):
-        before, after = getattr(artifact, name).state_dict(), getattr(found, name).state_dict()
+    for owner, name in (("", "heads"), ("calibrations", "gaussian"), ("calibrations", "student")):
+        before, after = (
+            getattr(getattr(one, owner) if owner else one, name).state_dict() for one in (artifact, found)
+        )
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before)
-    for name in ("threshold", "base", "keypoint_names", "sigmas", "imgsz", "area_factor", "card"):
+    for name in ("base", "layout", "imgsz", "card"):
         assert getattr(found, name) == getattr(artifact, name), name
+    assert (found.calibrations.threshold, found.calibrations.visibility_threshold) == (threshold, visible)
     assert (found.heads.settings, found.heads.strides) == (settings, artifact.heads.strides)
     assert [value.requires_grad for value in found.heads.parameters()] == [
         value.requires_grad for value in artifact.heads.parameters()
@@ -71,8 +76,10 @@ def test_round_trip(tmp_path, settings, threshold):
 
 def test_the_kind_of_covariance_survives(tmp_path):
     student = StudentTCalibration(17, covariance="paper")
-    replace(artifact_for(host_of(KIND)), student=student).save(tmp_path / "paper.safetensors")
-    assert Artifact.load(tmp_path / "paper.safetensors").student.covariance == "paper"
+    artifact = artifact_for(host_of(KIND))
+    artifact = replace(artifact, calibrations=replace(artifact.calibrations, student=student))
+    artifact.save(tmp_path / "paper.safetensors")
+    assert Artifact.load(tmp_path / "paper.safetensors").calibrations.student.covariance == "paper"
 
 
 def test_equal_artifacts_are_equal_bytes(tmp_path):
@@ -112,7 +119,7 @@ def test_foreign_files_are_refused(saved, tmp_path):
     refused(saved, "damaged")
     save_file({"weight": torch.zeros(3)}, saved)
     refused(saved, "not a halopose artifact")
-    for metadata in ("[]", "3", "{", '{"format": "halopose-artifact-1"}'):
+    for metadata in ("[]", "3", "{", '{"format": "halopose-artifact-2"}'):
         save_file({"weight": torch.zeros(3)}, saved, metadata={"halopose": metadata})
         refused(saved, "damaged|not a halopose artifact")
 
@@ -128,11 +135,14 @@ INCONSISTENT = {
     "no head": lambda content: content.pop("head"),
     "dispersion": lambda content: content["head"].update(parameterisation="round"),
     "setting": lambda content: content["head"].update(extra=1),
-    "names": lambda content: content["keypoint_names"].pop(),
+    "names": lambda content: content["layout"]["names"].pop(),
     "strides": lambda content: content["strides"].pop(),
     "templates": lambda content: content["templates"].pop(),
-    "sigma": lambda content: content.update(sigmas=["a"] * 17),
-    "sigmas": lambda content: content["sigmas"].pop(),
+    "sigma": lambda content: content["layout"].update(sigmas=["a"] * 17),
+    "mirror": lambda content: content["layout"].update(mirror=[0] * 17),
+    "limb": lambda content: content["layout"].update(limbs=[[0, 17]]),
+    "area": lambda content: content["layout"].update(area_factor=0),
+    "sigmas": lambda content: content["layout"]["sigmas"].pop(),
     "activation": lambda content: content["templates"][0][0].__setitem__(1, "tanh"),
 }
 

@@ -15,7 +15,6 @@ import torch
 
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
-from halopose.keypoints import COCO_SIGMAS
 from halopose.fitting import store as matches
 from halopose.fitting.store import CollectSettings, MatchStore, collect
 from halopose.hosts.base import Targets
@@ -71,7 +70,8 @@ def test_residual_plus_prediction_is_the_truth(kind, data, folder):
         keypoints = torch.from_numpy(box.to_input(objects.keypoints)).float()
         corners = torch.from_numpy(box.to_input(objects.boxes.reshape(-1, 2, 2)).reshape(-1, 4)).float()
         labelled = torch.from_numpy(objects.labelled)
-        found = host.assign(output, [Targets(corners, torch.zeros(len(objects)).long(), keypoints, labelled)])
+        targets = Targets(corners, torch.zeros(len(objects)).long(), keypoints, labelled)
+        found = host.assign(output, [targets], dataset.layout.sigmas)
         assert len(found.cell) > 0
         residual, mask, number, confidence, area = (
             columns(store, "assigned", name, record.image_id)
@@ -122,7 +122,7 @@ def test_stored_windows_give_the_live_heads_result(data, folder, batch):
 def test_ground_truth_is_the_data_set(data, folder):
     dataset = load_dataset(data, "train")
     store = collect(host_of(KIND), dataset, folder, SETTINGS)
-    truth = store.ground_truth(dataset.names, COCO_SIGMAS)
+    truth = store.ground_truth()
     assert truth.images.tolist() == sorted(dataset.image_ids.tolist())
     for record in dataset.records:
         _, objects = record.read()
@@ -131,7 +131,7 @@ def test_ground_truth_is_the_data_set(data, folder):
         assert np.array_equal(truth.labelled[mine], objects.labelled)
         assert np.allclose(truth.boxes[mine][:, :2] + truth.boxes[mine][:, 2:], objects.boxes[:, 2:])
         assert np.allclose(truth.area[mine], objects.area)
-    assert len(store.ground_truth(dataset.names, COCO_SIGMAS, dataset.image_ids[:1]).images) == 1
+    assert len(store.ground_truth(dataset.image_ids[:1]).images) == 1
 
 
 def test_an_objects_best_cells_are_kept(data, folder, tmp_path):
@@ -153,7 +153,7 @@ def test_images_without_objects_or_detections(tmp_path):
         host_of(KIND), dataset, tmp_path / "store", CollectSettings(imgsz=(64,), detections=5, conf=1.0)
     )
     assert list(store.cells("assigned")) == list(store.cells("detected")) == []
-    truth = store.ground_truth(dataset.names, COCO_SIGMAS)
+    truth = store.ground_truth()
     assert (len(truth), truth.images.tolist()) == (0, [0, 1, 2])
 
 
@@ -161,10 +161,11 @@ def test_several_sizes(data, folder, monkeypatch):
     monkeypatch.setattr(matches, "VIEWS_PER_SHARD", 2)
     dataset = load_dataset(data, "val")
     store = collect(host_of(KIND), dataset, folder, CollectSettings(imgsz=(64, 96), detections=3, conf=0.05))
-    sizes = torch.cat([cells.columns["imgsz"] for cells in store.cells("detected")])
-    assert sizes.unique().tolist() == [64, 96]
+    gains = torch.cat([cells.columns["gain"] for cells in store.cells("detected")])
+    assert len(gains[:, 0].unique()) == 2  # every image at both sizes
+    assert store.settings.imgsz == (64, 96)
     objects = sum(len(record.objects) for record in dataset.records)
-    assert len(store.ground_truth(dataset.names, COCO_SIGMAS)) == objects
+    assert len(store.ground_truth()) == objects
 
 
 @pytest.mark.parametrize("views", [32, 1])
@@ -175,7 +176,7 @@ def test_unreadable_images_are_skipped_and_listed(data, tmp_path, monkeypatch, v
     [line] = store.skipped()
     assert "train_001.png" in line
     broken = next(record.image_id for record in dataset.records if record.path.name == "train_001.png")
-    truth = store.ground_truth(dataset.names, COCO_SIGMAS)
+    truth = store.ground_truth()
     assert broken not in truth.images
     assert len(truth.images) == 5
 

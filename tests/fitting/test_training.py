@@ -23,6 +23,7 @@ from halopose.errors import HaloposeError
 from halopose.fitting.pipeline import FitSettings, train_heads
 from halopose.fitting.store import FORMAT, MatchStore, _write_shard
 from halopose.fitting.training import TrainSettings, importance_weights, train, weighted_nll
+from halopose.keypoints import Keypoints
 from halopose.uncertainty.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
 from tests.helpers.models import run_script
 
@@ -69,7 +70,7 @@ def write_store(
     manifest = {
         "format": FORMAT,
         "base": ["synthetic"],
-        "keypoints": KEYPOINTS,
+        "layout": Keypoints.of(KEYPOINTS).to_json(),
         "levels": len(STRIDES),
         "strides": list(STRIDES),
         "settings": {"imgsz": [64]},

@@ -29,9 +29,9 @@ from ultralytics.nn.tasks import PoseModel, yaml_model_load
 
 from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.hosts.base import Host
-from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.loading import load_host
-from halopose.uncertainty.calibration import GaussianCalibration, StudentTCalibration
+from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads
 
 ULTRALYTICS = ("v8", "11", "12", "26", "26-one-to-one")
@@ -160,14 +160,10 @@ def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 
         student.nu_.uniform_(3.0, 9.0)
     return Artifact(
         heads=round_to_stored(heads.eval()),
-        gaussian=gaussian,
-        student=student,
-        threshold=-0.5,
+        calibrations=Calibrations(gaussian, student, threshold=-0.5),
         base=host.fingerprints,
-        keypoint_names=host.keypoint_names,
-        sigmas=tuple(float(sigma) for sigma in host.sigmas),
+        layout=host.layout,
         imgsz=imgsz,
-        area_factor=0.53,
         card={"note": "by chance"},
     )
 
@@ -256,7 +252,7 @@ def labels_like_predictions(
     return rows
 
 
-def write_scenes(root: Path, host: Host, counts: dict[str, int], side: int = 64) -> Path:
+def write_scenes(root: Path, host: Host, counts: dict[str, int], side: int = 64, **extra: Any) -> Path:
     """Photograph crops labelled with what the model predicts there, plus noise."""
     generator = np.random.default_rng(1)
     images = iter(scenes(sum(counts.values()), side))
@@ -267,7 +263,7 @@ def write_scenes(root: Path, host: Host, counts: dict[str, int], side: int = 64)
         ]
         for split, count in counts.items()
     }
-    return write_yolo(root, splits)
+    return write_yolo(root, splits, **extra)
 
 
 def run_script(text: str, *arguments: Any) -> str:

@@ -24,17 +24,17 @@ import halopose
 from halopose.cli.app import app
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
-from halopose.keypoints import COCO_SIGMAS
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.store import CollectSettings, collect
 from halopose.hosts import torchvision_shim
 from halopose.hosts.base import Targets
+from halopose.hosts.loading import load_host
 from halopose.hosts.ultralytics import host as ultralytics
 from halopose.hosts.ultralytics.host import UltralyticsHost, _letterbox
 from halopose.hosts.yolonas import host as yolonas
 from halopose.hosts.yolonas.host import YoloNASHost
+from halopose.keypoints import Keypoints
 from halopose.predictor import UncertainPose
-from halopose.hosts.loading import load_host
 from tests.helpers.models import (
     ASSETS,
     KINDS,
@@ -139,8 +139,8 @@ def test_other_keypoints_and_classes(kind, shape, classes):
     model = pose_model(kind, shape, classes)
     host = make_host(kind, model)
     assert (host.keypoint_count, len(host.class_names)) == (shape[0], classes)
-    assert host.keypoint_names == tuple(f"keypoint_{k}" for k in range(shape[0]))
-    assert np.array_equal(host.sigmas, np.full(shape[0], 1 / shape[0]))
+    assert host.layout.names == tuple(f"keypoint_{k}" for k in range(shape[0]))
+    assert host.layout.sigmas == (1 / shape[0],) * shape[0]
     image = photograph("bus.jpg")
     batch, boxes = host.preprocess([image], 96, True)
     output = host.forward(batch)
@@ -315,7 +315,7 @@ def test_assignment_is_the_criterions(kind, shape):
     host = make_host(kind, model)
     output = host.forward(host.preprocess(views(), IMGSZ, True)[0])
     targets = separated_targets(shape[0])
-    found = host.assign(output, targets)
+    found = host.assign(output, targets, host.layout.sigmas)
     oracle = nas_assignment(model, output, targets) if kind == "nas" else None
     expected = oracle or framework_assignment(kind, model, output, targets)
     assert len(found.cell) > 0
@@ -343,7 +343,7 @@ def test_assignment_of_yolonas_with_and_without_oks(classes):
         host = YoloNASHost(model, oks_factor=oks_factor)
         output = host.forward(host.preprocess([*views(), views()[0]], IMGSZ, True)[0])
         for targets in ([one, no_targets(4), first], [first, one, second]):
-            found = host.assign(output, targets)
+            found = host.assign(output, targets, host.layout.sigmas)
             expected = nas_assignment(model, output, targets, oks_factor)
             for mine, other in zip((found.image, found.cell, found.object), expected, strict=True):
                 assert torch.equal(mine, other)
@@ -356,10 +356,10 @@ def test_unlabelled_keypoints_may_hold_anything(kind):
     host = host_of(kind)
     output = host.forward(host.preprocess(views(), IMGSZ, True)[0])
     targets = separated_targets(17)
-    expected = host.assign(output, targets)
+    expected = host.assign(output, targets, host.layout.sigmas)
     for value in (float("nan"), float("inf"), 1e6):
         odd = [replace(t, keypoints=t.keypoints.where(t.labelled[..., None], value)) for t in targets]
-        found = host.assign(output, odd)
+        found = host.assign(output, odd, host.layout.sigmas)
         for name in ("image", "cell", "object"):
             assert torch.equal(getattr(found, name), getattr(expected, name))
 
@@ -368,7 +368,7 @@ def test_boxes_without_area_take_nothing_from_others():
     """LibreYOLO's loss counts sound boxes but takes the first rows: a flat one in front would cost the last."""
     host, [sound] = host_of("nas"), separated_targets(17, 1)
     output = host.forward(host.preprocess(views()[:1], IMGSZ, True)[0])
-    expected = host.assign(output, [sound])
+    expected = host.assign(output, [sound], host.layout.sigmas)
     for bad in (torch.tensor([9.0, 9.0, 9.0, 40.0]), torch.full((4,), torch.nan)):
         odd = Targets(
             boxes=torch.cat([bad[None], sound.boxes]),
@@ -376,7 +376,7 @@ def test_boxes_without_area_take_nothing_from_others():
             keypoints=torch.cat([sound.keypoints[:1], sound.keypoints]),
             labelled=torch.cat([sound.labelled[:1], sound.labelled]),
         )
-        found = host.assign(output, [odd])
+        found = host.assign(output, [odd], host.layout.sigmas)
         assert torch.equal(found.cell, expected.cell)
         assert torch.equal(found.object, expected.object + 1)
 
@@ -386,16 +386,17 @@ def test_images_without_objects(kind):
     host = host_of(kind)
     images = [*views(), views()[0]]
     output = host.forward(host.preprocess(images, IMGSZ, True)[0])
-    nothing = host.assign(output, [no_targets(17)] * 3)
+    nothing = host.assign(output, [no_targets(17)] * 3, host.layout.sigmas)
     assert (nothing.image.shape, nothing.cell.shape, nothing.object.shape) == ((0,), (0,), (0,))
     assert nothing.cell.dtype == torch.long
     [target] = separated_targets(17, 1)
     for place in range(3):
         targets = [no_targets(17)] * 3
         targets[place] = target
-        found = host.assign(output, targets)
+        found = host.assign(output, targets, host.layout.sigmas)
         assert set(found.image.tolist()) == {place}
-        alone = host.assign(host.forward(host.preprocess([images[place]], IMGSZ, True)[0]), [target])
+        one = host.forward(host.preprocess([images[place]], IMGSZ, True)[0])
+        alone = host.assign(one, [target], host.layout.sigmas)
         assert torch.equal(found.cell, alone.cell)
         assert torch.equal(found.object, alone.object)
 
@@ -406,21 +407,22 @@ def test_images_without_objects(kind):
 def test_strides_names_and_sigmas():
     host = host_of("11")
     assert host.strides == (8, 16, 32)
-    assert (host.keypoint_names[0], len(host.keypoint_names)) == ("nose", 17)
-    assert np.array_equal(host.sigmas, COCO_SIGMAS)
+    assert host.layout == Keypoints.of(17)
     assert host.device == torch.device("cpu")
 
 
-def test_sigmas_of_the_data_set_or_the_caller():
+def test_sigmas_of_the_checkpoint_and_of_an_assignment():
     model = pose_model("26", (4, 3))
     model.kpt_oks_sigmas = [0.1, 0.2, 0.3, 0.4]
-    assert UltralyticsHost(model).sigmas.tolist() == [0.1, 0.2, 0.3, 0.4]
-    host = UltralyticsHost(model, sigmas=[0.4, 0.3, 0.2, 0.1])
-    assert host.sigmas.tolist() == [0.4, 0.3, 0.2, 0.1]
-    torch.testing.assert_close(host._criterion.keypoint_loss.sigmas, torch.tensor([0.4, 0.3, 0.2, 0.1]))
+    host = UltralyticsHost(model)
+    assert host.layout.sigmas == (0.1, 0.2, 0.3, 0.4)
+    others = (0.4, 0.3, 0.2, 0.1)
+    torch.testing.assert_close(host._criterion(others).keypoint_loss.sigmas, torch.tensor(others))
+    assert host.layout.sigmas == (0.1, 0.2, 0.3, 0.4)  # what the data say stays with the data
     for wrong in ([0.1, 0.2], [0.1, 0.2, 0.3, 0.0]):
+        model.kpt_oks_sigmas = wrong
         with pytest.raises(HaloposeError, match="sigmas"):
-            UltralyticsHost(model, sigmas=wrong)
+            UltralyticsHost(model)
 
 
 @pytest.mark.parametrize("kind", ULTRALYTICS)
@@ -700,10 +702,10 @@ def test_libreyolo_checkpoints_load_with_what_they_say(tmp_path, offline):
     host = load_host(tmp_path / "best.pt")
     assert host.fingerprints == YoloNASHost(model).fingerprints
     assert host.class_names == ("a", "b", "c")
-    assert host.sigmas.tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert not host._criterion.assigner.multiply_by_pose_oks
-    assert load_host(tmp_path / "best.pt", sigmas=[0.1] * 5).sigmas.tolist() == [0.1] * 5
-    assert YoloNASHost.load(tmp_path / "best.pt", oks_factor=True)._criterion.assigner.multiply_by_pose_oks
+    sigmas = host.layout.sigmas
+    assert sigmas == (0.1, 0.2, 0.3, 0.4, 0.5)
+    assert not host._criterion(sigmas).assigner.multiply_by_pose_oks
+    assert YoloNASHost.load(tmp_path / "best.pt", oks_factor=True)._criterion(sigmas).assigner.multiply_by_pose_oks
 
 
 @pytest.mark.parametrize(("size", "millions"), [("n", 9.9), ("s", 22.2), ("m", 58.2), ("l", 79.4)])

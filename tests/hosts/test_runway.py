@@ -16,7 +16,7 @@ def model():
 
 
 def test_detector_and_heads_belong_together(model):
-    assert model.artifact.keypoint_names == CORNER_NAMES
+    assert model.artifact.layout.names == CORNER_NAMES
     assert model.artifact.card["images"]["calibration"]
     with pytest.raises(HaloposeError, match="base"):
         UncertainPose(model.host, Artifact.load(hub.shipped_artifact()))

@@ -17,17 +17,20 @@ from typer.testing import CliRunner
 
 from halopose.cli.app import app
 from halopose.data.loading import load_dataset
+from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.bootstrap import SCALES, Measured
-from halopose.evaluation.calibrations import Fitted, Given, cross_fitted
-from halopose.evaluation.protocol import SCALAR_METRICS, evaluate
-from halopose.evaluation.true_positives import Protocol, match_poses
+from halopose.evaluation.calibrations import apply_calibrations
+from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.measured import Measured
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.scores import METRICS
+from halopose.evaluation.true_positives import match_poses
 from halopose.fitting import pipeline
 from halopose.fitting.pipeline import FitSettings
 from halopose.fitting.store import MatchStore
 from halopose.fitting.training import TrainSettings
 from halopose.studies import ablation
-from halopose.studies.ablation import DEFAULT, Result, Row, Study, ablate, rows_of
+from halopose.studies.ablation import DEFAULT, SCALES, Result, Row, Study, ablate, rows_of
 from halopose.uncertainty.heads import HeadSettings
 from halopose.uncertainty.pruning import localization_confidence, select_threshold
 from tests.helpers.models import ROOT, host_of, pose_model, write_scenes
@@ -116,44 +119,52 @@ def test_what_the_default_is_already_is_no_row():
 # --- rows are what the pipeline computes ---------------------------------------------------------------
 
 
+def by_confidence_alone(artifact):
+    """The artifact without its visibility threshold: rows compare rules for the localization confidence."""
+    return replace(artifact, calibrations=replace(artifact.calibrations, visibility_threshold=None))
+
+
+def scores_of(artifact, folder, **options):
+    images = np.array(artifact.card["images"]["evaluation"])
+    protocol = Protocol(area="box", **options)
+    store = MatchStore(folder / "work" / "val")
+    return pipeline.evaluate_artifact(by_confidence_alone(artifact), host_of("11"), store, images, protocol)
+
+
 def test_the_default_row_is_a_fit(results, fitted, folder):
-    artifact, metrics = fitted
-    default = results[DEFAULT]
-    for regime in ("gaussian", "student_t"):
-        for name in SCALAR_METRICS:
-            assert default.estimate[f"{regime}.{name}"] == pytest.approx(metrics[regime][name], rel=1e-9)
-            pruned = default.estimate[f"pruned.{regime}.{name}"]
-            assert pruned == pytest.approx(metrics["pruned"][regime][name], rel=1e-9, nan_ok=True)
-    assert default.estimate["akp_skill"] == pytest.approx(metrics["akp_skill"], rel=1e-9)
-    assert default.estimate["kept_fraction"] == pytest.approx(metrics["pruned"]["kept_fraction"], rel=1e-12)
-    assert default.counts == {"images": metrics["images"], "keypoints": metrics["keypoints"]}
+    artifact, scores = fitted
+    pruned, default = scores_of(artifact, folder).pruned, results[DEFAULT]
+    for law in ("gaussian", "student_t"):
+        for name in METRICS:
+            assert default.estimate[f"{law}.{name}"] == pytest.approx(scores.law(law).metric(name), rel=1e-9)
+            kept = default.estimate[f"pruned.{law}.{name}"]
+            assert kept == pytest.approx(pruned.law(law).metric(name), rel=1e-9, nan_ok=True)
+    assert default.estimate["akp_skill"] == pytest.approx(scores.akp_skill, rel=1e-9)
+    assert default.estimate["kept_fraction"] == pytest.approx(pruned.kept_fraction, rel=1e-12)
+    assert default.counts == {"images": scores.images, "keypoints": scores.keypoints}
     content = json.loads((folder / "rows" / "default.json").read_text())
-    assert content["threshold"] == pytest.approx(artifact.threshold, rel=1e-12)
+    assert content["threshold"] == pytest.approx(artifact.calibrations.threshold, rel=1e-12)
     assert content["training"]["best_epoch"] == artifact.card["training"]["best_epoch"]
 
 
 def test_intervals_are_those_of_an_evaluation(results, fitted, folder):
     artifact, _ = fitted
-    store = MatchStore(folder / "work" / "val")
-    images = np.array(artifact.card["images"]["evaluation"])
-    protocol = Protocol(bootstrap=DRAWS, area="box", box_area_factor=artifact.area_factor)
-    metrics = pipeline.evaluate_artifact(artifact, host_of("11"), store, images, protocol)
-    default = results[DEFAULT]
-    for regime in ("gaussian", "student_t"):
-        for name in SCALAR_METRICS:
-            own = default.estimate[f"{regime}.{name}"] + default.margin(f"{regime}.{name}")
-            assert own == pytest.approx(metrics[regime]["interval"][name][1], rel=1e-9)
+    scores, default = scores_of(artifact, folder, bootstrap=DRAWS), results[DEFAULT]
+    for law in ("gaussian", "student_t"):
+        for name in METRICS:
+            own = default.estimate[f"{law}.{name}"] + default.margin(f"{law}.{name}")
+            assert own == pytest.approx(scores.law(law).interval[name][1], rel=1e-9)
     own = default.estimate["akp_skill"] + default.margin("akp_skill")
-    assert own == pytest.approx(metrics["interval"]["akp_skill"][1], rel=1e-9)
+    assert own == pytest.approx(scores.interval["akp_skill"][1], rel=1e-9)
 
 
 def parts_of(folder, row: Row, images: str):
     """Heads of a row, and true positives of the calibration or the evaluation images, step by step."""
     host, store = host_of("11"), MatchStore(folder / "work" / "val")
     heads, _ = pipeline.train_heads(host, [MatchStore(folder / "work" / "train")], row.fit)
-    split = pipeline.split_validation(np.array(store.manifest["images"]), row.fit.calibration_share)
+    split = split_validation(store.images, row.fit.calibration_share)
     chosen = split[0 if images == "calibration" else 1]
-    truth = store.ground_truth(host.keypoint_names, host.sigmas, chosen)
+    truth = store.ground_truth(chosen)
     matched = match_poses(pipeline.predictions_of(heads, store, chosen), truth, row.protocol)
     return heads, store, split, matched
 
@@ -161,57 +172,56 @@ def parts_of(folder, row: Row, images: str):
 def direct(folder, row: Row):
     """True positives, and what is fitted for them, without any of the code under test."""
     heads, store, split, held_out = parts_of(folder, row, "calibration")
-    calibrated = pipeline.calibrate_heads(host_of("11"), heads, store, split[0], row.fit)
+    calibrated = pipeline.calibrate_heads(heads, store, split[0], row.fit)
     confidence = localization_confidence(
         calibrated.gaussian.tau_.numpy()[:, None, None] ** 2 * held_out.covariance,
-        held_out.box_area * row.fit.area_factor,
-        held_out.sigmas,
+        held_out.box_area * 0.53,
+        held_out.layout.kappa,
         row.scalarisation,
     )
-    variance = held_out.area[:, None] * (2 * held_out.sigmas) ** 2
+    variance = held_out.area[:, None] * held_out.layout.kappa**2
     similarity = np.exp(-(held_out.residual**2).sum(-1) / (2 * variance))
     labelled = held_out.labelled
     threshold = select_threshold(confidence[labelled], similarity[labelled] >= row.fit.gamma_ks, row.rule)
     *_, matched = parts_of(folder, row, "evaluation")
-    return matched, Given(calibrated.gaussian, calibrated.student, threshold)
+    return matched, replace(calibrated, threshold=threshold, visibility_threshold=None)
 
 
 @pytest.mark.parametrize("name", ["isotropic", "last-layer", "assigned", "eigenvalue", "f1"])
 def test_other_rows_are_direct_calls(results, folder, name):
     row = rows_by_name()[name]
-    matched, given = direct(folder, row)
-    metrics = evaluate(matched, cross_fitted(matched, row.protocol, given), row.protocol)
+    matched, fitted = direct(folder, row)
+    scores = evaluate(matched, apply_calibrations(matched, fitted, row.protocol), row.protocol)
     estimate = results[name].estimate
-    assert estimate["kept_fraction"] == pytest.approx(metrics["pruned"]["kept_fraction"], rel=1e-12)
+    assert estimate["kept_fraction"] == pytest.approx(scores.pruned.kept_fraction, rel=1e-12)
     for metric in ("ace", "ence_x", "nll", "akp"):
-        assert estimate[f"gaussian.{metric}"] == pytest.approx(metrics["gaussian"][metric], rel=1e-9)
-        assert estimate[f"student_t.{metric}"] == pytest.approx(metrics["student_t"][metric], rel=1e-9)
-        pruned = metrics["pruned"]["gaussian"][metric]
+        assert estimate[f"gaussian.{metric}"] == pytest.approx(scores.gaussian.metric(metric), rel=1e-9)
+        assert estimate[f"student_t.{metric}"] == pytest.approx(scores.student_t.metric(metric), rel=1e-9)
+        pruned = scores.pruned.gaussian.metric(metric)
         assert estimate[f"pruned.gaussian.{metric}"] == pytest.approx(pruned, rel=1e-9, nan_ok=True)
     bins = results[name].variance["y"]
-    np.testing.assert_allclose(bins["empirical"], metrics["curves"]["gaussian"]["variance"]["y"]["empirical"])
+    np.testing.assert_allclose(bins["empirical"], scores.gaussian.curves.variance["y"].empirical)
 
 
 # --- the paired bootstrap ------------------------------------------------------------------------------
 
 
-def brute_force(matched, given: Given, row: Row, edges):
+def brute_force(matched, fitted, row: Row, edges):
     """Metrics of every resampling, evaluated on copies of the resampled images' true positives."""
-    fitted = Fitted(given.gaussian, given.student, given.threshold)
     protocol = replace(row.protocol, scale_edges=tuple(edges))
     images = np.unique(matched.image_ids)
     picks = np.random.default_rng(0).integers(len(images), size=(DRAWS, len(images)))
     draws = []
     for pick in picks:
         copies = matched.select(np.concatenate([np.flatnonzero(matched.image_ids == images[i]) for i in pick]))
-        metrics = evaluate(copies, fitted.regimes(copies), protocol)
-        by_scale = [block["ace"] for block in metrics["gaussian"]["per_scale"].values()]
+        scores = evaluate(copies, apply_calibrations(copies, fitted, protocol), protocol)
+        by_scale = [summary.ace for summary in scores.gaussian.per_scale.values()]
         draws.append(
             {
-                **{f"gaussian.{name}": metrics["gaussian"][name] for name in SCALAR_METRICS},
-                **{f"student_t.{name}": metrics["student_t"][name] for name in SCALAR_METRICS},
-                "pruned.gaussian.nll": metrics["pruned"]["gaussian"]["nll"],
-                "kept_fraction": metrics["pruned"]["kept_fraction"],
+                **{f"gaussian.{name}": scores.gaussian.metric(name) for name in METRICS},
+                **{f"student_t.{name}": scores.student_t.metric(name) for name in METRICS},
+                "pruned.gaussian.nll": scores.pruned.gaussian.nll,
+                "kept_fraction": scores.pruned.kept_fraction,
                 "scale.1.ace": by_scale[1],
                 "scale.spread": np.nanstd(by_scale),
             }
@@ -223,7 +233,7 @@ def test_paired_differences_equal_brute_force(folder):
     rows, expected = {}, {}
     for name in (DEFAULT, "diagonal"):
         row = rows_by_name()[name]
-        matched, given = direct(folder, row)
+        matched, fitted = direct(folder, row)
         # These scenes have objects of one size, and levels without training, whose variances are all equal.
         generator = np.random.default_rng(1)
         sizes = generator.uniform(0.3, 3, len(matched))
@@ -236,11 +246,12 @@ def test_paired_differences_equal_brute_force(folder):
             scale=covariance,
         )
         edges = np.quantile(matched.area, np.arange(1, SCALES) / SCALES)
-        expected[name] = brute_force(matched, given, row, edges)
-        measured = Measured.of(matched, Fitted(given.gaussian, given.student, given.threshold), row.protocol)
-        draws = list(measured.draws(DRAWS))
+        expected[name] = brute_force(matched, fitted, row, edges)
+        laws = apply_calibrations(matched, fitted, row.protocol)
+        measured = Measured.of(matched, laws, row.protocol, edges)
+        draws = list(measured.draws(DRAWS, scales=True))
         columns = {metric: np.array([draw[metric] for draw in draws]) for metric in draws[0]}
-        rows[name] = Result(name, name, measured.scores(), columns, {}, [], {})
+        rows[name] = Result(name, name, measured.scores(scales=True), columns, {}, [], {})
         for metric, values in expected[name].items():
             assert columns[metric] == pytest.approx(values, rel=1e-9, nan_ok=True), metric
     for metric, values in expected["diagonal"].items():
@@ -252,10 +263,11 @@ def test_paired_differences_equal_brute_force(folder):
 
 
 def test_evaluation_without_matches_is_refused(folder):
-    matched, given = direct(folder, rows_by_name()[DEFAULT])
-    fitted = Fitted(given.gaussian, given.student, given.threshold)
-    with pytest.raises(HaloposeError, match="give more images"):
-        Measured.of(matched.select(np.zeros(0, dtype=int)), fitted, Protocol())
+    matched, fitted = direct(folder, rows_by_name()[DEFAULT])
+    nothing = matched.select(np.zeros(0, dtype=int))
+    laws = apply_calibrations(nothing, fitted, Protocol())
+    with pytest.raises(HaloposeError, match="no detection matches"):
+        Measured.of(nothing, laws, Protocol(), np.zeros(0))
 
 
 # --- reruns --------------------------------------------------------------------------------------------

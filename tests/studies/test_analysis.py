@@ -264,16 +264,16 @@ def test_end_to_end(tmp_path: Path) -> None:
     result = json.loads((output / "analysis.json").read_text())
     assert "<svg" in (output / "analysis.html").read_text()
     store = MatchStore(output / "store")
-    assert result["matched_instances"] == len(matched_residuals(store, host.keypoint_names, host.sigmas))
+    assert result["matched_instances"] == len(matched_residuals(store))
     # The same true positives and residuals as the evaluation's.
-    truth = store.ground_truth(host.keypoint_names, host.sigmas)
-    matched = match_poses(constant_predictions(store, host.sigmas, 1.0), truth, Protocol())
-    ours = matched_residuals(store, host.keypoint_names, host.sigmas)
-    scale = np.sqrt(ours.area)[:, None, None] * 2 * host.sigmas[:, None]
+    truth = store.ground_truth()
+    matched = match_poses(constant_predictions(store), truth, Protocol())
+    ours = matched_residuals(store)
+    scale = np.sqrt(ours.area)[:, None, None] * host.layout.kappa[:, None]
     theirs = matched.residual[matched.labelled]
     np.testing.assert_allclose(
         np.sort((ours.normalized * scale)[ours.labelled], axis=0), np.sort(theirs, axis=0), atol=1e-9
     )
     training = collect_validation(host, load_dataset(data, "val"), tmp_path / "again", FitSettings(imgsz=64))
-    same = analyse(store, host.keypoint_names, host.sigmas, training=training)
+    same = analyse(store, training=training)
     assert same["shift"]["weights"] == result["shift"]["weights"]

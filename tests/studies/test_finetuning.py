@@ -25,13 +25,13 @@ from halopose.evaluation.matching import candidate_pairs, greedy_match
 from halopose.evaluation.metrics import LEVELS
 from halopose.fitting.pipeline import FitSettings, collect_validation
 from halopose.fitting.store import MatchStore
+from halopose.hosts.finetuning import FinetuneSettings, tuning_key
+from halopose.hosts.loading import load_host
 from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.hosts.ultralytics.training import FineTuner, PoksModel, tune
-from halopose.hosts.loading import load_host
 from halopose.studies.analysis import constant_predictions
 from halopose.studies.coco_ap import CocoScores
 from halopose.studies.finetuning import SHOWN, BaseScores, JudgeSettings, finetune, to_json, to_text
-from halopose.hosts.finetuning import FinetuneSettings, tuning_key
 from tests.helpers.models import pose_model, write_scenes
 
 pytestmark = [
@@ -282,8 +282,8 @@ def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: P
     )
     accuracy = CocoScores.of(store, host)
     scores = accuracy.scores()
-    truth = store.ground_truth(host.keypoint_names, host.sigmas)
-    found = constant_predictions(store, host.sigmas, 1.0)
+    truth = store.ground_truth()
+    found = constant_predictions(store)
     taken = greedy_match(candidate_pairs(found, truth), len(found), truth.ignore, truth.crowd, np.array([0.5]))[0]
     recalled = np.unique(taken[taken >= 0])
     counted = ~truth.ignore

@@ -83,7 +83,10 @@ class MatchStore:
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise HaloposeError(f"{self.folder} is not a match store: collect it again")
         self.manifest: dict[str, Any] = manifest
-        self.layout = Keypoints.from_json(manifest["layout"])
+        try:
+            self.layout = Keypoints.from_json(manifest["layout"])
+        except (KeyError, TypeError, ValueError):
+            raise HaloposeError(f"{self.folder} has a damaged manifest: collect it again") from None
         missing = [path for path in self._paths() if not path.is_file()]
         if missing:
             raise HaloposeError(

@@ -30,7 +30,7 @@ def test_a_model_comes_back_as_it_was(kind: str, tmp_path: Path) -> None:
     batch = torch.rand(1, 3, 64, 96)
     assert torch.equal(first.forward(batch).keypoints, again.forward(batch).keypoints)
     assert first.fingerprints == again.fingerprints
-    assert again.sigmas.tolist() == [0.1, 0.2, 0.3, 0.4]
+    assert again.layout.sigmas == (0.1, 0.2, 0.3, 0.4)
     assert again.class_names == ("runway",)
 
 

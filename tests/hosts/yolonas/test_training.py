@@ -21,13 +21,14 @@ from torch import Tensor
 from halopose.data.dataset import Dataset
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
+from halopose.hosts import poks
+from halopose.hosts.finetuning import FinetuneSettings
+from halopose.hosts.loading import load_host
+from halopose.hosts.poks import poks_loss
 from halopose.hosts.yolonas import training as yolonas_training
 from halopose.hosts.yolonas.host import LibreYOLONAS, YoloNASHost, YoloNASPoseLoss
 from halopose.hosts.yolonas.training import FineTuner, PoksPoseLoss, save_tuned, tune
-from halopose.hosts.loading import load_host
-from halopose.studies import poks
-from halopose.hosts.finetuning import FinetuneSettings
-from halopose.hosts.poks import poks_loss
+from halopose.keypoints import Keypoints
 from tests.helpers.models import pose_model, scenes, write_yolo
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,7 +69,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     items = [(f"{n}.png", image, labels) for n, (image, labels) in enumerate(zip(scenes(4), rows, strict=True))]
     root = tmp_path_factory.mktemp("images") / "images" / "data"  # a folder above may be called images too
     yaml = write_yolo(root, {"train": items}, kpt_shape=[KEYPOINTS, 3], kpt_names={0: NAMES})
-    return replace(load_dataset(yaml, "train"), sigmas=np.array(SIGMAS))
+    read = load_dataset(yaml, "train")
+    return replace(read, layout=replace(read.layout, sigmas=tuple(SIGMAS)))
 
 
 def weights(path: Path) -> dict[str, Tensor]:
@@ -227,7 +229,7 @@ def test_the_trainer_uses_it(
     assert tuned.fingerprints != host.fingerprints
     for name in ("keypoint_count", "class_names", "oks_factor", "strides"):
         assert getattr(tuned, name) == getattr(host, name)
-    assert tuned.sigmas.tolist() == host.sigmas.tolist()  # the data set's are for the tuning alone
+    assert tuned.layout.sigmas == host.layout.sigmas  # the data set's are for the tuning alone
     theirs = LibreYOLONAS(str(after), size="n", task="pose", device="cpu")
     assert (theirs.num_keypoints, theirs.names) == (KEYPOINTS, {0: "runway"})
 
@@ -288,7 +290,7 @@ def test_refusals(base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Pat
 
     refused("freeze 0, 1", freeze=3)
     refused("one device", device="0,1")
-    refused("5 keypoints, the model 4", replace(dataset, names=(*dataset.names, "more")))
+    refused("5 keypoints, the model 4", replace(dataset, layout=Keypoints.of(5)))
     other = replace(dataset.records[0], path=Path("image.jp2"))
     refused("no .jp2 files", replace(dataset, records=(other,)))
     weights = {name: value * float("nan") for name, value in host.model.state_dict().items()}

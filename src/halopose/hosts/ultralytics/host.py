@@ -30,14 +30,12 @@ from halopose.hosts.base import (
     refusal,
 )
 from halopose.keypoints import Keypoints
-from halopose.poses import PoseDistributions
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
 
 try:
     from ultralytics.cfg import get_cfg
     from ultralytics.data.augment import LetterBox
-    from ultralytics.engine.results import Results
     from ultralytics.nn.autobackend import AutoBackend
     from ultralytics.nn.modules import Conv
     from ultralytics.nn.modules.head import Pose, Pose26
@@ -256,25 +254,6 @@ class UltralyticsHost(Host):
     def pose_templates(self) -> list[list[ConvTemplate]]:
         trunks = self.head.one2one_cv4 if self.end2end else self.head.cv4
         return [[_template(layer) for layer in trunk if isinstance(layer, Conv)] for trunk in trunks]
-
-
-def to_results(poses: PoseDistributions, image: Array, path: str, names: dict[int, str] | None) -> Results:
-    """The framework's own result object, with what it lacks as attributes."""
-    classes = np.zeros(len(poses)) if poses.class_ids is None else poses.class_ids - 1
-    rows = np.concatenate([poses.boxes, poses.scores[:, None], classes[:, None]], axis=1)
-    keypoints = poses.keypoints
-    if poses.visibility is not None:
-        keypoints = np.concatenate([keypoints, poses.visibility[..., None]], axis=2)
-    results = Results(
-        image,
-        path=path,
-        names=names or {0: "object"},
-        boxes=torch.from_numpy(rows.astype(np.float32)),
-        keypoints=torch.from_numpy(keypoints.astype(np.float32)),
-    )
-    results.covariance, results.scale = poses.covariance, poses.scale
-    results.dof, results.keep = poses.dof, poses.keep
-    return results
 
 
 def load_model(path: str, unsafe: bool) -> PoseModel:

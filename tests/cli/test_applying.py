@@ -1,0 +1,170 @@
+"""evaluate and predict, end to end on small scenes: what they write, and what they refuse."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from halopose.data.coco import parse_predictions
+from halopose.data.loading import load_dataset
+from halopose.fitting.artifact import Artifact
+from halopose.hosts.ultralytics.host import UltralyticsHost
+from halopose.predictor import UncertainPose
+from tests.cli.test_fitting import as_coco
+from tests.helpers.commands import base, refused, run
+from tests.helpers.models import ASSETS, artifact_for, pose_model
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:no samples for keypoints"),
+]
+
+
+def test_evaluate_leaves_out_what_the_artifact_has_seen(work, tmp_path, monkeypatch, capsys):
+    arguments = "evaluate", work / "data.yaml", *base(work), "--artifact", work / "a.safetensors", "--bootstrap", 0
+    output = run(*arguments, "--split", "val", "-o", tmp_path / "val", "--pictures", 2)
+    assert "5 of 10 images were used to make the artifact: left out" in output
+    mine = json.loads((tmp_path / "val" / "metrics.json").read_text())
+    fitted = json.loads((work / "a-report" / "metrics.json").read_text())
+    assert mine["gaussian"]["nll"] == pytest.approx(fitted["gaussian"]["nll"])
+    assert mine["matched_instances"] == fitted["matched_instances"]
+    assert "every image was used" in refused(
+        monkeypatch, capsys, *arguments, "--split", "train", "-o", tmp_path / "t"
+    )
+
+
+def test_predict_writes_pictures_and_json(work, tmp_path):
+    run("predict", ASSETS / "bus.jpg", *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path,
+        "--family", "student-t")  # fmt: skip
+    entries = json.loads((tmp_path / "predictions.json").read_text())
+    assert {entry["file_name"] for entry in entries} == {"bus.jpg"}
+    assert (tmp_path / "bus.jpg").stat().st_size > 10_000
+    for entry in entries:
+        assert np.shape(entry["covariance"]) == np.shape(entry["scale"]) == (17, 3)
+        assert len(entry["keep"]) == len(entry["dof"]) == 17
+
+
+def test_predict_keeps_pictures_of_equal_names_apart(work, tmp_path, monkeypatch, capsys):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(ASSETS / "bus.jpg", tmp_path / folder)
+    heads = *base(work), "--artifact", work / "a.safetensors"
+    run("predict", tmp_path / "*" / "bus.jpg", *heads, "-o", tmp_path / "out")
+    entries = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert {entry["file_name"] for entry in entries} == {"a/bus.jpg", "b/bus.jpg"}
+    assert len({entry["image_id"] for entry in entries}) == 2
+    for folder in ("a", "b"):
+        assert (tmp_path / "out" / folder / "bus.jpg").is_file()
+    line = refused(monkeypatch, capsys, "predict", tmp_path / "a", *heads, "-o", tmp_path / "a")
+    assert line.endswith("would take its place: choose another --output\n")
+    assert (tmp_path / "a" / "bus.jpg").read_bytes() == (ASSETS / "bus.jpg").read_bytes()
+
+
+def test_predict_refuses_missing_and_foreign_things(work, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # the default output is a folder here
+    artifact = "--artifact", work / "a.safetensors"
+    assert "no file" in refused(monkeypatch, capsys, "predict", tmp_path / "no.jpg", *base(work), *artifact)
+    assert not (tmp_path / "poses").exists()
+    assert "give --artifact" in refused(monkeypatch, capsys, "predict", ASSETS, *base(work))
+    torch.save({"model": pose_model("11", seed=5)}, tmp_path / "other.pt")
+    line = refused(monkeypatch, capsys, "predict", ASSETS, "--base", tmp_path / "other.pt", *artifact)
+    assert "made for another base" in line
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_predict_on_a_full_disk_is_one_line(work, tmp_path, monkeypatch, capsys):
+    heads = "--artifact", work / "a.safetensors"
+    line = refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *base(work), *heads, "-o", tmp_path)
+    assert line == f"halopose: cannot write {tmp_path / 'bus.jpg'}: File too large\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_predict_then_score_without_touching_a_file(work, tmp_path):
+    """Ids are those of the data: numbers where names are numbers, else of the name; or the truth's own."""
+    dataset = load_dataset(work / "data.yaml", "val")
+    folder = dataset.records[0].path.parent
+    truth = coco_beside(dataset, tmp_path)
+    heads = *base(work), "--artifact", work / "a.safetensors"
+    run("predict", folder, *heads, "--conf", 0.01, "-o", tmp_path / "poses")
+    entries = json.loads((tmp_path / "poses" / "predictions.json").read_text())
+    assert {entry["image_id"] for entry in entries} <= set(dataset.image_ids.tolist())
+    output = run("score", tmp_path / "poses" / "predictions.json", truth, "-o", tmp_path / "s", "--bootstrap", 0)
+    assert "matched instances" in output
+    content = json.loads(truth.read_text())
+    number = {image["id"]: 1000 + n for n, image in enumerate(content["images"])}
+    for image in content["images"]:
+        image["id"] = number[image["id"]]
+    for annotation in content["annotations"]:
+        annotation["image_id"] = number[annotation["image_id"]]
+    (tmp_path / "renamed.json").write_text(json.dumps(content))
+    run("predict", folder, *heads, "--conf", 0.01, "-o", tmp_path / "p", "--truth", tmp_path / "renamed.json")
+    both = tmp_path / "p" / "predictions.json", tmp_path / "renamed.json"
+    assert run("score", *both, "-o", tmp_path / "t", "--bootstrap", 0).splitlines()[:3] == output.splitlines()[:3]
+
+
+def coco_beside(dataset, folder):
+    links = folder / "data"
+    links.mkdir()
+    for record in dataset.records:
+        shutil.copy(record.path, links)
+    moved = replace(dataset, records=tuple(replace(r, path=links / r.path.name) for r in dataset.records))
+    return as_coco(moved, folder / "truth.json")
+
+
+def test_a_truth_without_the_image_is_refused(work, tmp_path, monkeypatch, capsys):
+    (tmp_path / "truth.json").write_text(json.dumps({"images": [{"id": 1, "file_name": "other.jpg"}]}))
+    heads = *base(work), "--artifact", work / "a.safetensors", "--truth", tmp_path / "truth.json"
+    line = refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *heads, "-o", tmp_path / "out")
+    assert "knows no image called bus.jpg" in line
+
+
+def test_predict_finds_the_head_and_the_names_of_the_artifact(tmp_path, monkeypatch):
+    """A checkpoint that uses one-to-many by default, and heads made for its one-to-one head."""
+    model = pose_model("26", (4, 3))
+    torch.save({"model": model}, tmp_path / "base.pt")
+    artifact = artifact_for(UltralyticsHost(model, end2end=True))
+    names = ("near_left", "near_right", "far_right", "far_left")
+    replace(artifact, layout=replace(artifact.layout, names=names)).save(tmp_path / "a.safetensors")
+    drawn = []
+    monkeypatch.setattr("halopose.drawing.draw_poses", lambda image, *_, names, **__: drawn.append(names) or image)
+    run("predict", ASSETS / "bus.jpg", *base(tmp_path), "--artifact", tmp_path / "a.safetensors", "-o", tmp_path)
+    assert drawn == [names]
+
+
+def test_settings_reach_the_pictures(work, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        UncertainPose, "predict", lambda self, image, **given: seen.append(given) or [nothing(self)]
+    )
+    run("evaluate", work / "data.yaml", *base(work), "--artifact", work / "a.safetensors", "--bootstrap", 0,
+        "--split", "test", "--imgsz", 96, "--conf", 0.02, "--iou", 0.6, "--pictures", 2,
+        "-o", tmp_path)  # fmt: skip
+    assert seen == [{"imgsz": 96, "conf": 0.02, "iou": 0.6}] * 2
+
+
+def nothing(model):
+    from halopose.poses import PoseDistributions
+
+    count = len(model.artifact.layout)
+    empty = np.zeros((0, count, 2, 2))
+    return PoseDistributions(np.zeros((0, 4)), np.zeros(0), np.zeros((0, count, 2)), empty, empty)
+
+
+def test_the_visibility_threshold_is_the_artifacts_or_the_users(work, tmp_path):
+    artifact = Artifact.load(work / "a.safetensors")
+    calibrations = replace(artifact.calibrations, threshold=float("-inf"), visibility_threshold=0.6)
+    replace(artifact, calibrations=calibrations).save(tmp_path / "a.safetensors")
+    kept = {}
+    for option in ((), ("--visibility", 0), ("--visibility", 0.3)):
+        run("predict", ASSETS / "bus.jpg", *base(work), "--artifact", tmp_path / "a.safetensors", *option,
+            "-o", tmp_path / "out")  # fmt: skip
+        content = json.loads((tmp_path / "out" / "predictions.json").read_text())
+        kept[option[1:]] = parse_predictions("p", content, None)
+    visibility = kept[()].visibility
+    assert (visibility < 0.6).any()
+    assert np.array_equal(kept[()].keep, visibility >= 0.6)
+    assert kept[(0,)].keep.all()
+    assert np.array_equal(kept[(0.3,)].keep, visibility >= 0.3)

@@ -1,0 +1,185 @@
+"""fit and its steps, end to end on small scenes: what they write, and what they refuse."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from halopose.data.files import write_json
+from halopose.data.loading import load_dataset
+from halopose.fitting.artifact import Artifact
+from halopose.hosts.ultralytics.host import UltralyticsHost
+from halopose.keypoints import Keypoints
+from tests.helpers.commands import base, refused, run
+from tests.helpers.models import ASSETS, pose_model, write_scenes
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:no samples for keypoints"),
+]
+
+
+def test_fit_writes_artifact_and_report(work):
+    artifact = Artifact.load(work / "a.safetensors")
+    assert artifact.imgsz == 64
+    assert set(artifact.card["images"]) == {"heads", "calibration", "evaluation"}
+    metrics = json.loads((work / "a-report" / "metrics.json").read_text())
+    assert metrics["gaussian"]["nll"] == pytest.approx(artifact.card["figures"]["gaussian"]["nll"])
+    assert (work / "a-report" / "report.html").is_file()
+
+
+def by_steps(data, folder, heads, *, source="matched", **options):
+    """collect, train, calibrate by hand, as a fit with half of the validation images to calibrate on."""
+    images = options.pop("images", ())
+    val = options.pop("val", ("--split", "val"))
+    run("collect", data, *heads, *images, "--split", "train", "--sizes", 64, "-o", folder / "train")
+    source_data = val[0] if val[0] != "--split" else data
+    run("collect", source_data, *heads, *images, *(val if val[0] == "--split" else ()), "--sizes", 64,
+        "--detections", 20, "-o", folder / "val")  # fmt: skip
+    trained = [item for name, value in options.items() for item in (f"--{name}", value)]
+    run("train", folder / "train", *heads, "--epochs", 2, *trained, "-o", folder / "heads.safetensors")
+    run("calibrate", folder / "val", *heads, "--artifact", folder / "heads.safetensors", "--share", 0.5,
+        "--source", source, "-o", folder / "done.safetensors")  # fmt: skip
+    return Artifact.load(folder / "done.safetensors")
+
+
+def same_artifact(one: Artifact, other: Artifact, folder) -> None:
+    """Equal to the last byte, but for the figures that a fit measures at its end."""
+    for name, artifact in (("one", one), ("other", other)):
+        card = {key: value for key, value in artifact.card.items() if key != "figures"}
+        replace(artifact, card=card).save(folder / name)
+    assert (folder / "one").read_bytes() == (folder / "other").read_bytes()
+
+
+def test_fit_by_steps_is_a_fit(work, tmp_path):
+    done = by_steps(work / "data.yaml", tmp_path, base(work))
+    assert Artifact.load(tmp_path / "heads.safetensors").calibrations.threshold == float("-inf")
+    assert not torch.equal(done.calibrations.gaussian.tau_, torch.ones(17))
+    same_artifact(done, Artifact.load(work / "a.safetensors"), tmp_path)
+
+
+@pytest.mark.parametrize("count", [4, 5])
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_steps_know_what_only_the_data_know(tmp_path, count, form):
+    """Names, sigmas and the area factor of other keypoints than COCO's, from a yaml and from COCO json."""
+    host = UltralyticsHost(pose_model("11", (count, 3)))
+    torch.save({"model": pose_model("11", (count, 3))}, tmp_path / "base.pt")
+    names = [f"corner_{letter}" for letter in "abcde"[:count]]
+    sigmas = [0.05 + 0.01 * k for k in range(count)]
+    yaml = write_scenes(tmp_path / "data", host, {"train": 8, "val": 8}, kpt_shape=[count, 3],
+                        kpt_names={0: names}, kpt_oks_sigmas=sigmas)  # fmt: skip
+    fit_options = "--base", tmp_path / "base.pt", "--imgsz", 64, "--epochs", 2, "--calibration-share", 0.5
+    if form == "yaml":
+        run("fit", yaml, *fit_options, "-o", tmp_path / "fit.safetensors")
+        done = by_steps(yaml, tmp_path, base(tmp_path))
+    else:
+        train, val = (as_coco(load_dataset(yaml, split), tmp_path / f"{split}.json") for split in ("train", "val"))
+        folder = "--images", tmp_path / "data"
+        run("fit", train, "--val", val, *folder, *fit_options, "-o", tmp_path / "fit.safetensors")
+        done = by_steps(train, tmp_path, base(tmp_path), images=folder, val=(val,))
+    fitted = Artifact.load(tmp_path / "fit.safetensors")
+    assert fitted.layout == Keypoints.of(count, names=names, sigmas=sigmas)
+    assert fitted.layout.area_factor == 1.0
+    same_artifact(done, fitted, tmp_path)
+
+
+def as_coco(dataset, path):
+    """A YOLO split as COCO json."""
+    images, annotations = [], []
+    for record in dataset.records:
+        pixels, objects = record.read()
+        name = str(record.path.relative_to(path.parent / "data"))
+        images.append({"id": record.image_id, "file_name": name, "height": pixels.shape[0]})
+        for n in range(len(objects)):
+            points = np.concatenate([objects.keypoints[n], 2.0 * objects.labelled[n][:, None]], axis=1)
+            low, high = objects.boxes[n, :2], objects.boxes[n, 2:]
+            annotations.append({
+                "id": len(annotations) + 1, "image_id": record.image_id, "category_id": 1, "iscrowd": 0,
+                "bbox": [*low, *(high - low)], "area": objects.area[n], "keypoints": points.ravel().tolist(),
+            })  # fmt: skip
+    category = {"id": 1, "name": "thing", "keypoints": dataset.layout.names, "sigmas": dataset.layout.sigmas}
+    write_json(path, {"images": images, "annotations": annotations, "categories": [category]})
+    return path
+
+
+def test_calibration_on_assigned_cells_has_the_weights_of_the_training(work, tmp_path):
+    """By hand as in a fit, with weights that are not the defaults; the card says what was done."""
+    options = "--alpha", 3, "--no-scale-weight", "--calibration", "assigned"
+    run("fit", work / "data.yaml", *base(work), "-o", tmp_path / "fit.safetensors", "--imgsz", 64, "--epochs", 2,
+        "--calibration-share", 0.5, *options)  # fmt: skip
+    fitted = Artifact.load(tmp_path / "fit.safetensors")
+    run("collect", work / "data.yaml", *base(work), "--split", "train", "--sizes", 64, "-o", tmp_path / "train")
+    run("train", tmp_path / "train", *base(work), "--epochs", 2, "--alpha", 3, "--no-scale-weight",
+        "-o", tmp_path / "heads.safetensors")  # fmt: skip
+    run("collect", work / "data.yaml", *base(work), "--split", "val", "--sizes", 64, "--detections", 20,
+        "-o", tmp_path / "val")  # fmt: skip
+    run("calibrate", tmp_path / "val", *base(work), "--artifact", tmp_path / "heads.safetensors", "--share", 0.5,
+        "--source", "assigned", "-o", tmp_path / "done.safetensors")  # fmt: skip
+    done = Artifact.load(tmp_path / "done.safetensors")
+    assert done.card["settings"]["calibration"] == "assigned"
+    assert done.card["settings"]["train"]["alpha"] == 3
+    same_artifact(done, fitted, tmp_path)
+
+
+def test_calibrating_on_training_images_is_refused(work, tmp_path, monkeypatch, capsys):
+    run("collect", work / "data.yaml", *base(work), "--split", "train", "--sizes", 64, "--detections", 20,
+        "-o", tmp_path / "train")  # fmt: skip
+    line = refused(monkeypatch, capsys, "calibrate", tmp_path / "train", *base(work), "--artifact",
+                   work / "a.safetensors", "-o", tmp_path / "x")  # fmt: skip
+    assert "among those the heads were trained on" in line
+
+
+@pytest.mark.parametrize("command", ["fit", "fit runways", "report", "train", "calibrate", "evaluate", "predict"])
+def test_outputs_that_cannot_be_written_are_refused_before_any_work(work, tmp_path, monkeypatch, capsys, command):
+    (tmp_path / "file").write_text("x")
+    inside, folder, heads = (
+        tmp_path / "file" / "a.safetensors",
+        tmp_path / "file",
+        ("--artifact", work / "a.safetensors"),
+    )
+    arguments = {
+        "fit": ("fit", work / "data.yaml", *base(work), "-o", inside),
+        "fit runways": ("fit", "-o", inside),
+        "report": ("fit", work / "data.yaml", *base(work), "-o", tmp_path / "a.safetensors", "--report", folder),
+        "train": ("train", work / "a" / "train", *base(work), "-o", inside),
+        "calibrate": ("calibrate", work / "a" / "val", *base(work), *heads, "-o", inside),
+        "evaluate": ("evaluate", work / "data.yaml", *base(work), *heads, "--split", "test", "-o", folder),
+        "predict": ("predict", ASSETS / "bus.jpg", *base(work), *heads, "-o", folder),
+    }[command]
+    for late in (
+        "landing.world.dataset.write_dataset", "fitting.pipeline.fit", "fitting.pipeline.train_heads",
+        "fitting.pipeline.calibrate_artifact", "fitting.pipeline.collect_validation",
+        "predictor.UncertainPose.stream",
+    ):  # fmt: skip
+        monkeypatch.setattr(f"halopose.{late}", lambda *given, **more: pytest.fail("too late"))
+    line = refused(monkeypatch, capsys, *arguments)
+    assert line.startswith(f"halopose: cannot write to {folder}")
+
+
+def test_two_at_once_in_a_folder_are_refused(work, tmp_path, monkeypatch, capsys):
+    """The second says so in one line; a lock that a killed process leaves behind is none."""
+    hold = (
+        "import sys, time\nfrom halopose.data.lock import locked\n"
+        "with locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", hold, tmp_path / "work"], stdout=subprocess.PIPE)
+    assert process.stdout.read(4) == b"held"
+    arguments = "collect", work / "data.yaml", *base(work), "--sizes", 64, "-o", tmp_path / "work"
+    line = refused(monkeypatch, capsys, *arguments)
+    assert line == (
+        f"halopose: process {process.pid} works in {tmp_path / 'work'}: wait until it has ended, "
+        "or choose another folder\n"
+    )
+    process.kill()
+    process.wait()
+    run(*arguments)
+
+
+def test_fit_into_a_folder_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert refused(monkeypatch, capsys, "fit", "-o", ".").endswith("it is a folder, name a file\n")
+    assert not list(tmp_path.iterdir())
