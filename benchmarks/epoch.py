@@ -28,7 +28,7 @@ def compare_epoch(rounds: int = 3) -> Comparison:
     records = tuple(
         Record(photographs[number % 2], number, labels[number % 2], False, 1.0) for number in range(IMAGES)
     )
-    dataset = Dataset(records, host.keypoint_names, None, "annotation")
+    dataset = Dataset(records, host.layout, "annotation")
     with tempfile.TemporaryDirectory() as folder:
         store = collect(host, dataset, Path(folder), CollectSettings())
         heads = model.artifact.heads
@@ -43,7 +43,7 @@ def compare_epoch(rounds: int = 3) -> Comparison:
                 batch, boxes = host.preprocess([pixels], 640, rectangular=True)
                 output = host.forward(batch)
                 targets = to_targets(truth, boxes[0])
-                cells = host.assign(output, [targets])
+                cells = host.assign(output, [targets], dataset.layout.sigmas)
                 maps = [features.clone() for features in output.features]
                 image, cell, object = cells.image.clone(), cells.cell.clone(), cells.object.clone()
                 factors = heads.dense(maps)[image, cell]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import cv2
 import torch
 import ultralytics
 
 from benchmarks.interleave import Comparison, compare
-from halopose.fitting.pipeline import FitSettings, uncalibrated
+from halopose.data.images import read_image
+from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host, HostOutput, Selection
+from halopose.hosts.loading import load_host
 from halopose.hosts.shipped import find_base
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.predictor import UncertainPose
-from halopose.hosts.loading import load_host
+from halopose.uncertainty.calibration import Calibrations
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
@@ -32,19 +33,20 @@ def make_yolonas() -> tuple[UncertainPose, float]:
 
     torch.manual_seed(0)
     model = _with_heads(load_host(LibreYOLONASPoseModel("n")))
-    batch, _ = model.host.preprocess([cv2.imread(str(PHOTOGRAPH))], 640, rectangular=True)
+    batch, _ = model.host.preprocess([read_image(PHOTOGRAPH)], 640, rectangular=True)
     scores = model.host.forward(batch).scores.flatten()
     return model, float(scores.topk(30).values[-1])
 
 
 def _with_heads(host: Host) -> UncertainPose:
     heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count).eval()
-    return UncertainPose(host, uncalibrated(host, heads, FitSettings(), {}))
+    calibrations = Calibrations.none(host.keypoint_count)
+    return UncertainPose(host, Artifact(heads, calibrations, host.fingerprints, host.layout, imgsz=640))
 
 
 def compare_predict(model: UncertainPose, conf: float = 0.25, rounds: int = 40) -> tuple[Comparison, Comparison]:
     """Base against sparse heads, and base against dense heads; end to end with NMS, 640, batch 1."""
-    image = cv2.imread(str(PHOTOGRAPH))
+    image = read_image(PHOTOGRAPH)
 
     def detect() -> tuple[HostOutput, Selection]:
         batch, boxes = model.host.preprocess([image], 640, rectangular=True)

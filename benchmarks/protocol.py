@@ -11,7 +11,8 @@ from pycocotools.cocoeval import COCOeval
 from benchmarks.interleave import Comparison, compare
 from halopose.data.coco import parse_ground_truth, parse_predictions
 from halopose.data.synthetic import World, synthesize
-from halopose.evaluation.protocol import evaluate, match_poses
+from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.true_positives import match_poses
 
 COCO_VAL = World(images=2693, persons=6352, detections_per_image=20)  # the size of COCO val2017
 

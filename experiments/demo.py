@@ -12,6 +12,7 @@ import html
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import ultralytics
@@ -53,7 +54,7 @@ def halopose(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "halopose", *map(str, arguments)], check=True)
 
 
-def table(predictions: list[dict]) -> str:
+def table(predictions: list[dict[str, Any]]) -> str:
     """Detections with the spread of their most and least certain keypoints, in pixels."""
     lines = [
         f"{'photograph':12}{'person':>8}{'score':>8}{'kept':>8}{'best px':>9}{'median px':>11}{'worst px':>10}"
@@ -69,7 +70,7 @@ def table(predictions: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def gallery(predictions: list[dict]) -> str:
+def gallery(predictions: list[dict[str, Any]]) -> str:
     """A page with the pictures and a link to the report."""
     figures = "\n".join(
         f'<figure><img src="poses/{html.escape(image["image"])}.jpg" alt="{html.escape(image["image"])}">'

@@ -1,4 +1,4 @@
-"""Figures for the documentation, drawn with matplotlib from the dictionaries that ``evaluate`` returns."""
+"""Figures for the documentation, drawn with matplotlib from the ``Scores`` that ``evaluate`` returns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import numpy as np
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
+
+from halopose.evaluation.scores import Points, Scores
+from halopose.types import Array
 
 COLOURS = {"uncalibrated": "#9aa0a6", "gaussian": "#1f77b4", "student_t": "#d6604d"}
 TITLES = {"uncalibrated": "as given", "gaussian": "Gaussian", "student_t": "Student-t"}
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -28,43 +32,41 @@ STYLE = {
 }
 
 
-def calibration_figure(metrics: dict[str, Any], others: dict[str, dict[str, Any]], folder: Path) -> None:
+def calibration_figure(scores: Scores, others: dict[str, Scores], folder: Path) -> None:
     """calibration.png: coverage, variance, Q-Q, scale, pruning, rivals; keypoints.png: every keypoint."""
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(2, 3, figsize=(11, 6.8))
-        _coverage(axes[0, 0], metrics)
-        _variance(axes[0, 1], metrics)
-        _qq(axes[0, 2], metrics)
-        _scales(axes[1, 0], metrics)
-        _pruning(axes[1, 1], metrics)
-        _rivals(axes[1, 2], metrics, others)
+        _coverage(axes[0, 0], scores)
+        _variance(axes[0, 1], scores)
+        _qq(axes[0, 2], scores)
+        _scales(axes[1, 0], scores)
+        _pruning(axes[1, 1], scores)
+        _rivals(axes[1, 2], scores, others)
         figure.savefig(folder / "calibration.png")
         plt.close(figure)
         figure, axes = plt.subplots(2, 1, figsize=(11, 5), sharex=True)
-        _keypoints(axes[0], metrics, "ace", "ACE")
-        _keypoints(axes[1], metrics, "ence", "ENCE")
+        _keypoints(axes[0], scores, "ace", "ACE")
+        _keypoints(axes[1], scores, "ence", "ENCE")
         figure.savefig(folder / "keypoints.png")
         plt.close(figure)
 
 
-def _coverage(axes: Any, metrics: dict[str, Any]) -> None:
+def _coverage(axes: Axes, scores: Scores) -> None:
     levels = np.arange(1, 100) / 100
     axes.plot([0, 1], [0, 1], color="black", linewidth=0.8)
     for name, colour in COLOURS.items():
-        label = f"{TITLES[name]}, ACE {metrics[name]['ace']:.3f}"
-        axes.plot(levels, metrics["curves"][name]["coverage"]["joint"], color=colour, label=label)
+        label = f"{TITLES[name]}, ACE {scores.law(name).ace:.3f}"
+        axes.plot(levels, scores.law(name).curves.coverage["joint"], color=colour, label=label)
     axes.set(title="Coverage", xlabel="probability of the ellipse", ylabel="share of keypoints inside")
     axes.legend()
 
 
-def _variance(axes: Any, metrics: dict[str, Any]) -> None:
+def _variance(axes: Axes, scores: Scores) -> None:
     for name, colour in COLOURS.items():
-        curve = metrics["curves"][name]["variance"]["joint"]
-        x, y = np.sqrt(curve["predicted"]), np.sqrt(curve["empirical"])
-        axes.plot(
-            x, y, "o-", markersize=3, color=colour, label=f"{TITLES[name]}, ENCE {metrics[name]['ence']:.3f}"
-        )
+        law = scores.law(name)
+        label = f"{TITLES[name]}, ENCE {law.ence:.3f}"
+        axes.plot(*_roots(law.curves.variance["joint"]), "o-", markersize=3, color=colour, label=label)
     limits = [min(axes.get_xlim()[0], 1), axes.get_xlim()[1]]
     axes.plot(limits, limits, color="black", linewidth=0.8)
     axes.set(title="Variance", xlabel="predicted, pixels", ylabel="found, pixels", xscale="log", yscale="log")
@@ -75,19 +77,12 @@ def _variance(axes: Any, metrics: dict[str, Any]) -> None:
     axes.legend()
 
 
-def _qq(axes: Any, metrics: dict[str, Any]) -> None:
+def _qq(axes: Axes, scores: Scores) -> None:
     """Gaussian over all keypoints; Student-t laws differ by keypoint, so each has a line of its own."""
-    for curve in metrics["curves"]["student_t"]["qq_keypoints"].values():
-        points = curve["joint"]
-        axes.plot(
-            *(np.sqrt(points[key]) for key in ("theoretical", "empirical")), color=COLOURS["student_t"], alpha=0.25
-        )
-    points = metrics["curves"]["gaussian"]["qq"]["joint"]
-    axes.plot(
-        *(np.sqrt(points[key]) for key in ("theoretical", "empirical")),
-        color=COLOURS["gaussian"],
-        label="Gaussian",
-    )
+    for curve in scores.student_t.curves.qq_keypoints.values():
+        axes.plot(*_roots(curve["joint"]), color=COLOURS["student_t"], alpha=0.25)
+    if scores.gaussian.curves.qq is not None:
+        axes.plot(*_roots(scores.gaussian.curves.qq["joint"]), color=COLOURS["gaussian"], label="Gaussian")
     axes.plot([], [], color=COLOURS["student_t"], label="Student-t, by keypoint")
     axes.plot([0, 8], [0, 8], color="black", linewidth=0.8)
     axes.set(
@@ -96,38 +91,43 @@ def _qq(axes: Any, metrics: dict[str, Any]) -> None:
     axes.legend()
 
 
-def _scales(axes: Any, metrics: dict[str, Any]) -> None:
-    names = [name for name, block in metrics["gaussian"]["per_scale"].items() if block["count"] >= 200]
-    for offset, regime in ((-0.2, "gaussian"), (0.2, "student_t")):
-        values = [metrics[regime]["per_scale"][name]["ace"] for name in names]
-        axes.bar(np.arange(len(names)) + offset, values, 0.38, color=COLOURS[regime], label=TITLES[regime])
+def _roots(points: Points) -> tuple[Array, Array]:
+    """Both quantities of a curve, (P,) each, as lengths."""
+    return np.sqrt(points.expected), np.sqrt(points.empirical)
+
+
+def _scales(axes: Axes, scores: Scores) -> None:
+    names = [name for name, summary in scores.gaussian.per_scale.items() if summary.count >= 200]
+    for offset, law in ((-0.2, "gaussian"), (0.2, "student_t")):
+        values = [scores.law(law).per_scale[name].ace for name in names]
+        axes.bar(np.arange(len(names)) + offset, values, 0.38, color=COLOURS[law], label=TITLES[law])
     axes.set(title="ACE by object scale", xticks=range(len(names)), xticklabels=names)
     axes.legend()
 
 
-def _pruning(axes: Any, metrics: dict[str, Any]) -> None:
-    curve = metrics["pruning_curve"]
-    enough = np.asarray(curve["kept"]) >= 0.02  # a mean over fewer keypoints is noise
-    axes.plot(np.asarray(curve["kept"])[enough], np.asarray(curve["nll"])[enough], color=COLOURS["gaussian"])
-    axes.axvline(metrics["pruned"]["kept_fraction"], color="black", linewidth=0.8, linestyle=":")
+def _pruning(axes: Axes, scores: Scores) -> None:
+    curve = scores.pruning_curve
+    enough = curve.kept >= 0.02  # a mean over fewer keypoints is noise
+    axes.plot(curve.kept[enough], curve.nll[enough], color=COLOURS["gaussian"])
+    axes.axvline(scores.pruned.kept_fraction, color="black", linewidth=0.8, linestyle=":")
     axes.set(title="Pruning (dotted: shipped threshold)", xlabel="share of keypoints kept", ylabel="NLL, Gaussian")
 
 
-def _rivals(axes: Any, metrics: dict[str, Any], others: dict[str, dict[str, Any]]) -> None:
-    rows = {"random": metrics["akp_random"], "visibility score": metrics["akp_visibility"]}
-    rows |= {name: other["gaussian"]["akp"] for name, other in others.items()}
-    rows["shipped heads"] = metrics["gaussian"]["akp"]
+def _rivals(axes: Axes, scores: Scores, others: dict[str, Scores]) -> None:
+    rows = {"random": scores.akp_random, "visibility score": scores.akp_visibility}
+    rows |= {name: other.gaussian.akp for name, other in others.items()}
+    rows["shipped heads"] = scores.gaussian.akp
     colours = ["#b0bec5"] * (len(rows) - 1) + [COLOURS["gaussian"]]
     axes.barh([name.replace(", ", ",\n") for name in rows], list(rows.values()), color=colours)
     axes.set(title="Ranking (AKP)", xlim=(0.65, 0.95))
     axes.invert_yaxis()
 
 
-def _keypoints(axes: Any, metrics: dict[str, Any], key: str, title: str) -> None:
-    names = metrics["keypoint_names"]
-    for offset, regime in ((-0.2, "gaussian"), (0.2, "student_t")):
-        values = [metrics[regime]["per_keypoint"][name][key] for name in names]
-        axes.bar(np.arange(len(names)) + offset, values, 0.38, color=COLOURS[regime], label=TITLES[regime])
+def _keypoints(axes: Axes, scores: Scores, metric: str, title: str) -> None:
+    names = scores.keypoint_names
+    for offset, law in ((-0.2, "gaussian"), (0.2, "student_t")):
+        values = [scores.law(law).per_keypoint[name].metric(metric) for name in names]
+        axes.bar(np.arange(len(names)) + offset, values, 0.38, color=COLOURS[law], label=TITLES[law])
     axes.set(ylabel=title, xticks=range(len(names)))
     axes.set_xticklabels([name.replace("_", " ") for name in names], rotation=40, ha="right")
     axes.legend()

@@ -10,7 +10,6 @@ touched. Rows are compared with the first by the same bootstrap resamples of ima
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -20,21 +19,21 @@ import torch
 from experiments.shipped_heads import SETTINGS, collect_heads, load_splits
 from halopose.cli.terminal import progress, say
 from halopose.data.files import read_json, write_json, write_text
-from halopose.evaluation import metrics
-from halopose.evaluation.calibrations import cross_fitted
 from halopose.data.splits import hashed_order
-from halopose.evaluation.keypoint_statistics import Statistics
-from halopose.evaluation.matching import keypoint_similarity
-from halopose.evaluation.true_positives import MatchedPoses, Protocol, match_poses
+from halopose.evaluation import metrics
+from halopose.evaluation.bootstrap import resamplings
+from halopose.evaluation.calibrations import cross_fitted
+from halopose.evaluation.measured import Measured
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.pipeline import collect_validation, predictions_of
 from halopose.fitting.store import MatchStore
 from halopose.fitting.training import TrainSettings, train
 from halopose.hosts.base import Host
+from halopose.hosts.loading import load_host
 from halopose.hosts.shipped import find_base
 from halopose.types import Array
-from halopose.hosts.loading import load_host
 from halopose.uncertainty.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
-from halopose.uncertainty.pruning import localization_confidence
 
 PROTOCOL = Protocol(area="box")
 DRAWS = 300
@@ -94,9 +93,11 @@ def main() -> None:
     draws: dict[str, dict[str, list[float]]] = {}
     for row in rows():
         path = arguments.work / "search-rows" / f"{row.name.replace(' ', '-')}.json"
-        draws[row.name] = finished(path, row) or computed(
-            path, row, lambda row=row: score(host, heads_of(host, row, stores, trained_on), judge_store)
-        )
+        found = finished(path, row)
+        if found is None:
+            found = score(heads_of(host, row, stores, trained_on), judge_store)
+            write_json(path, {"row": read_back(row), "draws": found})
+        draws[row.name] = found
         say(line(row.name, draws[row.name], draws["without mirrored copies"]))
         write_text(arguments.output, table(draws))
     say(f"-> {arguments.output}")
@@ -136,40 +137,22 @@ def widened(template: list[ConvTemplate], factor: float) -> list[ConvTemplate]:
     return result
 
 
-def score(host: Host, heads: ProbabilisticHeads, store: MatchStore) -> dict[str, list[float]]:
+def score(heads: ProbabilisticHeads, store: MatchStore) -> dict[str, list[float]]:
     """Each score and its bootstrap draws: skill, Student-t ACE, Gaussian ENCE, Student-t NLL."""
-    truth = store.ground_truth(host.keypoint_names, host.sigmas)
-    matched = match_poses(predictions_of(heads, store), truth, PROTOCOL)
-    regimes = cross_fitted(matched, PROTOCOL)
-    similarity = keypoint_similarity(matched.residual, matched.area, matched.sigmas)
-    gaussian, student = (
-        Statistics.of(
-            law, matched.residual, matched.labelled, _confidence(matched, law.covariance.numpy()), similarity
-        )
-        for law in (regimes.laws["gaussian"], regimes.laws["student_t"])
-    )
-    images, image = np.unique(matched.image_ids, return_inverse=True)
-    image = image[np.nonzero(matched.labelled)[0]]
-    generator = np.random.default_rng(0)
-    weights = [np.ones(len(images), dtype=np.int64)]
-    weights += [
-        np.bincount(generator.integers(len(images), size=len(images)), minlength=len(images)) for _ in range(DRAWS)
-    ]
+    matched = match_poses(predictions_of(heads, store), store.ground_truth(), PROTOCOL)
+    edges = np.asarray(PROTOCOL.scale_edges)
+    measured = Measured.of(matched, cross_fitted(matched, PROTOCOL), PROTOCOL, edges)
+    gaussian, student = measured.statistics["gaussian"], measured.statistics["student_t"]
+    count = measured.image_count
     found: dict[str, list[float]] = {name: [] for name in SCORES}
-    for number, weight in enumerate(weights):
-        g, t = gaussian.resampled(weight[image]), student.resampled(weight[image])
-        chance = metrics.random_keypoint_precision(
-            similarity[matched.labelled], weight[image], rounds=1, seed=number
-        )
-        for name, value in zip(
-            SCORES, (metrics.skill(g["akp"], chance), t["ace"], g["ence"], t["nll"]), strict=True
-        ):
+    for number, images in enumerate([np.arange(count), *resamplings(count, DRAWS)]):
+        weight = np.bincount(images, minlength=count)[measured.image]
+        g, t = gaussian.resampled(weight), student.resampled(weight)
+        chance = metrics.random_keypoint_precision(measured.similarity, weight, rounds=1, seed=number)
+        values = (metrics.skill(g["akp"], chance), t["ace"], g["ence"], t["nll"])
+        for name, value in zip(SCORES, values, strict=True):
             found[name].append(value)
     return found
-
-
-def _confidence(matched: MatchedPoses, covariance: Array) -> Array:
-    return localization_confidence(covariance, matched.confidence_area(PROTOCOL), matched.sigmas)
 
 
 def finished(path: Path, row: Row) -> dict[str, list[float]] | None:
@@ -177,12 +160,6 @@ def finished(path: Path, row: Row) -> dict[str, list[float]] | None:
         return None
     content = read_json(path)
     return content["draws"] if content["row"] == read_back(row) else None
-
-
-def computed(path: Path, row: Row, run: Callable[[], dict[str, list[float]]]) -> dict[str, list[float]]:
-    draws = run()
-    write_json(path, {"row": read_back(row), "draws": draws})
-    return draws
 
 
 def read_back(row: Row) -> dict[str, object]:

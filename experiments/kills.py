@@ -22,8 +22,9 @@ import cv2
 import numpy as np
 import ultralytics
 
-from halopose.hosts.shipped import find_base
+from halopose.data.images import read_image
 from halopose.hosts.loading import load_host
+from halopose.hosts.shipped import find_base
 
 IMAGES = 96
 
@@ -90,9 +91,8 @@ def make_data(folder: Path) -> None:
     """Views of the photographs with YOLO labels: the base's predictions plus noise."""
     host = load_host(find_base())
     generator = np.random.default_rng(0)
-    photographs = [
-        cv2.imread(str(Path(ultralytics.__file__).parent / "assets" / name)) for name in ("bus.jpg", "zidane.jpg")
-    ]
+    assets = Path(ultralytics.__file__).parent / "assets"
+    photographs = [read_image(assets / name) for name in ("bus.jpg", "zidane.jpg")]
     for number in range(IMAGES):
         split = "val" if number % 3 == 0 else "train"
         height, width = photographs[number % 2].shape[:2]

@@ -22,7 +22,7 @@ from experiments.shipped_results import cell, markdown
 from halopose.cli.terminal import progress, say
 from halopose.data.files import write_text
 from halopose.data.loading import load_dataset
-from halopose.evaluation.true_positives import Protocol
+from halopose.evaluation.protocol import Protocol
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_artifact
 from halopose.geometry.camera import rotation_from_angles
@@ -36,8 +36,8 @@ from halopose.landing.summary import distances, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.landing.world.dataset import write_dataset
 from halopose.landing.world.scenes import TRAINING_WEATHERS, Weather
-from halopose.types import Array
 from halopose.predictor import UncertainPose
+from halopose.types import Array, Progress
 
 RATE = 1.0
 FIRST_SEED = 10_000  # every weather has its own: flights of one seed share path, runway and sensor errors
@@ -80,9 +80,7 @@ def main() -> None:
     say(text)
 
 
-def flown(
-    model: UncertainPose, seed: int, weather: Weather, work: Path, step: Callable[[str, int, int], None]
-) -> Flight:
+def flown(model: UncertainPose, seed: int, weather: Weather, work: Path, step: Progress) -> Flight:
     """A flight without its images; what the camera saw is kept in a file."""
     settings = LandingSettings(seed=seed, weather=weather, rate=RATE)
     path = work / f"{weather}-{seed}.npz"
@@ -109,21 +107,17 @@ def refly(settings: LandingSettings, sightings: Sightings) -> Flight:
 def calibration_table(model: UncertainPose, artifact: Artifact, drawn: Path, work: Path) -> str:
     """ACE of the corners' Gaussian on single clear scenes, over thirds of the runway's area, all and pruned."""
     data = write_dataset(drawn / "clear", {"clear": 400}, seed=3, processes=2)
-    settings = FitSettings(imgsz=artifact.imgsz, area_factor=artifact.area_factor)
-    model.host.keypoint_names = artifact.keypoint_names
+    settings = FitSettings(imgsz=artifact.imgsz)
     store = collect_validation(model.host, load_dataset(data, "clear"), work / "clear", settings)
-    truth = store.ground_truth(artifact.keypoint_names, np.asarray(artifact.sigmas))
-    edges = tuple(float(edge) for edge in np.quantile(truth.area, [1 / 3, 2 / 3]))
-    protocol = Protocol(bootstrap=200, area="box", box_area_factor=artifact.area_factor, scale_edges=edges)
-    metrics = evaluate_artifact(artifact, model.host, store, None, protocol)
+    edges = tuple(float(edge) for edge in np.quantile(store.ground_truth().area, [1 / 3, 2 / 3]))
+    protocol = Protocol(bootstrap=200, area="box", scale_edges=edges)
+    scores = evaluate_artifact(artifact, model.host, store, None, protocol)
+    kept = f"pruned, {100 * scores.pruned.kept_fraction:.0f} % kept"
     rows = []
-    for name, blocks in (("all corners", metrics), ("pruned", metrics["pruned"])):
-        gaussian = blocks["gaussian"]
-        sizes = [f"{gaussian['per_scale'][scale]['ace']:.3f}" for scale in ("small", "medium", "large")]
-        rows.append(
-            [name, cell(gaussian, "ace"), cell(gaussian, "ence"), *sizes, cell(blocks["student_t"], "ace")]
-        )
-    rows[1][0] = f"pruned, {100 * metrics['pruned']['kept_fraction']:.0f} % kept"
+    for name, part in (("all corners", scores), (kept, scores.pruned)):
+        sizes = [f"{part.gaussian.per_scale[scale].ace:.3f}" for scale in ("small", "medium", "large")]
+        gaussian = [cell(part.gaussian, "ace"), cell(part.gaussian, "ence")]
+        rows.append([name, *gaussian, *sizes, cell(part.student_t, "ace")])
     head = ["", "ACE, Gaussian", "ENCE", "small third", "middle third", "large third", "ACE, Student-t"]
     return markdown(head, rows)
 
@@ -242,17 +236,18 @@ def opencv_positions(flight: Flight) -> Array:
 
 def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
     """Coverage of vision and NEES of the fused track, with covariances calibrated and as the heads give them."""
-    tau = artifact.gaussian.tau_.numpy()
+    tau = artifact.calibrations.gaussian.tau_.numpy()
+    lasting = LandingSettings().persistence
     rows = []
     variants = (
-        ("calibrated", np.ones(4), {}),
-        ("as the heads give them", 1 / tau**2, {}),
-        ("calibrated, frames taken as independent", np.ones(4), {"persistence": 0.0}),
+        ("calibrated", np.ones(4), lasting),
+        ("as the heads give them", 1 / tau**2, lasting),
+        ("calibrated, frames taken as independent", np.ones(4), 0.0),
     )
-    for name, factor, changes in variants:
+    for name, factor, persistence in variants:
         for sensors, label in ((ALONE, "vision and IRS"), (Sensors(), "all sensors")):
             again = [
-                with_covariance(flight, factor, replace(flight.settings, sensors=sensors, **changes))
+                with_covariance(flight, factor, replace(flight.settings, sensors=sensors, persistence=persistence))
                 for flight in flights
             ]
             outside = np.concatenate([_outside(flight)[flight.fixes.trusted] for flight in again])
@@ -321,10 +316,9 @@ def weather_table(flights: dict[Weather, list[Flight]]) -> str:
     """By weather: how often vision is there, trusted, and outside of its ellipsoid, with the check and without."""
     rows = []
     for weather, group in flights.items():
-        seen, solved, trusted = (
-            np.concatenate([getter(flight) for flight in group])
-            for getter in (lambda f: f.sightings.seen, lambda f: f.fixes.solved, lambda f: f.fixes.trusted)
-        )
+        seen = np.concatenate([flight.sightings.seen for flight in group])
+        solved = np.concatenate([flight.fixes.solved for flight in group])
+        trusted = np.concatenate([flight.fixes.trusted for flight in group])
         open_ = [refly(replace(f.settings, integrity=False), f.sightings) for f in group]
         outside = np.concatenate([_outside(flight) for flight in group])
         unchecked = np.concatenate([_outside(flight) for flight in open_])

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from halopose import UncertainPose
-from halopose.data.images import write_image
+from halopose.data.images import read_image, write_image
 
 PHOTOGRAPHS = Path(__file__).parents[1] / "examples" / "photographs"
 SIZE = 800
@@ -27,8 +27,8 @@ def main() -> None:
     model = UncertainPose.load()
     pictures = []
     for name in ("astronaut.jpg", "photographer.jpg"):
-        photo = cv2.resize(cv2.imread(str(PHOTOGRAPHS / name)), (SIZE, SIZE), interpolation=cv2.INTER_CUBIC)
-        pictures.append(model.predict(photo)[0].plot(photo, names=model.artifact.keypoint_names))
+        photo = cv2.resize(read_image(PHOTOGRAPHS / name), (SIZE, SIZE), interpolation=cv2.INTER_CUBIC)
+        pictures.append(model.predict(photo)[0].plot(photo, names=model.artifact.layout.names))
     gap = np.full((SIZE, 16, 3), 255, dtype=np.uint8)
     write_image(output, np.hstack([pictures[0], gap, pictures[1]]), quality=90)
     print(f"-> {output}")

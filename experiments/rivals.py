@@ -20,10 +20,8 @@ from halopose.evaluation.calibrations import fit_gaussian
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.hosts.base import Host
 from halopose.poses import PoseDistributions
-from halopose.types import Array
+from halopose.types import Array, Progress
 from halopose.uncertainty.calibration import GaussianCalibration
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

@@ -24,19 +24,19 @@ from halopose.cli.terminal import progress, say
 from halopose.data.loading import load_dataset
 from halopose.evaluation.true_positives import MatchedPoses, match_poses
 from halopose.fitting.pipeline import FitSettings, collect_validation
-from halopose.hosts.base import Host
+from halopose.fitting.store import MatchStore
+from halopose.hosts.loading import load_host
 from halopose.hosts.shipped import find_base
 from halopose.hosts.ultralytics.host import load_model
 from halopose.hosts.ultralytics.training import OfflineTrainer
 from halopose.hosts.ultralytics.weights import save_model
 from halopose.landing.world.dataset import CORNER_NAMES, OKS_SIGMAS, write_dataset
-from halopose.hosts.loading import load_host
 from halopose.studies.analysis import constant_predictions
 from halopose.studies.coco_ap import CocoScores
 
 LICENCE = "AGPL-3.0, as a derivative of Ultralytics YOLO11n-pose"
 SEED = 1
-FIT = FitSettings(area_factor=1.0, conf=0.05)
+FIT = FitSettings(conf=0.05)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def main() -> None:
     with progress() as step:
         for split in ("test_detector", "fog"):
             store = collect_validation(host, load_dataset(data, split), arguments.work / split, FIT, step)
-            say(f"{split}: {describe(host, store)}")
+            say(f"{split}: {describe(store)}")
 
 
 def train(data: Path, work: Path, output: Path) -> None:
@@ -150,11 +150,10 @@ def run_stage(stage: Stage, base: Path, data: Path, work: Path, result: Path) ->
     torch.save({"model": model.eval()}, result)
 
 
-def describe(host: Host, store: Any) -> str:
+def describe(store: MatchStore) -> str:
     """AP, AR and the corners' errors in pixels, by the runway's width in the image."""
-    scores = CocoScores.of(store, host).scores()
-    truth = store.ground_truth(host.keypoint_names, host.sigmas)
-    detections = constant_predictions(store, host.sigmas, 1.0)
+    scores = CocoScores.of(store).scores()
+    truth, detections = store.ground_truth(), constant_predictions(store)
     confident = detections[detections.scores >= 0.25]
     matched = match_poses(confident, truth)
     found = f"{len(matched)} of {len(truth.image_ids)} runways found"

@@ -10,8 +10,7 @@ The script prints the figures that stand in docs/results.md; its settings come f
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cv2
@@ -34,9 +33,9 @@ from halopose.fitting.pipeline import (
 from halopose.fitting.store import MatchStore
 from halopose.fitting.training import TrainSettings
 from halopose.hosts.base import Host
-from halopose.hosts.shipped import find_base
-from halopose.types import Array
 from halopose.hosts.loading import load_host
+from halopose.hosts.shipped import find_base
+from halopose.types import Array, Progress
 
 SETTINGS = FitSettings(train=TrainSettings(epochs=10, scale_weight=False), gamma_ks=0.3)
 SIZES = {"train": (384, 512, 640), "train_small": (320,), "val": (512, 640)}
@@ -65,9 +64,7 @@ def load_splits(data: Path) -> Splits:
     return Splits({**heads, "val": heads["val"].subset(rest)}, held, calibration, evaluation)
 
 
-def collect_heads(
-    host: Host, splits: Splits, work: Path, step: Callable[[str, int, int], None]
-) -> dict[str, MatchStore]:
+def collect_heads(host: Host, splits: Splits, work: Path, step: Progress) -> dict[str, MatchStore]:
     """The stores that the heads train on."""
     stores = {
         split: collect_training(
@@ -112,28 +109,25 @@ def main() -> None:
         stores = list(collect_heads(host, splits, arguments.work, step).values())
         held = collect_validation(host, splits.held, arguments.work / "held", SETTINGS, step)
         heads, trained = train_heads(host, stores, SETTINGS, arguments.work / "run.safetensors", step)
-    calibrated = calibrate_heads(host, heads, held, splits.calibration, SETTINGS)
+    calibrations = calibrate_heads(heads, held, splits.calibration, SETTINGS)
     artifact = replace(
-        uncalibrated(host, heads, SETTINGS, {}),
-        gaussian=calibrated.gaussian,
-        student=calibrated.student,
-        threshold=calibrated.threshold,
+        uncalibrated(host, heads, stores, SETTINGS, trained),
+        calibrations=replace(calibrations, visibility_threshold=None),  # the confidence decides alone
     )
-    metrics = evaluate_artifact(artifact, host, held, splits.evaluation)
+    scores = evaluate_artifact(artifact, host, held, splits.evaluation)
     card = {
-        "base": host.description,
+        **artifact.card,
         "data": "COCO 2017 images with persons, by id; train, train_small and val as in docs/results.md",
-        "settings": {**asdict(SETTINGS), "sizes": SIZES},
-        "training": asdict(trained),
+        "sizes": SIZES,
         "images": {
             "heads": np.concatenate([part.image_ids for part in splits.heads.values()]).tolist(),
             "calibration": splits.calibration.tolist(),
             "evaluation": splits.evaluation.tolist(),
         },
-        "figures": figures(metrics),
+        "figures": figures(scores),
     }
     replace(artifact, card=card).save(arguments.output)
-    write_scores(metrics, arguments.work / "report", host.description)
+    write_scores(scores, arguments.work / "report", host.description)
     say(f"-> {arguments.output}")
 
 

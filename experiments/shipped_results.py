@@ -13,30 +13,34 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from experiments import rivals
-from experiments.figures import calibration_figure
+from experiments.figures import TITLES, calibration_figure
 from experiments.shipped_heads import SETTINGS, Splits, load_splits
+from halopose.boxes import box_area
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.files import write_text
-from halopose.evaluation.calibrations import Fitted, Given, cross_fitted
-from halopose.evaluation.protocol import evaluate
-from halopose.evaluation.true_positives import MatchedPoses, Protocol, match_poses
+from halopose.evaluation.calibrations import apply_calibrations, fit_calibrations
+from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.scores import LawScores, Scores, Summary
+from halopose.evaluation.true_positives import MatchedPoses, match_poses
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import collect_validation, evaluate_artifact, predictions_of
 from halopose.fitting.store import MatchStore
 from halopose.hosts.base import Host
-from halopose.hosts.shipped import find_base, shipped_artifact
-from halopose.poses import PoseDistributions
-from halopose.types import Array
-from halopose.predictor import UncertainPose
 from halopose.hosts.loading import load_host
+from halopose.hosts.shipped import find_base, shipped_artifact
+from halopose.poses import GroundTruth, PoseDistributions
+from halopose.predictor import UncertainPose
+from halopose.types import Array, Progress
+from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
 
-REGIMES = {"uncalibrated": "as given", "gaussian": "Gaussian", "student_t": "Student-t"}
-SCALARS = ("ace", "ence", "nll", "akp")
+BOTH_LAWS = ("ACE, Gaussian", "Student-t", "ENCE, Gaussian", "Student-t", "NLL, Gaussian", "Student-t")
+SCALARISATIONS: tuple[Scalarisation, ...] = ("trace", "determinant", "eigenvalue")
+RULES: tuple[ThresholdRule, ...] = ("youden", "distance", "f1")
 
 
 def main() -> None:
@@ -49,14 +53,15 @@ def main() -> None:
     splits = load_splits(arguments.data)
     with progress() as step:
         store = collect_validation(host, splits.held, arguments.work / "held", SETTINGS, step)
-        study = Study(host, artifact, store, splits, protocol(artifact, bootstrap=300))
+        protocol = Protocol(area="box", gamma_ks=SETTINGS.gamma_ks, bootstrap=300)
+        study = Study(host, artifact, store, splits, protocol)
         heads = study.shipped()
         others = study.rivals(arguments.work / "views.npz", step)
         cost = passes_cost(host, artifact, splits, 20)
     variants = study.variants()
     text = "\n\n".join(
         [
-            f"{heads['matched_instances']} instances, {heads['keypoints']} keypoints of {heads['images']} images.",
+            f"{heads.matched_instances} instances, {heads.keypoints} keypoints of {heads.images} images.",
             "### Core figures (paper, table 1)\n\n" + core_table(heads),
             "### Pruning (paper, table 2)\n\n" + pruning_table(heads),
             "### Rivals\n\n" + rival_table(heads, others, cost),
@@ -67,13 +72,9 @@ def main() -> None:
         ]
     )
     write_text(arguments.output / "results.md", text + "\n")
-    calibration_figure(heads, {**others}, arguments.output)
+    calibration_figure(heads, others, arguments.output)
     write_scores(heads, arguments.output, host.description)
     say(text)
-
-
-def protocol(artifact: Artifact, **changes: Any) -> Protocol:
-    return Protocol(area="box", box_area_factor=artifact.area_factor, gamma_ks=SETTINGS.gamma_ks, **changes)
 
 
 @dataclass(frozen=True)
@@ -86,28 +87,24 @@ class Study:
     splits: Splits
     protocol: Protocol
 
-    def shipped(self, **changes: Any) -> dict[str, Any]:
-        changed = replace(self.protocol, **changes)
-        return evaluate_artifact(self.artifact, self.host, self.store, self.splits.evaluation, changed)
+    def shipped(self) -> Scores:
+        return evaluate_artifact(self.artifact, self.host, self.store, self.splits.evaluation, self.protocol)
 
-    def variants(self) -> dict[str, dict[str, Any]]:
+    def variants(self) -> dict[str, Scores]:
         """Other scalarisations and threshold rules, each with its own threshold from the calibration images."""
-        changes = [{"scalarisation": name} for name in ("trace", "determinant", "eigenvalue")]
-        changes += [{"threshold_rule": name} for name in ("youden", "distance", "f1")]
+        base = replace(self.protocol, bootstrap=0)
+        protocols: dict[str, Protocol] = {name: replace(base, scalarisation=name) for name in SCALARISATIONS}
+        protocols |= {rule: replace(base, threshold_rule=rule) for rule in RULES}
         detections = self._detections()
-        return {
-            next(iter(change.values())): self._score(detections, replace(self.protocol, bootstrap=0, **change))
-            for change in changes
-        }
+        return {name: self._score(detections, protocol) for name, protocol in protocols.items()}
 
-    def rivals(self, path: Path, step: rivals.Progress) -> dict[str, dict[str, Any]]:
+    def rivals(self, path: Path, step: Progress) -> dict[str, Scores]:
         """Constant covariances and test-time augmentation, in place of the heads' covariances."""
         detections = self._detections()
         truth = self._truth(self.splits.calibration)
         matched = self.calibration_matches()
-        size = (detections.boxes[:, 2:] - detections.boxes[:, :2]).prod(1)[:, None, None, None]
         constant = np.broadcast_to(rivals.constant_in_pixels(matched), detections.covariance.shape)
-        per_size = rivals.constant_per_size(matched) * np.maximum(size, 1.0)
+        per_size = rivals.constant_per_size(matched) * box_area(detections.boxes)[:, None, None, None]
         views = rivals.augmented(self.host, self.splits.held, detections, SETTINGS.imgsz, path, step)
         moments = rivals.spread(detections.keypoints, views)
 
@@ -129,24 +126,24 @@ class Study:
         images = self.splits.calibration
         return match_poses(self._of(self._detections(), images), self._truth(images), self.protocol)
 
-    def _score(self, detections: PoseDistributions, settings: Protocol) -> dict[str, Any]:
+    def _score(self, detections: PoseDistributions, protocol: Protocol) -> Scores:
         """Calibrate and choose the threshold on calibration images, score on evaluation images."""
         calibration, evaluation = (
-            match_poses(self._of(detections, images), self._truth(images), settings)
+            match_poses(self._of(detections, images), self._truth(images), protocol)
             for images in (self.splits.calibration, self.splits.evaluation)
         )
-        fitted = Fitted.on(calibration, settings)
-        given = Given(fitted.gaussian, fitted.student, fitted.threshold)
-        return evaluate(evaluation, cross_fitted(evaluation, settings, given), settings)
+        fitted = fit_calibrations(calibration, protocol)
+        return evaluate(evaluation, apply_calibrations(evaluation, fitted, protocol), protocol)
 
     def _detections(self) -> PoseDistributions:
         return predictions_of(self.artifact.heads.to(self.host.device).eval(), self.store)
 
     def _of(self, detections: PoseDistributions, images: Array) -> PoseDistributions:
+        assert detections.image_ids is not None  # those of a store have them
         return detections[np.isin(detections.image_ids, images)]
 
-    def _truth(self, images: Array) -> Any:
-        return self.store.ground_truth(self.artifact.keypoint_names, np.asarray(self.artifact.sigmas), images)
+    def _truth(self, images: Array) -> GroundTruth:
+        return replace(self.store.ground_truth(images), layout=self.artifact.layout)
 
 
 def _given(detections: PoseDistributions, covariance: Array) -> PoseDistributions:
@@ -178,17 +175,21 @@ def shrinkage_table(study: Study) -> str:
     rows = []
     for least in (1, 50, 200, 400, 800):
         shrunk = replace(study.protocol, bootstrap=0, min_samples=float(least))
-        scores = evaluate(matched, cross_fitted(matched, shrunk), shrunk)
-        cells = [cell(scores[regime], key) for key in SCALARS[:3] for regime in ("gaussian", "student_t")]
-        rows.append([str(least), *cells])
-    head = ["samples", "ACE, Gaussian", "Student-t", "ENCE, Gaussian", "Student-t", "NLL, Gaussian", "Student-t"]
-    return markdown(head, rows)
+        scores = evaluate(matched, protocol=shrunk)
+        rows.append([str(least), *both_laws(scores.gaussian, scores.student_t)])
+    return markdown(["samples", *BOTH_LAWS], rows)
 
 
-def cell(block: dict[str, Any], name: str) -> str:
+def both_laws(gaussian: Summary, student: Summary) -> list[str]:
+    """Cells under the head BOTH_LAWS."""
+    return [cell(law, metric) for metric in ("ace", "ence", "nll") for law in (gaussian, student)]
+
+
+def cell(scores: Summary | Scores, name: str) -> str:
+    """A figure by its name, with its interval where it was resampled."""
     digits = 2 if name == "nll" else 3
-    text = _short(block[name], digits)
-    interval = block.get("interval", {}).get(name)
+    text = _short(getattr(scores, name), digits)
+    interval = scores.interval.get(name) if isinstance(scores, (LawScores, Scores)) else None
     return text if interval is None else f"{text} ({_short(interval[0], digits)} to {_short(interval[1], digits)})"
 
 
@@ -202,47 +203,44 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def core_table(metrics: dict[str, Any]) -> str:
+def core_table(scores: Scores) -> str:
     rows = [
-        [title, *(cell(metrics[name], key) for key in ("ace", "ace_x", "ace_y", "ence", "nll", "akp"))]
-        for name, title in REGIMES.items()
+        [title, *(cell(scores.law(name), key) for key in ("ace", "ace_x", "ace_y", "ence", "nll", "akp"))]
+        for name, title in TITLES.items()
     ]
     rows.append(["*paper, Nano, Gaussian*", "*.058*", "", "", "*.057*", "*5.62*", "*.935*"])
     rows.append(["*paper, Nano, Student-t*", "*.002*", "", "", "*.043*", "*5.50*", "*.935*"])
     ranking = (
-        f"\n\nRanking: visibility score {cell(metrics, 'akp_visibility')}, random {cell(metrics, 'akp_random')}, "
-        f"skill {cell(metrics, 'akp_skill')}; the paper's Nano: random .791, skill .689."
+        f"\n\nRanking: visibility score {cell(scores, 'akp_visibility')}, random {cell(scores, 'akp_random')}, "
+        f"skill {cell(scores, 'akp_skill')}; the paper's Nano: random .791, skill .689."
     )
     return markdown(["", "ACE", "ACE x", "ACE y", "ENCE", "NLL", "AKP"], rows) + ranking
 
 
-def pruning_table(metrics: dict[str, Any]) -> str:
-    pruned, rows = metrics["pruned"], []
-    for name, title in list(REGIMES.items())[1:]:
-        row = [title]
+def pruning_table(scores: Scores) -> str:
+    rows = []
+    for name in ("gaussian", "student_t"):
+        row, whole, pruned = [TITLES[name]], scores.law(name), scores.pruned.law(name)
         for key in ("ace", "ence", "nll"):
             digits = 2 if key == "nll" else 3
-            row += [cell(pruned[name], key), f"{pruned[name][key] - metrics[name][key]:+.{digits}f}"]
+            row += [cell(pruned, key), f"{pruned.metric(key) - whole.metric(key):+.{digits}f}"]
         rows.append(row)
     rows.append(["*paper, Nano, Gaussian*", "*.054*", "*-.004*", "*.047*", "*-.010*", "*5.35*", "*-.27*"])
     rows.append(["*paper, Nano, Student-t*", "*.005*", "*+.003*", "*.049*", "*+.005*", "*5.25*", "*-.25*"])
-    kept = f"Keeps {100 * pruned['kept_fraction']:.0f} % of keypoints.\n\n"
+    kept = f"Keeps {100 * scores.pruned.kept_fraction:.0f} % of keypoints.\n\n"
     return kept + markdown(["", "ACE", "change", "ENCE", "change", "NLL", "change"], rows)
 
 
-def rival_table(heads: dict[str, Any], others: dict[str, dict[str, Any]], cost: dict[str, float]) -> str:
+def rival_table(heads: Scores, others: dict[str, Scores], cost: dict[str, float]) -> str:
     visibility = ["visibility score (ranks, no covariance)", cell(heads, "akp_visibility"), "", "", "", "", "1"]
     rows = [visibility]
-    for name, metrics in {**others, "shipped heads": heads}.items():
-        price = cost["heads"] if metrics is heads else cost["views"] if "augment" in name else 1.0
+    for name, scores in {**others, "shipped heads": heads}.items():
+        price = cost["heads"] if scores is heads else cost["views"] if "augment" in name else 1.0
         rows.append(
             [
                 name,
-                cell(metrics["gaussian"], "akp"),
-                cell(metrics["gaussian"], "ence"),
-                cell(metrics["gaussian"], "nll"),
-                cell(metrics["student_t"], "ace"),
-                cell(metrics["student_t"], "nll"),
+                *(cell(scores.gaussian, key) for key in ("akp", "ence", "nll")),
+                *(cell(scores.student_t, key) for key in ("ace", "nll")),
                 f"{price:.2f}" if price < 2 else f"{price:.1f}",
             ]
         )
@@ -250,57 +248,33 @@ def rival_table(heads: dict[str, Any], others: dict[str, dict[str, Any]], cost: 
     return markdown(head, rows)
 
 
-def scalarisation_table(variants: dict[str, dict[str, Any]]) -> str:
+def scalarisation_table(variants: dict[str, Scores]) -> str:
     paper = {
         "trace": ("*.935*", "*.935*"),
         "determinant": ("*.935*", "*.934*"),
         "eigenvalue": ("*.933*", "*.933*"),
     }
     rows = [
-        [name, cell(variants[name]["gaussian"], "akp"), cell(variants[name]["student_t"], "akp"), *cells]
+        [name, cell(variants[name].gaussian, "akp"), cell(variants[name].student_t, "akp"), *cells]
         for name, cells in paper.items()
     ]
     return markdown(["", "AKP, Gaussian", "AKP, Student-t", "*paper, Gaussian*", "*paper, Student-t*"], rows)
 
 
-def rule_table(variants: dict[str, dict[str, Any]]) -> str:
+def rule_table(variants: dict[str, Scores]) -> str:
     rows = []
-    for name in ("youden", "distance", "f1"):
-        pruned = variants[name]["pruned"]
-        cells = [cell(pruned[regime], key) for key in SCALARS[:3] for regime in ("gaussian", "student_t")]
-        rows.append([name, f"{100 * pruned['kept_fraction']:.0f} %", *cells])
-    return markdown(
-        ["", "kept", "ACE, Gaussian", "Student-t", "ENCE, Gaussian", "Student-t", "NLL, Gaussian", "Student-t"],
-        rows,
-    )
+    for name in RULES:
+        pruned = variants[name].pruned
+        rows.append([name, f"{100 * pruned.kept_fraction:.0f} %", *both_laws(pruned.gaussian, pruned.student_t)])
+    return markdown(["", "kept", *BOTH_LAWS], rows)
 
 
-def scale_table(metrics: dict[str, Any]) -> str:
+def scale_table(scores: Scores) -> str:
     rows = [
-        [
-            name,
-            str(metrics["gaussian"]["per_scale"][name]["count"]),
-            *(
-                cell(metrics[regime]["per_scale"][name], key)
-                for key in ("ace", "ence", "nll")
-                for regime in ("gaussian", "student_t")
-            ),
-        ]
-        for name in metrics["gaussian"]["per_scale"]
+        [name, str(gaussian.count), *both_laws(gaussian, scores.student_t.per_scale[name])]
+        for name, gaussian in scores.gaussian.per_scale.items()
     ]
-    return markdown(
-        [
-            "",
-            "keypoints",
-            "ACE, Gaussian",
-            "Student-t",
-            "ENCE, Gaussian",
-            "Student-t",
-            "NLL, Gaussian",
-            "Student-t",
-        ],
-        rows,
-    )
+    return markdown(["", "keypoints", *BOTH_LAWS], rows)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from halopose.landing.world.scenes import (
     WEATHERS,
     Array,
     SceneSettings,
+    Weather,
     corners_in_image,
     labelled_runways,
     sample_scene,
@@ -40,7 +41,7 @@ def main() -> None:
     print(f"Open {options.output}")
 
 
-def picture(seed: int, weather: str, distance: tuple[float, float], corners: bool) -> Array:
+def picture(seed: int, weather: Weather, distance: tuple[float, float], corners: bool) -> Array:
     """One frame with its weather and distance written on it."""
     scene = sample_scene(seed, weather, SceneSettings(distance=distance))
     image = render(scene)

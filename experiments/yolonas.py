@@ -12,16 +12,16 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.loading import load_dataset
+from halopose.evaluation.scores import Scores
 from halopose.fitting.pipeline import FitSettings, fit
 from halopose.fitting.training import TrainSettings
-from halopose.hosts.base import LOAD_ERRORS, keypoint_sigmas
-from halopose.hosts.yolonas.host import YoloNASHost
+from halopose.hosts.base import LOAD_ERRORS
+from halopose.hosts.loading import load_host
 from halopose.landing.world.dataset import SceneSettings, write_dataset
 
 TRAINING_SIGMA = 0.25
@@ -40,20 +40,13 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     arguments.data = arguments.data or near_runways(arguments.work / "world")
     training, validation = (load_dataset(arguments.data, split) for split in ("train", "val"))
-    base = train_base(arguments, len(training.names))
-    host = YoloNASHost.load(base, sigmas=keypoint_sigmas(training.sigmas, len(training.names), coco=True))
-    host.keypoint_names = training.names
-    settings = FitSettings(
-        train=TrainSettings(epochs=12),
-        train_sizes=(arguments.imgsz,),
-        imgsz=arguments.imgsz,
-        area_factor=validation.box_area_factor,
-    )
+    host = load_host(train_base(arguments, len(training.layout)))
+    settings = FitSettings(train=TrainSettings(epochs=12), train_sizes=(arguments.imgsz,), imgsz=arguments.imgsz)
     with progress() as step:
-        artifact, metrics = fit(host, training, validation, arguments.work / "fit", settings, step)
+        artifact, scores = fit(host, training, validation, arguments.work / "fit", settings, step)
     artifact.save(arguments.work / "heads.safetensors")
-    write_scores(metrics, arguments.work / "report", host.description)
-    say(beside_the_paper(metrics))
+    write_scores(scores, arguments.work / "report", host.description)
+    say(beside_the_paper(scores))
 
 
 def near_runways(folder: Path) -> Path:
@@ -109,9 +102,9 @@ def newest(weights: Path) -> Path | None:
     return None
 
 
-def beside_the_paper(metrics: dict[str, Any]) -> str:
-    law = metrics["student_t"]
-    mine = (law["akp"], metrics["akp_random"], metrics["akp_skill"], law["ace"], law["ence"])
+def beside_the_paper(scores: Scores) -> str:
+    law = scores.student_t
+    mine = (law.akp, scores.akp_random, scores.akp_skill, law.ace, law.ence)
     lines = [f"{'Student-t':12}" + "".join(f"{name:>10}" for name in PAPER)]
     for name, row in (("here", mine), ("paper, COCO", PAPER.values())):
         lines.append(f"{name:12}" + "".join(f"{value:10.4f}" for value in row))
