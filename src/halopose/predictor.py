@@ -38,8 +38,15 @@ class UncertainPose:
     (1, 17, 2, 2)
     """
 
-    def __init__(self, host: Host, artifact: Artifact, family: Family = "gaussian") -> None:
+    def __init__(
+        self, host: Host, artifact: Artifact, family: Family = "gaussian", *, uncalibrated: bool = False
+    ) -> None:
         artifact.check(host)
+        if not artifact.calibrated and not uncalibrated:
+            raise HaloposeError(
+                "these heads are not calibrated: their covariances mean nothing in pixels yet. Calibrate them with "
+                "`halopose calibrate`, or insist on them with uncalibrated (--uncalibrated)"
+            )
         self.host, self.artifact = host, artifact
         self.heads = artifact.heads.to(host.device).eval()
         self.family = _checked(family)
@@ -54,8 +61,11 @@ class UncertainPose:
         device: torch.device | str | None = None,
         unsafe: bool = False,
         end2end: bool | None = None,
+        uncalibrated: bool = False,
     ) -> UncertainPose:
         """Load a base (path of a checkpoint, a model, or a host) and the artifact made for it.
+
+        uncalibrated: take heads that nothing has calibrated yet, as ``halopose train`` leaves them.
 
         Without arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
         """
@@ -63,7 +73,8 @@ class UncertainPose:
             artifact = Artifact.load(shipped.shipped_artifact() if artifact is None else artifact)
         if base is None:
             base = shipped.find_base()
-        return cls(host_for(artifact, base, device=device, unsafe=unsafe, end2end=end2end), artifact, family)
+        host = host_for(artifact, base, device=device, unsafe=unsafe, end2end=end2end)
+        return cls(host, artifact, family, uncalibrated=uncalibrated)
 
     def predict(
         self,

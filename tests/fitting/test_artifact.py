@@ -6,10 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, safe_open, save_file
 
+from halopose.data.tensors import write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.uncertainty.calibration import StudentTCalibration
@@ -29,10 +31,10 @@ def saved(tmp_path) -> Path:
 def rewrite(path: Path, change_tensors=lambda tensors: None, change_content=lambda content: None) -> None:
     tensors = load_file(path)
     with safe_open(path, framework="pt") as file:
-        content = json.loads(file.metadata()["halopose"])
+        content = json.loads(file.metadata()["halopose"][64:])
     change_tensors(tensors)
     change_content(content)
-    save_file(tensors, path, metadata={"halopose": json.dumps(content)})
+    write_tensors(path, tensors, content)
 
 
 def refused(path: Path, says: str) -> None:
@@ -112,6 +114,17 @@ def test_truncated_files_are_refused(saved, size):
     refused(saved, "damaged")
 
 
+def test_any_flipped_bit_is_refused(saved):
+    content = saved.read_bytes()
+    generator = np.random.default_rng(0)
+    header = 8 + int.from_bytes(content[:8], "little")
+    for place in [*range(0, header, 97), *generator.integers(header, len(content), 40)]:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(generator.integers(8))
+        saved.write_bytes(damaged)
+        refused(saved, "damaged|not a halopose artifact")
+
+
 def test_foreign_files_are_refused(saved, tmp_path):
     refused(tmp_path / "missing.safetensors", "no artifact")
     refused(tmp_path, "no artifact")
@@ -120,7 +133,7 @@ def test_foreign_files_are_refused(saved, tmp_path):
     save_file({"weight": torch.zeros(3)}, saved)
     refused(saved, "not a halopose artifact")
     for metadata in ("[]", "3", "{", '{"format": "halopose-artifact-2"}'):
-        save_file({"weight": torch.zeros(3)}, saved, metadata={"halopose": metadata})
+        save_file({"weight": torch.zeros(3)}, saved, metadata={"halopose": "0" * 64 + metadata})
         refused(saved, "damaged|not a halopose artifact")
 
 

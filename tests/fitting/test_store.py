@@ -9,6 +9,7 @@ import shutil
 from collections import namedtuple
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -295,15 +296,16 @@ def test_a_class_that_the_model_lacks_is_one_line(tmp_path):
     one_line(error)
 
 
-def failing_save(tensors, path, metadata):
-    Path(path).write_bytes(b"the first few bytes")
+def failing_replace(source, target):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(data, folder, monkeypatch):
     dataset = load_dataset(data, "train")
+    collect(host_of(KIND), dataset, folder, SETTINGS)
+    next(folder.glob("shard*")).unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(matches, "save_file", failing_save)
+        patch.setattr("os.replace", failing_replace)
         with pytest.raises(HaloposeError, match="No space left") as error:
             collect(host_of(KIND), dataset, folder, SETTINGS)
     one_line(error)
@@ -318,3 +320,56 @@ def test_a_write_that_really_fails(data, folder, full_disk):
         collect(host_of(KIND), dataset, folder, SETTINGS)
     one_line(error)
     assert [path.name for path in folder.iterdir()] == ["manifest.json"]
+
+
+# Data that change ------------------------------------------------------------------------------------------
+
+
+def stamps(folder):
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("shard*")}
+
+
+@pytest.fixture
+def own(data, tmp_path):
+    """A data set of the test's own, in parts of two images."""
+    shutil.copytree(data.parent, tmp_path / "own")
+    text = data.read_text().replace(str(data.parent), str(tmp_path / "own"))
+    (tmp_path / "own" / "data.yaml").write_text(text)
+    return tmp_path / "own" / "data.yaml"
+
+
+@pytest.mark.parametrize("what", ["labels", "pixels", "time", "nothing"])
+def test_only_what_changed_is_collected_again(own, tmp_path, what, monkeypatch, caplog):
+    monkeypatch.setattr(matches, "VIEWS_PER_SHARD", 2)
+    caplog.set_level("INFO", "halopose")
+    collect(host_of(KIND), load_dataset(own, "train"), tmp_path / "store", SETTINGS)
+    before, record = stamps(tmp_path / "store"), load_dataset(own, "train").records[3]
+    if what == "labels":
+        label = own.parent / "labels" / "train" / record.path.with_suffix(".txt").name
+        rows = [line.split() for line in label.read_text().splitlines()]
+        label.write_text("\n".join(" ".join([*row[:5], "0.5", *row[6:]]) for row in rows))
+    elif what == "pixels":
+        cv2.imwrite(str(record.path), 255 - cv2.imread(str(record.path)))
+    elif what == "time":
+        os.utime(record.path, (1, 1))  # as after a copy: the same bytes
+    store = collect(host_of(KIND), load_dataset(own, "train"), tmp_path / "store", SETTINGS)
+    changed = {name for name, stamp in stamps(tmp_path / "store").items() if stamp != before[name]}
+    assert changed == ({"shard-00001.safetensors"} if what in ("labels", "pixels") else set())
+    assert (str(record.path) in caplog.text) is bool(changed)
+    fresh = collect(host_of(KIND), load_dataset(own, "train"), tmp_path / "fresh", SETTINGS)
+    for mine, theirs in zip(store.cells("assigned"), fresh.cells("assigned"), strict=True):
+        assert torch.equal(mine.windows, theirs.windows)
+        assert all(torch.equal(mine.columns[name], theirs.columns[name]) for name in theirs.columns)
+    assert (store.digest() == fresh.digest()) is (what != "time")
+
+
+def test_a_flipped_bit_in_a_shard_is_refused(own, tmp_path):
+    store = collect(host_of(KIND), load_dataset(own, "train"), tmp_path / "store", SETTINGS)
+    path = tmp_path / "store" / "shard-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 4
+    path.write_bytes(content)
+    for read in (store.ground_truth, lambda: list(store.cells("assigned"))):
+        with pytest.raises(HaloposeError, match=r"damaged: its checksum .* run the same collect again") as error:
+            read()
+        one_line(error)

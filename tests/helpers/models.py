@@ -158,6 +158,7 @@ def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 
         student.tau_.uniform_(0.5, 2.0)
         student.moment_tau_.uniform_(0.5, 2.0)
         student.nu_.uniform_(3.0, 9.0)
+        gaussian.effective_samples_.fill_(100.0)
     return Artifact(
         heads=round_to_stored(heads.eval()),
         calibrations=Calibrations(gaussian, student, threshold=-0.5),

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from halopose.cli import applying, fitting, landing, scoring, studies
+from halopose.cli.terminal import listen
 from halopose.errors import HaloposeError
 
 app = typer.Typer(
@@ -46,6 +47,7 @@ for command in (
 
 def main() -> None:
     """Run a command; a user's mistake becomes one line and exit code 2."""
+    listen()
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
     except typer.Abort:

@@ -19,6 +19,7 @@ from halopose.cli.options import (
     Images,
     Iou,
     OtherSize,
+    Uncalibrated,
     Unsafe,
     Visibility,
     between,
@@ -51,6 +52,7 @@ def evaluate(
         Literal["exclude", "allow"], typer.Option(help="Images the artifact has seen: leave out, or not.")
     ] = "exclude",
     pictures: Annotated[int, typer.Option(min=0, help="Example pictures with residuals and NLL.")] = 8,
+    uncalibrated: Uncalibrated = False,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
@@ -66,7 +68,12 @@ def evaluate(
     from halopose.predictor import UncertainPose
 
     model = UncertainPose.load(
-        base, _pruning_at(Artifact.load(artifact), visibility), device=device, unsafe=unsafe, end2end=end2end
+        base,
+        _pruning_at(Artifact.load(artifact), visibility),
+        device=device,
+        unsafe=unsafe,
+        end2end=end2end,
+        uncalibrated=uncalibrated,
     )
     dataset = load_dataset(data, split, images=images, otherwise=model.artifact.layout)
     if overlap == "exclude":
@@ -103,6 +110,7 @@ def predict(
         float, typer.Option(callback=between, help="Probability that an ellipse holds, between 0 and 1.")
     ] = 0.95,
     hide_pruned: Annotated[bool, typer.Option("--hide-pruned", help="Do not draw pruned keypoints.")] = False,
+    uncalibrated: Uncalibrated = False,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
@@ -122,7 +130,15 @@ def predict(
     check_source(number)
     ids = None if truth is None else image_ids_by_name(truth)
     loaded = _pruning_at(Artifact.load(artifact or shipped.shipped_artifact()), visibility)
-    model = UncertainPose.load(base, loaded, family=family, device=device, unsafe=unsafe, end2end=end2end)
+    model = UncertainPose.load(
+        base,
+        loaded,
+        family=family,
+        device=device,
+        unsafe=unsafe,
+        end2end=end2end,
+        uncalibrated=uncalibrated,
+    )
     make_folder(output)
     layout = loaded.layout
     entries: list[dict[str, Any]] = []

@@ -134,3 +134,4 @@ Visibility = Annotated[
     float | None,
     typer.Option(min=0.0, max=1.0, help="Prune below this visibility score; 0 for never, else the artifact's."),
 ]
+Uncalibrated = Annotated[bool, typer.Option("--uncalibrated", help="Take heads that nothing has calibrated yet.")]

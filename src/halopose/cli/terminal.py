@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,21 @@ def say(text: str) -> None:
     """A line for the user."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+class _Lines(logging.Handler):
+    """What the library has to say, as lines for the user; warnings with a word before them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{'warning: ' if record.levelno >= logging.WARNING else ''}{record.getMessage()}")
+
+
+def listen(quiet: bool = False, verbose: bool = False) -> None:
+    """Print what the library logs: nothing but warnings if quiet, everything if verbose."""
+    log = logging.getLogger("halopose")
+    log.handlers = [_Lines()]
+    log.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
+    log.propagate = False
 
 
 @contextmanager

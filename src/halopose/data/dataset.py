@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,37 @@ class Record:
     objects: Objects
     relative: bool
     area_factor: float
+
+    def state(self) -> list[Any]:
+        """What a later run compares to see whether labels or pixels have changed."""
+        try:
+            found = self.path.stat()
+            pixels = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        except (OSError, ValueError):
+            return [self.image_id, self._labels(), 0, 0, ""]
+        return [self.image_id, self._labels(), found.st_size, found.st_mtime_ns, pixels]
+
+    def _labels(self) -> str:
+        digest = hashlib.sha256(f"{self.relative} {self.area_factor}".encode())
+        for column in fields(self.objects):
+            digest.update(np.ascontiguousarray(getattr(self.objects, column.name)).tobytes())
+        return digest.hexdigest()
+
+    def is_as_it_was(self, state: Any) -> bool:
+        """Whether labels and pixels are those of an earlier ``state``; a file that is gone cannot have changed.
+
+        Only a file whose size or time differs is read.
+        """
+        if not isinstance(state, list) or len(state) != 5:
+            return False
+        try:
+            found = self.path.stat()
+        except (OSError, ValueError):
+            return [self.image_id, self._labels()] == state[:2]
+        if [found.st_size, found.st_mtime_ns] == state[2:4]:
+            return self._labels() == state[1] and self.image_id == state[0]
+        now = self.state()
+        return [now[0], now[1], now[4]] == [state[0], state[1], state[4]]
 
     def read(self) -> tuple[Array, Objects]:
         """The image (h, w, 3) and its objects in pixels."""

@@ -6,6 +6,8 @@ threshold and the ids of the images it has seen.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +61,7 @@ class CalibrationFile:
             "threshold": self.threshold,
             "image_ids": self.image_ids.tolist(),
         }
-        write_json(path, content, indent=1)
+        write_json(path, {**content, "checksum": _checksum(content)}, indent=1)
 
     @classmethod
     def load(cls, path: Path | str) -> CalibrationFile:
@@ -67,6 +69,8 @@ class CalibrationFile:
         content = read_json(path)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise HaloposeError(f"{path} is not a calibration: make one with `halopose recalibrate`")
+        if content.get("checksum") != _checksum(content):
+            raise HaloposeError(f"{path} is damaged or was changed (its checksum does not match): make it again")
         try:
             return cls._parse(content)
         except (KeyError, TypeError, ValueError, RuntimeError, OverflowError):
@@ -114,6 +118,14 @@ class CalibrationFile:
             class_ids=predictions.class_ids,
             image_ids=predictions.image_ids,
         )
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    """SHA-256 of what a file says beside its checksum; -inf is written as null."""
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    if rest.get("threshold") == float("-inf"):
+        rest["threshold"] = None
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def apply_to_file(calibration: CalibrationFile, source: Path | str, target: Path | str) -> int:

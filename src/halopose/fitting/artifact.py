@@ -6,16 +6,16 @@ the splits by image id, the settings and the figures measured.
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from halopose.data.files import write_bytes
+from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
@@ -49,6 +49,11 @@ class Artifact:
     layout: Keypoints
     imgsz: int
     card: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether its calibration was fitted on anything; heads alone come out of ``halopose train``."""
+        return bool((self.calibrations.gaussian.effective_samples_ > 0).any())
 
     def fits(self, host: Host) -> bool:
         """Whether this artifact was made for the host's model."""
@@ -84,11 +89,7 @@ class Artifact:
             "covariance": fitted.student.covariance,
             "card": self.card,
         }
-        data = save(
-            {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
-            metadata={"halopose": json.dumps(content, sort_keys=True)},
-        )
-        write_bytes(path, data)
+        write_tensors(path, tensors, content)
 
     @classmethod
     def load(cls, path: Path | str) -> Artifact:
@@ -96,14 +97,14 @@ class Artifact:
         if not Path(path).is_file():
             raise HaloposeError(f"no artifact at {path}: make one with `halopose fit`")
         try:
-            with safe_open(path, framework="pt") as file:
-                content = json.loads((file.metadata() or {}).get("halopose", "{}"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            content = read_content(path)
             if not isinstance(content, dict) or content.get("format") != FORMAT:
                 raise HaloposeError(f"{path} is not a halopose artifact: make one with `halopose fit`")
-            return cls._parse(content, tensors)
-        except HaloposeError:
-            raise
+            check_seal(path)
+            return cls._parse(content, load_file(path))
+        except HaloposeError as error:
+            again = "" if "halopose fit" in str(error) else ": make it again with `halopose fit`"
+            raise HaloposeError(f"{error}{again}") from None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, IndexError):
             raise HaloposeError(f"{path} is damaged: make it again with `halopose fit`") from None
 
@@ -131,6 +132,8 @@ class Artifact:
                 raise ValueError("values that are not finite")
             module.load_state_dict(state)
         threshold, visible = content["threshold"], content["visibility_threshold"]
+        if any(value is not None and not math.isfinite(value) for value in (threshold, visible)):
+            raise ValueError("a threshold that is not a number")
         calibrations = Calibrations(
             gaussian,
             student,

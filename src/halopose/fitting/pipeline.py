@@ -6,6 +6,8 @@ wrote; ``fit`` runs them all in one work folder.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -34,7 +36,10 @@ from halopose.uncertainty.distributions import Gaussian
 from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads
 from halopose.uncertainty.pruning import GAMMA_KS
 
+log = logging.getLogger(__name__)
+
 CalibrationSource = Literal["assigned", "matched"]
+FEW_OBJECTS = 50  # with fewer a keypoint's calibration is mostly noise
 DETECTIONS = 20  # of an image in a validation store, as many as COCO scores
 
 
@@ -166,10 +171,24 @@ def calibrate_heads(
     matched = match_poses(predictions_of(heads, store, images), store.ground_truth(images), settings.protocol)
     if not len(matched):
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
+    _warn_of_few(matched.labelled.sum(0), store.layout.names, len(images))
     gaussian = student = None
     if settings.calibration == "assigned":
         gaussian, student = _calibrate_assigned(heads, store, images, settings)
     return fit_calibrations(matched, settings.protocol, gaussian=gaussian, student=student)
+
+
+def _warn_of_few(objects: Array, names: Sequence[str], images: int) -> None:
+    """Say in words where a calibration rests on too few objects, and what it would take."""
+    few = [name for name, count in zip(names, objects, strict=True) if count < FEW_OBJECTS]
+    if few:
+        least = int(objects.min())
+        need = f"about {math.ceil(images * FEW_OBJECTS / least)} images" if least else "images that show it"
+        log.warning(
+            "calibrated on few objects: %d of %s (%d of %d keypoints have under %d); a calibration that can be "
+            "trusted takes %s like these",
+            least, names[int(objects.argmin())], len(few), len(names), FEW_OBJECTS, need,
+        )  # fmt: skip
 
 
 def _calibrate_assigned(

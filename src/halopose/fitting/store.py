@@ -7,7 +7,9 @@ A shard appears whole or not at all, so a killed collection resumes where it was
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -17,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from halopose.boxes import xyxy_to_xywh
 from halopose.data.dataset import Dataset, Objects, Record
 from halopose.data.files import read_json, write_json
+from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
 from halopose.keypoints import Keypoints
@@ -32,6 +34,8 @@ from halopose.uncertainty.heads import cut_windows
 
 FORMAT = "halopose-matches-2"
 VIEWS_PER_SHARD = 32
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class MatchStore:
             self.layout = Keypoints.from_json(manifest["layout"])
         except (KeyError, TypeError, ValueError):
             raise HaloposeError(f"{self.folder} has a damaged manifest: collect it again") from None
+        self._checked: set[Path] = set()
         missing = [path for path in self._paths() if not path.is_file()]
         if missing:
             raise HaloposeError(
@@ -107,6 +112,23 @@ class MatchStore:
         """How it was collected."""
         return CollectSettings(**{**self.manifest["settings"], "imgsz": tuple(self.manifest["settings"]["imgsz"])})
 
+    def digest(self) -> str:
+        """All that could be learnt from it, in a few characters: base, settings, every view."""
+        parts = [self.manifest[name] for name in ("base", "settings", "layout", "images")]
+        parts.append([_metadata(path)["views"] for path in self._paths()])
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _sound(self) -> Iterator[Path]:
+        """The shards, each refused where it is not as it was written; checked once."""
+        for path in self._paths():
+            if path not in self._checked:
+                try:
+                    check_seal(path)
+                except HaloposeError as error:
+                    raise HaloposeError(f"{error}; remove it and run the same collect again") from None
+                self._checked.add(path)
+            yield path
+
     def check(self, host: Host) -> None:
         """Refuse a base that this store was not collected with."""
         if not set(self.manifest["base"]) & set(host.fingerprints):
@@ -114,7 +136,7 @@ class MatchStore:
 
     def shards(self, kind: str) -> Iterator[list[Cells]]:
         """Cells by level of each shard in turn, ``assigned`` or ``detected``, memory-mapped."""
-        for path in self._paths():
+        for path in self._sound():
             yield read_shard(path, kind, self.manifest["levels"])
 
     def cells(self, kind: str) -> Iterator[Cells]:
@@ -144,7 +166,7 @@ class MatchStore:
 
     def ground_truth(self, images: Array | None = None) -> GroundTruth:
         """The annotated objects of the collected images, or of some of them, in original pixels."""
-        tables = [read_table(path, "truth") for path in self._paths()]
+        tables = [read_table(path, "truth") for path in self._sound()]
         parts = [table for table in tables if table]  # a shard of a second size, or of no readable image, has none
         if not parts:
             raise HaloposeError(f"{self.folder} holds no readable image: check the data")
@@ -212,9 +234,14 @@ def read_table(path: Path, kind: str) -> dict[str, Array]:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    with _opened(path, "np") as file:
-        content: dict[str, Any] = json.loads(file.metadata()["halopose"])
-        return content
+    """What a shard says of itself: the views it holds and the files that could not be read."""
+    try:
+        content = read_content(path)
+    except HaloposeError:
+        content = None
+    if not isinstance(content, dict) or not all(isinstance(content.get(k), list) for k in ("skipped", "views")):
+        raise HaloposeError(f"{path} is damaged: remove it and run the same collect again")
+    return content
 
 
 def collect(
@@ -241,12 +268,29 @@ def collect(
     _check_disk(host, dataset, folder, settings, shards)
     for number in range(shards):
         path = shard_path(folder, number)
+        part = views[number * VIEWS_PER_SHARD : (number + 1) * VIEWS_PER_SHARD]
+        if path.is_file() and (changed := _changed(path, part)):
+            log.info("%s changed since %s was collected: collecting that part again", changed, path)
+            path.unlink()
         if not path.is_file():
-            part = views[number * VIEWS_PER_SHARD : (number + 1) * VIEWS_PER_SHARD]
             _write_shard(path, *_collect_views(host, part, settings, dataset.layout))
         if progress:
             progress(min((number + 1) * VIEWS_PER_SHARD, len(views)), len(views))
     return MatchStore(folder)
+
+
+def _changed(path: Path, views: list[tuple[Record, int]]) -> str:
+    """What of a shard's views is no longer what was collected, in words; empty if nothing."""
+    try:
+        known = _metadata(path)["views"]
+    except HaloposeError:
+        return f"{path.name} (damaged)"
+    if len(known) != len(views):
+        return "the list of images"
+    changed = [
+        str(record.path) for (record, _), state in zip(views, known, strict=True) if not record.is_as_it_was(state)
+    ]
+    return f"{changed[0]}{f' and {len(changed) - 1} more' * (len(changed) > 1)}" if changed else ""
 
 
 def _open_store(host: Host, dataset: Dataset, folder: Path, settings: CollectSettings, shards: int) -> None:
@@ -267,7 +311,7 @@ def _open_store(host: Host, dataset: Dataset, folder: Path, settings: CollectSet
     if path.is_file():
         if read_json(path) != manifest:
             raise HaloposeError(f"{folder} was collected with other data or settings: choose another folder")
-        for leftover in folder.glob("*.partial"):
+        for leftover in folder.glob(".shard-*"):  # of a run that was killed while it wrote
             leftover.unlink()
         return
     write_json(path, manifest)
@@ -315,13 +359,14 @@ def _collect_views(
             read.append(_View(record, *record.read(), imgsz))
         except HaloposeError as error:
             skipped.append(str(error))
+    states = [record.state() for record, _ in views]
     rows: list[tuple[str, int, dict[str, Tensor]]] = []
     for batch in _batches(read, settings.batch):
         rows += _collect_batch(host, batch, settings, layout)
     tensors = _concatenated(rows, len(host.strides))
     tensors |= _truth_table(read, settings.imgsz[0])
     tensors["views.image_id"] = torch.tensor([view.record.image_id for view in read], dtype=torch.int64)
-    return tensors, {"skipped": skipped}
+    return tensors, {"skipped": skipped, "views": states}
 
 
 def _batches(views: list[_View], size: int) -> Iterator[list[_View]]:
@@ -489,13 +534,8 @@ def _truth_table(views: list[_View], imgsz: int) -> dict[str, Tensor]:
 
 
 def _write_shard(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Write beside, then rename: a shard is whole or absent."""
-    partial = path.with_suffix(".partial")
+    """A shard is whole or absent."""
     try:
-        save_file(tensors, partial, metadata={"halopose": json.dumps(metadata)})
-        partial.replace(path)
-    except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise HaloposeError(
-            f"cannot write {path} ({error}): free some space and run it again, it resumes"
-        ) from None
+        write_tensors(path, tensors, metadata)
+    except HaloposeError as error:
+        raise HaloposeError(f"{error}: free some space and run it again, it resumes") from None

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from halopose.data.splits import hashed_order
+from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.store import Cells, MatchStore
 from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian
 from halopose.uncertainty.heads import ProbabilisticHeads
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,7 @@ class _Run:
     ) -> _Run:
         """A new run, or the one that the checkpoint continues."""
         run = cls(heads, settings, rows, path)
-        collected = [[store.manifest[name] for name in ("base", "settings", "images")] for store in stores]
+        collected = [store.digest() for store in stores]
         chosen = None if images is None else np.sort(images).tolist()
         key = json.dumps([asdict(settings), asdict(heads.settings), collected, chosen, rows])
         run.key = hashlib.sha256(key.encode()).hexdigest()
@@ -310,26 +313,21 @@ class _Run:
             "train_loss": self.train_loss,
             "holdout_loss": self.holdout_loss,
         }
-        partial = path.with_suffix(".partial")
-        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, partial, metadata={"halopose": json.dumps(content)})
-            partial.replace(path)
-        except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                partial.unlink()
-            raise HaloposeError(f"cannot write {path} ({error}): free some space, a rerun resumes") from None
+            write_tensors(path, tensors, content)
+        except HaloposeError as error:
+            raise HaloposeError(f"{error}: free some space, a rerun resumes") from None
 
     def _resume(self, path: Path) -> None:
         try:
-            with safe_open(path, framework="pt") as file:
-                content = json.loads((file.metadata() or {}).get("halopose", "{}"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError):
+            content = read_content(path)
+            check_seal(path)
+            tensors = load_file(path)
+        except (HaloposeError, SafetensorError):
             raise HaloposeError(f"{path} is damaged: remove it, training starts again") from None
-        if content.get("key") != self.key:
-            raise HaloposeError(f"{path} belongs to another training: remove it or choose another folder")
+        if not isinstance(content, dict) or content.get("key") != self.key:
+            log.info("%s is of other data or settings: training starts anew", path)
+            return
         self.heads.load_state_dict({n[6:]: v for n, v in tensors.items() if n.startswith("heads.")})
         device = self.parameters[0].device
         self.best = {n[5:]: v.to(device) for n, v in tensors.items() if n.startswith("best.")}

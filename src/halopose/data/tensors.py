@@ -1,0 +1,65 @@
+"""Tensors and json in one safetensors file, sealed by a checksum: artifacts, shards, states of a training.
+
+In: tensors and plain content. Out: a file that is whole or not there, and refused if a single bit of it changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from halopose.data.files import write_bytes
+from halopose.errors import HaloposeError
+
+_BLANK = "0" * 64
+# The json stands in the header behind its checksum, as one entry: the order of several would not be fixed.
+_SEAL = re.compile(rb'"halopose":"([0-9a-f]{64})')
+
+
+def write_tensors(path: Path | str, tensors: Mapping[str, Tensor], content: Any) -> None:
+    """Write a file whole or not at all; equal tensors and content are equal bytes."""
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    body = json.dumps(content, sort_keys=True)
+    data = save(plain, metadata={"halopose": _BLANK + body})
+    # The checksum is that of the file without it, so that it can stand in the file's own header.
+    seal = hashlib.sha256(data).hexdigest().encode()
+    begin = data.index(_BLANK.encode())
+    write_bytes(path, b"".join([data[:begin], seal, data[begin + len(seal) :]]))
+
+
+def read_content(path: Path | str) -> Any:
+    """The json of a file, unchecked; None where the file is not one of ours."""
+    try:
+        with safe_open(path, framework="np") as file:
+            body = (file.metadata() or {}).get("halopose", "")[len(_BLANK) :]
+            return json.loads(body) if body else None
+    except (SafetensorError, OSError, ValueError):
+        raise HaloposeError(f"{path} is damaged") from None
+
+
+def check_seal(path: Path | str) -> None:
+    """Refuse a file of ours that is not as it was written."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
+    header = data[: 8 + int.from_bytes(data[:8], "little")] if len(data) >= 8 else b""
+    found = _SEAL.search(header)
+    if found is None:
+        raise HaloposeError(f"{path} is damaged: it has no checksum")
+    digest = hashlib.sha256(data[: found.start(1)])
+    digest.update(_BLANK.encode())
+    digest.update(memoryview(data)[found.end(1) :])
+    if digest.hexdigest().encode() != found.group(1):
+        raise HaloposeError(f"{path} is damaged: its checksum does not match")
+
+
+__all__ = ["check_seal", "read_content", "write_tensors"]
