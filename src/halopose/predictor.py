@@ -44,8 +44,8 @@ class UncertainPose:
         artifact.check(host)
         if not artifact.calibrated and not uncalibrated:
             raise HaloposeError(
-                "these heads are not calibrated: their covariances mean nothing in pixels yet. Calibrate them with "
-                "`halopose calibrate`, or insist on them with uncalibrated (--uncalibrated)"
+                "these heads are not calibrated: their covariances mean nothing in pixels yet. Calibrate them "
+                "with `halopose calibrate`, or insist on them with uncalibrated (--uncalibrated)"
             )
         self.host, self.artifact = host, artifact
         self.heads = artifact.heads.to(host.device).eval()
