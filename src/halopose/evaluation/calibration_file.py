@@ -146,7 +146,8 @@ def laws_under(files: Sequence[CalibrationFile], matched: MatchedPoses, protocol
         if isinstance(file.calibration, GaussianCalibration):
             gaussian = file.calibration
         elif isinstance(file.calibration, StudentTCalibration):
-            student = file.calibration
+            student = StudentTCalibration(len(file.names), covariance=protocol.covariance)
+            student.load_state_dict(file.calibration.state_dict())
     threshold = min(files, key=lambda file: file.family).threshold if files else None
     return cross_fitted(matched, protocol, gaussian=gaussian, student=student, threshold=threshold)
 
