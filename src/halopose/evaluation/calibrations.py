@@ -131,7 +131,8 @@ def cross_fitted(
     threshold: float | None = None,
 ) -> Laws:
     """The three laws, each image under what was fitted on the other folds of images, or is given."""
-    if gaussian is not None and student is not None and threshold is not None:
+    chooses_visibility = protocol.visibility and matched.visibility is not None
+    if gaussian is not None and student is not None and threshold is not None and not chooses_visibility:
         given = Calibrations(gaussian, student, threshold)
         return apply_calibrations(matched, given, protocol, "given: gaussian, student, threshold")
     fold = image_folds(matched.image_ids, protocol.folds)
