@@ -153,7 +153,7 @@ def _pruned(
     return PrunedScores(
         kept_fraction=float(measured.kept.mean()),
         threshold=float(np.mean(laws.threshold)),
-        visibility_threshold=None if visible is None else float(np.mean(visible)),
+        visibility_threshold=None if visible is None else float(np.mean(visible[np.isfinite(visible)])),
         rules=_pruning_rules(measured, matched, laws, protocol),
         **kept,
     )

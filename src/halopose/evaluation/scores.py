@@ -117,7 +117,10 @@ class PruningCurve:
 
 @dataclass(frozen=True)
 class PrunedScores:
-    """The three laws over the keypoints that pruning keeps; thresholds are means over folds."""
+    """The three laws over the keypoints that pruning keeps.
+
+    Thresholds are means over folds; that of the visibility score over those folds that have one.
+    """
 
     kept_fraction: float
     threshold: float
