@@ -1,0 +1,39 @@
+"""Json content damaged at random, as a strategy of hypothesis."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from hypothesis import strategies as st
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@st.composite
+def mangled(draw: st.DrawFn, content: Any) -> Any:
+    """The content with one to three values, anywhere in it, replaced, removed or repeated."""
+    content = copy.deepcopy(content)
+    for _ in range(draw(st.integers(1, 3))):
+        node = content
+        while True:
+            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+            if not keys:
+                break
+            key = draw(st.sampled_from(keys))
+            if isinstance(node[key], (dict, list)) and node[key] and draw(st.integers(0, 3)):
+                node = node[key]
+                continue
+            action = draw(st.sampled_from(["replace", "remove", "repeat"]))
+            if action == "replace":
+                node[key] = draw(JSON)
+            elif action == "remove":
+                del node[key]
+            elif isinstance(node, list):
+                node.append(copy.deepcopy(node[key]))
+            break
+    return content
