@@ -82,7 +82,10 @@ def random_predictions(rng: np.random.Generator, truth: GroundTruth, count: int)
 
 
 def predictions_of(
-    points: Array, scores: Sequence[float] | Array, image_ids: Sequence[int] | Array, class_ids: Sequence[int] | Array
+    points: Array,
+    scores: Sequence[float] | Array,
+    image_ids: Sequence[int] | Array,
+    class_ids: Sequence[int] | Array,
 ) -> PoseDistributions:
     covariance = np.tile(np.eye(2), (*points.shape[:2], 1, 1))
     return PoseDistributions(
