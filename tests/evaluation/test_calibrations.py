@@ -1,4 +1,4 @@
-"""The laws compared: nothing is fitted on the images it is used on, what is given is used, thresholds are chosen."""
+"""The laws compared: nothing is fitted on the images it is used on, what is given is used, thresholds are best."""
 
 from __future__ import annotations
 

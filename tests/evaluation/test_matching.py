@@ -281,7 +281,7 @@ def test_a_detection_of_an_unknown_image_matches_nothing() -> None:
 @settings(max_examples=25)
 @given(SEEDS, st.sampled_from([0.5, 0.75]), st.sampled_from([3, 20]))
 def test_true_pairs_are_matches_with_objects_that_count(seed: int, threshold: float, most: int) -> None:
-    """By the plain loop of the definition: best score first, each object once, ignored ones are no true positives."""
+    """By the plain loop of the definition: best score first, each object once, ignored ones do not count."""
     rng = np.random.default_rng(seed)
     truth = random_truth(rng, int(rng.integers(4, 30)))
     predictions = random_predictions(rng, truth, int(rng.integers(1, 150)))

@@ -1,11 +1,16 @@
-"""Json content damaged at random, as a strategy of hypothesis."""
+"""Json content damaged at random, as a strategy of hypothesis, and what a parser makes of it."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
+
+from halopose.errors import HaloposeError
+
+T = TypeVar("T")
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -37,3 +42,11 @@ def mangled(draw: st.DrawFn, content: Any) -> Any:
                 node.append(copy.deepcopy(node[key]))
             break
     return content
+
+
+def refusal(parse: Callable[..., T], *arguments: Any) -> tuple[T | None, str]:
+    """What the parser made of its arguments, or the line with which it refused them."""
+    try:
+        return parse(*arguments), ""
+    except HaloposeError as error:
+        return None, str(error)
