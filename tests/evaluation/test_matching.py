@@ -101,6 +101,8 @@ def predictions_of(
 
 def pycocotools_evaluation(predictions: PoseDistributions, truth: GroundTruth) -> Any:
     """COCOeval, evaluated, on the same data; annotation i has the id i + 1, and so has detection i."""
+    assert predictions.image_ids is not None
+    assert predictions.class_ids is not None
     flags = np.where(truth.labelled, 2, 0)[..., None]
     triples = np.concatenate([truth.keypoints, flags], axis=2).reshape(len(truth), -1)
     visible = np.ones((*predictions.keypoints.shape[:2], 1))
@@ -159,6 +161,8 @@ def test_equal_to_pycocotools(keypoints: int, seed: int) -> None:
     truth = random_truth(rng, int(rng.integers(4, 45)), keypoints)
     predictions = random_predictions(rng, truth, int(rng.integers(1, 400)))
     evaluation = pycocotools_evaluation(predictions, truth)
+    assert predictions.image_ids is not None
+    assert predictions.class_ids is not None
     pairs = candidate_pairs(predictions, truth)
 
     ours = dict.fromkeys(evaluation.ious, 0)
@@ -192,6 +196,8 @@ def test_the_random_data_hold_what_they_should() -> None:
     assert (~truth.labelled.any(1)).any()
     assert (~truth.crowd & truth.ignore).any()
     assert pairs.rank.max() == 19
+    assert predictions.image_ids is not None
+    assert predictions.class_ids is not None
     groups = np.stack([predictions.image_ids, predictions.class_ids, predictions.scores * 10], 1)
     assert len(np.unique(groups, axis=0)) < len(groups)
     assert np.unique(truth.keypoints, axis=0).shape[0] < len(truth)
@@ -208,6 +214,7 @@ def test_order_of_images_does_not_matter(seed: int) -> None:
     rng = np.random.default_rng(seed)
     truth = random_truth(rng, 20)
     predictions = random_predictions(rng, truth, 120)
+    assert predictions.image_ids is not None
     place = rng.permutation(len(IMAGES))
     order = np.argsort(place[np.searchsorted(IMAGES, predictions.image_ids)], kind="stable")
     taken = [
@@ -235,7 +242,10 @@ def one_object(count: int = 1, **changes: Array) -> GroundTruth:
 
 def taken_by(truth: GroundTruth, predictions: PoseDistributions) -> list[int]:
     pairs = candidate_pairs(predictions, truth)
-    return greedy_match(pairs, len(predictions), truth.ignore, truth.crowd, np.array([0.5]))[0].tolist()
+    taken: list[int] = greedy_match(pairs, len(predictions), truth.ignore, truth.crowd, np.array([0.5]))[
+        0
+    ].tolist()
+    return taken
 
 
 def copies(truth: GroundTruth, scores: Sequence[float] | Array, image: int = 3) -> PoseDistributions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def all_pruned() -> Scores:
     return evaluate(matched, as_given(matched, threshold=np.inf))
 
 
-CASES = {
+CASES: dict[str, Callable[[], Scores]] = {
     "plain": real_scores,
     "everything": with_everything,
     "nothing pruned": lambda: real_scores(prune=False),

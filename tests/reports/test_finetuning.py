@@ -14,16 +14,17 @@ from halopose.studies.finetuning import SHOWN, BaseScores, differences
 from tests.helpers.html_pages import EVIL, parsed
 
 REGIMES = ("gaussian", "student_t")
+NOISE = 0.002
 METRICS = {*SHOWN, *(f"{regime}.ace{suffix}" for regime in REGIMES for suffix in ("", "_x", "_y"))}
 
 
-def scored(noise: float = 0.002, **bases: tuple[float, float]) -> dict[str, BaseScores]:
+def scored(**bases: tuple[float, float]) -> dict[str, BaseScores]:
     """Bases by name with (Gaussian ACE, AP); draws have independent noise, so differences 1.4 times as much."""
     made = {}
     for seed, (name, (ace, ap)) in enumerate(bases.items()):
         generator = np.random.default_rng(seed)
         estimate = dict.fromkeys(sorted(METRICS), 0.5) | {"gaussian.ace": ace, "ap": ap}
-        draws = {metric: value + noise * generator.normal(size=200) for metric, value in estimate.items()}
+        draws = {metric: value + NOISE * generator.normal(size=200) for metric, value in estimate.items()}
         coverage = {regime: {axis: LEVELS + ace * np.sin(3 * LEVELS) for axis in AXES} for regime in REGIMES}
         made[name] = BaseScores(estimate, draws, coverage, nu=3.0 + seed, matched_instances=1234)
     return made
@@ -108,7 +109,9 @@ def test_coverage_is_drawn_to_one_scale_and_inside() -> None:
     assert len({(plot.y.low, plot.y.high) for plot in plots}) == 1
     for plot in plots:
         zero, *curves = plot.curves
-        np.testing.assert_allclose(plot.line(zero), [[0, plot.y.share(0)], [1, plot.y.share(0)]])
+        np.testing.assert_allclose(
+            np.array(plot.line(zero)), np.array([[0, plot.y.share(0)], [1, plot.y.share(0)]])
+        )
         assert len(curves) == 3
         for curve in curves:
             x, y = np.array(plot.line(curve)).T

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from halopose.evaluation.calibrations import LAWS
-from halopose.evaluation.scores import METRICS, PruningRule
+from halopose.evaluation.scores import METRICS, PruningRule, Summary
 from halopose.reports.text import to_csv, to_text
 from tests.helpers.evaluations import real_scores
 
@@ -23,11 +23,11 @@ def test_csv_holds_every_law_and_group() -> None:
     for pruned, part in (("no", scores), ("yes", scores.pruned)):
         for name in LAWS:
             law = part.law(name)
-            groups = {("all", "all"): law}
+            groups: dict[tuple[str, str], Summary] = {("all", "all"): law}
             groups |= {("keypoint", keypoint): one for keypoint, one in law.per_keypoint.items()}
             groups |= {("scale", scale): one for scale, one in law.per_scale.items()}
-            for key, one in groups.items():
-                row = by_key[(pruned, name, *key)]
+            for (group, member), one in groups.items():
+                row = by_key[pruned, name, group, member]
                 assert int(row["count"]) == one.count
                 for metric in METRICS:
                     assert float(row[metric]) == pytest.approx(one.metric(metric), rel=1e-15, nan_ok=True)
