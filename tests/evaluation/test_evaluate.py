@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from halopose.data.files import write_json
 from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import LAWS, Laws, cross_fitted
 from halopose.evaluation.evaluate import evaluate
@@ -20,17 +19,12 @@ from halopose.types import Array
 from halopose.uncertainty.pruning import localization_confidence
 from tests.helpers.evaluations import (
     as_given,
+    json_text,
     partly_labelled,
     poses,
     synthetic_poses,
     with_telling_visibility,
 )
-
-
-def text(scores: Scores, folder: Path) -> str:
-    write_json(folder / "metrics.json", scores.to_json())
-    return (folder / "metrics.json").read_text()
-
 
 # --- the right law passes, calibration mends the others ---------------------------------------------------
 
@@ -70,21 +64,21 @@ def test_calibration_mends_a_scale_error() -> None:
 def test_shards_merge_to_the_whole(nu: float | None, tmp_path: Path) -> None:
     matched = partly_labelled(poses(240, 3, nu, seed=6, flaw=1.2))
     protocol = Protocol(bootstrap=5)
-    whole = text(evaluate(matched, protocol=protocol), tmp_path)
+    whole = json_text(evaluate(matched, protocol=protocol), tmp_path)
     rng = np.random.default_rng(0)
     for _ in range(3):
         shard = rng.integers(0, 4, 10_000)[matched.image_ids]
         parts = [matched.select(np.flatnonzero(shard == s)) for s in rng.permutation(4)]
         merged = MatchedPoses.concatenate(parts)
-        assert text(evaluate(merged, protocol=protocol), tmp_path) == whole
+        assert json_text(evaluate(merged, protocol=protocol), tmp_path) == whole
 
 
 def test_shards_of_predictions_merge_to_the_whole(tmp_path: Path) -> None:
     predictions, truth = synthetic_poses()
     assert predictions.image_ids is not None
-    whole = text(evaluate(match_poses(predictions, truth)), tmp_path)
+    whole = json_text(evaluate(match_poses(predictions, truth)), tmp_path)
     parts = [match_poses(predictions[predictions.image_ids % 3 == s], truth) for s in (2, 0, 1)]
-    assert text(evaluate(MatchedPoses.concatenate(parts)), tmp_path) == whole
+    assert json_text(evaluate(MatchedPoses.concatenate(parts)), tmp_path) == whole
 
 
 # --- pruning ----------------------------------------------------------------------------------------------
@@ -243,7 +237,7 @@ def test_bootstrap_is_reproducible_and_leaves_the_estimates_alone(
 ) -> None:
     matched, scores = bootstrapped
     again = evaluate(matched, protocol=Protocol(bootstrap=40, seed=3))
-    assert text(again, tmp_path) == text(scores, tmp_path)
+    assert json_text(again, tmp_path) == json_text(scores, tmp_path)
     other = evaluate(matched, protocol=Protocol(bootstrap=40, seed=4))
     assert other.gaussian.interval != scores.gaussian.interval
     plain = evaluate(matched, protocol=Protocol(seed=3))

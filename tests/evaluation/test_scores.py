@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halopose.data.files import read_json, write_json
+from halopose.data.files import read_json
 from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import LAWS
 from halopose.evaluation.evaluate import evaluate
@@ -25,6 +25,7 @@ from halopose.reports.scores import render
 from halopose.reports.text import to_csv, to_text
 from tests.helpers.evaluations import (
     as_given,
+    json_text,
     partly_labelled,
     poses,
     real_scores,
@@ -33,11 +34,6 @@ from tests.helpers.evaluations import (
     with_telling_visibility,
 )
 from tests.helpers.mangling import mangled, refusal
-
-
-def text_of(scores: Scores, folder: Path) -> str:
-    write_json(folder / "metrics.json", scores.to_json())
-    return (folder / "metrics.json").read_text()
 
 
 def assert_same(one: Scores, other: Scores) -> None:
@@ -75,11 +71,11 @@ CASES: dict[str, Callable[[], Scores]] = {
 def test_json_and_back_is_the_same(case: str, tmp_path: Path) -> None:
     scores = CASES[case]()
     assert_same(Scores.from_json(scores.to_json()), scores)
-    written = text_of(scores, tmp_path)
+    written = json_text(scores, tmp_path)
     again = Scores.from_json(read_json(tmp_path / "metrics.json"))
     if case != "all pruned":  # json has no infinity: a threshold above everything reads as one below
         assert_same(again, scores)
-    assert text_of(again, tmp_path) == written
+    assert json_text(again, tmp_path) == written
 
 
 def test_the_cases_hold_what_they_should() -> None:

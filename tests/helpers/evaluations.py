@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from halopose.data.coco import parse_ground_truth, parse_predictions
+from halopose.data.files import write_json
 from halopose.data.synthetic import World, synthesize
 from halopose.evaluation.calibrations import LAWS, Laws, cross_fitted, given_law
 from halopose.evaluation.evaluate import evaluate
@@ -106,6 +108,12 @@ def real_scores(
     if not prune:
         laws = replace(laws, threshold=np.full(len(matched), -np.inf))
     return evaluate(matched, laws, protocol)
+
+
+def json_text(scores: Scores, folder: Path) -> str:
+    """What metrics.json holds."""
+    write_json(folder / "metrics.json", scores.to_json())
+    return (folder / "metrics.json").read_text()
 
 
 def with_law(scores: Scores, name: str, **changes: Any) -> Scores:
