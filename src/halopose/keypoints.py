@@ -130,10 +130,10 @@ def _numbered(count: int) -> tuple[str, ...]:
 
 
 def mirrored_order(names: Sequence[str]) -> tuple[int, ...] | None:
-    """Which keypoint each becomes in the mirror, from "left" and "right" in the names; None if none has either."""
+    """Which keypoint each becomes in the mirror, from "left" and "right" in the names; None if neither tells."""
     lower = [name.lower() for name in names]
     swapped = [name.replace("left", "\0").replace("right", "left").replace("\0", "right") for name in lower]
-    if swapped == lower or set(swapped) != set(lower):
+    if swapped == lower or set(swapped) != set(lower) or len(set(lower)) < len(lower):
         return None
     return tuple(lower.index(name) for name in swapped)
 

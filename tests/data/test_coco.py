@@ -1,33 +1,37 @@
-"""Files: what is written reads back the same, and nothing a user can put in a file causes a traceback."""
+"""COCO json: what is written reads back the same, and nothing a user can put in a file causes a traceback."""
+
+from __future__ import annotations
 
 import copy
 import json
-import os
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halopose.data.coco import (
+    image_ids_by_name,
     parse_ground_truth,
     parse_predictions,
-    prediction_entries,
     read_ground_truth,
     read_predictions,
 )
-from halopose.data.files import make_folder, make_room, read_json, write_json
+from halopose.data.files import write_json
 from halopose.data.synthetic import World, synthesize
 from halopose.errors import HaloposeError
-from halopose.keypoints import COCO_SIGMAS
+from halopose.keypoints import COCO_LIMBS, COCO_NAMES, COCO_SIGMAS, Keypoints
+from halopose.types import Array
+from tests.helpers.mangling import mangled, refusal
 
 TRUTH, RESULTS = synthesize(World(images=3, persons=5, detections_per_image=2))
 
 
-def test_predictions_survive_a_round_trip(tmp_path):
+def test_predictions_survive_a_round_trip(tmp_path: Path) -> None:
     truth = parse_ground_truth("truth", TRUTH)
     first = parse_predictions("predictions", RESULTS, truth)
-    write_json(tmp_path / "p.json", prediction_entries(first))
+    write_json(tmp_path / "p.json", first.to_json())
     again = read_predictions(tmp_path / "p.json", truth)
     for name in ("scores", "keypoints", "covariance", "scale", "visibility", "image_ids", "class_ids"):
         assert np.array_equal(getattr(first, name), getattr(again, name)), name
@@ -35,18 +39,19 @@ def test_predictions_survive_a_round_trip(tmp_path):
     assert again.dof is None
 
 
-def test_student_predictions_survive_a_round_trip():
+def test_student_predictions_survive_a_round_trip() -> None:
     entries = copy.deepcopy(RESULTS)
     for entry in entries:
         entry["scale"] = [[xx / 2, xy / 2, yy / 2] for xx, xy, yy in entry["covariance"]]
         entry["dof"] = [4.0 + k for k in range(17)]
     poses = parse_predictions("p", entries, None)
+    assert poses.dof is not None
     assert np.array_equal(poses.dof, 4.0 + np.arange(17))
     assert np.allclose(poses.scale * 2, poses.covariance)
-    assert prediction_entries(poses)[0]["dof"] == entries[0]["dof"]
+    assert poses.to_json()[0]["dof"] == entries[0]["dof"]
 
 
-def test_a_missing_box_is_the_extent_of_the_keypoints():
+def test_a_missing_box_is_the_extent_of_the_keypoints() -> None:
     entries = [{key: value for key, value in entry.items() if key != "bbox"} for entry in RESULTS]
     poses = parse_predictions("p", entries, None)
     assert np.array_equal(poses.boxes[:, :2], poses.keypoints.min(1))
@@ -61,14 +66,16 @@ def test_a_missing_box_is_the_extent_of_the_keypoints():
         ([0.05] * 17, [0.1] * 17, np.full(17, 0.1)),
     ],
 )
-def test_sigmas_come_from_the_option_then_the_category_then_coco(category, option, expected):
+def test_sigmas_come_from_the_option_then_the_category_then_coco(
+    category: list[float] | None, option: list[float] | None, expected: Array
+) -> None:
     content = copy.deepcopy(TRUTH)
     if category:
         content["categories"][0]["sigmas"] = category
-    assert np.array_equal(parse_ground_truth("t", content, option).sigmas, expected)
+    assert np.array_equal(parse_ground_truth("t", content, option).layout.sigmas, expected)
 
 
-def test_other_keypoint_counts_default_to_one_over_k():
+def test_other_keypoint_counts_default_to_one_over_k() -> None:
     content = {
         "images": [{"id": 7}],
         "categories": [{"id": 3, "keypoints": ["a", "b", "c", "d"]}],
@@ -78,17 +85,72 @@ def test_other_keypoint_counts_default_to_one_over_k():
     }
     truth = parse_ground_truth("t", content)
     assert truth.keypoint_count == 4
-    assert np.array_equal(truth.sigmas, np.full(4, 0.25))
+    assert truth.layout.sigmas == (0.25,) * 4
+    assert truth.layout.names == ("a", "b", "c", "d")
+    assert truth.layout.limbs == ()
 
 
-def _bad(**changes):
+def test_keypoints_are_those_of_the_category_then_the_model_then_coco() -> None:
+    assert parse_ground_truth("t", TRUTH).layout == Keypoints.of(17, names=COCO_NAMES)
+    model = Keypoints.of(
+        17, names=[f"m{k}" for k in range(17)], sigmas=[0.2] * 17, area_factor=0.8, limbs=[(0, 1)]
+    )
+    layout = parse_ground_truth("t", TRUTH, otherwise=model).layout
+    assert layout.names == COCO_NAMES  # stated
+    assert (layout.sigmas, layout.area_factor, layout.limbs) == (model.sigmas, 0.8, ((0, 1),))
+    content = copy.deepcopy(TRUTH)
+    content["categories"][0] |= {"skeleton": [[a + 1, b + 1] for a, b in COCO_LIMBS[:3]], "sigmas": [0.3] * 17}
+    layout = parse_ground_truth("t", content, otherwise=model).layout
+    assert (layout.sigmas, layout.limbs) == ((0.3,) * 17, COCO_LIMBS[:3])
+
+
+@pytest.mark.parametrize("skeleton", [[[1, 18]], [[0, 1]], [[1]], [["a", "b"]], "limbs", [[1, 2], [3]]])
+def test_a_skeleton_that_cannot_be_drawn_is_left_out(skeleton: Any) -> None:
+    content = copy.deepcopy(TRUTH)
+    content["categories"][0]["skeleton"] = skeleton
+    assert parse_ground_truth("t", content).layout.limbs == COCO_LIMBS
+
+
+@pytest.mark.parametrize("sigmas", [[0.1] * 16, [0.0] * 17, [-0.1] * 17, ["a"] * 17, 0.1, [float("nan")] * 17])
+def test_bad_sigmas_are_one_line(sigmas: Any) -> None:
+    content = copy.deepcopy(TRUTH)
+    content["categories"][0]["sigmas"] = sigmas
+    with pytest.raises(HaloposeError, match=r"t\.json: give 17 positive sigmas"):
+        parse_ground_truth("t.json", content)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(("categories", 0, "keypoints"), [None] * 17), (("annotations", 0, "category_id"), [1])]
+)
+def test_odd_names_and_categories_cause_no_traceback(path: tuple[Any, ...], value: Any) -> None:
+    content = copy.deepcopy(TRUTH)
+    content[path[0]][path[1]][path[2]] = value
+    truth, line = refusal(parse_ground_truth, "t.json", content)
+    assert truth is not None or line.startswith("t.json: ")
+
+
+def test_image_ids_are_found_by_file_name(tmp_path: Path) -> None:
+    images = [{"id": 4, "file_name": "a/b.jpg"}, {"id": 9, "file_name": "c.jpg"}]
+    write_json(tmp_path / "t.json", {"images": images})
+    assert image_ids_by_name(tmp_path / "t.json") == {"b.jpg": 4, "c.jpg": 9}
+    for changed, words in (
+        ([], "lists no images"),
+        ([*images, {"id": 5, "file_name": "z/c.jpg"}], "same file name"),
+        ([{"id": 5}], "no file_name"),
+    ):
+        write_json(tmp_path / "t.json", {"images": changed})
+        with pytest.raises(HaloposeError, match=words):
+            image_ids_by_name(tmp_path / "t.json")
+
+
+def _bad(**changes: Any) -> list[dict[str, Any]]:
     entries = copy.deepcopy(RESULTS)
     entries[1].update(changes)
     return entries
 
 
 NAN, INF = float("nan"), float("inf")
-BAD_PREDICTIONS = {
+BAD_PREDICTIONS: dict[str, tuple[Any, str]] = {
     "nan covariance": (_bad(covariance=[[NAN, 0, 1]] * 17), "positive definite"),
     "infinite covariance": (_bad(covariance=[[INF, 0, 1]] * 17), "positive definite"),
     "indefinite covariance": (_bad(covariance=[[1, 2, 1]] * 17), "positive definite"),
@@ -113,7 +175,7 @@ BAD_PREDICTIONS = {
 
 
 @pytest.mark.parametrize("case", BAD_PREDICTIONS)
-def test_bad_predictions_are_one_line(case):
+def test_bad_predictions_are_one_line(case: str) -> None:
     content, words = BAD_PREDICTIONS[case]
     with pytest.raises(HaloposeError, match=words) as error:
         parse_predictions("p.json", content, parse_ground_truth("t", TRUTH))
@@ -121,115 +183,29 @@ def test_bad_predictions_are_one_line(case):
     assert "p.json" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"", "empty"), (b"  \n", "empty"), (b'[{"image_id": 1', "not complete"), (b"\xff\xfe\x00", "UTF-8")],
-)
-def test_broken_files_are_one_line(tmp_path, content, words):
-    path = tmp_path / "x.json"
-    path.write_bytes(content)
-    with pytest.raises(HaloposeError, match=words):
-        read_json(path)
-
-
-def test_missing_file_and_folder_are_one_line(tmp_path):
+def test_missing_file_and_folder_are_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(HaloposeError, match="cannot read"):
             read_ground_truth(path)
 
 
-def test_writing_where_nothing_can_be_written_leaves_no_trace(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(HaloposeError, match="cannot write"):
-        write_json(tmp_path / "file" / "x.json", {})
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path):
-    write_json(tmp_path / "x.json", "small")
-    with pytest.raises(HaloposeError, match=r"cannot write .*x\.json"):
-        write_json(tmp_path / "x.json", "large" * 100)
-    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
-    assert read_json(tmp_path / "x.json") == "small"
-
-
-def test_a_folder_is_made_or_refused_in_one_line(tmp_path):
-    assert make_folder(tmp_path / "new" / "folder").is_dir()
-    assert make_folder(tmp_path / "new" / "folder") == make_room(tmp_path / "new" / "folder" / "file").parent
-    assert not list((tmp_path / "new" / "folder").iterdir())
-    (tmp_path / "file").write_text("x")
-    for path in (tmp_path / "file", tmp_path / "file" / "folder"):
-        with pytest.raises(HaloposeError, match="cannot write to"):
-            make_folder(path)
-    with pytest.raises(HaloposeError, match="cannot write to"):
-        make_room(tmp_path / "file" / "x")
-    with pytest.raises(HaloposeError, match="it is a folder, name a file"):
-        make_room(tmp_path)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_refused(tmp_path):
-    tmp_path.chmod(0o555)
-    with pytest.raises(HaloposeError, match=r"cannot write to .*: Permission denied"):
-        make_folder(tmp_path)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=8,
-)
-
-
-@st.composite
-def mangled(draw, content):
-    """The content with one to three values, anywhere in it, replaced, removed or repeated."""
-    content = copy.deepcopy(content)
-    for _ in range(draw(st.integers(1, 3))):
-        node = content
-        while True:
-            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
-            if not keys:
-                break
-            key = draw(st.sampled_from(keys))
-            if isinstance(node[key], (dict, list)) and node[key] and draw(st.integers(0, 3)):
-                node = node[key]
-                continue
-            action = draw(st.sampled_from(["replace", "remove", "repeat"]))
-            if action == "replace":
-                node[key] = draw(JSON)
-            elif action == "remove":
-                del node[key]
-            elif isinstance(node, list):
-                node.append(copy.deepcopy(node[key]))
-            break
-    return content
-
-
-def refusal(parse, *arguments):
-    """What the parser made of its arguments, or the line with which it refused them."""
-    try:
-        return parse(*arguments), None
-    except HaloposeError as error:
-        return None, str(error)
-
-
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(mangled(TRUTH))
-def test_mangled_ground_truth_reads_or_is_refused(content):
+def test_mangled_ground_truth_reads_or_is_refused(content: Any) -> None:
     truth, line = refusal(parse_ground_truth, "t", content)
-    assert np.isfinite(truth.keypoints).all() if line is None else "\n" not in line
+    assert "\n" not in line
+    assert truth is None or np.isfinite(truth.keypoints).all()
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(mangled(RESULTS))
-def test_mangled_predictions_read_or_are_refused(content):
+def test_mangled_predictions_read_or_are_refused(content: Any) -> None:
     poses, line = refusal(parse_predictions, "p", content, parse_ground_truth("t", TRUTH))
-    assert (np.linalg.eigvalsh(poses.covariance) > 0).all() if line is None else "\n" not in line
+    assert "\n" not in line
+    assert poses is None or (np.linalg.eigvalsh(poses.covariance) > 0).all()
 
 
-def test_a_file_cut_anywhere_is_refused(tmp_path):
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     text = json.dumps(RESULTS)
     for cut in np.random.default_rng(0).integers(0, len(text), 60):
         (tmp_path / "p.json").write_text(text[:cut])

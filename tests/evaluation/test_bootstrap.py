@@ -1,4 +1,4 @@
-"""Shared resamplings: draws equal copies of the drawn images, also where some images have no match."""
+"""Resampled images: margins by their definition, and differences paired image by image."""
 
 from __future__ import annotations
 
@@ -6,37 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from halopose.evaluation.bootstrap import Difference, Measured, Paired, margin_of, resamplings
-from halopose.evaluation.calibrations import Fitted
-from halopose.evaluation.true_positives import MatchedPoses, Protocol
+from halopose.evaluation.bootstrap import Difference, Paired, interval_of, margin_of, resamplings
 from halopose.types import Array
-
-PROTOCOL = Protocol()
-DRAWS = 6
-
-
-def true_positives(images: Array, seed: int) -> MatchedPoses:
-    """Three instances of four keypoints in each image, correctly described but for a factor."""
-    generator = np.random.default_rng(seed)
-    count = 3 * len(images)
-    spread = generator.uniform(1, 6, (count, 4, 1))
-    covariance = np.square(spread)[..., None] * np.eye(2) * 0.7
-    area = generator.uniform(1e3, 2e4, count)
-    return MatchedPoses(
-        image_ids=np.repeat(images, 3),
-        objects=np.arange(count),
-        residual=spread * generator.normal(size=(count, 4, 2)),
-        labelled=generator.random((count, 4)) < 0.8,
-        covariance=covariance,
-        scale=covariance,
-        visibility=np.ones((count, 4)),
-        area=area,
-        box_area=area,
-        dof=None,
-        names=("a", "b", "c", "d"),
-        sigmas=np.full(4, 0.1),
-    )
 
 
 @dataclass(frozen=True)
@@ -44,36 +18,34 @@ class Model(Paired):
     estimate: dict[str, float]
     draws: dict[str, Array]
 
-    @classmethod
-    def of(cls, measured: Measured) -> Model:
-        draws = list(measured.draws(DRAWS))
-        return cls(measured.scores(), {name: np.array([draw[name] for draw in draws]) for name in draws[0]})
+
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**32 - 1))
+def test_resamplings_draw_as_many_images_and_are_the_same_again(images: int, count: int, seed: int) -> None:
+    drawn = resamplings(images, count, seed)
+    assert drawn.shape == (count, images)
+    assert ((drawn >= 0) & (drawn < images)).all()
+    np.testing.assert_array_equal(drawn, resamplings(images, count, seed))
 
 
-def test_draws_are_copies_of_the_drawn_images() -> None:
-    """Images 10, 11 and 40 have no match: a draw that holds them holds fewer keypoints."""
-    images = np.arange(10, 41)
-    matched = true_positives(images[2:-1], seed=0)
-    fitted = Fitted.on(true_positives(np.arange(30), seed=1), PROTOCOL)
-    model = Model.of(Measured.of(matched, fitted, PROTOCOL, images))
-    for number, pick in enumerate(resamplings(len(images), DRAWS)):
-        rows = np.concatenate([np.flatnonzero(matched.image_ids == images[drawn]) for drawn in pick])
-        copies = Measured.of(matched.select(rows), fitted, PROTOCOL).scores()
-        for metric in ("gaussian.ace", "gaussian.nll", "student_t.nll", "pruned.gaussian.ace", "kept_fraction"):
-            assert model.draws[metric][number] == pytest.approx(copies[metric], rel=1e-9), metric
+def test_every_image_is_drawn_once_on_average() -> None:
+    counts = np.bincount(resamplings(50, 4000).ravel(), minlength=50) / 4000
+    np.testing.assert_allclose(counts, 1, atol=0.08)
+    assert not np.array_equal(resamplings(50, 2, 0), resamplings(50, 2, 1))
 
 
-def test_models_that_match_in_different_images_are_paired() -> None:
-    """The same residuals but for two images: differences are far surer than the metrics themselves."""
-    images = np.arange(60)
-    fitted = Fitted.on(true_positives(np.arange(30), seed=1), PROTOCOL)
-    matched = true_positives(images, seed=0)
-    fewer = matched.select(np.flatnonzero(~np.isin(matched.image_ids, [3, 50])))
-    one, other = (Model.of(Measured.of(part, fitted, PROTOCOL, images)) for part in (matched, fewer))
-    assert one.minus(other, "gaussian.nll").margin < 0.3 * one.margin("gaussian.nll")
-    assert one.minus(one, "gaussian.nll") == Difference(0.0, 0.0)
-    unpaired = Model.of(Measured.of(fewer, fitted, PROTOCOL))
-    assert one.minus(other, "gaussian.nll").margin < one.minus(unpaired, "gaussian.nll").margin
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30), st.floats(-1e3, 1e3))
+def test_intervals_are_standard_errors_around_the_estimate(draws: list[float], estimate: float) -> None:
+    mean = sum(draws) / len(draws)
+    error = (sum((value - mean) ** 2 for value in draws) / (len(draws) - 1)) ** 0.5
+    assert margin_of(draws) == pytest.approx(1.96 * error, abs=1e-9)
+    low, high = interval_of(estimate, draws)
+    assert high == estimate + margin_of(draws)
+    assert low == (max(0.0, estimate - margin_of(draws)) if estimate >= 0 else estimate - margin_of(draws))
+
+
+def test_one_draw_has_no_margin() -> None:
+    assert np.isnan(margin_of([1.0]))
+    assert np.isnan(margin_of(np.zeros(0)))
 
 
 def test_difference_is_decided_by_its_interval() -> None:
@@ -81,3 +53,17 @@ def test_difference_is_decided_by_its_interval() -> None:
     assert Difference(-0.3, 0.2).decided
     assert not Difference(0.1, 0.2).decided
     assert not Difference(0.1, margin_of(np.array([1.0]))).decided
+
+
+def test_differences_are_of_the_same_draws() -> None:
+    """What two models share, such as hard images, cancels."""
+    rng = np.random.default_rng(0)
+    shared, own = rng.normal(size=500), 0.1 * rng.normal(size=500)
+    one = Model({"nll": 3.0, "nll2": 2.0}, {"nll": 3 + shared, "nll2": 2 + shared})
+    other = Model({"nll": 2.5}, {"nll": 2.5 + shared + own})
+    difference = one.minus(other, "nll")
+    assert difference.value == 0.5
+    assert difference.margin == pytest.approx(1.96 * own.std(ddof=1))
+    assert difference.margin < 0.2 * one.margin("nll") == pytest.approx(0.2 * margin_of(shared))
+    assert one.minus(one, "nll") == Difference(0.0, 0.0)
+    assert one.minus(one, "nll", "nll2").value == 1.0

@@ -1,5 +1,7 @@
 """Tables and page of an ablation: every number is the results' own, and the page is whole and inert."""
 
+from __future__ import annotations
+
 import csv
 import io
 import re
@@ -7,8 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from halopose.evaluation.bootstrap import SCALES
-from halopose.evaluation.protocol import SCALAR_METRICS
+from halopose.evaluation.scores import METRICS as SCALARS
 from halopose.fitting.pipeline import FitSettings
 from halopose.reports.ablation import (
     COLUMNS,
@@ -20,19 +21,19 @@ from halopose.reports.ablation import (
     to_markdown,
     variance_plots,
 )
-from halopose.studies.ablation import DEFAULT, Result, rows_of
+from halopose.studies.ablation import DEFAULT, SCALES, Result, rows_of
 from halopose.studies.findings import FINDINGS
 from tests.helpers.html_pages import EVIL, parsed
 
 METRICS = [
     *(f"{part}{regime}.{name}" for part in ("", "pruned.") for regime in ("gaussian", "student_t")
-      for name in SCALAR_METRICS),
+      for name in SCALARS),
     *(f"scale.{number}.ace" for number in range(SCALES)),
     "scale.spread", "akp_skill", "kept_fraction",
 ]  # fmt: skip
 
 
-def results(names=None, bootstrap=20):
+def results(names: list[str] | None = None, bootstrap: int = 20) -> list[Result]:
     generator = np.random.default_rng(0)
     chosen = [row for row in rows_of(FitSettings()) if names is None or row.name in names]
     made = []
@@ -47,7 +48,7 @@ def results(names=None, bootstrap=20):
     return made
 
 
-def test_csv_holds_every_metric_and_its_paired_difference():
+def test_csv_holds_every_metric_and_its_paired_difference() -> None:
     made = results()
     rows = list(csv.DictReader(io.StringIO(to_csv(made))))
     assert len(rows) == len(made) * len(METRICS)
@@ -65,7 +66,7 @@ def test_csv_holds_every_metric_and_its_paired_difference():
             assert width == pytest.approx(2 * 1.96 * draws.std(ddof=1))
 
 
-def test_markdown_has_a_line_per_row_and_finding():
+def test_markdown_has_a_line_per_row_and_finding() -> None:
     made = results()
     text = to_markdown(made, "Title")
     assert text.startswith("# Title\n")
@@ -79,7 +80,7 @@ def test_markdown_has_a_line_per_row_and_finding():
     assert widths == [1 + len(COLUMNS)]
 
 
-def test_bold_is_what_the_interval_decides_and_equal_rows_say_so():
+def test_bold_is_what_the_interval_decides_and_equal_rows_say_so() -> None:
     made = results([DEFAULT, "diagonal"])
     twin = Result("f1", "Twin", made[0].estimate, made[0].draws, made[0].variance, made[0].scales, made[0].counts)
     rows = dict(table([*made, twin]))
@@ -92,7 +93,7 @@ def test_bold_is_what_the_interval_decides_and_equal_rows_say_so():
     assert all(cell.difference == "" for cell in rows["Default"])
 
 
-def test_the_smaller_tables_of_the_paper():
+def test_the_smaller_tables_of_the_paper() -> None:
     made = results()
     pruning, scalar, rules = summaries(made)
     default, named = made[0], {result.name: result for result in made}
@@ -111,7 +112,7 @@ def test_the_smaller_tables_of_the_paper():
     assert len(summaries(results([DEFAULT]))[2].rows) == 1
 
 
-def test_the_page_is_whole_and_inert():
+def test_the_page_is_whole_and_inert() -> None:
     made = results()
     text = render(made, EVIL)
     page = parsed(text)
@@ -124,18 +125,20 @@ def test_the_page_is_whole_and_inert():
         assert result.title in text
 
 
-def test_a_page_of_few_rows_leaves_out_plots_it_cannot_draw():
+def test_a_page_of_few_rows_leaves_out_plots_it_cannot_draw() -> None:
     made = results([DEFAULT])
     assert scale_plot(made) is None
     assert variance_plots(made) == []
     assert "svg" not in parsed(render(made, "few")).tags
 
 
-def test_plots_stay_inside_and_leave_out_what_is_not_a_number():
+def test_plots_stay_inside_and_leave_out_what_is_not_a_number() -> None:
     made = results([DEFAULT, "no-scale-weights", "isotropic"])
     made[0].estimate["scale.2.ace"] = float("nan")
     made[0].variance["x"]["empirical"][3] = 0.0
-    plots = [scale_plot(made), *variance_plots(made)]
+    first = scale_plot(made)
+    assert first is not None
+    plots = [first, *variance_plots(made)]
     assert [len(plots[0].dots(curve)) for curve in plots[0].curves] == [SCALES - 1, SCALES]
     assert len(plots[2].dots(plots[2].curves[1])) == 19
     for plot in plots:

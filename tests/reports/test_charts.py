@@ -114,7 +114,7 @@ def test_ticks_read_as_people_write_them():
 
 
 def test_the_macro_draws_what_the_plot_holds():
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("halopose"), autoescape=True)
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("halopose.reports"), autoescape=True)
     draw = environment.get_template("chart.html").module.chart
     curves = [
         Curve("a < b", "gaussian", [0, 1], [0, 1], [0, 0.5], [0.5, 1], marked=True),

@@ -1,5 +1,7 @@
 """Numbers as text, and pages that hold hostile content."""
 
+from __future__ import annotations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from tests.helpers.html_pages import EVIL, parsed
 
 
 @given(st.floats(-1e6, 1e6), st.integers(0, 5))
-def test_a_number_reads_back_and_zero_has_no_sign(value, digits):
+def test_a_number_reads_back_and_zero_has_no_sign(value: float, digits: int) -> None:
     text = number(value, digits)
     assert "-" not in text
     assert float(text.replace("−", "-")) == pytest.approx(value, abs=0.5001 * 10.0**-digits)
@@ -18,18 +20,18 @@ def test_a_number_reads_back_and_zero_has_no_sign(value, digits):
         assert "−" not in text
 
 
-def test_what_is_not_a_number_is_a_dash():
+def test_what_is_not_a_number_is_a_dash() -> None:
     assert [number(value, 2) for value in (None, float("nan"), float("inf"))] == ["–"] * 3
 
 
-def test_differences_have_sign_and_margin_or_are_the_same():
+def test_differences_have_sign_and_margin_or_are_the_same() -> None:
     assert signed(Difference(0.12345, 0.01)) == "+0.1235 ± 0.0100"
     assert signed(Difference(-0.12, 0.01), 2) == "−0.12 ± 0.01"
     assert signed(Difference(0.0, 0.0)) == "same"
     assert signed(Difference(0.0, 0.1), 1) == "0.0 ± 0.1"
 
 
-def test_a_page_escapes_and_is_utf8():
+def test_a_page_escapes_and_is_utf8() -> None:
     text = page("page.html", title=EVIL, summary="half a pair: \ud800")
     text.encode("utf-8")
     assert "script" not in parsed(text).tags

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,90 +15,35 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halopose.errors import HaloposeError
-from halopose.evaluation.protocol import REGIMES as EVALUATED
-from halopose.evaluation.protocol import SCALAR_METRICS
-from halopose.reports.scores import REGIMES, main_table, render, rounded
+from halopose.data.files import read_json, write_json
+from halopose.evaluation.calibrations import LAWS
+from halopose.evaluation.scores import METRICS, Scores
+from halopose.reports.scores import main_table, render, rounded
+from tests.helpers.evaluations import real_scores, with_law, with_pruned_law
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EVIL = "</script><img src=x onerror=alert(1)>\u2028{{ 7 * 7 }}"
 
 
-def block(generator: np.random.Generator, names: list[str], scales: list[str]) -> dict[str, Any]:
-    def scalars() -> dict[str, Any]:
-        values = {key: float(generator.uniform(0.01, 0.99)) for key in SCALAR_METRICS}
-        return {**values, "nll": float(generator.normal()), "count": 500}
-
-    return {
-        **scalars(),
-        "per_keypoint": {name: scalars() for name in names},
-        "per_scale": {name: scalars() for name in scales},
-    }
-
-
-def curve(generator: np.random.Generator, names: list[str], student: bool) -> dict[str, Any]:
-    def quantiles() -> dict[str, Any]:
-        values = np.sort(generator.normal(size=9))
-        return {
-            "joint": {"theoretical": values**2, "empirical": values**2},
-            **{axis: {"theoretical": values, "empirical": 3 * values} for axis in ("x", "y")},
-        }
-
-    spread = np.geomspace(0.1, 900, 20)
-    return {
-        "coverage": {axis: np.sort(generator.uniform(size=99)) for axis in ("joint", "x", "y")},
-        "variance": {axis: {"predicted": spread, "empirical": spread * 1.3} for axis in ("joint", "x", "y")},
-        "moments": {"empirical": np.eye(2), "predicted": 2 * np.eye(2)},
-        "qq": None if student else quantiles(),
-        "qq_keypoints": {name: quantiles() for name in names},
-    }
+def without_values(names: tuple[str, ...] = ("nose", "left_eye")) -> Scores:
+    """The second scale has no samples, nothing is pruned, and some numbers are none."""
+    scores = replace(real_scores(names, edges=(1e9,), instances=60, prune=False), akp_skill=math.nan)
+    assert math.isnan(scores.gaussian.per_scale["large"].ace)
+    assert scores.pruned.threshold == -math.inf
+    for law in LAWS:
+        curves = scores.pruned.law(law).curves
+        curves = replace(curves, coverage={**curves.coverage, "joint": np.full(99, math.nan)})
+        scores = with_pruned_law(scores, law, ence=math.nan, curves=curves)
+    return scores
 
 
-def make(names: list[str], scales: tuple[str, ...] = ("small", "large"), seed: int = 0) -> dict[str, Any]:
-    """Metrics of random numbers in the shape that ``evaluate`` gives, arrays included."""
+def shuffled(scores: Scores, seed: int) -> Scores:
+    """Other numbers in every metric, no two alike, as they seldom are."""
     generator = np.random.default_rng(seed)
-    kept = np.linspace(0.01, 1, 101)
-    shape = (len(names), len(scales))
-    return {
-        "settings": {"oks_threshold": 0.5, "scale_edges": (1024.0,), "seed": 0},
-        "given_family": "gaussian",
-        "calibration": {"source": "5 folds", **{key: [1.5] * len(names) for key in ("tau", "nu", "tau_t")}},
-        "images": 1234,
-        "matched_instances": 5678,
-        "keypoints": 9999,
-        "keypoint_names": names,
-        "scales": [{"name": name, "low": 0.0, "high": math.inf, "instances": 100} for name in scales],
-        "akp_random": 0.8,
-        "akp_visibility": 0.85,
-        "akp_skill": 0.5,
-        **{regime: block(generator, names, list(scales)) for regime in EVALUATED},
-        "pruned": {
-            "kept_fraction": 0.7,
-            "threshold": -0.3,
-            **{regime: block(generator, names, list(scales)) for regime in EVALUATED},
-        },
-        "pruning_curve": {"kept": kept, "reliability": 1 - kept / 10, "threshold": -kept, "nll": 3 + kept},
-        "cells": {
-            "count": np.full(shape, 200),
-            **{r: {k: generator.uniform(size=shape) for k in ("50", "90", "95")} for r in EVALUATED},
-        },
-        "curves": {r: curve(generator, names, r == "student_t") for r in EVALUATED},
-        "curves_pruned": {r: curve(generator, [], r == "student_t") for r in EVALUATED},
-    }
-
-
-def without_values(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The second scale has no samples, nothing is pruned."""
-    for regime in EVALUATED:
-        for part in (metrics, metrics["pruned"]):
-            part[regime]["per_scale"]["large"] = {**dict.fromkeys(SCALAR_METRICS, math.nan), "count": 0}
-        metrics["cells"][regime]["95"][:, 1] = math.nan
-        metrics["pruned"][regime]["ence"] = math.nan
-        metrics["curves_pruned"][regime]["coverage"]["joint"] = np.full(99, math.nan)
-    metrics["cells"]["count"][:, 1] = 0
-    metrics["pruned"].update(kept_fraction=1.0, threshold=-math.inf)
-    metrics["akp_skill"] = math.nan
-    return metrics
+    for law in LAWS:
+        for change in (with_law, with_pruned_law):
+            scores = change(scores, law, **{metric: float(generator.uniform(0.01, 0.99)) for metric in METRICS})
+    return scores
 
 
 class Page(HTMLParser):
@@ -123,12 +69,8 @@ class Page(HTMLParser):
         return json.loads(self.scripts[0])
 
 
-def test_regimes_are_those_of_the_evaluation() -> None:
-    assert tuple(REGIMES) == EVALUATED
-
-
 def test_page_refers_to_nothing_outside() -> None:
-    text = render(make(["nose", "left_eye"]))
+    text = render(real_scores())
     for _, attributes in Page(text).elements:
         for name in ("src", "href", "action", "srcset", "data"):
             assert (attributes.get(name) or "data:").startswith("data:")
@@ -137,11 +79,11 @@ def test_page_refers_to_nothing_outside() -> None:
 
 
 def test_embedded_metrics_parse_back() -> None:
-    metrics = make(["nose", "left_eye"])
-    data = Page(render(metrics)).data
-    assert data == rounded(metrics)
-    assert data["scales"][0]["high"] is None
-    given = metrics["curves"]["gaussian"]["coverage"]["joint"]
+    scores = real_scores()
+    data = Page(render(scores)).data
+    assert data == rounded(scores.to_json())
+    assert data["scales"][-1]["high"] is None
+    given = scores.gaussian.curves.coverage["joint"]
     np.testing.assert_allclose(data["curves"]["gaussian"]["coverage"]["joint"], given, rtol=1e-4)
 
 
@@ -152,13 +94,16 @@ def test_rounding_keeps_five_digits_and_whole_numbers() -> None:
     }
 
 
-def test_page_is_the_same_from_arrays_and_from_json() -> None:
-    metrics = without_values(make(["nose", "left_eye"]))
-    assert render(json.loads(json.dumps(rounded(metrics)))) == render(metrics)
+@pytest.mark.parametrize(
+    "scores", [without_values(), real_scores(bootstrap=3)], ids=["without values", "intervals"]
+)
+def test_page_is_the_same_from_an_evaluation_and_from_its_file(scores: Scores, tmp_path: Path) -> None:
+    write_json(tmp_path / "metrics.json", scores.to_json())
+    assert render(Scores.from_json(read_json(tmp_path / "metrics.json"))) == render(scores)
 
 
 def test_names_and_titles_are_inert() -> None:
-    plain, evil = Page(render(make(["nose"]))), render(make([EVIL]), title=EVIL)
+    plain, evil = Page(render(real_scores(("nose",)))), render(real_scores((EVIL,)), title=EVIL)
     parsed = Page(evil)
     assert parsed.elements == plain.elements, "a name added or changed an element"
     assert parsed.data["keypoint_names"] == [EVIL]
@@ -167,42 +112,42 @@ def test_names_and_titles_are_inert() -> None:
 
 
 def test_half_a_surrogate_pair_can_be_written() -> None:
-    render(make(["\ud800"])).encode("utf-8")
+    render(real_scores(("\ud800",))).encode("utf-8")
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_best_is_the_least_but_for_akp(seed: int) -> None:
-    metrics = make(["nose"], seed=seed)
-    rows = dict(zip(SCALAR_METRICS, main_table(metrics), strict=True))
+    scores = shuffled(real_scores(("nose",)), seed)
+    rows = dict(zip(METRICS, main_table(scores), strict=True))
     for key, (_, cells) in rows.items():
-        for part, found in ((metrics, cells[:3]), (metrics["pruned"], cells[3:])):
-            values = [part[regime][key] for regime in EVALUATED]
+        for part, found in ((scores, cells[:3]), (scores.pruned, cells[3:])):
+            values = [part.law(name).metric(key) for name in LAWS]
             best = max(values) if key == "akp" else min(values)
             assert [cell.best for cell in found] == [value == best for value in values]
-    assert render(metrics).count("<strong>") == 2 * len(SCALAR_METRICS)
+    assert render(scores).count("<strong>") == 2 * len(METRICS)
 
 
 def test_equal_as_shown_is_equally_best_and_missing_never_is() -> None:
-    metrics = make(["nose"])
-    for regime, value in zip(EVALUATED, (0.10001, 0.10002, math.nan), strict=True):
-        metrics[regime]["ace"] = value
-    shown = [(cell.text, cell.best) for cell in main_table(metrics)[0][1][:3]]
+    scores = real_scores()
+    for law, value in zip(LAWS, (0.10001, 0.10002, math.nan), strict=True):
+        scores = with_law(scores, law, ace=value)
+    shown = [(cell.text, cell.best) for cell in main_table(scores)[0][1][:3]]
     assert shown == [("0.1000", True), ("0.1000", True), ("–", False)]
 
 
 def test_intervals_are_shown_where_they_exist() -> None:
-    metrics = make(["nose"])
-    assert "<small>" not in render(metrics)
-    metrics["gaussian"]["interval"] = {"nll": [-1.25, 2.5], "ace": [math.nan, 1.0]}
-    metrics["interval"] = {"akp_skill": [0.4, 0.6]}
-    page = render(metrics)
+    assert "<small>" not in render(real_scores())
+    scores = with_law(real_scores(), "gaussian", interval={"nll": (-1.25, 2.5), "ace": (math.nan, 1.0)})
+    page = render(replace(scores, interval={"akp_skill": (0.4, 0.6)}))
     assert page.count("<small>") == 2
     assert "<small>−1.250 to 2.500</small>" in page
     assert "<small>0.4000 to 0.6000</small>" in page
 
 
 def test_page_reads_without_script() -> None:
-    text = render(make(["nose"]), title="Run 7").split("<script")[0]
+    scores = replace(real_scores(), images=1234, matched_instances=5678, keypoints=9999)
+    scores = replace(scores, calibration=replace(scores.calibration, source="5 folds"))
+    text = render(scores, title="Run 7").split("<script")[0]
     assert "<h1>Run 7</h1>" in text
     assert "1,234 images, 5,678 matched instances, 9,999 keypoints. Calibration: 5 folds." in text
     assert "As given, the predictions are" in text
@@ -210,14 +155,29 @@ def test_page_reads_without_script() -> None:
 
 @pytest.mark.parametrize("count", [1, 17, 133])
 def test_any_number_of_keypoints(count: int) -> None:
-    text = render(make([f"point_{k}" for k in range(count)], scales=("scale 1",)))
+    text = render(real_scores(tuple(f"point_{k}" for k in range(count)), edges=(), instances=60))
     assert len(Page(text).data["keypoint_names"]) == count
     assert text.count('<th scope="row">point_') == count
 
 
-def test_no_metrics_no_page() -> None:
-    with pytest.raises(HaloposeError, match="uncalibrated is missing"):
-        render({"keypoints": 3})
+def test_ways_to_prune_are_listed_with_what_they_keep() -> None:
+    scores = real_scores()
+    page = render(scores)
+    assert [rule.name for rule in scores.pruned.rules] == ["nothing pruned", "localization confidence"]
+    for rule in scores.pruned.rules:
+        cells = "".join(
+            f"<td>{100 * value:.1f}\N{NO-BREAK SPACE}%</td>" for value in (rule.kept_fraction, rule.reliability)
+        )
+        assert f'<tr><th scope="row">{rule.name}</th>{cells}</tr>' in page
+
+
+def test_settings_say_how_it_was_pruned() -> None:
+    scores = real_scores()
+    threshold = f"{float(f'{scores.pruned.threshold:.5g}')}"
+    assert re.search(rf"pruning threshold</\w+>\s*<\w+>{re.escape(threshold)}<", render(scores))
+    assert re.search(r"visibility threshold</\w+>\s*<\w+>none<", render(scores))
+    seen = replace(scores, pruned=replace(scores.pruned, visibility_threshold=0.25))
+    assert re.search(r"visibility threshold</\w+>\s*<\w+>0\.25<", render(seen))
 
 
 PROBE = """<script>addEventListener("load", () => {
@@ -234,10 +194,10 @@ PROBE = """<script>addEventListener("load", () => {
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-@pytest.mark.parametrize("names", [["tip"], [EVIL, *(f"a_very_long_keypoint_name_{k}" for k in range(60))]])
-def test_script_draws_every_plot_and_survives_every_control(names: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("tip",), (EVIL, *(f"a_very_long_keypoint_name_{k}" for k in range(60)))])
+def test_script_draws_every_plot_and_survives_every_control(names: tuple[str, ...], tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    text = render(without_values(make(names))).replace("</body>", PROBE + "</body>")
+    text = render(without_values(names)).replace("</body>", PROBE + "</body>")
     page.write_text(text, encoding="utf-8")
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900"]
     command += ["--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"]

@@ -13,6 +13,7 @@ from halopose.errors import HaloposeError
 from halopose.uncertainty.calibration import (
     NU_MAX,
     NU_MIN,
+    Calibrations,
     GaussianCalibration,
     Sample,
     StudentTCalibration,
@@ -20,7 +21,7 @@ from halopose.uncertainty.calibration import (
     mean_nll,
     student_parameters,
 )
-from halopose.uncertainty.distributions import Gaussian, StudentT
+from halopose.uncertainty.distributions import Gaussian, StudentT, scale_tril_from_raw
 
 SEEDS = st.integers(0, 2**32 - 1)
 CALIBRATIONS = [GaussianCalibration, StudentTCalibration]
@@ -439,3 +440,26 @@ def test_mean_nll_is_the_weighted_mean(seed):
     assert mean_nll(law, residual) == pytest.approx(each.mean(), rel=1e-12)
     weighted = np.average(each, weights=weight)
     assert mean_nll(law, residual, double(weight)) == pytest.approx(weighted, rel=1e-12)
+
+
+# --- both together ----------------------------------------------------------------------------------------
+
+
+def test_before_anything_is_fitted_nothing_is_scaled_or_pruned():
+    factors = scale_tril_from_raw(double(np.random.default_rng(0).normal(size=(5, 3, 3))))
+    none = Calibrations.none(3)
+    assert (none.threshold, none.visibility_threshold) == (-np.inf, None)
+    for family in ("gaussian", "student-t"):
+        torch.testing.assert_close(none.law(factors, family).covariance, factors @ factors.mT)
+
+
+def test_each_family_has_its_own_law():
+    residual, factors = random_data(np.random.default_rng(0), 300, 3)
+    gaussian, student = (kind(3).fit(residual, factors) for kind in CALIBRATIONS)
+    both = Calibrations(gaussian, student, threshold=-0.5, visibility_threshold=0.25)
+    law, heavy = both.law(factors, "gaussian"), both.law(factors, "student-t")
+    assert isinstance(law, Gaussian)
+    assert isinstance(heavy, StudentT)
+    torch.testing.assert_close(law.covariance, gaussian(factors).covariance)
+    torch.testing.assert_close(heavy.scale, student(factors).scale)
+    assert torch.equal(heavy.dof, student.nu_)

@@ -82,7 +82,7 @@ def parse_ground_truth(
 
 def _keypoint_category(
     path: Path | str, entries: list[Any], sigmas: Sequence[float] | None, otherwise: Keypoints | None
-) -> tuple[Keypoints, set[Any]]:
+) -> tuple[Keypoints, list[Any]]:
     """The keypoints of the categories that have any, which must share them, and the ids of those."""
     found = [entry for entry in entries if isinstance(entry, dict) and entry.get("keypoints")]
     if not found:
@@ -95,10 +95,13 @@ def _keypoint_category(
         raise HaloposeError(f"{path}: a category's id is not a whole number")
     chosen = found[0].get("sigmas") if sigmas is None else sigmas
     values = None if chosen is None else _floats(chosen)
-    if chosen is not None and (values is None or values.shape != (len(names),)):
+    if chosen is not None and (
+        values is None or values.shape != (len(names),) or not ((values > 0) & np.isfinite(values)).all()
+    ):
         raise HaloposeError(f"{path}: give {len(names)} positive sigmas, one per keypoint")
     limbs = _limbs(found[0].get("skeleton"), len(names))
-    return Keypoints.of(len(names), names=names, sigmas=values, limbs=limbs, otherwise=otherwise), set(ids)
+    words = [str(name) for name in names]
+    return Keypoints.of(len(names), names=words, sigmas=values, limbs=limbs, otherwise=otherwise), ids
 
 
 def _limbs(skeleton: Any, count: int) -> list[tuple[int, int]] | None:

@@ -87,14 +87,17 @@ class CalibrationFile:
         }
         if any(value.shape != (len(names),) or not torch.isfinite(value).all() for value in state.values()):
             raise ValueError("wrong number of parameters")
-        if bool((state["tau_"] <= 0).any()) or bool((state.get("nu_", torch.tensor([3.0])) <= 2).any()):
+        bounds = {"tau_": 0.0, "moment_tau_": 0.0, "nu_": 2.0}
+        threshold = float("-inf") if content["threshold"] is None else float(content["threshold"])
+        if any(bool((state[name] <= low).any()) for name, low in bounds.items() if name in state):
             raise ValueError("parameters out of range")
+        if np.isnan(threshold):
+            raise ValueError("a threshold that is no number")
         calibration.load_state_dict(state)
-        threshold = content["threshold"]
         return cls(
             calibration=calibration,
             names=names,
-            threshold=float("-inf") if threshold is None else float(threshold),
+            threshold=threshold,
             image_ids=np.asarray([int(identity) for identity in content["image_ids"]], dtype=np.int64),
         )
 
@@ -158,7 +161,8 @@ def laws_under(files: Sequence[CalibrationFile], matched: MatchedPoses, protocol
         if isinstance(file.calibration, GaussianCalibration):
             gaussian = file.calibration
         elif isinstance(file.calibration, StudentTCalibration):
-            student = file.calibration
+            student = StudentTCalibration(len(file.names), covariance=protocol.covariance)
+            student.load_state_dict(file.calibration.state_dict())
     threshold = min(files, key=lambda file: file.family).threshold if files else None
     return cross_fitted(matched, protocol, gaussian=gaussian, student=student, threshold=threshold)
 

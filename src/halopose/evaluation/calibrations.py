@@ -83,7 +83,8 @@ def fit_calibrations(
 ) -> Calibrations:
     """Calibrate on true positives, then choose the thresholds on the calibrated covariances.
 
-    What is given was fitted on other data and takes the place of what would be fitted.
+    What is given was fitted on other data and takes the place of what would be fitted. A visibility score by which
+    nothing is worth pruning beside the confidence has no threshold.
     """
     gaussian = gaussian or fit_gaussian(matched, protocol.min_samples)
     student = student or fit_student(matched, protocol.covariance, protocol.min_samples)
@@ -93,10 +94,11 @@ def fit_calibrations(
         threshold = select_threshold(confidence, correct, protocol.threshold_rule)
     visible = None
     if protocol.visibility and matched.visibility is not None:
-        visibility = matched.visibility[matched.labelled]
-        visible = select_threshold(visibility, correct, protocol.threshold_rule, among=confidence >= threshold)
-    found = visible is not None and np.isfinite(visible)
-    return Calibrations(gaussian, student, threshold, visible if found else None)
+        visibility, among = matched.visibility[matched.labelled], confidence >= threshold
+        best = select_threshold(visibility, correct, protocol.threshold_rule, among=among)
+        if best > visibility[among].min(initial=np.inf):
+            visible = best
+    return Calibrations(gaussian, student, threshold, visible)
 
 
 def _gaussian_confidence(matched: MatchedPoses, gaussian: GaussianCalibration, protocol: Protocol) -> Array:
@@ -129,7 +131,8 @@ def cross_fitted(
     threshold: float | None = None,
 ) -> Laws:
     """The three laws, each image under what was fitted on the other folds of images, or is given."""
-    if gaussian is not None and student is not None and threshold is not None:
+    chooses_visibility = protocol.visibility and matched.visibility is not None
+    if gaussian is not None and student is not None and threshold is not None and not chooses_visibility:
         given = Calibrations(gaussian, student, threshold)
         return apply_calibrations(matched, given, protocol, "given: gaussian, student, threshold")
     fold = image_folds(matched.image_ids, protocol.folds)

@@ -20,6 +20,7 @@ from halopose.evaluation.keypoint_statistics import Statistics, curves_of, summa
 from halopose.evaluation.measured import Measured, demand_matches
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import (
+    CELL_LEVELS,
     METRICS,
     RANKINGS,
     CalibrationSummary,
@@ -36,7 +37,6 @@ from halopose.types import Array, Counter
 from halopose.uncertainty.distributions import Bivariate, StudentT
 
 _SCALE_NAMES = {1: ["all"], 2: ["small", "large"], 3: ["small", "medium", "large"]}
-_CELL_LEVELS = (50, 90, 95)
 
 
 def evaluate(
@@ -153,7 +153,7 @@ def _pruned(
     return PrunedScores(
         kept_fraction=float(measured.kept.mean()),
         threshold=float(np.mean(laws.threshold)),
-        visibility_threshold=None if visible is None else float(np.mean(visible)),
+        visibility_threshold=None if visible is None else float(np.mean(visible[np.isfinite(visible)])),
         rules=_pruning_rules(measured, matched, laws, protocol),
         **kept,
     )
@@ -198,7 +198,7 @@ def _cells(measured: Measured, keypoints: int) -> CoverageCells:
     coverage = {}
     for name, statistics in measured.statistics.items():
         curves = metrics.coverage_of_levels(statistics.level["joint"], None, cell, count)
-        coverage[name] = {level: curves[:, level - 1].reshape(shape) for level in _CELL_LEVELS}
+        coverage[name] = {level: curves[:, level - 1].reshape(shape) for level in CELL_LEVELS}
     return CoverageCells(np.bincount(cell, minlength=count).reshape(shape), coverage)
 
 

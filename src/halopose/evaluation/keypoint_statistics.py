@@ -132,7 +132,8 @@ class Statistics:
                 *self.in_variance_order[axis], weight[self.by_variance[axis]], presorted=True
             )
             result[f"ence{suffix}"] = metrics.expected_normalized_calibration_error(bins)
-        result["nll"] = float(weight @ self.nll / max(weight.sum(), 1))
+        total = weight.sum()
+        result["nll"] = float(weight @ self.nll / total) if total else float("nan")
         result["akp"] = metrics.keypoint_precision_at(self.hits, len(self.nll), weight[self.by_confidence])
         return result
 

@@ -114,11 +114,12 @@ class Measured:
             result |= {f"pruned.{law}.{name}": value for name, value in pruned.items()}
         chance = metrics.random_keypoint_precision(self.similarity, weight, rounds=rounds, seed=seed)
         order, hits = self._by_visibility
+        total = weight.sum()
         return result | {
             "akp_random": chance,
             "akp_skill": metrics.skill(result["gaussian.akp"], chance),
             "akp_visibility": metrics.keypoint_precision_at(hits, len(order), weight[order]),
-            "kept_fraction": float(weight @ self.kept / max(weight.sum(), 1)),
+            "kept_fraction": float(weight @ self.kept / total) if total else float("nan"),
         }
 
     def _by_scale(self, weight: Array) -> dict[str, float]:

@@ -14,9 +14,11 @@ import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import LAWS
+from halopose.evaluation.metrics import LEVELS
 from halopose.types import Array
 
 AXES = ("joint", "x", "y")
+CELL_LEVELS = (50, 90, 95)  # per cent
 METRICS = ("ace", "ace_x", "ace_y", "ence", "ence_x", "ence_y", "nll", "akp")
 RANKINGS = ("akp_random", "akp_visibility", "akp_skill")
 Interval = tuple[float, float]
@@ -117,7 +119,10 @@ class PruningCurve:
 
 @dataclass(frozen=True)
 class PrunedScores:
-    """The three laws over the keypoints that pruning keeps; thresholds are means over folds."""
+    """The three laws over the keypoints that pruning keeps.
+
+    Thresholds are means over folds; that of the visibility score over those folds that have one.
+    """
 
     kept_fraction: float
     threshold: float
@@ -148,6 +153,18 @@ class Scores:
     settings: the protocol's. given_family: of the law as given. images, matched_instances, keypoints: counts.
     akp_random, akp_visibility: AKP of a random ranking and of the visibility score; akp_skill: how far the
     covariance's ranking is on the way from random to perfect. interval: of those three.
+
+    >>> from halopose.data.coco import parse_ground_truth, parse_predictions
+    >>> from halopose.data.synthetic import World, synthesize
+    >>> from halopose.evaluation.evaluate import evaluate
+    >>> from halopose.evaluation.true_positives import match_poses
+    >>> objects, results = synthesize(World(images=20, persons=60))
+    >>> truth = parse_ground_truth("truth.json", objects)
+    >>> scores = evaluate(match_poses(parse_predictions("predictions.json", results, truth), truth))
+    >>> scores.law("gaussian").per_keypoint["nose"].ace == scores.gaussian.per_keypoint["nose"].ace
+    True
+    >>> Scores.from_json(scores.to_json()).akp_skill == scores.akp_skill
+    True
     """
 
     settings: dict[str, Any]
@@ -221,7 +238,7 @@ class Scores:
             return _scores(content)
         except KeyError as error:
             raise HaloposeError(f"these are not the metrics of an evaluation: {error} is missing") from None
-        except (TypeError, ValueError, AttributeError, IndexError):
+        except (TypeError, ValueError, AttributeError, OverflowError):
             raise HaloposeError(
                 "these are not the metrics of an evaluation: score the predictions again"
             ) from None
@@ -269,49 +286,72 @@ def _lists(intervals: Mapping[str, Interval]) -> dict[str, list[float]]:
 
 
 def _scores(content: Any) -> Scores:
-    pruned, calibration, cells = content["pruned"], content["calibration"], content["cells"]
+    names = tuple(str(name) for name in content["keypoint_names"])
+    scales = tuple(_scale(scale) for scale in content["scales"])
     whole: dict[str, Any] = {name: _law(content[name], content["curves"][name]) for name in LAWS}
     ranking: dict[str, Any] = {name: _number(content[name]) for name in RANKINGS}
+    curve = content["pruning_curve"]
+    kept = _array(curve["kept"], None)
     return Scores(
-        settings=dict(content["settings"]),
+        settings=_settings(content["settings"]),
         given_family=str(content["given_family"]),
-        calibration=CalibrationSummary(
-            source=str(calibration["source"]),
-            tau=_array(calibration["tau"]),
-            nu=_optional(calibration.get("nu"), _array),
-            tau_t=_optional(calibration.get("tau_t"), _array),
-        ),
+        calibration=_calibration(content["calibration"], len(names)),
         images=int(content["images"]),
         matched_instances=int(content["matched_instances"]),
         keypoints=int(content["keypoints"]),
-        keypoint_names=tuple(str(name) for name in content["keypoint_names"]),
-        scales=tuple(
-            Scale(
-                str(scale["name"]), _number(scale["low"]), _number(scale["high"], np.inf), int(scale["instances"])
-            )
-            for scale in content["scales"]
-        ),
+        keypoint_names=names,
+        scales=scales,
         **whole,
         **ranking,
-        pruned=PrunedScores(
-            kept_fraction=_number(pruned["kept_fraction"]),
-            threshold=_number(pruned["threshold"], -np.inf),
-            visibility_threshold=_optional(pruned.get("visibility_threshold"), float),
-            rules=tuple(
-                PruningRule(str(rule["name"]), _number(rule["kept_fraction"]), _number(rule["reliability"]))
-                for rule in pruned["rules"]
-            ),
-            **{name: _law(pruned[name], content["curves_pruned"][name]) for name in LAWS},
-        ),
+        pruned=_pruned(content["pruned"], content["curves_pruned"]),
         pruning_curve=PruningCurve(
-            **{column.name: _array(content["pruning_curve"][column.name]) for column in fields(PruningCurve)}
+            kept, *(_array(curve[name], len(kept)) for name in ("reliability", "threshold", "nll"))
         ),
-        cells=CoverageCells(
-            count=_array(cells["count"]),
-            coverage={name: {int(level): _array(table) for level, table in cells[name].items()} for name in LAWS},
-        ),
+        cells=_cells(content["cells"], (len(names), len(scales))),
         interval=_intervals(content),
     )
+
+
+def _settings(content: Any) -> dict[str, Any]:
+    """Settings as the protocol has them, whose sequences are tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+
+
+def _scale(content: Any) -> Scale:
+    low, high = _number(content["low"]), _number(content["high"], np.inf)
+    return Scale(str(content["name"]), low, high, int(content["instances"]))
+
+
+def _calibration(content: Any, keypoints: int) -> CalibrationSummary:
+    tau, nu, tau_t = (
+        _optional(content.get(name), lambda values: _array(values, keypoints)) for name in ("tau", "nu", "tau_t")
+    )
+    if tau is None:
+        raise KeyError("tau")
+    return CalibrationSummary(str(content["source"]), tau, nu, tau_t)
+
+
+def _pruned(content: Any, curves: Any) -> PrunedScores:
+    rules = (
+        PruningRule(str(rule["name"]), _number(rule["kept_fraction"]), _number(rule["reliability"]))
+        for rule in content["rules"]
+    )
+    laws: dict[str, Any] = {name: _law(content[name], curves[name]) for name in LAWS}
+    return PrunedScores(
+        kept_fraction=_number(content["kept_fraction"]),
+        threshold=_number(content["threshold"], -np.inf),
+        visibility_threshold=_optional(content.get("visibility_threshold"), float),
+        rules=tuple(rules),
+        **laws,
+    )
+
+
+def _cells(content: Any, shape: tuple[int, int]) -> CoverageCells:
+    coverage = {name: {level: _array(content[name][str(level)], *shape) for level in CELL_LEVELS} for name in LAWS}
+    count = _array(content["count"], *shape)
+    if not np.isfinite(count).all():
+        raise ValueError("a cell without a count")
+    return CoverageCells(count.astype(np.int64), coverage)
 
 
 def _law(content: Any, curves: Any) -> LawScores:
@@ -330,10 +370,10 @@ def _summary(content: Any) -> Summary:
 
 def _curves(content: Any) -> Curves:
     return Curves(
-        coverage={axis: _array(content["coverage"][axis]) for axis in AXES},
+        coverage={axis: _array(content["coverage"][axis], len(LEVELS)) for axis in AXES},
         variance={axis: _points(content["variance"][axis], "predicted") for axis in AXES},
-        moments_empirical=_array(content["moments"]["empirical"]),
-        moments_predicted=_array(content["moments"]["predicted"]),
+        moments_empirical=_array(content["moments"]["empirical"], 2, 2),
+        moments_predicted=_array(content["moments"]["predicted"], 2, 2),
         qq=_optional(content["qq"], _qq),
         qq_keypoints={name: _qq(axes) for name, axes in content["qq_keypoints"].items()},
     )
@@ -344,7 +384,8 @@ def _qq(content: Any) -> dict[str, Points]:
 
 
 def _points(content: Any, name: str) -> Points:
-    return Points(_array(content[name]), _array(content["empirical"]))
+    expected = _array(content[name], None)
+    return Points(expected, _array(content["empirical"], len(expected)))
 
 
 def _intervals(content: Any) -> dict[str, Interval]:
@@ -357,8 +398,12 @@ def _number(value: Any, missing: float = float("nan")) -> float:
     return missing if value is None else float(value)
 
 
-def _array(values: Any) -> Array:
-    return np.array(values, dtype=float)  # null becomes NaN
+def _array(values: Any, *shape: int | None) -> Array:
+    """Numbers of a given shape, None for any length; null becomes NaN."""
+    array = np.array(values, dtype=float)
+    if len(array.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
+        raise ValueError(f"expected numbers of shape {shape}")
+    return array
 
 
 def _optional(value: Any, convert: Callable[[Any], T]) -> T | None:
@@ -367,6 +412,7 @@ def _optional(value: Any, convert: Callable[[Any], T]) -> T | None:
 
 __all__ = [
     "AXES",
+    "CELL_LEVELS",
     "METRICS",
     "RANKINGS",
     "CalibrationSummary",

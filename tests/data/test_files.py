@@ -1,0 +1,67 @@
+"""User files: whole or not at all, and one line for each way to fail."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halopose.data.files import make_folder, make_room, read_json, write_json
+from halopose.errors import HaloposeError
+
+
+def test_json_holds_arrays_and_null_for_what_is_not_finite(tmp_path: Path) -> None:
+    content = {"a": np.array([1.5, np.nan]), 2: (np.int64(3), np.float32(0.5), math.inf), "b": None, "c": True}
+    write_json(tmp_path / "x.json", content)
+    assert read_json(tmp_path / "x.json") == {"a": [1.5, None], "2": [3, 0.5, None], "b": None, "c": True}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "empty"), (b"  \n", "empty"), (b'[{"image_id": 1', "not complete"), (b"\xff\xfe\x00", "UTF-8")],
+)
+def test_broken_files_are_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(HaloposeError, match=words):
+        read_json(path)
+
+
+def test_writing_where_nothing_can_be_written_leaves_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(HaloposeError, match="cannot write"):
+        write_json(tmp_path / "file" / "x.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", "small")
+    with pytest.raises(HaloposeError, match=r"cannot write .*x\.json"):
+        write_json(tmp_path / "x.json", "large" * 100)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    assert read_json(tmp_path / "x.json") == "small"
+
+
+def test_a_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
+    assert make_folder(tmp_path / "new" / "folder").is_dir()
+    assert make_folder(tmp_path / "new" / "folder") == make_room(tmp_path / "new" / "folder" / "file").parent
+    assert not list((tmp_path / "new" / "folder").iterdir())
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(HaloposeError, match="cannot write to"):
+            make_folder(path)
+    with pytest.raises(HaloposeError, match="cannot write to"):
+        make_room(tmp_path / "file" / "x")
+    with pytest.raises(HaloposeError, match="it is a folder, name a file"):
+        make_room(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    with pytest.raises(HaloposeError, match=r"cannot write to .*: Permission denied"):
+        make_folder(tmp_path)

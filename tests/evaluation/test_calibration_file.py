@@ -1,0 +1,225 @@
+"""Calibrations as files: what is read back calibrates the same to the last bit, and damage is one line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halopose.data.coco import SEEN_MARK, parse_predictions
+from halopose.data.files import read_json, write_json
+from halopose.errors import HaloposeError
+from halopose.evaluation.calibration_file import CalibrationFile, apply_to_file, laws_under
+from halopose.evaluation.calibrations import cross_fitted, fit_calibrations, fit_gaussian, fit_student
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import match_poses
+from halopose.types import Family
+from halopose.uncertainty.calibration import StudentTCalibration
+from halopose.uncertainty.distributions import StudentT
+from tests.helpers.evaluations import poses, synthetic_poses, with_telling_visibility
+from tests.helpers.mangling import mangled, refusal
+
+FAMILIES: tuple[Family, ...] = get_args(Family)
+IMAGES = np.array([1, 8, 15])
+
+
+def fitted_file(family: Family, seed: int = 0, keypoints: int = 3) -> CalibrationFile:
+    return CalibrationFile.fit(poses(200, keypoints, 4, seed, flaw=1.3), IMAGES, family, Protocol())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fitting_is_that_of_the_protocol(family: Family) -> None:
+    matched = poses(200, 3, 4, flaw=1.3)
+    file, fitted = fitted_file(family), fit_calibrations(matched, Protocol())
+    expected = fitted.gaussian if family == "gaussian" else fitted.student
+    assert file.family == family
+    assert file.names == matched.layout.names
+    assert file.threshold == fitted.threshold
+    for name, value in expected.state_dict().items():
+        assert torch.equal(file.calibration.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("threshold", [-0.25, -np.inf])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_files_survive_a_round_trip(family: Family, threshold: float, tmp_path: Path) -> None:
+    file = replace(fitted_file(family), threshold=threshold)
+    file.save(tmp_path / "c.json")
+    again = CalibrationFile.load(tmp_path / "c.json")
+    assert (again.family, again.names, again.threshold) == (family, file.names, threshold)
+    np.testing.assert_array_equal(again.image_ids, file.image_ids)
+    assert again.calibration.state_dict().keys() == file.calibration.state_dict().keys()
+    for name, value in file.calibration.state_dict().items():
+        assert torch.equal(again.calibration.state_dict()[name], value), name
+    again.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "c.json").read_bytes()
+
+
+def test_documented_keys_are_there(tmp_path: Path) -> None:
+    """docs/files.md names them."""
+    shared = {"format", "family", "keypoints", "tau", "effective_samples", "threshold", "image_ids"}
+    own: dict[Family, set[str]] = {"gaussian": set(), "student-t": {"nu", "moment_tau"}}
+    for family, more in own.items():
+        fitted_file(family).save(tmp_path / "c.json")
+        assert set(read_json(tmp_path / "c.json")) == shared | more
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_applying_scales_what_was_predicted(family: Family) -> None:
+    predictions, _ = synthetic_poses()
+    file = fitted_file(family, keypoints=17)
+    applied = file.apply(predictions)
+    tau = file.calibration.tau_.numpy()[:, None, None]
+    np.testing.assert_allclose(applied.scale, tau**2 * predictions.scale, rtol=1e-9)
+    for name in ("boxes", "scores", "keypoints", "visibility", "keep", "class_ids", "image_ids"):
+        assert getattr(applied, name) is getattr(predictions, name), name
+    if isinstance(file.calibration, StudentTCalibration):
+        moment = file.calibration.moment_tau_.numpy()[:, None, None]
+        np.testing.assert_allclose(applied.covariance, moment**2 * predictions.covariance, rtol=1e-9)
+        np.testing.assert_array_equal(applied.dof, file.calibration.nu_)
+    else:
+        np.testing.assert_allclose(applied.covariance, tau**2 * predictions.covariance, rtol=1e-9)
+        assert applied.dof is None
+
+
+def test_other_keypoints_are_refused() -> None:
+    with pytest.raises(HaloposeError, match="the calibration has 3 keypoints, the predictions 17"):
+        fitted_file("gaussian").apply(synthetic_poses()[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prediction_file_keeps_all_but_its_law(family: Family, tmp_path: Path) -> None:
+    predictions, _ = synthetic_poses()
+    entries = [{**entry, "note": number} for number, entry in enumerate(predictions.to_json())]
+    entries[0][SEEN_MARK] = True  # of another calibration, which this one replaces
+    write_json(tmp_path / "p.json", entries)
+    file = fitted_file(family, keypoints=17)
+    assert apply_to_file(file, tmp_path / "p.json", tmp_path / "new.json") == len(entries)
+    content = read_json(tmp_path / "new.json")
+    for old, new in zip(entries, content, strict=True):
+        assert (SEEN_MARK in new) == (old["image_id"] in IMAGES)
+        same = set(old) - {"covariance", SEEN_MARK}
+        assert {key: new[key] for key in same} == {key: old[key] for key in same}
+    applied, expected = parse_predictions("new.json", content, None), file.apply(predictions)
+    np.testing.assert_array_equal(applied.covariance, expected.covariance)
+    np.testing.assert_array_equal(applied.scale, expected.scale)
+    assert (applied.dof is None) == (family == "gaussian")
+
+
+# --- scoring under files ----------------------------------------------------------------------------------
+
+
+def test_laws_under_files_are_those_given() -> None:
+    matched = poses(200, 3, 4, seed=1)
+    gaussian, student = fitted_file("gaussian"), replace(fitted_file("student-t", seed=2), threshold=-9.0)
+    laws = laws_under([student, gaussian], matched, Protocol())
+    tau = gaussian.calibration.tau_.numpy()[:, None, None]
+    np.testing.assert_allclose(laws.laws["gaussian"].covariance, tau**2 * matched.covariance, rtol=1e-9)
+    law = laws.laws["student_t"]
+    assert isinstance(law, StudentT)
+    np.testing.assert_array_equal(
+        law.dof.expand(200, 3), np.tile(student.calibration.state_dict()["nu_"], (200, 1))
+    )
+    assert (laws.threshold == gaussian.threshold).all()
+    alone = laws_under([student], matched, Protocol())
+    assert (alone.threshold == -9.0).all()
+    assert "given: student, threshold; 5 folds" in alone.source
+    own = cross_fitted(matched, Protocol())
+    assert torch.equal(alone.laws["gaussian"].scale_tril, own.laws["gaussian"].scale_tril)
+    assert torch.equal(
+        laws_under([], matched, Protocol()).laws["gaussian"].scale_tril, own.laws["gaussian"].scale_tril
+    )
+
+
+def test_the_protocol_says_which_covariance_a_student_has() -> None:
+    matched = poses(200, 3, 4, seed=1)
+    files = [fitted_file("gaussian"), fitted_file("student-t")]
+    nu = files[1].calibration.state_dict()["nu_"][:, None, None]
+    law = laws_under(files, matched, Protocol(covariance="paper")).laws["student_t"]
+    torch.testing.assert_close(law.covariance, nu / (nu - 2) * law.scale)
+    other = laws_under(files, matched, Protocol()).laws["student_t"]
+    assert torch.equal(law.scale, other.scale)
+    assert not torch.allclose(law.covariance, other.covariance)
+
+
+def test_visibility_is_looked_at_beside_files() -> None:
+    matched = with_telling_visibility(poses(200, 3, 4, seed=1))
+    files = [fitted_file("gaussian"), fitted_file("student-t")]
+    assert laws_under(files, matched, Protocol()).visibility_threshold is None
+    assert laws_under(files, matched, Protocol(visibility=True)).visibility_threshold is not None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calibrating_first_or_while_scoring_is_the_same(family: Family) -> None:
+    predictions, truth = synthetic_poses()
+    matched = match_poses(predictions, truth)
+    calibration = (fit_gaussian if family == "gaussian" else fit_student)(matched)
+    file = CalibrationFile(calibration, truth.layout.names, -np.inf, IMAGES)
+    first = cross_fitted(match_poses(file.apply(predictions), truth), Protocol()).laws["uncalibrated"]
+    name = "gaussian" if family == "gaussian" else "student_t"
+    while_scoring = laws_under([file], matched, Protocol()).laws[name]
+    torch.testing.assert_close(first.scale, while_scoring.scale)
+    torch.testing.assert_close(first.covariance, while_scoring.covariance)
+
+
+# --- damage -----------------------------------------------------------------------------------------------
+
+
+def content_of(family: Family, folder: Path) -> dict[str, Any]:
+    fitted_file(family).save(folder / "good.json")
+    content: dict[str, Any] = read_json(folder / "good.json")
+    return content
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": "halopose-calibration-0"}, "is not a calibration"),
+        ({"family": "cauchy"}, "damaged"),
+        ({"tau": [1.0, 1.0]}, "damaged"),
+        ({"tau": [1.0, 0.0, 1.0]}, "damaged"),
+        ({"tau": [1.0, -1.0, 1.0]}, "damaged"),
+        ({"tau": [1.0, None, 1.0]}, "damaged"),
+        ({"nu": [2.0, 3.0, 3.0]}, "damaged"),
+        ({"nu": [10**400, 3.0, 3.0]}, "damaged"),
+        ({"moment_tau": [1.0, 0.0, 1.0]}, "damaged"),
+        ({"keypoints": ["a"]}, "damaged"),
+        ({"threshold": "low"}, "damaged"),
+        ({"threshold": float("nan")}, "damaged"),
+        ({"image_ids": ["a"]}, "damaged"),
+        ({"image_ids": [10**30]}, "damaged"),
+    ],
+)
+def test_damaged_files_are_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(content_of("student-t", tmp_path) | changes))
+    with pytest.raises(HaloposeError, match=words) as error:
+        CalibrationFile.load(path)
+    assert "c.json" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibrations")
+    content_of("student-t", folder)
+    return folder
+
+
+@given(data=st.data())
+def test_mangled_files_read_or_are_refused(folder: Path, data: st.DataObject) -> None:
+    content = data.draw(mangled(read_json(folder / "good.json")))
+    (folder / "mangled.json").write_text(json.dumps(content))
+    file, line = refusal(CalibrationFile.load, folder / "mangled.json")
+    assert "\n" not in line
+    if file is None:
+        return
+    law = file.calibration(torch.eye(2, dtype=torch.float64).expand(len(file.names), 2, 2))
+    assert (torch.linalg.eigvalsh(law.covariance) > 0).all()
+    assert not np.isnan(file.threshold)

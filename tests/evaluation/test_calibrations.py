@@ -1,0 +1,240 @@
+"""The laws compared: nothing is fitted on the images it is used on, what is given is used, thresholds are best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from halopose.data.splits import image_folds
+from halopose.evaluation.calibrations import (
+    Laws,
+    apply_calibrations,
+    cross_fitted,
+    fit_calibrations,
+    fit_gaussian,
+    fit_student,
+    given_law,
+)
+from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import MatchedPoses
+from halopose.types import Array
+from halopose.uncertainty.distributions import Bivariate, StudentT
+from tests.helpers.evaluations import partly_labelled, poses, with_telling_visibility
+
+
+def tails(law: Bivariate) -> torch.Tensor:
+    assert isinstance(law, StudentT)
+    return law.dof
+
+
+@pytest.mark.parametrize("visibility", [False, True])
+@pytest.mark.parametrize("nu", [None, 4])
+@pytest.mark.parametrize("folds", [2, 5])
+def test_cross_fitting_never_uses_an_images_own_data(nu: float | None, folds: int, visibility: bool) -> None:
+    matched = with_telling_visibility(partly_labelled(poses(300, 3, nu, seed=7)))
+    protocol = Protocol(folds=folds, visibility=visibility)
+    before = cross_fitted(matched, protocol)
+    fold = image_folds(matched.image_ids, folds)
+    for image in np.unique(matched.image_ids)[::17]:
+        mine = matched.image_ids == image
+        wild = np.where(mine[:, None, None], 1e3 * matched.residual + 50, matched.residual)
+        after = cross_fitted(replace(matched, residual=wild), protocol)
+        same = fold == fold[mine][0]
+        for name in ("gaussian", "student_t"):
+            assert torch.equal(before.laws[name].scale_tril[same], after.laws[name].scale_tril[same])
+            assert torch.equal(before.laws[name].covariance[same], after.laws[name].covariance[same])
+            moved = before.laws[name].scale_tril[~same] != after.laws[name].scale_tril[~same]
+            assert moved.any()  # the others do learn from it
+        assert torch.equal(tails(before.laws["student_t"])[same], tails(after.laws["student_t"])[same])
+        np.testing.assert_array_equal(before.confidence[same], after.confidence[same])
+        np.testing.assert_array_equal(before.threshold[same], after.threshold[same])
+        if visibility:
+            np.testing.assert_array_equal(visible(before)[same], visible(after)[same])
+
+
+def visible(laws: Laws) -> Array:
+    assert laws.visibility_threshold is not None
+    return laws.visibility_threshold
+
+
+def test_each_fold_is_calibrated_on_the_others() -> None:
+    matched = with_telling_visibility(poses(300, 3, seed=8, flaw=1.3))
+    protocol = Protocol(folds=3, visibility=True)
+    laws = cross_fitted(matched, protocol)
+    fold = image_folds(matched.image_ids, 3)
+    for number in range(3):
+        mine, rest = fold == number, matched.select(np.flatnonzero(fold != number))
+        fitted = fit_calibrations(rest, protocol)
+        moments = np.einsum("nki,nkij,nkj->k", rest.residual, np.linalg.inv(rest.covariance), rest.residual)
+        expected = (moments / (2 * len(rest)))[:, None, None] * matched.covariance[mine]
+        np.testing.assert_allclose(laws.laws["gaussian"].covariance[mine], expected, rtol=1e-9, atol=1e-9)
+        assert (tails(laws.laws["student_t"])[mine] == fitted.student.nu_).all()
+        assert (laws.threshold[mine] == fitted.threshold).all()
+        assert (visible(laws)[mine] == fitted.visibility_threshold).all()
+
+
+def test_calibrations_fitted_elsewhere() -> None:
+    train, test = poses(4000, 3, seed=13, flaw=1.3), poses(3000, 3, seed=14, flaw=1.3)
+    fitted = fit_calibrations(train, Protocol())
+    laws = cross_fitted(
+        test, Protocol(), gaussian=fitted.gaussian, student=fitted.student, threshold=fitted.threshold
+    )
+    tau = fitted.gaussian.tau_.numpy()[:, None, None]
+    np.testing.assert_allclose(laws.laws["gaussian"].covariance, tau**2 * test.covariance, rtol=1e-9)
+    assert (tails(laws.laws["student_t"]) == fitted.student.nu_).all()
+    assert (laws.threshold == fitted.threshold).all()
+    assert laws.source == "given: gaussian, student, threshold"
+    scores = evaluate(test, laws)
+    assert scores.gaussian.ace < 0.015 < scores.uncalibrated.ace
+    applied = apply_calibrations(test, fitted, Protocol())
+    for name, law in applied.laws.items():
+        assert torch.equal(law.scale_tril, laws.laws[name].scale_tril)
+        assert torch.equal(law.covariance, laws.laws[name].covariance)
+
+
+def test_what_is_not_given_is_cross_fitted() -> None:
+    matched = partly_labelled(poses(300, 3, seed=16, flaw=1.3))
+    gaussian = fit_gaussian(poses(500, 3, seed=17))
+    own, mixed = cross_fitted(matched, Protocol()), cross_fitted(matched, Protocol(), gaussian=gaussian)
+    assert torch.equal(own.laws["student_t"].scale_tril, mixed.laws["student_t"].scale_tril)
+    tau = gaussian.tau_.numpy()[:, None, None]
+    np.testing.assert_allclose(mixed.laws["gaussian"].covariance, tau**2 * matched.covariance, rtol=1e-9)
+    assert not np.array_equal(own.threshold, mixed.threshold)
+    assert own.source == "5 folds of images, each scored with what was fitted on the others"
+    assert mixed.source == f"given: gaussian; {own.source}"
+
+
+@pytest.mark.parametrize("nu", [None, 4])
+def test_the_law_as_given_is_that_of_the_predictions(nu: float | None) -> None:
+    matched = poses(50, 3, nu)
+    law = given_law(matched)
+    np.testing.assert_allclose(law.scale, matched.scale, rtol=1e-9)
+    np.testing.assert_allclose(law.covariance, matched.covariance, rtol=1e-9)
+    assert isinstance(law, StudentT) == (nu is not None)
+    other = replace(matched, covariance=3 * matched.covariance)
+    if nu is not None:  # the covariance stated, or that of the paper, nu / (nu - 2) times the scale
+        np.testing.assert_allclose(given_law(other).covariance, 3 * matched.covariance, rtol=1e-9)
+        np.testing.assert_allclose(given_law(other, "paper").covariance, 2 * matched.scale, rtol=1e-9)
+
+
+def test_covariance_of_a_student_is_moment_or_paper() -> None:
+    matched = poses(2000, 2, 4, seed=18)
+    moment, paper = fit_student(matched), fit_student(matched, "paper")
+    assert torch.equal(moment.nu_, paper.nu_)
+    laws = {
+        name: cross_fitted(matched, Protocol(), gaussian=None, student=student).laws["student_t"]
+        for name, student in (("moment", moment), ("paper", paper))
+    }
+    scale = laws["paper"].scale
+    factor = (paper.nu_ / (paper.nu_ - 2))[:, None, None]
+    torch.testing.assert_close(laws["paper"].covariance, factor * scale)
+    torch.testing.assert_close(
+        laws["moment"].covariance, (moment.moment_tau_**2)[:, None, None] * torch.from_numpy(matched.scale)
+    )
+
+
+# --- thresholds -------------------------------------------------------------------------------------------
+
+
+def merit(kept: Array, correct: Array) -> float:
+    """Youden's J of a selection, by definition."""
+    return float(kept[correct].mean() - kept[~correct].mean())
+
+
+def brute_force(score: Array, correct: Array, among: Array) -> float:
+    """The lowest of the best thresholds on a score, together with another rule."""
+    candidates = np.unique(score[among])
+    return float(candidates[np.argmax([merit(among & (score >= c), correct) for c in candidates])])
+
+
+def test_thresholds_are_the_best_of_all() -> None:
+    matched = with_telling_visibility(partly_labelled(poses(150, 2, seed=19, flaw=1.2)))
+    protocol = Protocol(visibility=True)
+    fitted = fit_calibrations(matched, protocol)
+    correct = matched.similarity[matched.labelled] >= protocol.gamma_ks
+    law = fitted.gaussian(given_law(matched).scale_tril)
+    confidence = matched.confidence(law.covariance.numpy(), protocol)[matched.labelled]
+    assert fitted.threshold == brute_force(confidence, correct, np.ones(len(correct), dtype=bool))
+    assert matched.visibility is not None
+    confident = confidence >= fitted.threshold
+    seen = matched.visibility[matched.labelled]
+    assert fitted.visibility_threshold == brute_force(seen, correct, confident)
+    assert fitted.visibility_threshold is not None
+    both = confident & (seen >= fitted.visibility_threshold)
+    assert merit(both, correct) > merit(confident, correct)
+    laws = apply_calibrations(matched, fitted, protocol)
+    np.testing.assert_array_equal(laws.kept(matched)[matched.labelled], both)
+
+
+def test_visibility_is_looked_at_only_where_asked() -> None:
+    matched = with_telling_visibility(partly_labelled(poses(300, 3, seed=19)))
+    asked, not_asked = fit_calibrations(matched, Protocol(visibility=True)), fit_calibrations(matched, Protocol())
+    assert asked.visibility_threshold is not None
+    assert not_asked.visibility_threshold is None
+    assert asked.threshold == not_asked.threshold
+    laws = cross_fitted(matched, Protocol())
+    assert laws.visibility_threshold is None
+    np.testing.assert_array_equal(laws.kept(matched), laws.confidence >= laws.threshold[:, None])
+
+
+def backwards(matched: MatchedPoses) -> Array:
+    assert matched.visibility is not None
+    return 1 - matched.visibility
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        lambda matched: None,
+        lambda matched: np.ones(matched.labelled.shape),
+        lambda matched: np.full(matched.labelled.shape, 0.3),
+        backwards,
+    ],
+    ids=["none", "ones", "constant", "backwards"],
+)
+def test_a_visibility_score_that_says_nothing_has_no_threshold(silent: Any) -> None:
+    """Its own lowest value would do nothing here, but prune on other data."""
+    matched = with_telling_visibility(partly_labelled(poses(300, 3, seed=19)))
+    matched = replace(matched, visibility=silent(matched))
+    assert fit_calibrations(matched, Protocol(visibility=True)).visibility_threshold is None
+    assert cross_fitted(matched, Protocol(visibility=True)).visibility_threshold is None
+
+
+def test_visibility_is_asked_for_beside_everything_given() -> None:
+    """Calibrations from files hold no visibility threshold: it is cross-fitted like whatever else is missing."""
+    matched = with_telling_visibility(partly_labelled(poses(300, 3, seed=21)))
+    fitted = fit_calibrations(with_telling_visibility(poses(300, 3, seed=22)), Protocol())
+    given: dict[str, Any] = {
+        "gaussian": fitted.gaussian,
+        "student": fitted.student,
+        "threshold": fitted.threshold,
+    }
+    laws = cross_fitted(matched, Protocol(visibility=True), **given)
+    fold = image_folds(matched.image_ids, 5)
+    for number in range(5):
+        rest = matched.select(np.flatnonzero(fold != number))
+        expected = fit_calibrations(rest, Protocol(visibility=True), **given).visibility_threshold
+        assert (visible(laws)[fold == number] == expected).all()
+    assert (laws.threshold == fitted.threshold).all()
+    plain = cross_fitted(matched, Protocol(), **given)
+    assert plain.visibility_threshold is None
+    np.testing.assert_array_equal(plain.confidence, laws.confidence)
+
+
+def test_folds_of_which_some_have_a_visibility_threshold() -> None:
+    """In the others nothing is pruned by it."""
+    matched = with_telling_visibility(partly_labelled(poses(90, 3, seed=23)))
+    fold = image_folds(matched.image_ids, 2)
+    assert matched.visibility is not None
+    # Fold 0 is scored with what fold 1 says, and that is nothing.
+    matched = replace(matched, visibility=np.where((fold == 1)[:, None], 0.5, matched.visibility))
+    laws = cross_fitted(matched, Protocol(folds=2, visibility=True))
+    assert (visible(laws)[fold == 0] == -np.inf).all()
+    assert np.isfinite(visible(laws)[fold == 1]).all()
+    unseen = (laws.confidence >= laws.threshold[:, None])[fold == 0]
+    np.testing.assert_array_equal(laws.kept(matched)[fold == 0], unseen)

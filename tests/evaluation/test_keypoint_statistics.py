@@ -1,0 +1,243 @@
+"""Statistics by their definitions, weights as copies, and every flaw of a law seen by some diagnostic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from halopose.evaluation.calibrations import given_law
+from halopose.evaluation.keypoint_statistics import Statistics, curves_of, summaries
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.scores import AXES, METRICS, Curves, Points, Summary
+from halopose.evaluation.true_positives import MatchedPoses
+from halopose.types import Array
+from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
+from tests.helpers.evaluations import partly_labelled, poses
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def statistics_of(law: Bivariate, matched: MatchedPoses) -> Statistics:
+    confidence = matched.confidence(law.covariance.numpy(), Protocol())
+    return Statistics.of(law, matched.residual, matched.labelled, confidence, matched.similarity)
+
+
+def overall(statistics: Statistics) -> Summary:
+    return summaries(statistics, np.zeros(len(statistics.nll), dtype=np.int64), 1)[0]
+
+
+def diagnose(law: Bivariate, matched: MatchedPoses) -> tuple[Summary, Curves]:
+    """Scalars and plot data of one law."""
+    statistics = statistics_of(law, matched)
+    return overall(statistics), curves_of(statistics, np.nonzero(matched.labelled)[1], matched.layout.names)
+
+
+def qq_ratio(curves: Curves, axis: str, low: float, high: float, name: str = "k0") -> float:
+    """Mean of empirical over theoretical quantiles between two positions."""
+    points = curves.qq_keypoints[name][axis] if curves.qq is None else curves.qq[axis]
+    start, stop = int(low * len(points.expected)), int(high * len(points.expected))
+    return float(np.mean((points.empirical / points.expected)[start:stop]))
+
+
+# --- the right law passes, every flaw is seen -------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[None, 5], ids=["gaussian", "student-t"])
+def truthful(request: pytest.FixtureRequest) -> MatchedPoses:
+    """200,000 keypoints that follow the law predicted for them."""
+    return poses(50_000, 4, request.param, seed=1)
+
+
+def test_data_drawn_from_the_model_are_calibrated(truthful: MatchedPoses) -> None:
+    summary, curves = diagnose(given_law(truthful), truthful)
+    assert summary.count == 200_000
+    for axis in ("", "_x", "_y"):
+        assert summary.metric(f"ace{axis}") <= 0.003
+        assert summary.metric(f"ence{axis}") <= 0.02
+    assert qq_ratio(curves, "joint", 0.3, 0.9) == pytest.approx(1, abs=0.03)
+    assert qq_ratio(curves, "x", 0.7, 0.9) == pytest.approx(1, abs=0.03)
+    assert qq_ratio(curves, "y", 0.1, 0.3) == pytest.approx(1, abs=0.03)
+    size = np.trace(curves.moments_predicted)
+    np.testing.assert_allclose(curves.moments_empirical / size, curves.moments_predicted / size, atol=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_every_diagnostic_sees_a_scale_error(truthful: MatchedPoses, factor: float) -> None:
+    law = given_law(truthful)
+    flawed: Bivariate = replace(law, scale_tril=law.scale_tril * factor)
+    if isinstance(flawed, StudentT):
+        flawed = replace(flawed, moment=law.covariance * factor**2)
+    right, _ = diagnose(law, truthful)
+    wrong, curves = diagnose(flawed, truthful)
+    for axis in ("", "_x", "_y"):
+        assert wrong.metric(f"ace{axis}") > 0.015 > 5 * right.metric(f"ace{axis}")
+        assert wrong.metric(f"ence{axis}") == pytest.approx(abs(1 / factor - 1), abs=0.03)
+        assert wrong.metric(f"ence{axis}") > 3 * right.metric(f"ence{axis}")
+    assert wrong.nll > right.nll + 0.005
+    assert qq_ratio(curves, "joint", 0.3, 0.8) == pytest.approx(factor**-2, rel=0.03)
+    assert qq_ratio(curves, "x", 0.7, 0.9) == pytest.approx(1 / factor, rel=0.03)
+
+
+def test_coverage_and_qq_see_a_wrong_tail(truthful: MatchedPoses) -> None:
+    """The covariance is right, the shape is not: variance calibration alone would be content."""
+    law = given_law(truthful)
+    flawed: Bivariate
+    if isinstance(law, StudentT):
+        flawed = Gaussian(torch.linalg.cholesky(law.covariance))
+    else:
+        flawed = StudentT(law.scale_tril * (3 / 5) ** 0.5, torch.full((4,), 5.0).double(), law.covariance)
+    right, _ = diagnose(law, truthful)
+    wrong, curves = diagnose(flawed, truthful)
+    assert wrong.ence == pytest.approx(right.ence, rel=1e-6)
+    for axis in ("", "_x", "_y"):
+        assert wrong.metric(f"ace{axis}") > 0.015 > 5 * right.metric(f"ace{axis}")
+    assert wrong.nll > right.nll + 0.01
+    tail, body = qq_ratio(curves, "joint", 0.95, 1), qq_ratio(curves, "joint", 0.2, 0.5)
+    if isinstance(law, StudentT):
+        assert tail > 1.5  # further out than a Gaussian goes
+        assert body < 0.95
+    else:
+        assert tail < 0.7
+        assert body > 1.05
+
+
+def test_marginals_and_nll_see_swapped_axes(truthful: MatchedPoses) -> None:
+    law = given_law(truthful)
+    scale, covariance = (matrix[..., ::-1, ::-1].copy() for matrix in (truthful.scale, truthful.covariance))
+    swapped = replace(truthful, scale=scale, covariance=covariance)
+    right, _ = diagnose(law, truthful)
+    wrong, _ = diagnose(given_law(swapped), swapped)
+    for axis in ("_x", "_y"):
+        assert wrong.metric(f"ace{axis}") > 0.02
+        assert wrong.metric(f"ence{axis}") > 0.1
+    assert wrong.nll > right.nll + 0.1
+    assert wrong.ence == pytest.approx(right.ence, rel=1e-6)  # the trace is the same
+
+
+# --- definitions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nu", [None, 4])
+def test_statistics_are_their_definitions(nu: float | None) -> None:
+    """Coverage by the paper's own inequalities (eqs. 25, 26 and appendix D.1), Q-Q by appendix D.2."""
+    matched = partly_labelled(poses(400, 3, nu, seed=3))
+    law = given_law(matched)
+    scalars, curves = diagnose(law, matched)
+    mask = matched.labelled
+    residual, scale, covariance = matched.residual[mask], matched.scale[mask], law.covariance.numpy()[mask]
+    distance = np.einsum("ni,nij,nj->n", residual, np.linalg.inv(scale), residual)
+    standard = residual / np.sqrt(np.diagonal(scale, axis1=1, axis2=2))
+    joint, marginal = (stats.chi2(2), stats.norm()) if nu is None else (stats.f(2, nu), stats.t(nu))
+    limit = 1 if nu is None else 2
+    levels = np.arange(1, 100) / 100
+    np.testing.assert_allclose(
+        curves.coverage["joint"], [(distance <= limit * joint.ppf(a)).mean() for a in levels]
+    )
+    for i, axis in enumerate("xy"):
+        expected = [(np.abs(standard[:, i]) <= marginal.ppf((1 + a) / 2)).mean() for a in levels]
+        np.testing.assert_allclose(curves.coverage[axis], expected)
+    assert scalars.ace == pytest.approx(np.abs(curves.coverage["joint"] - levels).mean(), rel=1e-12)
+    assert scalars.count == mask.sum()
+    nll = -law.log_prob(torch.from_numpy(matched.residual)).numpy()[mask]
+    assert scalars.nll == pytest.approx(nll.mean(), rel=1e-12)
+    order = np.argsort(covariance.trace(axis1=1, axis2=2))
+    parts = np.array_split(order, 20)
+    half = (residual**2).sum(1) / 2
+    np.testing.assert_allclose(curves.variance["joint"].empirical, [half[p].mean() for p in parts])
+    for k, name in enumerate(matched.layout.names):
+        mine = np.nonzero(mask)[1] == k
+        for i, axis in enumerate("xy"):
+            assert_on_qq(curves.qq_keypoints[name][axis], standard[mine, i], marginal.ppf)
+        assert_on_qq(curves.qq_keypoints[name]["joint"], distance[mine], lambda p: limit * joint.ppf(p))
+    assert (curves.qq is None) == (nu is not None)
+
+
+def assert_on_qq(points: Points, values: Array, quantile: Callable[[Array], Array]) -> None:
+    """Every point is (q((n - 1/2) / N), n-th smallest value) for some n."""
+    expected = quantile((np.arange(len(values)) + 0.5) / len(values))
+    rank = np.abs(expected[:, None] - points.expected).argmin(0)
+    np.testing.assert_allclose(points.expected, expected[rank], rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(points.empirical, np.sort(values)[rank], rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("nu", [None, 4])
+def test_resampling_with_ones_changes_nothing(nu: float | None) -> None:
+    matched = partly_labelled(poses(500, 3, nu, seed=4))
+    statistics = statistics_of(given_law(matched), matched)
+    whole = overall(statistics)
+    resampled = statistics.resampled(np.ones(len(statistics.nll), dtype=int))
+    assert set(resampled) == set(METRICS)
+    for name, value in resampled.items():
+        assert value == pytest.approx(whole.metric(name), rel=1e-12), name
+
+
+def repeated(statistics: Statistics, weight: Array) -> Statistics:
+    """The same statistics with copies instead of weights."""
+    index = np.arange(len(weight)).repeat(weight)
+    values: dict[str, Any] = {}
+    for field in fields(Statistics):
+        value = getattr(statistics, field.name)
+        if isinstance(value, dict):
+            values[field.name] = {axis: column[index] for axis, column in value.items()}
+        else:
+            values[field.name] = None if value is None else value[index]
+    return Statistics(**values)
+
+
+@settings(max_examples=15)
+@given(SEEDS, st.sampled_from([None, 4]))
+def test_resampling_is_copying(seed: int, nu: float | None) -> None:
+    rng = np.random.default_rng(seed)
+    matched = partly_labelled(poses(100, 3, nu, seed=seed % 1000), seed)
+    statistics = statistics_of(given_law(matched), matched)
+    weight = rng.integers(0, 4, len(statistics.nll))
+    expected = overall(repeated(statistics, weight))
+    for name, value in statistics.resampled(weight).items():
+        assert value == pytest.approx(expected.metric(name), rel=1e-10), name
+
+
+def test_nothing_drawn_has_no_metrics() -> None:
+    """As little as an empty group has: a zero would pass for a measurement and narrow the interval."""
+    matched = poses(20, 3)
+    statistics = statistics_of(given_law(matched), matched)
+    for name, value in statistics.resampled(np.zeros(60, dtype=int)).items():
+        assert np.isnan(value), name
+    empty = statistics.take(np.zeros(60, dtype=bool))
+    for name, value in empty.resampled(np.zeros(0, dtype=int)).items():
+        assert np.isnan(value), name
+
+
+@settings(max_examples=15)
+@given(SEEDS, st.sampled_from([None, 4]))
+def test_taking_a_part_is_measuring_the_part(seed: int, nu: float | None) -> None:
+    rng = np.random.default_rng(seed)
+    matched = poses(60, 3, nu, seed=seed % 1000)
+    kept = rng.random(matched.labelled.shape) < 0.6
+    law = given_law(matched)
+    taken = statistics_of(law, matched).take(kept[matched.labelled])
+    direct = statistics_of(law, replace(matched, labelled=kept))
+    group = np.nonzero(kept)[1]
+    assert summaries(taken, group, 3) == summaries(direct, group, 3)
+    for axis in AXES:
+        np.testing.assert_array_equal(taken.by_variance[axis], direct.by_variance[axis])
+    np.testing.assert_array_equal(taken.by_confidence, direct.by_confidence)
+
+
+def test_groups_are_each_one_alone() -> None:
+    matched = partly_labelled(poses(300, 4, 4, seed=5))
+    statistics = statistics_of(given_law(matched), matched)
+    group = np.nonzero(matched.labelled)[1]
+    for k, block in enumerate(summaries(statistics, group, 5)[:4]):
+        alone = overall(statistics.take(group == k))
+        assert vars(block) == pytest.approx(vars(alone), rel=1e-12)
+    empty = summaries(statistics, group, 5)[4]
+    assert empty.count == 0
+    assert all(np.isnan(empty.metric(name)) for name in METRICS)

@@ -1,0 +1,128 @@
+"""True positives whose law is known, and real scores of them, for the tests of the evaluation and its reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from halopose.data.coco import parse_ground_truth, parse_predictions
+from halopose.data.files import write_json
+from halopose.data.synthetic import World, synthesize
+from halopose.evaluation.calibrations import LAWS, Laws, cross_fitted, given_law
+from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.scores import Scores
+from halopose.evaluation.true_positives import MatchedPoses
+from halopose.keypoints import Keypoints
+from halopose.poses import GroundTruth, PoseDistributions
+from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_raw
+
+
+def poses(
+    instances: int,
+    keypoints: int,
+    nu: float | None = None,
+    seed: int = 0,
+    images: int | None = None,
+    flaw: float = 1.0,
+    names: Sequence[str] | None = None,
+) -> MatchedPoses:
+    """True positives drawn from their own law, ``flaw`` times as far from the truth; no selection by OKS."""
+    rng = np.random.default_rng(seed)
+    raw = rng.normal(size=(instances, keypoints, 3)) * [1.0, 2.0, 1.0] + 1.5
+    raw[..., 1] -= 1.5
+    factors = scale_tril_from_raw(torch.from_numpy(raw))
+    dof = None if nu is None else np.full(keypoints, float(nu))
+    law: Bivariate = Gaussian(factors) if dof is None else StudentT(factors, torch.from_numpy(dof))
+    residual = flaw * law.sample(1, torch.Generator().manual_seed(seed))[0].numpy()
+    images = images or max(instances // 3, 2)
+    return MatchedPoses(
+        image_ids=np.sort(rng.integers(0, images, instances)) * 7 + 1,
+        objects=np.arange(instances),
+        residual=residual,
+        labelled=rng.random((instances, keypoints)) < 2,
+        covariance=law.covariance.numpy(),
+        scale=law.scale.numpy(),
+        visibility=rng.random((instances, keypoints)),
+        area=np.exp(rng.uniform(np.log(300), np.log(60_000), instances)),
+        box_area=np.exp(rng.uniform(np.log(300), np.log(60_000), instances)),
+        dof=dof,
+        layout=Keypoints.of(
+            keypoints,
+            names=names or [f"k{i}" for i in range(keypoints)],
+            sigmas=np.linspace(0.05, 0.1, keypoints),
+            area_factor=0.53,
+        ),
+    )
+
+
+def partly_labelled(matched: MatchedPoses, seed: int = 0, share: float = 0.7) -> MatchedPoses:
+    labelled = np.random.default_rng(seed).random(matched.labelled.shape) < share
+    return replace(matched, labelled=labelled)
+
+
+def with_telling_visibility(matched: MatchedPoses, seed: int = 0) -> MatchedPoses:
+    """The visibility score knows how far off a keypoint is, roughly, which no covariance does."""
+    noise = np.random.default_rng(seed).normal(0, 0.5, matched.labelled.shape)
+    return replace(matched, visibility=1 / (1 + np.exp(-np.log(matched.similarity + 1e-9) - 1 + noise)))
+
+
+def as_given(matched: MatchedPoses, threshold: float = -np.inf, law: Bivariate | None = None) -> Laws:
+    """The predictions' own law, uncalibrated, as all three laws."""
+    law = law or given_law(matched)
+    return Laws(
+        laws=dict.fromkeys(LAWS, law),
+        confidence=matched.confidence(law.covariance.numpy(), Protocol()),
+        threshold=np.full(len(matched), threshold),
+        visibility_threshold=None,
+        source="as given",
+    )
+
+
+@cache
+def synthetic_poses() -> tuple[PoseDistributions, GroundTruth]:
+    """Predictions and ground truth of 80 synthetic images."""
+    content, entries = synthesize(World(images=80, persons=250))
+    truth = parse_ground_truth("truth", content)
+    return parse_predictions("predictions", entries, truth), truth
+
+
+@cache
+def real_scores(
+    names: tuple[str, ...] = ("nose", "left_eye"),
+    edges: tuple[float, ...] = (1024.0,),
+    instances: int = 120,
+    bootstrap: int = 0,
+    prune: bool = True,
+) -> Scores:
+    """Scores of an evaluation, heavy tails and all, of keypoints with the given names."""
+    matched = poses(instances, len(names), 4, seed=1, flaw=1.3, names=names)
+    protocol = Protocol(scale_edges=edges, bootstrap=bootstrap)
+    laws = cross_fitted(matched, protocol)
+    if not prune:
+        laws = replace(laws, threshold=np.full(len(matched), -np.inf))
+    return evaluate(matched, laws, protocol)
+
+
+def json_text(scores: Scores, folder: Path) -> str:
+    """What metrics.json holds."""
+    write_json(folder / "metrics.json", scores.to_json())
+    return (folder / "metrics.json").read_text()
+
+
+def with_law(scores: Scores, name: str, **changes: Any) -> Scores:
+    """The same scores but for some of one law's."""
+    changed: dict[str, Any] = {name: replace(scores.law(name), **changes)}
+    return replace(scores, **changed)
+
+
+def with_pruned_law(scores: Scores, name: str, **changes: Any) -> Scores:
+    """The same scores but for some of one law's after pruning."""
+    changed: dict[str, Any] = {name: replace(scores.pruned.law(name), **changes)}
+    return replace(scores, pruned=replace(scores.pruned, **changed))

@@ -1,0 +1,51 @@
+"""Scores as text: every number of the csv and of the table is the scores' own."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from halopose.evaluation.calibrations import LAWS
+from halopose.evaluation.scores import METRICS, PruningRule, Summary
+from halopose.reports.text import to_csv, to_text
+from tests.helpers.evaluations import real_scores
+
+
+def test_csv_holds_every_law_and_group() -> None:
+    scores = real_scores(("nose", "left, eye"), edges=(1024.0, 1e9))
+    rows = list(csv.DictReader(io.StringIO(to_csv(scores))))
+    assert len(rows) == 2 * 3 * (1 + 2 + 3)
+    by_key = {(row["pruned"], row["regime"], row["group"], row["name"]): row for row in rows}
+    assert len(by_key) == len(rows)
+    for pruned, part in (("no", scores), ("yes", scores.pruned)):
+        for name in LAWS:
+            law = part.law(name)
+            groups: dict[tuple[str, str], Summary] = {("all", "all"): law}
+            groups |= {("keypoint", keypoint): one for keypoint, one in law.per_keypoint.items()}
+            groups |= {("scale", scale): one for scale, one in law.per_scale.items()}
+            for (group, member), one in groups.items():
+                row = by_key[pruned, name, group, member]
+                assert int(row["count"]) == one.count
+                for metric in METRICS:
+                    assert float(row[metric]) == pytest.approx(one.metric(metric), rel=1e-15, nan_ok=True)
+
+
+def test_table_shows_the_laws_before_and_after_pruning() -> None:
+    scores = real_scores()
+    lines = to_text(scores).splitlines()
+    assert lines[0].startswith(f"{scores.matched_instances} matched instances, {scores.keypoints} keypoints")
+    for metric in METRICS:
+        shown = next(line.split() for line in lines if line.startswith(f"{metric} "))
+        expected = [part.law(name).metric(metric) for name in LAWS for part in (scores, scores.pruned)]
+        assert [float(value) for value in shown[1:]] == pytest.approx(expected, abs=5.1e-5)
+
+
+def test_table_lists_the_ways_to_prune() -> None:
+    rules = (PruningRule("localization confidence", 0.7, 0.9), PruningRule("both", 0.625, 0.951))
+    scores = real_scores()
+    text = to_text(replace(scores, pruned=replace(scores.pruned, rules=rules)))
+    assert "  localization confidence keeps  70.0 %,  90.0 % of those reliable" in text
+    assert "  both                    keeps  62.5 %,  95.1 % of those reliable" in text
