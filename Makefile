@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 
 .PHONY: demo test lint docs dist smoke bench clean
 
-CODE   := src tests benchmarks experiments examples models
+CODE   := src tests benchmarks experiments examples models docs/_site
 EXTRAS := dev,docs,ultralytics,yolonas,landing,models
 
 $(VENV)/.ready: pyproject.toml models/pyproject.toml constraints.txt

@@ -1,6 +1,6 @@
 """Pages of the site that lie elsewhere in the repository: examples with their source, changelog, weights.
 
-A hook of mkdocs. In: the files of docs/. Out: those and the pages below, with links between them that lead somewhere.
+A hook of mkdocs. In: the files of docs/. Out: those and the pages below, with links between them that hold.
 """
 
 from __future__ import annotations
