@@ -14,6 +14,7 @@ import pytest
 import torch
 from typer.main import get_command
 
+import halopose
 from halopose.cli.app import app
 from halopose.geometry.camera import Camera, look, project_points
 from halopose.poses import PoseDistributions
@@ -186,9 +187,11 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert 'id="halopose.uncertainty.calibration.StudentTCalibration"' in reference
 
 
-def test_the_reference_has_every_package():
+def test_the_reference_has_every_package_and_every_public_name():
     packages = {path.parent.name for path in ROOT.glob("src/halopose/*/__init__.py")} - {"cli"}
     assert packages <= {path.stem for path in ROOT.glob("docs/api/*.md")}
+    names = set(re.findall(r"\[`(\w+)`\]\[halopose\.", (ROOT / "docs/api/index.md").read_text(encoding="utf-8")))
+    assert names == set(halopose.__all__) - {"__version__"}
 
 
 @pytest.fixture
