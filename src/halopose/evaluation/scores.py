@@ -148,6 +148,16 @@ class Scores:
     settings: the protocol's. given_family: of the law as given. images, matched_instances, keypoints: counts.
     akp_random, akp_visibility: AKP of a random ranking and of the visibility score; akp_skill: how far the
     covariance's ranking is on the way from random to perfect. interval: of those three.
+
+    >>> from halopose.data.coco import parse_ground_truth, parse_predictions
+    >>> from halopose.data.synthetic import World, synthesize
+    >>> from halopose.evaluation.evaluate import evaluate
+    >>> from halopose.evaluation.true_positives import match_poses
+    >>> objects, results = synthesize(World(images=30, persons=60))
+    >>> truth = parse_ground_truth("truth.json", objects)
+    >>> scores = evaluate(match_poses(parse_predictions("predictions.json", results, truth), truth))
+    >>> Scores.from_json(scores.to_json()).gaussian.ace == scores.gaussian.ace
+    True
     """
 
     settings: dict[str, Any]
