@@ -23,6 +23,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

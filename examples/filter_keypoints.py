@@ -16,7 +16,7 @@ import numpy as np
 
 from halopose import UncertainPose
 from halopose.data.images import read_image
-from halopose.poses import Array
+from halopose.types import Array
 
 FRAMES, RATE = 60, 25.0
 ACCELERATION = 1000.0  # pixels / s^2, how much the motion may change
