@@ -1,12 +1,12 @@
-# Everything a newcomer needs: `make demo` and `make test`. Both set up their own environment first.
+# Everything a newcomer needs: `make demo` and `make test`. All targets set up their own environment first.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs dist smoke bench clean
 
-CODE   := src tests benchmarks experiments examples models
-EXTRAS := dev,ultralytics,yolonas,landing,models
+CODE   := src tests benchmarks experiments examples models docs/_site
+EXTRAS := dev,docs,ultralytics,yolonas,landing,models
 
 $(VENV)/.ready: pyproject.toml models/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,12 +17,26 @@ demo: $(VENV)/.ready
 	$(BIN)/python -m experiments.demo -o demo
 
 test: $(VENV)/.ready lint
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --cov --durations=10
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+	test ! -x $(BIN)/lint-imports || $(BIN)/lint-imports  # which Python 3.10 does not have
+
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Both distributions, whole and readable; `make smoke` then installs them in an empty environment.
+dist: $(VENV)/.ready
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist models
+	$(BIN)/twine check --strict dist/*
+
+smoke: dist
+	CONSTRAINTS=$(CURDIR)/constraints.txt .ci/smoke dist
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks

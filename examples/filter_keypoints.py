@@ -8,19 +8,22 @@ covariance per keypoint (the mean of those predicted, more than one would know w
 truth is what the same model finds in the untouched photograph, moved as the camera was.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
 import numpy as np
 
 from halopose import UncertainPose
+from halopose.data.images import read_image
+from halopose.types import Array
 
 FRAMES, RATE = 60, 25.0
 ACCELERATION = 1000.0  # pixels / s^2, how much the motion may change
 PHOTO = Path(__file__).parent / "photographs" / "photographer.jpg"
 
 
-def film(photo, rng):
+def film(photo: Array, rng: np.random.Generator) -> Iterator[tuple[Array, Array]]:
     """Frames, and the motion (2, 3) of the photograph in each."""
     for n in range(FRAMES):
         angle = 2 * np.pi * n / FRAMES
@@ -32,7 +35,7 @@ def film(photo, rng):
         yield np.clip(frame + rng.normal(0, 12, frame.shape), 0, 255).astype(np.uint8), motion
 
 
-def smooth(measured, covariance):
+def smooth(measured: Array, covariance: Array) -> Array:
     """Filter (T, K, 2) under constant velocity from measurements and their covariances (T, K, 2, 2)."""
     step = 1 / RATE
     move = np.block([[np.eye(2), step * np.eye(2)], [np.zeros((2, 2)), np.eye(2)]])
@@ -50,18 +53,16 @@ def smooth(measured, covariance):
     return np.array(track)
 
 
-def main():
+def main() -> dict[str, float]:
     """Root-mean-square errors in pixels: of the frames alone, with fixed covariances, with those predicted."""
     model = UncertainPose.load()
-    photo = cv2.imread(str(PHOTO))
+    photo = read_image(PHOTO)
     still = model.predict(photo)[0].keypoints[0]
-    truth, measured, covariance = [], [], []
-    for frame, motion in film(photo, np.random.default_rng(0)):
-        poses = model.predict(frame)[0]
-        truth.append(still @ motion[:, :2].T + motion[:, 2])
-        measured.append(poses.keypoints[0])
-        covariance.append(poses.covariance[0])
-    truth, measured, covariance = np.array(truth), np.array(measured), np.array(covariance)
+    frames, motions = zip(*film(photo, np.random.default_rng(0)), strict=True)
+    truth = np.array([still @ motion[:, :2].T + motion[:, 2] for motion in motions])
+    seen = model.predict(frames)
+    measured = np.array([poses.keypoints[0] for poses in seen])
+    covariance = np.array([poses.covariance[0] for poses in seen])
     fixed = np.broadcast_to(covariance.mean(0), covariance.shape)
     tracks = {
         "frame by frame": measured,

@@ -28,8 +28,9 @@ objects = read_ground_truth(truth)
 matched = match_poses(read_predictions(predictions, objects), objects)
 scores = evaluate(matched, protocol=Protocol(bootstrap=50))
 
-print(f"{scores['keypoints']} keypoints of {scores['matched_instances']} matched instances")
+print(f"{scores.keypoints} keypoints of {scores.matched_instances} matched instances")
 print(f"{'':14}{'ACE':>8}{'ENCE':>8}{'NLL':>8}")
-for law in ("uncalibrated", "gaussian", "student_t"):
-    print(f"{law:14}" + "".join(f"{scores[law][name]:8.3f}" for name in ("ace", "ence", "nll")))
-print(f"ranking skill {scores['akp_skill']:.2f} (0: no better than chance, 1: perfect)")
+for name in ("uncalibrated", "gaussian", "student_t"):
+    law = scores.law(name)
+    print(f"{name:14}{law.ace:8.3f}{law.ence:8.3f}{law.nll:8.3f}")
+print(f"ranking skill {scores.akp_skill:.2f} (0: no better than chance, 1: perfect)")

@@ -27,7 +27,7 @@ artifact, scores = fit(
     load_host(base), load_dataset(data, "train"), load_dataset(data, "val"), folder / "work", settings
 )
 artifact.save(folder / "heads.safetensors")
-print(f"calibration error on images that nothing was fitted on: {scores['gaussian']['ace']:.3f}")
+print(f"calibration error on images that nothing was fitted on: {scores.gaussian.ace:.3f}")
 
 model = UncertainPose.load(base, folder / "heads.safetensors")
 for image, poses in model.stream(folder / "data" / "images" / "val"):

@@ -1,8 +1,11 @@
 """What the documents show: commands parse with the options they have, links lead somewhere, snippets run."""
 
+import ast
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -11,6 +14,7 @@ import pytest
 import torch
 from typer.main import get_command
 
+import halopose
 from halopose.cli.app import app
 from halopose.geometry.camera import Camera, look, project_points
 from halopose.poses import PoseDistributions
@@ -19,8 +23,11 @@ from tests.helpers.approaches import CORNERS
 from tests.helpers.models import ASSETS, artifact_for, host_of
 
 ROOT = Path(__file__).parent.parent
+PLACES = ("*.md", "docs/*.md", "examples/**/*.md", "models/*.md")
 PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for place in PLACES
+    for path in sorted(ROOT.glob(place))
 }
 COMMANDS = get_command(app).commands
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -104,9 +111,7 @@ def test_extras_exist():
     project = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
     extras = set(re.findall(r"^(\w+) = ", project, re.MULTILINE))
     shown = [
-        match
-        for content in PAGES.values()
-        for match in re.findall(r"pip install '(?:halopose|\.)\[([\w,]+)\]'", content)
+        match for content in PAGES.values() for match in re.findall(r"'(?:halopose|\.)\[([\w,]+)\]'", content)
     ]
     assert shown
     assert {extra for match in shown for extra in match.split(",")} <= extras
@@ -128,7 +133,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_files_and_modules_that_are_named_exist(page):
     for text in (text for where, text in inline() if where == page):
-        if re.fullmatch(r"(tests|experiments|docs|src|benchmarks)/[\w./-]*", text):
+        if re.fullmatch(r"(tests|experiments|docs|src|benchmarks|examples|models)/[\w./-]*", text):
             assert (ROOT / text).exists(), text
         if match := re.fullmatch(r"halopose\.([\w.]+)", text):
             parts = match.group(1).split(".")
@@ -137,6 +142,56 @@ def test_files_and_modules_that_are_named_exist(page):
                 path /= parts.pop(0)
             module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
             assert all(re.search(rf"\b{part}\b", module.read_text()) for part in parts), text
+
+
+def numbers_in(text):
+    """Equation numbers of ``eq. 4``, ``eqs. 25, 26`` or ``eqs. 16 to 18``."""
+    for match in re.findall(r"\beqs?\. (\d+(?:(?:, | to )\d+)*)", text):
+        yield from expand(match)
+
+
+def expand(text):
+    for part in text.split(", "):
+        first, _, last = part.partition(" to ")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def equations_in_docstrings():
+    """(number, dotted name) wherever the docstring of something public names an equation."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                for number in numbers_in(ast.get_docstring(node) or ""):
+                    yield number, f"{module}.{node.name}"
+
+
+def test_the_table_of_equations_agrees_with_the_docstrings():
+    rows = re.findall(r"^\| ([\d, to]+) \|.*\| (.*) \|$", PAGES["docs/equations.md"], re.MULTILINE)
+    table = {number: cell for numbers, cell in rows for number in expand(numbers)}
+    assert list(table) == list(range(1, 74))  # all of the paper, in order
+    told = list(equations_in_docstrings())
+    assert len(told) > 20
+    for number, name in told:
+        assert f"`{name}`" in table[number], f"equation {number}: {name}"
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    """In a process of its own, as `make docs` does; every link, anchor and name of the reference is checked."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reference = (tmp_path / "api" / "uncertainty.html").read_text(encoding="utf-8")
+    assert 'id="halopose.uncertainty.calibration.StudentTCalibration"' in reference
+
+
+def test_the_reference_has_every_package_and_every_public_name():
+    packages = {path.parent.name for path in ROOT.glob("src/halopose/*/__init__.py")} - {"cli"}
+    assert packages <= {path.stem for path in ROOT.glob("docs/api/*.md")}
+    names = set(re.findall(r"\[`(\w+)`\]\[halopose\.", (ROOT / "docs/api/index.md").read_text(encoding="utf-8")))
+    assert names == set(halopose.__all__) - {"__version__"}
 
 
 @pytest.fixture
