@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import torch
 
+from halopose.errors import HaloposeError
 from halopose.keypoints import COCO_LIMBS, COCO_SIGMAS
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
@@ -51,11 +52,16 @@ def draw_poses(
     show_pruned: bool = True,
     limbs: tuple[tuple[int, int], ...] | None = None,
     names: tuple[str, ...] | None = None,
+    boxes: bool = False,
+    legend: bool = False,
 ) -> Array:
     """The image with limbs, ellipses of the given probability, and residuals with NLL where truth is known.
 
-    Pruned keypoints are thin and grey, or left out with ``show_pruned=False``.
+    Pruned keypoints are thin, grey and faint, or left out with ``show_pruned=False``. boxes: with scores. legend:
+    what the colours mean and what the ellipses hold.
     """
+    if not 0 < probability < 1:
+        raise HaloposeError(f"an ellipse holds with a probability between 0 and 1, got {probability}")
     canvas = np.ascontiguousarray(image).copy()
     if not len(poses):
         return canvas
@@ -66,15 +72,53 @@ def draw_poses(
     axes, angles = (value.numpy() for value in law_of(poses).ellipse(probability))
     _draw_limbs(canvas, poses, limbs, width)
     _fill_ellipses(canvas, poses, axes, angles, names)
-    for n in range(len(poses)):
-        for k in range(poses.keypoint_count):
-            if poses.keep[n, k] or show_pruned:
-                colour = _colour(k, poses.keypoint_count, names) if poses.keep[n, k] else _PRUNED
-                line = width if poses.keep[n, k] else 1
-                _outline(canvas, poses.keypoints[n, k], axes[n, k], angles[n, k], colour, line)
+    if show_pruned:
+        _draw_pruned(canvas, poses, axes, angles)
+    for n, k in np.argwhere(poses.keep):
+        colour = _colour(int(k), poses.keypoint_count, names)
+        _outline(canvas, poses.keypoints[n, k], axes[n, k], angles[n, k], colour, width)
     if truth is not None:
         _draw_residuals(canvas, poses, truth, width, show_pruned)
+    if boxes:
+        _draw_boxes(canvas, poses, width)
+    if legend:
+        _draw_legend(canvas, poses, probability, names, width)
     return canvas
+
+
+def _draw_pruned(canvas: Array, poses: PoseDistributions, axes: Array, angles: Array) -> None:
+    """Keypoints not to be relied on, half transparent."""
+    layer = canvas.copy()
+    for n, k in np.argwhere(~np.asarray(poses.keep)):
+        _outline(layer, poses.keypoints[n, k], axes[n, k], angles[n, k], _PRUNED, 1)
+    cv2.addWeighted(layer, 0.5, canvas, 0.5, 0, dst=canvas)
+
+
+def _draw_boxes(canvas: Array, poses: PoseDistributions, width: int) -> None:
+    for box, score in zip(poses.boxes, poses.scores, strict=True):
+        cv2.rectangle(canvas, _point(box[:2]), _point(box[2:]), _LIMB, width, cv2.LINE_AA, _SHIFT)
+        corner = np.clip(box[:2], 0, 2**20)
+        _write(canvas, f"{score:.2f}", (round(corner[0]) + 3 * width, round(corner[1]) + 14 * width), _LIMB, width)
+
+
+def _draw_legend(
+    canvas: Array, poses: PoseDistributions, probability: float, names: tuple[str, ...] | None, width: int
+) -> None:
+    """Top left: the colours, and what an ellipse promises."""
+    used = {_colour(k, poses.keypoint_count, names) for k in range(poses.keypoint_count)}
+    rows = [(side, colour) for side, colour in _SIDES.items() if colour in used]
+    rows += [("pruned", _PRUNED), (f"ellipses hold {100 * probability:g} %", _LIMB)]
+    for number, (text, colour) in enumerate(rows):
+        height = round((number + 1) * 18 * width)
+        cv2.circle(canvas, (9 * width, height - 4 * width), 4 * width, colour, cv2.FILLED, cv2.LINE_AA)
+        _write(canvas, text, (18 * width, height), colour, width)
+
+
+def _write(canvas: Array, text: str, place: tuple[int, int], colour: tuple[int, int, int], width: int) -> None:
+    """Text with a dark edge, readable on any picture."""
+    size = 0.42 * max(1.0, width * 0.9)
+    for shade, line in (((30, 30, 30), width + 2), (colour, max(1, width))):
+        cv2.putText(canvas, text, place, cv2.FONT_HERSHEY_SIMPLEX, size, shade, line, cv2.LINE_AA)
 
 
 def _colour(keypoint: int, count: int, names: tuple[str, ...] | None) -> tuple[int, int, int]:

@@ -29,7 +29,6 @@ from halopose.errors import HaloposeError
 
 if TYPE_CHECKING:
     from halopose.data.dataset import Dataset
-    from halopose.data.images import NamedImage
     from halopose.fitting.artifact import Artifact
     from halopose.predictor import UncertainPose
     from halopose.types import Array
@@ -92,7 +91,7 @@ def evaluate(
 
 
 def predict(
-    source: Annotated[str, typer.Argument(help="Image, folder, glob, video or stream.")],
+    sources: Annotated[list[str], typer.Argument(help="Images, folders, patterns, films, streams; - is stdin.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for pictures and json.")] = Path("poses"),
     base: Annotated[Path | None, typer.Option(help="A .pt checkpoint; else YOLO11n-pose.")] = None,
     artifact: Annotated[
@@ -110,25 +109,27 @@ def predict(
         float, typer.Option(callback=between, help="Probability that an ellipse holds, between 0 and 1.")
     ] = 0.95,
     hide_pruned: Annotated[bool, typer.Option("--hide-pruned", help="Do not draw pruned keypoints.")] = False,
+    boxes: Annotated[bool, typer.Option("--boxes", help="Draw boxes and scores too.")] = False,
+    legend: Annotated[bool, typer.Option("--legend", help="Draw what the colours mean.")] = False,
+    pictures: Annotated[bool, typer.Option(help="Write annotated pictures and films.")] = True,
     uncalibrated: Uncalibrated = False,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Predict poses with their distributions: annotated pictures, and a json that `score` reads."""
+    """Predict poses with their distributions: annotated pictures and films, and a json that `score` reads."""
+    from halopose.cli.prediction import Drawing, run
     from halopose.data.coco import image_ids_by_name
-    from halopose.data.dataset import image_id
-    from halopose.data.files import make_folder, write_json
-    from halopose.data.images import check_source, write_image
+    from halopose.data.files import make_folder
+    from halopose.data.sources import find_sources
     from halopose.fitting.artifact import Artifact
     from halopose.hosts import shipped
     from halopose.predictor import UncertainPose
 
-    if base is not None and artifact is None:
-        raise HaloposeError("the shipped heads are for the default base: give --artifact for yours")
-    number = int(source) if source.isdigit() else source
-    check_source(number)
+    found = find_sources(sources)
     ids = None if truth is None else image_ids_by_name(truth)
+    if base is not None and artifact is None and not shipped.is_default_base(base):
+        raise HaloposeError("the shipped heads are for YOLO11n-pose: give --artifact for your base")
     loaded = _pruning_at(Artifact.load(artifact or shipped.shipped_artifact()), visibility)
     model = UncertainPose.load(
         base,
@@ -139,43 +140,10 @@ def predict(
         end2end=end2end,
         uncalibrated=uncalibrated,
     )
-    make_folder(output)
-    layout = loaded.layout
-    entries: list[dict[str, Any]] = []
-    images = 0
-    for image, poses in model.stream(number, conf=conf, iou=iou, imgsz=imgsz):
-        picture = poses.plot(
-            image.pixels,
-            probability=probability,
-            show_pruned=not hide_pruned,
-            names=layout.names,
-            limbs=layout.limbs,
-        )
-        target = output / f"{image.name}.jpg"
-        if image.path is not None and target.resolve() == image.path.resolve():
-            raise HaloposeError(f"the picture of {image.path} would take its place: choose another --output")
-        write_image(target, picture)
-        name = _file_name(image)
-        if ids is not None and name not in ids:
-            raise HaloposeError(f"{truth} knows no image called {name}: leave --truth off, or give the right one")
-        identity = image_id(name) if ids is None else ids[name]
-        entries += [{**entry, "image_id": identity, "file_name": name} for entry in poses.to_json()]
-        images += 1
-        say(f"{image.name}: {_counts(poses.keep)}")
-    write_json(output / "predictions.json", entries)
-    say(f"{images} images -> {output}")
-
-
-def _file_name(image: NamedImage) -> str:
-    """The image's file; with folders where two files of the source have one name."""
-    if image.path is None or image.name == image.path.stem:
-        return image.name if image.path is None else image.path.name
-    return str(Path(image.name).with_suffix(image.path.suffix))
-
-
-def _counts(keep: Array | None) -> str:
-    assert keep is not None
-    return f"{len(keep)} detections, {int(keep.sum())} of {keep.size} keypoints kept"
+    drawing = Drawing(probability, not hide_pruned, boxes, legend) if pictures else None
+    skipped = run(model, found, make_folder(output), drawing, ids, conf=conf, iou=iou, imgsz=imgsz)
+    if skipped:
+        raise typer.Exit(1)
 
 
 def _pruning_at(artifact: Artifact, visibility: float | None) -> Artifact:

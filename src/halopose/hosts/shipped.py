@@ -72,6 +72,11 @@ def find_base(name: str = DEFAULT_BASE) -> Path:
     )
 
 
+def is_default_base(path: Path) -> bool:
+    """Whether a file is the base that the shipped heads are for, under whatever name."""
+    return path.is_file() and sha256_of(path) == _known(DEFAULT_BASE).sha256
+
+
 def shipped_artifact(name: str = DEFAULT_BASE) -> Path:
     """The heads that ship for a known base."""
     return _packaged(_known(name).artifact)

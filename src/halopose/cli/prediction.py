@@ -1,0 +1,154 @@
+"""A prediction over many files: results as they come, bad files listed and passed over, a rerun that goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halopose.cli.terminal import progress, say
+from halopose.data.dataset import image_id
+from halopose.data.films import FilmWriter, film_facts
+from halopose.data.images import NamedImage, write_image
+from halopose.data.prediction_log import PredictionLog
+from halopose.data.sources import Source
+from halopose.errors import HaloposeError
+from halopose.poses import PoseDistributions
+from halopose.predictor import UncertainPose
+from halopose.types import Array, Progress
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What pictures show."""
+
+    probability: float
+    pruned: bool
+    boxes: bool
+    legend: bool
+
+
+class _Run:
+    def __init__(
+        self,
+        model: UncertainPose,
+        folder: Path,
+        drawing: Drawing | None,
+        ids: Mapping[str, int] | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.model, self.folder, self.drawing, self.ids, self.options = model, folder, drawing, ids, options
+        artifact = model.artifact
+        fitted = artifact.calibrations
+        settings: list[Any] = [artifact.base, model.family, options, ids, drawing and asdict(drawing)]
+        settings += [fitted.threshold, fitted.visibility_threshold, fitted.gaussian.tau_.tolist()]
+        self.log = PredictionLog(folder, settings)
+
+    def source(self, source: Source, step: Progress) -> None:
+        """Everything about one source; an error leaves nothing of it behind."""
+        if source.is_film or source.stream is not None:
+            self._film(source, step)
+            return
+        for image in source.images():
+            poses = self._poses(image, source.file_name)
+            picture = self._picture(image.pixels, poses)
+            if picture is not None:
+                target = self.folder / f"{image.name}.jpg"
+                if image.path is not None and target.resolve() == image.path.resolve():
+                    raise _Stop(f"the picture of {image.path} would take its place: choose another --output")
+                write_image(target, picture)
+            say(f"{image.name}: {_counts(poses)}")
+        self.log.done(source.file_name)
+
+    def _film(self, source: Source, step: Progress) -> None:
+        rate, count = film_facts(source.path) if source.path is not None else (25.0, 0)
+        began = time.monotonic()
+        number = 0
+        with FilmWriter(self.folder / f"{source.name}.mp4", rate) as film:
+            for number, image in enumerate(source.images(), 1):
+                poses = self._poses(image, source.file_name)
+                picture = self._picture(image.pixels, poses)
+                if picture is not None:
+                    film.write(picture)
+                pace = 1000 * (time.monotonic() - began) / number
+                step(f"{source.name} ({pace:.0f} ms a frame)", number, max(count, number))
+        self.log.done(source.file_name)
+        pace = 1000 * (time.monotonic() - began) / max(number, 1)
+        say(f"{source.name}: {number} frames, {pace:.0f} ms a frame")
+
+    def _poses(self, image: NamedImage, file_name: str) -> PoseDistributions:
+        """Predict, and log what was found."""
+        poses = self.model.predict(image.pixels, **self.options)[0]
+        name = file_name if image.path is not None else image.name
+        if self.ids is not None and name not in self.ids:
+            raise _Stop(f"the truth knows no image called {name}: leave --truth off, or give the right one")
+        identity = image_id(name) if self.ids is None else self.ids[name]
+        entries = [{**entry, "image_id": identity, "file_name": name} for entry in poses.to_json()]
+        self.log.add(file_name, entries)
+        return poses
+
+    def _picture(self, pixels: Array, poses: PoseDistributions) -> Array | None:
+        if self.drawing is None:
+            return None
+        layout = self.model.artifact.layout
+        return poses.plot(
+            pixels,
+            probability=self.drawing.probability,
+            show_pruned=self.drawing.pruned,
+            boxes=self.drawing.boxes,
+            legend=self.drawing.legend,
+            names=layout.names,
+            limbs=layout.limbs,
+        )
+
+
+class _Stop(HaloposeError):
+    """A mistake that concerns the whole run, not one file."""
+
+
+def run(
+    model: UncertainPose,
+    sources: Sequence[Source],
+    folder: Path,
+    drawing: Drawing | None,
+    ids: Mapping[str, int] | None,
+    **options: Any,
+) -> list[str]:
+    """Predict every source into the folder; lines about those that could not be read."""
+    one = _Run(model, folder, drawing, ids, options)
+    left = [source for source in sources if source.file_name not in one.log.finished]
+    if len(left) < len(sources):
+        say(f"{len(sources) - len(left)} of {len(sources)} were done before: going on")
+    skipped: list[str] = []
+    complete = False
+    try:
+        with progress() as step:
+            for number, source in enumerate(left):
+                step("predicting", number, len(left))
+                try:
+                    one.source(source, step)
+                except _Stop:
+                    raise
+                except HaloposeError as error:
+                    skipped.append(f"{error}")
+                    say(f"skipped: {error}")
+            step("predicting", len(left), len(left))
+        complete = True
+    except KeyboardInterrupt:
+        say(f"stopped: what is done is kept in {folder}, and the same command goes on")
+        raise
+    finally:
+        done = one.log.close(complete)
+    say(f"{done} of {len(sources)} -> {folder}")
+    if skipped:
+        say(f"{len(skipped)} could not be read")
+    return skipped
+
+
+def _counts(poses: PoseDistributions) -> str:
+    keep = np.asarray(poses.keep)
+    return f"{len(keep)} detections, {int(keep.sum())} of {keep.size} keypoints kept"

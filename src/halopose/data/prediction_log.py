@@ -1,0 +1,112 @@
+"""predictions.json, written as results come: a stopped run loses nothing, and the next one goes on.
+
+In: entries of one source after the other. Out: a COCO results file; memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from halopose.errors import HaloposeError
+
+_NAME = "predictions.json"
+_PARTIAL = ".predictions.jsonl"
+
+
+class PredictionLog:
+    """Results of a run in a folder. ``settings``: all that results depend on; other settings start anew.
+
+    A source (an image, or a whole film) is kept once ``done`` was called for it.
+    """
+
+    def __init__(self, folder: Path, settings: Any) -> None:
+        self.path = folder / _NAME
+        self._partial = folder / _PARTIAL
+        self._key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+        self.finished = self._recover()
+        self._file: IO[str] = self._open("a" if self.finished else "w")
+        if not self.finished:
+            self._write({"key": self._key})
+
+    def _open(self, mode: str) -> IO[str]:
+        try:
+            return open(self._partial, mode, encoding="utf-8")
+        except OSError as error:
+            raise HaloposeError(f"cannot write to {self._partial.parent}: {error.strerror or error}") from None
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """What a run before wrote, as far as its lines are whole."""
+        with open(self._partial, encoding="utf-8") as file:
+            for line in file:
+                try:
+                    content = json.loads(line)
+                except ValueError:
+                    return
+                if not isinstance(content, dict):
+                    return
+                yield content
+
+    def _recover(self) -> set[str]:
+        """Sources that an earlier run with these settings finished; what it had of others is dropped."""
+        if not self._partial.is_file() or next(self._lines(), {}).get("key") != self._key:
+            return set()
+        done = {line["done"] for line in self._lines() if "done" in line}
+        kept = self._partial.with_suffix(".kept")
+        with open(kept, "w", encoding="utf-8") as file:
+            for line in self._lines():
+                if "key" in line or line.get("done", line.get("source")) in done:
+                    file.write(json.dumps(line) + "\n")
+        os.replace(kept, self._partial)
+        return done
+
+    def _write(self, content: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(content) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise HaloposeError(
+                f"cannot write {self._partial}: {error.strerror or error}; free some space and run it again, "
+                "it goes on"
+            ) from None
+
+    def add(self, source: str, entries: list[dict[str, Any]]) -> None:
+        """Entries of one image of a source."""
+        self._write({"source": source, "entries": entries})
+
+    def done(self, source: str) -> None:
+        """The source is complete."""
+        self._write({"done": source})
+        self.finished.add(source)
+
+    def close(self, complete: bool) -> int:
+        """Write predictions.json of the sources that are done; their number.
+
+        complete: forget how far it came, as there is nothing to go on with.
+        """
+        self._file.close()
+        temporary = self.path.with_suffix(".writing")
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write("[")
+                first = True
+                for line in self._lines():
+                    if line.get("source") in self.finished:
+                        for entry in line["entries"]:
+                            file.write(("\n" if first else ",\n") + json.dumps(entry))
+                            first = False
+                file.write("\n]\n")
+            os.replace(temporary, self.path)
+            if complete:
+                self._partial.unlink()
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise HaloposeError(f"cannot write {self.path}: {error.strerror or error}") from None
+        return len(self.finished)
+
+
+__all__ = ["PredictionLog"]
