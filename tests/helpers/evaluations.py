@@ -67,10 +67,10 @@ def partly_labelled(matched: MatchedPoses, seed: int = 0, share: float = 0.7) ->
     return replace(matched, labelled=labelled)
 
 
-def with_telling_visibility(matched: MatchedPoses, seed: int = 0) -> MatchedPoses:
+def with_telling_visibility(matched: MatchedPoses, seed: int = 0, noise: float = 0.5) -> MatchedPoses:
     """The visibility score knows how far off a keypoint is, roughly, which no covariance does."""
-    noise = np.random.default_rng(seed).normal(0, 0.5, matched.labelled.shape)
-    return replace(matched, visibility=1 / (1 + np.exp(-np.log(matched.similarity + 1e-9) - 1 + noise)))
+    error = np.random.default_rng(seed).normal(0, noise, matched.labelled.shape)
+    return replace(matched, visibility=1 / (1 + np.exp(-np.log(matched.similarity + 1e-9) - 1 + error)))
 
 
 def as_given(matched: MatchedPoses, threshold: float = -np.inf, law: Bivariate | None = None) -> Laws:
