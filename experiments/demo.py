@@ -44,9 +44,9 @@ def main() -> None:
         "score", output / "synthetic" / "predictions.json", output / "synthetic" / "truth.json",
         "-o", output / "report", "--bootstrap", 50,
     )  # fmt: skip
-    predictions = read_json(output / "poses" / "predictions.json")
-    print(table(predictions))
-    (output / "index.html").write_text(gallery(predictions), encoding="utf-8")
+    found = by_photograph(read_json(output / "poses" / "predictions.json"))
+    print(table(found))
+    (output / "index.html").write_text(gallery(found), encoding="utf-8")
     print(f"\nOpen {output / 'index.html'}")
 
 
@@ -54,28 +54,36 @@ def halopose(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "halopose", *map(str, arguments)], check=True)
 
 
-def table(predictions: list[dict[str, Any]]) -> str:
+def by_photograph(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Detections by the name of their picture."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        found.setdefault(Path(entry["file_name"]).stem, []).append(entry)
+    return found
+
+
+def table(found: dict[str, list[dict[str, Any]]]) -> str:
     """Detections with the spread of their most and least certain keypoints, in pixels."""
     lines = [
         f"{'photograph':12}{'person':>8}{'score':>8}{'kept':>8}{'best px':>9}{'median px':>11}{'worst px':>10}"
     ]
-    for image in predictions:
-        for number, entry in enumerate(image["detections"]):
+    for name, detections in found.items():
+        for number, entry in enumerate(detections):
             spread = np.sqrt([(xx + yy) / 2 for xx, _, yy in entry["covariance"]])
             kept = f"{sum(entry['keep'])}/{len(entry['keep'])}"
             lines.append(
-                f"{image['image']:12}{number + 1:8}{entry['score']:8.2f}{kept:>8}"
+                f"{name:12}{number + 1:8}{entry['score']:8.2f}{kept:>8}"
                 f"{spread.min():9.1f}{np.median(spread):11.1f}{spread.max():10.1f}"
             )
     return "\n".join(lines)
 
 
-def gallery(predictions: list[dict[str, Any]]) -> str:
+def gallery(found: dict[str, list[dict[str, Any]]]) -> str:
     """A page with the pictures and a link to the report."""
     figures = "\n".join(
-        f'<figure><img src="poses/{html.escape(image["image"])}.jpg" alt="{html.escape(image["image"])}">'
-        f"<figcaption>{html.escape(image['image'])}: {len(image['detections'])} persons</figcaption></figure>"
-        for image in predictions
+        f'<figure><img src="poses/{html.escape(name)}.jpg" alt="{html.escape(name)}">'
+        f"<figcaption>{html.escape(name)}: {len(detections)} persons</figcaption></figure>"
+        for name, detections in found.items()
     )
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>halopose demo</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
