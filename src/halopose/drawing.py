@@ -108,6 +108,10 @@ def _draw_legend(
     used = {_colour(k, poses.keypoint_count, names) for k in range(poses.keypoint_count)}
     rows = [(side, colour) for side, colour in _SIDES.items() if colour in used]
     rows += [("pruned", _PRUNED), (f"ellipses hold {100 * probability:g} %", _LIMB)]
+    high, wide = min(canvas.shape[0], (18 * len(rows) + 10) * width), min(canvas.shape[1], 190 * width)
+    canvas[:high, :wide] = (0.45 * canvas[:high, :wide]).astype(
+        canvas.dtype
+    )  # so that text is read on any picture
     for number, (text, colour) in enumerate(rows):
         height = round((number + 1) * 18 * width)
         cv2.circle(canvas, (9 * width, height - 4 * width), 4 * width, colour, cv2.FILLED, cv2.LINE_AA)

@@ -6,8 +6,10 @@ All coordinates are pixels of the original image.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from halopose.keypoints import Keypoints
 from halopose.types import Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PoseDistributions:
     """N detections of K keypoints, of one image or, with ``image_ids``, of many.
 
@@ -70,6 +72,28 @@ class PoseDistributions:
 
     def __len__(self) -> int:
         return int(self.scores.shape[0])
+
+    def __iter__(self) -> Iterator[PoseDistributions]:
+        """The detections one by one, each as a ``PoseDistributions`` of its own."""
+        return (self[number] for number in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to the last bit, everything that is there."""
+        if not isinstance(other, PoseDistributions):
+            return NotImplemented
+        pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
+        return all(a is b is None or np.array_equal(a, b) for a, b in pairs)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays inside may change
+
+    def __repr__(self) -> str:
+        law = "Gaussian" if self.dof is None else "Student-t"
+        kept = int(np.asarray(self.keep).sum())
+        images = "" if self.image_ids is None else f" in {len(np.unique(self.image_ids))} images"
+        return (
+            f"PoseDistributions({len(self)} detections of {self.keypoint_count} keypoints{images}, {law}, "
+            f"{kept} of {len(self) * self.keypoint_count} kept)"
+        )
 
     def __getitem__(self, index: Any) -> PoseDistributions:
         """Select detections by an index, slice or mask."""
@@ -128,6 +152,39 @@ class PoseDistributions:
             columns["scale"] = _triangle(self.scale).tolist()
             columns["dof"] = [self.dof.tolist()] * n
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def save(self, path: Path | str) -> None:
+        """Write a json file that ``halopose score`` reads."""
+        text = json.dumps(self.to_json())
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
+
+    def to_pandas(self, names: Sequence[str] | None = None) -> Any:
+        """A pandas table with a row per keypoint: place, covariance, whether it is kept, and its detection."""
+        try:
+            import pandas
+        except ImportError:
+            raise HaloposeError("to_pandas needs pandas: pip install pandas") from None
+        n, k = self.keypoints.shape[:2]
+        columns: dict[str, Any] = {
+            "detection": np.repeat(np.arange(n), k),
+            "keypoint": np.tile(np.arange(k) if names is None else np.asarray(names), n),
+            "x": self.keypoints[..., 0].ravel(),
+            "y": self.keypoints[..., 1].ravel(),
+            "xx": self.covariance[..., 0, 0].ravel(),
+            "xy": self.covariance[..., 0, 1].ravel(),
+            "yy": self.covariance[..., 1, 1].ravel(),
+            "keep": np.asarray(self.keep).ravel(),
+            "score": np.repeat(self.scores, k),
+        }
+        if self.visibility is not None:
+            columns["visibility"] = self.visibility.ravel()
+        if self.image_ids is not None:
+            columns["image_id"] = np.repeat(self.image_ids, k)
+        return pandas.DataFrame(columns)
 
     def to_supervision(self) -> Any:
         """A ``supervision.KeyPoints`` with the covariance at ``data["covariance"]``, (N, K, 2, 2)."""

@@ -26,6 +26,7 @@ from halopose.types import Family
 from halopose.uncertainty.distributions import StudentT
 from halopose.uncertainty.pruning import keep_mask, localization_confidence
 
+SMALLEST, LARGEST = 32, 16384  # input sizes
 FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
 
 
@@ -67,14 +68,26 @@ class UncertainPose:
 
         uncalibrated: take heads that nothing has calibrated yet, as ``halopose train`` leaves them.
 
-        Without arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
+        base may also be a name that ``halopose models`` lists, such as "yolo11n-pose" or "runway". Without
+        arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
         """
-        if not isinstance(artifact, Artifact):
-            artifact = Artifact.load(shipped.shipped_artifact() if artifact is None else artifact)
+        named = shipped.find_model(base) if artifact is None and isinstance(base, str) else None
+        if named is not None:
+            base, artifact = named.base(), named.artifact()
         if base is None:
             base = shipped.find_base()
+        if not isinstance(artifact, Artifact):
+            artifact = Artifact.load(shipped.shipped_artifact() if artifact is None else artifact)
         host = host_for(artifact, base, device=device, unsafe=unsafe, end2end=end2end)
         return cls(host, artifact, family, uncalibrated=uncalibrated)
+
+    def __call__(self, source: Any, **options: Any) -> list[PoseDistributions]:
+        """``predict``."""
+        return self.predict(source, **options)
+
+    def __repr__(self) -> str:
+        count, size = len(self.artifact.layout), self.artifact.imgsz
+        return f"UncertainPose({self.host.description}, {count} keypoints, {self.family}, input {size})"
 
     def predict(
         self,
@@ -104,6 +117,10 @@ class UncertainPose:
         """Images and their poses one by one, for videos and streams that do not fit in memory."""
         if not 0 <= conf <= 1 or not 0 <= iou <= 1:
             raise HaloposeError(f"conf and iou lie between 0 and 1, got {conf} and {iou}")
+        if batch < 1 or (imgsz is not None and not SMALLEST <= imgsz <= LARGEST):
+            raise HaloposeError(
+                f"batch is 1 or more and imgsz from {SMALLEST} to {LARGEST}, got {batch} and {imgsz}"
+            )
         pending: list[NamedImage] = []
         for image in read_source(source):
             pending.append(image)

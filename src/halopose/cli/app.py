@@ -7,17 +7,20 @@ user can mend is printed as one line, and the exit code is 2.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from halopose import __version__
 from halopose.cli import applying, fitting, landing, scoring, studies
-from halopose.cli.terminal import listen
+from halopose.cli.options import read_config
+from halopose.cli.terminal import listen, say
 from halopose.errors import HaloposeError
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Calibrated predictive distributions for the keypoints of pose models.",
@@ -26,11 +29,35 @@ app = typer.Typer(
 # Of click, or of the copy of click that some versions of Typer carry.
 _UsageError: Any = typer.BadParameter.__base__
 
-for command in (
+
+@app.callback(invoke_without_command=True)
+def settings(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="Yaml with options by command, such as fit: {epochs: 20}.")
+    ] = None,
+) -> None:
+    """Calibrated predictive distributions for the keypoints of pose models."""
+    if version:
+        say(f"halopose {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        say(context.get_help(), always=True)
+        raise typer.Exit
+    listen(quiet, verbose)
+    if config is not None:
+        context.default_map = read_config(config, [command.__name__ for command in COMMANDS])
+
+
+COMMANDS = (
     scoring.score,
     scoring.recalibrate,
     scoring.apply,
     scoring.synthesize,
+    applying.models,
     fitting.fit,
     fitting.collect,
     fitting.train,
@@ -41,19 +68,27 @@ for command in (
     studies.ablate,
     studies.finetune,
     studies.analyse,
-):
-    app.command()(command)
+)
+for command in COMMANDS:
+    app.command(short_help=(command.__doc__ or "").splitlines()[0])(command)  # whole, where click would cut it
 
 
 def main() -> None:
     """Run a command; a user's mistake becomes one line and exit code 2."""
     listen()
     try:
-        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
+        arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+        sys.exit(app(arguments or ["--help"], standalone_mode=False) or 0)
     except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
         sys.exit(130)
     except HaloposeError as error:
         message = str(error)
+    except (OSError, MemoryError, UnicodeError) as error:
+        if "--debug" in sys.argv:
+            raise
+        message = f"{type(error).__name__}: {error or 'not enough memory'} (--debug shows where)"
     except _UsageError as error:
         message = f"{error.format_message()} ({error.ctx.command_path if error.ctx else 'halopose'} --help)"
     sys.stderr.write(f"halopose: {' '.join(message.split())}\n")

@@ -146,6 +146,28 @@ def predict(
         raise typer.Exit(1)
 
 
+def models() -> None:
+    """List the models that load by name, with their cards."""
+    from halopose.fitting.artifact import Artifact
+    from halopose.hosts.shipped import named_models
+
+    for model in named_models():
+        try:
+            artifact = Artifact.load(model.artifact())
+        except HaloposeError as error:
+            say(f"{model.name:16}{model.about}: {error}", always=True)
+            continue
+        images = {name: len(ids) for name, ids in artifact.card.get("images", {}).items()}
+        figures = artifact.card.get("figures", {})
+        say(f"{model.name:16}{model.about}", always=True)
+        say(f"{'':16}base {artifact.card.get('base', '?')}, input {artifact.imgsz}", always=True)
+        say(f"{'':16}images: " + ", ".join(f"{count} {name}" for name, count in images.items()), always=True)
+        for law in ("gaussian", "student_t"):
+            if law in figures:
+                values = ", ".join(f"{name.upper()} {value:.4f}" for name, value in figures[law].items())
+                say(f"{'':16}{law.replace('_', '-')}: {values}", always=True)
+
+
 def _pruning_at(artifact: Artifact, visibility: float | None) -> Artifact:
     """The artifact with another visibility threshold, if one is given; 0 switches it off."""
     from dataclasses import replace

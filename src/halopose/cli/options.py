@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -75,6 +76,20 @@ def floats(text: str, option: str) -> list[float]:
     if not (values and all(map(math.isfinite, values))):
         raise HaloposeError(f"--{option} takes numbers separated by commas, got {text!r}")
     return values
+
+
+def read_config(path: Path, commands: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Options by command from a yaml file, in the names that they have on the command line."""
+    from halopose.data.yolo import read_yaml
+
+    content = read_yaml(path)
+    for command, options in content.items():
+        if command not in commands or not isinstance(options, dict):
+            raise HaloposeError(f"{path}: {command!r} is no command with options, such as fit: {{epochs: 20}}")
+    return {
+        command: {str(name).replace("-", "_"): value for name, value in options.items()}
+        for command, options in content.items()
+    }
 
 
 def sizes(text: str, option: str = "train-sizes") -> tuple[int, ...]:

@@ -230,3 +230,14 @@ def analyse(
     for advice in result["recommendations"]:
         say(f"{advice['setting']:20}{advice['value']:13}{advice['why']}")
     say(f"-> {output / 'analysis.json'}, {output / 'analysis.html'}")
+    say(f"to begin with: {_fit_command(data, base, images, imgsz, result['recommendations'])}")
+
+
+def _fit_command(data: Path, base: Path, images: Path | None, imgsz: int, advice: list[dict[str, str]]) -> str:
+    """The exact command that follows the recommendations."""
+    value = {entry["setting"]: entry["value"] for entry in advice}
+    words = ["halopose", "fit", data, "--base", base, "--imgsz", imgsz, "--dispersion", value["dispersion"]]
+    words += ["--alpha", value["alpha"]]
+    words += ["--images", images] if images is not None else []
+    words += ["--no-scale-weight"] if value["scale-weight"] == "off" else []
+    return " ".join(str(word) for word in [*words, "-o", "heads.safetensors"])

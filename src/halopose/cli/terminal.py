@@ -15,21 +15,28 @@ if TYPE_CHECKING:
     from halopose.types import Progress
 
 
-def say(text: str) -> None:
-    """A line for the user."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+_quiet = False
+
+
+def say(text: str, always: bool = False) -> None:
+    """A line for the user; only if ``always`` where the user wants quiet."""
+    if not _quiet or always:
+        sys.stdout.write(text.encode(errors="replace").decode() + "\n")
+        sys.stdout.flush()
 
 
 class _Lines(logging.Handler):
     """What the library has to say, as lines for the user; warnings with a word before them."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(f"{'warning: ' if record.levelno >= logging.WARNING else ''}{record.getMessage()}")
+        warning = record.levelno >= logging.WARNING
+        say(f"{'warning: ' if warning else ''}{record.getMessage()}", always=warning)
 
 
 def listen(quiet: bool = False, verbose: bool = False) -> None:
     """Print what the library logs: nothing but warnings if quiet, everything if verbose."""
+    global _quiet
+    _quiet = quiet
     log = logging.getLogger("halopose")
     log.handlers = [_Lines()]
     log.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)

@@ -22,7 +22,7 @@ from halopose.types import Array
 
 def read_yolo(path: Path, split: str, otherwise: Keypoints | None = None) -> Dataset:
     """A split of a YOLO data yaml; ``otherwise``: keypoints of the model, for what the yaml does not state."""
-    content = _read_yaml(path)
+    content = read_yaml(path)
     shape = content.get("kpt_shape")
     whole = isinstance(shape, list) and len(shape) == 2 and all(type(value) is int for value in shape)
     if not isinstance(shape, list) or not whole or shape[0] < 1 or shape[1] not in (2, 3):
@@ -68,7 +68,8 @@ def _sigmas(given: Any, count: int, path: Path) -> Array | None:
     return np.asarray(given, dtype=float)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A yaml file that holds a mapping, or one line that says why not."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

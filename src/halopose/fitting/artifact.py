@@ -33,7 +33,7 @@ def round_to_stored(heads: ProbabilisticHeads) -> ProbabilisticHeads:
     return heads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Artifact:
     """Everything that turns a frozen base into one with uncertainty.
 
@@ -49,6 +49,11 @@ class Artifact:
     layout: Keypoints
     imgsz: int
     card: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        state = "calibrated" if self.calibrated else "not calibrated"
+        base = self.card.get("base", "an unnamed base")
+        return f"Artifact({len(self.layout)} keypoints of {base}, {state}, input {self.imgsz})"
 
     @property
     def calibrated(self) -> bool:

