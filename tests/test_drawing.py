@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from halopose.drawing import Truth, draw_poses
+from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.uncertainty.distributions import Gaussian
 
@@ -121,3 +122,26 @@ def test_tiny_and_huge_covariances(size):
     assert picture.shape == PLAIN.shape
     assert changed(picture)[60, 80]
     assert bool(changed(picture)[5, 5]) is (size > 1)
+
+
+@pytest.mark.parametrize("probability", [0, 1, 2, -0.5, float("nan")])
+def test_a_probability_that_is_none_is_refused(probability):
+    with pytest.raises(HaloposeError, match="between 0 and 1"):
+        draw_poses(PLAIN, poses([[[80, 60]]]), probability=probability)
+
+
+def test_boxes_and_a_legend_are_drawn_where_they_are_asked_for():
+    found = replace(poses([[[80, 60]]]), boxes=np.array([[20.0, 30.0, 140.0, 110.0]]))
+    plain, boxed = draw_poses(PLAIN, found), draw_poses(PLAIN, found, boxes=True)
+    different = changed(boxed, plain)
+    assert different[110, 30:130].all()
+    assert not different[:25].any()
+    assert changed(draw_poses(PLAIN, found, legend=True), plain)[:60, :60].any()
+
+
+def test_pruned_keypoints_are_faint():
+    one = poses([[[80, 60]]], keep=np.array([[False]]))
+    picture = draw_poses(PLAIN, one)
+    assert changed(picture).any()
+    assert int(picture.max()) < 140 * 0.75  # of the grey that an outline would have
+    assert not changed(draw_poses(PLAIN, one, show_pruned=False)).any()

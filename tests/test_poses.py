@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import supervision
 
+from halopose.data.coco import read_predictions
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 
@@ -92,3 +93,38 @@ def test_foreign_key_points_need_only_a_covariance():
     assert np.array_equal(pose.scale, pose.covariance)
     with pytest.raises(HaloposeError, match="carry no data"):
         PoseDistributions.from_supervision(supervision.KeyPoints(xy=np.zeros((1, 2, 2), dtype=np.float32)))
+
+
+def test_they_iterate_compare_and_say_what_they_are():
+    some = poses()
+    assert [len(one) for one in some] == [1, 1, 1]
+    assert PoseDistributions.concatenate(list(some)) == some
+    assert some[1:] == some[np.array([False, True, True])]
+    assert some != poses(seed=1)
+    assert some != poses(visibility=None)
+    assert some != "poses"
+    kept = int(some.keep.sum())
+    assert (
+        repr(some) == f"PoseDistributions(3 detections of 4 keypoints in 3 images, Student-t, {kept} of 12 kept)"
+    )
+    assert "Gaussian" in repr(poses(dof=None, image_ids=None))
+
+
+def test_a_table_has_a_row_per_keypoint():
+    some, names = poses(), ("a", "b", "c", "d")
+    table = some.to_pandas(names)
+    assert len(table) == 12
+    row = table.iloc[6]
+    assert (row.detection, row.keypoint, row.keep, row.image_id) == (1, "c", some.keep[1, 2], 1)
+    assert (row.x, row.y, row.xy) == (*some.keypoints[1, 2], some.covariance[1, 2, 0, 1])
+    assert "visibility" not in poses(visibility=None).to_pandas().columns
+
+
+def test_saved_poses_read_back(tmp_path):
+    some = poses()
+    some.save(tmp_path / "deep" / "poses.json")
+    found = read_predictions(tmp_path / "deep" / "poses.json")
+    for name in ("scores", "keypoints", "covariance", "scale", "dof", "keep", "image_ids"):
+        assert np.allclose(getattr(found, name), getattr(some, name)), name
+    with pytest.raises(HaloposeError, match="cannot write"):
+        some.save(tmp_path)

@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from ultralytics import YOLO
 
 from halopose.data.coco import parse_ground_truth, parse_predictions
 from halopose.data.loading import load_dataset
@@ -21,10 +22,12 @@ from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import FitSettings, evaluate_artifact, fit, predictions_of
 from halopose.fitting.store import MatchStore
 from halopose.fitting.training import TrainSettings
+from halopose.hosts.loading import load_host
 from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.hosts.ultralytics.results import to_ultralytics
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
+from halopose.uncertainty.calibration import Calibrations
 from tests.helpers.models import (
     KINDS,
     PHOTOGRAPHS,
@@ -266,6 +269,42 @@ def test_ultralytics_results_keep_the_distribution_when_sliced_or_moved():
         np.testing.assert_allclose(np.asarray(made.boxes.conf), expected.scores, rtol=1e-6)
         for name in ("covariance", "scale", "dof", "keep"):
             assert np.array_equal(getattr(made, name), getattr(expected, name)), name
+
+
+# Names, models and mistakes --------------------------------------------------------------------------------
+
+
+def test_models_load_by_name(monkeypatch):
+    model = UncertainPose.load("runway")
+    assert model.artifact.layout.names == ("near_left", "near_right", "far_right", "far_left")
+    assert repr(model) == "UncertainPose(runway.safetensors, 4 keypoints, gaussian, input 640)"
+    assert repr(model.artifact) == "Artifact(4 keypoints of runway.safetensors, calibrated, input 640)"
+
+
+def test_calling_is_predicting():
+    model, image = uncertain("11"), photograph("bus.jpg")
+    assert model(image, conf=0.3) == model.predict(image, conf=0.3)
+
+
+def test_what_yolo_loads_is_taken(tmp_path):
+    torch.save({"model": pose_model("11"), "train_args": {}}, tmp_path / "base.pt")
+    host = load_host(YOLO(str(tmp_path / "base.pt")))
+    assert set(host.fingerprints) & set(host_of("11").fingerprints)
+
+
+def test_heads_that_nothing_calibrated_are_refused():
+    host = host_of("11")
+    artifact = artifact_for(host)
+    plain = replace(artifact, calibrations=Calibrations.none(17))
+    with pytest.raises(HaloposeError, match="not calibrated"):
+        UncertainPose(host, plain)
+    assert UncertainPose(host, plain, uncalibrated=True).predict(photograph("bus.jpg"))
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": -3}, {"imgsz": -64}, {"imgsz": 10**9}])
+def test_sizes_that_are_none_are_refused(options):
+    with pytest.raises(HaloposeError, match="batch is 1 or more and imgsz from 32"):
+        uncertain("11").predict(photograph("bus.jpg"), **options)
 
 
 # From images to an artifact --------------------------------------------------------------------------------

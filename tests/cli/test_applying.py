@@ -4,11 +4,15 @@ import json
 import shutil
 from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from halopose.cli.app import app
 from halopose.data.coco import parse_predictions
+from halopose.data.films import FilmWriter, film_facts
 from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.ultralytics.host import UltralyticsHost
@@ -168,3 +172,93 @@ def test_the_visibility_threshold_is_the_artifacts_or_the_users(work, tmp_path):
     assert np.array_equal(kept[()].keep, visibility >= 0.6)
     assert kept[(0,)].keep.all()
     assert np.array_equal(kept[(0.3,)].keep, visibility >= 0.3)
+
+
+def test_bad_files_are_passed_over_and_listed(work, tmp_path, monkeypatch, capsys):
+    for name in ("a", "b", "c"):
+        shutil.copy(ASSETS / "bus.jpg", tmp_path / f"{name}.jpg")
+    (tmp_path / "b.jpg").write_bytes(b"no image")
+    heads = *base(work), "--artifact", work / "a.safetensors"
+    result = CliRunner().invoke(app, [str(word) for word in ("predict", tmp_path, *heads, "-o", tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "skipped: image" in result.output
+    assert "2 of 3" in result.output
+    entries = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert {entry["file_name"] for entry in entries} == {"a.jpg", "c.jpg"}
+
+
+def test_a_stopped_run_keeps_what_is_done_and_goes_on(work, tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b", "c"):
+        shutil.copy(ASSETS / "bus.jpg", tmp_path / "in" / f"{name}.jpg")
+    words = "predict", tmp_path / "in", *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path / "out"
+    whole, calls = UncertainPose.predict, []
+
+    def interrupted(model, image, **options):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return whole(model, image, **options)
+
+    monkeypatch.setattr(UncertainPose, "predict", interrupted)
+    stopped = CliRunner().invoke(app, [str(word) for word in words])
+    assert stopped.exit_code != 0
+    assert "the same command goes on" in stopped.output
+    entries = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert {entry["file_name"] for entry in entries} == {"a.jpg", "b.jpg"}
+    assert "2 of 3 were done before" in run(*words)
+    assert len(calls) == 4
+    entries = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert {entry["file_name"] for entry in entries} == {"a.jpg", "b.jpg", "c.jpg"}
+
+
+def test_a_film_becomes_a_film(work, tmp_path):
+    image = cv2.resize(cv2.imread(str(ASSETS / "bus.jpg")), (96, 128))
+    with FilmWriter(tmp_path / "clip.mp4", 10) as film:
+        for _ in range(3):
+            film.write(image)
+    heads = *base(work), "--artifact", work / "a.safetensors"
+    output = run("predict", tmp_path / "clip.mp4", ASSETS / "bus.jpg", *heads, "-o", tmp_path / "out")
+    assert "clip: 3 frames" in output
+    assert film_facts(tmp_path / "out" / "clip.mp4") == (10.0, 3)
+    assert (tmp_path / "out" / "bus.jpg").is_file()
+
+
+def test_an_uncalibrated_artifact_is_refused_unless_insisted_on(work, tmp_path, monkeypatch, capsys):
+    run("train", work / "a" / "train", *base(work), "--epochs", 1, "-o", tmp_path / "heads.safetensors")
+    words = *base(work), "--artifact", tmp_path / "heads.safetensors", "-o", tmp_path / "out"
+    for command in (("predict", ASSETS / "bus.jpg"), ("evaluate", work / "data.yaml", "--split", "test")):
+        assert "not calibrated" in refused(monkeypatch, capsys, *command, *words)
+    run("predict", ASSETS / "bus.jpg", *words, "--uncalibrated")
+
+
+def test_options_from_a_file(work, tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.yaml").write_text("predict:\n  family: student-t\n  hide-pruned: true\n")
+    words = (
+        "predict",
+        ASSETS / "bus.jpg",
+        *base(work),
+        "--artifact",
+        work / "a.safetensors",
+        "-o",
+        tmp_path / "out",
+    )
+    run("--config", tmp_path / "config.yaml", *words)
+    assert "dof" in json.loads((tmp_path / "out" / "predictions.json").read_text())[0]
+    (tmp_path / "config.yaml").write_text("pradict: {}\n")
+    assert "no command with options" in refused(monkeypatch, capsys, "--config", tmp_path / "config.yaml", *words)
+
+
+def test_quiet_says_nothing_and_models_are_listed(work, tmp_path):
+    words = (
+        "predict",
+        ASSETS / "bus.jpg",
+        *base(work),
+        "--artifact",
+        work / "a.safetensors",
+        "-o",
+        tmp_path / "out",
+    )
+    assert run("--quiet", *words) == ""
+    assert "4 corners" in run("models")
+    assert run("--version").startswith("halopose ")

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from halopose.errors import HaloposeError
 
@@ -29,15 +29,8 @@ class PredictionLog:
         self._partial = folder / _PARTIAL
         self._key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
         self.finished = self._recover()
-        self._file: IO[str] = self._open("a" if self.finished else "w")
         if not self.finished:
-            self._write({"key": self._key})
-
-    def _open(self, mode: str) -> IO[str]:
-        try:
-            return open(self._partial, mode, encoding="utf-8")
-        except OSError as error:
-            raise HaloposeError(f"cannot write to {self._partial.parent}: {error.strerror or error}") from None
+            self._write({"key": self._key}, mode="w")
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         """What a run before wrote, as far as its lines are whole."""
@@ -64,10 +57,10 @@ class PredictionLog:
         os.replace(kept, self._partial)
         return done
 
-    def _write(self, content: dict[str, Any]) -> None:
+    def _write(self, content: dict[str, Any], mode: str = "a") -> None:
         try:
-            self._file.write(json.dumps(content) + "\n")
-            self._file.flush()
+            with open(self._partial, mode, encoding="utf-8") as file:
+                file.write(json.dumps(content) + "\n")
         except OSError as error:
             raise HaloposeError(
                 f"cannot write {self._partial}: {error.strerror or error}; free some space and run it again, "
@@ -88,7 +81,6 @@ class PredictionLog:
 
         complete: forget how far it came, as there is nothing to go on with.
         """
-        self._file.close()
         temporary = self.path.with_suffix(".writing")
         try:
             with open(temporary, "w", encoding="utf-8") as file:

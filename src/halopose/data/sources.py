@@ -94,7 +94,8 @@ def _files(text: str) -> list[Path]:
 
 
 def _standard_input() -> np.ndarray:
-    image = cv2.imdecode(np.frombuffer(sys.stdin.buffer.read(), np.uint8), cv2.IMREAD_UNCHANGED)
+    content = np.frombuffer(sys.stdin.buffer.read(), np.uint8)
+    image = cv2.imdecode(content, cv2.IMREAD_UNCHANGED) if len(content) else None
     if image is None:
         raise HaloposeError("standard input holds no image: pipe the bytes of one image file")
     return np.asarray(as_bgr(image))

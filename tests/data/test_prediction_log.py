@@ -1,0 +1,73 @@
+"""Results survive whatever stops a run, and the next one goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from halopose.data.prediction_log import PredictionLog
+from halopose.errors import HaloposeError
+
+
+def entries(number: int) -> list[dict[str, int]]:
+    return [{"image_id": number, "n": n} for n in range(number)]
+
+
+def read(folder: Path) -> list[dict[str, int]]:
+    content: list[dict[str, int]] = json.loads((folder / "predictions.json").read_text())
+    return content
+
+
+def test_a_whole_run_leaves_one_file(tmp_path: Path) -> None:
+    log = PredictionLog(tmp_path, {"conf": 0.25})
+    for number in range(4):
+        log.add(f"{number}.jpg", entries(number))
+        log.done(f"{number}.jpg")
+    assert log.close(complete=True) == 4
+    assert read(tmp_path) == [entry for number in range(4) for entry in entries(number)]
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions.json"]
+
+
+def test_a_run_without_results_is_an_empty_list(tmp_path: Path) -> None:
+    PredictionLog(tmp_path, None).close(complete=True)
+    assert read(tmp_path) == []
+
+
+@pytest.mark.parametrize("cut", [0, 7])
+def test_a_stopped_run_goes_on(tmp_path: Path, cut: int) -> None:
+    """Killed in the middle of a line or of a film: what was done is kept, what was not is done again."""
+    log = PredictionLog(tmp_path, "settings")
+    log.add("a.jpg", entries(2))
+    log.done("a.jpg")
+    log.add("film.mp4", entries(3))  # a frame, and then the end
+    partial = tmp_path / ".predictions.jsonl"
+    if cut:
+        partial.write_bytes(partial.read_bytes()[:-cut])
+    again = PredictionLog(tmp_path, "settings")
+    assert again.finished == {"a.jpg"}
+    again.add("film.mp4", entries(1))
+    again.done("film.mp4")
+    assert again.close(complete=True) == 2
+    assert read(tmp_path) == entries(2) + entries(1)
+
+
+def test_other_settings_start_anew(tmp_path: Path) -> None:
+    log = PredictionLog(tmp_path, {"conf": 0.25})
+    log.add("a.jpg", entries(2))
+    log.done("a.jpg")
+    log.close(complete=False)
+    assert PredictionLog(tmp_path, {"conf": 0.25}).finished == {"a.jpg"}
+    assert PredictionLog(tmp_path, {"conf": 0.5}).finished == set()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]\n", '{"key": 3}\n', "\0" * 100])
+def test_a_damaged_log_starts_anew(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".predictions.jsonl").write_text(content)
+    assert PredictionLog(tmp_path, None).finished == set()
+
+
+def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(HaloposeError, match="cannot write"):
+        PredictionLog(tmp_path / "missing", None)

@@ -1,0 +1,83 @@
+"""What a user names becomes files with distinct names, and what is missing is said at once."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+
+from halopose.data.films import FilmWriter, film_facts
+from halopose.data.sources import find_sources
+from halopose.errors import HaloposeError
+
+IMAGE = np.full((24, 32, 3), 90, np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a.png", "sub/b.png", "sub/deep/a.png", "notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(tmp_path / name), IMAGE) if name.endswith("png") else (tmp_path / name).write_text("x")
+    return tmp_path
+
+
+def test_folders_are_searched_to_their_depth(folder: Path) -> None:
+    found = find_sources([str(folder)])
+    assert [source.name for source in found] == ["a", "sub/b", "sub/deep/a"]
+    assert [source.file_name for source in found] == ["a.png", "sub/b.png", "sub/deep/a.png"]
+    assert all(next(source.images()).pixels.shape == IMAGE.shape for source in found)
+
+
+def test_several_sources_and_none_twice(folder: Path) -> None:
+    one, two = str(folder / "a.png"), str(folder / "sub" / "b.png")
+    assert [source.name for source in find_sources([two, one, one, str(folder / "sub" / "b*")])] == ["b", "a"]
+
+
+def test_cameras_and_addresses_are_streams() -> None:
+    found = find_sources(["0", "rtsp://camera/1"])
+    assert [source.stream for source in found] == [0, "rtsp://camera/1"]
+
+
+@pytest.mark.parametrize("text", ["no.jpg", "no*.jpg", "\N{SUPERSCRIPT TWO}"])
+def test_what_is_missing_is_said_at_once(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HaloposeError, match=r"no (file|images)"):
+        find_sources([text])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(HaloposeError, match="no images in empty"):
+        find_sources(["empty"])
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = cv2.imencode(".png", IMAGE)[1].tobytes()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    [source] = find_sources(["-"])
+    assert np.array_equal(next(source.images()).pixels, IMAGE)
+    with pytest.raises(HaloposeError, match="holds no image"):
+        next(source.images())  # nothing is left
+
+
+def test_films_out_are_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "film.mp4"
+    with FilmWriter(path, 12.5) as film:
+        for _ in range(5):
+            film.write(IMAGE)
+    assert film_facts(path) == (12.5, 5)
+    [source] = find_sources([str(path)])
+    assert source.is_film
+    assert [image.name for image in source.images()] == [f"film_{n:06d}" for n in range(5)]
+    with pytest.raises(HaloposeError, match="changes its size"):
+        write_two_sizes(tmp_path / "other.mp4")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["film.mp4"]
+    assert film_facts(tmp_path / "nothing.mp4") == (25.0, 0)
+
+
+def write_two_sizes(path: Path) -> None:
+    with FilmWriter(path, 5) as film:
+        film.write(IMAGE)
+        film.write(IMAGE[:12])
