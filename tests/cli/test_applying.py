@@ -82,8 +82,9 @@ def test_predict_refuses_missing_and_foreign_things(work, tmp_path, monkeypatch,
 def test_predict_on_a_full_disk_is_one_line(work, tmp_path, monkeypatch, capsys):
     heads = "--artifact", work / "a.safetensors"
     line = refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *base(work), *heads, "-o", tmp_path)
-    assert line == f"halopose: cannot write {tmp_path / 'bus.jpg'}: File too large\n"
-    assert not list(tmp_path.iterdir())
+    assert line.startswith(f"halopose: cannot write {tmp_path}")
+    assert line.endswith("File too large; free some space and run it again, it goes on\n")
+    assert not list(tmp_path.glob("*.jpg"))
 
 
 def test_predict_then_score_without_touching_a_file(work, tmp_path):

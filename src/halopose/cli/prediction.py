@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,15 @@ class _Run:
         if source.is_film or source.stream is not None:
             self._film(source, step)
             return
-        for image in source.images():
+        for image in _read(source):
             poses = self._poses(image, source.file_name)
             picture = self._picture(image.pixels, poses)
             if picture is not None:
                 target = self.folder / f"{image.name}.jpg"
                 if image.path is not None and target.resolve() == image.path.resolve():
-                    raise _Stop(f"the picture of {image.path} would take its place: choose another --output")
+                    raise HaloposeError(
+                        f"the picture of {image.path} would take its place: choose another --output"
+                    )
                 write_image(target, picture)
             say(f"{image.name}: {_counts(poses)}")
         self.log.done(source.file_name)
@@ -69,7 +71,7 @@ class _Run:
         began = time.monotonic()
         number = 0
         with FilmWriter(self.folder / f"{source.name}.mp4", rate) as film:
-            for number, image in enumerate(source.images(), 1):
+            for number, image in enumerate(_read(source), 1):
                 poses = self._poses(image, source.file_name)
                 picture = self._picture(image.pixels, poses)
                 if picture is not None:
@@ -82,10 +84,15 @@ class _Run:
 
     def _poses(self, image: NamedImage, file_name: str) -> PoseDistributions:
         """Predict, and log what was found."""
-        poses = self.model.predict(image.pixels, **self.options)[0]
+        try:
+            poses = self.model.predict(image.pixels, **self.options)[0]
+        except HaloposeError as error:
+            raise _Unusable(f"{file_name}: {error}") from None
         name = file_name if image.path is not None else image.name
         if self.ids is not None and name not in self.ids:
-            raise _Stop(f"the truth knows no image called {name}: leave --truth off, or give the right one")
+            raise HaloposeError(
+                f"the truth knows no image called {name}: leave --truth off, or give the right one"
+            )
         identity = image_id(name) if self.ids is None else self.ids[name]
         entries = [{**entry, "image_id": identity, "file_name": name} for entry in poses.to_json()]
         self.log.add(file_name, entries)
@@ -106,8 +113,21 @@ class _Run:
         )
 
 
-class _Stop(HaloposeError):
-    """A mistake that concerns the whole run, not one file."""
+class _Unusable(HaloposeError):
+    """A file that cannot be read or predicted; the others may still."""
+
+
+def _read(source: Source) -> Iterator[NamedImage]:
+    """The images of a source; what goes wrong with reading concerns this source alone."""
+    images = source.images()
+    while True:
+        try:
+            image = next(images)
+        except StopIteration:
+            return
+        except HaloposeError as error:
+            raise _Unusable(str(error)) from None
+        yield image
 
 
 def run(
@@ -131,9 +151,7 @@ def run(
                 step("predicting", number, len(left))
                 try:
                     one.source(source, step)
-                except _Stop:
-                    raise
-                except HaloposeError as error:
+                except _Unusable as error:
                     skipped.append(f"{error}")
                     say(f"skipped: {error}")
             step("predicting", len(left), len(left))
@@ -142,11 +160,21 @@ def run(
         say(f"stopped: what is done is kept in {folder}, and the same command goes on")
         raise
     finally:
-        done = one.log.close(complete)
+        done = _closed(one.log, complete)
     say(f"{done} of {len(sources)} -> {folder}")
     if skipped:
         say(f"{len(skipped)} could not be read")
     return skipped
+
+
+def _closed(log: PredictionLog, complete: bool) -> int:
+    """Write predictions.json; what a full disk refuses now was refused before, and is known by then."""
+    try:
+        return log.close(complete)
+    except HaloposeError:
+        if complete:
+            raise
+        return 0
 
 
 def _counts(poses: PoseDistributions) -> str:
