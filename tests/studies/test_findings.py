@@ -1,6 +1,7 @@
 """Verdicts follow from intervals alone, by their definition, and never claim more than a seed would change."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def result(name, values, noise=0.0, seed=0):
     """A row whose draws are its values and noise."""
     generator = np.random.default_rng(seed)
     draws = {metric: value + noise * generator.normal(size=50) for metric, value in values.items()}
-    return Result(name, name, values, draws, {}, [], {})
+    return Result(name, name, values, draws, {}, [], {"keypoints": 5000})
 
 
 @given(NUMBERS, MARGINS)
@@ -128,3 +129,13 @@ def test_what_the_paper_reports_is_reproduced_and_its_opposite_contradicted():
     assert {one.verdict for one in judge(rows)} == {"reproduced"}
     mirrored = [result(row.name, {name: -value for name, value in row.estimate.items()}) for row in rows]
     assert {one.verdict for one in judge(mirrored)} == {"contradicted"}
+
+
+def test_what_does_not_matter_or_rests_on_few_contradicts_nothing():
+    finding = Finding("text", (Part("NLL rises", ("a", "gaussian.nll"), (DEFAULT, "gaussian.nll")),))
+    for fall, count, verdict in (
+        (0.05, 5000, "contradicted"), (0.005, 5000, "not decided"), (0.05, 500, "not decided"),
+    ):  # fmt: skip
+        rows = [result(DEFAULT, {"gaussian.nll": 5.0}), result("a", {"gaussian.nll": 5.0 - fall})]
+        rows = [replace(row, counts={"keypoints": count}) for row in rows]
+        assert judge(rows, [finding])[0].verdict == verdict

@@ -15,6 +15,14 @@ from halopose.studies.ablation import DEFAULT, OTHER_SEED, Result
 Verdict = Literal["reproduced", "contradicted", "not decided"]
 
 
+# Differences below these change nothing that a user would do.
+MATTERS = {
+    "ace": 0.002, "ace_x": 0.002, "ace_y": 0.002, "ence": 0.005, "ence_x": 0.005, "ence_y": 0.005, "nll": 0.01,
+    "akp": 0.003, "kept_fraction": 0.02, "spread": 0.002,
+}  # fmt: skip
+ENOUGH_KEYPOINTS = 2000
+
+
 @dataclass(frozen=True)
 class Part:
     """Something a finding implies: one metric of one row is larger than another's, or than a number."""
@@ -122,17 +130,21 @@ class Judged:
     parts: list[Measured]
 
 
-def verdict_of(difference: Difference, by_seed: float | None = None) -> Verdict:
+def verdict_of(
+    difference: Difference, by_seed: float | None = None, *, matters: float = 0.0, enough: bool = True
+) -> Verdict:
     """What an interval says about a difference that should be positive.
 
     The interval knows the chance in the choice of images only: nothing is decided where another seed alone
-    moves the difference by as much as it is.
+    moves the difference by as much as it is. A finding of the paper is contradicted only by a difference that
+    ``matters`` to anyone, and by samples that are ``enough``.
     """
     if by_seed is not None and abs(by_seed) >= abs(difference.value):
         return "not decided"
     if difference.low > 0:
         return "reproduced"
-    return "contradicted" if difference.high < 0 else "not decided"
+    against = difference.high < 0 and -difference.value >= matters and enough
+    return "contradicted" if against else "not decided"
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
@@ -156,7 +168,10 @@ def judge(results: Sequence[Result], findings: Sequence[Finding] = FINDINGS) -> 
 def _measured(part: Part, rows: dict[str, Result]) -> Measured:
     difference = part.measure(rows)
     by_seed = _moved_by_seed(part, rows, difference.value)
-    return Measured(part.text, difference, verdict_of(difference, by_seed), by_seed)
+    metric = part.larger[1].rsplit(".", 1)[-1]
+    count = min(rows[name].counts["keypoints"] for name in part.rows)
+    verdict = verdict_of(difference, by_seed, matters=MATTERS.get(metric, 0.0), enough=count >= ENOUGH_KEYPOINTS)
+    return Measured(part.text, difference, verdict, by_seed)
 
 
 def _moved_by_seed(part: Part, rows: dict[str, Result], value: float) -> float | None:
