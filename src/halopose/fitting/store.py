@@ -273,10 +273,19 @@ def collect(
             log.info("%s changed since %s was collected: collecting that part again", changed, path)
             path.unlink()
         if not path.is_file():
-            _write_shard(path, *_collect_views(host, part, settings, dataset.layout))
+            _write_shard(
+                path, *_collect_views(host, part, settings, dataset.layout, _ticker(progress, number, len(views)))
+            )
         if progress:
             progress(min((number + 1) * VIEWS_PER_SHARD, len(views)), len(views))
     return MatchStore(folder)
+
+
+def _ticker(progress: Counter | None, shard: int, total: int) -> Callable[[int], None] | None:
+    """Counts the views of one shard on from those before it."""
+    if progress is None:
+        return None
+    return lambda done: progress(shard * VIEWS_PER_SHARD + done, total)
 
 
 def _changed(path: Path, views: list[tuple[Record, int]]) -> str:
@@ -349,7 +358,11 @@ class _View:
 
 
 def _collect_views(
-    host: Host, views: list[tuple[Record, int]], settings: CollectSettings, layout: Keypoints
+    host: Host,
+    views: list[tuple[Record, int]],
+    settings: CollectSettings,
+    layout: Keypoints,
+    tick: Callable[[int], None] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and metadata of one shard."""
     read: list[_View] = []
@@ -361,8 +374,12 @@ def _collect_views(
             skipped.append(str(error))
     states = [record.state() for record, _ in views]
     rows: list[tuple[str, int, dict[str, Tensor]]] = []
+    done = len(skipped)
     for batch in _batches(read, settings.batch):
         rows += _collect_batch(host, batch, settings, layout)
+        done += len(batch)
+        if tick:
+            tick(done)
     tensors = _concatenated(rows, len(host.strides))
     tensors |= _truth_table(read, settings.imgsz[0])
     tensors["views.image_id"] = torch.tensor([view.record.image_id for view in read], dtype=torch.int64)
