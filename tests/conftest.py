@@ -1,11 +1,14 @@
 """Settings of all tests: hypothesis draws the same examples every time, and never by the clock."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from halopose.cli import terminal
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60, database=None)
 # Longer hunts for rare failures: HYPOTHESIS_PROFILE=hunt pytest
@@ -47,3 +50,14 @@ def published_base() -> Path:
         return find_base()
     except HaloposeError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """A command makes the library's log its own; the next test has it as it was."""
+    log = logging.getLogger("halopose")
+    before = log.handlers, log.level, log.propagate
+    yield
+    log.handlers, log.propagate = before[0], before[2]
+    log.setLevel(before[1])
+    terminal.listen.__globals__["_quiet"] = False

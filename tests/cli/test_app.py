@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from halopose.cli.app import app, main
 from halopose.data.synthetic import World, synthesize
+from halopose.evaluation.calibration_file import _checksum
 from halopose.evaluation.scores import METRICS
 from tests.data.test_coco import mangled
 
@@ -109,6 +110,7 @@ def test_a_calibration_of_other_keypoints_is_refused(files, tmp_path, monkeypatc
     content = json.loads((tmp_path / "c.json").read_text())
     for key in ("keypoints", "tau", "effective_samples"):
         content[key] = content[key][:5]
+    content["checksum"] = _checksum(content)
     (tmp_path / "c.json").write_text(json.dumps(content))
     code, error = run_main(
         monkeypatch, capsys, "apply", tmp_path / "c.json", files / "predictions.json", "-o", tmp_path / "x"
@@ -144,6 +146,7 @@ RECALIBRATE = "recalibrate p.json t.json -o c.json"
 FIT = "fit data.yaml --base base.pt -o a.safetensors"
 COLLECT = "collect data.yaml --base base.pt -o store"
 TRAIN = "train store --base base.pt -o a.safetensors"
+CALIBRATE = "calibrate store --base b.pt --artifact a -o out"
 EVALUATE = "evaluate data.yaml --base base.pt --artifact a.safetensors -o out"
 ABLATE = "ablate data.yaml --base base.pt -o out"
 FINETUNE = "finetune data.yaml --base base.pt -o tuned.pt"
@@ -178,6 +181,9 @@ NONSENSE = {
     (TRAIN, "--epochs"): ("0", *NO_COUNT),
     (TRAIN, "--alpha"): ("-1", "nan", "inf"),
     (TRAIN, "--seed"): NO_COUNT,
+    (CALIBRATE, "--share"): ("0", *NO_SHARE),
+    (EVALUATE, "--visibility"): NO_SHARE,
+    (PREDICT, "--visibility"): NO_SHARE,
     (EVALUATE, "--imgsz"): NO_SIZE,
     (EVALUATE, "--conf"): NO_SHARE,
     (EVALUATE, "--iou"): NO_SHARE,

@@ -166,16 +166,15 @@ def test_two_at_once_in_a_folder_are_refused(work, tmp_path, monkeypatch, capsys
         "import sys, time\nfrom halopose.data.lock import locked\n"
         "with locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)"
     )
-    process = subprocess.Popen([sys.executable, "-c", hold, tmp_path / "work"], stdout=subprocess.PIPE)
-    assert process.stdout.read(4) == b"held"
     arguments = "collect", work / "data.yaml", *base(work), "--sizes", 64, "-o", tmp_path / "work"
-    line = refused(monkeypatch, capsys, *arguments)
-    assert line == (
-        f"halopose: process {process.pid} works in {tmp_path / 'work'}: wait until it has ended, "
-        "or choose another folder\n"
-    )
-    process.kill()
-    process.wait()
+    with subprocess.Popen([sys.executable, "-c", hold, tmp_path / "work"], stdout=subprocess.PIPE) as process:
+        assert process.stdout.read(4) == b"held"
+        line = refused(monkeypatch, capsys, *arguments)
+        assert line == (
+            f"halopose: process {process.pid} works in {tmp_path / 'work'}: wait until it has ended, "
+            "or choose another folder\n"
+        )
+        process.kill()
     run(*arguments)
 
 

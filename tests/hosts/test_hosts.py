@@ -570,18 +570,26 @@ def test_only_hosts_import_a_framework():
 
 
 @pytest.mark.parametrize(
-    ("online", "fetched", "expected"),
+    ("fetched", "expected"),
     [
-        (True, lambda path: path.write_bytes(b"weights"), b"weights"),
-        (True, lambda path: None, None),
-        (True, lambda path: path.read_bytes(), None),  # fails with an OSError
-        (False, lambda path: path.write_bytes(b"weights"), None),
+        (lambda path: path.write_bytes(b"weights"), b"weights"),
+        (lambda path: None, None),
+        (lambda path: path.read_bytes(), None),  # fails with an OSError
     ],
 )
-def test_a_download_or_nothing(monkeypatch, online, fetched, expected):
-    monkeypatch.setattr(ultralytics, "ONLINE", online)
+def test_a_download_or_nothing(monkeypatch, fetched, expected):
     monkeypatch.setattr(ultralytics, "attempt_download_asset", fetched)
     assert ultralytics.download("yolo11n-pose.pt") == expected
+
+
+def test_no_host_is_looked_up_when_the_framework_is_imported():
+    script = (
+        "import socket\n"
+        "def refuse(*given, **more): raise SystemExit('looked up a host')\n"
+        "socket.getaddrinfo = refuse\n"
+        "import halopose.hosts.ultralytics.host\n"
+    )
+    run_script(script)
 
 
 def test_foreign_pickles_are_refused_and_never_run(tmp_path):

@@ -23,6 +23,7 @@ from halopose.evaluation.true_positives import Protocol, match_poses
 from halopose.fitting.pipeline import FitSettings, collect_validation
 from halopose.fitting.store import MatchStore
 from halopose.hosts.ultralytics.host import UltralyticsHost
+from halopose.keypoints import Keypoints
 from halopose.reports import analysis as analysis_page
 from halopose.studies.analysis import (
     AnalysisSettings,
@@ -45,6 +46,7 @@ from tests.helpers.models import pose_model, write_scenes
 SETTINGS = AnalysisSettings(bootstrap=100)
 NAMES = ("a", "b", "c")
 SIGMAS = np.array([0.05, 0.07, 0.1])
+LAYOUT = Keypoints.of(3, names=NAMES, sigmas=SIGMAS)
 
 
 def world(
@@ -74,7 +76,7 @@ def world(
 
 
 def advice(residuals: Residuals, assigned: Residuals | None = None) -> dict[str, str]:
-    result = analyse_residuals(residuals, assigned or residuals, NAMES, SIGMAS, SETTINGS)
+    result = analyse_residuals(residuals, assigned or residuals, LAYOUT, SETTINGS)
     return {entry["setting"]: entry["value"] for entry in result["recommendations"]}
 
 
@@ -223,7 +225,7 @@ def test_bins_have_equal_counts(values: list[float]) -> None:
 def test_nothing_to_analyse() -> None:
     empty = replace(world(20), labelled=np.zeros((20, 3), dtype=bool))
     with pytest.raises(HaloposeError, match="no labelled keypoint"):
-        analyse_residuals(empty, empty, NAMES, SIGMAS, SETTINGS)
+        analyse_residuals(empty, empty, LAYOUT, SETTINGS)
 
 
 def test_one_keypoint_and_few_instances() -> None:
@@ -233,14 +235,14 @@ def test_one_keypoint_and_few_instances() -> None:
         for name, value in vars(residuals).items()
     }
     lonely = Residuals(**(columns | {"limb": None, "visibility": None}))
-    result = analyse_residuals(lonely, lonely, NAMES[:1], SIGMAS[:1], SETTINGS)
+    result = analyse_residuals(lonely, lonely, Keypoints.of(1, names=NAMES[:1], sigmas=SIGMAS[:1]), SETTINGS)
     assert "<h1>" in analysis_page.render(result)
 
 
 def test_the_page_escapes_and_reads_back(tmp_path: Path) -> None:
     residuals = world(600)
     names = ("<script>alert(1)</script>", "left_eye", "c")
-    result = analyse_residuals(residuals, residuals, names, SIGMAS, SETTINGS)
+    result = analyse_residuals(residuals, residuals, replace(LAYOUT, names=tuple(names)), SETTINGS)
     page = analysis_page.render(result, "A & B")
     assert "<script" not in page
     assert "A &amp; B" in page

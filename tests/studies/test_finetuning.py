@@ -280,7 +280,7 @@ def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: P
     store: MatchStore = collect_validation(
         host, load_dataset(data, "val"), tmp_path, FitSettings(imgsz=64, conf=0.001)
     )
-    accuracy = CocoScores.of(store, host)
+    accuracy = CocoScores.of(store)
     scores = accuracy.scores()
     truth = store.ground_truth()
     found = constant_predictions(store)
@@ -306,5 +306,5 @@ def test_equal_bases_differ_by_nothing() -> None:
 def test_without_pycocotools(monkeypatch: pytest.MonkeyPatch, scenes: tuple[Path, Path], tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     data, base = scenes
-    with pytest.raises(HaloposeError, match="pip install pycocotools"):
+    with pytest.raises(HaloposeError, match="studies extra"):
         finetune(base, load_dataset(data, "train"), load_dataset(data, "val"), tmp_path / "o.pt", tmp_path)

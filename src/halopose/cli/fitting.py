@@ -29,9 +29,9 @@ from halopose.cli.options import (
     Val,
     ValImages,
     WarmStart,
-    share,
     sizes,
 )
+from halopose.cli.options import share as checked_share
 from halopose.cli.terminal import progress, say, say_skipped, write_scores
 from halopose.errors import HaloposeError
 
@@ -117,7 +117,7 @@ def collect(
     split: Annotated[str, typer.Option(help="Split of the data yaml; several with commas.")] = "train",
     images: Images = None,
     imgsz: Annotated[str, typer.Option("--sizes", help="Input sizes, with commas.")] = "640",
-    detections: Annotated[int, typer.Option(min=0, help="Retained detections an image; for calibration.")] = 0,
+    detections: Annotated[int, typer.Option(min=0, max=300, help="Detections kept an image; to calibrate.")] = 0,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
@@ -183,9 +183,8 @@ def calibrate(
     artifact: ArtifactIn,
     output: Annotated[Path, typer.Option("--output", "-o", help="Calibrated artifact to write.")],
     source: Source = "matched",
-    part: Annotated[
-        float,
-        typer.Option("--share", callback=share, help="Part of the images to calibrate on, as fit's; else all."),
+    share: Annotated[
+        float, typer.Option(callback=checked_share, help="Part of the images to calibrate on, as fit's; else all.")
     ] = 1.0,
     end2end: End2End = None,
     device: Device = None,
@@ -201,7 +200,7 @@ def calibrate(
     trained = Artifact.load(artifact)
     host = host_for(trained, base, device=device, unsafe=unsafe, end2end=end2end)
     make_room(output)
-    done = pipeline.calibrate_artifact(trained, host, MatchStore(store), source, part)
+    done = pipeline.calibrate_artifact(trained, host, MatchStore(store), source, share)
     done.save(output)
     say(f"calibrated on {len(done.card['images']['calibration'])} images -> {output}")
 

@@ -12,7 +12,8 @@ import typer
 
 from halopose.errors import HaloposeError
 
-SMALLEST = 32  # input size, the stride of the coarsest level
+MANY = 100_000  # resamplings or epochs that nobody waits for
+SMALLEST, LARGEST = 32, 16384  # input sizes; the smallest is the stride of the coarsest level
 
 
 def finite(value: float) -> float:
@@ -54,8 +55,8 @@ def _demand(good: bool, advice: str, value: float) -> None:
 def numbers(text: str, option: str) -> list[float]:
     """Positive numbers separated by commas, each larger than the one before."""
     values = floats(text, option)
-    if values[0] <= 0 or any(low >= high for low, high in pairwise(values)):
-        raise HaloposeError(f"--{option} takes positive numbers in rising order, got {text!r}")
+    if values[0] <= 0 or values[-1] > 1e6 or any(low >= high for low, high in pairwise(values)):
+        raise HaloposeError(f"--{option} takes positive numbers in rising order, up to a million, got {text!r}")
     return values
 
 
@@ -95,8 +96,8 @@ def read_config(path: Path, commands: Sequence[str]) -> dict[str, dict[str, Any]
 def sizes(text: str, option: str = "train-sizes") -> tuple[int, ...]:
     """Input sizes separated by commas."""
     values = numbers(text, option)
-    if any(value < SMALLEST or value % 1 for value in values):
-        raise HaloposeError(f"--{option} takes whole numbers of pixels from {SMALLEST} on, got {text!r}")
+    if any(not SMALLEST <= value <= LARGEST or value % 1 for value in values):
+        raise HaloposeError(f"--{option} takes whole numbers of pixels from {SMALLEST} to {LARGEST}, got {text!r}")
     return tuple(map(int, values))
 
 
@@ -125,16 +126,16 @@ Alpha = Annotated[
     float, typer.Option(min=0.0, callback=finite, help="Exponent of the retention weight; 0 switches it off.")
 ]
 ScaleWeight = Annotated[bool, typer.Option(help="Weigh objects by 1 / area.")]
-Epochs = Annotated[int, typer.Option(min=1, help="At most so many epochs.")]
+Epochs = Annotated[int, typer.Option(min=1, max=MANY, help="At most so many epochs.")]
 Dispersion = Annotated[Literal["full", "diagonal", "isotropic"], typer.Option(help="Form of the dispersion.")]
 Trunk = Annotated[Literal["mirrored", "last-layer"], typer.Option(help="Kind of head.")]
 WarmStart = Annotated[bool, typer.Option(help="Start from the pose head's own convolutions.")]
 Source = Annotated[Literal["matched", "assigned"], typer.Option(help="What to calibrate on.")]
-ImageSize = Annotated[int, typer.Option(min=SMALLEST, help="Input size.")]
+ImageSize = Annotated[int, typer.Option(min=SMALLEST, max=LARGEST, help="Input size.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything random.")]
 Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence threshold.")]
 Iou = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="IoU threshold of NMS.")]
-OtherSize = Annotated[int | None, typer.Option(min=SMALLEST, help="Input size; else the artifact's.")]
+OtherSize = Annotated[int | None, typer.Option(min=SMALLEST, max=LARGEST, help="Input size; else the artifact's.")]
 Train = Annotated[str, typer.Option(help="Training split; several with commas.")]
 Val = Annotated[str, typer.Option(help="Validation split, or a second COCO json.")]
 ValImages = Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")]
@@ -143,7 +144,8 @@ CalibrationShare = Annotated[
     float, typer.Option(callback=between, help="Part of the validation images, between 0 and 1.")
 ]
 Bootstrap = Annotated[
-    int, typer.Option(min=0, callback=several, help="Resamplings of images for 95 % intervals; 0 for none.")
+    int,
+    typer.Option(min=0, max=MANY, callback=several, help="Resamplings of images for 95 % intervals; 0 for none."),
 ]
 Visibility = Annotated[
     float | None,

@@ -41,7 +41,7 @@ def score(
         typer.Option(help="What to do with images that a calibration was fitted on."),
     ] = "refuse",
     bootstrap: Bootstrap = 200,
-    folds: Annotated[int, typer.Option(min=2, help="Folds of images for cross-fitting.")] = 5,
+    folds: Annotated[int, typer.Option(min=2, max=1000, help="Folds of images for cross-fitting.")] = 5,
     area: Annotated[
         Literal["annotation", "box"], typer.Option(help="Object area in the localization confidence.")
     ] = "annotation",
@@ -136,8 +136,8 @@ def apply(
 
 def synthesize(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for truth.json, predictions.json.")],
-    images: Annotated[int, typer.Option(min=2, help="Number of images.")] = 600,
-    persons: Annotated[int, typer.Option(min=2, help="Number of persons.")] = 1500,
+    images: Annotated[int, typer.Option(min=2, max=1_000_000, help="Number of images.")] = 600,
+    persons: Annotated[int, typer.Option(min=2, max=1_000_000, help="Number of persons.")] = 1500,
     dof: Annotated[float, typer.Option(callback=positive, help="Degrees of freedom of the residuals.")] = 4.0,
     gaussian: Annotated[bool, typer.Option("--gaussian", help="Gaussian residuals instead.")] = False,
     overconfidence: Annotated[

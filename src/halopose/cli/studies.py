@@ -9,6 +9,7 @@ import typer
 
 from halopose.cli.fitting import two_datasets
 from halopose.cli.options import (
+    MANY,
     Base,
     CalibrationShare,
     Confidence,
@@ -34,7 +35,7 @@ from halopose.cli.options import sizes as parse_sizes
 from halopose.cli.terminal import progress, say, say_skipped
 from halopose.errors import HaloposeError
 
-Resamplings = Annotated[int, typer.Option(min=2, help="Resamplings of images for intervals.")]
+Resamplings = Annotated[int, typer.Option(min=2, max=MANY, help="Resamplings of images for intervals.")]
 
 
 def ablate(
@@ -116,8 +117,8 @@ def finetune(
         float | None,
         typer.Option(callback=positive, help="OKS sigma of all keypoints in the loss; else the data's."),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of fine-tuning.")] = 10,
-    lr: Annotated[float, typer.Option(callback=positive, help="Learning rate of AdamW at its highest.")] = 1e-4,
+    epochs: Annotated[int, typer.Option(min=1, max=MANY, help="Epochs of fine-tuning.")] = 10,
+    lr: Annotated[float, typer.Option(max=1.0, callback=positive, help="AdamW's highest learning rate.")] = 1e-4,
     imgsz: ImageSize = 640,
     batch: Annotated[int, typer.Option(min=1, help="Images a batch; over all devices.")] = 16,
     freeze: Annotated[int, typer.Option(min=0, help="So many first layers stay as they are.")] = 0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -35,7 +35,11 @@ def locked(folder: Path | str) -> Iterator[Path]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield folder
+        try:
+            yield folder
+        finally:
+            with suppress(OSError):  # which Windows refuses while it is open
+                (folder / _NAME).unlink()
 
 
 if sys.platform == "win32":

@@ -331,7 +331,7 @@ def test_a_disk_that_refuses_is_one_line(
 
 def test_settings_reach_the_trainer(host: YoloNASHost) -> None:
     given = replace(QUICK, imgsz=100, learning_rate=3e-5, warmup_epochs=1.5, batch=7, amp=True, mirror=False)
-    overrides = yolonas_training._overrides(host, Path("d.yaml"), Path("w"), given)
+    overrides = yolonas_training._overrides(host, host.layout, Path("d.yaml"), Path("w"), given)
     config = FineTuner(host.model, **overrides, device="cpu").config
     assert (config.imgsz, config.lr0, config.warmup_epochs, config.batch) == (128, 3e-5, 1.5, 7)
     assert (config.optimizer, config.amp_dtype, config.eval_interval) == ("adamw", "bfloat16", 0)

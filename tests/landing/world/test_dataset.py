@@ -42,8 +42,8 @@ def test_halopose_reads_it(written):
             written.parent / "annotations" / f"{split}.json", split, images=written.parent / "images" / split
         )
         assert len(labels) == len(coco) == count
-        assert labels.names == coco.names == CORNER_NAMES
-        np.testing.assert_array_equal(labels.sigmas, coco.sigmas)
+        assert labels.layout == coco.layout
+        assert labels.layout.names == CORNER_NAMES
         np.testing.assert_array_equal(labels.image_ids, coco.image_ids)
         for ours, theirs in zip(labels.records, coco.records, strict=True):
             image, objects = ours.read()
