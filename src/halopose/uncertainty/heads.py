@@ -57,7 +57,7 @@ class HeadSettings:
 class LevelHead(nn.Module):
     """The head of one level: trunk convolutions, then 1x1 to K times the dispersion's channels.
 
-    The first output is the same for every cell: one standard deviation of ``initial_log`` in strides.
+    The first output is the same for every cell: a standard deviation of one stride.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class LevelHead(nn.Module):
         template: Sequence[ConvTemplate],
         keypoints: int,
         settings: HeadSettings,
-        initial_log: float = 0.0,
     ) -> None:
         super().__init__()
         self.settings = settings
