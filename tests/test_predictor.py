@@ -320,7 +320,6 @@ def data(tmp_path_factory, one_thread) -> Path:
 
 
 @pytest.mark.parametrize("source", ["matched", "assigned"])
-@pytest.mark.filterwarnings("ignore:no samples for keypoints")
 def test_fit_end_to_end(data, tmp_path, source):
     host = host_of("11")
     training, validation = load_dataset(data, "train"), load_dataset(data, "val")
@@ -374,7 +373,6 @@ def test_images_in_both_splits_are_refused(data, tmp_path):
         fit(host_of("11"), training, training, tmp_path, SETTINGS)
 
 
-@pytest.mark.filterwarnings("ignore:no samples for keypoints")
 def test_a_store_of_another_base_is_refused(data, tmp_path):
     host, other = host_of("11"), host_of("v8")
     fit(

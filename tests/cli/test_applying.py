@@ -21,10 +21,7 @@ from tests.cli.test_fitting import as_coco
 from tests.helpers.commands import base, refused, run
 from tests.helpers.models import ASSETS, artifact_for, pose_model
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:no samples for keypoints"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_evaluate_leaves_out_what_the_artifact_has_seen(work, tmp_path, monkeypatch, capsys):

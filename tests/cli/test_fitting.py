@@ -17,10 +17,7 @@ from halopose.keypoints import Keypoints
 from tests.helpers.commands import base, refused, run
 from tests.helpers.models import ASSETS, pose_model, write_scenes
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:no samples for keypoints"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_fit_writes_artifact_and_report(work):

@@ -771,7 +771,6 @@ def test_yolonas_takes_pose_models_only():
         load_host(detector)
 
 
-@pytest.mark.filterwarnings("ignore:no samples for keypoints")
 def test_yolonas_all_the_way(tmp_path):
     """The command line from a checkpoint to an artifact, and predictions with it."""
     model = pose_model("nas")

@@ -35,10 +35,7 @@ from halopose.uncertainty.heads import HeadSettings
 from halopose.uncertainty.pruning import localization_confidence, select_threshold
 from tests.helpers.models import ROOT, host_of, pose_model, write_scenes
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:no samples for keypoints"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = FitSettings(
     train=TrainSettings(epochs=1, learning_rate=1e-2, batch=32),
     train_sizes=(64,),

@@ -34,10 +34,7 @@ from halopose.studies.coco_ap import CocoScores
 from halopose.studies.finetuning import SHOWN, BaseScores, JudgeSettings, finetune, to_json, to_text
 from tests.helpers.models import pose_model, write_scenes
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:no samples for keypoints"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 QUICK = JudgeSettings(heads=False, bootstrap=20)

@@ -295,10 +295,11 @@ def test_shrinkage_lies_between_own_and_pooled(calibration, count):
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-def test_a_keypoint_without_samples_takes_the_pooled_values_and_warns(calibration):
+def test_a_keypoint_without_samples_takes_the_pooled_values_and_warns(calibration, caplog):
     residual, factors, labelled = few_samples(0)
-    with pytest.warns(UserWarning, match=r"keypoints \[0\]"):
+    with caplog.at_level("WARNING", "halopose"):
         fitted = calibration(2).fit(residual, factors, labelled)
+    assert "no samples for keypoints [0]" in caplog.text
     for name, value in learned(fitted).items():
         if name != "effective_samples_":
             assert value[0] == pytest.approx(value[1], rel=1e-6), name

@@ -8,8 +8,8 @@ Calibration data must be disjoint from the data the heads were trained on and fr
 
 from __future__ import annotations
 
+import logging
 import math
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from halopose.errors import HaloposeError
 from halopose.types import Family
 from halopose.uncertainty.distributions import Gaussian, StudentT
+
+log = logging.getLogger(__name__)
 
 NU_MIN = 2 + 1e-9
 NU_MAX = 1e7
@@ -262,10 +264,7 @@ class Calibration(nn.Module, ABC):
             raise HaloposeError("no labelled keypoint to calibrate on: give more images or check the labels")
         empty = torch.nonzero(self.effective_samples_ == 0).flatten().tolist()
         if empty:
-            warnings.warn(
-                f"no samples for keypoints {empty}: they take the values of all keypoints together",
-                stacklevel=2,
-            )
+            log.warning("no samples for keypoints %s: they take the values of all keypoints together", empty)
         self._fit(sample)
         return self
 
