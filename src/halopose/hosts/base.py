@@ -24,6 +24,7 @@ from halopose.data.coco import write_bytes
 from halopose.data.synthetic import COCO_NAMES
 from halopose.errors import HaloposeError
 from halopose.evaluation.matching import COCO_SIGMAS
+from halopose.hosts.tracing import Traceable
 from halopose.poses import Array
 from halopose.uncertainty.heads import ConvTemplate
 
@@ -159,6 +160,10 @@ class Host(ABC):
     @abstractmethod
     def pose_templates(self) -> list[list[ConvTemplate]]:
         """The pose head's convolutions before its last one, level by level."""
+
+    def traceable(self) -> Traceable:
+        """A copy of the model in the form in which the framework itself exports it."""
+        raise HaloposeError(f"{type(self).__name__} cannot be exported: use a host that can")
 
 
 class KeptBatchNorm(nn.BatchNorm2d):

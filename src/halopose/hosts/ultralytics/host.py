@@ -31,6 +31,7 @@ from halopose.hosts.base import (
     keypoint_sigmas,
     refusal,
 )
+from halopose.hosts.tracing import Traceable
 from halopose.poses import Array, PoseDistributions
 from halopose.uncertainty.heads import ConvTemplate
 
@@ -47,6 +48,7 @@ try:
     from ultralytics.utils.loss import PoseLoss26, v8PoseLoss
     from ultralytics.utils.nms import non_max_suppression
 
+    from halopose.hosts.ultralytics.tracing import TraceablePose
     from halopose.hosts.ultralytics.weights import read_model
 except ImportError as error:
     raise HaloposeError(
@@ -244,6 +246,9 @@ class UltralyticsHost(Host):
     def pose_templates(self) -> list[list[ConvTemplate]]:
         trunks = self.head.one2one_cv4 if self.end2end else self.head.cv4
         return [[_template(layer) for layer in trunk if isinstance(layer, Conv)] for trunk in trunks]
+
+    def traceable(self) -> Traceable:
+        return TraceablePose(self.model)
 
 
 def to_results(poses: PoseDistributions, image: Array, path: str, names: dict[int, str] | None) -> Results:

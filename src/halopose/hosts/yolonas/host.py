@@ -32,6 +32,8 @@ from halopose.hosts.base import (
     refusal,
 )
 from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.hosts.tracing import Traceable
+from halopose.hosts.yolonas.tracing import TraceableNAS
 from halopose.poses import Array
 from halopose.uncertainty.heads import ConvTemplate
 
@@ -242,6 +244,9 @@ class YoloNASHost(Host):
 
     def pose_templates(self) -> list[list[ConvTemplate]]:
         return self._templates
+
+    def traceable(self) -> Traceable:
+        return TraceableNAS(self.model)
 
 
 def _template(block: ConvBNReLU) -> ConvTemplate:
