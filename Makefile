@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ultralytics,yolonas,landing]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ultralytics,yolonas,landing,onnx]'
 	touch $@
 
 demo: $(VENV)/.ready

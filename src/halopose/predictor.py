@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from halopose.data.images import NamedImage, read_source
+from halopose.deploy.deployed import Deployed, Detecting
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts import shipped as hub
@@ -42,6 +43,10 @@ class UncertainPose:
         self.heads = artifact.heads.to(host.device).eval()
         self.family = _checked(family)
 
+    @property
+    def keypoint_names(self) -> tuple[str, ...]:
+        return self.artifact.keypoint_names
+
     @classmethod
     def load(
         cls,
@@ -56,7 +61,10 @@ class UncertainPose:
         """Load a base (path of a checkpoint, a model, or a host) and the artifact made for it.
 
         Without arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
+        A folder is one that ``halopose export`` wrote: it runs in ONNX Runtime and has its calibration in it.
         """
+        if isinstance(base, (str, Path)) and Path(base).is_dir():
+            return DeployedPose(Deployed(base), family)
         if not isinstance(artifact, Artifact):
             artifact = Artifact.load(hub.shipped_artifact() if artifact is None else artifact)
         if base is None:
@@ -138,6 +146,23 @@ class UncertainPose:
             box.factors_to_original(factors.cpu().double()),
             self.family if family is None else _checked(family),
         )
+
+
+class DeployedPose(UncertainPose):
+    """The same face for a folder that ``halopose export`` wrote; images run one by one, whatever the batch."""
+
+    def __init__(self, deployed: Deployed, family: Family = "gaussian") -> None:
+        self.deployed, self.family = deployed, _checked(family)
+
+    @property
+    def keypoint_names(self) -> tuple[str, ...]:
+        return self.deployed.keypoint_names
+
+    def _predict_batch(
+        self, images: list[NamedImage], conf: float, iou: float, imgsz: int | None, family: Family | None
+    ) -> list[tuple[NamedImage, PoseDistributions]]:
+        law, settings = family or self.family, Detecting(conf, iou, imgsz)
+        return [(image, self.deployed.predict(image.pixels, settings, law)) for image in images]
 
 
 def describe(artifact: Artifact, detections: Selection, factors: Tensor, family: Family) -> PoseDistributions:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from halopose.cli import export as cli_export
 from halopose.cli import landing as cli_landing
 from halopose.cli import models as cli_models
 from halopose.cli import studies as cli_studies
@@ -180,6 +181,7 @@ for command in (
     cli_models.calibrate,
     cli_models.evaluate,
     cli_models.predict,
+    cli_export.export,
     cli_landing.land,
     cli_studies.ablate,
     cli_studies.finetune,

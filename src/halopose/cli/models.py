@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from halopose.cli.export import calibrate_deployed, evaluate_deployed, folder_of
 from halopose.cli.terminal import between, finite, numbers, progress, say, several, write_scores
 from halopose.errors import HaloposeError
 
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
     from halopose.hosts.base import Host
     from halopose.poses import Array
 
+DeployedIn = Annotated[Path | None, typer.Option("--deployed", help="Folder of `halopose export`, not --base.")]
 SMALLEST = 32  # input size, the stride of the coarsest level
 
 Data = Annotated[Path, typer.Argument(help="YOLO data yaml, or COCO keypoint json.")]
 Base = Annotated[Path, typer.Option(help="Trained pose model, a .pt checkpoint.")]
 ArtifactIn = Annotated[Path, typer.Option("--artifact", help="Artifact made for this base.")]
+MaybeBase = Annotated[Path | None, typer.Option("--base", help="Trained pose model, a .pt checkpoint.")]
+MaybeArtifact = Annotated[Path | None, typer.Option("--artifact", help="Artifact made for this base.")]
 Images = Annotated[Path | None, typer.Option(help="Folder of the images of COCO json.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")]
 Unsafe = Annotated[bool, typer.Option("--unsafe", help="Load a checkpoint that may run code; trusted files only.")]
@@ -177,10 +181,15 @@ def train(
 
 
 def calibrate(
-    store: Annotated[Path, typer.Argument(help="Match store of calibration images, with detections.")],
-    base: Base,
-    artifact: ArtifactIn,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Calibrated artifact to write.")],
+    store: Annotated[
+        Path, typer.Argument(help="Match store of calibration images; with --deployed, annotated images.")
+    ],
+    base: MaybeBase = None,
+    artifact: MaybeArtifact = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Calibrated artifact to write.")] = None,
+    deployed: DeployedIn = None,
+    split: Annotated[str, typer.Option(help="With --deployed, split of the data yaml.")] = "val",
+    images: Images = None,
     source: Source = "matched",
     end2end: End2End = None,
     device: Device = None,
@@ -193,6 +202,9 @@ def calibrate(
     from halopose.fitting.store import MatchStore
     from halopose.predictor import load_host
 
+    if deployed is not None:
+        return calibrate_deployed(store, deployed, split, images)
+    base, artifact, output = _given(base, "base"), _given(artifact, "artifact"), _given(output, "output")
     host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
     make_room(output)
     done = pipeline.calibrate_artifact(Artifact.load(artifact), host, MatchStore(store), source)
@@ -202,9 +214,10 @@ def calibrate(
 
 def evaluate(
     data: Data,
-    base: Base,
-    artifact: ArtifactIn,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for metrics, report and pictures.")],
+    base: MaybeBase = None,
+    artifact: MaybeArtifact = None,
+    deployed: DeployedIn = None,
     split: Annotated[str, typer.Option(help="Split of the data yaml.")] = "val",
     images: Images = None,
     imgsz: OtherSize = None,
@@ -232,6 +245,11 @@ def evaluate(
     from halopose.fitting.artifact import Artifact
     from halopose.predictor import load_host
 
+    if deployed is not None:
+        return evaluate_deployed(
+            data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap
+        )  # fmt: skip
+    base, artifact = _given(base, "base"), _given(artifact, "artifact")
     host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
     loaded = Artifact.load(artifact)
     loaded.check(host)
@@ -258,6 +276,7 @@ def predict(
     artifact: Annotated[
         Path | None, typer.Option(help="Artifact made for the base; else the shipped one.")
     ] = None,
+    deployed: DeployedIn = None,
     family: Annotated[Literal["gaussian", "student-t"], typer.Option(help="Law.")] = "gaussian",
     conf: Confidence = 0.25,
     iou: Iou = 0.7,
@@ -278,14 +297,19 @@ def predict(
 
     if base is not None and artifact is None:
         raise HaloposeError("the shipped heads are for the default base: give --artifact for yours")
-    host = load_host(base or hub.find_base(), device=device, unsafe=unsafe, end2end=end2end)
-    model = UncertainPose.load(host, artifact, family=family)
+    if deployed is not None and (base or artifact):
+        raise HaloposeError("a deployed folder has its base and heads in it: leave --base and --artifact out")
+    if deployed is not None:
+        model = UncertainPose.load(folder_of(deployed), family=family)
+    else:
+        host = load_host(base or hub.find_base(), device=device, unsafe=unsafe, end2end=end2end)
+        model = UncertainPose.load(host, artifact, family=family)
     make_folder(output)
     results = []
     number = int(source) if source.isdigit() else source
     for image, poses in model.stream(number, conf=conf, iou=iou, imgsz=imgsz):
         picture = poses.plot(
-            image.pixels, probability=probability, show_pruned=not hide_pruned, names=host.keypoint_names
+            image.pixels, probability=probability, show_pruned=not hide_pruned, names=model.keypoint_names
         )
         target = output / f"{image.name}.jpg"
         if image.path is not None and target.resolve() == image.path.resolve():
@@ -297,6 +321,12 @@ def predict(
         say(f"{image.name}: {len(poses)} detections, {kept} of {total} keypoints kept")
     write_json(output / "predictions.json", results)
     say(f"{len(results)} images -> {output}")
+
+
+def _given(path: Path | None, option: str) -> Path:
+    if path is None:
+        raise HaloposeError(f"give --{option}, or --deployed with a folder that `halopose export` wrote")
+    return path
 
 
 def _runways(work: Path) -> tuple[Path, Path]:
