@@ -23,6 +23,10 @@ try:
     import cv2
 except ImportError:  # then photographs are read with PIL, and nothing is drawn
     cv2 = None  # type: ignore[assignment]
+try:
+    from PIL import Image, ImageOps
+except ImportError:
+    Image = ImageOps = None  # type: ignore[assignment]
 
 Array = Any
 Run = Callable[[Array], Dict[str, Array]]  # input batch (B, 3, H, W) to named outputs
@@ -339,9 +343,11 @@ def _place_yolonas(
 
 
 def resize(image: Array, size: Tuple[int, int], antialias: bool) -> Array:
-    """Bilinear to (width, height): with antialiasing as PIL does, else as OpenCV does, nearly so without it."""
+    """Bilinear to (width, height): with antialiasing by PIL, else by OpenCV; without them nearly the same."""
     if size == image.shape[1::-1]:
         return image
+    if antialias and Image is not None:
+        return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BILINEAR))
     if not antialias and cv2 is not None:
         return cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)
     return _resample(_resample(image, size[0], 1, antialias), size[1], 0, antialias)
@@ -350,7 +356,7 @@ def resize(image: Array, size: Tuple[int, int], antialias: bool) -> Array:
 def _resample(image: Array, count: int, axis: int, antialias: bool) -> Array:
     """One axis to ``count`` pixels under a triangle as wide as a pixel, or with antialiasing as a new pixel.
 
-    In whole numbers with 22 bits, each pass rounded, as PIL does it.
+    In whole numbers with 22 bits, each pass rounded, as PIL does it (which may take the axes in the other order).
     """
     old = image.shape[axis]
     width = max(old / count, 1.0) if antialias else 1.0
@@ -493,18 +499,12 @@ def read_image(path: str) -> Array:
             if image is None:
                 raise ValueError("no image")
             return image
-        from PIL import Image, ImageOps
-    except ImportError:
-        raise Problem(
-            f"to read {path} install opencv-python-headless or pillow; .npy files need neither"
-        ) from None
+        if Image is not None:
+            with Image.open(path) as file:
+                return np.ascontiguousarray(np.asarray(ImageOps.exif_transpose(file).convert("RGB"))[..., ::-1])
     except Exception:  # noqa: BLE001  each reader has errors of its own
         raise Problem(f"cannot read image {path}: it is missing or damaged") from None
-    try:
-        with Image.open(path) as file:
-            return np.ascontiguousarray(np.asarray(ImageOps.exif_transpose(file).convert("RGB"))[..., ::-1])
-    except OSError:
-        raise Problem(f"cannot read image {path}: it is missing or damaged") from None
+    raise Problem(f"to read {path} install opencv-python-headless or pillow; .npy files need neither")
 
 
 def _images(sources: Sequence[str]) -> List[str]:

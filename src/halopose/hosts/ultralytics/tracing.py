@@ -38,6 +38,7 @@ class TraceablePose(Traceable):
         head.register_forward_pre_hook(self._note_features)
         if self.end2end:
             self._choose, head.get_topk_index = head.get_topk_index, self._note_chosen
+            head._gather = _gather_rows
 
     def _note_features(self, head: Any, inputs: tuple[list[Tensor]]) -> None:
         self._features = list(inputs[0])
@@ -56,3 +57,15 @@ class TraceablePose(Traceable):
         boxes = torch.cat([centre - size / 2, centre + size / 2], dim=1).transpose(1, 2)
         scores = output[:, 4 : 4 + self.head.nc].transpose(1, 2)
         return Traced((output,), tuple(self._features), scores, boxes)
+
+
+def _gather_rows(values: Tensor, index: Tensor) -> Tensor:
+    """Rows (B, k, C) of values (B, N, C), or entries (B, k) of (B, N), at index (B, k).
+
+    The framework's own takes GatherElements for it, on which OpenVINO fails.
+    """
+    if values.ndim == 2:
+        return values.gather(1, index)
+    batch, count, channels = values.shape
+    place = index + torch.arange(batch)[:, None] * count
+    return values.reshape(-1, channels)[place.reshape(-1)].reshape(batch, -1, channels)
