@@ -276,3 +276,17 @@ def test_mistakes_are_one_line(arguments, line, model_file, tmp_path, capsys, mo
     assert code == 2
     assert error.count("\n") == 1
     assert line in error
+
+
+@pytest.mark.parametrize("kind", ["11", "26-one-to-one", "nas"])
+def test_nothing_found_is_no_mistake(kind, model_file):
+    model = predict.Model(str(model_file(kind)))
+    for family in predict.FAMILIES:
+        poses = model.predict(photograph("bus.jpg"), conf=1.0, family=family)
+        assert len(poses) == 0
+        assert poses.covariance.shape == (0, 17, 2, 2)
+        assert poses.to_json() == []
+    assert (
+        Deployed(model_file(kind)).predict(photograph("bus.jpg"), Detecting(conf=1.0), "gaussian").keypoint_count
+        == 17
+    )

@@ -32,6 +32,7 @@ def export(
     int8: Annotated[
         str | None, typer.Option(help="Convolutions in 8 bits: images (folder, glob) to take ranges from.")
     ] = None,
+    web: Annotated[bool, typer.Option("--web", help="A page as well, that runs the model in a browser.")] = False,
     end2end: Annotated[
         bool | None, typer.Option(help="Head of a YOLO26 that has both; else as in the checkpoint.")
     ] = None,
@@ -42,7 +43,7 @@ def export(
     """Leave PyTorch: an ONNX model with calibrated covariances, and a runtime of one file beside it."""
     from halopose.data.coco import make_folder
     from halopose.data.images import read_source
-    from halopose.deploy import folder, onnx_file, quantise
+    from halopose.deploy import folder, onnx_file, page, quantise
     from halopose.deploy.graph import TopkSettings
     from halopose.predictor import UncertainPose
 
@@ -61,6 +62,9 @@ def export(
         model = quantise.to_int8(model, read_source(int8))
         say("in 8 bits residuals differ: calibrate again with `halopose calibrate DATA --deployed`")
     folder.write_folder(output, model, pose.artifact)
+    if web:
+        page.write_page(output / "web", model)
+        say(f"-> {output / 'web'}: `python {output / 'web' / 'serve.py'}`, then open http://localhost:8000")
     say(f"-> {output}: model.onnx ({model.ByteSize() / 2**20:.1f} MB), predict.py, README.md, card.json")
 
 

@@ -295,10 +295,10 @@ def predict(
     from halopose.hosts import shipped as hub
     from halopose.predictor import UncertainPose, load_host
 
-    if base is not None and artifact is None:
-        raise HaloposeError("the shipped heads are for the default base: give --artifact for yours")
     if deployed is not None and (base or artifact):
         raise HaloposeError("a deployed folder has its base and heads in it: leave --base and --artifact out")
+    if base is not None and artifact is None:
+        raise HaloposeError("the shipped heads are for the default base: give --artifact for yours")
     if deployed is not None:
         model = UncertainPose.load(folder_of(deployed), family=family)
     else:

@@ -26,7 +26,7 @@ except ImportError:  # then photographs are read with PIL, and nothing is drawn
 try:
     from PIL import Image, ImageOps
 except ImportError:
-    Image = ImageOps = None  # type: ignore[assignment]
+    Image = ImageOps = None
 
 Array = Any
 Run = Callable[[Array], Dict[str, Array]]  # input batch (B, 3, H, W) to named outputs
@@ -132,7 +132,7 @@ class Poses:
     def to_json(self) -> List[Dict[str, Any]]:
         """COCO results entries with covariances, as `halopose predict` writes them."""
         seen = np.ones(self.keypoints.shape[:2]) if self.visibility is None else self.visibility
-        triples = np.concatenate([self.keypoints, seen[..., None]], axis=2).reshape(len(self), -1)
+        triples = np.concatenate([self.keypoints, seen[..., None]], axis=2).reshape(len(self), 3 * seen.shape[1])
         columns = {
             "image_id": [0] * len(self),
             "category_id": self.class_ids.tolist(),
@@ -350,16 +350,34 @@ def resize(image: Array, size: Tuple[int, int], antialias: bool) -> Array:
         return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(size, Image.Resampling.BILINEAR))
     if not antialias and cv2 is not None:
         return cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)
-    return _resample(_resample(image, size[0], 1, antialias), size[1], 0, antialias)
+    if antialias:
+        return _resample(_resample(image, size[0], 1), size[1], 0)
+    (left, right, a, b), (upper, lower, c, d) = (
+        _neighbours(image.shape[1], size[0]),
+        _neighbours(image.shape[0], size[1]),
+    )
+    whole = image.astype(np.int64)
+    rows = (whole[:, left] * a[:, None] + whole[:, right] * b[:, None]) >> 4
+    mixed = ((rows[upper] * c[:, None, None]) >> 16) + ((rows[lower] * d[:, None, None]) >> 16)
+    return ((mixed + 2) >> 2).astype(np.uint8)
 
 
-def _resample(image: Array, count: int, axis: int, antialias: bool) -> Array:
-    """One axis to ``count`` pixels under a triangle as wide as a pixel, or with antialiasing as a new pixel.
+def _neighbours(old: int, count: int) -> Tuple[Array, Array, Array, Array]:
+    """The two old pixels beside each new one (count,), and their weights with 11 bits, as OpenCV has them."""
+    place = ((np.arange(count) + 0.5) * (old / count) - 0.5).astype(np.float32)
+    first = np.clip(np.floor(place).astype(np.int64), 0, old - 1)
+    share = np.where(first < old - 1, np.maximum(place - first, 0), 0).astype(np.float32)
+    weights = (np.rint(part * np.float32(2048)).astype(np.int64) for part in (1 - share, share))
+    return (first, np.minimum(first + 1, old - 1), *weights)
+
+
+def _resample(image: Array, count: int, axis: int) -> Array:
+    """One axis to ``count`` pixels under a triangle as wide as a new pixel.
 
     In whole numbers with 22 bits, each pass rounded, as PIL does it (which may take the axes in the other order).
     """
     old = image.shape[axis]
-    width = max(old / count, 1.0) if antialias else 1.0
+    width = max(old / count, 1.0)
     centre = (np.arange(count) + 0.5) * (old / count)
     first = np.maximum((centre - width + 0.5).astype(int), 0)
     last = np.minimum((centre + width + 0.5).astype(int), old)
@@ -395,7 +413,7 @@ def _select_ultralytics(
         kept = suppress(boxes, scores, classes, iou)[:most]
         cell, boxes, scores, classes = cell[kept], boxes[kept], scores[kept], classes[kept]
         rest = rows[kept][:, split:]
-    keypoints = rest.reshape(len(scores), count, -1)
+    keypoints = rest.reshape(len(scores), count, 3 if facts.visibility else 2)
     (height, width), gain, pad = box.shape, np.array(box.gain, np.float32), np.array(box.pad, np.float32)
     limit = np.array([width, height], np.float32)
     boxes = np.clip((boxes.reshape(-1, 2, 2) - pad) / gain, 0, limit).reshape(-1, 4)
