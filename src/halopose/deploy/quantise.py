@@ -1,4 +1,4 @@
-"""Smaller numbers for the base's convolutions: half precision, or 8 bits. Decoding and heads stay in float.
+"""Smaller numbers for the base: half precision, or 8 bits. Decoding and heads stay in float.
 
 In: a float model of ``onnx_file.build``, and for 8 bits some images. Out: another model with the same outputs.
 """
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 HEADS = "/heads/"  # what the names of the heads' nodes begin with
 MOST_IMAGES = 128  # that the ranges of activations are taken from
-SPARED = 3  # convolutions before each output that stay in float: there 8 bits cost most, and save least
 
 
 def to_half(model: ModelProto) -> ModelProto:
@@ -46,13 +45,23 @@ def to_half(model: ModelProto) -> ModelProto:
     return checked(half)
 
 
+def _take_unrounded(model: ModelProto, names: set[str]) -> None:
+    """Let the nodes of these names take values as they were before they were rounded for others, in place."""
+    made = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            rounded = made.get(name)
+            if node.name in names and rounded is not None and rounded.op_type == "DequantizeLinear":
+                node.input[place] = made[rounded.input[0]].input[0]
+
+
 def _parted(model: ModelProto) -> tuple[ModelProto, GraphProto]:
     """The model up to its last convolutions, whose outputs are what the rest takes from it, and the rest."""
     onnx = require_onnx()
-    last = nodes_after_convolutions(model)
+    early = before_decoding(model)
     nodes: dict[bool, list[Any]] = {True: [], False: []}
     for node in model.graph.node:
-        nodes[node.name in last].append(node)
+        nodes[node.name not in early].append(node)
     typed = onnx.shape_inference.infer_shapes(model).graph
     types = {value.name: value for value in (*typed.value_info, *typed.output)}
     wanted = {name for node in nodes[True] for name in node.input} | {value.name for value in model.graph.output}
@@ -67,12 +76,15 @@ def _parted(model: ModelProto) -> tuple[ModelProto, GraphProto]:
 
 
 def to_int8(model: ModelProto, images: Iterable[NamedImage]) -> ModelProto:
-    """Weights and activations of the base's convolutions in 8 bits, by ONNX Runtime's own quantisation."""
+    """Backbone and neck in 8 bits, by ONNX Runtime's own quantisation.
+
+    The framework's head stays in float as well: its outputs are pixels, and there 8 bits cost most.
+    """
     require_onnx()
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     facts = read_facts(model, "the model")
-    spared = nodes_after_convolutions(model) | last_convolutions(model, SPARED)
+    spared = {node.name for node in model.graph.node} - before_features(model)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
@@ -88,10 +100,10 @@ def to_int8(model: ModelProto, images: Iterable[NamedImage]) -> ModelProto:
             weight_type=QuantType.QInt8,
             nodes_to_exclude=sorted(spared),
             calibrate_method=CalibrationMethod.MinMax,
-            # Dedicated, so that the heads, which stay in float, take the features before they are rounded.
-            extra_options={"CalibMovingAverage": True, "DedicatedQDQPair": True},
+            extra_options={"CalibMovingAverage": True},
         )
         small = read_model(target)
+    _take_unrounded(small, spared)
     write_facts(small, replace(facts, precision="int8"))
     return checked(small)
 
@@ -132,28 +144,35 @@ class _Reader:
         raise NotImplementedError  # asked for only if the quantiser is told to work in strides
 
 
-def nodes_after_convolutions(model: ModelProto) -> set[str]:
-    """Names of the nodes that no convolution of the base comes after: the decoding, and all of the heads."""
-    return {node.name for node, behind in _with_convolutions_behind(model) if not behind and not _of_base(node)}
+def before_decoding(model: ModelProto) -> set[str]:
+    """Names of the nodes up to the base's last convolutions: what comes after is decoding, or the heads."""
+    return _feeding(model, _inputs_of_convolutions(model)) | {
+        node.name for node in model.graph.node if _of_base(node)
+    }
 
 
-def last_convolutions(model: ModelProto, count: int) -> set[str]:
-    """Names of the base's last ``count`` convolutions on every way to an output."""
-    return {node.name for node, behind in _with_convolutions_behind(model) if behind < count and _of_base(node)}
+def before_features(model: ModelProto) -> set[str]:
+    """Names of the nodes that the feature maps depend on: backbone and neck."""
+    taken = {name for node in model.graph.node if node.name.startswith(HEADS) for name in node.input}
+    return _feeding(model, taken & _inputs_of_convolutions(model))
 
 
-def _with_convolutions_behind(model: ModelProto) -> list[tuple[Any, int]]:
-    """Nodes, and how many of the base's convolutions come after each at most."""
-    depth: dict[str, int] = {}
-    counted = []
-    for node in reversed(model.graph.node):  # in the order of execution, as ONNX demands
-        behind = max((depth.get(name, 0) for name in node.output), default=0)
-        counted.append((node, behind))
-        for name in node.input:
-            depth[name] = max(depth.get(name, 0), behind + _of_base(node))
-    if not any(depth.values()):
+def _inputs_of_convolutions(model: ModelProto) -> set[str]:
+    """Values that the base's convolutions take."""
+    values = {name for node in model.graph.node if _of_base(node) for name in node.input}
+    if not values:
         raise HaloposeError("the model has no convolutions to quantise: export it with `halopose export` first")
-    return counted
+    return values
+
+
+def _feeding(model: ModelProto, values: set[str]) -> set[str]:
+    """Names of the nodes that the values depend on."""
+    needed, names = set(values), set()
+    for node in reversed(model.graph.node):  # in the order of execution, as ONNX demands
+        if not needed.isdisjoint(node.output):
+            needed.update(node.input)
+            names.add(node.name)
+    return names
 
 
 def _of_base(node: Any) -> bool:
