@@ -1,5 +1,6 @@
 """The runtime of one file against the package that it leaves behind, and against the frameworks' own exports."""
 
+import ast
 import json
 import os
 import subprocess
@@ -243,6 +244,11 @@ def test_the_file_runs_with_numpy_and_onnxruntime_alone(model_file, tmp_path):
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert "install opencv-python-headless or pillow" in refused.stderr
+
+
+def test_the_file_is_written_for_older_versions_of_python():
+    """Its syntax; that nothing newer is called is what running it there would show."""
+    ast.parse(Path(predict.__file__).read_text(), feature_version=(3, 9))
 
 
 def test_the_command_line_draws(model_file, tmp_path, capsys, monkeypatch):
