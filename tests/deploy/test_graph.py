@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.deploy.graph import OVERLAP, Deployable, TopkSettings, WindowHead, stands
+from halopose.deploy.graph import OVERLAP, Deployable, TopkSettings, WindowHead, stands, windows_of
 from halopose.deploy.predict import suppress
 from halopose.uncertainty.heads import HeadSettings, cut_windows
 from tests.helpers.models import KINDS, artifact_for, host_of, photograph
@@ -36,7 +36,8 @@ def test_windows_give_what_the_heads_give_at_every_cell(kind, settings):
         maps = torch.randn((2, level.trunk[0].weight.shape[1], 4, 3), generator=generator)
         cell = torch.arange(12).expand(2, -1)
         with torch.no_grad():
-            raw = WindowHead(level)(maps, cell)
+            places, inside = windows_of(cell[:, None], torch.tensor([[4, 3]]), max(heads.reaches))
+            raw = WindowHead(level)(maps, places[:, 0], inside[:, 0]).flatten(0, 1)
             image = torch.arange(2).repeat_interleave(12)
             windows, inside = cut_windows(maps, image, cell.reshape(-1), heads.reaches[number])
             expected = level.at_windows(windows, inside).flatten(1)

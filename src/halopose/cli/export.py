@@ -26,7 +26,7 @@ def export(
     form: Annotated[
         Literal["topk", "dense"], typer.Option(help="Heads at the cells that matter, or convolutions alone.")
     ] = "topk",
-    windows: Annotated[int, typer.Option(min=1, max=1000, help="Cells a level that get covariances.")] = 20,
+    windows: Annotated[int, typer.Option(min=1, max=1000, help="Cells a level that get covariances.")] = 16,
     imgsz: Annotated[int | None, typer.Option(min=SMALLEST, help="Input size; else the artifact's.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Convolutions in half precision.")] = False,
     int8: Annotated[

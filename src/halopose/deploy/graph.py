@@ -30,11 +30,11 @@ class TopkSettings:
     """How many cells of an image get factors.
 
     windows: cells a level. candidates: the best cells by score among which they are sought; those that
-    suppression would keep come first. Measured on COCO (docs/deploy.md): 192 and 20 hold every detection.
+    suppression would keep come first. Measured on COCO (docs/deploy.md): 160 and 16 hold every detection.
     """
 
-    candidates: int = 192
-    windows: int = 20
+    candidates: int = 160
+    windows: int = 16
 
 
 class Deployable(nn.Module):
@@ -86,7 +86,10 @@ def _convolved(head: LevelHead, values: Tensor) -> Tensor:
 
 
 class TopkHeads(nn.Module):
-    """Factors of the cells that matter: their windows are gathered, and the heads run there alone."""
+    """Factors of the cells that matter: their windows are gathered, and the heads run there alone.
+
+    What can be done for all levels at once is: to a runtime a node on a few numbers costs as much as on many.
+    """
 
     strides: Tensor
     better: Tensor
@@ -101,19 +104,27 @@ class TopkHeads(nn.Module):
 
     def forward(self, traced: Traced) -> tuple[Tensor, Tensor]:
         """Cells (B, M) and factors (B, M, K, 3), M windows over all levels, finest level first."""
+        sizes = torch.stack(
+            [torch.stack([torch.as_tensor(side) for side in maps.shape[2:]]) for maps in traced.features]
+        )
+        ends = sizes.prod(dim=1).cumsum(dim=0)
+        starts = ends - sizes.prod(dim=1)
         candidates, merit = self._candidates(traced)
-        cells, raw, offset = [], [], 0
-        for level, maps in zip(self.levels, traced.features, strict=True):
-            count = maps.shape[2] * maps.shape[3]
-            here = (candidates >= offset) & (candidates < offset + count)
-            best, place = torch.where(here, merit, -1.0).topk(self.settings.windows, dim=1)
-            cell, found = candidates.gather(1, place), best >= 0
-            values = level(maps, torch.where(found, cell - offset, 0))
-            raw.append(values.reshape(maps.shape[0], self.settings.windows, -1))
-            cells.append(torch.where(found, cell, -1))
-            offset = offset + count
+        here = (candidates[:, None] >= starts[:, None]) & (candidates[:, None] < ends[:, None])
+        best, place = torch.where(here, merit[:, None], -1.0).topk(
+            self.settings.windows, dim=2
+        )  # (B, levels, windows)
+        chosen = candidates.gather(1, place.flatten(1)).reshape(place.shape)
+        cells = torch.where(best >= 0, chosen, -1)
+        places, inside = windows_of(
+            torch.where(best >= 0, chosen - starts[:, None], 0), sizes, max(self.heads.reaches)
+        )
+        raw = [
+            level(maps, places[:, number], inside[:, number])
+            for number, (level, maps) in enumerate(zip(self.levels, traced.features, strict=True))
+        ]
         factors = _entries(_by_keypoint(torch.cat(raw, dim=1).transpose(1, 2), self.heads), self.heads)
-        return torch.cat(cells, dim=1), (factors * self.strides).permute(0, 3, 1, 2)
+        return cells.flatten(1), (factors * self.strides).permute(0, 3, 1, 2)
 
     def _candidates(self, traced: Traced) -> tuple[Tensor, Tensor]:
         """The best cells (B, C), and what ranks them (B, C): the score, plus 1 for those that will be kept."""
@@ -131,45 +142,57 @@ class TopkHeads(nn.Module):
         return cell, torch.where(score >= 0, score + kept, score)
 
 
+def windows_of(cell: Tensor, sizes: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """Places (B, L, M, side, side) around cells (B, L, M) of levels of ``sizes`` (L, 2), and 1 where on the map.
+
+    A place off the map is 0, and so is its mark.
+    """
+    around = torch.arange(-reach, reach + 1)
+    height, width = sizes[:, :1, None], sizes[:, 1:, None]  # (L, 1, 1)
+    row = torch.div(cell, width[..., 0], rounding_mode="floor")[..., None] + around
+    column = (cell % width[..., 0])[..., None] + around
+    inside = ((row >= 0) & (row < height))[..., None] & ((column >= 0) & (column < width))[..., None, :]
+    place = row[..., None] * width[..., None] + column[..., None, :]
+    return torch.where(inside, place, 0), inside.float()
+
+
 class WindowHead(nn.Module):
     """A level's head at single cells, as matrix products over taps at constant offsets."""
 
     def __init__(self, head: LevelHead) -> None:
         super().__init__()
-        self.head, self.side = head, 2 * head.reach + 1
+        self.head = head
 
-    def forward(self, maps: Tensor, cell: Tensor) -> Tensor:
-        """Raw parameters (B * M, K * channels) of maps (B, C, H, W) at cells (B, M) of this level."""
-        values, inside = self._cut(maps, cell)
-        side = self.side
+    def forward(self, maps: Tensor, places: Tensor, inside: Tensor) -> Tensor:
+        """Raw parameters (B, M, K * channels) of maps (B, C, H, W) at windows (B, M, side, side) of places."""
+        batch, channels, height, width = maps.shape
+        side = 2 * self.head.reach + 1
+        spare = (int(places.shape[3]) - side) // 2
+        if spare:  # of a level that looks further
+            places, inside = places[:, :, spare:-spare, spare:-spare], inside[:, :, spare:-spare, spare:-spare]
+        places = places + (torch.arange(batch) * (height * width)).reshape(-1, 1, 1, 1)
+        inside = inside.reshape(-1, side, side)
+        values = (
+            maps.permute(0, 2, 3, 1).reshape(-1, channels)[places.reshape(-1)].reshape(-1, side * side, channels)
+        )
+        values = values * inside.reshape(-1, side * side, 1)
         for layer, activation in zip(self.head.trunk, self.head.activations, strict=True):
             assert isinstance(layer, nn.Conv2d)
-            kernel = int(layer.weight.shape[-1])
             values = ACTIVATIONS[activation](_product(values, layer, side))
-            border, side = kernel // 2, side - kernel + 1
-            inside = inside[:, border : border + side, border : border + side]
+            border = int(layer.weight.shape[-1]) // 2
+            side -= 2 * border
             values = values.reshape(-1, side * side, layer.weight.shape[0])
-            values = values * inside.reshape(-1, side * side, 1)  # a convolution sees zeros over the border
-        return _product(values, self.head.last, side)
-
-    def _cut(self, maps: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """Windows (B * M, side^2, C), zero off the map, and which of their cells lie on it (B * M, side, side)."""
-        batch, channels, height, width = maps.shape
-        around = torch.arange(-self.head.reach, self.head.reach + 1)
-        row = torch.div(cell, width, rounding_mode="floor")[..., None] + around
-        column = (cell % width)[..., None] + around
-        inside = ((row >= 0) & (row < height))[..., None] & ((column >= 0) & (column < width))[:, :, None]
-        place = torch.where(inside, row[..., None] * width + column[:, :, None], 0)
-        place = place + (torch.arange(batch) * (height * width))[:, None, None, None]
-        rows = maps.permute(0, 2, 3, 1).reshape(-1, channels)[place.reshape(-1)]
-        inside = inside.reshape(-1, self.side, self.side).to(maps.dtype)
-        return rows.reshape(-1, self.side**2, channels) * inside.reshape(-1, self.side**2, 1), inside
+            if border:
+                inside = inside[:, border : border + side, border : border + side]
+            if side > 1:  # a convolution sees zeros over the border; the cell itself is never there
+                values = values * inside.reshape(-1, side * side, 1)
+        return _product(values, self.head.last, side).reshape(batch, -1, self.head.last.weight.shape[0])
 
 
 def _product(values: Tensor, layer: nn.Conv2d, side: int) -> Tensor:
     """Convolve windows (N, side^2, C) without padding, as one matrix product (N * out^2, channels)."""
     out, into, kernel, _ = layer.weight.shape
-    if kernel > 1:
+    if 1 < kernel < side:
         values = values[:, torch.tensor(_taps(side, int(kernel)))]
     weight = layer.weight.permute(2, 3, 1, 0).reshape(kernel * kernel * into, out)
     assert layer.bias is not None
@@ -190,12 +213,14 @@ def stands(boxes: Tensor, classes: Tensor | None, better: Tensor) -> Tensor:
     overlaps it. All at once instead of one by one: a round settles those whose rivals are settled, so that
     chains of up to ``ROUNDS`` boxes come out as in greedy suppression.
     """
-    left, top, right, bottom = boxes.unbind(dim=2)
-    shared = _overlap(left, right) * _overlap(top, bottom)
-    area = (right - left) * (bottom - top)
-    overlapping = shared > OVERLAP * (area[:, :, None] + area[:, None] - shared)
+    corners = boxes.transpose(1, 2)
+    low, high = corners[:, :2], corners[:, 2:]  # (B, 2, C)
+    overlap = torch.minimum(high[..., None], high[:, :, None]) - torch.maximum(low[..., None], low[:, :, None])
+    shared = _product_of_two(overlap.clamp(min=0))
+    area = _product_of_two(high - low)
+    overlapping = shared * (1 + OVERLAP) > OVERLAP * (area[..., None] + area[:, None])
     if classes is not None:
-        overlapping = overlapping & (classes[:, :, None] == classes[:, None])
+        overlapping = overlapping & (classes[..., None] == classes[:, None])
     rivals = overlapping.to(boxes.dtype) * better
     kept = torch.ones_like(area)[..., None]
     for _ in range(ROUNDS):
@@ -203,11 +228,9 @@ def stands(boxes: Tensor, classes: Tensor | None, better: Tensor) -> Tensor:
     return kept[..., 0]
 
 
-def _overlap(low: Tensor, high: Tensor) -> Tensor:
-    """Lengths (B, C, C) that intervals (B, C) share."""
-    return (torch.minimum(high[:, :, None], high[:, None]) - torch.maximum(low[:, :, None], low[:, None])).clamp(
-        min=0
-    )
+def _product_of_two(sides: Tensor) -> Tensor:
+    """Of width and height (B, 2, ...): a runtime multiplies faster than it reduces."""
+    return sides[:, 0] * sides[:, 1]
 
 
 def _by_keypoint(raw: Tensor, heads: ProbabilisticHeads) -> Tensor:

@@ -57,7 +57,7 @@ def build(host: Host, artifact: Artifact, settings: ExportSettings | None = None
 def _trace(graph: Deployable) -> ModelProto:
     """By the TorchScript exporter, as both frameworks do: the dynamo one still fails on parts of these models."""
     onnx = require_onnx()
-    images = torch.zeros((2, 3, *TRACED_SIZE))
+    images, axes = torch.zeros((2, 3, *TRACED_SIZE)), _dynamic_axes(graph)
     buffer = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that sizes are read off tensors, and that the exporter is old
@@ -69,14 +69,15 @@ def _trace(graph: Deployable) -> ModelProto:
             dynamo=False,
             input_names=["images"],
             output_names=graph.output_names,
-            dynamic_axes=_dynamic_axes(graph),
+            dynamic_axes=axes,
         )
         outputs = graph(images)
     model = onnx.load_from_string(buffer.getvalue())
     for value, output in zip(model.graph.output, outputs, strict=True):
-        for size, known in zip(value.type.tensor_type.shape.dim, output.shape, strict=True):
-            if size.dim_param not in ("batch", "anchors"):  # the exporter does not know that it is always the same
-                size.dim_value = known
+        free = axes[value.name]  # the exporter loses track of what is always the same
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            if axis not in free:
+                size.dim_value = output.shape[axis]
     model.ir_version = min(model.ir_version, IR_VERSION)
     return model
 
