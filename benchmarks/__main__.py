@@ -1,6 +1,7 @@
 """``make bench``: print every ratio with what it compares."""
 
 from benchmarks.epoch import compare_epoch
+from benchmarks.export import compare_export
 from benchmarks.interleave import Comparison
 from benchmarks.overhead import compare_predict, make_model, make_yolonas
 from benchmarks.pnp import FRAMES, compare_many, compare_one
@@ -20,6 +21,10 @@ def main() -> None:
         sparse, dense = compare_predict(*bench)
         print(_cost(f"{name}, 640, base without uncertainty", sparse, "with sparse heads"))
         print(_cost(f"{name}, 640, base without uncertainty", dense, "with dense heads"))
+    topk, dense, pytorch = compare_export()
+    print(_cost("YOLO11n-pose, 640, Ultralytics' own ONNX", topk, "exported with uncertainty, topk"))
+    print(_cost("YOLO11n-pose, 640, Ultralytics' own ONNX", dense, "exported with uncertainty, dense"))
+    print(_cost("YOLO11n-pose, 640, PyTorch with uncertainty", pytorch, "exported with uncertainty, topk"))
     one, gap = compare_one()
     peer = f"scipy least_squares, cost gap {gap:+.0e}"
     times = f"{one.ours * 1e6:8.0f}us{one.peer * 1e6:8.0f}us{one.ratio:8.1f}x"

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from halopose.boxes import box_area
 from halopose.data.images import NamedImage, read_source
+from halopose.deploy.deployed import Deployed, Detecting
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts import shipped
 from halopose.hosts.base import Host, Letterbox, Selection
 from halopose.hosts.loading import load_host
+from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.types import Family
 from halopose.uncertainty.distributions import StudentT
@@ -68,9 +70,12 @@ class UncertainPose:
 
         uncalibrated: take heads that nothing has calibrated yet, as ``halopose train`` leaves them.
 
+        A folder is one that ``halopose export`` wrote: it runs in ONNX Runtime and has its calibration in it.
         base may also be a name that ``halopose models`` lists, such as "yolo11n-pose" or "runway". Without
         arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
         """
+        if isinstance(base, (str, Path)) and Path(base).is_dir():
+            return DeployedPose(Deployed(base), family)
         named = shipped.find_model(base) if artifact is None and isinstance(base, str) else None
         if named is not None:
             base, artifact = named.base(), named.artifact()
@@ -88,6 +93,17 @@ class UncertainPose:
     def __repr__(self) -> str:
         count, size = len(self.artifact.layout), self.artifact.imgsz
         return f"UncertainPose({self.host.description}, {count} keypoints, {self.family}, input {size})"
+
+    @property
+    def layout(self) -> Keypoints:
+        """Which keypoints it predicts."""
+        return self.artifact.layout
+
+    def identity(self) -> list[Any]:
+        """All of the model that predictions depend on, for telling runs apart."""
+        fitted = self.artifact.calibrations
+        taus = fitted.gaussian.tau_.tolist()
+        return [self.artifact.base, taus, fitted.threshold, fitted.visibility_threshold]
 
     def predict(
         self,
@@ -165,6 +181,30 @@ class UncertainPose:
             box.factors_to_original(factors.cpu().double()),
             self.family if family is None else _checked(family),
         )
+
+
+class DeployedPose(UncertainPose):
+    """The same face for a folder that ``halopose export`` wrote; images run one by one, whatever the batch."""
+
+    def __init__(self, deployed: Deployed, family: Family = "gaussian") -> None:
+        self.deployed, self.family = deployed, _checked(family)
+
+    @property
+    def layout(self) -> Keypoints:
+        return self.deployed.layout
+
+    def __repr__(self) -> str:
+        return f"DeployedPose({self.deployed.path}, {len(self.layout)} keypoints, {self.family})"
+
+    def identity(self) -> list[Any]:
+        facts = self.deployed.facts
+        return [facts.fingerprint, facts.temperature, facts.threshold, facts.visibility_threshold]
+
+    def _predict_batch(
+        self, images: list[NamedImage], conf: float, iou: float, imgsz: int | None, family: Family | None
+    ) -> list[tuple[NamedImage, PoseDistributions]]:
+        law, settings = family or self.family, Detecting(conf, iou, imgsz)
+        return [(image, self.deployed.predict(image.pixels, settings, law)) for image in images]
 
 
 def host_for(

@@ -7,22 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from halopose.cli.export import evaluate_deployed, folder_of
 from halopose.cli.options import (
-    ArtifactIn,
-    Base,
     Bootstrap,
     Confidence,
     Data,
+    Deployed,
     Device,
     End2End,
     Family,
     Images,
     Iou,
+    MaybeArtifact,
+    MaybeBase,
     OtherSize,
     Uncalibrated,
     Unsafe,
     Visibility,
     between,
+    given,
 )
 from halopose.cli.terminal import progress, say, say_skipped, write_scores
 from halopose.errors import HaloposeError
@@ -36,9 +39,10 @@ if TYPE_CHECKING:
 
 def evaluate(
     data: Data,
-    base: Base,
-    artifact: ArtifactIn,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for metrics, report and pictures.")],
+    base: MaybeBase = None,
+    artifact: MaybeArtifact = None,
+    deployed: Deployed = None,
     split: Annotated[str, typer.Option(help="Split of the data yaml.")] = "val",
     images: Images = None,
     imgsz: OtherSize = None,
@@ -66,6 +70,10 @@ def evaluate(
     from halopose.fitting.artifact import Artifact
     from halopose.predictor import UncertainPose
 
+    if deployed is not None:
+        evaluate_deployed(data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap)
+        return
+    base, artifact = given(base, "base"), given(artifact, "artifact")
     model = UncertainPose.load(
         base,
         _pruning_at(Artifact.load(artifact), visibility),
@@ -97,6 +105,7 @@ def predict(
     artifact: Annotated[
         Path | None, typer.Option(help="Artifact made for the base; else the shipped one.")
     ] = None,
+    deployed: Deployed = None,
     truth: Annotated[
         Path | None, typer.Option(help="COCO json whose file names say the images' ids; else the names do.")
     ] = None,
@@ -128,18 +137,22 @@ def predict(
 
     found = find_sources(sources)
     ids = None if truth is None else image_ids_by_name(truth)
+    if deployed is not None and (base or artifact):
+        raise HaloposeError("a deployed folder has its base and heads in it: leave --base and --artifact out")
     if base is not None and artifact is None and not shipped.is_default_base(base):
         raise HaloposeError("the shipped heads are for YOLO11n-pose: give --artifact for your base")
-    loaded = _pruning_at(Artifact.load(artifact or shipped.shipped_artifact()), visibility)
-    model = UncertainPose.load(
-        base,
-        loaded,
-        family=family,
-        device=device,
-        unsafe=unsafe,
-        end2end=end2end,
-        uncalibrated=uncalibrated,
-    )
+    if deployed is not None:
+        model = UncertainPose.load(folder_of(deployed), family=family)
+    else:
+        model = UncertainPose.load(
+            base,
+            _pruning_at(Artifact.load(artifact or shipped.shipped_artifact()), visibility),
+            family=family,
+            device=device,
+            unsafe=unsafe,
+            end2end=end2end,
+            uncalibrated=uncalibrated,
+        )
     drawing = Drawing(probability, not hide_pruned, boxes, legend) if pictures else None
     skipped = run(model, found, make_folder(output), drawing, ids, conf=conf, iou=iou, imgsz=imgsz)
     if skipped:

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from halopose.cli.export import calibrate_deployed
 from halopose.cli.options import (
     Alpha,
-    ArtifactIn,
     Base,
     CalibrationShare,
     Data,
+    Deployed,
     Device,
     Dispersion,
     End2End,
     Epochs,
     Images,
     ImageSize,
+    MaybeArtifact,
+    MaybeBase,
     ScaleWeight,
     Seed,
     Source,
@@ -29,6 +32,7 @@ from halopose.cli.options import (
     Val,
     ValImages,
     WarmStart,
+    given,
     sizes,
 )
 from halopose.cli.options import share as checked_share
@@ -178,10 +182,15 @@ def train(
 
 
 def calibrate(
-    store: Annotated[Path, typer.Argument(help="Match store of calibration images, with detections.")],
-    base: Base,
-    artifact: ArtifactIn,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Calibrated artifact to write.")],
+    store: Annotated[
+        Path, typer.Argument(help="Match store of calibration images; with --deployed, annotated images.")
+    ],
+    base: MaybeBase = None,
+    artifact: MaybeArtifact = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Calibrated artifact to write.")] = None,
+    deployed: Deployed = None,
+    split: Annotated[str, typer.Option(help="With --deployed, split of the data yaml.")] = "val",
+    images: Images = None,
     source: Source = "matched",
     share: Annotated[
         float, typer.Option(callback=checked_share, help="Part of the images to calibrate on, as fit's; else all.")
@@ -197,6 +206,10 @@ def calibrate(
     from halopose.fitting.store import MatchStore
     from halopose.predictor import host_for
 
+    if deployed is not None:
+        calibrate_deployed(store, deployed, split, images)
+        return
+    base, artifact, output = given(base, "base"), given(artifact, "artifact"), given(output, "output")
     trained = Artifact.load(artifact)
     host = host_for(trained, base, device=device, unsafe=unsafe, end2end=end2end)
     make_room(output)

@@ -152,3 +152,13 @@ Visibility = Annotated[
     typer.Option(min=0.0, max=1.0, help="Prune below this visibility score; 0 for never, else the artifact's."),
 ]
 Uncalibrated = Annotated[bool, typer.Option("--uncalibrated", help="Take heads that nothing has calibrated yet.")]
+Deployed = Annotated[Path | None, typer.Option("--deployed", help="Folder of `halopose export`, not --base.")]
+MaybeBase = Annotated[Path | None, typer.Option("--base", help="Trained pose model, a .pt checkpoint.")]
+MaybeArtifact = Annotated[Path | None, typer.Option("--artifact", help="Artifact made for this base.")]
+
+
+def given(path: Path | None, option: str) -> Path:
+    """A path that is needed where no deployed folder is given."""
+    if path is None:
+        raise HaloposeError(f"give --{option}, or --deployed with a folder that `halopose export` wrote")
+    return path

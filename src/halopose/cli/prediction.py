@@ -42,10 +42,7 @@ class _Run:
         options: dict[str, Any],
     ) -> None:
         self.model, self.folder, self.drawing, self.ids, self.options = model, folder, drawing, ids, options
-        artifact = model.artifact
-        fitted = artifact.calibrations
-        settings: list[Any] = [artifact.base, model.family, options, ids, drawing and asdict(drawing)]
-        settings += [fitted.threshold, fitted.visibility_threshold, fitted.gaussian.tau_.tolist()]
+        settings = [*model.identity(), model.family, options, ids, drawing and asdict(drawing)]
         self.log = PredictionLog(folder, settings)
 
     def source(self, source: Source, step: Progress) -> None:
@@ -101,7 +98,7 @@ class _Run:
     def _picture(self, pixels: Array, poses: PoseDistributions) -> Array | None:
         if self.drawing is None:
             return None
-        layout = self.model.artifact.layout
+        layout = self.model.layout
         return poses.plot(
             pixels,
             probability=self.drawing.probability,

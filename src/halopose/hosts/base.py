@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from halopose.errors import HaloposeError
+from halopose.hosts.tracing import Traceable
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
@@ -160,6 +161,10 @@ class Host(ABC):
     @abstractmethod
     def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:
         """The same detections in original pixels, as the framework itself reports them."""
+
+    def traceable(self) -> Traceable:
+        """A copy of the model in the form in which the framework itself exports it."""
+        raise HaloposeError(f"{type(self).__name__} cannot be exported: use a host that can")
 
     @abstractmethod
     def pose_templates(self) -> list[list[ConvTemplate]]:

@@ -39,13 +39,18 @@ def scale_tril_from_raw(
     a = raw[..., 0]
     b = raw[..., 1] if parameterisation == "full" else torch.zeros_like(a)
     c = a if parameterisation == "isotropic" else raw[..., -1]
+    first, shear, second = factor_entries(a, b, c)
+    factors = torch.stack([first, torch.zeros_like(a), shear, second], dim=-1).unflatten(-1, (2, 2))
+    return factors * torch.as_tensor(stride, dtype=raw.dtype, device=raw.device)[..., None, None]
+
+
+def factor_entries(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The entries l11, l21, l22 (...) of L in strides, from raw head outputs (...) each."""
     size = ((a + c) / 2).clamp(-LOG_SIZE_BOUND, LOG_SIZE_BOUND)
     aspect = ((a - c) / 2).clamp(-LOG_ASPECT_BOUND, LOG_ASPECT_BOUND)
     shear_limit = SHEAR_BOUND * size.exp()
     b = torch.minimum(torch.maximum(b, -shear_limit), shear_limit)
-    rows = torch.stack([(size + aspect).exp(), torch.zeros_like(a), b, (size - aspect).exp()], dim=-1)
-    factors = rows.unflatten(-1, (2, 2))
-    return factors * torch.as_tensor(stride, dtype=raw.dtype, device=raw.device)[..., None, None]
+    return (size + aspect).exp(), b, (size - aspect).exp()
 
 
 def scale_tril_from_covariance(covariance: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
 
 FEW_WINDOWS = 64  # up to here a matrix product beats torch's convolution (``make bench`` needs both)
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
     "identity": lambda x: x,
@@ -81,7 +81,7 @@ class LevelHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Raw parameters (B, H, W, K, channels) of whole maps (B, C, H, W): the dense form."""
         for convolution, activation in self._layers():
-            features = _ACTIVATIONS[activation](convolution(features))
+            features = ACTIVATIONS[activation](convolution(features))
         return self._raw(self.last(features).permute(0, 2, 3, 1))
 
     def at_windows(self, windows: Tensor, inside: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class LevelHead(nn.Module):
         convolve = convolve_few if len(windows) <= FEW_WINDOWS else convolve_many
         windows = windows.permute(0, 2, 3, 1)
         for convolution, activation in self._layers():
-            windows = _ACTIVATIONS[activation](convolve(windows, convolution))
+            windows = ACTIVATIONS[activation](convolve(windows, convolution))
             reach = convolution.weight.shape[-1] // 2
             inside = inside[:, reach : inside.shape[1] - reach, reach : inside.shape[2] - reach]
             windows = windows * inside[..., None]

@@ -29,6 +29,7 @@ from halopose.hosts.base import (
     fingerprint,
     refusal,
 )
+from halopose.hosts.tracing import Traceable
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
@@ -46,6 +47,7 @@ try:
     from ultralytics.utils.loss import PoseLoss26, v8PoseLoss
     from ultralytics.utils.nms import non_max_suppression
 
+    from halopose.hosts.ultralytics.tracing import TraceablePose
     from halopose.hosts.ultralytics.weights import read_model
 except ImportError as error:
     raise HaloposeError(
@@ -253,6 +255,9 @@ class UltralyticsHost(Host):
             keypoints=ops.scale_coords(size, selection.keypoints.clone(), letterbox.shape),
             visibility=selection.visibility,
         )
+
+    def traceable(self) -> Traceable:
+        return TraceablePose(self.model)
 
     def pose_templates(self) -> list[list[ConvTemplate]]:
         trunks = self.head.one2one_cv4 if self.end2end else self.head.cv4

@@ -30,6 +30,8 @@ from halopose.hosts.base import (
     refusal,
 )
 from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.hosts.tracing import Traceable
+from halopose.hosts.yolonas.tracing import TraceableNAS
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
@@ -241,6 +243,9 @@ class YoloNASHost(Host):
             keypoints=selection.keypoints / letterbox.gain[0],
             visibility=selection.visibility,
         )
+
+    def traceable(self) -> Traceable:
+        return TraceableNAS(self.model)
 
     def pose_templates(self) -> list[list[ConvTemplate]]:
         return self._templates

@@ -1,0 +1,93 @@
+"""What uncertainty costs outside PyTorch: an exported model with it against the framework's own export without."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnxruntime
+import torch
+import ultralytics
+from torch import nn
+
+from benchmarks.interleave import Comparison, compare
+from halopose.deploy import onnx_file, predict
+from halopose.deploy.predict import Model
+from halopose.hosts.shipped import find_base, shipped_artifact
+from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.predictor import UncertainPose
+
+PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
+SIZE = 640
+
+
+def ultralytics_onnx(model: nn.Module, folder: Path, end2end: bool | None = None) -> Path:
+    """What Ultralytics itself exports of a model, for any batch and image size."""
+    from ultralytics import YOLO
+    from ultralytics.utils import DEFAULT_CFG_DICT
+
+    framework = YOLO("yolo11n-pose.yaml", task="pose", verbose=False)
+    framework.model = copy.deepcopy(model)
+    framework.model.task = "pose"
+    framework.model.args, framework.model.pt_path = dict(DEFAULT_CFG_DICT), str(folder / "framework.pt")
+    threads = torch.get_num_threads()
+    try:
+        path = framework.export(
+            format="onnx", dynamic=True, simplify=False, imgsz=SIZE, device="cpu", nms=False if end2end else None
+        )
+    finally:
+        torch.set_num_threads(threads)
+    return Path(path)
+
+
+def libreyolo_onnx(model: nn.Module, folder: Path) -> Path:
+    """What LibreYOLO itself exports of a YOLO-NAS-Pose, for any batch."""
+    ensure_torchvision()
+    from libreyolo.export.exporter import _YOLONASExportWrapper
+    from libreyolo.export.onnx import export_onnx
+
+    path = folder / "framework.onnx"
+    export_onnx(
+        _YOLONASExportWrapper(copy.deepcopy(model)).eval(),
+        torch.zeros(1, 3, SIZE, SIZE),
+        output_path=str(path),
+        opset=onnx_file.OPSET,
+        simplify=False,
+        dynamic=True,
+        half=False,
+        metadata={"model_family": "yolonas", "task": "pose"},
+    )
+    return path
+
+
+def without_factors(path: Path, model: Model) -> Model:
+    """The same runtime around the framework's own export: every detection gets a circle of one pixel."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    count = len(model.facts.keypoint_names)
+    circles = np.ones((1, 30000, count, 3), np.float32)
+
+    def run(batch: Any) -> dict[str, Any]:
+        return {**dict(zip(names, session.run(names, {"images": batch}), strict=True)), "factors": circles}
+
+    return Model("", run, model.facts)
+
+
+def compare_export(rounds: int = 40) -> tuple[Comparison, Comparison, Comparison]:
+    """The framework's export without uncertainty against topk and dense heads; PyTorch with against topk."""
+    pose = UncertainPose.load(find_base(), shipped_artifact())
+    image = cv2.imread(str(PHOTOGRAPH))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        models = []
+        for form in ("topk", "dense"):
+            path = folder / f"{form}.onnx"
+            onnx_file.write_model(onnx_file.build(pose.host, pose.artifact, onnx_file.ExportSettings(form)), path)
+            models.append(predict.Model(str(path)))
+        bare = without_factors(ultralytics_onnx(pose.host.model, folder), models[0])
+    topk, dense = (compare(lambda: bare.detect(image), lambda m=m: m.predict(image), rounds) for m in models)
+    return topk, dense, compare(lambda: pose.predict(image), lambda: models[0].predict(image), rounds)

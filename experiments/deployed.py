@@ -1,0 +1,180 @@
+"""Figures of docs/deploy.md: parity of exported models on photographs, and calibration after quantisation.
+
+python -m experiments.deployed parity FOLDER --weights WEIGHTS
+python -m experiments.deployed int8 DATA.yaml --work WORK
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.export import libreyolo_onnx, ultralytics_onnx, without_factors
+from safetensors.torch import load_file
+from ultralytics.nn.tasks import PoseModel
+
+from halopose.data.dataset import load_dataset
+from halopose.data.images import NamedImage, read_source
+from halopose.deploy import folder, onnx_file, predict, quantise, refit
+from halopose.deploy.deployed import Deployed
+from halopose.evaluation.true_positives import Protocol
+from halopose.fitting.artifact import Artifact
+from halopose.fitting.pipeline import FitSettings, uncalibrated
+from halopose.hosts.base import Host
+from halopose.hosts.shipped import find_base, shipped_artifact
+from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.predictor import UncertainPose, load_host
+from halopose.uncertainty.heads import ProbabilisticHeads
+
+WEIGHTS = {
+    "YOLOv8n": ("yolov8n-pose.yaml", "yolov8n-pose.fused.fp16.safetensors", None),
+    "YOLO26n one-to-many": ("yolo26n-pose.yaml", "yolo26n-pose.one2many.fused.fp16.safetensors", False),
+    "YOLO26n one-to-one": ("yolo26n-pose.yaml", "yolo26n-pose.one2one.fused.fp16.safetensors", True),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["parity", "int8"])
+    parser.add_argument("source", type=Path, help="folder of photographs, or data yaml")
+    parser.add_argument("--weights", type=Path, help="folder of fused weights")
+    parser.add_argument("--work", type=Path, default=Path("work"))
+    parser.add_argument("--count", type=int, default=64, help="photographs")
+    options = parser.parse_args()
+    if options.what == "int8":
+        print_int8(options.source, options.work)
+    else:
+        print_parity(options.source, options.weights, options.count)
+
+
+# Parity -----------------------------------------------------------------------------------------------------
+
+
+def print_parity(source: Path, weights: Path | None, count: int) -> None:
+    """A row a base: largest differences over all photographs, and how many detections were kept by both."""
+    paths = sorted(path for path in source.iterdir() if path.is_file())
+    step = max(len(paths) // count, 1)
+    images = [image for path in paths[::step][:count] for image in read_source(path)]
+    print(f"{len(images)} photographs{'':15}box px  keypoint px    score  covariance  kept by both   others")
+    for name, host, peer in bases(weights):
+        print(f"{name:24}{row(host, peer, images)}", flush=True)
+
+
+def bases(weights: Path | None) -> Iterator[tuple[str, Host, Any]]:
+    """Hosts, and how their own framework exports them; by chance where no weights are at hand."""
+    host = load_host(find_base())
+    yield "YOLO11n", host, lambda folder: ultralytics_onnx(load_host(find_base()).model, folder)
+    for name, (content, file, end2end) in WEIGHTS.items() if weights else ():
+        model = PoseModel(content, nc=1, verbose=False)
+        if end2end:
+            model.model[-1].end2end = True
+        model = model.eval().fuse(verbose=False)
+        model.load_state_dict(
+            {key: value.float() for key, value in load_file(weights / file).items()}, strict=False
+        )
+        host = load_host(model, end2end=end2end)
+        yield name, host, lambda folder, model=model, end2end=end2end: ultralytics_onnx(model, folder, end2end)
+    torch.manual_seed(0)
+    model = PoseModel("yolo12n-pose.yaml", nc=1, verbose=False).eval()
+    yield "YOLO12n by chance", load_host(model), lambda folder, model=model: ultralytics_onnx(model, folder)
+    ensure_torchvision()
+    from libreyolo.models.yolonas.nn import LibreYOLONASPoseModel
+
+    model = LibreYOLONASPoseModel("n").eval()
+    yield "YOLO-NAS N by chance", load_host(model), lambda folder, model=model: libreyolo_onnx(model, folder)
+
+
+def row(host: Host, peer: Any, images: list[NamedImage]) -> str:
+    """Boxes, keypoints and scores against the framework's own export, covariances against PyTorch."""
+    artifact = artifact_for(host)
+    pose = UncertainPose(host, artifact)
+    conf = 0.25 if artifact.card["trained"] else confidence_of_few(host, images[0])
+    worst, both, others = np.zeros(4), 0, 0
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "model.onnx"
+        onnx_file.write_model(onnx_file.build(host, artifact), path)
+        model = predict.Model(str(path))
+        bare = without_factors(peer(Path(name)), model)
+    for image in images:
+        ours, framework = model.detect(image.pixels, conf), bare.detect(image.pixels, conf)
+        [torch_poses] = pose.predict(image.pixels, conf=conf)
+        same = len(ours.scores) == len(framework.scores) == len(torch_poses)
+        both, others = both + same * len(torch_poses), others + (not same) * len(torch_poses)
+        if not same or not len(torch_poses):
+            continue
+        covariance = predict.covariances(ours.factors)
+        gap = np.abs(covariance - torch_poses.covariance) / np.abs(torch_poses.covariance).max(
+            (2, 3), keepdims=True
+        )
+        values = [
+            np.abs(getattr(ours, key) - getattr(framework, key)).max() for key in ("boxes", "keypoints", "scores")
+        ]
+        worst = np.maximum(worst, [*values, gap.max()])
+    box, keypoint, score, covariance = worst
+    return f"{box:12.1e}{keypoint:13.1e}{score:9.1e}{covariance:12.1e}{both:14}{others:9}"
+
+
+def artifact_for(host: Host) -> Artifact:
+    """The shipped heads where they fit, else heads whose dispersions vary by chance."""
+    shipped = Artifact.load(shipped_artifact())
+    if shipped.fits(host):
+        shipped.card["trained"] = True
+        return shipped
+    torch.manual_seed(1)
+    heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count).eval()
+    for level in heads.levels:
+        torch.nn.init.normal_(level.last.weight, 0.0, 0.05)
+    trained = "by chance" not in host.description and not type(host).__name__.startswith("YoloNAS")
+    return uncalibrated(host, heads, FitSettings(), {"trained": trained})
+
+
+def confidence_of_few(host: Host, image: NamedImage) -> float:
+    """A confidence that some twenty cells pass, for a base by chance."""
+    batch, _ = host.preprocess([image.pixels], 640, rectangular=True)
+    return float(host.forward(batch).scores.flatten().topk(20).values[-1])
+
+
+# Eight bits -------------------------------------------------------------------------------------------------
+
+
+def print_int8(data: Path, work: Path) -> None:
+    """ACE and ENCE of the shipped heads: in float, in half, and in 8 bits before and after calibration."""
+    artifact = Artifact.load(shipped_artifact())
+    host = load_host(find_base())
+    known = {part: np.array(ids) for part, ids in artifact.card["images"].items()}
+    everything = load_dataset(data, "val")
+    calibration, evaluation = (everything.subset(known[part]) for part in ("calibration", "evaluation"))
+    print(f"calibrated on {len(calibration)} images, scored on {len(evaluation)} others")
+    print(f"{'':34}{'Gaussian ACE':>16}{'ENCE':>9}{'Student-t ACE':>17}{'NLL':>9}{'objects':>9}")
+    model = onnx_file.build(host, artifact)
+    ranges = (NamedImage("", record.read()[0]) for record in everything.subset(known["heads"]).records)
+    for name in ("float", "half", "int8"):
+        place = work / name
+        if not (place / "model.onnx").is_file():
+            made = {"half": quantise.to_half, "int8": lambda model: quantise.to_int8(model, ranges)}
+            folder.write_folder(place, made[name](model) if name in made else model, artifact)
+        print(f"{name:34}{scores(place, evaluation)}", flush=True)
+    refit.calibrate(place, refit.collect(Deployed(place), calibration))
+    print(f"{'int8, calibrated in the runtime':34}{scores(place, evaluation)}", flush=True)
+    (place / "model.onnx").unlink()  # so that another run begins before that
+
+
+def scores(place: Path, dataset: Any) -> str:
+    deployed = Deployed(place)
+    protocol = Protocol(bootstrap=100, area="box", box_area_factor=deployed.facts.area_factor)
+    metrics = refit.score(deployed, refit.collect(deployed, dataset), protocol)
+    gaussian, student = metrics["gaussian"], metrics["student_t"]
+    low, high = student["interval"]["ace"]
+    return (
+        f"{gaussian['ace']:16.4f}{gaussian['ence']:9.4f}{student['ace']:9.4f} ({low:.4f}-{high:.4f})"
+        f"{student['nll']:9.3f}{metrics['matched_instances']:9}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""The graph that is exported: the framework's model, unchanged, and Cholesky factors for the cells that matter.
+
+In: images (B, 3, H, W). Out: the framework's own outputs; ``factors`` (B, M, K, 3), the entries l11, l21, l22 of
+calibrated Gaussian factors in pixels of the input; ``cells`` (B, M), the cell of each row, -1 for none, where M is
+not every cell in order; ``rows`` (B, R), the cells of the framework's rows, where it has chosen them itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from halopose.fitting.artifact import Artifact
+from halopose.hosts.tracing import Traceable, Traced
+from halopose.uncertainty.distributions import RAW_CHANNELS, factor_entries
+from halopose.uncertainty.heads import ACTIVATIONS, LevelHead, ProbabilisticHeads
+
+Form = Literal["topk", "dense"]
+
+ROUNDS = 4  # of suppression; each settles one more link of a chain of overlapping boxes
+OVERLAP = 0.7  # IoU, as in prediction; it only decides which cells come first
+
+
+@dataclass(frozen=True)
+class TopkSettings:
+    """How many cells of an image get factors.
+
+    windows: cells a level. candidates: the best cells by score among which they are sought; those that
+    suppression would keep come first. Measured on COCO (docs/deploy.md): 160 and 16 hold every detection.
+    """
+
+    candidates: int = 160
+    windows: int = 16
+
+
+class Deployable(nn.Module):
+    """A traceable model with heads; the Gaussian temperature is in the factors."""
+
+    temperature: Tensor
+
+    def __init__(self, model: Traceable, artifact: Artifact, form: Form, settings: TopkSettings) -> None:
+        super().__init__()
+        self.model = model
+        self.heads = TopkHeads(artifact.heads, settings) if form == "topk" else DenseHeads(artifact.heads)
+        self.register_buffer("temperature", artifact.calibrations.gaussian.tau_.float()[:, None])
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        traced = self.model(images)
+        rows = () if traced.rows is None else (traced.rows,)
+        *cells, factors = self.heads(traced)
+        return (*traced.native, factors * self.temperature, *cells, *rows)
+
+    @property
+    def output_names(self) -> list[str]:
+        rows = ["rows"] if self.model.layout == "ultralytics-end2end" else []
+        cells = ["cells"] if isinstance(self.heads, TopkHeads) else []
+        return [*self.model.output_names, "factors", *cells, *rows]
+
+
+class DenseHeads(nn.Module):
+    """Factors of every cell: convolutions alone, for runtimes that gather slowly or not at all."""
+
+    def __init__(self, heads: ProbabilisticHeads) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, traced: Traced) -> tuple[Tensor]:
+        """Factors (B, A, K, 3)."""
+        factors = []
+        for level, maps, stride in zip(self.heads.levels, traced.features, self.heads.strides, strict=True):
+            assert isinstance(level, LevelHead)
+            raw = _by_keypoint(_convolved(level, maps).flatten(2), self.heads)
+            factors.append(_entries(raw, self.heads) * float(stride))
+        return (torch.cat(factors, dim=3).permute(0, 3, 1, 2),)
+
+
+def _convolved(head: LevelHead, values: Tensor) -> Tensor:
+    """Raw parameters (B, K * channels, H, W) of maps (B, C, H, W)."""
+    for layer, activation in zip(head.trunk, head.activations, strict=True):
+        values = ACTIVATIONS[activation](layer(values))
+    return head.last(values)
+
+
+class TopkHeads(nn.Module):
+    """Factors of the cells that matter: their windows are gathered, and the heads run there alone.
+
+    What can be done for all levels at once is: to a runtime a node on a few numbers costs as much as on many.
+    """
+
+    strides: Tensor
+    better: Tensor
+
+    def __init__(self, heads: ProbabilisticHeads, settings: TopkSettings) -> None:
+        super().__init__()
+        self.settings, self.heads = settings, heads
+        strides = torch.tensor(heads.strides, dtype=torch.float32)
+        self.register_buffer("strides", strides.repeat_interleave(settings.windows))
+        self.register_buffer("better", torch.ones(settings.candidates, settings.candidates).tril(-1))
+        self.levels = nn.ModuleList(WindowHead(level) for level in heads.levels if isinstance(level, LevelHead))
+
+    def forward(self, traced: Traced) -> tuple[Tensor, Tensor]:
+        """Cells (B, M) and factors (B, M, K, 3), M windows over all levels, finest level first."""
+        sizes = torch.stack(
+            [torch.stack([torch.as_tensor(side) for side in maps.shape[2:]]) for maps in traced.features]
+        )
+        ends = sizes.prod(dim=1).cumsum(dim=0)
+        starts = ends - sizes.prod(dim=1)
+        candidates, merit = self._candidates(traced)
+        here = (candidates[:, None] >= starts[:, None]) & (candidates[:, None] < ends[:, None])
+        best, place = torch.where(here, merit[:, None], -1.0).topk(
+            self.settings.windows, dim=2
+        )  # (B, levels, windows)
+        chosen = candidates.gather(1, place.flatten(1)).reshape(place.shape)
+        cells = torch.where(best >= 0, chosen, -1)
+        places, inside = windows_of(
+            torch.where(best >= 0, chosen - starts[:, None], 0), sizes, max(self.heads.reaches)
+        )
+        raw = [
+            level(maps, places[:, number], inside[:, number])
+            for number, (level, maps) in enumerate(zip(self.levels, traced.features, strict=True))
+        ]
+        factors = _entries(_by_keypoint(torch.cat(raw, dim=1).transpose(1, 2), self.heads), self.heads)
+        return cells.flatten(1), (factors * self.strides).permute(0, 3, 1, 2)
+
+    def _candidates(self, traced: Traced) -> tuple[Tensor, Tensor]:
+        """The best cells (B, C), and what ranks them (B, C): the score, plus 1 for those that will be kept."""
+        count = self.settings.candidates
+        several = int(traced.scores.shape[2]) > 1
+        confidence = traced.scores.amax(dim=2) if several else traced.scores[..., 0]
+        # Padded, so that the graph takes small images too: -1 ranks behind every cell.
+        score, cell = F.pad(confidence, (0, count), value=-1.0).topk(count, dim=1)
+        cell = torch.where(score >= 0, cell, 0)
+        if traced.boxes is None:
+            return cell, score
+        boxes = traced.boxes.gather(1, cell[..., None].expand(-1, -1, 4))
+        classes = traced.scores.argmax(dim=2).gather(1, cell) if several else None
+        kept = stands(boxes, classes, self.better)
+        return cell, torch.where(score >= 0, score + kept, score)
+
+
+def windows_of(cell: Tensor, sizes: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """Places (B, L, M, side, side) around cells (B, L, M) of levels of ``sizes`` (L, 2), and 1 where on the map.
+
+    A place off the map is 0, and so is its mark.
+    """
+    around = torch.arange(-reach, reach + 1)
+    height, width = sizes[:, :1, None], sizes[:, 1:, None]  # (L, 1, 1)
+    row = torch.div(cell, width[..., 0], rounding_mode="floor")[..., None] + around
+    column = (cell % width[..., 0])[..., None] + around
+    inside = ((row >= 0) & (row < height))[..., None] & ((column >= 0) & (column < width))[..., None, :]
+    place = row[..., None] * width[..., None] + column[..., None, :]
+    return torch.where(inside, place, 0), inside.float()
+
+
+class WindowHead(nn.Module):
+    """A level's head at single cells, as matrix products over taps at constant offsets."""
+
+    def __init__(self, head: LevelHead) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, maps: Tensor, places: Tensor, inside: Tensor) -> Tensor:
+        """Raw parameters (B, M, K * channels) of maps (B, C, H, W) at windows (B, M, side, side) of places."""
+        batch, channels, height, width = maps.shape
+        side = 2 * self.head.reach + 1
+        spare = (int(places.shape[3]) - side) // 2
+        if spare:  # of a level that looks further
+            places, inside = places[:, :, spare:-spare, spare:-spare], inside[:, :, spare:-spare, spare:-spare]
+        places = places + (torch.arange(batch) * (height * width)).reshape(-1, 1, 1, 1)
+        inside = inside.reshape(-1, side, side)
+        values = (
+            maps.permute(0, 2, 3, 1).reshape(-1, channels)[places.reshape(-1)].reshape(-1, side * side, channels)
+        )
+        values = values * inside.reshape(-1, side * side, 1)
+        for layer, activation in zip(self.head.trunk, self.head.activations, strict=True):
+            assert isinstance(layer, nn.Conv2d)
+            values = ACTIVATIONS[activation](_product(values, layer, side))
+            border = int(layer.weight.shape[-1]) // 2
+            side -= 2 * border
+            values = values.reshape(-1, side * side, layer.weight.shape[0])
+            if border:
+                inside = inside[:, border : border + side, border : border + side]
+            if side > 1:  # a convolution sees zeros over the border; the cell itself is never there
+                values = values * inside.reshape(-1, side * side, 1)
+        return _product(values, self.head.last, side).reshape(batch, -1, self.head.last.weight.shape[0])
+
+
+def _product(values: Tensor, layer: nn.Conv2d, side: int) -> Tensor:
+    """Convolve windows (N, side^2, C) without padding, as one matrix product (N * out^2, channels)."""
+    out, into, kernel, _ = layer.weight.shape
+    if 1 < kernel < side:
+        values = values[:, torch.tensor(_taps(side, int(kernel)))]
+    weight = layer.weight.permute(2, 3, 1, 0).reshape(kernel * kernel * into, out)
+    assert layer.bias is not None
+    return values.reshape(-1, kernel * kernel * into) @ weight + layer.bias
+
+
+def _taps(side: int, kernel: int) -> list[int]:
+    """Places in a window that each output of a convolution reads, output by output."""
+    reach = range(kernel)
+    outputs = range(side - kernel + 1)
+    return [(row + i) * side + column + j for row in outputs for column in outputs for i in reach for j in reach]
+
+
+def stands(boxes: Tensor, classes: Tensor | None, better: Tensor) -> Tensor:
+    """1 for boxes (B, C, 4), best first, that greedy suppression keeps, 0 for others (B, C).
+
+    better (C, C) is 1 where the second box comes before the first. A box falls if a better one that stands
+    overlaps it. All at once instead of one by one: a round settles those whose rivals are settled, so that
+    chains of up to ``ROUNDS`` boxes come out as in greedy suppression.
+    """
+    corners = boxes.transpose(1, 2)
+    low, high = corners[:, :2], corners[:, 2:]  # (B, 2, C)
+    overlap = torch.minimum(high[..., None], high[:, :, None]) - torch.maximum(low[..., None], low[:, :, None])
+    shared = _product_of_two(overlap.clamp(min=0))
+    area = _product_of_two(high - low)
+    overlapping = shared * (1 + OVERLAP) > OVERLAP * (area[..., None] + area[:, None])
+    if classes is not None:
+        overlapping = overlapping & (classes[..., None] == classes[:, None])
+    rivals = overlapping.to(boxes.dtype) * better
+    kept = torch.ones_like(area)[..., None]
+    for _ in range(ROUNDS):
+        kept = (rivals @ kept < 0.5).to(boxes.dtype)
+    return kept[..., 0]
+
+
+def _product_of_two(sides: Tensor) -> Tensor:
+    """Of width and height (B, 2, ...): a runtime multiplies faster than it reduces."""
+    return sides[:, 0] * sides[:, 1]
+
+
+def _by_keypoint(raw: Tensor, heads: ProbabilisticHeads) -> Tensor:
+    """(B, K, channels, M) of (B, K * channels, M)."""
+    channels = RAW_CHANNELS[heads.settings.parameterisation]
+    return raw.reshape(raw.shape[0], heads.keypoints, channels, -1)
+
+
+def _entries(raw: Tensor, heads: ProbabilisticHeads) -> Tensor:
+    """l11, l21, l22 (B, K, 3, M) in strides of raw parameters (B, K, channels, M)."""
+    kind = heads.settings.parameterisation
+    a = raw[:, :, 0]
+    b = raw[:, :, 1] if kind == "full" else torch.zeros_like(a)
+    c = a if kind == "isotropic" else raw[:, :, RAW_CHANNELS[kind] - 1]
+    return torch.stack(factor_entries(a, b, c), dim=2)

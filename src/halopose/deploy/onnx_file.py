@@ -1,0 +1,196 @@
+"""Writing and rewriting model files: tracing, names, metadata, checks.
+
+In: a host and the artifact made for it. Out: an ``onnx.ModelProto`` that carries all that the runtime needs.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from halopose.data.files import write_bytes
+from halopose.deploy.graph import DenseHeads, Deployable, Form, TopkSettings
+from halopose.deploy.predict import Facts, Problem
+from halopose.errors import HaloposeError
+from halopose.fitting.artifact import Artifact
+from halopose.hosts.base import Host
+from halopose.hosts.tracing import Traceable
+from halopose.uncertainty.calibration import Calibrations
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+OPSET = 17
+IR_VERSION = 10  # what ONNX Runtime has read since 1.18
+TEMPERATURE = "temperature"  # the initializer that holds the Gaussian's tau
+TRACED_SIZE = (320, 256)  # any size will do; not square, so that a mix-up of sides shows
+
+Precision = Literal["float", "half", "int8"]
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """form: heads at the cells that matter (``topk``), or everywhere by convolutions alone (``dense``)."""
+
+    form: Form = "topk"
+    topk: TopkSettings = field(default_factory=TopkSettings)
+    imgsz: int | None = None
+
+
+def build(host: Host, artifact: Artifact, settings: ExportSettings | None = None) -> ModelProto:
+    """The graph with its metadata, checked."""
+    settings = settings or ExportSettings()
+    artifact.check(host)
+    traceable = host.traceable()
+    model = _trace(Deployable(traceable, artifact, settings.form, settings.topk).eval())
+    write_facts(model, facts_of(host, traceable, artifact, settings))
+    return checked(model)
+
+
+def _trace(graph: Deployable) -> ModelProto:
+    """By the TorchScript exporter, as both frameworks do: the dynamo one still fails on parts of these models."""
+    onnx = require_onnx()
+    images, axes = torch.zeros((2, 3, *TRACED_SIZE)), _dynamic_axes(graph)
+    buffer = io.BytesIO()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that sizes are read off tensors, and that the exporter is old
+        torch.onnx.export(
+            graph,
+            (images,),
+            buffer,  # type: ignore[arg-type]
+            opset_version=OPSET,
+            dynamo=False,
+            input_names=["images"],
+            output_names=graph.output_names,
+            dynamic_axes=axes,
+        )
+        outputs = graph(images)
+    model = onnx.load_from_string(buffer.getvalue())
+    for value, output in zip(model.graph.output, outputs, strict=True):
+        free = axes[value.name]  # the exporter loses track of what is always the same
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            if axis not in free:
+                size.dim_value = output.shape[axis]
+    model.ir_version = min(model.ir_version, IR_VERSION)
+    return model
+
+
+def _dynamic_axes(graph: Deployable) -> dict[str, dict[int, str]]:
+    axes = {name: {0: "batch"} for name in graph.output_names}
+    axes["images"] = {0: "batch", 2: "height", 3: "width"}
+    if graph.model.layout == "ultralytics":
+        axes["output0"][2] = "anchors"
+    elif graph.model.layout == "yolonas":
+        for name in graph.model.output_names:
+            axes[name][1] = "anchors"
+    if isinstance(graph.heads, DenseHeads):
+        axes["factors"][1] = "anchors"
+    return axes
+
+
+def facts_of(host: Host, traceable: Traceable, artifact: Artifact, settings: ExportSettings) -> Facts:
+    """What the runtime has to know."""
+    blank = Facts(
+        layout=traceable.layout,
+        form=settings.form,
+        precision="float",
+        fingerprint=artifact.base[0],
+        strides=list(artifact.heads.strides),
+        imgsz=settings.imgsz or artifact.imgsz,
+        fewest_cells=traceable.fewest_cells,
+        visibility=traceable.visibility,
+        class_names=list(host.class_names),
+        keypoint_names=list(artifact.layout.names),
+        sigmas=list(artifact.layout.sigmas),
+        area_factor=artifact.layout.area_factor,
+        threshold=None,
+        visibility_threshold=None,
+        temperature=[],
+        student_dof=[],
+        student_scale=[],
+        student_moment=None,
+    )
+    return calibrated_facts(blank, artifact.calibrations)
+
+
+def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
+    """The same with other calibrations; the Student-t's are relative to the Gaussian's, which is folded in."""
+    gaussian, student = fitted.gaussian, fitted.student
+    tau = gaussian.tau_.double().numpy()
+    moment = (student.moment_tau_.double().numpy() / tau).tolist() if student.covariance == "moment" else None
+    return replace(
+        facts,
+        threshold=fitted.threshold if np.isfinite(fitted.threshold) else None,
+        visibility_threshold=fitted.visibility_threshold,
+        temperature=tau.tolist(),
+        student_dof=student.nu_.tolist(),
+        student_scale=(student.tau_.double().numpy() / tau).tolist(),
+        student_moment=moment,
+    )
+
+
+def write_facts(model: ModelProto, facts: Facts) -> None:
+    """Replace the metadata, in place."""
+    del model.metadata_props[:]
+    for key, value in facts.write().items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+
+
+def read_facts(model: ModelProto, where: Path | str) -> Facts:
+    """The metadata of a model file."""
+    try:
+        return Facts.read({entry.key: entry.value for entry in model.metadata_props}, str(where))
+    except Problem as problem:
+        raise HaloposeError(str(problem)) from None
+
+
+def read_model(path: Path | str) -> ModelProto:
+    """Load a model file."""
+    onnx = require_onnx()
+    from google.protobuf.message import DecodeError  # onnx brings it along
+
+    if not Path(path).is_file():
+        raise HaloposeError(f"no model at {path}: write it with `halopose export`")
+    try:
+        return onnx.load(str(path))
+    except (DecodeError, OSError) as error:
+        raise HaloposeError(f"{path} is damaged or no ONNX model ({error}): export it again") from None
+
+
+def write_model(model: ModelProto, path: Path | str) -> None:
+    """Write a model file whole or not at all."""
+    write_bytes(path, model.SerializeToString())
+
+
+def checked(model: ModelProto) -> ModelProto:
+    """The model, which passes ONNX's own checks."""
+    require_onnx().checker.check_model(model, full_check=True)
+    return model
+
+
+def set_temperature(model: ModelProto, tau: Sequence[float]) -> None:
+    """Fold another Gaussian temperature (K,) into the factors, in place."""
+    from onnx import numpy_helper
+
+    for tensor in model.graph.initializer:
+        if tensor.name == TEMPERATURE:
+            tensor.CopyFrom(numpy_helper.from_array(np.asarray(tau, np.float32)[:, None], TEMPERATURE))
+            return
+    raise HaloposeError("the model holds no temperature to set: export it again with `halopose export`")
+
+
+def require_onnx() -> Any:
+    """The onnx package, or a line that names the extra."""
+    try:
+        import onnx
+    except ImportError:
+        raise HaloposeError("this needs the onnx extra: pip install 'halopose[onnx]'") from None
+    return onnx

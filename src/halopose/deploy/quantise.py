@@ -1,0 +1,179 @@
+"""Smaller numbers for the base: half precision, or 8 bits. Decoding and heads stay in float.
+
+In: a float model of ``onnx_file.build``, and for 8 bits some images. Out: another model with the same outputs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halopose.data.images import NamedImage
+from halopose.deploy import predict
+from halopose.deploy.onnx_file import checked, read_facts, read_model, require_onnx, write_facts, write_model
+from halopose.deploy.predict import Facts
+from halopose.errors import HaloposeError
+from halopose.types import Array
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+
+HEADS = "/heads/"  # what the names of the heads' nodes begin with
+MOST_IMAGES = 128  # that the ranges of activations are taken from
+
+
+def to_half(model: ModelProto) -> ModelProto:
+    """Half precision up to the last convolutions. Beyond, a pixel near 640 would be rounded to half a pixel."""
+    onnx = require_onnx()
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    facts = read_facts(model, "the model")
+    front, back = _parted(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it tells of each weight that is too small for half precision
+        front = convert_float_to_float16(front, keep_io_types=True)
+    half = onnx.ModelProto()
+    half.CopyFrom(model)
+    del half.graph.node[:], half.graph.initializer[:], half.graph.value_info[:]
+    half.graph.node.extend(_sorted([*front.graph.node, *back.node]))
+    half.graph.initializer.extend([*front.graph.initializer, *back.initializer])
+    write_facts(half, replace(facts, precision="half"))
+    return checked(half)
+
+
+def _take_unrounded(model: ModelProto, names: set[str]) -> None:
+    """Let the nodes of these names take values as they were before they were rounded for others, in place."""
+    made = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            rounded = made.get(name)
+            if node.name in names and rounded is not None and rounded.op_type == "DequantizeLinear":
+                node.input[place] = made[rounded.input[0]].input[0]
+
+
+def _parted(model: ModelProto) -> tuple[ModelProto, GraphProto]:
+    """The model up to its last convolutions, whose outputs are what the rest takes from it, and the rest."""
+    onnx = require_onnx()
+    early = before_decoding(model)
+    nodes: dict[bool, list[Any]] = {True: [], False: []}
+    for node in model.graph.node:
+        nodes[node.name not in early].append(node)
+    typed = onnx.shape_inference.infer_shapes(model).graph
+    types = {value.name: value for value in (*typed.value_info, *typed.output)}
+    wanted = {name for node in nodes[True] for name in node.input} | {value.name for value in model.graph.output}
+    crossing = [types[name] for node in nodes[False] for name in node.output if name in wanted]
+    graphs = []
+    for part, (given, made) in ((False, (model.graph.input, crossing)), (True, (crossing, model.graph.output))):
+        used = {name for node in nodes[part] for name in node.input}
+        weights = [tensor for tensor in model.graph.initializer if tensor.name in used]
+        graphs.append(onnx.helper.make_graph(nodes[part], "part", given, made, weights))
+    front = onnx.helper.make_model(graphs[0], opset_imports=model.opset_import, ir_version=model.ir_version)
+    return front, graphs[1]
+
+
+def to_int8(model: ModelProto, images: Iterable[NamedImage]) -> ModelProto:
+    """Backbone and neck in 8 bits, by ONNX Runtime's own quantisation.
+
+    The framework's head stays in float as well: its outputs are pixels, and there 8 bits cost most.
+    """
+    require_onnx()
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    facts = read_facts(model, "the model")
+    spared = {node.name for node in model.graph.node} - before_features(model)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        write_model(model, source)
+        quantize_static(
+            str(source),
+            str(target),
+            _Reader(facts, images),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["Conv"],
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=sorted(spared),
+            calibrate_method=CalibrationMethod.MinMax,
+            extra_options={"CalibMovingAverage": True},
+        )
+        small = read_model(target)
+    _take_unrounded(small, spared)
+    write_facts(small, replace(facts, precision="int8"))
+    return checked(small)
+
+
+def _sorted(nodes: list[Any]) -> list[Any]:
+    """Every node behind those whose results it takes: the converter puts its casts last."""
+    made = {name for node in nodes for name in node.output}
+    ordered: list[Any] = []
+    while nodes:
+        left = []
+        for node in nodes:
+            if made.isdisjoint(node.input):
+                ordered.append(node)
+                made.difference_update(node.output)
+            else:
+                left.append(node)
+        nodes = left
+    return ordered
+
+
+class _Reader:
+    """Inputs one by one, as the quantiser asks for them."""
+
+    def __init__(self, facts: Facts, images: Iterable[NamedImage]) -> None:
+        self.inputs = self._prepared(facts, images)
+
+    @staticmethod
+    def _prepared(facts: Facts, images: Iterable[NamedImage]) -> Iterator[dict[str, Array]]:
+        for number, image in enumerate(images):
+            if number == MOST_IMAGES:
+                return
+            yield {"images": predict.prepare(image.pixels, facts, facts.imgsz)[0][None]}
+
+    def get_next(self) -> dict[str, Array] | None:
+        return next(self.inputs, None)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        raise NotImplementedError  # asked for only if the quantiser is told to work in strides
+
+
+def before_decoding(model: ModelProto) -> set[str]:
+    """Names of the nodes up to the base's last convolutions: what comes after is decoding, or the heads."""
+    return _feeding(model, _inputs_of_convolutions(model)) | {
+        node.name for node in model.graph.node if _of_base(node)
+    }
+
+
+def before_features(model: ModelProto) -> set[str]:
+    """Names of the nodes that the feature maps depend on: backbone and neck."""
+    taken = {name for node in model.graph.node if node.name.startswith(HEADS) for name in node.input}
+    return _feeding(model, taken & _inputs_of_convolutions(model))
+
+
+def _inputs_of_convolutions(model: ModelProto) -> set[str]:
+    """Values that the base's convolutions take."""
+    values = {name for node in model.graph.node if _of_base(node) for name in node.input}
+    if not values:
+        raise HaloposeError("the model has no convolutions to quantise: export it with `halopose export` first")
+    return values
+
+
+def _feeding(model: ModelProto, values: set[str]) -> set[str]:
+    """Names of the nodes that the values depend on."""
+    needed, names = set(values), set()
+    for node in reversed(model.graph.node):  # in the order of execution, as ONNX demands
+        if not needed.isdisjoint(node.output):
+            needed.update(node.input)
+            names.add(node.name)
+    return names
+
+
+def _of_base(node: Any) -> bool:
+    return node.op_type == "Conv" and not node.name.startswith(HEADS)

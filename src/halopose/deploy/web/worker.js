@@ -1,0 +1,48 @@
+// Runs the model away from the page, so that the page never stalls. WebGPU where there is, WASM else.
+
+import { prepare, select } from "./pose.js";
+
+let session = null, facts = null, Tensor = null;
+
+async function start() {
+  facts = await (await fetch("facts.json")).json();
+  const model = new Uint8Array(await (await fetch("model.onnx")).arrayBuffer());
+  if (self.navigator.gpu && (await self.navigator.gpu.requestAdapter().catch(() => null))) {
+    try {
+      await open("./ort/ort.webgpu.min.mjs", model, "webgpu");
+      return "WebGPU";
+    } catch (error) {
+      session = null; // a driver that promises more than it can do
+    }
+  }
+  await open("./ort/ort.wasm.min.mjs", model, "wasm");
+  return "WASM";
+}
+
+async function open(library, model, provider) {
+  const ort = await import(library);
+  ort.env.wasm.wasmPaths = new URL("./ort/", self.location.href).href;
+  ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(self.navigator.hardwareConcurrency || 1, 4) : 1;
+  ort.env.logLevel = "error";
+  session = await ort.InferenceSession.create(model, { executionProviders: [provider] });
+  Tensor = ort.Tensor;
+  const { data, dims } = prepare(new Uint8ClampedArray(4 * 64 * 64), 64, 64, facts, 320);
+  await session.run({ images: new Tensor("float32", data, dims) }); // the first run is slow: let it be this one
+}
+
+self.onmessage = async ({ data: { number, pixels, width, height, imgsz, conf, iou } }) => {
+  try {
+    const begin = performance.now();
+    const { data, dims, box } = prepare(new Uint8ClampedArray(pixels), width, height, facts, imgsz);
+    const outputs = await session.run({ images: new Tensor("float32", data, dims) });
+    const found = select(facts, outputs, box, conf, iou);
+    self.postMessage({ kind: "poses", number, found, milliseconds: performance.now() - begin });
+  } catch (error) {
+    self.postMessage({ kind: "problem", text: `The model could not run: ${error.message}` });
+  }
+};
+
+start().then(
+  (runtime) => self.postMessage({ kind: "ready", facts, runtime }),
+  (error) => self.postMessage({ kind: "problem", text: `The model could not be loaded: ${error.message}` }),
+);

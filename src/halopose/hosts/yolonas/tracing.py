@@ -1,0 +1,32 @@
+"""A YOLO-NAS-Pose model as LibreYOLO's own exporter traces it, with the neck's features beside.
+
+In: a frozen model. Out: a ``Traceable`` copy; the model itself is left alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+
+from halopose.hosts.tracing import Traceable, Traced
+
+
+class TraceableNAS(Traceable):
+    """Decoded boxes, scores, keypoints and visibilities, without what only the loss needs."""
+
+    layout = "yolonas"
+    output_names = ("boxes", "scores", "keypoints_xy", "keypoints_conf")
+    visibility = True
+    fewest_cells = 1
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = copy.deepcopy(model).cpu()
+
+    def forward(self, images: Tensor) -> Traced:
+        features = self.model.neck(self.model.backbone(images))
+        output = self.model.heads(features)
+        boxes, scores, keypoints, visibility = output[0] if len(output) == 2 else output  # traced: decoded alone
+        return Traced((boxes, scores, keypoints, visibility), tuple(features), scores, boxes)

@@ -1,0 +1,99 @@
+"""From the command line to a deployed folder and back: export, predict, calibrate, evaluate."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halopose.cli import app as cli
+from halopose.fitting.artifact import Artifact
+from tests.helpers.models import ASSETS, artifact_for, host_of, pose_model, write_scenes
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:no samples for keypoints"),
+    pytest.mark.filterwarnings("ignore:.*of .* detections are beyond"),
+]
+
+
+def run(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["halopose", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    output = capsys.readouterr()
+    return int(stop.value.code or 0), output.out, output.err
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory, one_thread) -> Path:
+    folder = tmp_path_factory.mktemp("work")
+    torch.save({"model": pose_model("11")}, folder / "base.pt")
+    artifact_for(host_of("11"), imgsz=64).save(folder / "heads.safetensors")
+    write_scenes(folder, host_of("11"), {"val": 10, "other": 8})
+    return folder
+
+
+def test_a_model_goes_out_and_is_used(work, tmp_path, monkeypatch, capsys):
+    base = ("--base", work / "base.pt", "--artifact", work / "heads.safetensors")
+    out = tmp_path / "deployed"
+    code, text, _ = run(monkeypatch, capsys, "export", *base, "-o", out, "--windows", 60)
+    assert code == 0, text
+    assert {path.name for path in out.iterdir()} == {"model.onnx", "predict.py", "README.md", "card.json"}
+    results = []
+    for source in (base, ("--deployed", out)):
+        options = ("-o", tmp_path / "poses", "--conf", 0.5, "--imgsz", 96)
+        assert run(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *source, *options)[0] == 0
+        results.append(json.loads((tmp_path / "poses" / "predictions.json").read_text())[0]["detections"])
+    assert len(results[0]) == len(results[1]) > 2
+    for ours, theirs in zip(*results, strict=True):
+        assert np.allclose(ours["keypoints"], theirs["keypoints"], atol=0.02)
+        assert np.allclose(
+            ours["covariance"], theirs["covariance"], rtol=1e-2, atol=1e-3 * np.max(ours["covariance"])
+        )
+
+    data = work / "data.yaml"
+    code, text, error = run(monkeypatch, capsys, "calibrate", data, "--deployed", out, "--split", "other")
+    assert code == 0, error
+    assert "of 8 images" in text
+    evaluate = ("evaluate", data, "--deployed", out, "-o", tmp_path / "report", "--bootstrap", 0)
+    code, text, error = run(monkeypatch, capsys, *evaluate)
+    assert code == 0, error
+    assert json.loads((tmp_path / "report" / "metrics.json").read_text())["matched_instances"] > 3
+    code, _, error = run(monkeypatch, capsys, *evaluate, "--split", "other")
+    assert code == 2
+    assert "every image was used to make the model" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["export", "--base", "{base}"], "give --artifact for yours"),
+        (["export", "--half", "--int8", "images"], "--half or --int8, not both"),
+        (["predict", "bus.jpg", "--deployed", "nowhere"], "no folder nowhere: write one with `halopose export"),
+        (["predict", "bus.jpg", "--deployed", "{empty}"], "no model at"),
+        (["predict", "bus.jpg", "--deployed", "{empty}", "--base", "{base}"], "leave --base and --artifact out"),
+        (["calibrate", "{data}", "--deployed", "{empty}"], "no model at"),
+        (["calibrate", "{data}"], "give --base, or --deployed"),
+        (["evaluate", "{data}", "-o", "{empty}"], "give --base, or --deployed"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, line, work, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    places = {"base": work / "base.pt", "empty": tmp_path / "empty", "data": work / "data.yaml"}
+    code, _, error = run(monkeypatch, capsys, *(argument.format(**places) for argument in arguments))
+    assert code == 2
+    assert error.count("\n") == 1
+    assert line in error
+
+
+def test_the_exported_card_is_the_artifacts(work, tmp_path, monkeypatch, capsys):
+    base = ("--base", work / "base.pt", "--artifact", work / "heads.safetensors")
+    assert run(monkeypatch, capsys, "export", *base, "-o", tmp_path, "--form", "dense", "--imgsz", 96)[0] == 0
+    assert json.loads((tmp_path / "card.json").read_text()) == Artifact.load(work / "heads.safetensors").card
+    text = (tmp_path / "README.md").read_text()
+    assert "Form `dense`, precision `float`, 17 keypoints, made for an input of 96" in text
+    assert "| `factors` | batch x anchors x 17 x 3 |" in text
+    assert "of each keypoint x, y, visibility" in text

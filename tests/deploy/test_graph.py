@@ -1,0 +1,78 @@
+"""What decides about cells in the graph, against plain greedy suppression and the sparse heads."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halopose.deploy.graph import OVERLAP, Deployable, TopkSettings, WindowHead, stands, windows_of
+from halopose.deploy.predict import suppress
+from halopose.uncertainty.heads import HeadSettings, cut_windows
+from tests.helpers.models import KINDS, artifact_for, host_of, photograph
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@given(st.integers(0, 10_000), st.integers(1, 3))
+def test_boxes_that_stand_are_those_that_greedy_suppression_keeps(seed, classes):
+    generator = np.random.default_rng(seed)
+    corner = generator.uniform(0, 30, (24, 2))
+    boxes = np.concatenate([corner, corner + generator.uniform(20, 40, (24, 2))], axis=1).astype(np.float32)
+    classes = generator.integers(0, classes, 24)
+    better = torch.ones(24, 24).tril(-1)
+    kept = stands(torch.from_numpy(boxes)[None], torch.from_numpy(classes)[None], better)[0].bool().numpy()
+    expected = np.isin(np.arange(24), suppress(boxes, -np.arange(24.0), classes, OVERLAP))
+    assert np.array_equal(kept, expected)
+
+
+@pytest.mark.parametrize("settings", [HeadSettings(), HeadSettings("diagonal"), HeadSettings("isotropic")])
+@pytest.mark.parametrize("kind", ["11", "nas"])
+def test_windows_give_what_the_heads_give_at_every_cell(kind, settings):
+    """All cells of small maps, so that every border is among them."""
+    heads = artifact_for(host_of(kind), settings).heads
+    generator = torch.Generator().manual_seed(3)
+    for number, level in enumerate(heads.levels):
+        maps = torch.randn((2, level.trunk[0].weight.shape[1], 4, 3), generator=generator)
+        cell = torch.arange(12).expand(2, -1)
+        with torch.no_grad():
+            places, inside = windows_of(cell[:, None], torch.tensor([[4, 3]]), max(heads.reaches))
+            raw = WindowHead(level)(maps, places[:, 0], inside[:, 0]).flatten(0, 1)
+            image = torch.arange(2).repeat_interleave(12)
+            windows, inside = cut_windows(maps, image, cell.reshape(-1), heads.reaches[number])
+            expected = level.at_windows(windows, inside).flatten(1)
+        assert torch.allclose(raw, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind):
+    host = host_of(kind)
+    artifact = artifact_for(host)
+    batch, _ = host.preprocess([photograph("bus.jpg")], 192, rectangular=False)
+    graph = Deployable(host.traceable(), artifact, "topk", TopkSettings(64, 8)).eval()
+    with torch.inference_mode():
+        outputs = dict(zip(graph.output_names, graph(batch), strict=True))
+        native = host.forward(batch)
+        expected = artifact.gaussian(artifact.heads.dense(native.features)).scale_tril.float()
+    first = native.raw[0] if kind != "nas" else native.raw[0][0]
+    assert torch.allclose(outputs[graph.output_names[0]], first, atol=1e-3)
+    cells, factors = outputs["cells"][0], outputs["factors"][0]
+    found = cells >= 0
+    assert len(torch.unique(cells[found])) == found.sum() > 0
+    wanted = expected[0, cells[found]]
+    entries = torch.stack([wanted[..., 0, 0], wanted[..., 1, 0], wanted[..., 1, 1]], dim=-1)
+    assert torch.allclose(factors[found], entries, rtol=1e-3, atol=1e-4)
+
+
+def test_the_best_cells_of_each_level_come_first():
+    host = host_of("11")
+    batch, _ = host.preprocess([photograph("zidane.jpg")], 192, rectangular=False)
+    graph = Deployable(host.traceable(), artifact_for(host), "topk", TopkSettings(300, 5)).eval()
+    with torch.inference_mode():
+        cells = dict(zip(graph.output_names, graph(batch), strict=True))["cells"][0]
+        output = host.forward(batch)
+        kept = host.select(output, conf=0.0, iou=OVERLAP, max_detections=300)[0].cell
+    bounds = [0, 576, 720, 756]
+    for level in range(3):
+        own = kept[(kept >= bounds[level]) & (kept < bounds[level + 1])][:5]  # best first
+        assert set(own.tolist()) <= set(cells[5 * level : 5 * level + 5].tolist())

@@ -1,0 +1,298 @@
+"""The runtime of one file against the package that it leaves behind, and against the frameworks' own exports."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import cv2
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from benchmarks.export import libreyolo_onnx, ultralytics_onnx
+
+from halopose.deploy import predict
+from halopose.deploy.deployed import Deployed, Detecting
+from halopose.deploy.graph import TopkSettings
+from halopose.deploy.onnx_file import ExportSettings, build, write_model
+from halopose.hosts.ultralytics.host import UltralyticsHost
+from halopose.predictor import UncertainPose
+from tests.helpers.models import (
+    ASSETS,
+    KINDS,
+    PHOTOGRAPHS,
+    artifact_for,
+    host_of,
+    photograph,
+    pose_model,
+    wants_end2end,
+)
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*swigvarlink:DeprecationWarning"),
+]
+SIZE = 160
+MANY = TopkSettings(candidates=400, windows=100)
+
+
+@cache
+def exported(kind: str, form: str = "topk") -> bytes:
+    artifact = artifact_for(host_of(kind), imgsz=SIZE)
+    return build(host_of(kind), artifact, ExportSettings(form, MANY)).SerializeToString()
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    def write(kind: str, form: str = "topk") -> Path:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(exported(kind, form))
+        return path
+
+    return write
+
+
+def same(found, expected, pixels: float = 8e-3) -> None:
+    """To a thousandth of a pixel of the input, of which the photographs have eight times as many."""
+    assert len(found) == len(expected)
+    assert np.allclose(found.boxes, expected.boxes, atol=pixels)
+    assert np.allclose(found.keypoints, expected.keypoints, atol=pixels)
+    assert np.allclose(found.scores, expected.scores, atol=1e-5)
+    assert np.allclose(found.visibility, expected.visibility, atol=1e-5)
+    assert np.array_equal(found.class_ids, expected.class_ids)
+    for name in ("covariance", "scale"):
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert (np.abs(ours - theirs) <= 1e-3 * np.abs(theirs).max((2, 3), keepdims=True)).all(), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_are_those_of_the_package(kind, model_file):
+    """Two photographs, two sizes: the graph was traced at neither."""
+    model = predict.Model(str(model_file(kind)))
+    pose = UncertainPose(host_of(kind), artifact_for(host_of(kind), imgsz=SIZE))
+    for name, imgsz in zip(PHOTOGRAPHS, (SIZE, 224), strict=True):
+        found = model.detect(photograph(name), conf=0.4, imgsz=imgsz)
+        for family in predict.FAMILIES:
+            [expected] = pose.predict(photograph(name), conf=0.4, imgsz=imgsz, family=family)
+            assert len(expected) > 3
+            poses = predict.describe(model.facts, found, family)
+            same(poses, expected)
+            assert (poses.keep != expected.keep).mean() < 0.01  # one at the threshold may fall to either side
+            assert (poses.dof is None) == (family == "gaussian")
+            assert expected.dof is None or np.allclose(poses.dof, expected.dof)
+
+
+@pytest.mark.parametrize("kind", ["11", "12", "26-one-to-one", "nas"])
+@pytest.mark.filterwarnings("ignore")  # theirs
+def test_outputs_are_those_of_the_frameworks_own_export(kind, model_file, tmp_path):
+    model = pose_model(kind)
+    peer = (
+        libreyolo_onnx(model, tmp_path)
+        if kind == "nas"
+        else ultralytics_onnx(model, tmp_path, wants_end2end(kind))
+    )
+    session = onnxruntime.InferenceSession(str(peer), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    ours = predict.Model(str(model_file(kind)))
+    pixels, _ = predict.prepare(photograph("bus.jpg"), ours.facts, 640)
+    found = ours.run(pixels[None])
+    for name, value in zip(names, session.run(names, {"images": pixels[None]}), strict=True):
+        assert np.allclose(found[name], value, atol=1e-3), name
+
+
+@pytest.mark.parametrize("kind", ["11", "nas"])
+def test_the_dense_form_says_the_same(kind, model_file):
+    sparse = Deployed(model_file(kind))
+    dense = Deployed(model_file(kind, "dense"))
+    for name in PHOTOGRAPHS:
+        settings = Detecting(conf=0.4)
+        same(
+            dense.predict(photograph(name), settings, "gaussian"),
+            sparse.predict(photograph(name), settings, "gaussian"),
+        )
+
+
+@pytest.mark.parametrize("form", ["topk", "dense"])
+@pytest.mark.parametrize("kind", ["v8", "nas"])
+def test_images_of_a_batch_do_not_see_each_other(kind, form, model_file):
+    model = predict.Model(str(model_file(kind, form)))
+    batch = np.stack(
+        [predict.prepare(cv2.resize(photograph(name), (96, 96)), model.facts, 96)[0] for name in PHOTOGRAPHS]
+    )
+    together = model.run(batch)
+    for number in range(2):
+        alone = model.run(batch[number : number + 1])
+        for name, value in alone.items():
+            assert np.allclose(together[name][number], value[0], atol=1e-3, rtol=1e-3), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [("11", "topk"), ("11", "dense"), ("26-one-to-one", "topk"), ("nas", "topk")]
+)
+def test_another_runtime_says_the_same(kind, form, model_file):
+    openvino = pytest.importorskip("openvino")
+    path = model_file(kind, form)
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    names = [value.name for value in onnx.load(path).graph.output]
+    other = Deployed(path, lambda batch: dict(zip(names, compiled(batch).to_tuple(), strict=True)))
+    for name in PHOTOGRAPHS:
+        poses = other.predict(photograph(name), Detecting(conf=0.4), "gaussian")
+        same(poses, Deployed(path).predict(photograph(name), Detecting(conf=0.4), "gaussian"))
+
+
+def test_keypoints_without_visibility_and_several_classes():
+    host = UltralyticsHost(pose_model("11", (5, 2), classes=3))
+    artifact = artifact_for(host, imgsz=SIZE)
+    model = build(host, artifact, ExportSettings(topk=MANY))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    facts = predict.Facts.read({entry.key: entry.value for entry in model.metadata_props}, "")
+    runtime = predict.Model(
+        "", lambda batch: dict(zip(names, session.run(names, {"images": batch}), strict=True)), facts
+    )
+    found = runtime.predict(photograph("bus.jpg"), conf=0.4)
+    [expected] = UncertainPose(host, artifact).predict(photograph("bus.jpg"), conf=0.4)
+    assert found.visibility is None
+    assert len(found) == len(expected) > 3
+    assert len(np.unique(found.class_ids)) > 1
+    assert np.array_equal(found.class_ids, expected.class_ids)
+    assert np.allclose(found.covariance, expected.covariance, rtol=1e-3, atol=1e-3 * expected.covariance.max())
+
+
+def test_detections_beyond_the_windows_are_left_out_with_a_warning(tmp_path):
+    artifact = artifact_for(host_of("11"), imgsz=SIZE)
+    write_model(build(host_of("11"), artifact, ExportSettings(topk=TopkSettings(64, 2))), tmp_path / "model.onnx")
+    model = predict.Model(str(tmp_path / "model.onnx"))
+    with pytest.warns(UserWarning, match="export with more --windows"):
+        poses = model.predict(photograph("bus.jpg"), conf=0.4)
+    [whole] = UncertainPose(host_of("11"), artifact).predict(photograph("bus.jpg"), conf=0.4)
+    assert 2 <= len(poses) <= 6 < len(whole)
+    for score, covariance in zip(poses.scores, poses.covariance, strict=True):
+        [place] = np.flatnonzero(np.abs(whole.scores - score) < 1e-6)
+        assert np.allclose(whole.covariance[place], covariance, rtol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_suppression_is_that_of_torchvision(seed):
+    from halopose.hosts.torchvision_shim import ensure_torchvision
+
+    ensure_torchvision()
+    import torchvision
+
+    generator = np.random.default_rng(seed)
+    corner = generator.uniform(0, 40, (80, 2))
+    boxes = np.concatenate([corner, corner + generator.uniform(5, 40, (80, 2))], axis=1).astype(np.float32)
+    scores, classes = generator.uniform(size=80).astype(np.float32), generator.integers(0, 2, 80)
+    expected = torchvision.ops.batched_nms(*map(torch.from_numpy, (boxes, scores, classes)), 0.4)
+    assert predict.suppress(boxes, scores, classes, 0.4).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("size", [(64, 48), (320, 200), (1000, 700), (37, 500)])
+def test_resizing_without_opencv_and_pil(size, monkeypatch):
+    image = photograph("bus.jpg")[:400, :300]
+    expected = [predict.resize(image, size, antialias) for antialias in (True, False)]
+    monkeypatch.setattr(predict, "cv2", None)
+    monkeypatch.setattr(predict, "Image", None)
+    for antialias, wanted in zip((True, False), expected, strict=True):
+        assert np.abs(predict.resize(image, size, antialias).astype(int) - wanted).max() <= 1
+    assert np.abs(expected[0].astype(int) - expected[1]).max() > 1 or size[0] > 900  # enlarged they are alike
+
+
+ALONE = """
+import sys
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("cv2", "PIL", "torch", "halopose", "scipy", "onnx"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Nothing())
+sys.argv = sys.argv[1:]
+import runpy
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_alone(*arguments) -> subprocess.CompletedProcess:
+    """predict.py in a process that has numpy and onnxruntime alone."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", ALONE, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_the_file_runs_with_numpy_and_onnxruntime_alone(model_file, tmp_path):
+    runtime = tmp_path / "predict.py"
+    runtime.write_bytes(Path(predict.__file__).read_bytes())
+    path = model_file("11")
+    small = cv2.resize(photograph("bus.jpg"), (SIZE, SIZE))  # no resizing, so that pixels are equal
+    np.save(tmp_path / "bus.npy", small)
+    done = run_alone(runtime, tmp_path / "bus.npy", "--json", "--conf", 0.4, "--family", "student-t")
+    assert done.returncode == 0, done.stderr
+    [entry] = json.loads(done.stdout)
+    expected = Deployed(path).predict(small, Detecting(conf=0.4), "student-t").to_json()
+    assert entry["image"] == "bus"
+    assert len(entry["detections"]) == len(expected) > 3
+    for ours, theirs in zip(entry["detections"], expected, strict=True):
+        assert list(ours) == list(theirs)
+        for key, value in theirs.items():
+            assert np.allclose(ours[key], value, rtol=1e-6), key
+    refused = run_alone(runtime, ASSETS / "bus.jpg")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "install opencv-python-headless or pillow" in refused.stderr
+
+
+def test_the_file_is_written_for_older_versions_of_python():
+    """Its syntax; that nothing newer is called is what running it there would show."""
+    ast.parse(Path(predict.__file__).read_text(), feature_version=(3, 9))
+
+
+def test_the_command_line_draws(model_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = [str(ASSETS / "bus.jpg"), "--model", str(model_file("11")), "--conf", "0.4", "--imgsz", "160"]
+    assert predict.main(arguments) == 0
+    assert "detections" in capsys.readouterr().out
+    drawn = cv2.imread(str(tmp_path / "poses" / "bus.jpg"))
+    assert drawn.shape == photograph("bus.jpg").shape
+    assert (np.abs(drawn.astype(int) - photograph("bus.jpg")) > 40).mean() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["missing.jpg"], "cannot read image missing.jpg"),
+        (["{photo}", "--conf", "2"], "between 0 and 1"),
+        (["{photo}", "--probability", "1"], "between 0 and 1"),
+        (["{photo}", "--imgsz", "32"], "too small"),
+        (["{photo}", "--model", "nowhere.onnx"], "no model at nowhere.onnx"),
+        (["empty"], "no images in empty"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, line, model_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    path = model_file("26-one-to-one")
+    given = [argument.format(photo=ASSETS / "bus.jpg") for argument in arguments]
+    code = predict.main(given if "--model" in given else [*given, "--model", str(path)])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert error.count("\n") == 1
+    assert line in error
+
+
+@pytest.mark.parametrize("kind", ["11", "26-one-to-one", "nas"])
+def test_nothing_found_is_no_mistake(kind, model_file):
+    model = predict.Model(str(model_file(kind)))
+    for family in predict.FAMILIES:
+        poses = model.predict(photograph("bus.jpg"), conf=1.0, family=family)
+        assert len(poses) == 0
+        assert poses.covariance.shape == (0, 17, 2, 2)
+        assert poses.to_json() == []
+    assert (
+        Deployed(model_file(kind)).predict(photograph("bus.jpg"), Detecting(conf=1.0), "gaussian").keypoint_count
+        == 17
+    )

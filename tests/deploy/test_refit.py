@@ -1,0 +1,70 @@
+"""Calibration and evaluation in the deployed runtime, against the pipeline that runs in PyTorch."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halopose.data.dataset import load_dataset
+from halopose.deploy import refit
+from halopose.deploy.deployed import Deployed
+from halopose.deploy.folder import write_folder
+from halopose.deploy.graph import TopkSettings
+from halopose.deploy.onnx_file import ExportSettings, build
+from halopose.evaluation.true_positives import Protocol
+from halopose.fitting.pipeline import FitSettings, calibrate_artifact, collect_validation, evaluate_artifact
+from halopose.predictor import UncertainPose
+from tests.helpers.models import artifact_for, host_of, write_scenes
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:no samples for keypoints")]
+PROTOCOL = Protocol(area="box", box_area_factor=0.53)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, one_thread) -> Path:
+    return write_scenes(tmp_path_factory.mktemp("data"), host_of("11"), {"val": 12, "other": 8})
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    artifact = artifact_for(host_of("11"))
+    model = build(host_of("11"), artifact, ExportSettings(topk=TopkSettings(84, 64)))
+    write_folder(tmp_path / "deployed", model, artifact)
+    return tmp_path / "deployed"
+
+
+@pytest.fixture
+def store(data, tmp_path):
+    settings = FitSettings(imgsz=64, train_sizes=(64,))
+    return collect_validation(host_of("11"), load_dataset(data, "val"), tmp_path / "store", settings)
+
+
+def test_scores_are_those_of_the_pipeline(data, folder, store):
+    deployed = Deployed(folder)
+    metrics = refit.score(deployed, refit.collect(deployed, load_dataset(data, "val")), PROTOCOL)
+    expected = evaluate_artifact(artifact_for(host_of("11")), host_of("11"), store, protocol=PROTOCOL)
+    assert metrics["matched_instances"] == expected["matched_instances"] > 5
+    for law in ("uncalibrated", "gaussian", "student_t"):  # the store keeps windows in half precision
+        assert metrics[law]["nll"] == pytest.approx(expected[law]["nll"], abs=0.02)
+        assert metrics[law]["ace"] == pytest.approx(expected[law]["ace"], abs=0.01)
+    assert metrics["pruned"]["kept_fraction"] == pytest.approx(expected["pruned"]["kept_fraction"], abs=0.02)
+
+
+def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(data, folder, store):
+    before = UncertainPose.load(folder)
+    count = refit.calibrate(folder, refit.collect(Deployed(folder), load_dataset(data, "val")))
+    expected = calibrate_artifact(artifact_for(host_of("11")), host_of("11"), store, "matched")
+    found = refit.calibrations_of(Deployed(folder).facts)
+    assert count > 5
+    assert np.allclose(found.gaussian.tau_, expected.gaussian.tau_, rtol=0.01)
+    assert np.allclose(found.student.tau_, expected.student.tau_, rtol=0.03)
+    assert np.allclose(found.student.moment_tau_, expected.student.moment_tau_, rtol=0.01)
+    image = load_dataset(data, "other").records[0].read()[0]
+    [old], [new] = before.predict(image, conf=0.1), UncertainPose.load(folder).predict(image, conf=0.1)
+    ratio = np.square(expected.gaussian.tau_.numpy() / artifact_for(host_of("11")).gaussian.tau_.numpy())
+    assert np.array_equal(old.keypoints, new.keypoints)
+    assert np.allclose(new.covariance, old.covariance * ratio[:, None, None], rtol=0.03)
+    card = json.loads((folder / "card.json").read_text())
+    assert card["images"]["calibration"] == sorted(load_dataset(data, "val").image_ids.tolist())
+    assert set(refit.images_seen(Deployed(folder))) == set(load_dataset(data, "val").image_ids)
