@@ -28,9 +28,10 @@ from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_
 from halopose.geometry.camera import rotation_from_angles
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.hosts import shipped as hub
-from halopose.landing.flight import TRUTH_RATE, Flight, LandingSettings, conclude, given_attitudes, land, truth_of
+from halopose.landing.flight import Flight, conclude, given_attitudes, land, truth_of
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import Sensors
+from halopose.landing.settings import TRUTH_RATE, LandingSettings
 from halopose.landing.sighting import Sightings
 from halopose.landing.summary import distances, total_covariance
 from halopose.landing.world.approach import fly
@@ -356,9 +357,7 @@ def weather_table(flights: dict[Weather, list[Flight]]) -> str:
 
 def _beyond(flight: Flight) -> Array:
     """Which fixes (N,) are off by more than their protection levels."""
-    error = flight.fixes.position - flight.position
-    horizontal, vertical = np.hypot(error[:, 0], error[:, 1]), np.abs(error[:, 2])
-    return (horizontal > flight.fixes.levels[:, 0]) | (vertical > flight.fixes.levels[:, 1])
+    return (np.abs(flight.fixes.error(flight.position)) > flight.fixes.levels).any(1)
 
 
 if __name__ == "__main__":

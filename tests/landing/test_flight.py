@@ -8,21 +8,11 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import perturb, rotation_from_angles
-from halopose.landing.flight import (
-    LandingSettings,
-    _measured,
-    _start,
-    angle_axes,
-    at,
-    conclude,
-    given_attitudes,
-    land,
-    solve,
-    truth_of,
-    usable_corners,
-)
+from halopose.landing.fixes import angle_axes, solve, usable_corners
+from halopose.landing.flight import _measured, _start, at, conclude, given_attitudes, land, truth_of
 from halopose.landing.navigation.fusion import consistency, fuse
 from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Measurement, Sensors
+from halopose.landing.settings import LandingSettings
 from halopose.landing.sighting import Sightings, expected_corners
 from halopose.landing.summary import distances, summarise, to_text, total_covariance
 from halopose.landing.world.approach import fly
@@ -209,7 +199,7 @@ def test_a_whole_landing_and_its_summary():
         ("conf", [-0.1, 1.1, np.nan]),
         ("persistence", [-1.0, np.inf, np.nan]),
         ("false_alarm", [0.0, 1.0, -1e-3, np.nan]),
-        ("integrity_risk", [0.0, 1.0, 2.0, np.nan]),
+        ("requirement", ["cat-4"]),
         ("fault_probability", [0.0, 1.0, np.inf, np.nan]),
     ],
 )

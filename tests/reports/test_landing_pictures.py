@@ -14,9 +14,11 @@ from scipy.stats import chi2, f
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import aircraft_pose, camera_pose, rotation_from_angles
 from halopose.geometry.pnp import solve_position
-from halopose.landing.flight import Flight, LandingSettings, VisionFixes
+from halopose.landing.fixes import VisionFixes
+from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import Initial, fuse
 from halopose.landing.navigation.sensors import GNSS, Sensors, Truth, simulate, vision
+from halopose.landing.settings import LandingSettings
 from halopose.landing.sighting import Sightings, expected_corners
 from halopose.landing.world.approach import fly
 from halopose.reports.landing_pictures import Composition, animate, draw_frame, outlines, state_of
@@ -98,7 +100,7 @@ def fix(world, sightings, attitude):
     trusted = solution.converged.copy()
     reasons = list(solution.reasons)
     trusted[DOUBTED], reasons[DOUBTED] = False, "not trusted: the corners do not fit the runway"
-    spread = np.sqrt(np.stack([covariance[:, 0, 0] + covariance[:, 1, 1], covariance[:, 2, 2]], axis=1))
+    spread = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
     unmoved = np.zeros((count, 3, 3))
     statistic = np.where(solution.converged, solution.cost, np.nan)
     return VisionFixes(

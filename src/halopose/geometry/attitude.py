@@ -1,8 +1,8 @@
 """A position from corners and an attitude that is itself uncertain, by generalised least squares.
 
-In: what ``solve_position`` takes, and the covariance (3, 3) or (N, 3, 3) of the given rotation about the runway
-axes. Out: a ``Solution`` whose position, cost and covariance count the attitude's error, which moves all corners
-together: S = diag(covariances) + J A J' takes the place of the corners' own covariances.
+In: what ``solve_position`` takes, the covariance (3, 3) or (N, 3, 3) of the given rotation about the runway axes,
+and perhaps that of the camera's intrinsics (9, 9). Out: a ``Solution`` whose position, cost and covariance count
+these errors, which move all corners together: S = diag(covariances) + J A J' replaces the corners' covariances.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from halopose.geometry.camera import Array, Camera, pose_jacobian, project_points
+from halopose.geometry.camera import (
+    Array,
+    Camera,
+    intrinsics_jacobian,
+    pose_jacobian,
+    project_points,
+    to_camera,
+)
 from halopose.geometry.pnp import Mask, Solution, solve_position
 
 _STEPS = 2  # Gauss-Newton's, from the minimum for an exact attitude: the second is only to make sure
@@ -26,6 +33,7 @@ def solve_with_attitude(
     rotation: Array,
     attitude: Array,
     *,
+    intrinsics: Array | None = None,
     mask: Mask | None = None,
 ) -> Solution:
     """Position of least chi-square with the rotation (N, 3, 3) given up to an error of covariance ``attitude``.
@@ -46,6 +54,9 @@ def solve_with_attitude(
         by_pose, residual = _linearised(camera, turned, position, placed, pixels[good], kept)
         by_position, by_angle = by_pose[..., :3], by_pose[..., 3:]
         noise = _block_diagonal(covariance[good], kept) + by_angle @ spread @ np.swapaxes(by_angle, 1, 2)
+        if intrinsics is not None:
+            by_lens = _by_intrinsics(camera, turned, position, placed, kept)
+            noise = noise + by_lens @ intrinsics @ np.swapaxes(by_lens, 1, 2)
         solved = np.linalg.solve(noise, np.concatenate([by_position, residual[..., None]], axis=2))
         weighted = np.swapaxes(solved[..., :3], 1, 2)
         inner = np.linalg.inv(weighted @ by_position)
@@ -74,6 +85,12 @@ def _linearised(
     jacobian = pose_jacobian(camera, rotation, position, points).reshape(*rows, 6)
     residual = (pixels - project_points(camera, rotation, position, points)).reshape(rows)
     return np.where(kept[..., None], jacobian, 0.0), np.where(kept, residual, 0.0)
+
+
+def _by_intrinsics(camera: Camera, rotation: Array, position: Array, points: Array, kept: Mask) -> Array:
+    """Jacobian by the camera's parameters (N, 2 K, 9), zero where masked out."""
+    jacobian = intrinsics_jacobian(camera, to_camera(rotation, position, points))
+    return np.where(kept[..., None], jacobian.reshape(len(position), kept.shape[1], 9), 0.0)
 
 
 def _block_diagonal(covariance: Array, kept: Mask) -> Array:

@@ -7,64 +7,25 @@ that happened, frame by frame, beside the truth.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from halopose.errors import HaloposeError
-from halopose.geometry.camera import (
-    Camera,
-    Mount,
-    aircraft_pose,
-    pose_difference,
-    rotation_from_angles,
-)
-from halopose.geometry.integrity import check_risk, exclude, protection_levels
-from halopose.geometry.pnp import Failure
-from halopose.geometry.propagation import aircraft_covariance
+from halopose.landing.fixes import VisionFixes, solve
 from halopose.landing.navigation.fusion import MOTION, FusedTrack, FusionSettings, Initial, fuse
-from halopose.landing.navigation.sensors import IlsSite, Measurement, Sensors, Truth, simulate, vision
+from halopose.landing.navigation.sensors import IlsSite, Measurement, Truth, simulate, vision
+from halopose.landing.settings import TRUTH_RATE, LandingSettings
 from halopose.landing.sighting import Sightings, expected_corners, sight
 from halopose.landing.world.approach import Approach, fly
 from halopose.landing.world.render import render
-from halopose.landing.world.scenes import Weather, check_weather
 from halopose.poses import Array
 from halopose.predictor import UncertainPose
 
 Progress = Callable[[str, int, int], None]
 
-TRUTH_RATE = 100.0  # Hz, that of the IRS
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 3.0, 3.0, 2.0])  # m and m/s, before the first measurement
-_ANGLE_STEP = 1e-6
 _APART = 0.011  # seconds between an image and its attitude: one sample of the IRS
-
-
-@dataclass(frozen=True)
-class VisionFixes:
-    """What PnP makes of N sightings: the aircraft's position (N, 3) in runway axes with covariance (N, 3, 3).
-
-    The covariance leaves out the bias of the given attitude, which is the same in every frame; ``sensitivity``
-    (N, 3, 3) says how far the position moves with errors of yaw, pitch and roll, zero if none were given. NaN
-    where there is none. statistic (N,) is the residuals' chi-square with dof (N,) degrees of freedom, trusted
-    (N,) whether the integrity check let the frame pass, excluded (N,) the corner left out or -1, reasons (N,) in
-    words what became of each frame; levels (N, 2) horizontal and vertical protection levels in metres.
-    """
-
-    position: Array
-    covariance: Array
-    statistic: Array
-    dof: Array
-    trusted: Array
-    excluded: Array
-    reasons: tuple[str, ...]
-    levels: Array
-    sensitivity: Array
-
-    @property
-    def solved(self) -> Array:
-        """Which frames have a position (N,)."""
-        return np.asarray(np.isfinite(self.position).all(1))
 
 
 @dataclass(frozen=True)
@@ -89,61 +50,6 @@ class Flight:
     nees: Array
     images: tuple[Array, ...]
     settings: LandingSettings
-
-
-@dataclass(frozen=True)
-class LandingSettings:
-    """What to fly, how to look at it and what to believe.
-
-    rate: images a second. attitude: ``irs`` solves for the position alone with the attitude of the IRS, ``vision``
-    for the whole pose. prune: leave out corners that the artifact calls unreliable, as long as enough are left.
-    conf: lowest score of a detection.
-    persistence: integral over time of the correlation of the detector's errors. integrity: let inconsistent frames
-    not pass, and leave out a corner that does not fit the others; false_alarm, integrity_risk and
-    fault_probability as in ``landing.integrity``.
-    """
-
-    seed: int = 0
-    weather: Weather = "clear"
-    rate: float = 2.0
-    attitude: Literal["irs", "vision"] = "irs"
-    prune: bool = True
-    conf: float = 0.7
-    persistence: float = 10.0
-    integrity: bool = True
-    false_alarm: float = 1e-3
-    integrity_risk: float = 1e-7
-    fault_probability: float = 1e-3
-    sensors: Sensors = field(default_factory=Sensors)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= TRUTH_RATE:
-            raise HaloposeError(f"the rate of images must be above 0 and up to {TRUTH_RATE:g}, got {self.rate}")
-        if self.seed < 0:
-            raise HaloposeError(f"a seed is 0 or more, got {self.seed}")
-        check_weather(self.weather)
-        if not 0 <= self.conf <= 1:
-            raise HaloposeError(f"conf must lie between 0 and 1, got {self.conf}")
-        if not 0 <= self.persistence < np.inf:
-            raise HaloposeError(f"persistence is a number of seconds, 0 or more, got {self.persistence}")
-        for name in ("false_alarm", "integrity_risk", "fault_probability"):
-            check_risk(name, getattr(self, name))
-        if self.attitude not in ("irs", "vision"):
-            raise HaloposeError(f"unknown attitude {self.attitude!r}: irs or vision")
-        if self.attitude == "irs" and self.sensors.attitude is None:
-            raise HaloposeError("no attitude on board: solve for the whole pose with --attitude vision")
-
-    @property
-    def repetition(self) -> float:
-        """How many frames say as much as one independent one: (1 + rho) / (1 - rho) of errors that decay as rho.
-
-        A frame's covariance tells how far it is off, not that the next frame is off the same way. The filter takes
-        its measurements as independent, so it gets covariances larger by this factor.
-        """
-        if not self.persistence:
-            return 1.0
-        rho = float(np.exp(-1 / (self.rate * self.persistence)))
-        return (1 + rho) / (1 - rho)
 
 
 def land(model: UncertainPose, settings: LandingSettings, progress: Progress | None = None) -> Flight:
@@ -234,80 +140,6 @@ def _by_the_others(
     return expected, np.asarray(np.isfinite(attitudes).all(1))
 
 
-def solve(
-    sightings: Sightings,
-    camera: Camera,
-    mount: Mount,
-    corners: Array,
-    attitudes: Array,
-    settings: LandingSettings,
-) -> VisionFixes:
-    """The aircraft's position in every frame, from corners (4, 3) and, if wanted, attitudes (N, 3) of the IRS.
-
-    Where the attitude is wanted and NaN there is no position.
-    """
-    sensor = settings.sensors.attitude
-    known: dict[str, Any] = {}
-    oriented = np.ones(len(sightings), dtype=bool)
-    if settings.attitude == "irs" and sensor is not None:
-        oriented = np.asarray(np.isfinite(attitudes).all(1))
-        attitudes = np.nan_to_num(attitudes)
-        axes = angle_axes(attitudes)
-        variance = np.square(sensor.noise) + np.square(sensor.bias.sigma)
-        rotation = mount.rotation @ rotation_from_angles(*attitudes.T)
-        known = {
-            "rotation": np.where(oriented[:, None, None], rotation, np.nan),
-            "attitude": (axes * variance) @ np.swapaxes(axes, 1, 2),
-        }
-    seen = camera, corners, sightings.pixels, sightings.covariance
-    alarm = settings.false_alarm if settings.integrity else 0.0
-    checked = exclude(*seen, **known, mask=usable_corners(sightings, settings), false_alarm=alarm)
-    shielded = protection_levels(
-        *seen,
-        **known,
-        mask=checked.mask,
-        integrity_risk=settings.integrity_risk,
-        fault_probability=settings.fault_probability,
-        false_alarm=settings.false_alarm,
-    )
-    solution = checked.solution
-    total = aircraft_covariance(solution.covariance, solution.rotation, mount)
-    carried, steady = np.zeros((len(sightings), 3, 3)), np.zeros(3)
-    if known and sensor is not None:
-        carried = total[:, :3, 3:] @ np.linalg.solve(known["attitude"], axes)
-        steady = np.square(sensor.bias.sigma)
-    spread = total[:, :3, :3] - (carried * steady) @ np.swapaxes(carried, 1, 2)
-    trusted = solution.converged & ((checked.consistent & ~shielded.alarmed) | (not settings.integrity))
-    return VisionFixes(
-        position=aircraft_pose(solution.rotation, solution.position, mount)[1],
-        covariance=(spread + np.swapaxes(spread, 1, 2)) / 2,
-        statistic=np.where(solution.converged, solution.cost, np.nan),
-        dof=solution.dof,
-        trusted=trusted,
-        excluded=checked.excluded,
-        reasons=_reasons(sightings, oriented, solution.failure, trusted),
-        levels=np.stack([shielded.horizontal, shielded.vertical], axis=1),
-        sensitivity=carried,
-    )
-
-
-def usable_corners(sightings: Sightings, settings: LandingSettings) -> Array:
-    """Corners (N, 4) to solve with: those kept by pruning where enough are left, else all of them."""
-    every = np.repeat(sightings.seen[:, None], 4, axis=1)
-    enough = sightings.keep.sum(1) >= (3 if settings.attitude == "irs" else 4)
-    return np.where(enough[:, None] & settings.prune, sightings.keep, every)
-
-
-def angle_axes(attitudes: Array) -> Array:
-    """Turns about the runway axes (N, 3, 3) by changes of yaw, pitch and roll (N, 3), one a column."""
-    origin = np.zeros((len(attitudes), 3))
-    columns = []
-    for axis in np.eye(3) * _ANGLE_STEP:
-        low, high = (rotation_from_angles(*(attitudes + sign * axis).T) for sign in (-1, 1))
-        columns.append(pose_difference(low, origin, high, origin)[:, 3:] / (2 * _ANGLE_STEP))
-    return np.stack(columns, axis=-1)
-
-
 def at(track: FusedTrack, times: Array, start: Initial, coasting: float) -> tuple[Array, Array]:
     """Fused positions (N, 3) and their covariances (N, 3, 3) at times (N,), flown straight on from the last state.
 
@@ -360,12 +192,3 @@ def _images(
         yield kept[-1]
         if progress:
             progress("looking", number + 1, len(times))
-
-
-def _reasons(sightings: Sightings, oriented: Array, failure: Array, trusted: Array) -> tuple[str, ...]:
-    words = []
-    for seen, turned, code, good in zip(sightings.seen, oriented, failure, trusted, strict=True):
-        solved = "solved" if good else "not trusted: the corners do not fit together"
-        failed = Failure(code).reason if turned else "the IRS gave no attitude"
-        words.append("no runway detected" if not seen else failed if code else solved)
-    return tuple(words)

@@ -5,6 +5,7 @@ In: a ``Flight``. Out: a plain dictionary for the terminal, the page and the log
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy import stats
 
 from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
+from halopose.landing.requirements import LEVELS, stanford
 from halopose.poses import Array
 
 AXES = ("x", "y", "z")
@@ -41,8 +43,8 @@ def summarise(flight: Flight) -> dict[str, Any]:
     limit = float(stats.chi2.ppf(0.95, 3))
     outside = distances(vision, total_covariance(flight)) > limit
     solved, trusted = fixes.solved, fixes.trusted & fixes.solved
-    horizontal, vertical = np.hypot(vision[:, 0], vision[:, 1]), np.abs(vision[:, 2])
-    beyond = (horizontal > fixes.levels[:, 0]) | (vertical > fixes.levels[:, 1])
+    error, required = fixes.error(flight.position), flight.settings.required
+    beyond = (np.abs(error) > fixes.levels).any(1)
     judged = consistency(flight.nees, 3)
     return {
         "frames": len(flight.frame_times),
@@ -53,6 +55,13 @@ def summarise(flight: Flight) -> dict[str, Any]:
         "vision_outside_95": _share(outside, solved),
         "trusted_vision_outside_95": _share(outside, trusted),
         "beyond_protection_level": int((beyond & trusted).sum()),
+        "available": {
+            f"{name} within {limit:g} m ({required.name})": asdict(
+                stanford(error[trusted, axis], fixes.levels[trusted, axis], limit)
+            )
+            for axis, (name, limit) in enumerate(zip(LEVELS, required.limits.tolist(), strict=True))
+            if np.isfinite(limit)
+        },
         "fused_nees": judged.mean,
         "fused_nees_inside_95": judged.inside,
         "root_mean_square_error": {

@@ -17,6 +17,7 @@ from halopose.errors import HaloposeError
 from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import SIZES
+from halopose.landing.requirements import LEVELS
 from halopose.landing.summary import total_covariance
 from halopose.landing.world.dataset import CORNER_NAMES
 from halopose.landing.world.scenes import Array
@@ -419,15 +420,17 @@ def _statistic_chart(flight: Flight) -> Chart:
 
 
 def _level_charts(flight: Flight) -> list[Chart]:
-    """Protection levels against the errors that they should bound: those of trusted frames."""
-    error = np.where(_flags(flight)[2][:, None], flight.fixes.position - flight.position, np.nan)
-    sizes = np.stack([np.hypot(error[:, 0], error[:, 1]), np.abs(error[:, 2])], axis=1)
-    charts = []
-    for column, name in enumerate(("Horizontal", "Vertical")):
-        size, level, times = sizes[:, column], flight.fixes.levels[:, column], flight.frame_times
-        scale = _decades(size, level)
-        chart = Chart(flight, f"{name} protection level", "m", scale, 360, 270)
+    """Protection levels against the errors that they should bound, those of trusted frames, and alert limits."""
+    error = np.abs(flight.fixes.error(flight.position))
+    error = np.where(_flags(flight)[2][:, None], error, np.nan)
+    charts, times, limits = [], flight.frame_times, flight.settings.required.limits
+    for axis in (1, 2):
+        size, level, limit = error[:, axis], flight.fixes.levels[:, axis], np.full(2, limits[axis])
+        scale = _decades(size, np.where(np.isfinite(level), level, np.nan), limit)
+        name = f"{LEVELS[axis].capitalize()}: protection level"
+        chart = Chart(flight, name, "metres", scale, 360, 270)
         chart.line("line plain", times, level, "level")
+        chart.line("line limit", chart.times, limit, f"alert limit, {flight.settings.required.name}")
         within = np.isnan(level) | (size <= level)
         chart.dots("vision", times, np.where(within, size, np.nan), "error of vision")
         charts.append(chart.dots("bad", times, np.where(within, np.nan, size), "beyond its level"))

@@ -19,7 +19,8 @@ import torch
 from scipy.ndimage import gaussian_filter1d
 
 from halopose.errors import HaloposeError
-from halopose.landing.flight import Flight, usable_corners
+from halopose.landing.fixes import usable_corners
+from halopose.landing.flight import Flight
 from halopose.landing.sighting import expected_corners
 from halopose.landing.summary import total_covariance
 from halopose.landing.world.scenes import AIMING_POINT, Array
