@@ -46,16 +46,46 @@ def solve_with_attitude(
     if not len(good):
         return first
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
-    kept = np.repeat(mask[good], 2, axis=1)
-    placed = points if points.ndim == 2 else points[good]
-    spread = np.broadcast_to(attitude, (len(pixels), 3, 3))[good]
-    turned, position = rotation[good], first.position[good]
-    for _ in range(_STEPS):
-        by_pose, residual = _linearised(camera, turned, position, placed, pixels[good], kept)
+    position, cost, total = step_with_attitude(
+        camera, points if points.ndim == 2 else points[good], pixels[good], covariance[good], rotation[good],
+        np.broadcast_to(attitude, (len(pixels), 3, 3))[good], first.position[good],
+        intrinsics=intrinsics, mask=mask[good], steps=_STEPS,
+    )  # fmt: skip
+    return replace(
+        first,
+        position=_placed(first.position, good, position),
+        cost=_placed(first.cost, good, cost),
+        covariance=_placed(first.covariance, good, total),
+    )
+
+
+def step_with_attitude(
+    camera: Camera,
+    points: Array,
+    pixels: Array,
+    covariance: Array,
+    rotation: Array,
+    attitude: Array,
+    position: Array,
+    *,
+    intrinsics: Array | None = None,
+    mask: Mask | None = None,
+    steps: int = 1,
+) -> tuple[Array, Array, Array]:
+    """Positions (N, 3) a few Gauss-Newton steps from given ones, their costs (N,) and covariances (N, 6, 6).
+
+    One step from where a filter expects to be is all that its linear update would make of the pixels. Its weights
+    do not depend on the pixels' own errors; those of a solution do, which then looks the surer the nearer it errs.
+    """
+    mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
+    kept = np.repeat(mask, 2, axis=1)
+    spread = np.broadcast_to(attitude, (len(pixels), 3, 3))
+    for _ in range(steps):
+        by_pose, residual = _linearised(camera, rotation, position, points, pixels, kept)
         by_position, by_angle = by_pose[..., :3], by_pose[..., 3:]
-        noise = _block_diagonal(covariance[good], kept) + by_angle @ spread @ np.swapaxes(by_angle, 1, 2)
+        noise = _block_diagonal(covariance, kept) + by_angle @ spread @ np.swapaxes(by_angle, 1, 2)
         if intrinsics is not None:
-            by_lens = _by_intrinsics(camera, turned, position, placed, kept)
+            by_lens = _by_intrinsics(camera, rotation, position, points, kept)
             noise = noise + by_lens @ intrinsics @ np.swapaxes(by_lens, 1, 2)
         solved = np.linalg.solve(noise, np.concatenate([by_position, residual[..., None]], axis=2))
         weighted = np.swapaxes(solved[..., :3], 1, 2)
@@ -65,16 +95,11 @@ def solve_with_attitude(
         position = position + step
         left = residual - (by_position @ step[..., None])[..., 0]
     cost = (left * np.linalg.solve(noise, left[..., None])[..., 0]).sum(1)
-    total = np.zeros((len(good), 6, 6))
+    total = np.zeros((len(position), 6, 6))
     total[:, :3, :3], total[:, 3:, 3:] = (inner + np.swapaxes(inner, 1, 2)) / 2, spread
     total[:, :3, 3:] = -gain @ by_angle @ spread
     total[:, 3:, :3] = np.swapaxes(total[:, :3, 3:], 1, 2)
-    return replace(
-        first,
-        position=_placed(first.position, good, position),
-        cost=_placed(first.cost, good, cost),
-        covariance=_placed(first.covariance, good, total),
-    )
+    return position, cost, total
 
 
 def _linearised(
@@ -109,4 +134,4 @@ def _placed(array: Array, rows: NDArray[np.intp], values: Array) -> Array:
     return result
 
 
-__all__ = ["solve_with_attitude"]
+__all__ = ["solve_with_attitude", "step_with_attitude"]

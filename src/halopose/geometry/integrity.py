@@ -4,22 +4,23 @@ In: what ``pnp`` takes, and the risks that may be run. Out: an ``Assessment`` wi
 frame, and protection levels in metres along chosen axes.
 
 All solutions without one point come from one linearisation at the solution with all of them (solution separation
-in its linear form, as in ARAIM). Leaving out point k lowers the chi-square by w_k, with two degrees of freedom, and
-moves the position along an axis by no more than sqrt(w_k (sk^2 - s0^2)), with s0 and sk the standard deviations with
-and without it. A frame alarms if the chi-square itself, or a w_k, is too large; each takes half of the false alarms,
-and the w_k share theirs, so that ``false_alarm`` is the rate of a frame in total. Without an alarm, with T^2 the
-limit of the w_k and r the risk of an axis over K + 1,
+in its linear form, as in ARAIM). Leaving out point k lowers the chi-square by w_k, with two degrees of freedom,
+and moves the position along an axis by no more than sqrt(w_k (sk^2 - s0^2)), with s0 and sk the standard
+deviations with and without it. A frame alarms if the chi-square itself, or a w_k, is too large; each takes half of
+the false alarms, and the w_k share theirs, so that ``false_alarm`` is the rate of a frame in total. Without an
+alarm, with T^2 the limit of the w_k and r the risk of an axis over K + 1,
 
     level = max(Qinv(r / 2) s0, max_k T sqrt(sk^2 - s0^2) + Qinv(r / fault_probability) sk).
 
 After an alarm all K subsets of a frame are solved anew. The one that fits best is answered if no other fits nearly
-as well; those that might still be the right one count in the levels with their odds. One fault at a time is covered;
-two (see ``Risks.unmonitored``), and faults that share a cause, a wrong runway or a wrong camera model, are not.
+as well; those that might still be the right one count in the levels with their odds. One fault at a time is
+covered; two (see ``Risks.unmonitored``), and faults that share a cause, a wrong runway or a wrong camera model,
+are not.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import comb
 
@@ -219,7 +220,7 @@ def assess(
 def _taken(solution: Solution, frames: NDArray[np.intp]) -> Solution:
     """Some frames of a solution; its alternatives are left behind."""
     names = ("rotation", "position", "cost", "covariance", "dof", "failure")
-    return Solution(*(getattr(solution, name)[frames] for name in names), solution.alternative)
+    return replace(solution, **{name: getattr(solution, name)[frames] for name in names})
 
 
 def _alarms(solution: Solution, shares: Array, mask: Mask, risks: Risks) -> Mask:
