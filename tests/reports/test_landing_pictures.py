@@ -116,9 +116,8 @@ def fuse_all(truth, times, fixes, seed):
     first = np.concatenate([truth.positions[0], truth.velocities[0]])
     spread = np.diag(np.square([10.0] * 3 + [1.0] * 3))
     noisy = first + np.random.default_rng(seed).standard_normal(6) * np.sqrt(np.diag(spread))
-    track = fuse(measured, Initial(truth.times[0], noisy[:3], noisy[3:], spread))
-    at = np.searchsorted(track.times, times, side="right") - 1
-    return track, track.positions[at], track.position_covariances[at]
+    track = fuse(measured, Initial(truth.times[0], noisy[:3], noisy[3:], spread), times=times)
+    return track, track.answers.positions, track.answers.covariances
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +155,7 @@ def test_outlines_lie_where_95_percent_are_inside(seed, dof):
 
 def test_states_say_what_became_of_frames(flight):
     assert state_of(flight, 0) == ("solved", True)
-    assert state_of(flight, UNSEEN) == ("no detection", False)
+    assert state_of(flight, UNSEEN) == ("no runway detected", False)
     assert state_of(flight, PRUNED) == ("solved, 1 pruned", True)
     assert state_of(flight, EXCLUDED) == ("solved without far left", True)
     assert state_of(flight, DOUBTED) == ("not trusted: the corners do not fit the runway", False)

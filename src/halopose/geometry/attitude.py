@@ -34,12 +34,15 @@ def solve_with_attitude(
     attitude: Array,
     *,
     intrinsics: Array | None = None,
+    shared: Array | None = None,
     mask: Mask | None = None,
 ) -> Solution:
     """Position of least chi-square with the rotation (N, 3, 3) given up to an error of covariance ``attitude``.
 
     The pose covariance (N, 6, 6) has the attitude's own in its lower right part, and above it how both errors go
-    together; that over the attitude's covariance is how far the position moves with the attitude.
+    together; that over the attitude's covariance is how far the position moves with the attitude. Where points err
+    together, ``covariance`` is what each has of its own, and ``shared`` (N, K, 2, M) how far they move with each
+    of M standard normal causes.
     """
     first = solve_position(camera, points, pixels, covariance, rotation, mask=mask)
     good = np.flatnonzero(first.converged)
@@ -49,7 +52,7 @@ def solve_with_attitude(
     position, cost, total = step_with_attitude(
         camera, points if points.ndim == 2 else points[good], pixels[good], covariance[good], rotation[good],
         np.broadcast_to(attitude, (len(pixels), 3, 3))[good], first.position[good],
-        intrinsics=intrinsics, mask=mask[good], steps=_STEPS,
+        intrinsics=intrinsics, shared=None if shared is None else shared[good], mask=mask[good], steps=_STEPS,
     )  # fmt: skip
     return replace(
         first,
@@ -69,6 +72,7 @@ def step_with_attitude(
     position: Array,
     *,
     intrinsics: Array | None = None,
+    shared: Array | None = None,
     mask: Mask | None = None,
     steps: int = 1,
 ) -> tuple[Array, Array, Array]:
@@ -80,10 +84,14 @@ def step_with_attitude(
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
     kept = np.repeat(mask, 2, axis=1)
     spread = np.broadcast_to(attitude, (len(pixels), 3, 3))
+    own = _block_diagonal(covariance, kept)
+    if shared is not None:
+        causes = np.where(kept[..., None], shared.reshape(*kept.shape, -1), 0.0)
+        own = own + causes @ np.swapaxes(causes, 1, 2)
     for _ in range(steps):
         by_pose, residual = _linearised(camera, rotation, position, points, pixels, kept)
         by_position, by_angle = by_pose[..., :3], by_pose[..., 3:]
-        noise = _block_diagonal(covariance, kept) + by_angle @ spread @ np.swapaxes(by_angle, 1, 2)
+        noise = own + by_angle @ spread @ np.swapaxes(by_angle, 1, 2)
         if intrinsics is not None:
             by_lens = _by_intrinsics(camera, rotation, position, points, kept)
             noise = noise + by_lens @ intrinsics @ np.swapaxes(by_lens, 1, 2)

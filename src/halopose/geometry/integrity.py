@@ -146,27 +146,32 @@ class Given:
     rotation: Array | None
     attitude: Array | None
     intrinsics: Array | None
+    shared: Array | None
 
     def take(self, frames: NDArray[np.intp]) -> Given:
         """The frames of an index, in its order."""
-        rotation, attitude = (None if each is None else each[frames] for each in (self.rotation, self.attitude))
+        rotation, attitude, shared = (
+            None if each is None else each[frames] for each in (self.rotation, self.attitude, self.shared)
+        )
         points = self.points if self.points.ndim == 2 else self.points[frames]
         seen = self.pixels[frames], self.covariance[frames]
-        return Given(self.camera, points, *seen, rotation, attitude, self.intrinsics)
+        return Given(self.camera, points, *seen, rotation, attitude, self.intrinsics, shared)
 
     def solve(self, mask: Mask) -> Solution:
         seen = self.camera, self.points, self.pixels, self.covariance
         if self.rotation is None:
             return solve_pose(*seen, mask=mask)
-        if self.attitude is None and self.intrinsics is None:
+        if self.attitude is None and self.intrinsics is None and self.shared is None:
             return solve_position(*seen, self.rotation, mask=mask)
         attitude = np.zeros((3, 3)) if self.attitude is None else self.attitude
-        return solve_with_attitude(*seen, self.rotation, attitude, intrinsics=self.intrinsics, mask=mask)
+        uncertain = {"intrinsics": self.intrinsics, "shared": self.shared}
+        return solve_with_attitude(*seen, self.rotation, attitude, **uncertain, mask=mask)
 
     def linearise(self, solution: Solution, mask: Mask) -> Linear:
         return linearise(
             self.camera, self.points, self.pixels, self.covariance, solution, mask,
             rotation=self.rotation, attitude=self.attitude, intrinsics=self.intrinsics,
+            shared=self.shared,
         )  # fmt: skip
 
 
@@ -179,6 +184,7 @@ def assess(
     *,
     attitude: Array | None = None,
     intrinsics: Array | None = None,
+    shared: Array | None = None,
     mask: Mask | None = None,
     risks: Risks | None = None,
     axes: Array = RUNWAY_AXES,
@@ -187,15 +193,15 @@ def assess(
     """Solve, check, leave out one point where that is called for, and bound the camera's error along axes (A, 3).
 
     The arguments are those of ``solve_pose`` or, with ``rotation``, ``solve_position``; with that rotation's
-    covariance ``attitude`` (3, 3) or (N, 3, 3), or the camera's ``intrinsics`` (9, 9), those of
-    ``solve_with_attitude``. One of three points can be spared for a position, and one of five for a pose. Without
-    ``check`` every solution is taken as it comes.
+    covariance ``attitude`` (3, 3) or (N, 3, 3), the camera's ``intrinsics`` (9, 9) or ``shared`` (N, K, 2, M),
+    those of ``solve_with_attitude``. One of three points can be spared for a position, and one of five for a pose.
+    Without ``check`` every solution is taken as it comes.
     """
     risks = risks or Risks()
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
     if attitude is not None:
         attitude = np.broadcast_to(attitude, (len(pixels), 3, 3))
-    given = Given(camera, points, pixels, covariance, rotation, attitude, intrinsics)
+    given = Given(camera, points, pixels, covariance, rotation, attitude, intrinsics, shared)
     solution = given.solve(mask)
     verdict = np.where(solution.converged, int(Verdict.FITS), int(Verdict.UNSOLVED))
     shares, levels = np.zeros(mask.shape), np.full((len(mask), len(axes)), np.inf)

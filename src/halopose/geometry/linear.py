@@ -3,8 +3,9 @@
 In: what was solved, and its solution. Out: a ``Linear`` with the position's covariance with all points and without
 each, and how much of the chi-square goes with each point.
 
-What is known with an error, the attitude and the camera's intrinsics, is unknown too, with a prior: so the rows of
-different points stay independent, and leaving one out is taking its rows from the normal matrix.
+What is known with an error, the attitude and the camera's intrinsics, is unknown too, with a prior, and so is what
+makes points err together: the rows of different points stay independent, and leaving one out is taking its rows
+from the normal matrix.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ def linearise(
     rotation: Array | None = None,
     attitude: Array | None = None,
     intrinsics: Array | None = None,
+    shared: Array | None = None,
 ) -> Linear:
     """Linearise at solutions (N) that all converged; the rest is what they were solved from."""
     turned = solution.rotation if rotation is None else rotation
-    jacobian, prior = _unknowns(camera, points, turned, solution.position, rotation, attitude, intrinsics)
+    jacobian, prior = _unknowns(camera, points, turned, solution.position, rotation, attitude, intrinsics, shared)
     residual = pixels - project_points(camera, turned, solution.position, points)
     used = mask[..., None, None]
     factor = np.linalg.inv(np.linalg.cholesky(np.where(used, covariance, np.eye(2))))
@@ -84,6 +86,7 @@ def _unknowns(
     rotation: Array | None,
     attitude: Array | None,
     intrinsics: Array | None,
+    shared: Array | None,
 ) -> tuple[Array, Array]:
     """Jacobian (N, K, 2, P) by the position, then by all else in units of its spread, and the prior (P, P)."""
     by_pose = pose_jacobian(camera, turned, position, points)
@@ -94,6 +97,8 @@ def _unknowns(
         parts.append(by_pose[..., 3:] @ root_of(attitude)[:, None])
     if intrinsics is not None:
         parts.append(intrinsics_jacobian(camera, to_camera(turned, position, points)) @ root_of(intrinsics))
+    if shared is not None:
+        parts.append(shared)
     jacobian = np.concatenate(parts, axis=-1)
     prior = np.zeros(jacobian.shape[-1])
     prior[free:] = 1.0

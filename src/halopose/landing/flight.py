@@ -1,4 +1,4 @@
-"""One approach from camera to fused position: fly, look, detect, solve, check, fuse.
+"""One approach from camera to fused position: fly, look, detect, associate, solve, check, fuse.
 
 In: a seed, a weather, the sensors on board and a model of the runway's corners. Out: a ``Flight`` with everything
 that happened, frame by frame, beside the truth.
@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from halopose.landing.fixes import VisionFixes, solve
-from halopose.landing.navigation.fusion import MOTION, FusedTrack, FusionSettings, Initial, fuse
-from halopose.landing.navigation.sensors import IlsSite, Measurement, Truth, simulate, vision
+from halopose.landing.fixes import Eye, VisionFixes, solve
+from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, Initial, fuse
+from halopose.landing.navigation.navigator import NavigationState
+from halopose.landing.navigation.sensors import Deferred, GaussMarkov, IlsSite, Measurement, Truth, simulate
 from halopose.landing.settings import TRUTH_RATE, LandingSettings
-from halopose.landing.sighting import Sightings, expected_corners, sight
+from halopose.landing.sighting import NOTHING, Sightings, associate, detect
 from halopose.landing.world.approach import Approach, fly
 from halopose.landing.world.render import render
-from halopose.poses import Array
+from halopose.poses import Array, PoseDistributions
 from halopose.predictor import UncertainPose
 
 Progress = Callable[[str, int, int], None]
@@ -57,12 +59,10 @@ def land(model: UncertainPose, settings: LandingSettings, progress: Progress | N
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
     truth = truth_of(approach)
     times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
-    expected, oriented = _by_the_others(approach, truth, times, settings)
     images: list[Array] = []
     # Looked at as they are drawn: a model of something else shows at the first one.
-    drawn = _images(approach, truth, times, images, progress)
-    sightings = sight(model, drawn, expected, conf=settings.conf, oriented=oriented)
-    return conclude(approach, truth, times, sightings, settings, tuple(images))
+    found = detect(model, _images(approach, truth, times, images, progress), conf=settings.conf)
+    return conclude(approach, truth, times, found, settings, tuple(images))
 
 
 def truth_of(approach: Approach) -> Truth:
@@ -76,87 +76,103 @@ def conclude(
     approach: Approach,
     truth: Truth,
     times: Array,
-    sightings: Sightings,
+    detections: Sequence[PoseDistributions],
     settings: LandingSettings,
     images: tuple[Array, ...] = (),
 ) -> Flight:
-    """Solve, check and fuse what has been sighted at the frame times (N,)."""
-    world = approach.world
-    fusion, measured = _measured(approach, truth, settings)
-    start = _start(truth, settings.seed)
-    attitudes = _attitudes_of(measured, times)
-    fixes = solve(sightings, world.camera, world.mount, world.runway.corners(), attitudes, settings)
-    seen = vision(times, fixes.position, fixes.covariance * settings.repetition, fixes.sensitivity)
-    trusted = [fix for fix, good in zip(seen, fixes.trusted, strict=True) if good]
-    track = fuse([*measured, *trusted], start, fusion)
-    fused, spread = at(track, times, start, fusion.coasting)
-    position = truth.position(times)
-    error = fused - position
+    """Associate, solve, check and fuse what has been detected at the frame times (N,)."""
+    fusion, measured = sensed(approach, truth, settings)
+    eye = eye_of(approach, measured, times, settings)
+    stamps = np.maximum(times + settings.camera.offset(settings.seed), truth.times[0])
+    camera = Watcher(eye, stamps, detections)
+    latency = settings.camera.latency
+    seen = camera.deferred(latency)
+    track = fuse([*measured, *seen], start_of(truth, settings.seed), fusion, times, latency)
+    position, answers = truth.position(times), track.answers
+    error = answers.positions - position
     return Flight(
         approach=approach,
         truth=truth,
         frame_times=times,
         position=position,
         attitude=truth.attitude(times),
-        sightings=sightings,
-        fixes=fixes,
+        sightings=camera.seen(),
+        fixes=VisionFixes.together(camera.fixes),
         track=track,
-        fused=fused,
-        fused_covariance=spread,
-        nees=(error * np.linalg.solve(spread, error[..., None])[..., 0]).sum(1),
+        fused=answers.positions,
+        fused_covariance=answers.covariances,
+        nees=(error * np.linalg.solve(answers.covariances, error[..., None])[..., 0]).sum(1),
         images=images,
         settings=settings,
     )
 
 
-def _measured(
+class Watcher:
+    """The camera of a flight: when asked what it measures, it looks for the runway where it should be.
+
+    What it sees and makes of each of its N frames stays in ``sightings`` and ``fixes``.
+    """
+
+    def __init__(self, eye: Eye, times: Array, detections: Sequence[PoseDistributions]) -> None:
+        self.eye, self.times, self.detections = eye, times, detections
+        self.sightings = Sightings.nothing(len(times), detections[0].dof if detections else None)
+        self.reasons = [NOTHING] * len(times)
+        self.fixes = [self._solved(n) for n in range(len(times))]
+
+    def deferred(self, latency: float) -> list[Deferred]:
+        """One for each frame, at its time stamp."""
+        return [
+            Deferred(float(time), "vision", partial(self.measure, n), latency)
+            for n, time in enumerate(self.times.tolist())
+        ]
+
+    def measure(self, n: int, state: NavigationState) -> Measurement | None:
+        """What frame n says of the position, given where the aircraft is believed to be; None if nothing."""
+        view = self.eye.viewpoint(n, state.position, state.covariance[:3, :3])
+        found = associate(self.detections[n], view, self.eye.corners, self.eye.others)
+        self.sightings.put(n, self.detections[n], found)
+        self.reasons[n] = found.reason
+        self.fixes[n] = fix = self._solved(n)
+        if not fix.trusted[0]:
+            return None
+        return self.eye.measurement(n, self.times[n], self.sightings.select([n]), fix, state.position)
+
+    def _solved(self, n: int) -> VisionFixes:
+        alone = replace(self.sightings.select([n]), reasons=(self.reasons[n],))
+        return solve(alone, self.eye.at(slice(n, n + 1)), len(self.times))
+
+    def seen(self) -> Sightings:
+        """What was seen in all frames."""
+        return replace(self.sightings, reasons=tuple(self.reasons))
+
+
+def eye_of(approach: Approach, measured: Sequence[Measurement], times: Array, settings: LandingSettings) -> Eye:
+    """What a flight believes of its camera, its runway and its attitude at times (N,)."""
+    world = approach.world
+    camera, mount = settings.camera.believed(world.camera, world.mount, settings.seed)
+    others = () if world.parallel is None else (world.parallel.corners(),)
+    return Eye(camera, mount, world.runway.corners(), attitudes_of(measured, times), settings, others)
+
+
+def sensed(
     approach: Approach, truth: Truth, settings: LandingSettings
 ) -> tuple[FusionSettings, list[Measurement]]:
-    """What the sensors other than the camera say, and a filter that knows them and the runway's ILS."""
-    site, sensors = IlsSite.of_runway(approach.world.runway.length), settings.sensors
+    """What the sensors other than the camera say, and a navigator that knows them, the camera and the ILS."""
+    site, sensors, camera = IlsSite.of_runway(approach.world.runway.length), settings.sensors, settings.camera
     known: dict[str, Any] = {
         "radio_scale" if source == "radio" else f"{source}_bias": sensor.bias
         for source, sensor in sensors.on_board()
     }
     if sensors.irs is not None:
         known["irs_rate"] = sensors.irs.rate
-    return FusionSettings(site=site, **known), simulate(truth, sensors, settings.seed, site)
+    known["vision_bias"] = GaussMarkov((1.0, 1.0, 1.0), settings.persistence)
+    known["mounting"] = GaussMarkov((camera.mounting,) * 3)
+    lag = max(FusionSettings.lag, 2 * camera.latency)
+    fusion = FusionSettings(site=site, clock=camera.clock, lag=lag, **known)
+    return fusion, simulate(truth, sensors, settings.seed, site)
 
 
-def _by_the_others(
-    approach: Approach, truth: Truth, times: Array, settings: LandingSettings
-) -> tuple[Array, Array]:
-    """Where the corners should appear (N, 4, 2) by all sensors but the camera, and if they know the attitude (N,).
-
-    Without an attitude they are those of a level aircraft on the runway's heading: right in shape, not in place.
-    """
-    world = approach.world
-    fusion, measured = _measured(approach, truth, settings)
-    start = _start(truth, settings.seed)
-    prior, _ = at(fuse(measured, start, fusion), times, start, fusion.coasting)
-    attitudes = _attitudes_of(measured, times)
-    level = np.nan_to_num(attitudes)
-    expected = expected_corners(world.camera, world.mount, prior, level, world.runway.corners())
-    return expected, np.asarray(np.isfinite(attitudes).all(1))
-
-
-def at(track: FusedTrack, times: Array, start: Initial, coasting: float) -> tuple[Array, Array]:
-    """Fused positions (N, 3) and their covariances (N, 3, 3) at times (N,), flown straight on from the last state.
-
-    That is the start before the first measurement; ``coasting`` as in ``FusionSettings``.
-    """
-    stamps = np.concatenate([[start.time], track.times])
-    index = np.searchsorted(stamps, times + 1e-9, side="right") - 1
-    first = np.concatenate([np.asarray(start.position), np.asarray(start.velocity)])
-    state = np.concatenate([first[None], track.states[:, MOTION]])[index]
-    spread = np.concatenate([np.asarray(start.covariance)[None], track.covariances[:, MOTION, MOTION]])[index]
-    ahead = np.maximum(times - stamps[index], 0.0)[:, None]
-    step = np.concatenate([np.broadcast_to(np.eye(3), (len(times), 3, 3)), ahead[..., None] * np.eye(3)], axis=2)
-    push = coasting / 3 * ahead[..., None] ** 3 * np.eye(3)
-    return state[:, :3] + ahead * state[:, 3:], step @ spread @ np.swapaxes(step, 1, 2) + push
-
-
-def _start(truth: Truth, seed: int) -> Initial:
+def start_of(truth: Truth, seed: int) -> Initial:
     """Where the filter believes to begin: off by as much as it says."""
     error = np.random.default_rng([seed, 77]).standard_normal(6) * _START_SIGMA
     position, velocity = truth.positions[0] + error[:3], truth.velocities[0] + error[3:]
@@ -165,11 +181,11 @@ def _start(truth: Truth, seed: int) -> Initial:
 
 def given_attitudes(flight: Flight) -> Array:
     """Yaw, pitch and roll (N, 3) that vision was given at the frames of a flight, NaN where there were none."""
-    _, measured = _measured(flight.approach, flight.truth, flight.settings)
-    return _attitudes_of(measured, flight.frame_times)
+    _, measured = sensed(flight.approach, flight.truth, flight.settings)
+    return attitudes_of(measured, flight.frame_times)
 
 
-def _attitudes_of(measured: Sequence[Measurement], times: Array) -> Array:
+def attitudes_of(measured: Sequence[Measurement], times: Array) -> Array:
     """What the IRS says of yaw, pitch and roll (N, 3) at the frames, NaN where it is silent."""
     given = [m for m in measured if m.source == "attitude"]
     if not given:

@@ -29,9 +29,10 @@ def distances(error: Array, covariance: Array) -> Array:
 
 
 def total_covariance(flight: Flight) -> Array:
-    """Covariance (N, 3, 3) of a single vision fix, with the bias of the attitude that it was computed with."""
+    """Covariance (N, 3, 3) of a single vision fix, with the bias of the attitude and of the mounting."""
     sensor = flight.settings.sensors.attitude
     variance = np.zeros(3) if sensor is None else np.square(sensor.bias.sigma)
+    variance = variance + flight.settings.camera.mounting**2
     carried = flight.fixes.sensitivity
     return np.asarray(flight.fixes.covariance + (carried * variance) @ np.swapaxes(carried, 1, 2))
 

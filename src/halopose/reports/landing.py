@@ -63,12 +63,12 @@ def log_of(flight: Flight) -> dict[str, Any]:
     track = flight.track
     counts = {
         source: {
-            "measurements": int(mine.sum()),
-            "rejected": int((mine & ~track.accepted).sum()),
-            "recovered": int((mine & track.recovered).sum()),
+            "measurements": len(track.times_of(source)),
+            "rejected": int(((track.source == source) & ~track.accepted).sum()),
+            "recovered": int(((track.source == source) & track.recovered).sum()),
         }
         for source in SIZES
-        if (mine := track.source == source).any()
+        if len(track.times_of(source))
     }
     return {
         "settings": _settings(flight),
@@ -112,6 +112,8 @@ def _frame_entry(flight: Flight, n: int) -> dict[str, Any]:
             "position": _plain(flight.fused[n]),
             "covariance": _plain(flight.fused_covariance[n]),
             "nees": _plain(flight.nees[n]),
+            "levels": _plain(flight.track.answers.levels[n]),
+            "flags": list(flight.track.answers.flags[n]),
         },
     }
 
@@ -460,7 +462,7 @@ class Timeline:
 
 
 def _timeline(flight: Flight) -> Timeline:
-    present = [source for source in _SOURCES if (flight.track.source == source).any()]
+    present = [source for source in _SOURCES if len(flight.track.times_of(source))]
     height = 30 * (len(present) + 1)
     chart = Chart(flight, "Sensors", "", Scale(0, 1, (), np.asarray), 1080, height + 70)
     chart.left, chart.right = 250.0, 12.0
@@ -472,7 +474,7 @@ def _timeline(flight: Flight) -> Timeline:
 def _sensor_row(flight: Flight, chart: Chart, source: str, y: float) -> Row:
     track = flight.track
     mine = track.source == source
-    times, rejected = track.times[mine], track.times[mine & ~track.accepted]
+    times, rejected = track.times_of(source), track.times[mine & ~track.accepted]
     bars = [_bar(chart, start, end) for start, end in _heard(times)]
     marks = [
         ("bad", _ticks(chart, rejected, y)),
@@ -516,7 +518,7 @@ def _silences(flight: Flight) -> list[str]:
     first, last = flight.truth.times[[0, -1]]
     found = []
     for source, name in _SOURCES.items():
-        times = flight.track.times[flight.track.source == source]
+        times = flight.track.times_of(source)
         stretches = _heard(times)
         usual = _SILENCE * float(np.median(np.diff(times))) if times.size > 1 else np.inf
         ends = [first, *(end for _, end in stretches)]

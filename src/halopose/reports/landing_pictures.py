@@ -111,7 +111,7 @@ def state_of(flight: Flight, n: int) -> tuple[str, bool]:
     """What became of frame n, in words, and whether its position may be used."""
     sightings, fixes = flight.sightings, flight.fixes
     if not sightings.seen[n]:
-        return "no detection", False
+        return sightings.reason(n), False
     if not fixes.solved[n]:
         return f"no position: {fixes.reasons[n]}", False
     if not fixes.trusted[n]:

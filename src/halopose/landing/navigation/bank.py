@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import chdtri
 
 from halopose.geometry.camera import Array
+from halopose.geometry.pnp import Mask
 from halopose.landing.navigation.model import (
     BIAS,
     EYE,
@@ -37,7 +38,8 @@ _WIDEST = np.square([1e4] * 3 + [100.0] * 3)  # variances beyond which nothing i
 
 @dataclass(frozen=True)
 class Bank:
-    """F filters at a time: states (F, 21), covariances (F, 21, 21) as they were ``settled`` seconds earlier or at it.
+    """F filters at a time: states (F, 24), covariances (F, 24, 24) as they were ``settled`` seconds earlier or at
+    it.
 
     ``without`` (F) names the source that each leaves out, None for the first. ``acceleration`` (3,), its noise
     ``density`` (3, 3) and ``driven_until`` are of the last IRS sample.
@@ -76,7 +78,7 @@ class Bank:
 
     @cached_property
     def covariances(self) -> Array:
-        """(F, 21, 21), now."""
+        """(F, 24, 24), now."""
         return self._spread_over(self.time - self.settled_at)
 
     def _spread_over(self, dt: float) -> Array:
@@ -141,16 +143,18 @@ class Bank:
             acceleration=value, density=density, driven_until=until,
         )  # fmt: skip
 
-    def corrected(self, innovation: Innovation, chosen: Array) -> Bank:
+    def corrected(self, innovation: Innovation, chosen: Mask) -> Bank:
         """After an update of the chosen filters (F,), in Joseph's form, which no rounding makes indefinite."""
         gain = innovation.gain * chosen[:, None, None]
         rest = EYE - gain @ innovation.jacobian
         updated = rest @ self.covariances @ np.swapaxes(rest, 1, 2)
         updated += gain @ innovation.noise @ np.swapaxes(gain, 1, 2)
         states = self.states + (gain @ innovation.value[..., None])[..., 0]
-        return replace(self, states=states, settled=(updated + np.swapaxes(updated, 1, 2)) / 2, settled_at=self.time)
+        return replace(
+            self, states=states, settled=(updated + np.swapaxes(updated, 1, 2)) / 2, settled_at=self.time
+        )
 
-    def renewed(self, states: slice, chosen: Array, value: float | None, variance: Array) -> Bank:
+    def renewed(self, states: slice, chosen: Mask, value: float | None, variance: Array) -> Bank:
         """With some states of the chosen filters (F,) anew: these variances, and no correlation with anything."""
         means, covariances = self.states.copy(), self.covariances.copy()
         for n in np.flatnonzero(chosen):
@@ -165,15 +169,15 @@ class Bank:
         index = np.full(len(self.without), member)
         return replace(self, states=self.states[index], settled=self.covariances[index], settled_at=self.time)
 
-    def widened(self, measurement: Measurement, chosen: Array) -> Bank | None:
-        """With the chosen filters (F,) so unsure of their motion that a measurement fits; None if nothing helps."""
-        bank, gate = self, self.gate(measurement)
-        variance = np.einsum("fii->fi", self.covariances)[0, MOTION].copy()
-        while (Innovation.of(measurement, bank).nis[chosen] > gate).any():
+    def widened(self, measurement: Measurement) -> Bank | None:
+        """With all filters so unsure of their motion that a measurement fits; None if nothing helps."""
+        bank, gate, everyone = self, self.gate(measurement), np.ones(len(self.without), dtype=bool)
+        variance = np.diagonal(self.covariances[0])[MOTION].copy()
+        while (Innovation.of(measurement, bank).nis > gate).any():
             if (variance >= _WIDEST).all():
                 return None
             variance = np.maximum(variance, np.minimum(4 * variance + 1e-6, _WIDEST))
-            bank = self.renewed(MOTION, chosen, None, variance)
+            bank = self.renewed(MOTION, everyone, None, variance)
         return bank
 
     def gate(self, measurement: Measurement) -> float:
@@ -183,7 +187,8 @@ class Bank:
 
 @dataclass(frozen=True)
 class Innovation:
-    """Measured less expected (F, m), its covariance (F, m, m), the Jacobian (F, m, 21), the gain and the NIS (F,)."""
+    """Measured less expected (F, m), its covariance (F, m, m), the Jacobian (F, m, 24), the gain and the NIS
+    (F,)."""
 
     value: Array
     covariance: Array

@@ -27,8 +27,14 @@ from halopose.landing.navigation.model import (
     observe,
     transition,
 )
-from halopose.landing.navigation.navigator import NavigationState, Navigator, check_measurement, reason_against, run
-from halopose.landing.navigation.sensors import Measurement, Source, Truth, in_order
+from halopose.landing.navigation.navigator import (
+    NavigationState,
+    Navigator,
+    check_measurement,
+    reason_against,
+    run,
+)
+from halopose.landing.navigation.sensors import Deferred, Measurement, Source, Truth, in_order
 
 
 @dataclass(frozen=True)
@@ -62,15 +68,15 @@ class Answers:
 class FusedTrack:
     """The navigator after each of M measurements, those of the IRS aside.
 
-    Innovations are NaN beyond a source's size. ``recovered`` marks what the filter started anew around; ``reasons``
-    (M) say what became of each, ``ignored`` in one line each what was passed over and why. ``irs_times`` are those
-    of the samples that drove the prediction.
+    Innovations are NaN beyond a source's size. ``recovered`` marks what the filter started anew around;
+    ``reasons`` (M) say what became of each, ``ignored`` in one line each what was passed over and why.
+    ``irs_times`` are those of the samples that drove the prediction.
     """
 
     times: Array  # (M,)
     source: NDArray[np.str_]  # (M,)
-    states: Array  # (M, 21)
-    covariances: Array  # (M, 21, 21)
+    states: Array  # (M, 24)
+    covariances: Array  # (M, 24, 24)
     levels: Array  # (M, 3)
     innovations: Array  # (M, 3)
     innovation_covariances: Array  # (M, 3, 3)
@@ -133,40 +139,41 @@ class Consistency:
 
 
 def fuse(
-    measurements: Iterable[Measurement],
+    measurements: Iterable[Measurement | Deferred],
     initial: Initial,
     settings: FusionSettings | None = None,
     times: ArrayLike = (),
+    delay: float = 0.0,
 ) -> FusedTrack:
     """Run the navigator over measurements in order of time; attitudes are no part of the state and are left out.
 
-    ``times`` (N,) are asked for on the way, and stand in ``answers``. Values that are not finite, and those from
-    before the start, are passed over and named in ``ignored``. A wrong shape, or a finite covariance that is not
-    positive definite, is refused.
+    ``times`` (N,) are asked for ``delay`` seconds after they have passed, and stand in ``answers``. Values that
+    are not finite, and those from before the start, are passed over and named in ``ignored``. A wrong shape, or a
+    finite covariance that is not positive definite, is refused.
     """
     navigator = Navigator(initial, settings)
-    usable, ignored = [], []
+    usable: list[Measurement | Deferred] = []
+    ignored = []
     for measurement in measurements:
-        check_measurement(measurement)
+        if isinstance(measurement, Measurement):
+            check_measurement(measurement)
         why = reason_against(measurement, float(initial.time))
         if why:
             ignored.append(f"{measurement.source} at {measurement.time:.3f} s: {why}")
         elif measurement.source != "attitude":
             usable.append(measurement)
     rows, answers, driven = [], [], []
-    for state, asked in run(navigator, in_order(usable), np.asarray(times, dtype=np.float64)):
+    for state, asked in run(navigator, in_order(usable), np.asarray(times, dtype=np.float64), delay):
         if asked:
             answers.append(state)
         elif state.step is not None and state.step.source == "irs":
-            driven.append(state.time)
-        else:
+            driven.append(state.step.time)
+        elif state.step is not None and state.step.innovation is not None:
             rows.append(state)
     return _track(rows, tuple(ignored), np.array(driven), Answers.of(answers))
 
 
-def _track(
-    rows: list[NavigationState], ignored: tuple[str, ...], driven: Array, answers: Answers
-) -> FusedTrack:
+def _track(rows: list[NavigationState], ignored: tuple[str, ...], driven: Array, answers: Answers) -> FusedTrack:
     steps = [row.step for row in rows if row.step is not None]
     innovations, spreads = np.full((len(rows), 3), np.nan), np.full((len(rows), 3, 3), np.nan)
     for n, step in enumerate(steps):

@@ -1,11 +1,12 @@
 """What the navigator believes of motion and sensors: its states, how they move and what each sensor should say.
 
-In: states of F filters side by side (F, 21). Out: transitions, process noise, expected measurements and Jacobians.
+In: states of F filters side by side (F, 24). Out: transitions, process noise, expected measurements and Jacobians.
 
 A state is position and velocity in runway axes, then what the sensors' drifting errors are believed to be: IRS
 acceleration (3), GNSS position (3), localizer, glide slope, radio altimeter scale, IRS attitude (3), and the part
-of vision's error that lasts (3), in units of its own standard deviation. A tilted IRS also takes part of gravity
-for acceleration, so that the errors of pitch and roll move the aircraft.
+of vision's error that lasts (3), in units of its own standard deviation, and the angles of the camera's mounting
+(3). A tilted IRS also takes part of gravity for acceleration, so that the errors of pitch and roll move the
+aircraft.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from halopose.landing.navigation.sensors import (
     GRAVITY,
     IRS,
     LOCALIZER,
+    MOUNTED,
     RADIO,
     SIZES,
     VISION,
@@ -34,7 +36,7 @@ from halopose.landing.navigation.sensors import (
     Source,
 )
 
-STATES = 21
+STATES = 24
 POSITION, VELOCITY = slice(0, 3), slice(3, 6)
 MOTION = slice(0, 6)
 BIAS: dict[Source, slice] = {
@@ -46,8 +48,9 @@ BIAS: dict[Source, slice] = {
     "attitude": slice(15, 18),
     "vision": slice(18, 21),
 }
+MOUNTING = slice(21, 24)
 EYE = np.eye(STATES)
-_BIAS_DIAGONAL = slice(6 * (STATES + 1), None, STATES + 1)  # of a raveled (21, 21)
+_BIAS_DIAGONAL = slice(6 * (STATES + 1), None, STATES + 1)  # of a raveled (24, 24)
 # How wrong the acceleration is by each state: the IRS's bias, and gravity seen through pitch and roll.
 PUSH = np.zeros((3, STATES))
 PUSH[:, BIAS["irs"]] = np.eye(3)
@@ -75,8 +78,8 @@ class FusionSettings:
     ``patience``: seconds over which rejections of a source are forgotten; if most of what it said in that time was
     rejected, the navigator acts on it (see ``navigator``). ``probation``: seconds for which a source that was left
     out must fit before it counts again. ``apart``: standard deviations by which the position without one source
-    may differ. ``confirm``: seconds that it must differ for. ``hold``: seconds for which a flag outlasts its reason.
-    ``lag``: seconds by which a measurement may be late and still count.
+    may differ. ``confirm``: seconds that it must differ for. ``hold``: seconds for which a flag outlasts its
+    reason. ``lag``: seconds by which a measurement may be late and still count.
 
     Acceleration is linear between IRS samples; the last one counts for ``irs_hold`` seconds. After that the
     aircraft is taken to fly straight on, pushed by white acceleration of density ``coasting`` in m^2/s^3.
@@ -91,6 +94,7 @@ class FusionSettings:
     radio_scale: GaussMarkov = RADIO.bias
     attitude_bias: GaussMarkov = ATTITUDE.bias
     vision_bias: GaussMarkov = VISION
+    mounting: GaussMarkov = MOUNTED
     irs_rate: float = IRS.rate
     irs_hold: float = 0.1
     coasting: float = 1.0
@@ -118,19 +122,21 @@ class FusionSettings:
             raise HaloposeError(
                 f"irs_hold should last to the next sample, {1 / self.irs_rate} s, got {self.irs_hold}"
             )
-        for source, bias in zip(BIAS, self.biases, strict=True):
+        if len(self.mounting.sigma) != 3:
+            raise HaloposeError(f"the mounting takes 3 sigmas, got {len(self.mounting.sigma)}")
+        for source, bias in zip(BIAS, self.biases, strict=False):
             if len(bias.sigma) != SIZES[source]:
                 raise HaloposeError(f"the {source} bias takes {SIZES[source]} sigmas, got {len(bias.sigma)}")
 
     @property
     def biases(self) -> tuple[GaussMarkov, ...]:
-        """Bias models in the order of ``BIAS``."""
+        """Bias models in the order of ``BIAS``, then the mounting."""
         drifting = self.irs_bias, self.gnss_bias, self.localizer_bias, self.glide_slope_bias
-        return *drifting, self.radio_scale, self.attitude_bias, self.vision_bias
+        return *drifting, self.radio_scale, self.attitude_bias, self.vision_bias, self.mounting
 
     @cached_property
     def bias_variance(self) -> Array:
-        """Stationary variances (15,) of the bias states."""
+        """Stationary variances (18,) of the bias states."""
         return np.concatenate([np.square(bias.sigma) for bias in self.biases])
 
     def variance_of(self, source: Source) -> Array:
@@ -139,14 +145,14 @@ class FusionSettings:
 
     @cached_property
     def bias_rate(self) -> Array:
-        """Decay per second (15,) of the bias states."""
+        """Decay per second (18,) of the bias states."""
         return np.concatenate([np.full(len(bias.sigma), 1 / bias.time_constant) for bias in self.biases])
 
 
 def transition(
     dt: float, density: ArrayLike, settings: FusionSettings, *, driven: bool = True
 ) -> tuple[Array, Array]:
-    """Transition (21, 21) and process noise (21, 21) over ``dt`` seconds.
+    """Transition (24, 24) and process noise (24, 24) over ``dt`` seconds.
 
     ``density`` (3, 3) of the white acceleration noise. The noise is that of the integral, so that a step
     taken in two halves is the same step. Driven by the IRS, its errors enter the motion, held over the step.
@@ -166,7 +172,7 @@ def transition(
 
 
 def observe(measurement: Measurement, states: Array, site: IlsSite) -> tuple[Array, Array]:
-    """What a sensor should say (F, m) in states (F, 21), and the Jacobians (F, m, 21)."""
+    """What a sensor should say (F, m) in states (F, 24), and the Jacobians (F, m, 24)."""
     source = measurement.source
     jacobian = np.zeros((len(states), SIZES[source], STATES))
     if source == "localizer" or source == "glide_slope":
@@ -183,7 +189,8 @@ def observe(measurement: Measurement, states: Array, site: IlsSite) -> tuple[Arr
         jacobian[:, :, BIAS["gnss"]] = np.eye(3)
         return states[:, POSITION] + states[:, BIAS["gnss"]], jacobian
     if measurement.sensitivity is not None:
-        jacobian[:, :, BIAS["attitude"]] = measurement.sensitivity
+        # Alike about all axes, a camera that is mounted wrong is as good as an aircraft that is turned.
+        jacobian[:, :, BIAS["attitude"]] = jacobian[:, :, MOUNTING] = measurement.sensitivity
     if measurement.drift is not None:
         jacobian[:, :, BIAS["vision"]] = measurement.drift
     return (jacobian @ states[..., None])[..., 0], jacobian

@@ -34,9 +34,10 @@ import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array
+from halopose.geometry.pnp import Mask
 from halopose.landing.navigation.bank import Bank, Innovation
 from halopose.landing.navigation.model import BIAS, MOTION, POSITION, VELOCITY, FusionSettings, Initial
-from halopose.landing.navigation.sensors import SIZES, Measurement, Source
+from halopose.landing.navigation.sensors import SIZES, Deferred, Measurement, Source
 from halopose.landing.requirements import path_axes
 
 _AXES = path_axes()
@@ -47,9 +48,13 @@ _SEES: dict[Source, tuple[int, ...]] = {
     "radio": (2,),
     "vision": (0, 1, 2),
 }
+_RANK = {source: n for n, source in enumerate(SIZES)}
 _COLUMN = {source: n for n, source in enumerate(_SEES)}
+_SIMULTANEOUS = 1e-9  # seconds
 _MEMBERS = len(_SEES) + 2  # filters at most: all sources, without each, without the IRS
-_MOST = 0.7  # share of rejections, forgotten over patience, from which a source does not fit: three in a row at 1 Hz
+_MOST = (
+    0.7  # share of rejections, forgotten over patience, from which a source does not fit: three in a row at 1 Hz
+)
 _LEAST = 0.6  # of a share is remembered from one time to the next, so that it takes three times to pass
 _STRAINED = 5.0  # standard deviations of its mean NIS from which a filter is not at peace with a source
 _BLIND = 25.0  # variances of a source's own error from which a filter is too unsure to tell whether it fits
@@ -166,7 +171,8 @@ class _Moment:
 
 
 class Navigator:
-    """A filter that takes measurements as they come: ``update`` one, and ask for the ``state`` or that ``at`` a time.
+    """A filter that takes measurements as they come: ``update`` one, and ask for the ``state`` or that ``at`` a
+    time.
 
     >>> start = Initial(0.0, [-900.0, 0.0, 60.0], [70.0, 0.0, -3.5], np.eye(6))
     >>> navigator = Navigator(start)
@@ -179,7 +185,9 @@ class Navigator:
     def __init__(self, initial: Initial, settings: FusionSettings | None = None) -> None:
         check_start(initial)
         self._now = _Moment(Bank.start(initial, settings or FusionSettings()))
-        self._past: list[tuple[Measurement, _Moment]] = []  # within the lag, each with what was before it
+        self._past: list[
+            tuple[Measurement | Deferred, _Moment]
+        ] = []  # within the lag, each with what was before it
         self._start = float(initial.time)
 
     @property
@@ -192,12 +200,16 @@ class Navigator:
         return _stated(self._now)
 
     def at(self, time: float) -> NavigationState:
-        """Where the aircraft will be if nothing else is measured; what has been measured stays as it is."""
-        return _stated(replace(self._now, bank=self._now.bank.moved(time)))
+        """Where the aircraft will be if nothing else is measured, or was, within the lag, before anything
+        later."""
+        later = [before for measurement, before in self._past if measurement.time > time]
+        moment = later[0] if later else self._now
+        return _stated(replace(moment, bank=moment.bank.moved(time)))
 
-    def update(self, measurement: Measurement) -> NavigationState:
+    def update(self, measurement: Measurement | Deferred) -> NavigationState:
         """Take a measurement; the state after it says in ``step`` what became of it."""
-        check_measurement(measurement)
+        if isinstance(measurement, Measurement):
+            check_measurement(measurement)
         now = self._now.bank.time
         why = reason_against(measurement, self._start)
         if not why and measurement.time < now - self.settings.lag:
@@ -205,8 +217,8 @@ class Navigator:
         if why or measurement.source == "attitude":
             words = why or "attitudes are no part of the state"
             return _stated(self._now, Step(measurement.time, measurement.source, False, words))
-        again = [measurement]
-        while self._past and self._past[-1][0].time > measurement.time:
+        again: list[Measurement | Deferred] = [measurement]
+        while self._past and _place(self._past[-1][0]) > _place(measurement):
             later, self._now = self._past.pop()
             again.append(later)
         first: Step | None = None
@@ -217,6 +229,11 @@ class Navigator:
         while self._past[0][0].time < self._now.bank.time - self.settings.lag:
             del self._past[0]
         return _stated(self._now, first)
+
+
+def _place(measurement: Measurement | Deferred) -> tuple[float, int]:
+    """What measurements are put in order by, whenever they come."""
+    return measurement.time, _RANK[measurement.source]
 
 
 def _stated(moment: _Moment, step: Step | None = None) -> NavigationState:
@@ -230,9 +247,17 @@ def _name(source: Source | None) -> str:
     return names.get(str(source), str(source))
 
 
-def _after(moment: _Moment, measurement: Measurement) -> tuple[_Moment, Step]:
+def _after(moment: _Moment, given: Measurement | Deferred) -> tuple[_Moment, Step]:
     """What follows from a moment and a measurement that is not older."""
-    bank, source = moment.bank.moved(measurement.time), measurement.source
+    bank, source = moment.bank.moved(given.time), given.source
+    measurement = given
+    if isinstance(given, Deferred):
+        made = given.measure(_stated(replace(moment, bank=bank)))
+        if made is None:
+            return replace(moment, bank=bank), Step(given.time, source, False, "nothing was measured")
+        check_measurement(made)
+        measurement = made
+    assert isinstance(measurement, Measurement)
     if source == "irs":
         gone = "irs" in moment.probation
         bank = bank if gone else bank.driven(measurement)
@@ -281,7 +306,7 @@ def _on_probation(
     return _watched(replace(moment, probation=probation)), step
 
 
-def _counted(moment: _Moment, source: Source, uses: Array, accepted: Array, nis: Array) -> _Moment:
+def _counted(moment: _Moment, source: Source, uses: Mask, accepted: Mask, nis: Array) -> _Moment:
     """With the shares of rejections and the strains brought up to date."""
     column, now, size = _COLUMN[source], moment.bank.time, len(uses)
     share, strain, tried, heard = (
@@ -298,14 +323,12 @@ def _counted(moment: _Moment, source: Source, uses: Array, accepted: Array, nis:
     return replace(moment, rejected=share, strain=strain, tried=tried, heard=heard)
 
 
-def _restless(moment: _Moment) -> Array:
+def _restless(moment: _Moment) -> Mask:
     """Which filters (7, 5) do not fit which source."""
     return np.asarray(moment.rejected > _MOST)
 
 
-def _act(
-    moment: _Moment, measurement: Measurement, innovation: Innovation, step: Step
-) -> tuple[_Moment, Step]:
+def _act(moment: _Moment, measurement: Measurement, innovation: Innovation, step: Step) -> tuple[_Moment, Step]:
     """The rule for a source that does not fit, as the module's docstring has it."""
     source, bank = measurement.source, moment.bank
     words = f"{_name(source)} contradicts the others"
@@ -324,9 +347,9 @@ def _act(
 
 
 def _started_anew(moment: _Moment, measurement: Measurement, step: Step) -> tuple[_Moment, Step]:
-    """With all filters that use a source so unsure of their motion that it fits."""
+    """With all filters so unsure of their motion that a source fits, also the one that does not use it."""
     users = np.array([name != measurement.source for name in moment.bank.without])
-    wide = moment.bank.widened(measurement, users)
+    wide = moment.bank.widened(measurement)
     if wide is None:
         return moment, replace(step, reason="beyond the gate however wide")
     bank = wide.corrected(Innovation.of(measurement, wide), users)
@@ -411,12 +434,14 @@ def check_measurement(measurement: Measurement) -> None:
         )
 
 
-def reason_against(measurement: Measurement, start: float) -> str:
+def reason_against(measurement: Measurement | Deferred, start: float) -> str:
     """Why a measurement is to be passed over; nothing if it can be used."""
     if not math.isfinite(measurement.time):
         return "its time is not finite"
     if measurement.time < start:
         return f"before the start at {start:.3f} s"
+    if isinstance(measurement, Deferred):
+        return ""
     if not np.isfinite(measurement.value).all():
         return "its value is not finite"
     return "" if np.isfinite(measurement.covariance).all() else "its covariance is not finite"
@@ -433,15 +458,17 @@ def _positive_definite(matrix: Array) -> bool:
 
 
 def run(
-    navigator: Navigator, measurements: list[Measurement], times: Array
+    navigator: Navigator, measurements: list[Measurement | Deferred], times: Array, delay: float = 0.0
 ) -> Iterator[tuple[NavigationState, bool]]:
-    """States after measurements in order of time and, between them, at times (N,) asked for, which say True.
+    """States after measurements in order of their coming and, between them, at times (N,) asked for: these say
+    True.
 
-    A time is asked for after everything that was measured at it.
+    A time is asked for after everything that came up to ``delay`` seconds after it.
     """
     asked = list(times)
     for measurement in measurements:
-        while asked and asked[0] < measurement.time:
+        clock = measurement.time + getattr(measurement, "latency", 0.0)
+        while asked and asked[0] + delay < clock - _SIMULTANEOUS:
             yield navigator.at(float(asked.pop(0))), True
         yield navigator.update(measurement), False
     for time in asked:

@@ -10,9 +10,9 @@ changes nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,6 +57,20 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Deferred:
+    """A measurement that depends on where the aircraft is believed to be, made when its time has come.
+
+    ``measure`` takes the ``NavigationState`` at the time, and gives a measurement or None. It is called again
+    where something that came late changes what was believed. ``latency``: seconds until it is there.
+    """
+
+    time: float
+    source: Source
+    measure: Callable[[Any], Measurement | None]
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
 class Truth:
     """A flight in runway axes: times (T,), the rest (T, 3); attitudes are yaw, pitch, roll."""
 
@@ -94,6 +108,9 @@ class Truth:
         """Yaw, pitch, roll (N, 3) at times (N,), linear between samples, the short way round."""
         angles = np.unwrap(self.attitudes, axis=0)
         return np.stack([np.interp(times, self.times, axis) for axis in angles.T], axis=1)
+
+
+Given = TypeVar("Given", Measurement, Measurement | Deferred)
 
 
 @dataclass(frozen=True)
@@ -182,9 +199,11 @@ GLIDE_SLOPE = Sensor(10.0, (6e-4,), GaussMarkov((8e-4,), 600.0))
 RADIO = Sensor(25.0, (0.3,), GaussMarkov((0.01,), 600.0))  # its bias is a scale error, a share of the height
 IRS = Sensor(100.0, (0.03, 0.03, 0.03), GaussMarkov((0.003, 0.003, 0.003), 300.0))
 ATTITUDE = Sensor(100.0, (2e-4, 2e-4, 2e-4), GaussMarkov((3.5e-3, 9e-4, 9e-4), 600.0))
-# What lasts of vision's error, in its own standard deviations: .60 of it after one second and .23 after sixteen.
-VISION = GaussMarkov((1.0, 1.0, 1.0), 15.6)
-LASTING = 0.64  # share of the variance of a vision fix that lasts; the rest is new in every image
+# What lasts of vision's error, in its own standard deviations, and the shares of its variance that do: along the
+# runway, of the rest to the side, of the rest upward (experiments.landing_results --persistence).
+VISION = GaussMarkov((1.0, 1.0, 1.0), 18.0)
+LASTING = (0.62, 0.38, 0.45)
+MOUNTED = GaussMarkov((5e-4, 5e-4, 5e-4))  # the angles of the camera's mounting: drawn once, they stay
 
 
 @dataclass(frozen=True)
@@ -277,12 +296,13 @@ def vision(
     positions: ArrayLike,
     covariances: ArrayLike,
     sensitivities: ArrayLike | None = None,
-    lasting: float = 0.0,
+    lasting: tuple[float, float, float] = (0.0, 0.0, 0.0),
 ) -> list[Measurement]:
     """Positions (N, 3) of the aircraft with covariances (N, 3, 3), each from one image alone, as measurements.
 
     ``sensitivities`` (N, 3, 3) to the attitude's bias, where the attitude came from the IRS. ``lasting`` is the
-    share of the variance whose cause lasts from image to image, which the filter follows as ``VISION`` drifts.
+    share of the variance, along the runway, of the rest to the side, and of the rest upward, whose cause lasts from
+    image to image; the filter follows it as ``VISION`` drifts.
     Frames without a position may hold NaN: the filter passes over them and says so.
     """
     t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))
@@ -297,27 +317,25 @@ def vision(
             "vision takes times (N,), positions (N, 3), covariances and sensitivities (N, 3, 3), "
             f"got {t.shape}, {p.shape}, {c.shape}" + ("" if s is None else f" and {s.shape}")
         )
-    if not 0 <= lasting < 1:
-        raise HaloposeError(f"the lasting share of vision's variance must be 0 or more and under 1, got {lasting}")
+    share = np.asarray(lasting)
+    if share.shape != (3,) or not ((share >= 0) & (share < 1)).all():
+        raise HaloposeError(f"lasting takes three shares, each 0 or more and under 1, got {lasting}")
+    known = np.isfinite(c).all((1, 2))[:, None, None]
+    factor = np.linalg.cholesky(np.where(known, c, np.eye(3)))
+    white = np.where(known, (factor * (1 - share)) @ np.swapaxes(factor, 1, 2), np.nan) if share.any() else c
+    drift = factor * np.sqrt(share)
     return [
-        Measurement(
-            float(t[n]), "vision", p[n], (1 - lasting) * c[n], None if s is None else s[n], _root(c[n], lasting)
-        )
+        Measurement(float(t[n]), "vision", p[n], white[n], None if s is None else s[n], drift[n])
         for n in range(t.size)
     ]
 
 
-def _root(covariance: Array, share: float) -> Array | None:
-    """Lower factor (3, 3) of a share of a covariance, along the runway first; None of nothing."""
-    if not share or not np.isfinite(covariance).all():
-        return None
-    return np.asarray(math.sqrt(share) * np.linalg.cholesky(covariance))
-
-
-def in_order(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Measurements in order of time, and at equal times in the order of ``SIZES``."""
+def in_order(measurements: Iterable[Given]) -> list[Given]:
+    """Measurements in the order in which they are there, and at equal times in the order of ``SIZES``."""
     rank = {source: n for n, source in enumerate(SIZES)}
-    return sorted(measurements, key=lambda measurement: (measurement.time, rank[measurement.source]))
+    return sorted(
+        measurements, key=lambda given: (given.time + getattr(given, "latency", 0.0), rank[given.source])
+    )
 
 
 def _sense(

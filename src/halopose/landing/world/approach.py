@@ -24,7 +24,6 @@ from halopose.landing.world.scenes import (
     sample_world,
 )
 
-
 _WAVES = 24
 _LONGEST, _SHORTEST = 90.0, 3.0  # periods of deviations in seconds
 _CORNER, _STIFF = 0.15, 0.4  # rad / s: above the first a pilot corrects less, above the second the mass resists
