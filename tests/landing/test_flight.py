@@ -147,7 +147,7 @@ def test_a_parallel_runway_that_is_all_there_is_to_see_is_not_used():
     parts = approach_of(4)
     approach, truth, times = parts
     world = approach.world
-    beside = world.runway.corners() + [0.0, 229.0, 0.0]
+    beside = world.runway.corners() + np.array([0.0, 229.0, 0.0])
     sightings = sighted(*parts, np.random.default_rng(2))
     pixels = expected_corners(world.camera, world.mount, truth.position(times), truth.attitude(times), beside)
     flight = conclude(*parts, detections(replace(sightings, pixels=pixels)), LandingSettings(seed=4, rate=1.0))

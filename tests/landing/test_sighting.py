@@ -25,6 +25,7 @@ from halopose.poses import PoseDistributions
 CAMERA = Camera.from_fov(640, 384, np.radians(30))
 MOUNT = Mount.looking(pitch=np.radians(-6))
 CORNERS = runway_corners(2500.0, 45.0)
+PARALLEL = CORNERS + np.array([0.0, 229.0, 0.0])
 PLACE = expected_corners(CAMERA, MOUNT, np.array([[-2000.0, 10.0, 120.0]]), np.zeros((1, 3)), CORNERS)[0]
 
 
@@ -70,22 +71,21 @@ def test_the_expected_runway_is_chosen(place, seed, distance):
 @pytest.mark.parametrize("distance", [1000.0, 2000.0, 3000.0, 4500.0, 6000.0])
 def test_a_parallel_runway_does_not_pass_where_the_own_one_is_missed(distance):
     """One 229 m beside was inside the old gate, of three runway sizes, at every distance."""
-    beside = seen_from(distance, runway=CORNERS + [0.0, 229.0, 0.0])
+    beside = seen_from(distance, runway=PARALLEL)
     found = associate(detections(beside), believed(distance), CORNERS)
     assert found.index is None
     assert found.reason == ELSEWHERE
     both = detections(beside, seen_from(distance))
-    assert associate(both, believed(distance), CORNERS, [CORNERS + [0.0, 229.0, 0.0]]).index == 1
+    assert associate(both, believed(distance), CORNERS, [PARALLEL]).index == 1
 
 
 def test_where_two_runways_fit_it_is_ambiguous():
     """With nothing but a position sure to 300 m a detection may be either runway."""
-    parallel = CORNERS + [0.0, 229.0, 0.0]
     view = believed(4000.0, sigma=300.0)
     for lateral in (0.0, -100.0, -229.0):
-        alone = associate(detections(seen_from(4000.0, lateral=lateral)), view, CORNERS, [parallel])
+        alone = associate(detections(seen_from(4000.0, lateral=lateral)), view, CORNERS, [PARALLEL])
         assert (alone.index, alone.reason) == (None, AMBIGUOUS)
-    two = detections(seen_from(4000.0), seen_from(4000.0, runway=parallel))
+    two = detections(seen_from(4000.0), seen_from(4000.0, runway=PARALLEL))
     assert associate(two, view, CORNERS).reason == AMBIGUOUS
     twins = detections(seen_from(4000.0), seen_from(4000.0) + 0.5)
     assert associate(twins, view, CORNERS).index is not None

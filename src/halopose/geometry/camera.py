@@ -194,9 +194,9 @@ def look(position: ArrayLike, target: ArrayLike, roll: ArrayLike = 0.0) -> Array
 def runway_corners(length: float, width: float, *, heights: ArrayLike = 0.0, displaced: float = 0.0) -> Array:
     """Near-left, near-right, far-right and far-left corner (4, 3) in runway axes.
 
-    ``heights`` in metres above the landing threshold: one for all, or one for each corner; a runway of 2,500 m that
-    rises by .1 % has (0, 0, 2.5, 2.5), and taken as flat it is seen 72 m off from 3 km. ``displaced``: metres of
-    pavement before the landing threshold, which are seen too where they are not marked off.
+    ``heights`` in metres above the landing threshold: one for all, or one for each corner; a runway of 2,500 m
+    that rises by .1 % has (0, 0, 2.5, 2.5), and taken as flat it is seen 72 m off from 3 km. ``displaced``: metres
+    of pavement before the landing threshold, which are seen too where they are not marked off.
     """
     half = width / 2
     corners = np.array(

@@ -164,8 +164,9 @@ class Given:
         if self.attitude is None and self.intrinsics is None and self.shared is None:
             return solve_position(*seen, self.rotation, mask=mask)
         attitude = np.zeros((3, 3)) if self.attitude is None else self.attitude
-        uncertain = {"intrinsics": self.intrinsics, "shared": self.shared}
-        return solve_with_attitude(*seen, self.rotation, attitude, **uncertain, mask=mask)
+        return solve_with_attitude(
+            *seen, self.rotation, attitude, intrinsics=self.intrinsics, shared=self.shared, mask=mask
+        )
 
     def linearise(self, solution: Solution, mask: Mask) -> Linear:
         return linearise(

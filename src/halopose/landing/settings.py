@@ -70,9 +70,9 @@ class CameraErrors:
 class JointLaw:
     """How the corners of one runway err together: shares of their variance that have one cause.
 
-    size: the runway is seen too small or too large, so that left and right corners err towards each other while the
-    far end comes nearer; lift: its far end is seen too high or too low; dip: its near end. Measured on flights of
-    their own (``experiments.landing_results --persistence``).
+    size: the runway is seen too small or too large, so that left and right corners err towards each other while
+    the far end comes nearer; lift: its far end is seen too high or too low; dip: its near end. Measured on flights
+    of their own (``experiments.landing_results --persistence``).
     """
 
     size: float = 0.25
@@ -94,7 +94,7 @@ class JointLaw:
         loads[:, 0, 0] = math.sqrt(self.size) * np.array([1.0, -1.0, -1.0, 1.0])
         loads[2:, 1, 0] = math.sqrt(self.size)
         loads[2:, 1, 1], loads[:2, 1, 2] = math.sqrt(self.lift), math.sqrt(self.dip)
-        known = np.isfinite(covariance).all((2, 3))[..., None, None]
+        known = np.isfinite(covariance).all(axis=(2, 3), keepdims=True)
         factor = np.linalg.cholesky(np.where(known, covariance, np.eye(2)))
         own = factor @ (np.eye(2) - loads @ np.swapaxes(loads, 1, 2)) @ np.swapaxes(factor, 2, 3)
         return np.where(known, own, np.nan), np.where(known, factor @ loads, 0.0)

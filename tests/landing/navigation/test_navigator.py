@@ -1,4 +1,4 @@
-"""The navigator against sources that lie, come late or stop: what it leaves out, and that it never keeps silent."""
+"""The navigator against sources that lie, come late or stop: what it leaves out, never silently."""
 
 from dataclasses import replace
 

@@ -333,7 +333,7 @@ def _act(moment: _Moment, measurement: Measurement, innovation: Innovation, step
     source, bank = measurement.source, moment.bank
     words = f"{_name(source)} contradicts the others"
     moment = moment.flagged(words)
-    noisy = (_restless(moment) | (moment.strain > _STRAINED))[: len(bank.without)].any(1)
+    noisy = np.asarray(np.logical_or(_restless(moment), moment.strain > _STRAINED).any(axis=1), dtype=bool)
     culprits = [n for n, name in enumerate(bank.without) if name and name not in moment.probation and not noisy[n]]
     first = not np.isfinite(moment.heard[0, _COLUMN[source]])
     if (first or not culprits) and not _opposed(moment, source, innovation):

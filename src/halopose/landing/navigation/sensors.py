@@ -301,9 +301,9 @@ def vision(
     """Positions (N, 3) of the aircraft with covariances (N, 3, 3), each from one image alone, as measurements.
 
     ``sensitivities`` (N, 3, 3) to the attitude's bias, where the attitude came from the IRS. ``lasting`` is the
-    share of the variance, along the runway, of the rest to the side, and of the rest upward, whose cause lasts from
-    image to image; the filter follows it as ``VISION`` drifts.
-    Frames without a position may hold NaN: the filter passes over them and says so.
+    share of the variance, along the runway, of the rest to the side, and of the rest upward, whose cause lasts
+    from image to image; the filter follows it as ``VISION`` drifts. Frames without a position may hold NaN: the
+    filter passes over them and says so.
     """
     t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))
     s = None if sensitivities is None else np.asarray(sensitivities, dtype=np.float64)
@@ -320,7 +320,7 @@ def vision(
     share = np.asarray(lasting)
     if share.shape != (3,) or not ((share >= 0) & (share < 1)).all():
         raise HaloposeError(f"lasting takes three shares, each 0 or more and under 1, got {lasting}")
-    known = np.isfinite(c).all((1, 2))[:, None, None]
+    known = np.isfinite(c).all(axis=(1, 2), keepdims=True)
     factor = np.linalg.cholesky(np.where(known, c, np.eye(3)))
     white = np.where(known, (factor * (1 - share)) @ np.swapaxes(factor, 1, 2), np.nan) if share.any() else c
     drift = factor * np.sqrt(share)
