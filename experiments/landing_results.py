@@ -28,19 +28,21 @@ from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_
 from halopose.geometry.camera import rotation_from_angles
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.hosts import shipped as hub
-from halopose.landing.flight import Flight, conclude, given_attitudes, land, truth_of
+from halopose.landing.flight import Flight, conclude, detections_of, given_attitudes, truth_of
 from halopose.landing.navigation.fusion import consistency
-from halopose.landing.navigation.sensors import Sensors
-from halopose.landing.settings import TRUTH_RATE, LandingSettings
-from halopose.landing.sighting import Sightings
+from halopose.landing.navigation.sensors import SIZES, Sensors
+from halopose.landing.settings import TRUTH_RATE, CameraErrors, LandingSettings
+from halopose.landing.sighting import detections
 from halopose.landing.summary import distances, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.landing.world.dataset import write_dataset
 from halopose.landing.world.scenes import TRAINING_WEATHERS, Weather
-from halopose.poses import Array
+from halopose.poses import Array, PoseDistributions
 from halopose.predictor import UncertainPose
 
 RATE = 1.0
+SPREADS = ("covariance", "scale", "keep")
+ARRAYS = ("boxes", "scores", "keypoints", *SPREADS)
 FIRST_SEED = 10_000  # every weather has its own: flights of one seed share path, runway and sensor errors
 DRAWS = 1000
 LIMIT = float(stats.chi2.ppf(0.95, 3))
@@ -84,24 +86,36 @@ def main() -> None:
 def flown(
     model: UncertainPose, seed: int, weather: Weather, work: Path, step: Callable[[str, int, int], None]
 ) -> Flight:
-    """A flight without its images; what the camera saw is kept in a file."""
+    """A flight without its images; what the detector found is kept in a file."""
     settings = LandingSettings(seed=seed, weather=weather, rate=RATE)
-    path = work / f"{weather}-{seed}.npz"
+    return refly(settings, found(model, settings, work, step))
+
+
+def found(
+    model: UncertainPose, settings: LandingSettings, work: Path, step: Callable[[str, int, int], None]
+) -> list[PoseDistributions]:
+    """Detections of every frame of an approach."""
+    path = work / f"{settings.weather}-{settings.seed}.npz"
     if not path.is_file():
-        sightings = land(
-            model, settings, lambda what, done, total: step(f"{weather} {seed}", done, total)
-        ).sightings
+        label = f"{settings.weather} {settings.seed}"
+        poses = detections_of(model, settings, lambda what, done, total: step(label, done, total))
         work.mkdir(parents=True, exist_ok=True)
-        names = ("pixels", "covariance", "scale", "keep", "score")
-        np.savez(path, **{name: getattr(sightings, name) for name in names})
-    return refly(settings, Sightings(**np.load(path)))
+        frame = np.repeat(np.arange(len(poses)), [len(each) for each in poses])
+        whole = PoseDistributions.concatenate(poses)
+        arrays = {name: getattr(whole, name) for name in ARRAYS}
+        np.savez(path, frame=frame, frames=len(poses), **arrays)
+    stored = np.load(path)
+    return [
+        PoseDistributions(**{name: stored[name][stored["frame"] == n] for name in ARRAYS})
+        for n in range(int(stored["frames"]))
+    ]
 
 
-def refly(settings: LandingSettings, sightings: Sightings) -> Flight:
-    """The same flight with these sightings and settings."""
+def refly(settings: LandingSettings, poses: Sequence[PoseDistributions]) -> Flight:
+    """The same flight with these detections and settings."""
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
     truth = truth_of(approach)
-    return conclude(approach, truth, np.arange(0.0, truth.times[-1], 1 / settings.rate), sightings, settings)
+    return conclude(approach, truth, np.arange(0.0, truth.times[-1], 1 / settings.rate), poses, settings)
 
 
 # --- calibration ------------------------------------------------------------------------------------------
@@ -220,8 +234,9 @@ def given_rotation(flight: Flight) -> Array:
 
 def with_attitude(flight: Flight) -> Array:
     """The camera's position (N, 3) as ``halopose land`` solves for it, before anything is checked."""
-    open_ = replace(flight.settings, integrity=False, prune=False)
-    return refly(open_, flight.sightings).fixes.position + _lever(flight)
+    exact = CameraErrors(mounting=0.0, lever_arm=0.0, focal=0.0, centre=0.0, clock=0.0, latency=0.0)
+    open_ = replace(flight.settings, integrity=False, prune=False, camera=exact)
+    return refly(open_, detections(flight.sightings)).fixes.position + _lever(flight)
 
 
 def opencv_positions(flight: Flight) -> Array:
@@ -248,7 +263,7 @@ def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
     variants = (
         ("calibrated", np.ones(4), {}),
         ("as the heads give them", 1 / tau**2, {}),
-        ("calibrated, frames taken as independent", np.ones(4), {"persistence": 0.0}),
+        ("calibrated, frames taken as independent", np.ones(4), {"lasting": (0.0, 0.0, 0.0)}),
     )
     for name, factor, changes in variants:
         for sensors, label in ((ALONE, "vision and IRS"), (Sensors(), "all sensors")):
@@ -271,6 +286,8 @@ def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
                     f"{within} of {len(means)}",
                     f"{100 * judged.inside:.0f} %",
                     f"{np.sqrt(np.mean(squares)):.1f} m",
+                    nis_cell(again),
+                    str(sum(flight.track.answers.flagged.any() for flight in again)),
                 ]
             )
     head = [
@@ -280,14 +297,27 @@ def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
         "instants in bounds",
         "NEES in 95 %",
         "fused RMSE",
+        "NIS over expected, and if in its 95 % bounds",
+        "flights flagged",
     ]
     return markdown(head, rows)
+
+
+def nis_cell(flights: Sequence[Flight]) -> str:
+    """Mean NIS of every source over its degrees of freedom."""
+    parts = []
+    for source in ("gnss", "localizer", "glide_slope", "radio", "vision"):
+        values = np.concatenate([flight.track.nis_of(source) for flight in flights])
+        if len(values):
+            held = consistency(values, SIZES[source])
+            parts.append(f"{source} {held.mean / SIZES[source]:.2f} {'yes' if held.consistent else 'no'}")
+    return ", ".join(parts)
 
 
 def with_covariance(flight: Flight, factor: Array, settings: LandingSettings) -> Flight:
     """The flight again with the corners' covariances times factors (4,), and other settings."""
     sightings = replace(flight.sightings, covariance=flight.sightings.covariance * factor[:, None, None])
-    return refly(settings, sightings)
+    return refly(settings, detections(sightings))
 
 
 def _outside(flight: Flight) -> Array:
@@ -326,7 +356,7 @@ def weather_table(flights: dict[Weather, list[Flight]]) -> str:
             np.concatenate([getter(flight) for flight in group])
             for getter in (lambda f: f.sightings.seen, lambda f: f.fixes.solved, lambda f: f.fixes.trusted)
         )
-        open_ = [refly(replace(f.settings, integrity=False), f.sightings) for f in group]
+        open_ = [refly(replace(f.settings, integrity=False), detections(f.sightings)) for f in group]
         outside = np.concatenate([_outside(flight) for flight in group])
         unchecked = np.concatenate([_outside(flight) for flight in open_])
         beyond = np.concatenate([_beyond(flight) for flight in group])

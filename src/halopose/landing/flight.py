@@ -56,13 +56,38 @@ class Flight:
 
 def land(model: UncertainPose, settings: LandingSettings, progress: Progress | None = None) -> Flight:
     """Fly the approach of a seed with the camera and all sensors on board."""
+    images: list[Array] = []
+    found = detections_of(model, settings, progress, images)
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
     truth = truth_of(approach)
-    times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
-    images: list[Array] = []
+    return conclude(approach, truth, frame_times(truth, settings), found, settings, tuple(images))
+
+
+def detections_of(
+    model: UncertainPose,
+    settings: LandingSettings,
+    progress: Progress | None = None,
+    images: list[Array] | None = None,
+) -> list[PoseDistributions]:
+    """Everything that looks like a runway, frame by frame; the images are put into a list if one is given."""
+    approach = fly(settings.seed, settings.weather, TRUTH_RATE)
+    truth = truth_of(approach)
     # Looked at as they are drawn: a model of something else shows at the first one.
-    found = detect(model, _images(approach, truth, times, images, progress), conf=settings.conf)
-    return conclude(approach, truth, times, found, settings, tuple(images))
+    drawn = _images(approach, truth, frame_times(truth, settings), progress)
+    if images is None:
+        return detect(model, drawn, conf=settings.conf)
+    return detect(model, _kept(drawn, images), conf=settings.conf)
+
+
+def _kept(drawn: Iterator[Array], images: list[Array]) -> Iterator[Array]:
+    for image in drawn:
+        images.append(image)
+        yield image
+
+
+def frame_times(truth: Truth, settings: LandingSettings) -> Array:
+    """When the camera looks (N,)."""
+    return np.arange(0.0, truth.times[-1], 1 / settings.rate)
 
 
 def truth_of(approach: Approach) -> Truth:
@@ -195,16 +220,13 @@ def attitudes_of(measured: Sequence[Measurement], times: Array) -> Array:
     return np.where((apart.min(1) <= _APART)[:, None], nearest, np.nan)
 
 
-def _images(
-    approach: Approach, truth: Truth, times: Array, kept: list[Array], progress: Progress | None
-) -> Iterator[Array]:
-    """What the camera sees at the times, one image after the other, all of them kept too."""
+def _images(approach: Approach, truth: Truth, times: Array, progress: Progress | None) -> Iterator[Array]:
+    """What the camera sees at the times, one image after the other."""
     for number, time in enumerate(times):
         moment = np.array([time])
         scene = replace(
             approach.world, position=truth.position(moment)[0], attitude=truth.attitude(moment)[0], frame=number
         )
-        kept.append(render(scene))
-        yield kept[-1]
+        yield render(scene)
         if progress:
             progress("looking", number + 1, len(times))
