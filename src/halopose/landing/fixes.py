@@ -145,7 +145,7 @@ class Eye:
             return vision([time], *parts, self.settings.lasting)[0]
         arm = self.mount.lever_arm @ rotation_from_angles(*self.attitudes[n])
         rows = slice(n, n + 1)
-        own, shared = self.settings.joint.parts(sightings.covariance)
+        own, shared = self.settings.joint.parts(sightings.covariance * self.settings.excess)
         position, _, total = step_with_attitude(
             self.camera, self.corners, sightings.pixels, own, self.rotation[rows], self.attitude_covariance[rows],
             (expected + arm)[None], intrinsics=self.intrinsics, shared=shared, mask=fixes.mask,
@@ -172,7 +172,7 @@ def solve(sightings: Sightings, eye: Eye, frames: int | None = None) -> VisionFi
     """
     settings = eye.settings
     known: dict[str, Any] = {}
-    spread = sightings.covariance
+    spread = sightings.covariance * settings.excess
     if eye.guided:
         spread, shared = settings.joint.parts(spread)
         known = {"rotation": eye.rotation, "attitude": eye.attitude_covariance, "intrinsics": eye.intrinsics}

@@ -108,9 +108,9 @@ class LandingSettings:
     for the whole pose. prune: leave out corners that the artifact calls unreliable, as long as enough are left.
     conf: lowest score of a detection. lasting, persistence: shares of the variance of vision's error that lasts,
     and for how many seconds, until 1/e of it is left. camera: how well the camera is known. joint: how corners err
-    together. integrity: let inconsistent frames not pass, and leave out a corner that does not fit the others;
-    false_alarm and fault_probability as in ``geometry.integrity.Risks``. requirement: whose alert limits and
-    integrity risk apply.
+    together; excess: the variance of corners in flight over what the heads state. integrity: let inconsistent
+    frames not pass, and leave out a corner that does not fit the others; false_alarm and fault_probability as in
+    ``geometry.integrity.Risks``. requirement: whose alert limits and integrity risk apply.
     """
 
     seed: int = 0
@@ -128,6 +128,7 @@ class LandingSettings:
     sensors: Sensors = field(default_factory=Sensors)
     camera: CameraErrors = field(default_factory=CameraErrors)
     joint: JointLaw = field(default_factory=JointLaw)
+    excess: float = 1.25
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= TRUTH_RATE:
@@ -141,6 +142,8 @@ class LandingSettings:
             raise HaloposeError(f"persistence is a number of seconds above 0, got {self.persistence}")
         if not all(0 <= share < 1 for share in self.lasting):
             raise HaloposeError(f"lasting takes shares of 0 or more and under 1, got {self.lasting}")
+        if not 0 < self.excess < math.inf:
+            raise HaloposeError(f"excess is a factor above 0, got {self.excess}")
         self.risks(1)
         if self.attitude not in ("irs", "vision"):
             raise HaloposeError(f"unknown attitude {self.attitude!r}: irs or vision")

@@ -5,6 +5,7 @@ In: a ``Flight``. Out: a plain dictionary for the terminal, the page and the log
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -69,7 +70,17 @@ def summarise(flight: Flight) -> dict[str, Any]:
             axis: {"vision": _rms(vision[trusted, n]), "fused": _rms(fused[:, n])} for n, axis in enumerate(AXES)
         },
         "rejected_by_filter": dict(flight.track.rejected),
+        "frames_not_used_because": dict(
+            Counter(why for why, good in zip(fixes.reasons, trusted, strict=True) if not good)
+        ),
+        "seconds_flagged_because": _flagged(flight),
     }
+
+
+def _flagged(flight: Flight) -> dict[str, float]:
+    """Seconds for which the navigator was not to be relied upon, by reason."""
+    count = Counter(word for words in flight.track.answers.flags for word in words)
+    return {word: frames / flight.settings.rate for word, frames in count.items()}
 
 
 def to_text(summary: dict[str, Any]) -> str:
@@ -90,6 +101,8 @@ def to_text(summary: dict[str, Any]) -> str:
         lines.append(outside)
     inside = f"{100 * summary['fused_nees_inside_95']:.0f} % inside its 95 % bounds"
     lines.append(f"fused NEES {summary['fused_nees']:.1f}, where 3 is expected, {inside}")
+    lines += [f"{count} frames not used: {why}" for why, count in summary["frames_not_used_because"].items()]
+    lines += [f"flagged for {time:g} s: {why}" for why, time in summary["seconds_flagged_because"].items()]
     return "\n".join(lines)
 
 

@@ -461,14 +461,25 @@ class Timeline:
     rows: list[Row]
 
 
+def _flag_row(flight: Flight, chart: Chart, y: float) -> Row:
+    """When the navigator said that it was not to be relied upon."""
+    answers = flight.track.answers
+    flagged = answers.times[answers.flagged]
+    step = 1 / flight.settings.rate
+    words = f"{len(flagged) * step:g} s raised" if len(flagged) else "never raised"
+    marks = [("bad", _ticks(chart, flagged, y))] if len(flagged) else []
+    return Row("Integrity flag", words, y, [_bar(chart, *chart.times)], marks)
+
+
 def _timeline(flight: Flight) -> Timeline:
     present = [source for source in _SOURCES if len(flight.track.times_of(source))]
-    height = 30 * (len(present) + 1)
+    height = 30 * (len(present) + 2)
     chart = Chart(flight, "Sensors", "", Scale(0, 1, (), np.asarray), 1080, height + 70)
     chart.left, chart.right = 250.0, 12.0
     chart.x_marks = chart._time_marks(flight)
     rows = [_sensor_row(flight, chart, source, 30.0 * k + 30) for k, source in enumerate(present)]
-    return Timeline(chart, [*rows, _camera_row(flight, chart, 30.0 * len(present) + 30)])
+    below = 30.0 * len(present) + 30
+    return Timeline(chart, [*rows, _camera_row(flight, chart, below), _flag_row(flight, chart, below + 30)])
 
 
 def _sensor_row(flight: Flight, chart: Chart, source: str, y: float) -> Row:
