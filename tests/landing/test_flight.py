@@ -53,7 +53,7 @@ def flown(seed, settings=None, wrong=None):
 
 @pytest.fixture(scope="module")
 def flights():
-    return [flown(seed, INDEPENDENT) for seed in range(16)]
+    return [flown(seed, INDEPENDENT) for seed in range(10)]
 
 
 def test_vision_covers_what_it_promises(flights):

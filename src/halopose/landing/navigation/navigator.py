@@ -250,14 +250,11 @@ def _name(source: Source | None) -> str:
 def _after(moment: _Moment, given: Measurement | Deferred) -> tuple[_Moment, Step]:
     """What follows from a moment and a measurement that is not older."""
     bank, source = moment.bank.moved(given.time), given.source
-    measurement = given
-    if isinstance(given, Deferred):
-        made = given.measure(_stated(replace(moment, bank=bank)))
-        if made is None:
-            return replace(moment, bank=bank), Step(given.time, source, False, "nothing was measured")
-        check_measurement(made)
-        measurement = made
-    assert isinstance(measurement, Measurement)
+    measurement = given.measure(_stated(replace(moment, bank=bank))) if isinstance(given, Deferred) else given
+    if measurement is None:
+        return replace(moment, bank=bank), Step(given.time, source, False, "nothing was measured")
+    if measurement is not given:
+        check_measurement(measurement)
     if source == "irs":
         gone = "irs" in moment.probation
         bank = bank if gone else bank.driven(measurement)
