@@ -9,16 +9,19 @@ way.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import chdtrc, ndtri
 
-from halopose.geometry.camera import Array, Camera
+from halopose.geometry.camera import Array, Camera, skew
 from halopose.geometry.integrity import RUNWAY_AXES, Assessment, Risks, Verdict, assess
 from halopose.geometry.linear import root_of
 from halopose.geometry.pnp import Minimum, Solution
 
+_SKEW = skew(np.eye(3)).reshape(3, 9)  # a vector to its cross-product matrix
+_NOWHERE = Minimum(np.full((1, 3, 3), np.nan), np.full((1, 3), np.nan), np.array([np.inf]))
 _STEPS = 12
 _ENOUGH = 1e-8  # chi-square that the last step may still gain
 _FEWEST = 3
@@ -193,8 +196,7 @@ def _fast(
     if first is None or first.cost > _NOT_FAST or first.position[2] <= points[:, 2].min():
         return None
     count = len(points)
-    factor = np.linalg.inv(np.linalg.cholesky(covariance))
-    root = None if attitude is None else root_of(attitude)
+    factor, root = _factors(covariance), None if attitude is None else _root(attitude)
     position = first.position
     for _ in range(2):
         rows, left = _rows(camera, points, pixels, factor, rotation, position, root, shared)
@@ -204,11 +206,13 @@ def _fast(
         total = normals.sum(0)
         total.ravel()[3 * (size + 1) :: size + 1] += 1.0
         pull = pulls.sum(0)
-        step = np.linalg.solve(total, pull)
-        position = position + step[:3]
+        if position is first.position:  # the minimum for an exact attitude: one step, and a look at where it led
+            position = position + np.linalg.solve(total, pull)[:3]
     systems = np.concatenate([total[None], total - normals])
     scale = 1 / np.sqrt(np.diagonal(total))
     inverses = np.linalg.inv(systems * (scale[:, None] * scale)) * (scale[:, None] * scale)
+    step = inverses[0] @ pull
+    position = position + step[:3]
     pushed = pull - pulls
     squares = np.square(left).sum(-1)
     gained, kept = pull @ step, (pushed * (inverses[1:] @ pushed[..., None])[..., 0]).sum(-1)
@@ -226,9 +230,8 @@ def _fast(
     if root is not None and attitude is not None:
         across = inverses[0][:3, 3:6] @ root.T
         total6[0, :3, 3:], total6[0, 3:, :3], total6[0, 3:, 3:] = across, across.T, attitude
-    nowhere = Minimum(np.full((1, 3, 3), np.nan), np.full((1, 3), np.nan), np.array([np.inf]))
     none, degrees = np.zeros(1, dtype=np.int64), np.array([dof])
-    solution = Solution(rotation[None], position[None], np.array([cost]), total6, degrees, none, nowhere)
+    solution = Solution(rotation[None], position[None], np.array([cost]), total6, degrees, none, _NOWHERE)
     verdict = np.array([int(Verdict.FITS)])
     every = np.ones((1, count), dtype=bool)
     return Assessment(solution, every, none - 1, verdict, levels[None], np.array([cost]), shares[None])
@@ -253,15 +256,30 @@ def _rows(
     by_point = (rotation[:2] - image[..., None] * rotation[2]) * (focal[:, None] * inverse[:, None])
     parts = [-by_point]
     if root is not None:
-        x, y, z = offset.T
-        cross = np.zeros((len(points), 3, 3))
-        cross[:, 0, 1], cross[:, 0, 2], cross[:, 1, 2] = -z, y, -x
-        cross[:, 1, 0], cross[:, 2, 0], cross[:, 2, 1] = z, -y, x
-        parts.append(by_point @ cross @ root)
+        parts.append(by_point @ ((offset @ _SKEW).reshape(-1, 3, 3) @ root))
     if shared is not None:
         parts.append(shared)
     residual = pixels - image * focal - (camera.cx, camera.cy)
     return factor @ np.concatenate(parts, axis=2), (factor @ residual[..., None])[..., 0]
+
+
+def _factors(covariance: Array) -> Array:
+    """Inverse lower factors (K, 2, 2) of covariances (K, 2, 2)."""
+    xx, xy = covariance[:, 0, 0], covariance[:, 0, 1]
+    first, root = np.sqrt(xx), np.sqrt(xx * covariance[:, 1, 1] - xy * xy)
+    factor = np.zeros_like(covariance, dtype=np.float64)
+    factor[:, 0, 0] = 1 / first
+    factor[:, 1, 1] = first / root
+    factor[:, 1, 0] = -xy / (first * root)
+    return factor
+
+
+def _root(covariance: Array) -> Array:
+    """A factor (3, 3) of a covariance (3, 3), also of one that knows something exactly."""
+    try:
+        return np.asarray(np.linalg.cholesky(covariance))
+    except np.linalg.LinAlgError:
+        return root_of(covariance)
 
 
 def _tail_of(value: float, dof: int) -> float:
@@ -269,6 +287,7 @@ def _tail_of(value: float, dof: int) -> float:
     return float(chdtrc(dof, max(value, 0.0)))
 
 
+@lru_cache(maxsize=64)
 def _multiples(risks: Risks, count: int, axes: int) -> tuple[float, float, float]:
     """Standard deviations for no fault, for the limit of a separation and for one fault."""
 

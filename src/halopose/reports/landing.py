@@ -28,6 +28,16 @@ AXES = ("x", "y", "z")
 _MEANING = ("along the runway", "to the left", "up")
 _SILENCE = 2.5  # usual intervals without a measurement that make an outage
 _KINDS = {b"RIFF": "image/webp", b"GIF8": "image/gif", b"\x89PNG": "image/png"}
+_LABELS = {
+    "vision_outside_95": "vision outside its 95 % ellipsoid, share",
+    "trusted_vision_outside_95": "trusted vision outside it, share",
+    "beyond_protection_level": "trusted frames beyond a protection level",
+    "available": "frames by alert limit (Stanford diagram)",
+    "fused_nees": "fused NEES, should be 3",
+    "fused_nees_inside_95": "fused NEES inside its 95 % bounds, share",
+    "root_mean_square_error": "root mean square error, metres",
+    "rejected_by_filter": "measurements rejected by the filter",
+}
 _SOURCES = {
     "irs": "IRS",
     "gnss": "GNSS",
@@ -226,7 +236,7 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
     single = [(_words(key), [_text(value)]) for key, value in summary.items() if not isinstance(value, dict)]
     tables = [Table("Summary", [], single)] if single else []
     for key, part in summary.items():
-        if not isinstance(part, dict):
+        if not isinstance(part, dict) or not part:
             continue
         inner = [value for value in part.values() if isinstance(value, dict)]
         columns = list(dict.fromkeys(str(name) for value in inner for name in value))
@@ -239,7 +249,7 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def _words(name: Any, first: Callable[[str], str] = str) -> str:
-    words = _SOURCES.get(str(name)) or str(name).replace("_", " ")
+    words = _SOURCES.get(str(name)) or _LABELS.get(str(name)) or str(name).replace("_", " ")
     return first(words[:1]) + words[1:]
 
 
