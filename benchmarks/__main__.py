@@ -4,7 +4,7 @@ from benchmarks.epoch import compare_epoch
 from benchmarks.export import compare_export
 from benchmarks.interleave import Comparison
 from benchmarks.overhead import compare_predict, make_model, make_yolonas
-from benchmarks.pnp import FRAMES, compare_many, compare_one
+from benchmarks.pnp import FRAMES, compare_fix, compare_many, compare_one, compare_position
 from benchmarks.protocol import compare_protocol
 from benchmarks.student import compare_student
 from benchmarks.world import images_a_second
@@ -27,11 +27,17 @@ def main() -> None:
     print(_cost("YOLO11n-pose, 640, PyTorch with uncertainty", pytorch, "exported with uncertainty, topk"))
     one, gap = compare_one()
     peer = f"scipy least_squares, cost gap {gap:+.0e}"
-    times = f"{one.ours * 1e6:8.0f}us{one.peer * 1e6:8.0f}us{one.ratio:8.1f}x"
-    print(f"{'one weighted PnP with covariance':48}{times}   {peer}")
+    print(_micro("one weighted PnP with covariance", one, peer))
+    one, gap = compare_position()
+    print(_micro("one position with covariance, attitude given", one, f"scipy least_squares, cost gap {gap:+.0e}"))
+    print(_micro("whole fix of one frame with levels", compare_fix(), "every subset of corners solved anew"))
     print(_row(f"{FRAMES:,} weighted PnP at once", compare_many(), "loop over OpenCV solvePnP + RefineLM"))
     print(f"{'world, 640 x 384':48}{images_a_second():8.1f} images a second and core")
     print(_row("one epoch on the match store", compare_epoch(), "one that runs the frozen base"))
+
+
+def _micro(what: str, result: Comparison, peer: str) -> str:
+    return f"{what:48}{result.ours * 1e6:8.0f}us{result.peer * 1e6:8.0f}us{result.ratio:8.1f}x   {peer}"
 
 
 def _cost(what: str, result: Comparison, other: str) -> str:

@@ -1,4 +1,4 @@
-"""Weighted PnP with its covariance: one frame against scipy's least squares, many against a loop over OpenCV."""
+"""Weighted PnP: one frame against scipy's least squares and against subsets solved anew, many against OpenCV."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.interleave import Comparison, compare
+from halopose.geometry.attitude import solve_with_attitude
 from halopose.geometry.camera import Camera, exp_so3, look, perturb, pose_jacobian, project_points, runway_corners
 from halopose.geometry.pnp import solve_pose
+from halopose.geometry.single import assess_one, solve_one
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = runway_corners(2500.0, 45.0)
@@ -46,6 +48,65 @@ def compare_many(rounds: int = 5) -> Comparison:
         lambda: [_by_opencv(one) for one in pixels],
         rounds,
     )
+
+
+def compare_position(rounds: int = 50) -> tuple[Comparison, float]:
+    """Seconds for one position with the attitude given, from nothing, and by how much our cost exceeds scipy's."""
+    rotation, position, pixels, covariance = _frames(SINGLES)
+    factor = np.linalg.inv(np.linalg.cholesky(covariance[0]))
+    start = position[0] + [20.0, 2.0, 2.0]
+
+    def ours() -> list[float]:
+        found = [solve_one(CAMERA, CORNERS, one, covariance[0], rotation[0]) for one in pixels]
+        return [np.inf if each is None else each.cost for each in found]
+
+    def peer() -> list[float]:
+        return [_position_by_scipy(one, factor, rotation[0], start) for one in pixels]
+
+    gap = float(np.max(np.array(ours()) - np.array(peer())))
+    result = compare(ours, peer, rounds)
+    return Comparison(result.ours / SINGLES, result.peer / SINGLES, result.ratio), gap
+
+
+def compare_fix(rounds: int = 50) -> Comparison:
+    """Seconds for the whole fix of one frame: position with an uncertain attitude, check, exclusion and levels.
+
+    The peer solves anew for every subset of the corners, as this package once did.
+    """
+    rotation, _, pixels, covariance = _frames(SINGLES)
+    attitude = 1e-6 * np.eye(3)
+
+    def ours() -> None:
+        for one in pixels:
+            assess_one(CAMERA, CORNERS, one, covariance[0], rotation[0], attitude=attitude)
+
+    def peer() -> None:
+        for one in pixels:
+            _by_subsets(one[None], covariance[:1], rotation[:1], attitude)
+
+    result = compare(ours, peer, rounds)
+    return Comparison(result.ours / SINGLES, result.peer / SINGLES, result.ratio)
+
+
+def _by_subsets(pixels: np.ndarray, covariance: np.ndarray, rotation: np.ndarray, attitude: np.ndarray) -> None:
+    """Solve with all corners to check them, again for the levels, and without each of them."""
+    every, without = np.ones((1, 4), dtype=bool), ~np.eye(4, dtype=bool)
+    for _ in range(2):
+        solve_with_attitude(CAMERA, CORNERS, pixels, covariance, rotation, attitude, mask=every)
+    found, spread, turned = (np.repeat(array, 4, axis=0) for array in (pixels, covariance, rotation))
+    solve_with_attitude(CAMERA, CORNERS, found, spread, turned, attitude, mask=without)
+
+
+def _position_by_scipy(pixels: np.ndarray, factor: np.ndarray, rotation: np.ndarray, start: np.ndarray) -> float:
+    def residual(place: np.ndarray) -> np.ndarray:
+        return (factor @ (project_points(CAMERA, rotation, place, CORNERS) - pixels)[..., None]).ravel()
+
+    def jacobian(place: np.ndarray) -> np.ndarray:
+        return (factor @ pose_jacobian(CAMERA, rotation, place, CORNERS)[..., :3]).reshape(-1, 3)
+
+    found = least_squares(residual, start, jac=jacobian, x_scale="jac")
+    np.linalg.inv(found.jac.T @ found.jac)
+    return float(2 * found.cost)
 
 
 def _frames(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -26,9 +26,10 @@ from halopose.evaluation.true_positives import Protocol
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import FitSettings, uncalibrated
 from halopose.hosts.base import Host
+from halopose.hosts.loading import load_host
 from halopose.hosts.shipped import find_base, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
-from halopose.predictor import UncertainPose, load_host
+from halopose.predictor import UncertainPose
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 WEIGHTS = {

@@ -28,22 +28,28 @@ from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_
 from halopose.geometry.camera import rotation_from_angles
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.hosts import shipped as hub
-from halopose.landing.flight import TRUTH_RATE, Flight, LandingSettings, conclude, given_attitudes, land, truth_of
+from halopose.landing.fixes import solve
+from halopose.landing.flight import Flight, conclude, detections_of, eye_of, given_attitudes, truth_of
 from halopose.landing.navigation.fusion import consistency
-from halopose.landing.navigation.sensors import Sensors
-from halopose.landing.sighting import Sightings
+from halopose.landing.navigation.sensors import SIZES, Sensors
+from halopose.landing.settings import TRUTH_RATE, CameraErrors, LandingSettings
+from halopose.landing.sighting import Sightings, associate, detections, expected_corners
 from halopose.landing.summary import distances, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.landing.world.dataset import write_dataset
 from halopose.landing.world.scenes import TRAINING_WEATHERS, Weather
+from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
-from halopose.types import Array, Progress
+from halopose.types import Array
 
 RATE = 1.0
+SPREADS = ("covariance", "scale", "keep")
+ARRAYS = ("boxes", "scores", "keypoints", *SPREADS)
 FIRST_SEED = 10_000  # every weather has its own: flights of one seed share path, runway and sensor errors
 DRAWS = 1000
 LIMIT = float(stats.chi2.ppf(0.95, 3))
 ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)  # vision and IRS only
+EXACT = CameraErrors(mounting=0.0, lever_arm=0.0, focal=0.0, centre=0.0, clock=0.0, latency=0.0)
 INSTANTS = (4000.0, 2500.0, 1500.0, 900.0, 500.0)  # metres to the threshold at which NEES is taken
 
 
@@ -53,8 +59,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--approaches", type=int, default=6, help="of each weather")
     parser.add_argument(
-        "--persistence", action="store_true", help="how long errors last, over flights of other seeds"
+        "--persistence", action="store_true", help="what is believed of vision, over flights of other seeds"
     )
+    parser.add_argument("--no-calibration", action="store_true", help="leave out the table of single scenes")
     arguments = parser.parse_args()
     artifact = Artifact.load(hub.runway_artifact())
     model = UncertainPose.load(hub.runway_detector(), artifact)
@@ -68,9 +75,10 @@ def main() -> None:
             seeds = range(number * FIRST_SEED, number * FIRST_SEED + arguments.approaches)
             flights[weather] = [flown(model, seed, weather, work, step) for seed in seeds]
     seen = [flight for weather in TRAINING_WEATHERS for flight in flights[weather]]
+    first = [] if arguments.no_calibration else [calibration_table(model, artifact, arguments.work, work)]
     text = "\n\n".join(
         [
-            "### Calibration on clear scenes\n\n" + calibration_table(model, artifact, arguments.work, work),
+            *(f"### Calibration on clear scenes\n\n{table}" for table in first),
             "### Position error\n\n" + error_table(seen),
             "### Consistency\n\n" + consistency_table(seen, artifact),
             "### Weather and integrity\n\n" + weather_table(flights),
@@ -80,25 +88,39 @@ def main() -> None:
     say(text)
 
 
-def flown(model: UncertainPose, seed: int, weather: Weather, work: Path, step: Progress) -> Flight:
-    """A flight without its images; what the camera saw is kept in a file."""
+def flown(
+    model: UncertainPose, seed: int, weather: Weather, work: Path, step: Callable[[str, int, int], None]
+) -> Flight:
+    """A flight without its images; what the detector found is kept in a file."""
     settings = LandingSettings(seed=seed, weather=weather, rate=RATE)
-    path = work / f"{weather}-{seed}.npz"
+    return refly(settings, found(model, settings, work, step))
+
+
+def found(
+    model: UncertainPose, settings: LandingSettings, work: Path, step: Callable[[str, int, int], None]
+) -> list[PoseDistributions]:
+    """Detections of every frame of an approach."""
+    path = work / f"{settings.weather}-{settings.seed}.npz"
     if not path.is_file():
-        sightings = land(
-            model, settings, lambda what, done, total: step(f"{weather} {seed}", done, total)
-        ).sightings
+        label = f"{settings.weather} {settings.seed}"
+        poses = detections_of(model, settings, lambda what, done, total: step(label, done, total))
         work.mkdir(parents=True, exist_ok=True)
-        names = ("pixels", "covariance", "scale", "keep", "score")
-        np.savez(path, **{name: getattr(sightings, name) for name in names})
-    return refly(settings, Sightings(**np.load(path)))
+        frame = np.repeat(np.arange(len(poses)), [len(each) for each in poses])
+        whole = PoseDistributions.concatenate(poses)
+        arrays = {name: getattr(whole, name) for name in ARRAYS}
+        np.savez(path, frame=frame, frames=len(poses), **arrays)
+    stored = np.load(path)
+    return [
+        PoseDistributions(**{name: stored[name][stored["frame"] == n] for name in ARRAYS})
+        for n in range(int(stored["frames"]))
+    ]
 
 
-def refly(settings: LandingSettings, sightings: Sightings) -> Flight:
-    """The same flight with these sightings and settings."""
+def refly(settings: LandingSettings, poses: Sequence[PoseDistributions]) -> Flight:
+    """The same flight with these detections and settings."""
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
     truth = truth_of(approach)
-    return conclude(approach, truth, np.arange(0.0, truth.times[-1], 1 / settings.rate), sightings, settings)
+    return conclude(approach, truth, np.arange(0.0, truth.times[-1], 1 / settings.rate), poses, settings)
 
 
 # --- calibration ------------------------------------------------------------------------------------------
@@ -213,8 +235,8 @@ def given_rotation(flight: Flight) -> Array:
 
 def with_attitude(flight: Flight) -> Array:
     """The camera's position (N, 3) as ``halopose land`` solves for it, before anything is checked."""
-    open_ = replace(flight.settings, integrity=False, prune=False)
-    return refly(open_, flight.sightings).fixes.position + _lever(flight)
+    open_ = replace(flight.settings, integrity=False, prune=False, camera=EXACT)
+    return refly(open_, detections(flight.sightings)).fixes.position + _lever(flight)
 
 
 def opencv_positions(flight: Flight) -> Array:
@@ -237,36 +259,37 @@ def opencv_positions(flight: Flight) -> Array:
 def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
     """Coverage of vision and NEES of the fused track, with covariances calibrated and as the heads give them."""
     tau = artifact.calibrations.gaussian.tau_.numpy()
-    lasting = LandingSettings().persistence
     rows = []
-    variants = (
-        ("calibrated", np.ones(4), lasting),
-        ("as the heads give them", 1 / tau**2, lasting),
-        ("calibrated, frames taken as independent", np.ones(4), 0.0),
+    independent: dict[str, Any] = {"lasting": (0.0, 0.0, 0.0)}
+    variants: tuple[tuple[str, Array | None, dict[str, Any]], ...] = (
+        ("calibrated, all sensors", None, {}),
+        ("calibrated, vision and IRS", np.ones(4), {"sensors": ALONE}),
+        ("as the heads give them, vision and IRS", 1 / tau**2, {"sensors": ALONE}),
+        ("calibrated, frames taken as independent, vision and IRS", np.ones(4), {"sensors": ALONE, **independent}),
     )
-    for name, factor, persistence in variants:
-        for sensors, label in ((ALONE, "vision and IRS"), (Sensors(), "all sensors")):
-            again = [
-                with_covariance(flight, factor, replace(flight.settings, sensors=sensors, persistence=persistence))
-                for flight in flights
+    for name, factor, changes in variants:
+        again = list(flights)
+        if factor is not None:
+            again = [with_covariance(each, factor, replace(each.settings, **changes)) for each in flights]
+        outside = np.concatenate([_outside(flight)[flight.fixes.trusted] for flight in again])
+        values = np.concatenate([_nees_at(flight) for flight in again])
+        by_instant = np.array([_nees_at(flight) for flight in again])
+        judged = consistency(values[np.isfinite(values)], 3)
+        means = [consistency(column[np.isfinite(column)], 3) for column in by_instant.T]
+        within = sum(each.consistent for each in means)
+        squares = np.concatenate([((flight.fused - flight.position) ** 2).sum(1) for flight in again])
+        rows.append(
+            [
+                name,
+                f"{100 * (1 - np.nanmean(outside)):.0f} %",
+                f"{judged.mean:.2f}",
+                f"{within} of {len(means)}",
+                f"{100 * judged.inside:.0f} %",
+                f"{np.sqrt(np.mean(squares)):.1f} m",
+                nis_cell(again),
+                str(sum(flight.track.answers.flagged.any() for flight in again)),
             ]
-            outside = np.concatenate([_outside(flight)[flight.fixes.trusted] for flight in again])
-            values = np.concatenate([_nees_at(flight) for flight in again])
-            by_instant = np.array([_nees_at(flight) for flight in again])
-            judged = consistency(values[np.isfinite(values)], 3)
-            means = [consistency(column[np.isfinite(column)], 3) for column in by_instant.T]
-            within = sum(each.consistent for each in means)
-            squares = np.concatenate([((flight.fused - flight.position) ** 2).sum(1) for flight in again])
-            rows.append(
-                [
-                    f"{name}, {label}",
-                    f"{100 * (1 - np.nanmean(outside)):.0f} %",
-                    f"{judged.mean:.2f}",
-                    f"{within} of {len(means)}",
-                    f"{100 * judged.inside:.0f} %",
-                    f"{np.sqrt(np.mean(squares)):.1f} m",
-                ]
-            )
+        )
     head = [
         "covariances",
         "vision in its 95 % ellipsoid",
@@ -274,14 +297,27 @@ def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
         "instants in bounds",
         "NEES in 95 %",
         "fused RMSE",
+        "NIS over expected, and if in its 95 % bounds",
+        "flights flagged",
     ]
     return markdown(head, rows)
+
+
+def nis_cell(flights: Sequence[Flight]) -> str:
+    """Mean NIS of every source over its degrees of freedom."""
+    parts = []
+    for source in ("gnss", "localizer", "glide_slope", "radio", "vision"):
+        values = np.concatenate([flight.track.nis_of(source) for flight in flights])
+        if len(values):
+            held = consistency(values, SIZES[source])
+            parts.append(f"{source} {held.mean / SIZES[source]:.2f} {'yes' if held.consistent else 'no'}")
+    return ", ".join(parts)
 
 
 def with_covariance(flight: Flight, factor: Array, settings: LandingSettings) -> Flight:
     """The flight again with the corners' covariances times factors (4,), and other settings."""
     sightings = replace(flight.sightings, covariance=flight.sightings.covariance * factor[:, None, None])
-    return refly(settings, sightings)
+    return refly(settings, detections(sightings))
 
 
 def _outside(flight: Flight) -> Array:
@@ -297,31 +333,72 @@ def _nees_at(flight: Flight) -> Array:
 
 
 def persistence_table(model: UncertainPose, work: Path) -> str:
-    """Correlation of vision's error along the runway, where the corners alone decide, over seconds."""
-    errors = []
+    """What ``LandingSettings`` believes of vision, measured on flights of other seeds than all the rest.
+
+    Errors are taken about the truth with the true attitude and camera, in their own standard deviations.
+    """
+    errors, corners = [], []
     with progress() as step:
         for number, weather in enumerate(TRAINING_WEATHERS):
-            for seed in (500 + 10 * number, 501 + 10 * number):
-                flight = flown(model, seed, weather, work, step)
-                along = (flight.fixes.position - flight.position)[:, 0]
-                scaled = along / np.sqrt(total_covariance(flight)[:, 0, 0])
-                errors.append(np.where(flight.fixes.trusted, scaled, np.nan))
-    spread = np.nanmean(np.concatenate(errors) ** 2)
-    lags = (1, 2, 4, 8, 16, 32)
-    row = [f"{np.nanmean(np.concatenate([e[n:] * e[:-n] for e in errors])) / spread:.2f}" for n in lags]
-    return markdown([f"{lag} s" for lag in lags], [row])
+            for seed in range(500 + 10 * number, 506 + 10 * number):
+                settings = LandingSettings(seed=seed, weather=weather, rate=RATE, camera=EXACT, excess=1.0)
+                each = unit_errors(settings, found(model, settings, work, step))
+                errors.append(each[0])
+                corners.append(each[1])
+    pooled, corner = np.concatenate(errors), np.concatenate(corners)
+    variance = np.nanmean(pooled**2, axis=0)
+    lags = (1, 2, 4, 8, 16, 24)
+    rows = []
+    for axis, name in enumerate(("along", "lateral", "up")):
+        lagged = [np.nanmean(np.concatenate([e[n:, axis] * e[:-n, axis] for e in errors])) for n in lags]
+        rows.append([name, f"{variance[axis]:.2f}", *(f"{value / variance[axis]:.2f}" for value in lagged)])
+    first = markdown(["error", "variance over stated", *(f"{lag} s" for lag in lags)], rows)
+    known = corner[np.isfinite(corner).all((1, 2))]
+    square = np.square(known).sum(2)
+    matrix = np.corrcoef(known.reshape(-1, 8).T)
+    sides = np.mean([-matrix[0, 2], -matrix[0, 4], matrix[2, 4], matrix[0, 6], -matrix[2, 6], -matrix[4, 6]])
+    ends = f"sides {sides:.2f}, far end {matrix[5, 7]:.2f}, near end {matrix[1, 3]:.2f}"
+    size = np.mean([matrix[0, 5], matrix[0, 7], -matrix[2, 5], -matrix[2, 7], -matrix[4, 5], -matrix[4, 7]])
+    beyond = int((square > stats.chi2.isf(1e-5, 2)).sum())
+    return (
+        f"{first}\n\ncorrelation of corners: {ends}, of the sides with the far end {size:.2f}\n"
+        f"{beyond} of {square.size} corners beyond what a Gaussian allows once in 1e5: at most "
+        f"{stats.chi2.isf(0.05, 2 * beyond + 2) / 2 / square.size:.1e} of them are (95 %)"
+    )
+
+
+def unit_errors(settings: LandingSettings, poses: Sequence[PoseDistributions]) -> tuple[Array, Array]:
+    """Errors of fixes (N, 3) and of corners (N, 4, 2) in their own standard deviations, NaN without any."""
+    approach = fly(settings.seed, settings.weather, TRUTH_RATE)
+    truth = truth_of(approach)
+    times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
+    eye = replace(eye_of(approach, [], times, settings), attitudes=truth.attitude(times))
+    position = truth.position(times)
+    exact = expected_corners(eye.camera, eye.mount, position, eye.attitudes, eye.corners)
+    fixes, corners = np.full((len(times), 3), np.nan), np.full((len(times), 4, 2), np.nan)
+    for n, each in enumerate(poses):
+        chosen = associate(each, eye.viewpoint(n, position[n], 25.0 * np.eye(3)), eye.corners)
+        if chosen.index is None:
+            continue
+        seen = Sightings.nothing(1, each.dof)
+        seen.put(0, each, chosen)
+        away = (seen.pixels[0] - exact[n])[..., None]
+        corners[n] = np.linalg.solve(np.linalg.cholesky(seen.covariance[0]), away)[..., 0]
+        fix = solve(seen, eye.at(slice(n, n + 1)), len(times))
+        if fix.trusted[0]:
+            taken = eye.measurement(n, float(times[n]), seen, fix, position[n])
+            fixes[n] = np.linalg.solve(taken.drift / np.sqrt(settings.lasting), taken.value - position[n])
+    return fixes, corners
 
 
 def weather_table(flights: dict[Weather, list[Flight]]) -> str:
-    """By weather: how often vision is there, trusted, and outside of its ellipsoid, with the check and without."""
+    """By weather: how often vision is there, trusted, and outside of its ellipsoid, and beyond its levels."""
     rows = []
     for weather, group in flights.items():
         seen = np.concatenate([flight.sightings.seen for flight in group])
         solved = np.concatenate([flight.fixes.solved for flight in group])
         trusted = np.concatenate([flight.fixes.trusted for flight in group])
-        open_ = [refly(replace(f.settings, integrity=False), f.sightings) for f in group]
         outside = np.concatenate([_outside(flight) for flight in group])
-        unchecked = np.concatenate([_outside(flight) for flight in open_])
         beyond = np.concatenate([_beyond(flight) for flight in group])
         rows.append(
             [
@@ -330,7 +407,6 @@ def weather_table(flights: dict[Weather, list[Flight]]) -> str:
                 f"{100 * seen.mean():.0f} %",
                 f"{100 * solved.mean():.0f} %",
                 f"{100 * trusted.mean():.0f} %",
-                f"{100 * np.nanmean(unchecked):.0f} %" if solved.any() else "",
                 f"{100 * np.nanmean(outside[trusted]):.0f} %" if trusted.any() else "",
                 f"{int(np.nansum(beyond[trusted]))}",
             ]
@@ -341,7 +417,6 @@ def weather_table(flights: dict[Weather, list[Flight]]) -> str:
         "detected",
         "solved",
         "trusted",
-        "outside 95 %, no check",
         "outside 95 %, trusted",
         "beyond PL",
     ]
@@ -350,9 +425,7 @@ def weather_table(flights: dict[Weather, list[Flight]]) -> str:
 
 def _beyond(flight: Flight) -> Array:
     """Which fixes (N,) are off by more than their protection levels."""
-    error = flight.fixes.position - flight.position
-    horizontal, vertical = np.hypot(error[:, 0], error[:, 1]), np.abs(error[:, 2])
-    return (horizontal > flight.fixes.levels[:, 0]) | (vertical > flight.fixes.levels[:, 1])
+    return np.asarray((np.abs(flight.fixes.error(flight.position)) > flight.fixes.levels).any(1))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import pytest
 
 from halopose.cli.app import main
 from halopose.cli.landing import _sensors
-from halopose.landing.flight import LandingSettings
 from halopose.landing.navigation.sensors import GNSS, Sensors
+from halopose.landing.settings import LandingSettings
 from halopose.poses import PoseDistributions
 from tests.landing.test_flight import Oracle
 

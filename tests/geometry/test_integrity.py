@@ -2,14 +2,25 @@
 
 import numpy as np
 import pytest
-from scipy.stats import kstest
+from scipy.stats import binom, kstest
 
 from halopose.errors import HaloposeError
-from halopose.geometry.integrity import ambiguous, consistency, exclude, protection_levels
+from halopose.geometry.camera import exp_so3, project_points
+from halopose.geometry.integrity import Risks, Verdict, ambiguous, assess, consistency
 from halopose.geometry.pnp import solve_pose, solve_position
 from tests.helpers.approaches import CAMERA, CORNERS, sight
 
 SIX = np.concatenate([CORNERS, [[400.0, 15.0, 0.0], [900.0, -15.0, 0.0]]])
+ACROSS = np.array([[np.sin(np.radians(3)), 0.0, np.cos(np.radians(3))]])
+
+
+def noisy(distance, sigma, frames, seed, spread=0.0):
+    """Frames of equal, round noise with attitudes off by ``spread``: pixels, covariances, rotations, position."""
+    rng = np.random.default_rng(seed)
+    seen = sight(distance, 1, rng)
+    pixels = seen.exact + sigma * rng.normal(size=(frames, 4, 2))
+    turned = seen.rotation @ exp_so3(spread * rng.normal(size=(frames, 3)))
+    return pixels, np.broadcast_to(sigma**2 * np.eye(2), (frames, 4, 2, 2)), turned, seen.position
 
 
 def test_good_corners_give_uniform_probabilities():
@@ -32,41 +43,88 @@ def test_nothing_to_check_and_nothing_solved():
     assert consistency(solution)[1] == 0
 
 
+@pytest.mark.parametrize("spread", [0.0, 7e-4])
+@pytest.mark.parametrize(("distance", "sigma"), [(500.0, 2.0), (1500.0, 0.5), (1500.0, 2.0), (4000.0, 2.0)])
+def test_alarms_without_a_fault_are_as_rare_as_said_at_any_distance(distance, sigma, spread):
+    """Re-solved subsets alarmed in 3 to 27 % of such frames at a nominal 1e-3 an axis; here at 2e-2 in all."""
+    pixels, covariance, turned, _ = noisy(distance, sigma, 4000, 7, spread)
+    attitude = spread**2 * np.eye(3) if spread else None
+    risks = Risks(false_alarm=0.02)
+    found = assess(CAMERA, CORNERS, pixels, covariance, turned, attitude=attitude, risks=risks)
+    low, high = binom.ppf((1e-3, 1 - 1e-3), 4000, 0.02)
+    assert low / 2 < found.alarmed.sum() <= high
+    assert np.isfinite(found.levels[found.trusted]).all()
+
+
+def test_shares_and_levels_are_those_of_real_solves():
+    """Near enough for everything to be linear, leaving a point out lowers the cost and widens as foretold."""
+    pixels, covariance, turned, _ = noisy(800.0, 0.02, 50, 3)
+    found = assess(CAMERA, CORNERS, pixels, covariance, turned)
+    for corner in range(4):
+        mask = np.ones((50, 4), dtype=bool)
+        mask[:, corner] = False
+        without = solve_position(CAMERA, CORNERS, pixels, covariance, turned, mask=mask)
+        np.testing.assert_allclose(found.statistic - without.cost, found.shares[:, corner], rtol=2e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize("with_attitude", [True, False])
 @pytest.mark.parametrize("wrong", [0, 2])
-def test_a_wrong_corner_is_found_and_left_out(with_attitude, wrong):
+def test_a_wrong_corner_is_left_out_or_the_frame_is_not_trusted(with_attitude, wrong):
     points = CORNERS if with_attitude else SIX
     seen = sight(1000.0, 200, np.random.default_rng(3), points=points)
     pixels = seen.pixels.copy()
     pixels[::2, wrong] += [25.0, -20.0]
     rotation = seen.rotations if with_attitude else None
-    result = exclude(CAMERA, points, pixels, seen.covariance, rotation)
-    assert (result.excluded[::2] == wrong).mean() > 0.97
+    result = assess(CAMERA, points, pixels, seen.covariance, rotation)
+    assert ((result.excluded[::2] == wrong) | ~result.trusted[::2]).all()
+    assert (result.excluded[::2] == wrong).mean() > 0.5
     assert (result.excluded[1::2] == -1).mean() > 0.97
-    assert result.consistent.mean() > 0.99
     assert ((~result.mask).sum(1) == (result.excluded >= 0)).all()
     assert not result.mask[result.excluded == wrong, wrong].any()
-    error = np.abs(result.solution.position - seen.position)
-    deviation = np.sqrt(np.diagonal(result.solution.covariance, axis1=1, axis2=2)[:, :3])
-    assert (error[::2] < 4.5 * deviation[::2]).mean() > 0.97
+    mended = result.verdict == Verdict.MENDED
+    error = np.abs(result.solution.position - seen.position)[mended]
+    deviation = np.sqrt(np.diagonal(result.solution.covariance, axis1=1, axis2=2)[mended, :3])
+    assert (error < 4.5 * deviation).mean() > 0.97
+    assert (error < result.levels[mended]).all()
+
+
+@pytest.mark.parametrize("size", [10.0, 20.0])
+def test_trusted_frames_hardly_ever_drop_the_wrong_corner(size):
+    """By the best fit alone 44 and 38 % of the trusted frames did, at 500 m."""
+    rng = np.random.default_rng(11)
+    pixels, covariance, turned, position = noisy(500.0, 2.0, 4000, 5)
+    pixels = pixels.copy()
+    corner, angle = rng.integers(4, size=4000), rng.uniform(0, 2 * np.pi, 4000)
+    pixels[np.arange(4000), corner] += 2.0 * size * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    found = assess(CAMERA, CORNERS, pixels, covariance, turned)
+    mended = found.verdict == Verdict.MENDED
+    assert mended.any()
+    assert (found.excluded[mended] != corner[mended]).mean() < 0.01
+    assert (np.abs(found.solution.position - position)[found.trusted] < found.levels[found.trusted]).all()
 
 
 def test_four_corners_cannot_spare_one_for_a_pose():
     seen = sight(1500.0, 2, np.random.default_rng(4))
     pixels = seen.pixels.copy()
     pixels[:, 0] += [0.0, 40.0]
-    result = exclude(CAMERA, CORNERS, pixels, seen.covariance)
+    result = assess(CAMERA, CORNERS, pixels, seen.covariance)
     assert (result.excluded == -1).all()
-    assert not result.consistent.any()
+    assert not result.trusted.any()
+    assert result.reasons == [Verdict.CONTRADICTION.reason] * 2
+    unchecked = assess(CAMERA, CORNERS, pixels, seen.covariance, check=False)
+    assert unchecked.trusted.all()
+    assert np.isinf(unchecked.levels).all()
 
 
 def test_every_frame_may_have_its_own_runway():
     seen = sight(1500.0, 4, np.random.default_rng(5))
     pixels = seen.pixels.copy()
     pixels[1, 3] += [20.0, 20.0]
-    shared = exclude(CAMERA, CORNERS, pixels, seen.covariance, seen.rotations)
-    own = exclude(CAMERA, np.tile(CORNERS, (4, 1, 1)), pixels, seen.covariance, seen.rotations)
-    assert own.excluded.tolist() == shared.excluded.tolist() == [-1, 3, -1, -1]
+    shared = assess(CAMERA, CORNERS, pixels, seen.covariance, seen.rotations)
+    own = assess(CAMERA, np.tile(CORNERS, (4, 1, 1)), pixels, seen.covariance, seen.rotations)
+    assert own.verdict.tolist() == shared.verdict.tolist()
+    assert shared.verdict[[0, 2, 3]].tolist() == [Verdict.FITS] * 3
+    assert shared.alarmed[1]
     np.testing.assert_allclose(own.solution.position, shared.solution.position, rtol=1e-9)
 
 
@@ -77,41 +135,54 @@ def test_errors_pass_the_levels_unnoticed_no_more_often_than_the_risk(with_attit
     frames, risk, fault = 300, 0.02, 0.2
     seen = sight(800.0, frames, np.random.default_rng(6), points=points, high=0.6)
     rotation = seen.rotations if with_attitude else None
-    settings = {"integrity_risk": risk, "fault_probability": fault, "false_alarm": 0.05}
+    risks = Risks(false_alarm=0.05, integrity=risk, fault_probability=fault)
     worst = 0.0
     for size in (1.5, 3.0):
         for corner in range(4):
             pixels = seen.pixels.copy()
             pixels[:, corner] += size * np.array([0.8, -0.6])
-            levels = protection_levels(CAMERA, points, pixels, seen.covariance, rotation, **settings)
-            solve = solve_pose if rotation is None else solve_position
-            extra = () if rotation is None else (rotation,)
-            error = np.abs(solve(CAMERA, points, pixels, seen.covariance, *extra).position - seen.position)
-            beyond = (error[:, 2] > levels.vertical) | (np.hypot(error[:, 0], error[:, 1]) > levels.horizontal)
-            worst = max(worst, np.mean(beyond & ~levels.alarmed))
+            found = assess(CAMERA, points, pixels, seen.covariance, rotation, risks=risks)
+            beyond = (np.abs(found.solution.position - seen.position) > found.levels).any(1)
+            worst = max(worst, np.mean(beyond & found.trusted))
     assert fault * worst <= risk
 
 
-def test_alarms_without_a_fault_are_as_rare_as_said():
-    seen = sight(800.0, 3000, np.random.default_rng(7), high=0.6)
-    levels = protection_levels(CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations, false_alarm=0.05)
-    assert levels.alarmed.mean() <= 3 * 0.05 * 1.2  # three axes
-    assert levels.alarmed.mean() > 0.02
-    assert (levels.vertical > 0).all()
-    assert np.isfinite(levels.horizontal).all()
+def test_across_the_path_range_and_height_cancel():
+    pixels, covariance, turned, position = noisy(4000.0, 2.0, 2000, 9)
+    found = assess(CAMERA, CORNERS, pixels, covariance, turned)
+    across = assess(CAMERA, CORNERS, pixels, covariance, turned, axes=ACROSS)
+    error = found.solution.position - position
+    assert (error @ ACROSS[0]).std() < 0.5 * error[:, 2].std()
+    assert np.median(across.levels) < 0.5 * np.median(found.levels[:, 2])
 
 
 def test_levels_grow_as_the_risk_falls_and_are_infinite_without_a_check():
     seen = sight(1500.0, 3, np.random.default_rng(8))
     given = (CAMERA, CORNERS, seen.pixels, seen.covariance)
-    loose = protection_levels(*given, seen.rotations, integrity_risk=1e-3)
-    tight = protection_levels(*given, seen.rotations, integrity_risk=1e-9)
-    assert (tight.vertical > loose.vertical).all()
-    assert (tight.horizontal > loose.horizontal).all()
-    alone = protection_levels(*given)  # four corners of a pose: none can be spared
-    assert np.isinf(alone.vertical).all()
-    mask = np.zeros((3, 4), dtype=bool)
-    assert np.isinf(protection_levels(*given, seen.rotations, mask=mask).horizontal).all()
+    loose = assess(*given, seen.rotations, risks=Risks(integrity=1e-3))
+    tight = assess(*given, seen.rotations, risks=Risks(integrity=1e-9))
+    assert (tight.levels > loose.levels).all()
+    alone = assess(*given)  # four corners of a pose: none can be spared
+    assert np.isinf(alone.levels).all()
+    nothing = assess(*given, seen.rotations, mask=np.zeros((3, 4), dtype=bool))
+    assert np.isinf(nothing.levels).all()
+    assert "too few points" in nothing.reasons[0]
+
+
+def test_an_uncertain_camera_widens_levels_and_covariances():
+    seen = sight(1500.0, 20, np.random.default_rng(8))
+    given = (CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations)
+    spread = np.diag(np.square([6.0, 6.0, 2.0, 2.0, 0, 0, 0, 0, 0]))
+    sure = assess(*given, attitude=1e-8 * np.eye(3))
+    unsure = assess(*given, attitude=1e-8 * np.eye(3), intrinsics=spread)
+    assert (unsure.levels > sure.levels).all()
+    variances = [np.diagonal(found.solution.covariance, axis1=1, axis2=2)[:, :3] for found in (sure, unsure)]
+    assert (variances[1] > variances[0]).all()
+    # A principal point that is off moves the corners as a turned camera does: the position follows as foretold.
+    moved = project_points(CAMERA, seen.rotation, seen.position, CORNERS)[None] + [2.0, 0.0]
+    found = assess(CAMERA, CORNERS, moved, seen.covariance[:1], seen.rotations[:1], intrinsics=spread)
+    error = found.solution.position[0] - seen.position
+    assert error @ np.linalg.solve(found.solution.covariance[0, :3, :3], error) < 3.0
 
 
 def test_two_poses_of_like_cost_are_ambiguous():
@@ -123,9 +194,9 @@ def test_two_poses_of_like_cost_are_ambiguous():
     assert (ambiguous(unsure, 0.01) == (unsure.converged & (np.exp(-gap / 2) > 0.01))).all()
 
 
-def test_risks_are_probabilities():
-    seen = sight(1500.0, 1, np.random.default_rng(10))
-    with pytest.raises(HaloposeError, match="integrity_risk must lie between 0 and 1"):
-        protection_levels(CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations, integrity_risk=0.0)
+def test_risks_are_probabilities_and_two_faults_are_counted_apart():
+    with pytest.raises(HaloposeError, match="integrity must lie between 0 and 1"):
+        Risks(integrity=0.0)
     with pytest.raises(HaloposeError, match="false_alarm"):
-        exclude(CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations, false_alarm=2.0)
+        Risks(false_alarm=2.0)
+    assert Risks(fault_probability=1e-2).unmonitored(4) == pytest.approx(6e-4)

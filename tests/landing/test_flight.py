@@ -8,27 +8,20 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import perturb, rotation_from_angles
-from halopose.landing.flight import (
-    LandingSettings,
-    _measured,
-    _start,
-    angle_axes,
-    at,
-    conclude,
-    given_attitudes,
-    land,
-    solve,
-    truth_of,
-    usable_corners,
-)
-from halopose.landing.navigation.fusion import consistency, fuse
-from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Measurement, Sensors
-from halopose.landing.sighting import Sightings, expected_corners
+from halopose.landing.fixes import angle_axes, solve, usable_corners
+from halopose.landing.flight import conclude, eye_of, land, sensed, truth_of
+from halopose.landing.navigation.fusion import consistency
+from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Sensors
+from halopose.landing.settings import CameraErrors, JointLaw, LandingSettings
+from halopose.landing.sighting import Sightings, detections, expected_corners
 from halopose.landing.summary import distances, summarise, to_text, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
 
 ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)
+
+
+INDEPENDENT = LandingSettings(rate=1.0, sensors=ALONE, lasting=(0.0, 0.0, 0.0), joint=JointLaw(0.0, 0.0, 0.0))
 
 
 def approach_of(seed, end=300.0):
@@ -55,12 +48,12 @@ def sighted(approach, truth, times, rng, wrong=None):
 def flown(seed, settings=None, wrong=None):
     parts = approach_of(seed)
     settings = replace(settings or LandingSettings(rate=1.0), seed=seed)
-    return conclude(*parts, sighted(*parts, np.random.default_rng([seed, 5]), wrong), settings)
+    return conclude(*parts, detections(sighted(*parts, np.random.default_rng([seed, 5]), wrong)), settings)
 
 
 @pytest.fixture(scope="module")
 def flights():
-    return [flown(seed, LandingSettings(rate=1.0, sensors=ALONE, persistence=0.0)) for seed in range(24)]
+    return [flown(seed, INDEPENDENT) for seed in range(10)]
 
 
 def test_vision_covers_what_it_promises(flights):
@@ -77,8 +70,9 @@ def test_the_fused_track_is_consistent(flights):
 
 
 def test_false_alarms_are_as_rare_as_asked_for(flights):
-    alarmed = np.concatenate([~flight.fixes.trusted[flight.fixes.solved] for flight in flights])
-    assert alarmed.mean() < 0.03
+    alarmed = np.concatenate([~flight.fixes.trusted[flight.sightings.seen] for flight in flights])
+    assert alarmed.mean() < 0.01
+    assert not any(flight.track.answers.flagged.any() for flight in flights)
 
 
 def test_a_wrong_corner_is_left_out_or_the_frame_is():
@@ -100,7 +94,7 @@ def test_frames_without_the_runway_say_so():
         False,
         0.0,
     )
-    flight = conclude(approach, truth, times, sightings, LandingSettings(seed=1, rate=1.0))
+    flight = conclude(approach, truth, times, detections(sightings), LandingSettings(seed=1, rate=1.0))
     assert flight.fixes.reasons[5] == "no runway detected"
     assert np.isnan(flight.fixes.position[5]).all()
     assert not flight.fixes.trusted[5]
@@ -138,36 +132,54 @@ def test_angle_axes_turn_as_the_angles_do():
 
 def test_sensitivity_is_how_far_the_position_moves():
     flight = flown(6, LandingSettings(rate=1.0, integrity=False))
-    world, step = flight.approach.world, np.array([1e-5, -2e-5, 3e-5])
-    known = (flight.sightings, world.camera, world.mount, world.runway.corners())
-    attitudes = given_attitudes(flight)
-    low, high = (solve(*known, attitudes + sign * step, flight.settings).position for sign in (-1, 1))
+    _, measured = sensed(flight.approach, flight.truth, flight.settings)
+    eye = eye_of(flight.approach, measured, flight.frame_times, flight.settings)
+    step = np.array([1e-5, -2e-5, 3e-5])
+    low, high = (
+        solve(flight.sightings, replace(eye, attitudes=eye.attitudes + sign * step)).position for sign in (-1, 1)
+    )
     expected = 2 * (flight.fixes.sensitivity @ step[:, None])[..., 0]
-    good = np.isfinite(low).all(1) & np.isfinite(high).all(1)
-    np.testing.assert_allclose((high - low)[good], expected[good], rtol=0.15, atol=2e-3)
+    good = np.isfinite(low).all(1) & np.isfinite(high).all(1) & (flight.position[:, 0] > -1500)
+    np.testing.assert_allclose((high - low)[good], expected[good], rtol=0.15, atol=5e-3)
 
 
-def test_between_measurements_the_aircraft_flies_on():
-    """GNSS alone falls silent and comes back: the filter itself says what it would have been in between."""
-    approach, truth, _ = approach_of(7)
-    start = _start(truth, 7)
-    silent = replace(GNSS, rate=1.0, outages=((0.0, 2.5), (5.5, 9.5)))
-    only = replace(LandingSettings(seed=7), sensors=replace(ALONE, irs=None, gnss=silent))
-    fusion, measured = _measured(approach, truth, only)
-    times = np.array([0.0, 2.0, 5.25, 9.0])
-    blind = [Measurement(time, "vision", np.zeros(3), 1e12 * np.eye(3)) for time in times.tolist()]
-    queried = fuse([*measured, *blind], start, replace(fusion, gate=1.0))
-    position, spread = at(fuse(measured, start, replace(fusion, gate=1.0)), times, start, fusion.coasting)
-    rows = np.searchsorted(queried.times, times)
-    np.testing.assert_allclose(position, queried.positions[rows], rtol=1e-4)
-    np.testing.assert_allclose(spread, queried.position_covariances[rows], rtol=1e-4, atol=1e-4)
+def test_a_parallel_runway_that_is_all_there_is_to_see_is_not_used():
+    parts = approach_of(4)
+    approach, truth, times = parts
+    world = approach.world
+    beside = world.runway.corners() + np.array([0.0, 229.0, 0.0])
+    sightings = sighted(*parts, np.random.default_rng(2))
+    pixels = expected_corners(world.camera, world.mount, truth.position(times), truth.attitude(times), beside)
+    flight = conclude(*parts, detections(replace(sightings, pixels=pixels)), LandingSettings(seed=4, rate=1.0))
+    assert not flight.sightings.seen.any()
+    assert set(flight.fixes.reasons) == {"what was detected is not where the runway should be"}
+    assert not flight.track.answers.flagged.any()
+
+
+def test_late_images_are_put_in_their_place():
+    """Images that take .3 s give nearly the same flight as images that take no time."""
+    now, late = (
+        flown(5, replace(INDEPENDENT, camera=CameraErrors(clock=0.0, latency=seconds))) for seconds in (0.0, 0.3)
+    )
+    np.testing.assert_allclose(late.fused, now.fused, atol=0.05)
+
+
+def test_a_camera_that_is_known_badly_says_so():
+    sure, unsure = (
+        flown(5, replace(INDEPENDENT, camera=CameraErrors(mounting=m, centre=c)))
+        for m, c in ((0.0, 0.0), (5e-3, 5.0))
+    )
+    good = sure.fixes.solved & unsure.fixes.solved
+    assert (unsure.fixes.levels[good] > sure.fixes.levels[good]).mean() > 0.9
+    inside = distances(unsure.fixes.position - unsure.position, total_covariance(unsure))[good] < 16.3
+    assert inside.mean() > 0.8  # one draw of each error lasts for the whole flight
 
 
 def test_the_filter_knows_the_sensors_on_board():
     approach, truth, _ = approach_of(7)
     worse = GaussMarkov((5e-3, 5e-3, 5e-3), 60.0)
     sensors = Sensors(radio=None, attitude=replace(ATTITUDE, bias=worse))
-    fusion, _ = _measured(approach, truth, LandingSettings(sensors=sensors))
+    fusion, _ = sensed(approach, truth, LandingSettings(sensors=sensors))
     assert fusion.attitude_bias == worse
     assert fusion.gnss_bias == GNSS.bias
 
@@ -207,9 +219,10 @@ def test_a_whole_landing_and_its_summary():
         ("weather", ["snow"]),
         ("attitude", ["gyro"]),
         ("conf", [-0.1, 1.1, np.nan]),
-        ("persistence", [-1.0, np.inf, np.nan]),
+        ("persistence", [-1.0, 0.0, np.inf, np.nan]),
+        ("lasting", [(1.0, 0.0, 0.0), (-0.1, 0.0, 0.0)]),
         ("false_alarm", [0.0, 1.0, -1e-3, np.nan]),
-        ("integrity_risk", [0.0, 1.0, 2.0, np.nan]),
+        ("requirement", ["cat-4"]),
         ("fault_probability", [0.0, 1.0, np.inf, np.nan]),
     ],
 )
@@ -230,11 +243,17 @@ def test_a_model_of_something_else_is_refused_at_the_first_image(monkeypatch):
     assert len(drawn) == 1
 
 
-def test_persistent_errors_count_as_fewer_frames():
-    """The mean of errors that decay as rho has the variance of so many fewer independent ones."""
-    settings = LandingSettings(rate=2.0, persistence=3.0)
-    rho, count = np.exp(-1 / 6), 4000
-    lags = np.arange(1, count)
-    variance = (1 + 2 * ((1 - lags / count) * rho**lags).sum()) / count
-    assert settings.repetition == pytest.approx(variance * count, rel=0.01)
-    assert LandingSettings(persistence=0.0).repetition == 1.0
+def test_corners_that_err_together_have_the_covariance_they_had():
+    rng = np.random.default_rng(3)
+    root = rng.normal(size=(5, 4, 2, 2))
+    covariance = root @ np.swapaxes(root, 2, 3)
+    own, shared = JointLaw(0.3, 0.6, 0.2).parts(covariance)
+    np.testing.assert_allclose(own + shared @ np.swapaxes(shared, 2, 3), covariance, atol=1e-12)
+    flat = shared.reshape(5, 8, 3)
+    together = flat @ np.swapaxes(flat, 1, 2)
+    level = np.linalg.cholesky(covariance)[..., 0, 0]  # along u alone
+    np.testing.assert_allclose(together[:, 0, 2], -0.3 * level[:, 0] * level[:, 1], rtol=1e-9)
+    with pytest.raises(HaloposeError, match="lift is a share"):
+        JointLaw(lift=1.0)
+    with pytest.raises(HaloposeError, match="leave nothing"):
+        JointLaw(size=0.5, lift=0.5)

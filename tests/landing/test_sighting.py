@@ -1,5 +1,6 @@
 """Sightings: the runway that geometry expects is chosen, whatever else is in view."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,12 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.geometry.camera import Camera, Mount, runway_corners
-from halopose.landing.sighting import choose, expected_corners, sight
+from halopose.landing.sighting import (
+    AMBIGUOUS,
+    ELSEWHERE,
+    Association,
+    Sightings,
+    Viewpoint,
+    associate,
+    detect,
+    expected_corners,
+)
+from halopose.landing.sighting import detections as as_detections
 from halopose.poses import PoseDistributions
 
 CAMERA = Camera.from_fov(640, 384, np.radians(30))
 MOUNT = Mount.looking(pitch=np.radians(-6))
 CORNERS = runway_corners(2500.0, 45.0)
+PARALLEL = CORNERS + np.array([0.0, 229.0, 0.0])
 PLACE = expected_corners(CAMERA, MOUNT, np.array([[-2000.0, 10.0, 120.0]]), np.zeros((1, 3)), CORNERS)[0]
 
 
@@ -34,28 +46,66 @@ def model(*answers):
     return SimpleNamespace(predict=lambda image, conf: [left.pop(0)])
 
 
-@given(st.integers(0, 3), st.integers(0, 2**32 - 1))
-def test_the_expected_runway_is_chosen(place, seed):
+def seen_from(distance, *, lateral=0.0, runway=CORNERS):
+    """Corners (4, 2) of a runway as an aircraft sees them that is on its path, off by ``lateral`` to the left."""
+    place = np.array([[-distance, lateral, (distance + 300.0) * np.tan(np.radians(3))]])
+    return expected_corners(CAMERA, MOUNT, place, np.zeros((1, 3)), runway)[0]
+
+
+def believed(distance, sigma=5.0, heading=3.5e-3):
+    """A viewpoint on the path, as sure as that."""
+    place = np.array([-distance, 0.0, (distance + 300.0) * np.tan(np.radians(3))])
+    turned = np.diag(np.square([9e-4, 9e-4, heading]))
+    return Viewpoint(CAMERA, MOUNT, place, sigma**2 * np.eye(3), np.zeros(3), turned)
+
+
+@given(st.integers(0, 3), st.integers(0, 2**32 - 1), st.floats(1000.0, 6000.0))
+def test_the_expected_runway_is_chosen(place, seed, distance):
     rng = np.random.default_rng(seed)
-    size = np.ptp(PLACE, axis=0).max()
-    others = [PLACE + rng.choice([-1, 1], 2) * rng.uniform(1, 5, 2) * size for _ in range(3)]
-    others.insert(place, PLACE + rng.normal(0, 0.05 * size, (4, 2)))
-    assert choose(detections(*others), PLACE) == place
+    mine = seen_from(distance)
+    others = [mine + rng.choice([-1, 1], 2) * rng.uniform(60, 200, 2) for _ in range(3)]
+    others.insert(place, mine + rng.normal(0, 1, (4, 2)))
+    assert associate(detections(*others), believed(distance), CORNERS).index == place
 
 
-def test_a_runway_far_from_the_expected_one_is_none():
-    assert choose(detections(PLACE + 2000.0), PLACE) is None
-    assert choose(detections(), PLACE) is None
+@pytest.mark.parametrize("distance", [1000.0, 2000.0, 3000.0, 4500.0, 6000.0])
+def test_a_parallel_runway_does_not_pass_where_the_own_one_is_missed(distance):
+    """One 229 m beside was inside the old gate, of three runway sizes, at every distance."""
+    beside = seen_from(distance, runway=PARALLEL)
+    found = associate(detections(beside), believed(distance), CORNERS)
+    assert found.index is None
+    assert found.reason == ELSEWHERE
+    both = detections(beside, seen_from(distance))
+    assert associate(both, believed(distance), CORNERS, [PARALLEL]).index == 1
+
+
+def test_where_two_runways_fit_it_is_ambiguous():
+    """With nothing but a position sure to 300 m a detection may be either runway."""
+    view = believed(4000.0, sigma=300.0)
+    for lateral in (0.0, -100.0, -229.0):
+        alone = associate(detections(seen_from(4000.0, lateral=lateral)), view, CORNERS, [PARALLEL])
+        assert (alone.index, alone.reason) == (None, AMBIGUOUS)
+    two = detections(seen_from(4000.0), seen_from(4000.0, runway=PARALLEL))
+    assert associate(two, view, CORNERS).reason == AMBIGUOUS
+    twins = detections(seen_from(4000.0), seen_from(4000.0) + 0.5)
+    assert associate(twins, view, CORNERS).index is not None
+
+
+def test_one_wrong_corner_is_left_to_the_integrity_check():
+    mine = seen_from(2000.0)
+    mine[2] += 30.0
+    assert associate(detections(mine), believed(2000.0), CORNERS).index == 0
 
 
 def test_without_an_attitude_the_shape_tells_runways_apart():
-    level = expected_corners(CAMERA, MOUNT, np.array([[-2000.0, 10.0, 120.0]]), np.zeros((1, 3)), CORNERS)[0]
+    view = believed(2000.0)
+    lost = replace(view, attitude_covariance=np.radians(10.0) ** 2 * np.eye(3))
     turned = np.array([[np.radians(5), np.radians(-2), np.radians(1)]])
     mine, other = (
-        expected_corners(CAMERA, MOUNT, np.array([[-2000.0, y, 120.0]]), turned, CORNERS)[0] for y in (10.0, 410.0)
+        expected_corners(CAMERA, MOUNT, np.array([[-2000.0, y, 120.5]]), turned, CORNERS)[0] for y in (0.0, 410.0)
     )
-    assert choose(detections(other, mine), level, oriented=False) == 1
-    assert choose(detections(other, mine + 50.0), mine + 50.0) == 1
+    assert associate(detections(other, mine), lost, CORNERS).index == 1
+    assert associate(detections(mine), view, CORNERS).index is None
 
 
 def test_expected_corners_of_a_level_aircraft_on_the_centreline_are_symmetric():
@@ -65,12 +115,17 @@ def test_expected_corners_of_a_level_aircraft_on_the_centreline_are_symmetric():
 
 
 def test_frames_without_the_runway_hold_nothing():
-    found = sight(
-        model(detections(PLACE), detections(), detections(PLACE + 2000.0)), [None] * 3, np.stack([PLACE] * 3)
-    )
-    assert found.seen.tolist() == [True, False, False]
-    assert np.isfinite(found.pixels[0]).all()
-    assert np.isnan(found.pixels[1:]).all()
-    assert found.keep[0].tolist() == [True, True, False, True]
-    assert not found.keep[1:].any()
-    assert len(found.select(found.seen)) == 1
+    found = detect(model(detections(PLACE), detections(), detections(PLACE)), [None] * 3)
+    sightings = Sightings.nothing(3)
+    sightings.put(0, found[0], Association(0))
+    sightings.put(2, found[2], Association(0))
+    sightings.put(2, found[2], Association(None, ELSEWHERE))
+    assert sightings.seen.tolist() == [True, False, False]
+    assert np.isfinite(sightings.pixels[0]).all()
+    assert np.isnan(sightings.pixels[1:]).all()
+    assert sightings.keep[0].tolist() == [True, True, False, True]
+    assert not sightings.keep[1:].any()
+    assert len(sightings.select(sightings.seen)) == 1
+    again = as_detections(sightings)
+    assert [len(each) for each in again] == [1, 0, 0]
+    np.testing.assert_array_equal(again[0].keypoints[0], PLACE)

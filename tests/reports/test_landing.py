@@ -12,6 +12,8 @@ import pytest
 from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
 from halopose.landing.navigation.fusion import consistency
+from halopose.landing.navigation.sensors import ATTITUDE
+from halopose.landing.settings import CameraErrors
 from halopose.reports.landing import _error_chart, log_of, render_page
 from tests.reports.test_landing_pictures import DOUBTED, EXCLUDED, OUTAGE, PRUNED, UNSEEN, UNSOLVED, fabricate
 
@@ -120,13 +122,14 @@ def test_an_error_beyond_its_level_is_marked(flight, page):
 
 
 def test_bands_of_vision_hold_the_attitude_s_bias(flight):
-    """A deviation of 1 mrad of yaw that moves the fix 5 km per radian adds 5 m to the left."""
+    """Yaw, off by what the IRS and the mounting are, moves the fix by 5 km per radian to the left."""
     sensitivity = np.zeros_like(flight.fixes.sensitivity)
     sensitivity[:, 1, 0] = 5000.0
     fixes = replace(flight.fixes, covariance=np.tile(np.eye(3), (len(sensitivity), 1, 1)), sensitivity=sensitivity)
     chart = _error_chart(replace(flight, fixes=fixes), 1)
     band = dict(chart.shapes)["band vision"]
-    expected = chart.y(np.array([-1, 1]) * 2 * np.sqrt(1 + 5.0**2))
+    yaw = np.hypot(ATTITUDE.bias.sigma[0], CameraErrors().mounting)
+    expected = chart.y(np.array([-1, 1]) * 2 * np.hypot(1, 5000.0 * yaw))
     np.testing.assert_allclose([numbers(band)[1], numbers(band)[-1]], expected, atol=0.06)
 
 
@@ -168,7 +171,7 @@ def test_log_counts_what_the_filter_took(flight):
     log = log_of(flight)
     track = flight.track
     assert {source: entry["measurements"] for source, entry in log["sources"].items()} == {
-        source: int((track.source == source).sum()) for source in np.unique(track.source)
+        source: len(track.times_of(source)) for source in ("irs", *np.unique(track.source).tolist())
     }
     updates = [frame["vision"] for frame in log["frames"] if frame["vision"]["nis"] is not None]
     np.testing.assert_array_equal([update["nis"] for update in updates], track.nis_of("vision"))

@@ -14,9 +14,11 @@ from scipy.stats import chi2, f
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import aircraft_pose, camera_pose, rotation_from_angles
 from halopose.geometry.pnp import solve_position
-from halopose.landing.flight import Flight, LandingSettings, VisionFixes
+from halopose.landing.fixes import VisionFixes
+from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import Initial, fuse
 from halopose.landing.navigation.sensors import GNSS, Sensors, Truth, simulate, vision
+from halopose.landing.settings import LandingSettings
 from halopose.landing.sighting import Sightings, expected_corners
 from halopose.landing.world.approach import fly
 from halopose.reports.landing_pictures import Composition, animate, draw_frame, outlines, state_of
@@ -98,7 +100,7 @@ def fix(world, sightings, attitude):
     trusted = solution.converged.copy()
     reasons = list(solution.reasons)
     trusted[DOUBTED], reasons[DOUBTED] = False, "not trusted: the corners do not fit the runway"
-    spread = np.sqrt(np.stack([covariance[:, 0, 0] + covariance[:, 1, 1], covariance[:, 2, 2]], axis=1))
+    spread = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
     unmoved = np.zeros((count, 3, 3))
     statistic = np.where(solution.converged, solution.cost, np.nan)
     return VisionFixes(
@@ -114,9 +116,8 @@ def fuse_all(truth, times, fixes, seed):
     first = np.concatenate([truth.positions[0], truth.velocities[0]])
     spread = np.diag(np.square([10.0] * 3 + [1.0] * 3))
     noisy = first + np.random.default_rng(seed).standard_normal(6) * np.sqrt(np.diag(spread))
-    track = fuse(measured, Initial(truth.times[0], noisy[:3], noisy[3:], spread))
-    at = np.searchsorted(track.times, times, side="right") - 1
-    return track, track.positions[at], track.position_covariances[at]
+    track = fuse(measured, Initial(truth.times[0], noisy[:3], noisy[3:], spread), times=times)
+    return track, track.answers.positions, track.answers.covariances
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_outlines_lie_where_95_percent_are_inside(seed, dof):
 
 def test_states_say_what_became_of_frames(flight):
     assert state_of(flight, 0) == ("solved", True)
-    assert state_of(flight, UNSEEN) == ("no detection", False)
+    assert state_of(flight, UNSEEN) == ("no runway detected", False)
     assert state_of(flight, PRUNED) == ("solved, 1 pruned", True)
     assert state_of(flight, EXCLUDED) == ("solved without far left", True)
     assert state_of(flight, DOUBTED) == ("not trusted: the corners do not fit the runway", False)

@@ -39,6 +39,10 @@ def land(
     ] = "irs",
     prune: Annotated[bool, typer.Option(help="Leave out corners called unreliable.")] = True,
     integrity: Annotated[bool, typer.Option(help="Check corners against each other before fusing.")] = True,
+    requirement: Annotated[
+        Literal["lpv-200", "cat-1", "cat-2", "cat-3"],
+        typer.Option(help="Whose alert limits and integrity risk to hold levels against."),
+    ] = "lpv-200",
     base: Annotated[Path | None, typer.Option(help="A runway detector; else the one that ships.")] = None,
     artifact: Annotated[Path | None, typer.Option(help="Its heads; else those that ship.")] = None,
     animation: Annotated[bool, typer.Option(help="Draw the animation.")] = True,
@@ -47,8 +51,8 @@ def land(
     """Fly an approach by camera: corners with covariances, weighted PnP, integrity, fusion; animation and page."""
     from halopose.data.files import make_folder, write_json, write_text
     from halopose.hosts import shipped as hub
-    from halopose.landing.flight import LandingSettings
     from halopose.landing.flight import land as fly
+    from halopose.landing.settings import LandingSettings
     from halopose.landing.summary import summarise, to_text
     from halopose.predictor import UncertainPose
     from halopose.reports import landing as page
@@ -63,6 +67,7 @@ def land(
         attitude=attitude,
         prune=prune,
         integrity=integrity,
+        requirement=requirement,
         sensors=_sensors(without, outage or []),
     )
     if animation:

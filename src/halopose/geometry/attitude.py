@@ -1,8 +1,8 @@
 """A position from corners and an attitude that is itself uncertain, by generalised least squares.
 
-In: what ``solve_position`` takes, and the covariance (3, 3) or (N, 3, 3) of the given rotation about the runway
-axes. Out: a ``Solution`` whose position, cost and covariance count the attitude's error, which moves all corners
-together: S = diag(covariances) + J A J' takes the place of the corners' own covariances.
+In: what ``solve_position`` takes, the covariance (3, 3) or (N, 3, 3) of the given rotation about the runway axes,
+and perhaps that of the camera's intrinsics (9, 9). Out: a ``Solution`` whose position, cost and covariance count
+these errors, which move all corners together: S = diag(covariances) + J A J' replaces the corners' covariances.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from halopose.geometry.camera import Array, Camera, pose_jacobian, project_points
+from halopose.geometry.camera import (
+    Array,
+    Camera,
+    intrinsics_jacobian,
+    pose_jacobian,
+    project_points,
+    to_camera,
+)
 from halopose.geometry.pnp import Mask, Solution, solve_position
 
 _STEPS = 2  # Gauss-Newton's, from the minimum for an exact attitude: the second is only to make sure
@@ -26,26 +33,68 @@ def solve_with_attitude(
     rotation: Array,
     attitude: Array,
     *,
+    intrinsics: Array | None = None,
+    shared: Array | None = None,
     mask: Mask | None = None,
 ) -> Solution:
     """Position of least chi-square with the rotation (N, 3, 3) given up to an error of covariance ``attitude``.
 
     The pose covariance (N, 6, 6) has the attitude's own in its lower right part, and above it how both errors go
-    together; that over the attitude's covariance is how far the position moves with the attitude.
+    together; that over the attitude's covariance is how far the position moves with the attitude. Where points err
+    together, ``covariance`` is what each has of its own, and ``shared`` (N, K, 2, M) how far they move with each
+    of M standard normal causes.
     """
     first = solve_position(camera, points, pixels, covariance, rotation, mask=mask)
     good = np.flatnonzero(first.converged)
     if not len(good):
         return first
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
-    kept = np.repeat(mask[good], 2, axis=1)
-    placed = points if points.ndim == 2 else points[good]
-    spread = np.broadcast_to(attitude, (len(pixels), 3, 3))[good]
-    turned, position = rotation[good], first.position[good]
-    for _ in range(_STEPS):
-        by_pose, residual = _linearised(camera, turned, position, placed, pixels[good], kept)
+    position, cost, total = step_with_attitude(
+        camera, points if points.ndim == 2 else points[good], pixels[good], covariance[good], rotation[good],
+        np.broadcast_to(attitude, (len(pixels), 3, 3))[good], first.position[good],
+        intrinsics=intrinsics, shared=None if shared is None else shared[good], mask=mask[good], steps=_STEPS,
+    )  # fmt: skip
+    return replace(
+        first,
+        position=_placed(first.position, good, position),
+        cost=_placed(first.cost, good, cost),
+        covariance=_placed(first.covariance, good, total),
+    )
+
+
+def step_with_attitude(
+    camera: Camera,
+    points: Array,
+    pixels: Array,
+    covariance: Array,
+    rotation: Array,
+    attitude: Array,
+    position: Array,
+    *,
+    intrinsics: Array | None = None,
+    shared: Array | None = None,
+    mask: Mask | None = None,
+    steps: int = 1,
+) -> tuple[Array, Array, Array]:
+    """Positions (N, 3) a few Gauss-Newton steps from given ones, their costs (N,) and covariances (N, 6, 6).
+
+    One step from where a filter expects to be is all that its linear update would make of the pixels. Its weights
+    do not depend on the pixels' own errors; those of a solution do, which then looks the surer the nearer it errs.
+    """
+    mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
+    kept = np.repeat(mask, 2, axis=1)
+    spread = np.broadcast_to(attitude, (len(pixels), 3, 3))
+    own = _block_diagonal(covariance, kept)
+    if shared is not None:
+        causes = np.where(kept[..., None], shared.reshape(*kept.shape, -1), 0.0)
+        own = own + causes @ np.swapaxes(causes, 1, 2)
+    for _ in range(steps):
+        by_pose, residual = _linearised(camera, rotation, position, points, pixels, kept)
         by_position, by_angle = by_pose[..., :3], by_pose[..., 3:]
-        noise = _block_diagonal(covariance[good], kept) + by_angle @ spread @ np.swapaxes(by_angle, 1, 2)
+        noise = own + by_angle @ spread @ np.swapaxes(by_angle, 1, 2)
+        if intrinsics is not None:
+            by_lens = _by_intrinsics(camera, rotation, position, points, kept)
+            noise = noise + by_lens @ intrinsics @ np.swapaxes(by_lens, 1, 2)
         solved = np.linalg.solve(noise, np.concatenate([by_position, residual[..., None]], axis=2))
         weighted = np.swapaxes(solved[..., :3], 1, 2)
         inner = np.linalg.inv(weighted @ by_position)
@@ -54,16 +103,11 @@ def solve_with_attitude(
         position = position + step
         left = residual - (by_position @ step[..., None])[..., 0]
     cost = (left * np.linalg.solve(noise, left[..., None])[..., 0]).sum(1)
-    total = np.zeros((len(good), 6, 6))
+    total = np.zeros((len(position), 6, 6))
     total[:, :3, :3], total[:, 3:, 3:] = (inner + np.swapaxes(inner, 1, 2)) / 2, spread
     total[:, :3, 3:] = -gain @ by_angle @ spread
     total[:, 3:, :3] = np.swapaxes(total[:, :3, 3:], 1, 2)
-    return replace(
-        first,
-        position=_placed(first.position, good, position),
-        cost=_placed(first.cost, good, cost),
-        covariance=_placed(first.covariance, good, total),
-    )
+    return position, cost, total
 
 
 def _linearised(
@@ -74,6 +118,12 @@ def _linearised(
     jacobian = pose_jacobian(camera, rotation, position, points).reshape(*rows, 6)
     residual = (pixels - project_points(camera, rotation, position, points)).reshape(rows)
     return np.where(kept[..., None], jacobian, 0.0), np.where(kept, residual, 0.0)
+
+
+def _by_intrinsics(camera: Camera, rotation: Array, position: Array, points: Array, kept: Mask) -> Array:
+    """Jacobian by the camera's parameters (N, 2 K, 9), zero where masked out."""
+    jacobian = intrinsics_jacobian(camera, to_camera(rotation, position, points))
+    return np.where(kept[..., None], jacobian.reshape(len(position), kept.shape[1], 9), 0.0)
 
 
 def _block_diagonal(covariance: Array, kept: Mask) -> Array:
@@ -92,4 +142,4 @@ def _placed(array: Array, rows: NDArray[np.intp], values: Array) -> Array:
     return result
 
 
-__all__ = ["solve_with_attitude"]
+__all__ = ["solve_with_attitude", "step_with_attitude"]

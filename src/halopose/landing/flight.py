@@ -1,4 +1,4 @@
-"""One approach from camera to fused position: fly, look, detect, solve, check, fuse.
+"""One approach from camera to fused position: fly, look, detect, associate, solve, check, fuse.
 
 In: a seed, a weather, the sensors on board and a model of the runway's corners. Out: a ``Flight`` with everything
 that happened, frame by frame, beside the truth.
@@ -7,64 +7,28 @@ that happened, frame by frame, beside the truth.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from halopose.errors import HaloposeError
-from halopose.geometry.camera import (
-    Camera,
-    Mount,
-    aircraft_pose,
-    pose_difference,
-    rotation_from_angles,
-)
-from halopose.geometry.integrity import check_risk, exclude, protection_levels
-from halopose.geometry.pnp import Failure
-from halopose.geometry.propagation import aircraft_covariance
-from halopose.landing.navigation.fusion import MOTION, FusedTrack, FusionSettings, Initial, fuse
-from halopose.landing.navigation.sensors import IlsSite, Measurement, Sensors, Truth, simulate, vision
-from halopose.landing.sighting import Sightings, expected_corners, sight
+from halopose.landing.fixes import Eye, VisionFixes, solve
+from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, Initial, fuse
+from halopose.landing.navigation.navigator import NavigationState
+from halopose.landing.navigation.sensors import Deferred, GaussMarkov, IlsSite, Measurement, Truth, simulate
+from halopose.landing.settings import TRUTH_RATE, LandingSettings
+from halopose.landing.sighting import NOTHING, Sightings, associate, detect
 from halopose.landing.world.approach import Approach, fly
 from halopose.landing.world.render import render
-from halopose.landing.world.scenes import Weather, check_weather
+from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Array
 
 Progress = Callable[[str, int, int], None]
 
-TRUTH_RATE = 100.0  # Hz, that of the IRS
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 3.0, 3.0, 2.0])  # m and m/s, before the first measurement
-_ANGLE_STEP = 1e-6
 _APART = 0.011  # seconds between an image and its attitude: one sample of the IRS
-
-
-@dataclass(frozen=True)
-class VisionFixes:
-    """What PnP makes of N sightings: the aircraft's position (N, 3) in runway axes with covariance (N, 3, 3).
-
-    The covariance leaves out the bias of the given attitude, which is the same in every frame; ``sensitivity``
-    (N, 3, 3) says how far the position moves with errors of yaw, pitch and roll, zero if none were given. NaN
-    where there is none. statistic (N,) is the residuals' chi-square with dof (N,) degrees of freedom, trusted
-    (N,) whether the integrity check let the frame pass, excluded (N,) the corner left out or -1, reasons (N,) in
-    words what became of each frame; levels (N, 2) horizontal and vertical protection levels in metres.
-    """
-
-    position: Array
-    covariance: Array
-    statistic: Array
-    dof: Array
-    trusted: Array
-    excluded: Array
-    reasons: tuple[str, ...]
-    levels: Array
-    sensitivity: Array
-
-    @property
-    def solved(self) -> Array:
-        """Which frames have a position (N,)."""
-        return np.asarray(np.isfinite(self.position).all(1))
 
 
 @dataclass(frozen=True)
@@ -91,72 +55,40 @@ class Flight:
     settings: LandingSettings
 
 
-@dataclass(frozen=True)
-class LandingSettings:
-    """What to fly, how to look at it and what to believe.
-
-    rate: images a second. attitude: ``irs`` solves for the position alone with the attitude of the IRS, ``vision``
-    for the whole pose. prune: leave out corners that the artifact calls unreliable, as long as enough are left.
-    conf: lowest score of a detection.
-    persistence: integral over time of the correlation of the detector's errors. integrity: let inconsistent frames
-    not pass, and leave out a corner that does not fit the others; false_alarm, integrity_risk and
-    fault_probability as in ``landing.integrity``.
-    """
-
-    seed: int = 0
-    weather: Weather = "clear"
-    rate: float = 2.0
-    attitude: Literal["irs", "vision"] = "irs"
-    prune: bool = True
-    conf: float = 0.7
-    persistence: float = 10.0
-    integrity: bool = True
-    false_alarm: float = 1e-3
-    integrity_risk: float = 1e-7
-    fault_probability: float = 1e-3
-    sensors: Sensors = field(default_factory=Sensors)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= TRUTH_RATE:
-            raise HaloposeError(f"the rate of images must be above 0 and up to {TRUTH_RATE:g}, got {self.rate}")
-        if self.seed < 0:
-            raise HaloposeError(f"a seed is 0 or more, got {self.seed}")
-        check_weather(self.weather)
-        if not 0 <= self.conf <= 1:
-            raise HaloposeError(f"conf must lie between 0 and 1, got {self.conf}")
-        if not 0 <= self.persistence < np.inf:
-            raise HaloposeError(f"persistence is a number of seconds, 0 or more, got {self.persistence}")
-        for name in ("false_alarm", "integrity_risk", "fault_probability"):
-            check_risk(name, getattr(self, name))
-        if self.attitude not in ("irs", "vision"):
-            raise HaloposeError(f"unknown attitude {self.attitude!r}: irs or vision")
-        if self.attitude == "irs" and self.sensors.attitude is None:
-            raise HaloposeError("no attitude on board: solve for the whole pose with --attitude vision")
-
-    @property
-    def repetition(self) -> float:
-        """How many frames say as much as one independent one: (1 + rho) / (1 - rho) of errors that decay as rho.
-
-        A frame's covariance tells how far it is off, not that the next frame is off the same way. The filter takes
-        its measurements as independent, so it gets covariances larger by this factor.
-        """
-        if not self.persistence:
-            return 1.0
-        rho = float(np.exp(-1 / (self.rate * self.persistence)))
-        return (1 + rho) / (1 - rho)
-
-
 def land(model: UncertainPose, settings: LandingSettings, progress: Progress | None = None) -> Flight:
     """Fly the approach of a seed with the camera and all sensors on board."""
+    images: list[Array] = []
+    found = detections_of(model, settings, progress, images)
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
     truth = truth_of(approach)
-    times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
-    expected, oriented = _by_the_others(approach, truth, times, settings)
-    images: list[Array] = []
+    return conclude(approach, truth, frame_times(truth, settings), found, settings, tuple(images))
+
+
+def detections_of(
+    model: UncertainPose,
+    settings: LandingSettings,
+    progress: Progress | None = None,
+    images: list[Array] | None = None,
+) -> list[PoseDistributions]:
+    """Everything that looks like a runway, frame by frame; the images are put into a list if one is given."""
+    approach = fly(settings.seed, settings.weather, TRUTH_RATE)
+    truth = truth_of(approach)
     # Looked at as they are drawn: a model of something else shows at the first one.
-    drawn = _images(approach, truth, times, images, progress)
-    sightings = sight(model, drawn, expected, conf=settings.conf, oriented=oriented)
-    return conclude(approach, truth, times, sightings, settings, tuple(images))
+    drawn = _images(approach, truth, frame_times(truth, settings), progress)
+    if images is None:
+        return detect(model, drawn, conf=settings.conf)
+    return detect(model, _kept(drawn, images), conf=settings.conf)
+
+
+def _kept(drawn: Iterator[Array], images: list[Array]) -> Iterator[Array]:
+    for image in drawn:
+        images.append(image)
+        yield image
+
+
+def frame_times(truth: Truth, settings: LandingSettings) -> Array:
+    """When the camera looks (N,)."""
+    return np.arange(0.0, truth.times[-1], 1 / settings.rate)
 
 
 def truth_of(approach: Approach) -> Truth:
@@ -170,161 +102,103 @@ def conclude(
     approach: Approach,
     truth: Truth,
     times: Array,
-    sightings: Sightings,
+    detections: Sequence[PoseDistributions],
     settings: LandingSettings,
     images: tuple[Array, ...] = (),
 ) -> Flight:
-    """Solve, check and fuse what has been sighted at the frame times (N,)."""
-    world = approach.world
-    fusion, measured = _measured(approach, truth, settings)
-    start = _start(truth, settings.seed)
-    attitudes = _attitudes_of(measured, times)
-    fixes = solve(sightings, world.camera, world.mount, world.runway.corners(), attitudes, settings)
-    seen = vision(times, fixes.position, fixes.covariance * settings.repetition, fixes.sensitivity)
-    trusted = [fix for fix, good in zip(seen, fixes.trusted, strict=True) if good]
-    track = fuse([*measured, *trusted], start, fusion)
-    fused, spread = at(track, times, start, fusion.coasting)
-    position = truth.position(times)
-    error = fused - position
+    """Associate, solve, check and fuse what has been detected at the frame times (N,)."""
+    fusion, measured = sensed(approach, truth, settings)
+    eye = eye_of(approach, measured, times, settings)
+    stamps = np.maximum(times + settings.camera.offset(settings.seed), truth.times[0])
+    camera = Watcher(eye, stamps, detections)
+    latency = settings.camera.latency
+    seen = camera.deferred(latency)
+    track = fuse([*measured, *seen], start_of(truth, settings.seed), fusion, times, latency)
+    position, answers = truth.position(times), track.answers
+    error = answers.positions - position
     return Flight(
         approach=approach,
         truth=truth,
         frame_times=times,
         position=position,
         attitude=truth.attitude(times),
-        sightings=sightings,
-        fixes=fixes,
+        sightings=camera.seen(),
+        fixes=VisionFixes.together(camera.fixes),
         track=track,
-        fused=fused,
-        fused_covariance=spread,
-        nees=(error * np.linalg.solve(spread, error[..., None])[..., 0]).sum(1),
+        fused=answers.positions,
+        fused_covariance=answers.covariances,
+        nees=(error * np.linalg.solve(answers.covariances, error[..., None])[..., 0]).sum(1),
         images=images,
         settings=settings,
     )
 
 
-def _measured(
+class Watcher:
+    """The camera of a flight: when asked what it measures, it looks for the runway where it should be.
+
+    What it sees and makes of each of its N frames stays in ``sightings`` and ``fixes``.
+    """
+
+    def __init__(self, eye: Eye, times: Array, detections: Sequence[PoseDistributions]) -> None:
+        self.eye, self.times, self.detections = eye, times, detections
+        self.sightings = Sightings.nothing(len(times), detections[0].dof if detections else None)
+        self.reasons = [NOTHING] * len(times)
+        self.fixes = [self._solved(n) for n in range(len(times))]
+
+    def deferred(self, latency: float) -> list[Deferred]:
+        """One for each frame, at its time stamp."""
+        return [
+            Deferred(float(time), "vision", partial(self.measure, n), latency)
+            for n, time in enumerate(self.times.tolist())
+        ]
+
+    def measure(self, n: int, state: NavigationState) -> Measurement | None:
+        """What frame n says of the position, given where the aircraft is believed to be; None if nothing."""
+        view = self.eye.viewpoint(n, state.position, state.covariance[:3, :3])
+        found = associate(self.detections[n], view, self.eye.corners, self.eye.others)
+        self.sightings.put(n, self.detections[n], found)
+        self.reasons[n] = found.reason
+        self.fixes[n] = fix = self._solved(n)
+        if not fix.trusted[0]:
+            return None
+        return self.eye.measurement(n, self.times[n], self.sightings.select([n]), fix, state.position)
+
+    def _solved(self, n: int) -> VisionFixes:
+        alone = replace(self.sightings.select([n]), reasons=(self.reasons[n],))
+        return solve(alone, self.eye.at(slice(n, n + 1)), len(self.times))
+
+    def seen(self) -> Sightings:
+        """What was seen in all frames."""
+        return replace(self.sightings, reasons=tuple(self.reasons))
+
+
+def eye_of(approach: Approach, measured: Sequence[Measurement], times: Array, settings: LandingSettings) -> Eye:
+    """What a flight believes of its camera, its runway and its attitude at times (N,)."""
+    world = approach.world
+    camera, mount = settings.camera.believed(world.camera, world.mount, settings.seed)
+    others = () if world.parallel is None else (world.parallel.corners(),)
+    return Eye(camera, mount, world.runway.corners(), attitudes_of(measured, times), settings, others)
+
+
+def sensed(
     approach: Approach, truth: Truth, settings: LandingSettings
 ) -> tuple[FusionSettings, list[Measurement]]:
-    """What the sensors other than the camera say, and a filter that knows them and the runway's ILS."""
-    site, sensors = IlsSite.of_runway(approach.world.runway.length), settings.sensors
+    """What the sensors other than the camera say, and a navigator that knows them, the camera and the ILS."""
+    site, sensors, camera = IlsSite.of_runway(approach.world.runway.length), settings.sensors, settings.camera
     known: dict[str, Any] = {
         "radio_scale" if source == "radio" else f"{source}_bias": sensor.bias
         for source, sensor in sensors.on_board()
     }
     if sensors.irs is not None:
         known["irs_rate"] = sensors.irs.rate
-    return FusionSettings(site=site, **known), simulate(truth, sensors, settings.seed, site)
+    known["vision_bias"] = GaussMarkov((1.0, 1.0, 1.0), settings.persistence)
+    known["mounting"] = GaussMarkov((camera.mounting,) * 3)
+    lag = max(FusionSettings.lag, 2 * camera.latency)
+    fusion = FusionSettings(site=site, clock=camera.clock, lag=lag, **known)
+    return fusion, simulate(truth, sensors, settings.seed, site)
 
 
-def _by_the_others(
-    approach: Approach, truth: Truth, times: Array, settings: LandingSettings
-) -> tuple[Array, Array]:
-    """Where the corners should appear (N, 4, 2) by all sensors but the camera, and if they know the attitude (N,).
-
-    Without an attitude they are those of a level aircraft on the runway's heading: right in shape, not in place.
-    """
-    world = approach.world
-    fusion, measured = _measured(approach, truth, settings)
-    start = _start(truth, settings.seed)
-    prior, _ = at(fuse(measured, start, fusion), times, start, fusion.coasting)
-    attitudes = _attitudes_of(measured, times)
-    level = np.nan_to_num(attitudes)
-    expected = expected_corners(world.camera, world.mount, prior, level, world.runway.corners())
-    return expected, np.asarray(np.isfinite(attitudes).all(1))
-
-
-def solve(
-    sightings: Sightings,
-    camera: Camera,
-    mount: Mount,
-    corners: Array,
-    attitudes: Array,
-    settings: LandingSettings,
-) -> VisionFixes:
-    """The aircraft's position in every frame, from corners (4, 3) and, if wanted, attitudes (N, 3) of the IRS.
-
-    Where the attitude is wanted and NaN there is no position.
-    """
-    sensor = settings.sensors.attitude
-    known: dict[str, Any] = {}
-    oriented = np.ones(len(sightings), dtype=bool)
-    if settings.attitude == "irs" and sensor is not None:
-        oriented = np.asarray(np.isfinite(attitudes).all(1))
-        attitudes = np.nan_to_num(attitudes)
-        axes = angle_axes(attitudes)
-        variance = np.square(sensor.noise) + np.square(sensor.bias.sigma)
-        rotation = mount.rotation @ rotation_from_angles(*attitudes.T)
-        known = {
-            "rotation": np.where(oriented[:, None, None], rotation, np.nan),
-            "attitude": (axes * variance) @ np.swapaxes(axes, 1, 2),
-        }
-    seen = camera, corners, sightings.pixels, sightings.covariance
-    alarm = settings.false_alarm if settings.integrity else 0.0
-    checked = exclude(*seen, **known, mask=usable_corners(sightings, settings), false_alarm=alarm)
-    shielded = protection_levels(
-        *seen,
-        **known,
-        mask=checked.mask,
-        integrity_risk=settings.integrity_risk,
-        fault_probability=settings.fault_probability,
-        false_alarm=settings.false_alarm,
-    )
-    solution = checked.solution
-    total = aircraft_covariance(solution.covariance, solution.rotation, mount)
-    carried, steady = np.zeros((len(sightings), 3, 3)), np.zeros(3)
-    if known and sensor is not None:
-        carried = total[:, :3, 3:] @ np.linalg.solve(known["attitude"], axes)
-        steady = np.square(sensor.bias.sigma)
-    spread = total[:, :3, :3] - (carried * steady) @ np.swapaxes(carried, 1, 2)
-    trusted = solution.converged & ((checked.consistent & ~shielded.alarmed) | (not settings.integrity))
-    return VisionFixes(
-        position=aircraft_pose(solution.rotation, solution.position, mount)[1],
-        covariance=(spread + np.swapaxes(spread, 1, 2)) / 2,
-        statistic=np.where(solution.converged, solution.cost, np.nan),
-        dof=solution.dof,
-        trusted=trusted,
-        excluded=checked.excluded,
-        reasons=_reasons(sightings, oriented, solution.failure, trusted),
-        levels=np.stack([shielded.horizontal, shielded.vertical], axis=1),
-        sensitivity=carried,
-    )
-
-
-def usable_corners(sightings: Sightings, settings: LandingSettings) -> Array:
-    """Corners (N, 4) to solve with: those kept by pruning where enough are left, else all of them."""
-    every = np.repeat(sightings.seen[:, None], 4, axis=1)
-    enough = sightings.keep.sum(1) >= (3 if settings.attitude == "irs" else 4)
-    return np.where(enough[:, None] & settings.prune, sightings.keep, every)
-
-
-def angle_axes(attitudes: Array) -> Array:
-    """Turns about the runway axes (N, 3, 3) by changes of yaw, pitch and roll (N, 3), one a column."""
-    origin = np.zeros((len(attitudes), 3))
-    columns = []
-    for axis in np.eye(3) * _ANGLE_STEP:
-        low, high = (rotation_from_angles(*(attitudes + sign * axis).T) for sign in (-1, 1))
-        columns.append(pose_difference(low, origin, high, origin)[:, 3:] / (2 * _ANGLE_STEP))
-    return np.stack(columns, axis=-1)
-
-
-def at(track: FusedTrack, times: Array, start: Initial, coasting: float) -> tuple[Array, Array]:
-    """Fused positions (N, 3) and their covariances (N, 3, 3) at times (N,), flown straight on from the last state.
-
-    That is the start before the first measurement; ``coasting`` as in ``FusionSettings``.
-    """
-    stamps = np.concatenate([[start.time], track.times])
-    index = np.searchsorted(stamps, times + 1e-9, side="right") - 1
-    first = np.concatenate([np.asarray(start.position), np.asarray(start.velocity)])
-    state = np.concatenate([first[None], track.states[:, MOTION]])[index]
-    spread = np.concatenate([np.asarray(start.covariance)[None], track.covariances[:, MOTION, MOTION]])[index]
-    ahead = np.maximum(times - stamps[index], 0.0)[:, None]
-    step = np.concatenate([np.broadcast_to(np.eye(3), (len(times), 3, 3)), ahead[..., None] * np.eye(3)], axis=2)
-    push = coasting / 3 * ahead[..., None] ** 3 * np.eye(3)
-    return state[:, :3] + ahead * state[:, 3:], step @ spread @ np.swapaxes(step, 1, 2) + push
-
-
-def _start(truth: Truth, seed: int) -> Initial:
+def start_of(truth: Truth, seed: int) -> Initial:
     """Where the filter believes to begin: off by as much as it says."""
     error = np.random.default_rng([seed, 77]).standard_normal(6) * _START_SIGMA
     position, velocity = truth.positions[0] + error[:3], truth.velocities[0] + error[3:]
@@ -333,11 +207,11 @@ def _start(truth: Truth, seed: int) -> Initial:
 
 def given_attitudes(flight: Flight) -> Array:
     """Yaw, pitch and roll (N, 3) that vision was given at the frames of a flight, NaN where there were none."""
-    _, measured = _measured(flight.approach, flight.truth, flight.settings)
-    return _attitudes_of(measured, flight.frame_times)
+    _, measured = sensed(flight.approach, flight.truth, flight.settings)
+    return attitudes_of(measured, flight.frame_times)
 
 
-def _attitudes_of(measured: Sequence[Measurement], times: Array) -> Array:
+def attitudes_of(measured: Sequence[Measurement], times: Array) -> Array:
     """What the IRS says of yaw, pitch and roll (N, 3) at the frames, NaN where it is silent."""
     given = [m for m in measured if m.source == "attitude"]
     if not given:
@@ -347,25 +221,13 @@ def _attitudes_of(measured: Sequence[Measurement], times: Array) -> Array:
     return np.where((apart.min(1) <= _APART)[:, None], nearest, np.nan)
 
 
-def _images(
-    approach: Approach, truth: Truth, times: Array, kept: list[Array], progress: Progress | None
-) -> Iterator[Array]:
-    """What the camera sees at the times, one image after the other, all of them kept too."""
+def _images(approach: Approach, truth: Truth, times: Array, progress: Progress | None) -> Iterator[Array]:
+    """What the camera sees at the times, one image after the other."""
     for number, time in enumerate(times):
         moment = np.array([time])
         scene = replace(
             approach.world, position=truth.position(moment)[0], attitude=truth.attitude(moment)[0], frame=number
         )
-        kept.append(render(scene))
-        yield kept[-1]
+        yield render(scene)
         if progress:
             progress("looking", number + 1, len(times))
-
-
-def _reasons(sightings: Sightings, oriented: Array, failure: Array, trusted: Array) -> tuple[str, ...]:
-    words = []
-    for seen, turned, code, good in zip(sightings.seen, oriented, failure, trusted, strict=True):
-        solved = "solved" if good else "not trusted: the corners do not fit together"
-        failed = Failure(code).reason if turned else "the IRS gave no attitude"
-        words.append("no runway detected" if not seen else failed if code else solved)
-    return tuple(words)

@@ -1,31 +1,49 @@
-"""Which runway corners the camera sees: detections of many frames as arrays that PnP takes.
+"""Which runway corners the camera sees: of all detections in an image those of the runway landed on, or none.
 
-In: a model that predicts corners with their distributions, images, and roughly where the corners should be. Out:
-``Sightings``, one per frame, with the covariance and the pruning mask of every corner.
+In: detections of an image, and where the aircraft is believed to be, how surely, and how it is turned. Out: an
+``Association``, and for many frames ``Sightings`` with the covariance and the pruning mask of every corner.
+
+A detection belongs to a runway if its corners lie where that runway's should, within the covariance of the
+difference: that of the position, of the attitude and of the corners themselves. One corner may be wrong; it is for
+``geometry.integrity`` to find out which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import chdtri
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Camera, Mount, camera_pose, project_points, rotation_from_angles
+from halopose.geometry.camera import (
+    Camera,
+    Mount,
+    camera_pose,
+    pose_jacobian,
+    project_points,
+    rotation_from_angles,
+)
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Array
 
-NEAR = 3.0  # a detection belongs to the runway if its corners lie within so many runway sizes of where expected
+NOTHING = "no runway detected"
+ELSEWHERE = "what was detected is not where the runway should be"
+AMBIGUOUS = "ambiguous: two runways fit what was detected"
+
+_GATE = float(chdtri(6, 1e-4))  # squared distance of three corners beyond which they are not those expected
+_ODDS = 2 * np.log(1e3)  # difference of squared distances from which one explanation is a thousand times the other
+_THREE = [[2 * c + d for c in range(4) if c != left for d in (0, 1)] for left in range(4)]
 
 
 @dataclass(frozen=True)
 class Sightings:
     """Corners of N frames: pixels (N, 4, 2), covariance and scale (N, 4, 2, 2), keep (N, 4), score (N,).
 
-    Frames without a detection hold NaN and a score of 0. dof (4,) is a Student-t's, or None.
+    Frames without a runway hold NaN and a score of 0, and ``reasons`` (N) why. dof (4,) is a Student-t's, or None.
     """
 
     pixels: Array
@@ -34,19 +52,81 @@ class Sightings:
     keep: Array
     score: Array
     dof: Array | None = None
+    reasons: tuple[str, ...] = ()
+
+    @classmethod
+    def nothing(cls, count: int, dof: Array | None = None) -> Sightings:
+        """So many frames in which no runway is seen."""
+        spread = np.full((count, 4, 2, 2), np.nan)
+        keep, reasons = np.zeros((count, 4), dtype=bool), (NOTHING,) * count
+        return cls(np.full((count, 4, 2), np.nan), spread, spread.copy(), keep, np.zeros(count), dof, reasons)
 
     def __len__(self) -> int:
         return len(self.score)
 
     @property
     def seen(self) -> Array:
-        """Which frames have a detection (N,)."""
+        """Which frames show the runway (N,)."""
         return self.score > 0
+
+    def reason(self, n: int) -> str:
+        """Why frame n shows no runway."""
+        return self.reasons[n] if self.reasons else NOTHING
 
     def select(self, index: Any) -> Sightings:
         """Some of the frames."""
         names = ("pixels", "covariance", "scale", "keep", "score")
-        return replace(self, **{name: getattr(self, name)[index] for name in names})
+        chosen = np.arange(len(self))[index].tolist()
+        return replace(
+            self,
+            **{name: getattr(self, name)[index] for name in names},
+            reasons=tuple(self.reason(n) for n in chosen),
+        )
+
+    def put(self, n: int, poses: PoseDistributions, found: Association) -> None:
+        """Write into frame n, in place, what an association found there."""
+        self.pixels[n], self.covariance[n], self.scale[n], self.keep[n], self.score[n] = (
+            np.nan,
+            np.nan,
+            np.nan,
+            0,
+            0,
+        )
+        if found.index is not None:
+            self.pixels[n] = poses.keypoints[found.index]
+            self.covariance[n], self.scale[n] = poses.covariance[found.index], poses.scale[found.index]
+            self.keep[n] = True if poses.keep is None else poses.keep[found.index]
+            self.score[n] = poses.scores[found.index]
+
+
+@dataclass(frozen=True)
+class Viewpoint:
+    """Where a camera is believed to be: the aircraft's position (3,) with covariance (3, 3), attitude (3,) as yaw,
+    pitch and roll with covariance (3, 3) about the runway axes."""
+
+    camera: Camera
+    mount: Mount
+    position: Array
+    covariance: Array
+    attitude: Array
+    attitude_covariance: Array
+
+    def expect(self, corners: Array) -> tuple[Array, Array]:
+        """Pixels (8,) of corners (4, 3) and the covariance (8, 8) of where they are expected."""
+        rotation, eye = camera_pose(rotation_from_angles(*self.attitude), self.position, self.mount)
+        pixels = project_points(self.camera, rotation, eye, corners).ravel()
+        jacobian = pose_jacobian(self.camera, rotation, eye, corners).reshape(8, 6)
+        by_place, by_turn = jacobian[:, :3], jacobian[:, 3:]
+        spread = by_place @ self.covariance @ by_place.T + by_turn @ self.attitude_covariance @ by_turn.T
+        return pixels, spread
+
+
+@dataclass(frozen=True)
+class Association:
+    """Which detection is the runway landed on, if any, and why there is none."""
+
+    index: int | None
+    reason: str = ""
 
 
 def expected_corners(camera: Camera, mount: Mount, positions: Array, attitudes: Array, corners: Array) -> Array:
@@ -55,54 +135,90 @@ def expected_corners(camera: Camera, mount: Mount, positions: Array, attitudes: 
     return project_points(camera, rotation, eye, corners)
 
 
-def choose(poses: PoseDistributions, expected: Array, *, oriented: bool = True) -> int | None:
-    """The detection whose corners lie nearest to those expected (4, 2), if any is near at all.
+def associate(
+    poses: PoseDistributions, view: Viewpoint, runway: Array, others: Sequence[Array] = ()
+) -> Association:
+    """The detection of the runway with corners (4, 3), where ``others`` (4, 3) are known to be near.
 
-    Several runways may be in view, and only geometry tells which one is meant. If the camera is not ``oriented``
-    by a known attitude, the place in the image tells nothing and the shape is all that counts.
+    There is none if nothing detected lies where it should be, and none if it is not clear: two detections that are
+    not the same fit, or what fits may as well be another runway.
     """
     if not len(poses):
-        return None
-    size = np.ptp(expected, axis=0).max()
-    away = poses.keypoints - expected
-    if not oriented:
-        away = away - away.mean(1, keepdims=True)
-    distance = np.hypot(*np.moveaxis(away, 2, 0)).mean(1)
-    best = int(np.argmin(distance))
-    return best if distance[best] <= NEAR * max(size, 10.0) else None
+        return Association(None, NOTHING)
+    mine = _distances(poses, view, runway)
+    fitting = np.flatnonzero(mine <= _GATE)
+    if not len(fitting):
+        return Association(None, ELSEWHERE)
+    best = int(fitting[np.argmin(mine[fitting])])
+    for other in others:
+        if _distances(poses[best], view, other)[0] < mine[best] + _ODDS:
+            return Association(None, AMBIGUOUS)
+    for rival in fitting.tolist():
+        if rival != best and mine[rival] < mine[best] + _ODDS and not _alike(poses, best, rival):
+            return Association(None, AMBIGUOUS)
+    return Association(best)
 
 
-def sight(
-    model: UncertainPose,
-    images: Iterable[Any],
-    expected: Array,
-    *,
-    conf: float = 0.25,
-    oriented: Array | None = None,
-) -> Sightings:
-    """Detect the runway in every image; expected (N, 4, 2) are the corners by the other sensors.
+def _distances(poses: PoseDistributions, view: Viewpoint, corners: Array) -> Array:
+    """Squared distances (N,) of detections to where corners are expected, by the three that fit best."""
+    expected, spread = view.expect(corners)
+    result = np.full(len(poses), np.inf)
+    if not np.isfinite(expected).all():
+        return result
+    for n in range(len(poses)):
+        total = spread.copy()
+        for corner in range(4):
+            part = slice(2 * corner, 2 * corner + 2)
+            total[part, part] += poses.covariance[n, corner]
+        away = poses.keypoints[n].ravel() - expected
+        result[n] = min(away[rows] @ np.linalg.solve(total[np.ix_(rows, rows)], away[rows]) for rows in _THREE)
+    return result
 
-    ``oriented`` (N,) is False where these knew no attitude.
-    """
-    count = len(expected)
-    found = Sightings(
-        pixels=np.full((count, 4, 2), np.nan),
-        covariance=np.full((count, 4, 2, 2), np.nan),
-        scale=np.full((count, 4, 2, 2), np.nan),
-        keep=np.zeros((count, 4), dtype=bool),
-        score=np.zeros(count),
-        dof=None,
-    )
-    dof = None
-    for number, (image, place) in enumerate(zip(images, expected, strict=True)):
+
+def _alike(poses: PoseDistributions, one: int, other: int) -> bool:
+    """Whether two detections are of one runway: most of their corners lie within their covariances."""
+    away = poses.keypoints[one] - poses.keypoints[other]
+    spread = poses.covariance[one] + poses.covariance[other]
+    distance = (away * np.linalg.solve(spread, away[..., None])[..., 0]).sum(1)
+    return bool(np.sort(distance)[2] < chdtri(2, 1e-3))
+
+
+def detect(model: UncertainPose, images: Iterable[Any], *, conf: float = 0.25) -> list[PoseDistributions]:
+    """Everything that looks like a runway, image by image."""
+    found = []
+    for image in images:
         poses = model.predict(image, conf=conf)[0]
         if poses.keypoint_count != 4:
             raise HaloposeError(f"give a runway detector: this model has {poses.keypoint_count} keypoints, not 4")
-        best = choose(poses, place, oriented=oriented is None or bool(oriented[number]))
-        dof = poses.dof
-        if best is not None:
-            found.pixels[number] = poses.keypoints[best]
-            found.covariance[number], found.scale[number] = poses.covariance[best], poses.scale[best]
-            found.keep[number] = True if poses.keep is None else poses.keep[best]
-            found.score[number] = poses.scores[best]
-    return replace(found, dof=dof)
+        found.append(poses)
+    return found
+
+
+def detections(sightings: Sightings) -> list[PoseDistributions]:
+    """One detection, or none, for each frame of sightings."""
+    found = []
+    for n, seen in enumerate(sightings.seen.tolist()):
+        rows = slice(n, n + 1) if seen else slice(n, n)
+        pixels = sightings.pixels[rows]
+        boxes = np.concatenate([pixels.min(1), pixels.max(1)], axis=1) if seen else np.zeros((0, 4))
+        spread = sightings.covariance[rows], sightings.scale[rows]
+        found.append(
+            PoseDistributions(
+                boxes, sightings.score[rows], pixels, *spread, dof=sightings.dof, keep=sightings.keep[rows]
+            )
+        )
+    return found
+
+
+__all__ = [
+    "AMBIGUOUS",
+    "ELSEWHERE",
+    "NOTHING",
+    "Association",
+    "Sightings",
+    "Viewpoint",
+    "associate",
+    "detect",
+    "detections",
+    "expected_corners",
+]

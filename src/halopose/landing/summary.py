@@ -5,6 +5,8 @@ In: a ``Flight``. Out: a plain dictionary for the terminal, the page and the log
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from scipy import stats
 
 from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
+from halopose.landing.requirements import LEVELS, stanford
 from halopose.types import Array
 
 AXES = ("x", "y", "z")
@@ -27,9 +30,10 @@ def distances(error: Array, covariance: Array) -> Array:
 
 
 def total_covariance(flight: Flight) -> Array:
-    """Covariance (N, 3, 3) of a single vision fix, with the bias of the attitude that it was computed with."""
+    """Covariance (N, 3, 3) of a single vision fix, with the bias of the attitude and of the mounting."""
     sensor = flight.settings.sensors.attitude
     variance = np.zeros(3) if sensor is None else np.square(sensor.bias.sigma)
+    variance = variance + flight.settings.camera.mounting**2
     carried = flight.fixes.sensitivity
     return np.asarray(flight.fixes.covariance + (carried * variance) @ np.swapaxes(carried, 1, 2))
 
@@ -41,8 +45,8 @@ def summarise(flight: Flight) -> dict[str, Any]:
     limit = float(stats.chi2.ppf(0.95, 3))
     outside = distances(vision, total_covariance(flight)) > limit
     solved, trusted = fixes.solved, fixes.trusted & fixes.solved
-    horizontal, vertical = np.hypot(vision[:, 0], vision[:, 1]), np.abs(vision[:, 2])
-    beyond = (horizontal > fixes.levels[:, 0]) | (vertical > fixes.levels[:, 1])
+    error, required = fixes.error(flight.position), flight.settings.required
+    beyond = (np.abs(error) > fixes.levels).any(1)
     judged = consistency(flight.nees, 3)
     return {
         "frames": len(flight.frame_times),
@@ -53,13 +57,30 @@ def summarise(flight: Flight) -> dict[str, Any]:
         "vision_outside_95": _share(outside, solved),
         "trusted_vision_outside_95": _share(outside, trusted),
         "beyond_protection_level": int((beyond & trusted).sum()),
+        "available": {
+            f"{name} within {limit:g} m ({required.name})": asdict(
+                stanford(error[trusted, axis], fixes.levels[trusted, axis], limit)
+            )
+            for axis, (name, limit) in enumerate(zip(LEVELS, required.limits.tolist(), strict=True))
+            if np.isfinite(limit)
+        },
         "fused_nees": judged.mean,
         "fused_nees_inside_95": judged.inside,
         "root_mean_square_error": {
             axis: {"vision": _rms(vision[trusted, n]), "fused": _rms(fused[:, n])} for n, axis in enumerate(AXES)
         },
         "rejected_by_filter": dict(flight.track.rejected),
+        "frames_not_used_because": dict(
+            Counter(why for why, good in zip(fixes.reasons, trusted, strict=True) if not good)
+        ),
+        "seconds_flagged_because": _flagged(flight),
     }
+
+
+def _flagged(flight: Flight) -> dict[str, float]:
+    """Seconds for which the navigator was not to be relied upon, by reason."""
+    count = Counter(word for words in flight.track.answers.flags for word in words)
+    return {word: frames / flight.settings.rate for word, frames in count.items()}
 
 
 def to_text(summary: dict[str, Any]) -> str:
@@ -80,6 +101,8 @@ def to_text(summary: dict[str, Any]) -> str:
         lines.append(outside)
     inside = f"{100 * summary['fused_nees_inside_95']:.0f} % inside its 95 % bounds"
     lines.append(f"fused NEES {summary['fused_nees']:.1f}, where 3 is expected, {inside}")
+    lines += [f"{count} frames not used: {why}" for why, count in summary["frames_not_used_because"].items()]
+    lines += [f"flagged for {time:g} s: {why}" for why, time in summary["seconds_flagged_because"].items()]
     return "\n".join(lines)
 
 

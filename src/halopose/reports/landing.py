@@ -17,6 +17,7 @@ from halopose.errors import HaloposeError
 from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import SIZES
+from halopose.landing.requirements import LEVELS
 from halopose.landing.summary import total_covariance
 from halopose.landing.world.dataset import CORNER_NAMES
 from halopose.landing.world.scenes import Array
@@ -27,6 +28,16 @@ AXES = ("x", "y", "z")
 _MEANING = ("along the runway", "to the left", "up")
 _SILENCE = 2.5  # usual intervals without a measurement that make an outage
 _KINDS = {b"RIFF": "image/webp", b"GIF8": "image/gif", b"\x89PNG": "image/png"}
+_LABELS = {
+    "vision_outside_95": "vision outside its 95 % ellipsoid, share",
+    "trusted_vision_outside_95": "trusted vision outside it, share",
+    "beyond_protection_level": "trusted frames beyond a protection level",
+    "available": "frames by alert limit (Stanford diagram)",
+    "fused_nees": "fused NEES, should be 3",
+    "fused_nees_inside_95": "fused NEES inside its 95 % bounds, share",
+    "root_mean_square_error": "root mean square error, metres",
+    "rejected_by_filter": "measurements rejected by the filter",
+}
 _SOURCES = {
     "irs": "IRS",
     "gnss": "GNSS",
@@ -62,12 +73,12 @@ def log_of(flight: Flight) -> dict[str, Any]:
     track = flight.track
     counts = {
         source: {
-            "measurements": int(mine.sum()),
-            "rejected": int((mine & ~track.accepted).sum()),
-            "recovered": int((mine & track.recovered).sum()),
+            "measurements": len(track.times_of(source)),
+            "rejected": int(((track.source == source) & ~track.accepted).sum()),
+            "recovered": int(((track.source == source) & track.recovered).sum()),
         }
         for source in SIZES
-        if (mine := track.source == source).any()
+        if len(track.times_of(source))
     }
     return {
         "settings": _settings(flight),
@@ -111,6 +122,8 @@ def _frame_entry(flight: Flight, n: int) -> dict[str, Any]:
             "position": _plain(flight.fused[n]),
             "covariance": _plain(flight.fused_covariance[n]),
             "nees": _plain(flight.nees[n]),
+            "levels": _plain(flight.track.answers.levels[n]),
+            "flags": list(flight.track.answers.flags[n]),
         },
     }
 
@@ -223,7 +236,7 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
     single = [(_words(key), [_text(value)]) for key, value in summary.items() if not isinstance(value, dict)]
     tables = [Table("Summary", [], single)] if single else []
     for key, part in summary.items():
-        if not isinstance(part, dict):
+        if not isinstance(part, dict) or not part:
             continue
         inner = [value for value in part.values() if isinstance(value, dict)]
         columns = list(dict.fromkeys(str(name) for value in inner for name in value))
@@ -236,7 +249,7 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def _words(name: Any, first: Callable[[str], str] = str) -> str:
-    words = _SOURCES.get(str(name)) or str(name).replace("_", " ")
+    words = _SOURCES.get(str(name)) or _LABELS.get(str(name)) or str(name).replace("_", " ")
     return first(words[:1]) + words[1:]
 
 
@@ -419,15 +432,17 @@ def _statistic_chart(flight: Flight) -> Chart:
 
 
 def _level_charts(flight: Flight) -> list[Chart]:
-    """Protection levels against the errors that they should bound: those of trusted frames."""
-    error = np.where(_flags(flight)[2][:, None], flight.fixes.position - flight.position, np.nan)
-    sizes = np.stack([np.hypot(error[:, 0], error[:, 1]), np.abs(error[:, 2])], axis=1)
-    charts = []
-    for column, name in enumerate(("Horizontal", "Vertical")):
-        size, level, times = sizes[:, column], flight.fixes.levels[:, column], flight.frame_times
-        scale = _decades(size, level)
-        chart = Chart(flight, f"{name} protection level", "m", scale, 360, 270)
+    """Protection levels against the errors that they should bound, those of trusted frames, and alert limits."""
+    error = np.abs(flight.fixes.error(flight.position))
+    error = np.where(_flags(flight)[2][:, None], error, np.nan)
+    charts, times, limits = [], flight.frame_times, flight.settings.required.limits
+    for axis in (1, 2):
+        size, level, limit = error[:, axis], flight.fixes.levels[:, axis], np.full(2, limits[axis])
+        scale = _decades(size, np.where(np.isfinite(level), level, np.nan), limit)
+        name = f"{LEVELS[axis].capitalize()}: protection level"
+        chart = Chart(flight, name, "metres", scale, 360, 270)
         chart.line("line plain", times, level, "level")
+        chart.line("line limit", chart.times, limit, f"alert limit, {flight.settings.required.name}")
         within = np.isnan(level) | (size <= level)
         chart.dots("vision", times, np.where(within, size, np.nan), "error of vision")
         charts.append(chart.dots("bad", times, np.where(within, np.nan, size), "beyond its level"))
@@ -456,20 +471,31 @@ class Timeline:
     rows: list[Row]
 
 
+def _flag_row(flight: Flight, chart: Chart, y: float) -> Row:
+    """When the navigator said that it was not to be relied upon."""
+    answers = flight.track.answers
+    flagged = answers.times[answers.flagged]
+    step = 1 / flight.settings.rate
+    words = f"{len(flagged) * step:g} s raised" if len(flagged) else "never raised"
+    marks = [("bad", _ticks(chart, flagged, y))] if len(flagged) else []
+    return Row("Integrity flag", words, y, [_bar(chart, *chart.times)], marks)
+
+
 def _timeline(flight: Flight) -> Timeline:
-    present = [source for source in _SOURCES if (flight.track.source == source).any()]
-    height = 30 * (len(present) + 1)
+    present = [source for source in _SOURCES if len(flight.track.times_of(source))]
+    height = 30 * (len(present) + 2)
     chart = Chart(flight, "Sensors", "", Scale(0, 1, (), np.asarray), 1080, height + 70)
     chart.left, chart.right = 250.0, 12.0
     chart.x_marks = chart._time_marks(flight)
     rows = [_sensor_row(flight, chart, source, 30.0 * k + 30) for k, source in enumerate(present)]
-    return Timeline(chart, [*rows, _camera_row(flight, chart, 30.0 * len(present) + 30)])
+    below = 30.0 * len(present) + 30
+    return Timeline(chart, [*rows, _camera_row(flight, chart, below), _flag_row(flight, chart, below + 30)])
 
 
 def _sensor_row(flight: Flight, chart: Chart, source: str, y: float) -> Row:
     track = flight.track
     mine = track.source == source
-    times, rejected = track.times[mine], track.times[mine & ~track.accepted]
+    times, rejected = track.times_of(source), track.times[mine & ~track.accepted]
     bars = [_bar(chart, start, end) for start, end in _heard(times)]
     marks = [
         ("bad", _ticks(chart, rejected, y)),
@@ -513,7 +539,7 @@ def _silences(flight: Flight) -> list[str]:
     first, last = flight.truth.times[[0, -1]]
     found = []
     for source, name in _SOURCES.items():
-        times = flight.track.times[flight.track.source == source]
+        times = flight.track.times_of(source)
         stretches = _heard(times)
         usual = _SILENCE * float(np.median(np.diff(times))) if times.size > 1 else np.inf
         ends = [first, *(end for _, end in stretches)]

@@ -19,7 +19,8 @@ import torch
 from scipy.ndimage import gaussian_filter1d
 
 from halopose.errors import HaloposeError
-from halopose.landing.flight import Flight, usable_corners
+from halopose.landing.fixes import usable_corners
+from halopose.landing.flight import Flight
 from halopose.landing.sighting import expected_corners
 from halopose.landing.summary import total_covariance
 from halopose.landing.world.scenes import AIMING_POINT, Array
@@ -110,7 +111,7 @@ def state_of(flight: Flight, n: int) -> tuple[str, bool]:
     """What became of frame n, in words, and whether its position may be used."""
     sightings, fixes = flight.sightings, flight.fixes
     if not sightings.seen[n]:
-        return "no detection", False
+        return sightings.reason(n), False
     if not fixes.solved[n]:
         return f"no position: {fixes.reasons[n]}", False
     if not fixes.trusted[n]:

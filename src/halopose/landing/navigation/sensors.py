@@ -10,9 +10,9 @@ changes nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +34,7 @@ SIZES: dict[Source, int] = {
     "attitude": 3,
     "vision": 3,
 }
+GRAVITY = 9.80665
 RADIO_CEILING = 762.0  # 2,500 ft; a radio altimeter is silent above
 
 
@@ -43,7 +44,8 @@ class Measurement:
 
     irs: acceleration in runway axes; gnss and vision: position of the aircraft; localizer and glide_slope:
     angle left of the centreline and above the glide path; radio: height; attitude: yaw, pitch, roll.
-    ``sensitivity`` (3, 3) of a vision fix: how far it moves with the bias of the attitude it was computed with.
+    Of a vision fix, ``sensitivity`` (3, 3) says how far it moves with the bias of the attitude it was computed
+    with, and ``drift`` (3, 3) how far with the part of its own error that lasts, in standard deviations of it.
     """
 
     time: float
@@ -51,6 +53,21 @@ class Measurement:
     value: Array
     covariance: Array
     sensitivity: Array | None = None
+    drift: Array | None = None
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A measurement that depends on where the aircraft is believed to be, made when its time has come.
+
+    ``measure`` takes the ``NavigationState`` at the time, and gives a measurement or None. It is called again
+    where something that came late changes what was believed. ``latency``: seconds until it is there.
+    """
+
+    time: float
+    source: Source
+    measure: Callable[[Any], Measurement | None]
+    latency: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,9 @@ class Truth:
         """Yaw, pitch, roll (N, 3) at times (N,), linear between samples, the short way round."""
         angles = np.unwrap(self.attitudes, axis=0)
         return np.stack([np.interp(times, self.times, axis) for axis in angles.T], axis=1)
+
+
+Given = TypeVar("Given", Measurement, Measurement | Deferred)
 
 
 @dataclass(frozen=True)
@@ -171,13 +191,19 @@ def _check_interval(name: str, start: float, end: float) -> None:
         raise HaloposeError(f"{name} should end after it starts, got {start} to {end}")
 
 
-# Metres, m/s^2 and radians. The IRS's bias is mostly gravity seen through a tilt of half a milliradian or more.
+# Metres, m/s^2 and radians. An IRS is allowed .4 degrees of heading and .1 degrees of pitch and roll, both two
+# sigma (ARINC 704); what its tilt takes of gravity for acceleration comes on top of the accelerometers' bias.
 GNSS = Sensor(5.0, (0.8, 0.8, 1.2), GaussMarkov((1.0, 1.0, 1.5), 120.0))
 LOCALIZER = Sensor(10.0, (4e-4,), GaussMarkov((5e-4,), 600.0))
 GLIDE_SLOPE = Sensor(10.0, (6e-4,), GaussMarkov((8e-4,), 600.0))
 RADIO = Sensor(25.0, (0.3,), GaussMarkov((0.01,), 600.0))  # its bias is a scale error, a share of the height
-IRS = Sensor(100.0, (0.03, 0.03, 0.03), GaussMarkov((0.01, 0.01, 0.01), 300.0))
-ATTITUDE = Sensor(100.0, (2e-4, 2e-4, 2e-4), GaussMarkov((1e-3, 5e-4, 5e-4), 600.0))
+IRS = Sensor(100.0, (0.03, 0.03, 0.03), GaussMarkov((0.003, 0.003, 0.003), 300.0))
+ATTITUDE = Sensor(100.0, (2e-4, 2e-4, 2e-4), GaussMarkov((3.5e-3, 9e-4, 9e-4), 600.0))
+# What lasts of vision's error, in its own standard deviations, and the shares of its variance that do: along the
+# runway, of the rest to the side, of the rest upward (experiments.landing_results --persistence).
+VISION = GaussMarkov((1.0, 1.0, 1.0), 30.0)
+LASTING = (0.70, 0.45, 0.50)
+MOUNTED = GaussMarkov((5e-4, 5e-4, 5e-4))  # the angles of the camera's mounting: drawn once, they stay
 
 
 @dataclass(frozen=True)
@@ -240,18 +266,44 @@ def simulate(truth: Truth, sensors: Sensors, seed: int, site: IlsSite | None = N
     """What the sensors say during the flight, in order of time; a site of None is ``IlsSite()``."""
     measured: list[Measurement] = []
     for source, sensor in sensors.on_board():
-        rng = np.random.default_rng([seed, list(SIZES).index(source)])
-        measured += _sense(truth, source, sensor, rng, site or IlsSite())
+        tilt = _tilt(truth, sensors.attitude or ATTITUDE, seed) if source == "irs" else None
+        measured += _sense(truth, source, sensor, _numbers(seed, source), site or IlsSite(), tilt)
     return in_order(measured)
 
 
+def _numbers(seed: int, source: Source) -> np.random.Generator:
+    return np.random.default_rng([seed, list(SIZES).index(source)])
+
+
+def _tilt(truth: Truth, attitude: Sensor, seed: int) -> tuple[Array, Array]:
+    """Times (N,) and the acceleration (N, 3) that the IRS sees in gravity, its pitch and roll being off.
+
+    Nose up too far by an angle, gravity's counterforce leans back; right wing too low, it leans to the right.
+    """
+    times = _times(truth, attitude.rate)
+    bias = attitude.bias.sample(times.size, 1 / attitude.rate, _numbers(seed, "attitude"))
+    return times, -GRAVITY * np.stack([bias[:, 1], bias[:, 2], 0 * times], axis=1)
+
+
+def _times(truth: Truth, rate: float) -> Array:
+    """When a sensor of a rate speaks (N,), from the first to the last instant."""
+    count = math.floor((truth.times[-1] - truth.times[0]) * rate * (1 + 1e-12)) + 1
+    return np.minimum(truth.times[0] + np.arange(count) / rate, truth.times[-1])
+
+
 def vision(
-    times: ArrayLike, positions: ArrayLike, covariances: ArrayLike, sensitivities: ArrayLike | None = None
+    times: ArrayLike,
+    positions: ArrayLike,
+    covariances: ArrayLike,
+    sensitivities: ArrayLike | None = None,
+    lasting: tuple[float, float, float] = (0.0, 0.0, 0.0),
 ) -> list[Measurement]:
     """Positions (N, 3) of the aircraft with covariances (N, 3, 3), each from one image alone, as measurements.
 
-    ``sensitivities`` (N, 3, 3) to the attitude's bias, where the attitude came from the IRS. Frames without a
-    position may hold NaN: the filter passes over them and says so.
+    ``sensitivities`` (N, 3, 3) to the attitude's bias, where the attitude came from the IRS. ``lasting`` is the
+    share of the variance, along the runway, of the rest to the side, and of the rest upward, whose cause lasts
+    from image to image; the filter follows it as ``VISION`` drifts. Frames without a position may hold NaN: the
+    filter passes over them and says so.
     """
     t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))
     s = None if sensitivities is None else np.asarray(sensitivities, dtype=np.float64)
@@ -265,22 +317,40 @@ def vision(
             "vision takes times (N,), positions (N, 3), covariances and sensitivities (N, 3, 3), "
             f"got {t.shape}, {p.shape}, {c.shape}" + ("" if s is None else f" and {s.shape}")
         )
-    return [Measurement(float(t[n]), "vision", p[n], c[n], None if s is None else s[n]) for n in range(t.size)]
+    share = np.asarray(lasting)
+    if share.shape != (3,) or not ((share >= 0) & (share < 1)).all():
+        raise HaloposeError(f"lasting takes three shares, each 0 or more and under 1, got {lasting}")
+    known = np.isfinite(c).all(axis=(1, 2), keepdims=True)
+    factor = np.linalg.cholesky(np.where(known, c, np.eye(3)))
+    white = np.where(known, (factor * (1 - share)) @ np.swapaxes(factor, 1, 2), np.nan) if share.any() else c
+    drift = factor * np.sqrt(share)
+    return [
+        Measurement(float(t[n]), "vision", p[n], white[n], None if s is None else s[n], drift[n])
+        for n in range(t.size)
+    ]
 
 
-def in_order(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Measurements in order of time, and at equal times in the order of ``SIZES``."""
+def in_order(measurements: Iterable[Given]) -> list[Given]:
+    """Measurements in the order in which they are there, and at equal times in the order of ``SIZES``."""
     rank = {source: n for n, source in enumerate(SIZES)}
-    return sorted(measurements, key=lambda measurement: (measurement.time, rank[measurement.source]))
+    return sorted(
+        measurements, key=lambda given: (given.time + getattr(given, "latency", 0.0), rank[given.source])
+    )
 
 
 def _sense(
-    truth: Truth, source: Source, sensor: Sensor, rng: np.random.Generator, site: IlsSite
+    truth: Truth,
+    source: Source,
+    sensor: Sensor,
+    rng: np.random.Generator,
+    site: IlsSite,
+    tilt: tuple[Array, Array] | None = None,
 ) -> list[Measurement]:
-    count = math.floor((truth.times[-1] - truth.times[0]) * sensor.rate * (1 + 1e-12)) + 1
-    times = np.minimum(truth.times[0] + np.arange(count) / sensor.rate, truth.times[-1])
+    times = _times(truth, sensor.rate)
     exact, sensitivity, usable = _exact(truth, source, times, site)
-    bias = sensor.bias.sample(count, 1 / sensor.rate, rng)
+    bias = sensor.bias.sample(times.size, 1 / sensor.rate, rng)
+    if tilt is not None:
+        bias = bias + np.stack([np.interp(times, tilt[0], axis) for axis in tilt[1].T], axis=1)
     noise = rng.standard_normal(exact.shape) * sensor.noise
     values = _with_faults(times, exact + sensitivity * bias, noise, sensor.faults)
     for start, end in sensor.outages:

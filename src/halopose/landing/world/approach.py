@@ -13,6 +13,7 @@ from math import tan
 import numpy as np
 
 from halopose.errors import HaloposeError
+from halopose.landing.navigation.sensors import GRAVITY
 from halopose.landing.world.scenes import (
     AIMING_POINT,
     Array,
@@ -23,7 +24,6 @@ from halopose.landing.world.scenes import (
     sample_world,
 )
 
-GRAVITY = 9.80665
 _WAVES = 24
 _LONGEST, _SHORTEST = 90.0, 3.0  # periods of deviations in seconds
 _CORNER, _STIFF = 0.15, 0.4  # rad / s: above the first a pilot corrects less, above the second the mass resists

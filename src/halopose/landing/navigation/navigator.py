@@ -1,0 +1,475 @@
+"""Navigation as it happens: one measurement in, one state out, with everything that tells whether to believe it.
+
+In: ``Measurement``s of IRS, GNSS, ILS, radio altimeter and vision, one by one. Out: a ``NavigationState`` after
+each.
+
+Beside the filter with every source runs one without each (``bank``). If one source lies, the filter without it
+does not know: so the error of the position is no larger than its distance to that filter's and that filter's own
+error, whichever source it is. ``NavigationState.levels`` is that bound. A flag is raised as soon as
+
+- most of what a source said over ``patience`` seconds has been rejected,
+- the position without one source is more than ``apart`` standard deviations away for ``confirm`` seconds,
+- a source is left out, or the filter has started anew.
+
+What then happens to a source that does not fit: if there is exactly one source without which all others are at
+peace, that one is left out of all filters, until it has fitted for ``probation`` seconds to a filter that is
+certain enough to tell (an IRS for good). If there are several, two sources contradict each other and nobody knows
+which is right: nothing follows but the flag. The filter itself is taken to be wrong only if no other source that
+sees the axis in dispute has lately been accepted, and either this one never was, or there is no source without
+which the others are at peace: then its motion becomes as uncertain as it takes for the measurement to fit. No
+source gets its way by insisting.
+
+A measurement that comes late by no more than ``lag`` is put in its place, and all that came after it is done
+again; one that is older is ignored, and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import Array
+from halopose.geometry.pnp import Mask
+from halopose.landing.navigation.bank import Bank, Innovation
+from halopose.landing.navigation.model import BIAS, MOTION, POSITION, VELOCITY, FusionSettings, Initial
+from halopose.landing.navigation.sensors import SIZES, Deferred, Measurement, Source
+from halopose.landing.requirements import path_axes
+
+_AXES = path_axes()
+_SEES: dict[Source, tuple[int, ...]] = {
+    "gnss": (0, 1, 2),
+    "localizer": (1,),
+    "glide_slope": (2,),
+    "radio": (2,),
+    "vision": (0, 1, 2),
+}
+_RANK = {source: n for n, source in enumerate(SIZES)}
+_COLUMN = {source: n for n, source in enumerate(_SEES)}
+_SIMULTANEOUS = 1e-9  # seconds
+_MEMBERS = len(_SEES) + 2  # filters at most: all sources, without each, without the IRS
+_MOST = (
+    0.7  # share of rejections, forgotten over patience, from which a source does not fit: three in a row at 1 Hz
+)
+_LEAST = 0.6  # of a share is remembered from one time to the next, so that it takes three times to pass
+_STRAINED = 5.0  # standard deviations of its mean NIS from which a filter is not at peace with a source
+_BLIND = 25.0  # variances of a source's own error from which a filter is too unsure to tell whether it fits
+_BOUND = 5.0  # standard deviations of a level
+_SLIGHT = 0.25  # of its standard deviation: a position is not called apart for less than this counts
+
+
+@dataclass(frozen=True)
+class Step:
+    """What became of a measurement: its innovation (m,) with covariance (m, m), NIS, the gate, and why.
+
+    Of an IRS sample, an attitude and what is ignored there is no innovation; NIS and gate are NaN then.
+    """
+
+    time: float
+    source: Source
+    accepted: bool
+    reason: str
+    innovation: Array | None = None
+    covariance: Array | None = None
+    nis: float = math.nan
+    gate: float = math.nan
+    restarted: bool = False
+
+
+@dataclass(frozen=True)
+class NavigationState:
+    """Where the aircraft is believed to be, how far off that may be, and whether to believe it.
+
+    ``covariance`` is what errors are if no source lies; ``levels`` what bounds them if any one does.
+    """
+
+    bank: Bank
+    flags: tuple[str, ...] = ()
+    left_out: tuple[Source, ...] = ()
+    step: Step | None = None
+
+    @property
+    def time(self) -> float:
+        return self.bank.time
+
+    @property
+    def position(self) -> Array:
+        """(3,) in runway axes."""
+        return self.bank.states[0, POSITION]
+
+    @property
+    def velocity(self) -> Array:
+        """(3,) in runway axes."""
+        return self.bank.states[0, VELOCITY]
+
+    @property
+    def covariance(self) -> Array:
+        """(6, 6) of position and velocity."""
+        return self.bank.covariances[0, MOTION, MOTION]
+
+    @property
+    def flagged(self) -> bool:
+        """Whether the position is not to be relied upon."""
+        return bool(self.flags)
+
+    @cached_property
+    def levels(self) -> Array:
+        """Bounds (3,) in metres along the glide path, to the side and across the path, also if one source lies."""
+        sigma, away = _spread(self.bank)
+        return np.asarray((away + _BOUND * sigma).max(0))
+
+
+def _spread(bank: Bank) -> tuple[Array, Array]:
+    """Standard deviations (F, 3) of every filter's position along the path axes, and its distance to the first."""
+    variance = np.einsum("ai,fij,aj->fa", _AXES, bank.covariances[:, POSITION, POSITION], _AXES)
+    away = np.abs((bank.states[:, POSITION] - bank.states[0, POSITION]) @ _AXES.T)
+    return np.sqrt(variance), away
+
+
+def _never() -> Array:
+    return np.full((_MEMBERS, len(_COLUMN)), -math.inf)
+
+
+def _nothing() -> Array:
+    return np.zeros((_MEMBERS, len(_COLUMN)))
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """Everything that the navigator remembers, by filter and source: (7, 5) each.
+
+    rejected: share of late rejections, forgotten over patience; strain: mean NIS of late less what is expected, in
+    standard deviations of such a mean; tried, heard: last time, last acceptance. probation:
+    since when a source that is left out has fitted. apart: since when (7,) the position without a source is away.
+    flags: words, and until when they hold.
+    """
+
+    bank: Bank
+    rejected: Array = field(default_factory=_nothing)
+    strain: Array = field(default_factory=_nothing)
+    tried: Array = field(default_factory=_never)
+    heard: Array = field(default_factory=_never)
+    probation: dict[Source, float] = field(default_factory=dict)
+    apart: Array = field(default_factory=lambda: np.full(_MEMBERS, math.inf))
+    flags: dict[str, float] = field(default_factory=dict)
+
+    def flagged(self, *words: str) -> _Moment:
+        if not words:
+            return self
+        return replace(self, flags=self.flags | dict.fromkeys(words, self.bank.time + self.bank.settings.hold))
+
+    def calmed(self, *sources: Source) -> _Moment:
+        """Without the rejections of some sources."""
+        rejected, strain = self.rejected.copy(), self.strain.copy()
+        columns = [_COLUMN[source] for source in sources]
+        rejected[:, columns], strain[:, columns] = 0, 0
+        return replace(self, rejected=rejected, strain=strain)
+
+
+class Navigator:
+    """A filter that takes measurements as they come: ``update`` one, and ask for the ``state`` or that ``at`` a
+    time.
+
+    >>> start = Initial(0.0, [-900.0, 0.0, 60.0], [70.0, 0.0, -3.5], np.eye(6))
+    >>> navigator = Navigator(start)
+    >>> fix = Measurement(1.0, "gnss", np.array([-830.0, 0.5, 56.0]), np.eye(3))
+    >>> state = navigator.update(fix)
+    >>> state.step.accepted, state.flagged, (state.levels > 1).all().item()
+    (True, False, True)
+    """
+
+    def __init__(self, initial: Initial, settings: FusionSettings | None = None) -> None:
+        check_start(initial)
+        self._now = _Moment(Bank.start(initial, settings or FusionSettings()))
+        self._past: list[
+            tuple[Measurement | Deferred, _Moment]
+        ] = []  # within the lag, each with what was before it
+        self._start = float(initial.time)
+
+    @property
+    def settings(self) -> FusionSettings:
+        return self._now.bank.settings
+
+    @property
+    def state(self) -> NavigationState:
+        """After the last measurement."""
+        return _stated(self._now)
+
+    def at(self, time: float) -> NavigationState:
+        """Where the aircraft will be if nothing else is measured, or was, within the lag, before anything
+        later."""
+        later = [before for measurement, before in self._past if measurement.time > time]
+        moment = later[0] if later else self._now
+        return _stated(replace(moment, bank=moment.bank.moved(time)))
+
+    def update(self, measurement: Measurement | Deferred) -> NavigationState:
+        """Take a measurement; the state after it says in ``step`` what became of it."""
+        if isinstance(measurement, Measurement):
+            check_measurement(measurement)
+        now = self._now.bank.time
+        why = reason_against(measurement, self._start)
+        if not why and measurement.time < now - self.settings.lag:
+            why = f"late by {now - measurement.time:.3f} s, more than {self.settings.lag} s"
+        if why or measurement.source == "attitude":
+            words = why or "attitudes are no part of the state"
+            return _stated(self._now, Step(measurement.time, measurement.source, False, words))
+        again: list[Measurement | Deferred] = [measurement]
+        while self._past and _place(self._past[-1][0]) > _place(measurement):
+            later, self._now = self._past.pop()
+            again.append(later)
+        first: Step | None = None
+        for each in (again[0], *reversed(again[1:])):
+            self._past.append((each, self._now))
+            self._now, step = _after(self._now, each)
+            first = first or step
+        while self._past[0][0].time < self._now.bank.time - self.settings.lag:
+            del self._past[0]
+        return _stated(self._now, first)
+
+
+def _place(measurement: Measurement | Deferred) -> tuple[float, int]:
+    """What measurements are put in order by, whenever they come."""
+    return measurement.time, _RANK[measurement.source]
+
+
+def _stated(moment: _Moment, step: Step | None = None) -> NavigationState:
+    words = tuple(text for text, until in moment.flags.items() if until >= moment.bank.time)
+    gone = tuple(f"{_name(source)} left out" for source in moment.probation)
+    return NavigationState(moment.bank, (*gone, *words), tuple(moment.probation), step)
+
+
+def _name(source: Source | None) -> str:
+    names = {"irs": "IRS", "gnss": "GNSS", "glide_slope": "glide slope", "radio": "radio altimeter"}
+    return names.get(str(source), str(source))
+
+
+def _after(moment: _Moment, given: Measurement | Deferred) -> tuple[_Moment, Step]:
+    """What follows from a moment and a measurement that is not older."""
+    bank, source = moment.bank.moved(given.time), given.source
+    measurement = given.measure(_stated(replace(moment, bank=bank))) if isinstance(given, Deferred) else given
+    if measurement is None:
+        return replace(moment, bank=bank), Step(given.time, source, False, "nothing was measured")
+    if measurement is not given:
+        check_measurement(measurement)
+    if source == "irs":
+        gone = "irs" in moment.probation
+        bank = bank if gone else bank.driven(measurement)
+        step = Step(measurement.time, source, not gone, "left out" if gone else "drives the prediction")
+        return replace(moment, bank=bank), step
+    moment = replace(moment, bank=bank.knowing(source))
+    innovation = Innovation.of(measurement, moment.bank)
+    gate = moment.bank.gate(measurement)
+    if source in moment.probation:
+        return _on_probation(moment, measurement, innovation, gate)
+    uses = np.array([name != source for name in moment.bank.without])
+    accepted = uses & (innovation.nis <= gate)
+    moment = _counted(moment, source, uses, accepted, np.minimum(innovation.nis, gate))
+    moment = replace(moment, bank=moment.bank.corrected(innovation, accepted))
+    step = _step(measurement, innovation, gate, bool(accepted[0]), "fits" if accepted[0] else "beyond the gate")
+    if _restless(moment)[0, _COLUMN[source]]:
+        moment, step = _act(moment, measurement, innovation, step)
+    return _watched(moment), step
+
+
+def _step(measurement: Measurement, innovation: Innovation, gate: float, accepted: bool, reason: str) -> Step:
+    return Step(
+        measurement.time, measurement.source, accepted, reason,
+        innovation.value[0], innovation.covariance[0], float(innovation.nis[0]), gate,
+    )  # fmt: skip
+
+
+def _on_probation(
+    moment: _Moment, measurement: Measurement, innovation: Innovation, gate: float
+) -> tuple[_Moment, Step]:
+    """A source that is left out is looked at, and counts again from the next time once it has fitted for long.
+
+    Fitting says nothing while the others are so much less certain that they could not tell.
+    """
+    source, now, probation = measurement.source, measurement.time, dict(moment.probation)
+    bias = innovation.jacobian[0][:, BIAS[source]]
+    own = innovation.noise + (bias * moment.bank.settings.variance_of(source)) @ bias.T
+    unsure = np.diagonal(innovation.covariance[0]) > (1 + _BLIND) * np.diagonal(own)
+    if innovation.nis[0] > gate or unsure.any():
+        probation[source] = math.inf
+    elif now - min(probation[source], now) >= moment.bank.settings.probation:
+        del probation[source]
+    else:
+        probation[source] = min(probation[source], now)
+    step = _step(measurement, innovation, gate, False, "left out")
+    return _watched(replace(moment, probation=probation)), step
+
+
+def _counted(moment: _Moment, source: Source, uses: Mask, accepted: Mask, nis: Array) -> _Moment:
+    """With the shares of rejections and the strains brought up to date."""
+    column, now, size = _COLUMN[source], moment.bank.time, len(uses)
+    share, strain, tried, heard = (
+        array.copy() for array in (moment.rejected, moment.strain, moment.tried, moment.heard)
+    )
+    kept = np.exp(-(now - tried[:size, column]) / moment.bank.settings.patience)
+    kept = np.clip(kept, _LEAST, 1.0)  # one rejection after a long silence is one rejection
+    share[:size, column] = kept * share[:size, column] + (1 - kept) * (uses & ~accepted)
+    excess = uses * (nis / SIZES[source] - 1) / np.sqrt(2 / SIZES[source])
+    # So scaled its variance is one whatever the rate: a sum of independent terms forgotten geometrically.
+    strain[:size, column] = kept * strain[:size, column] + np.sqrt(1 - kept**2) * excess
+    tried[:size, column] = now
+    heard[:size, column] = np.where(accepted, now, heard[:size, column])
+    return replace(moment, rejected=share, strain=strain, tried=tried, heard=heard)
+
+
+def _restless(moment: _Moment) -> Mask:
+    """Which filters (7, 5) do not fit which source."""
+    return np.asarray(moment.rejected > _MOST)
+
+
+def _act(moment: _Moment, measurement: Measurement, innovation: Innovation, step: Step) -> tuple[_Moment, Step]:
+    """The rule for a source that does not fit, as the module's docstring has it."""
+    source, bank = measurement.source, moment.bank
+    words = f"{_name(source)} contradicts the others"
+    moment = moment.flagged(words)
+    noisy = np.asarray(np.logical_or(_restless(moment), moment.strain > _STRAINED).any(axis=1), dtype=bool)
+    culprits = [n for n, name in enumerate(bank.without) if name and name not in moment.probation and not noisy[n]]
+    first = not np.isfinite(moment.heard[0, _COLUMN[source]])
+    if (first or not culprits) and not _opposed(moment, source, innovation):
+        return _started_anew(moment, measurement, step)
+    if len(culprits) != 1:
+        return moment, replace(step, reason=f"{words}; it is not clear who is right")
+    culprit = bank.without[culprits[0]]
+    if culprit is None:
+        return moment, step
+    return _left_out(moment, culprits[0], culprit), replace(step, reason=f"{words}; {_name(culprit)} is left out")
+
+
+def _started_anew(moment: _Moment, measurement: Measurement, step: Step) -> tuple[_Moment, Step]:
+    """With all filters so unsure of their motion that a source fits, also the one that does not use it."""
+    users = np.array([name != measurement.source for name in moment.bank.without])
+    wide = moment.bank.widened(measurement)
+    if wide is None:
+        return moment, replace(step, reason="beyond the gate however wide")
+    bank = wide.corrected(Innovation.of(measurement, wide), users)
+    moment = _counted(replace(moment, bank=bank), measurement.source, users, users, np.ones(len(users)))
+    step = replace(step, accepted=True, restarted=True, reason="the filter starts anew around it")
+    return moment.flagged("started anew").calmed(*_COLUMN), step
+
+
+def _opposed(moment: _Moment, source: Source, innovation: Innovation) -> bool:
+    """Whether another source that sees the axis in dispute has lately been accepted."""
+    shift = np.abs(innovation.gain[0, POSITION] @ innovation.value[0])
+    sigma = np.sqrt(np.diagonal(moment.bank.covariances[0])[POSITION])
+    axis = int(np.argmax(shift / sigma))
+    since = moment.bank.time - moment.bank.settings.patience
+    others = [name for name, axes in _SEES.items() if name != source and axis in axes]
+    return any(moment.heard[0, _COLUMN[name]] >= since for name in others)
+
+
+def _left_out(moment: _Moment, member: int, source: Source) -> _Moment:
+    """With a source left out of all filters: all of them go on from the one that never used it."""
+    bank = moment.bank.led_by(member)
+    everyone = np.ones(len(bank.without), dtype=bool)
+    bank = bank.renewed(BIAS[source], everyone, 0.0, bank.settings.variance_of(source))
+    if source == "irs":
+        bank = replace(bank, driven_until=-math.inf, acceleration=None)
+    probation = moment.probation | {source: math.inf}
+    return replace(moment, bank=bank, probation=probation).calmed(*_COLUMN)
+
+
+def _watched(moment: _Moment) -> _Moment:
+    """With flags for positions that are apart, and without flags that no longer hold."""
+    bank, now = moment.bank, moment.bank.time
+    sigma, away = _spread(bank)
+    slight = np.square(_SLIGHT * sigma[0])
+    limit = bank.settings.apart * np.sqrt(np.maximum(sigma**2 - sigma[0] ** 2, slight))
+    out = (away > limit).any(1)
+    since = moment.apart.copy()
+    since[: len(out)] = np.where(out, np.minimum(since[: len(out)], now), math.inf)
+    words = [
+        f"the position without {_name(bank.without[n])} is elsewhere"
+        for n in np.flatnonzero(now - since[: len(out)] >= bank.settings.confirm)
+        if bank.without[n] not in moment.probation
+    ]
+    flags = {text: until for text, until in moment.flags.items() if until >= now}
+    return replace(moment, apart=since, flags=flags).flagged(*words)
+
+
+# --- what may come in -------------------------------------------------------------------------------------
+
+
+def check_start(initial: Initial) -> None:
+    """Refuse a start that is no start."""
+    parts = [
+        np.asarray(part, dtype=np.float64) for part in (initial.position, initial.velocity, initial.covariance)
+    ]
+    if [part.shape for part in parts] != [(3,), (3,), (6, 6)]:
+        raise HaloposeError(
+            "a start takes a position (3,), a velocity (3,) and a covariance (6, 6), got "
+            + ", ".join(str(part.shape) for part in parts)
+        )
+    if not (math.isfinite(initial.time) and all(np.isfinite(part).all() for part in parts)):
+        raise HaloposeError("a start must be finite: give a time, a position, a velocity and a covariance")
+    if not _positive_definite(parts[2]):
+        raise HaloposeError("the covariance of the start is not symmetric positive definite")
+
+
+def check_measurement(measurement: Measurement) -> None:
+    """Refuse what no sensor should send: a wrong shape, or a finite covariance that is none."""
+    size = SIZES.get(measurement.source)
+    if size is None:
+        raise HaloposeError(f"unknown source {measurement.source!r}: one of {', '.join(SIZES)}")
+    shapes = np.shape(measurement.value), np.shape(measurement.covariance)
+    if shapes != ((size,), (size, size)):
+        raise HaloposeError(
+            f"{measurement.source} at {measurement.time:.3f} s should be ({size},) with covariance "
+            f"({size}, {size}), got {shapes[0]} and {shapes[1]}"
+        )
+    covariance = np.asarray(measurement.covariance, dtype=np.float64)
+    if np.isfinite(covariance).all() and not _positive_definite(covariance):
+        raise HaloposeError(
+            f"{measurement.source} at {measurement.time:.3f} s: its covariance is not symmetric positive definite"
+        )
+
+
+def reason_against(measurement: Measurement | Deferred, start: float) -> str:
+    """Why a measurement is to be passed over; nothing if it can be used."""
+    if not math.isfinite(measurement.time):
+        return "its time is not finite"
+    if measurement.time < start:
+        return f"before the start at {start:.3f} s"
+    if isinstance(measurement, Deferred):
+        return ""
+    if not np.isfinite(measurement.value).all():
+        return "its value is not finite"
+    return "" if np.isfinite(measurement.covariance).all() else "its covariance is not finite"
+
+
+def _positive_definite(matrix: Array) -> bool:
+    """Whether a finite matrix (n, n) is symmetric, but for rounding, and positive definite."""
+    if matrix.shape == (1, 1):
+        return bool(matrix[0, 0] > 0)
+    if np.count_nonzero(matrix) == len(matrix) and (np.diagonal(matrix) > 0).all():
+        return True
+    symmetric = np.abs(matrix - matrix.T).max() <= 1e-9 * np.abs(matrix).max()
+    return bool(symmetric and np.linalg.eigvalsh(matrix)[0] > 0)
+
+
+def run(
+    navigator: Navigator, measurements: list[Measurement | Deferred], times: Array, delay: float = 0.0
+) -> Iterator[tuple[NavigationState, bool]]:
+    """States after measurements in order of their coming and, between them, at times (N,) asked for: these say
+    True.
+
+    A time is asked for after everything that came up to ``delay`` seconds after it.
+    """
+    asked = list(times)
+    for measurement in measurements:
+        clock = measurement.time + getattr(measurement, "latency", 0.0)
+        while asked and asked[0] + delay < clock - _SIMULTANEOUS:
+            yield navigator.at(float(asked.pop(0))), True
+        yield navigator.update(measurement), False
+    for time in asked:
+        yield navigator.at(float(time)), True
+
+
+__all__ = ["NavigationState", "Navigator", "Step", "check_measurement", "run"]

@@ -1,0 +1,221 @@
+"""The navigator against sources that lie, come late or stop: what it leaves out, never silently."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halopose.landing.flight import start_of, truth_of
+from halopose.landing.navigation.fusion import FusionSettings, Initial, fuse
+from halopose.landing.navigation.navigator import Navigator
+from halopose.landing.navigation.sensors import (
+    ATTITUDE,
+    IRS,
+    RADIO,
+    Deferred,
+    Fault,
+    IlsSite,
+    Measurement,
+    Sensors,
+    in_order,
+    simulate,
+    vision,
+)
+from halopose.landing.requirements import path_axes
+from halopose.landing.world.approach import fly
+
+RATE = 25.0  # of the IRS: a quarter of the usual one, for speed
+SLOW = Sensors(
+    irs=replace(IRS, rate=RATE, noise=(0.015,) * 3),
+    attitude=replace(ATTITUDE, rate=RATE),
+    radio=replace(RADIO, rate=10),
+)
+SITE = IlsSite()
+SETTINGS = FusionSettings(site=SITE, irs_rate=RATE)
+TRUTH = truth_of(fly(0, "clear", 50.0, start=4000.0))
+TIMES = np.arange(0.0, TRUTH.times[-1], 0.5)
+ALONE = replace(SLOW, gnss=None, localizer=None, glide_slope=None, radio=None)
+
+
+def flown(seed=0, sensors=SLOW, extra=(), **faults):
+    """A flight of which some sensors fail, named with their faults."""
+    broken = {name: replace(getattr(sensors, name), faults=(fault,)) for name, fault in faults.items()}
+    measured = simulate(TRUTH, replace(sensors, **broken), seed, SITE)
+    return fuse([*measured, *extra], start_of(TRUTH, seed), SETTINGS, TIMES)
+
+
+def off(track):
+    """Errors (N, 3) along and across the path at the times asked for."""
+    return np.abs((track.answers.positions - TRUTH.position(track.answers.times)) @ path_axes().T)
+
+
+def camera(seed, shift=(0.0, 0.0, 0.0)):
+    """Fixes at 2 Hz, 2 % of the distance off along the line of sight and 2 per mille across."""
+    rng = np.random.default_rng([seed, 4])
+    times = np.arange(0.25, TRUTH.times[-1], 0.5)
+    positions = TRUTH.position(times)
+    far = np.linalg.norm(positions, axis=1)[:, None, None]
+    sight = positions[:, :, None] / far
+    covariances = (2e-3 * far) ** 2 * np.eye(3) + (2e-2 * far) ** 2 * sight @ np.swapaxes(sight, 1, 2)
+    noise = np.linalg.cholesky(covariances) @ rng.standard_normal((len(times), 3, 1))
+    return vision(times, positions + noise[..., 0] + shift, covariances)
+
+
+def test_without_a_fault_nothing_is_flagged_and_levels_hold():
+    for seed in range(2):
+        track = flown(seed, extra=camera(seed))
+        assert not track.answers.flagged.any()
+        assert (off(track) < 0.6 * track.answers.levels).all()
+
+
+@pytest.mark.parametrize("size", [50.0, 200.0])
+def test_gnss_does_not_capture_the_filter(size):
+    """Refused 24 times and then adopted, a step once ended 198.8 m off with a sigma of 1.03 m, without a word."""
+    track = flown(gnss=Fault(20.0, 999.0, "step", (0.0, size, 0.0)))
+    answers, during = track.answers, TIMES >= 20.0
+    gnss = (track.source == "gnss") & (track.times >= 20.0)
+    assert not track.accepted[gnss].any()
+    assert answers.flagged[TIMES >= 24.0].all()
+    assert not answers.flagged[~during].any()
+    assert off(track)[during, 1].max() < 12
+    assert (off(track) < answers.levels).all()
+    assert "GNSS left out" in answers.flags[-1]
+    localizer = (track.source == "localizer") & (track.times >= 20.0)
+    assert track.accepted[localizer].mean() > 0.95  # the healthy one was rejected 552 times
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(1.0, 15.0), (3.0, 8.0)])
+def test_a_ramp_is_flagged_and_never_beyond_the_levels(rate, seconds):
+    track = flown(gnss=Fault(10.0, 999.0, "ramp", (0.0, rate, 0.0)))
+    first = TIMES[track.answers.flagged][0]
+    assert 10.0 < first < 10.0 + seconds
+    assert (off(track) < track.answers.levels).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("gnss", Fault(20.0, 999.0, "stuck")),
+        ("localizer", Fault(20.0, 999.0, "step", 5e-3)),
+        ("radio", Fault(20.0, 999.0, "step", 30.0)),
+        ("irs", Fault(15.0, 999.0, "step", (0.0, 0.3, 0.0))),
+    ],
+)
+def test_the_source_that_fails_is_the_one_left_out(name, fault):
+    track = flown(**{name: fault})
+    words = {"gnss": "GNSS", "localizer": "localizer", "radio": "radio altimeter", "irs": "IRS"}
+    assert f"{words[name]} left out" in track.answers.flags[-1]
+    assert (off(track) < track.answers.levels).all()
+    assert off(track)[-1].max() < 15
+
+
+def test_a_source_comes_back_after_its_probation():
+    track = flown(extra=camera(1), localizer=Fault(10.0, 20.0, "step", 5e-3))
+    localizer = track.source == "localizer"
+    assert not track.accepted[localizer & (track.times > 13) & (track.times < 29)].any()
+    assert track.accepted[localizer & (track.times > 31)].mean() > 0.95
+    assert not track.answers.flagged[-1]
+
+
+def test_two_that_contradict_each_other_are_both_kept_and_flagged():
+    """Vision off to the side against GNSS alone: nobody else sees that axis, and the levels hold both."""
+    sensors = replace(SLOW, localizer=None, glide_slope=None, radio=None)
+    for shift in (0.0, 40.0):
+        track = flown(sensors=sensors, extra=camera(2, (0.0, shift, 0.0)))
+        assert track.answers.flagged.any() == bool(shift)
+        assert (off(track) < track.answers.levels).all()
+
+
+def test_a_filter_that_starts_wrong_starts_anew_and_says_so():
+    wrong = Initial(0.0, TRUTH.positions[0] + 300.0, TRUTH.velocities[0], 0.01 * np.eye(6))
+    measured = simulate(TRUTH, ALONE, 5, SITE) + camera(5)
+    track = fuse(measured, wrong, SETTINGS, TIMES)
+    assert track.recovered.sum() == 1
+    assert track.times[track.recovered][0] < 4
+    assert track.answers.flagged[(TIMES > 4) & (TIMES < 6)].all()
+    assert "started anew" in {word for words in track.answers.flags for word in words}
+    assert not track.answers.flagged[-1]
+    assert (off(track)[TIMES > 10] < track.answers.levels[TIMES > 10]).all()
+    assert off(track)[-1].max() < 30
+
+
+def test_levels_say_who_is_relied_upon():
+    """With GNSS and IRS alone nobody would notice if GNSS lied; with the ILS to the side somebody would."""
+    few, more = (
+        flown(sensors=replace(SLOW, localizer=each, glide_slope=None, radio=None)).answers.levels[-1]
+        for each in (None, SLOW.localizer)
+    )
+    assert few[1] > 4 * more[1]
+    assert few[0] == pytest.approx(more[0], rel=0.3)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.02, 0.4))
+@settings(max_examples=10, deadline=None)
+def test_late_measurements_end_where_they_would_have_in_time(seed, latency):
+    measured = [m for m in simulate(TRUTH, SLOW, seed, SITE) if m.time < 3 and m.source != "attitude"]
+    rng = np.random.default_rng(seed)
+    late = [m for m in measured if m.source in ("gnss", "radio") and rng.random() < 0.5]
+    arrival = sorted(
+        (m.time + (latency if any(m is each for each in late) else 0.0), n)
+        for n, m in enumerate(in_order(measured))
+    )
+    ordered = in_order(measured)
+    prompt, tardy = Navigator(start_of(TRUTH, 1), SETTINGS), Navigator(start_of(TRUTH, 1), SETTINGS)
+    for measurement in ordered:
+        prompt.update(measurement)
+    for _, n in arrival:
+        tardy.update(ordered[n])
+    np.testing.assert_allclose(tardy.at(3.5).position, prompt.at(3.5).position, atol=1e-3)
+    np.testing.assert_allclose(tardy.at(3.5).covariance, prompt.at(3.5).covariance, rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_too_late_is_ignored_and_says_so():
+    navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
+    fix = Measurement(2.0, "gnss", TRUTH.position(np.array([2.0]))[0], np.eye(3))
+    before = navigator.update(fix).position
+    state = navigator.update(replace(fix, time=1.4))
+    assert not state.step.accepted
+    assert state.step.reason == "late by 0.600 s, more than 0.5 s"
+    np.testing.assert_array_equal(state.position, before)
+
+
+def test_a_deferred_measurement_is_made_where_the_aircraft_is_believed_to_be():
+    navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
+    asked = []
+
+    def look(state):
+        asked.append(state.time)
+        return Measurement(state.time, "vision", state.position + 1.0, 100 * np.eye(3))
+
+    navigator.update(Measurement(1.2, "gnss", TRUTH.position(np.array([1.2]))[0], np.eye(3)))
+    state = navigator.update(Deferred(1.0, "vision", look))
+    assert asked == [1.0]
+    assert state.time == 1.2
+    assert state.step.accepted
+    np.testing.assert_allclose(state.step.innovation, 1.0)
+    nothing = navigator.update(Deferred(1.3, "vision", lambda state: None))
+    assert nothing.step.reason == "nothing was measured"
+
+
+def test_the_past_within_the_lag_can_be_asked_for():
+    navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
+    states = {}
+    for measurement in in_order(simulate(TRUTH, SLOW, 0, SITE)):
+        if measurement.time > 5:
+            break
+        states[measurement.time] = navigator.update(measurement)
+    time = max(t for t in states if t < 4.8)
+    np.testing.assert_allclose(navigator.at(time).position, states[time].position, atol=1e-9)
+
+
+def test_every_step_says_what_an_engineer_would_log():
+    navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
+    fix = Measurement(0.5, "gnss", TRUTH.position(np.array([0.5]))[0], np.eye(3))
+    step = navigator.update(fix).step
+    assert (step.source, step.accepted, step.reason) == ("gnss", True, "fits")
+    assert step.nis == pytest.approx(step.innovation @ np.linalg.solve(step.covariance, step.innovation))
+    assert step.gate == pytest.approx(16.27, abs=0.01)
+    far = navigator.update(replace(fix, time=0.6, value=fix.value + 500)).step
+    assert (far.accepted, far.reason) == (False, "beyond the gate")
