@@ -11,7 +11,8 @@ import torch
 from benchmarks.interleave import Comparison, compare
 from benchmarks.overhead import PHOTOGRAPH, make_model
 from halopose.data.dataset import Dataset, Objects, Record
-from halopose.fitting.store import CollectSettings, collect, to_targets
+from halopose.fitting.collecting import collect, to_targets
+from halopose.fitting.store import CollectSettings
 from halopose.fitting.training import TrainSettings, train, weighted_nll
 from halopose.predictor import UncertainPose
 

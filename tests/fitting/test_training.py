@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from halopose.errors import HaloposeError
+from halopose.fitting.collecting import _write_shard
 from halopose.fitting.pipeline import FitSettings, train_heads
-from halopose.fitting.store import FORMAT, MatchStore, _write_shard
+from halopose.fitting.store import FORMAT, MatchStore
 from halopose.fitting.training import TrainSettings, importance_weights, train, weighted_nll
 from halopose.keypoints import Keypoints
 from halopose.uncertainty.heads import ConvTemplate, HeadSettings, ProbabilisticHeads

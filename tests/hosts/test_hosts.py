@@ -25,7 +25,8 @@ from halopose.cli.app import app
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
-from halopose.fitting.store import CollectSettings, collect
+from halopose.fitting.collecting import collect
+from halopose.fitting.store import CollectSettings
 from halopose.hosts import torchvision_shim
 from halopose.hosts.base import Targets
 from halopose.hosts.loading import load_host

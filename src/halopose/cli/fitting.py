@@ -129,15 +129,16 @@ def collect(
     """Run the frozen base once and store what heads will ever see; a rerun resumes."""
     from halopose.data.loading import load_dataset
     from halopose.data.lock import locked
-    from halopose.fitting import store
+    from halopose.fitting.collecting import collect as collect_store
+    from halopose.fitting.store import CollectSettings
     from halopose.hosts.loading import load_host
     from halopose.types import named
 
-    settings = store.CollectSettings(imgsz=sizes(imgsz, "sizes"), detections=detections)
+    settings = CollectSettings(imgsz=sizes(imgsz, "sizes"), detections=detections)
     host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
     dataset = load_dataset(data, split, images=images, otherwise=host.layout)
     with locked(output), progress() as step:
-        collected = store.collect(host, dataset, output, settings, named(step, "collecting"))
+        collected = collect_store(host, dataset, output, settings, named(step, "collecting"))
     say_skipped(collected)
     say(f"{sum(len(cells) for cells in collected.cells('assigned'))} assigned cells -> {output}")
 

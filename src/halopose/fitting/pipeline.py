@@ -26,7 +26,8 @@ from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
 from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.artifact import Artifact, round_to_stored
-from halopose.fitting.store import Cells, CollectSettings, MatchStore, collect
+from halopose.fitting.collecting import collect
+from halopose.fitting.store import Cells, CollectSettings, MatchStore
 from halopose.fitting.training import Trained, TrainSettings, importance_weights, train
 from halopose.hosts.base import Host
 from halopose.poses import PoseDistributions

@@ -1,0 +1,347 @@
+"""Collecting: one frozen pass of a host over annotated images, kept as a match store.
+
+In: a host and annotated images. Out: the folder of shards that ``store`` reads. A shard appears whole or not at
+all, so a killed collection resumes where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halopose.data.dataset import Dataset, Objects, Record
+from halopose.data.files import read_json, write_json
+from halopose.data.tensors import write_tensors
+from halopose.errors import HaloposeError
+from halopose.fitting.store import FORMAT, CollectSettings, MatchStore, shard_metadata, shard_path
+from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
+from halopose.keypoints import Keypoints
+from halopose.types import Array, Counter
+from halopose.uncertainty.heads import cut_windows
+
+VIEWS_PER_SHARD = 32
+
+log = logging.getLogger(__name__)
+
+
+def collect(
+    host: Host,
+    dataset: Dataset,
+    folder: Path | str,
+    settings: CollectSettings | None = None,
+    progress: Counter | None = None,
+) -> MatchStore:
+    """Run the frozen model once over the data and store what matters; resumes what was begun."""
+    settings = settings or CollectSettings()
+    folder = Path(folder)
+    host.check_layout(dataset.layout)
+    unknown = {int(k) for record in dataset.records for k in record.objects.class_ids} - set(
+        range(len(host.class_names))
+    )
+    if unknown:
+        raise HaloposeError(
+            f"the data have class {min(unknown)}, the model only {len(host.class_names)} classes: they do not fit"
+        )
+    views = [(record, size) for size in settings.imgsz for record in dataset.records]
+    shards = -(-len(views) // VIEWS_PER_SHARD)
+    _open_store(host, dataset, folder, settings, shards)
+    _check_disk(host, dataset, folder, settings, shards)
+    for number in range(shards):
+        path = shard_path(folder, number)
+        part = views[number * VIEWS_PER_SHARD : (number + 1) * VIEWS_PER_SHARD]
+        if path.is_file() and (changed := _changed(path, part)):
+            log.info("%s changed since %s was collected: collecting that part again", changed, path)
+            path.unlink()
+        if not path.is_file():
+            _write_shard(
+                path, *_collect_views(host, part, settings, dataset.layout, _ticker(progress, number, len(views)))
+            )
+        if progress:
+            progress(min((number + 1) * VIEWS_PER_SHARD, len(views)), len(views))
+    return MatchStore(folder)
+
+
+def _ticker(progress: Counter | None, shard: int, total: int) -> Callable[[int], None] | None:
+    """Counts the views of one shard on from those before it."""
+    if progress is None:
+        return None
+    return lambda done: progress(shard * VIEWS_PER_SHARD + done, total)
+
+
+def _changed(path: Path, views: list[tuple[Record, int]]) -> str:
+    """What of a shard's views is no longer what was collected, in words; empty if nothing."""
+    try:
+        known = shard_metadata(path)["views"]
+    except HaloposeError:
+        return f"{path.name} (damaged)"
+    if len(known) != len(views):
+        return "the list of images"
+    changed = [
+        str(record.path) for (record, _), state in zip(views, known, strict=True) if not record.is_as_it_was(state)
+    ]
+    return f"{changed[0]}{f' and {len(changed) - 1} more' * (len(changed) > 1)}" if changed else ""
+
+
+def _open_store(host: Host, dataset: Dataset, folder: Path, settings: CollectSettings, shards: int) -> None:
+    """Write the manifest, or check that an existing one asks for the same thing."""
+    manifest = {
+        "format": FORMAT,
+        "base": list(host.fingerprints),
+        "layout": dataset.layout.to_json(),
+        "levels": len(host.strides),
+        "strides": list(host.strides),
+        "settings": {**asdict(settings), "imgsz": list(settings.imgsz)},
+        "images": dataset.image_ids.tolist(),
+        "area": dataset.area,
+        "shards": shards,
+    }
+    manifest = json.loads(json.dumps(manifest))  # as it reads back
+    path = folder / "manifest.json"
+    if path.is_file():
+        if read_json(path) != manifest:
+            raise HaloposeError(f"{folder} was collected with other data or settings: choose another folder")
+        for leftover in folder.glob(".shard-*"):  # of a run that was killed while it wrote
+            leftover.unlink()
+        return
+    write_json(path, manifest)
+
+
+def _check_disk(host: Host, dataset: Dataset, folder: Path, settings: CollectSettings, shards: int) -> None:
+    """Refuse before starting if the disk cannot hold the largest possible store."""
+    missing = sum(not shard_path(folder, number).is_file() for number in range(shards))
+    needed = predicted_bytes(host, dataset, settings) * missing / max(shards, 1)
+    free = shutil.disk_usage(folder).free
+    if needed > 0.95 * free:
+        raise HaloposeError(
+            f"collecting may need {needed / 2**30:.1f} GiB, {folder} has {free / 2**30:.1f} GiB free: "
+            "choose another disk or fewer cells per object"
+        )
+
+
+def predicted_bytes(host: Host, dataset: Dataset, settings: CollectSettings) -> int:
+    """Upper bound on the size of the store."""
+    largest = max(
+        template[0].weight.shape[1] * (2 * sum(conv.reach for conv in template) + 1) ** 2 * 2
+        for template in host.pose_templates()
+    )
+    objects = sum(len(record.objects) for record in dataset.records)
+    rows = objects * settings.cells_per_object * settings.assigned + len(dataset) * settings.detections
+    return rows * (largest + 16 * host.keypoint_count + 256) * len(settings.imgsz)
+
+
+@dataclass(frozen=True)
+class _View:
+    record: Record
+    image: Array
+    objects: Objects
+    imgsz: int
+
+
+def _collect_views(
+    host: Host,
+    views: list[tuple[Record, int]],
+    settings: CollectSettings,
+    layout: Keypoints,
+    tick: Callable[[int], None] | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata of one shard."""
+    read: list[_View] = []
+    skipped: list[str] = []
+    for record, imgsz in views:
+        try:
+            read.append(_View(record, *record.read(), imgsz))
+        except HaloposeError as error:
+            skipped.append(str(error))
+    states = [record.state() for record, _ in views]
+    rows: list[tuple[str, int, dict[str, Tensor]]] = []
+    done = len(skipped)
+    for batch in _batches(read, settings.batch):
+        rows += _collect_batch(host, batch, settings, layout)
+        done += len(batch)
+        if tick:
+            tick(done)
+    tensors = _concatenated(rows, len(host.strides))
+    tensors |= _truth_table(read, settings.imgsz[0])
+    tensors["views.image_id"] = torch.tensor([view.record.image_id for view in read], dtype=torch.int64)
+    return tensors, {"skipped": skipped, "views": states}
+
+
+def _batches(views: list[_View], size: int) -> Iterator[list[_View]]:
+    """Views of equal shape and input size, in batches."""
+    groups: dict[Any, list[_View]] = {}
+    for view in views:
+        groups.setdefault((view.image.shape, view.imgsz), []).append(view)
+    for group in groups.values():
+        yield from (group[begin : begin + size] for begin in range(0, len(group), size))
+
+
+def _collect_batch(
+    host: Host, views: list[_View], settings: CollectSettings, layout: Keypoints
+) -> list[tuple[str, int, dict[str, Tensor]]]:
+    batch, boxes = host.preprocess([view.image for view in views], views[0].imgsz, settings.rectangular)
+    output = host.forward(batch)
+    rows: list[tuple[str, int, dict[str, Tensor]]] = []
+    if settings.assigned:
+        rows += _assigned_rows(host, output, views, boxes, settings.cells_per_object, layout)
+    if settings.detections:
+        selections = host.select(
+            output,
+            conf=settings.conf,
+            iou=settings.iou,
+            max_detections=settings.detections,
+            letterboxes=boxes,
+        )
+        for number, (selection, view, box) in enumerate(zip(selections, views, boxes, strict=True)):
+            size = (int(batch.shape[2]), int(batch.shape[3]))
+            rows += _detected_rows(host, output, number, selection, view, box, size)
+    return rows
+
+
+def _assigned_rows(
+    host: Host, output: HostOutput, views: list[_View], boxes: list[Letterbox], cap: int, layout: Keypoints
+) -> list[tuple[str, int, dict[str, Tensor]]]:
+    """Label-assigned cells, at most ``cap`` of each object, in input pixels. Crowds are no targets."""
+    views = [replace(view, objects=view.objects.select(~view.objects.crowd)) for view in views]
+    targets = [to_targets(view.objects, box) for view, box in zip(views, boxes, strict=True)]
+    found = host.assign(output, targets, layout.sigmas)
+    image, cell, object = found.image.cpu(), found.cell.cpu(), found.object.cpu()
+    confidence = output.scores[found.image, found.cell].float().cpu()
+    keep = _best_of_each(image, object, confidence, cap)
+    image, cell, object, confidence = image[keep], cell[keep], object[keep], confidence[keep]
+    located = output.keypoints.cpu()[image, cell].float()
+    gains = torch.tensor([box.gain[0] * box.gain[1] for box in boxes])
+    wanted = _pick([target.keypoints for target in targets], image, object)
+    labelled = _pick([target.labelled for target in targets], image, object)
+    areas = _pick([torch.from_numpy(view.objects.area).float() for view in views], image, object)
+    columns = {
+        "residual": torch.where(labelled[..., None], wanted - located, 0.0),
+        "labelled": labelled.to(torch.uint8),
+        "confidence": confidence,
+        "area": areas * gains[image],
+        "image_id": torch.tensor([view.record.image_id for view in views])[image],
+        "object": object,
+    }
+    return _with_windows("assigned", host, output, image, cell, columns)
+
+
+def _pick(values: list[Tensor], image: Tensor, object: Tensor) -> Tensor:
+    """Entry ``object`` of list ``image``, row by row."""
+    starts = torch.tensor([0, *np.cumsum([len(value) for value in values])[:-1]], dtype=torch.long)
+    return torch.cat(values)[starts[image] + object]
+
+
+def _best_of_each(image: Tensor, object: Tensor, confidence: Tensor, cap: int) -> Tensor:
+    """Indices of each object's ``cap`` most confident cells, in their given order."""
+    order = np.lexsort((-confidence.numpy(), object.numpy(), image.numpy()))
+    key = np.stack([image.numpy()[order], object.numpy()[order]])
+    first = np.r_[True, (key[:, 1:] != key[:, :-1]).any(0)] if len(order) else np.zeros(0, dtype=bool)
+    starts = np.flatnonzero(first)
+    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+    return torch.from_numpy(np.sort(order[place < cap]))
+
+
+def to_targets(objects: Objects, box: Letterbox) -> Targets:
+    """Objects in original pixels as targets in input pixels."""
+    corners = objects.boxes.reshape(-1, 2, 2)
+    return Targets(
+        boxes=torch.from_numpy(box.to_input(corners).reshape(-1, 4)).float(),
+        class_ids=torch.from_numpy(objects.class_ids),
+        keypoints=torch.from_numpy(box.to_input(objects.keypoints)).float(),
+        labelled=torch.from_numpy(objects.labelled),
+    )
+
+
+def _detected_rows(
+    host: Host,
+    output: HostOutput,
+    number: int,
+    selection: Selection,
+    view: _View,
+    box: Letterbox,
+    size: tuple[int, int],
+) -> list[tuple[str, int, dict[str, Tensor]]]:
+    """Retained detections of one image, in original pixels as the framework reports them."""
+    original = host.to_original(selection, box, size)
+    count = len(original.scores)
+    if not count:
+        return []
+    columns = {
+        "box": original.boxes.float().cpu(),
+        "score": original.scores.float().cpu(),
+        "class_id": original.class_ids.cpu(),
+        "keypoints": original.keypoints.float().cpu(),
+        "gain": torch.tensor(box.gain).expand(count, 2).contiguous(),
+        "image_id": torch.full((count,), view.record.image_id),
+    }
+    if original.visibility is not None:
+        columns["visibility"] = original.visibility.float().cpu()
+    image = torch.full((count,), number)
+    return _with_windows("detected", host, output, image, original.cell.cpu(), columns)
+
+
+def _with_windows(
+    kind: str, host: Host, output: HostOutput, image: Tensor, cell: Tensor, columns: dict[str, Tensor]
+) -> list[tuple[str, int, dict[str, Tensor]]]:
+    """Split rows by level and cut their windows."""
+    rows = []
+    offset = 0
+    for level, (maps, template) in enumerate(zip(output.features, host.pose_templates(), strict=True)):
+        count = maps.shape[2] * maps.shape[3]
+        chosen = torch.nonzero((cell >= offset) & (cell < offset + count)).flatten()
+        if len(chosen):
+            reach = sum(conv.reach for conv in template)
+            place = (cell[chosen] - offset).to(maps.device)
+            windows, inside = cut_windows(maps, image[chosen].to(maps.device), place, reach)
+            part = {name: value[chosen] for name, value in columns.items()}
+            part["windows"] = windows.half().cpu().contiguous()
+            part["inside"] = inside.to(torch.uint8).cpu().contiguous()
+            rows.append((kind, level, part))
+        offset += count
+    return rows
+
+
+def _concatenated(rows: list[tuple[str, int, dict[str, Tensor]]], levels: int) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for kind in ("assigned", "detected"):
+        for level in range(levels):
+            parts = [part for k, lv, part in rows if (k, lv) == (kind, level)]
+            if parts:
+                for name in parts[0]:
+                    tensors[f"{kind}.{level}.{name}"] = torch.cat([part[name] for part in parts]).contiguous()
+    return tensors
+
+
+def _truth_table(views: list[_View], imgsz: int) -> dict[str, Tensor]:
+    """Annotated objects in original pixels, once per image."""
+    once = [view for view in views if view.imgsz == imgsz]
+    objects = [view.objects for view in once]
+    ids = [np.full(len(o), view.record.image_id) for o, view in zip(objects, once, strict=True)]
+    if not once:
+        return {}
+    columns = {
+        "image_id": np.concatenate(ids),
+        "class_id": np.concatenate([o.class_ids for o in objects]),
+        "boxes": np.concatenate([o.boxes for o in objects]),
+        "keypoints": np.concatenate([o.keypoints for o in objects]),
+        "labelled": np.concatenate([o.labelled for o in objects]).astype(np.uint8),
+        "area": np.concatenate([o.area for o in objects]),
+        "crowd": np.concatenate([o.crowd for o in objects]).astype(np.uint8),
+    }
+    return {f"truth.{name}": torch.from_numpy(np.ascontiguousarray(value)) for name, value in columns.items()}
+
+
+def _write_shard(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """A shard is whole or absent."""
+    try:
+        write_tensors(path, tensors, metadata)
+    except HaloposeError as error:
+        raise HaloposeError(f"{error}: free some space and run it again, it resumes") from None
