@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from halopose.deploy import onnx_file, predict
 from halopose.deploy.predict import Model
 from halopose.hosts.shipped import find_base, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.hosts.ultralytics.host import load_model
 from halopose.predictor import UncertainPose
 
 PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
@@ -88,6 +90,6 @@ def compare_export(rounds: int = 40) -> tuple[Comparison, Comparison, Comparison
             path = folder / f"{form}.onnx"
             onnx_file.write_model(onnx_file.build(pose.host, pose.artifact, onnx_file.ExportSettings(form)), path)
             models.append(predict.Model(str(path)))
-        bare = without_factors(ultralytics_onnx(pose.host.model, folder), models[0])
-    topk, dense = (compare(lambda: bare.detect(image), lambda m=m: m.predict(image), rounds) for m in models)
+        bare = without_factors(ultralytics_onnx(load_model(str(find_base()), unsafe=False), folder), models[0])
+    topk, dense = (compare(lambda: bare.detect(image), partial(m.predict, image), rounds) for m in models)
     return topk, dense, compare(lambda: pose.predict(image), lambda: models[0].predict(image), rounds)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,20 +19,23 @@ from benchmarks.export import libreyolo_onnx, ultralytics_onnx, without_factors
 from safetensors.torch import load_file
 from ultralytics.nn.tasks import PoseModel
 
-from halopose.data.dataset import load_dataset
+from halopose.data.dataset import Dataset
 from halopose.data.images import NamedImage, read_source
+from halopose.data.loading import load_dataset
 from halopose.deploy import folder, onnx_file, predict, quantise, refit
 from halopose.deploy.deployed import Deployed
-from halopose.evaluation.true_positives import Protocol
+from halopose.evaluation.protocol import Protocol
 from halopose.fitting.artifact import Artifact
-from halopose.fitting.pipeline import FitSettings, uncalibrated
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.hosts.shipped import find_base, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.hosts.ultralytics.host import load_model
 from halopose.predictor import UncertainPose
+from halopose.uncertainty.calibration import Calibrations
 from halopose.uncertainty.heads import ProbabilisticHeads
 
+Peer = Callable[[Path], Path]  # the framework's own export into a folder
 WEIGHTS = {
     "YOLOv8n": ("yolov8n-pose.yaml", "yolov8n-pose.fused.fp16.safetensors", None),
     "YOLO26n one-to-many": ("yolo26n-pose.yaml", "yolo26n-pose.one2many.fused.fp16.safetensors", False),
@@ -62,45 +66,56 @@ def print_parity(source: Path, weights: Path | None, count: int) -> None:
     step = max(len(paths) // count, 1)
     images = [image for path in paths[::step][:count] for image in read_source(path)]
     print(f"{len(images)} photographs{'':15}box px  keypoint px    score  covariance  kept by both   others")
-    for name, host, peer in bases(weights):
-        print(f"{name:24}{row(host, peer, images)}", flush=True)
+    for base in bases(weights):
+        print(f"{base.name:24}{row(base, images)}", flush=True)
 
 
-def bases(weights: Path | None) -> Iterator[tuple[str, Host, Any]]:
-    """Hosts, and how their own framework exports them; by chance where no weights are at hand."""
-    host = load_host(find_base())
-    yield "YOLO11n", host, lambda folder: ultralytics_onnx(load_host(find_base()).model, folder)
+@dataclass(frozen=True)
+class Base:
+    """A host, and how its own framework exports it. ``trained``: whether its weights have learned anything."""
+
+    name: str
+    host: Host
+    peer: Peer
+    trained: bool
+
+
+def bases(weights: Path | None) -> Iterator[Base]:
+    """Every architecture; by chance where no weights are at hand."""
+    yield ultralytics_base("YOLO11n", load_model(str(find_base()), unsafe=False))
     for name, (content, file, end2end) in WEIGHTS.items() if weights else ():
         model = PoseModel(content, nc=1, verbose=False)
         if end2end:
             model.model[-1].end2end = True
         model = model.eval().fuse(verbose=False)
-        model.load_state_dict(
-            {key: value.float() for key, value in load_file(weights / file).items()}, strict=False
-        )
-        host = load_host(model, end2end=end2end)
-        yield name, host, lambda folder, model=model, end2end=end2end: ultralytics_onnx(model, folder, end2end)
+        tensors = load_file(weights / file) if weights else {}
+        model.load_state_dict({key: value.float() for key, value in tensors.items()}, strict=False)
+        yield ultralytics_base(name, model, end2end)
     torch.manual_seed(0)
-    model = PoseModel("yolo12n-pose.yaml", nc=1, verbose=False).eval()
-    yield "YOLO12n by chance", load_host(model), lambda folder, model=model: ultralytics_onnx(model, folder)
+    yield ultralytics_base("YOLO12n by chance", PoseModel("yolo12n-pose.yaml", nc=1, verbose=False).eval())
     ensure_torchvision()
     from libreyolo.models.yolonas.nn import LibreYOLONASPoseModel
 
     model = LibreYOLONASPoseModel("n").eval()
-    yield "YOLO-NAS N by chance", load_host(model), lambda folder, model=model: libreyolo_onnx(model, folder)
+    yield Base("YOLO-NAS N by chance", load_host(model), partial(libreyolo_onnx, model), trained=False)
 
 
-def row(host: Host, peer: Any, images: list[NamedImage]) -> str:
+def ultralytics_base(name: str, model: PoseModel, end2end: bool | None = None) -> Base:
+    peer = partial(ultralytics_onnx, model, end2end=end2end)
+    return Base(name, load_host(model, end2end=end2end), peer, trained="by chance" not in name)
+
+
+def row(base: Base, images: list[NamedImage]) -> str:
     """Boxes, keypoints and scores against the framework's own export, covariances against PyTorch."""
-    artifact = artifact_for(host)
-    pose = UncertainPose(host, artifact)
-    conf = 0.25 if artifact.card["trained"] else confidence_of_few(host, images[0])
+    artifact = artifact_for(base.host)
+    pose = UncertainPose(base.host, artifact, uncalibrated=not artifact.calibrated)
+    conf = 0.25 if base.trained else confidence_of_few(base.host, images[0])
     worst, both, others = np.zeros(4), 0, 0
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "model.onnx"
-        onnx_file.write_model(onnx_file.build(host, artifact), path)
+        onnx_file.write_model(onnx_file.build(base.host, artifact), path)
         model = predict.Model(str(path))
-        bare = without_factors(peer(Path(name)), model)
+        bare = without_factors(base.peer(Path(name)), model)
     for image in images:
         ours, framework = model.detect(image.pixels, conf), bare.detect(image.pixels, conf)
         [torch_poses] = pose.predict(image.pixels, conf=conf)
@@ -124,14 +139,13 @@ def artifact_for(host: Host) -> Artifact:
     """The shipped heads where they fit, else heads whose dispersions vary by chance."""
     shipped = Artifact.load(shipped_artifact())
     if shipped.fits(host):
-        shipped.card["trained"] = True
         return shipped
     torch.manual_seed(1)
     heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count).eval()
-    for level in heads.levels:
-        torch.nn.init.normal_(level.last.weight, 0.0, 0.05)
-    trained = "by chance" not in host.description and not type(host).__name__.startswith("YoloNAS")
-    return uncalibrated(host, heads, FitSettings(), {"trained": trained})
+    for name, parameter in heads.named_parameters():
+        if name.endswith("last.weight"):
+            torch.nn.init.normal_(parameter, 0.0, 0.05)
+    return Artifact(heads, Calibrations.none(host.keypoint_count), host.fingerprints, host.layout, imgsz=640)
 
 
 def confidence_of_few(host: Host, image: NamedImage) -> float:
@@ -153,27 +167,34 @@ def print_int8(data: Path, work: Path) -> None:
     print(f"calibrated on {len(calibration)} images, scored on {len(evaluation)} others")
     print(f"{'':34}{'Gaussian ACE':>16}{'ENCE':>9}{'Student-t ACE':>17}{'NLL':>9}{'objects':>9}")
     model = onnx_file.build(host, artifact)
-    ranges = (NamedImage("", record.read()[0]) for record in everything.subset(known["heads"]).records)
     for name in ("float", "half", "int8"):
         place = work / name
-        if not (place / "model.onnx").is_file():
-            made = {"half": quantise.to_half, "int8": lambda model: quantise.to_int8(model, ranges)}
-            folder.write_folder(place, made[name](model) if name in made else model, artifact)
+        if name == "half":
+            written = quantise.to_half(model)
+        elif name == "int8":
+            written = quantise.to_int8(model, ranges_from(everything.subset(known["heads"])))
+        else:
+            written = model
+        folder.write_folder(place, written, artifact)
         print(f"{name:34}{scores(place, evaluation)}", flush=True)
     refit.calibrate(place, refit.collect(Deployed(place), calibration))
     print(f"{'int8, calibrated in the runtime':34}{scores(place, evaluation)}", flush=True)
-    (place / "model.onnx").unlink()  # so that another run begins before that
 
 
-def scores(place: Path, dataset: Any) -> str:
+def ranges_from(dataset: Dataset) -> Iterator[NamedImage]:
+    """Images of the heads' own split, for the ranges of activations."""
+    return (NamedImage("", record.read()[0]) for record in dataset.records)
+
+
+def scores(place: Path, dataset: Dataset) -> str:
     deployed = Deployed(place)
-    protocol = Protocol(bootstrap=100, area="box", box_area_factor=deployed.facts.area_factor)
+    protocol = Protocol(bootstrap=100, area="box")
     metrics = refit.score(deployed, refit.collect(deployed, dataset), protocol)
-    gaussian, student = metrics["gaussian"], metrics["student_t"]
-    low, high = student["interval"]["ace"]
+    gaussian, student = metrics.gaussian, metrics.student_t
+    low, high = student.interval["ace"]
     return (
-        f"{gaussian['ace']:16.4f}{gaussian['ence']:9.4f}{student['ace']:9.4f} ({low:.4f}-{high:.4f})"
-        f"{student['nll']:9.3f}{metrics['matched_instances']:9}"
+        f"{gaussian.ace:16.4f}{gaussian.ence:9.4f}{student.ace:9.4f} ({low:.4f}-{high:.4f})"
+        f"{student.nll:9.3f}{metrics.matched_instances:9}"
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import ultralytics
 from playwright.sync_api import Page, sync_playwright
 
+from halopose.data.images import read_image
 from halopose.deploy.predict import Model, _triangle
 from halopose.deploy.web import serve
 
@@ -31,8 +32,7 @@ SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """As the page's own server serves it, without its log."""
-    serve.Handler.log_message = lambda *line: None
+    """As the page's own server serves it, its log included."""
     opened = serve.server(str(folder), 0)
     threading.Thread(target=opened.serve_forever, daemon=True).start()
     yield f"http://localhost:{opened.server_port}"
@@ -41,10 +41,10 @@ def served(folder: Path) -> Iterator[str]:
 
 def write_film(path: Path) -> None:
     """An endless film: the photograph, drifting."""
-    image = cv2.resize(cv2.imread(str(PHOTOGRAPH)), (480, 640))
+    image = cv2.resize(read_image(PHOTOGRAPH), (480, 640))
     with path.open("wb") as file:
         for step in range(60):
-            shift = np.float32([[1, 0, 12 * np.sin(step / 60 * 2 * np.pi)], [0, 1, 0]])
+            shift = np.array([[1, 0, 12 * np.sin(step / 60 * 2 * np.pi)], [0, 1, 0]], np.float32)
             frame = cv2.warpAffine(image, shift, (480, 640), borderMode=cv2.BORDER_REFLECT)
             file.write(cv2.imencode(".jpg", frame)[1].tobytes())
 
@@ -59,7 +59,7 @@ def main() -> None:
     film = options.output / "film.mjpeg"
     write_film(film)
     web = options.deployed / "web"
-    cv2.imwrite(str(web / "check.png"), cv2.imread(str(PHOTOGRAPH)))
+    cv2.imwrite(str(web / "check.png"), read_image(PHOTOGRAPH))
     flags = ["--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream", "--no-sandbox"]
     with served(web) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -103,7 +103,7 @@ def check_picture(page: Page, address: str, deployed: Path) -> None:
     page.goto(f"{address}/?picture=check.png")
     page.wait_for_function("window.halopose.poses.length > 0", timeout=60_000)
     poses = page.evaluate("window.halopose.poses")
-    expected = Model(str(deployed / "model.onnx")).predict(cv2.imread(str(PHOTOGRAPH)))
+    expected = Model(str(deployed / "model.onnx")).predict(read_image(PHOTOGRAPH))
     covariance = np.array([pose["covariance"] for pose in poses])
     wanted = _triangle(expected.covariance)
     gap = np.abs(covariance - wanted).max(2) / wanted.max(2)
