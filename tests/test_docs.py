@@ -6,7 +6,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -33,7 +35,7 @@ COMMANDS = get_command(app).commands
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(language):
+def blocks(language: str) -> list[tuple[str, str]]:
     """(page, text) of every fenced block in a language."""
     return [
         (page, text)
@@ -43,30 +45,30 @@ def blocks(language):
     ]
 
 
-def lines(beginning):
+def lines(beginning: str) -> list[tuple[str, list[str]]]:
     """(page, words) of every console line that begins so, without its comment."""
     shown = [(page, line) for page, text in blocks("console") for line in text.splitlines()]
     return [(page, shlex.split(line, comments=True)) for page, line in shown if line.startswith(beginning)]
 
 
-def inline():
+def inline() -> Iterator[tuple[str, str]]:
     """(page, text) of code within sentences."""
     for page, content in PAGES.items():
         for text in re.findall(r"`([^`]+)`", FENCE.sub("", content)):
             yield page, " ".join(text.split())
 
 
-def options_of(command):
+def options_of(command: Any) -> set[str]:
     return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
 @pytest.mark.parametrize(("page", "words"), lines("halopose "))
-def test_commands_are_complete_and_valid(page, words):
+def test_commands_are_complete_and_valid(page: str, words: list[str]) -> None:
     _, name, *arguments = words
     COMMANDS[name].make_context(name, arguments)
 
 
-def test_commands_within_sentences_have_their_options():
+def test_commands_within_sentences_have_their_options() -> None:
     seen = 0
     for page, text in inline():
         if match := re.match(r"(?:.* )?halopose (?!import)(\w+)(.*)", text):
@@ -77,7 +79,7 @@ def test_commands_within_sentences_have_their_options():
     assert seen > 10
 
 
-def test_options_within_sentences_exist_somewhere():
+def test_options_within_sentences_exist_somewhere() -> None:
     known = set().union(*map(options_of, COMMANDS.values()))
     known |= set(re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in ROOT.glob("experiments/*.py"))))
     for page, text in inline():
@@ -92,13 +94,13 @@ def test_options_within_sentences_exist_somewhere():
         *((page, shlex.split(text)) for page, text in inline() if text.startswith("python -m ")),
     ],
 )
-def test_experiments_exist_with_their_options(page, words):
+def test_experiments_exist_with_their_options(page: str, words: list[str]) -> None:
     source = (ROOT / f"{words[2].replace('.', '/')}.py").read_text()
     for option in (word for word in words if word.startswith("-") and word != "-m"):
         assert f'"{option}"' in source
 
 
-def test_targets_of_make_exist():
+def test_targets_of_make_exist() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     shown = [words[1] for _, words in lines("make ")] + [
         t.split()[1] for _, t in inline() if t.startswith("make ")
@@ -107,7 +109,7 @@ def test_targets_of_make_exist():
     assert set(shown) <= set(targets)
 
 
-def test_extras_exist():
+def test_extras_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
     extras = set(re.findall(r"^(\w+) = ", project, re.MULTILINE))
     shown = [
@@ -118,7 +120,7 @@ def test_extras_exist():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+def test_links_lead_somewhere(page: str) -> None:
     content = FENCE.sub("", PAGES[page])
     for target in re.findall(r"\]\(([^)\s]+)\)", content):
         place, _, anchor = target.partition("#")
@@ -131,7 +133,7 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_and_modules_that_are_named_exist(page):
+def test_files_and_modules_that_are_named_exist(page: str) -> None:
     for text in (text for where, text in inline() if where == page):
         if re.fullmatch(r"(tests|experiments|docs|src|benchmarks|examples|models)/[\w./-]*", text):
             assert (ROOT / text).exists(), text
@@ -144,19 +146,19 @@ def test_files_and_modules_that_are_named_exist(page):
             assert all(re.search(rf"\b{part}\b", module.read_text()) for part in parts), text
 
 
-def numbers_in(text):
+def numbers_in(text: str) -> Iterator[int]:
     """Equation numbers of ``eq. 4``, ``eqs. 25, 26`` or ``eqs. 16 to 18``."""
     for match in re.findall(r"\beqs?\. (\d+(?:(?:, | to )\d+)*)", text):
         yield from expand(match)
 
 
-def expand(text):
+def expand(text: str) -> Iterator[int]:
     for part in text.split(", "):
         first, _, last = part.partition(" to ")
         yield from range(int(first), int(last or first) + 1)
 
 
-def equations_in_docstrings():
+def equations_in_docstrings() -> Iterator[tuple[int, str]]:
     """(number, dotted name) wherever the docstring of something public names an equation."""
     for path in sorted((ROOT / "src").rglob("*.py")):
         module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
@@ -166,7 +168,7 @@ def equations_in_docstrings():
                     yield number, f"{module}.{node.name}"
 
 
-def test_the_table_of_equations_agrees_with_the_docstrings():
+def test_the_table_of_equations_agrees_with_the_docstrings() -> None:
     rows = re.findall(r"^\| ([\d, to]+) \|.*\| (.*) \|$", PAGES["docs/equations.md"], re.MULTILINE)
     table = {number: cell for numbers, cell in rows for number in expand(numbers)}
     assert list(table) == list(range(1, 74))  # all of the paper, in order
@@ -176,7 +178,7 @@ def test_the_table_of_equations_agrees_with_the_docstrings():
         assert f"`{name}`" in table[number], f"equation {number}: {name}"
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """In a process of its own, as `make docs` does; every link, anchor and name of the reference is checked."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
@@ -187,7 +189,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert 'id="halopose.uncertainty.calibration.StudentTCalibration"' in reference
 
 
-def test_the_reference_has_every_package_and_every_public_name():
+def test_the_reference_has_every_package_and_every_public_name() -> None:
     packages = {path.parent.name for path in ROOT.glob("src/halopose/*/__init__.py")} - {"cli"}
     assert packages <= {path.stem for path in ROOT.glob("docs/api/*.md")}
     names = set(re.findall(r"\[`(\w+)`\]\[halopose\.", (ROOT / "docs/api/index.md").read_text(encoding="utf-8")))
@@ -195,7 +197,7 @@ def test_the_reference_has_every_package_and_every_public_name():
 
 
 @pytest.fixture
-def surroundings(tmp_path, monkeypatch):
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a reader of the snippets has: files, a model for them, and the arrays that they name."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(ASSETS / "bus.jpg", "photo.jpg")
@@ -224,5 +226,5 @@ def surroundings(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("page", "text"), blocks("python"))
-def test_snippets_run(page, text, surroundings):
+def test_snippets_run(page: str, text: str, surroundings: dict[str, Any]) -> None:
     exec(compile(text, page, "exec"), surroundings)

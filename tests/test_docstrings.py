@@ -3,6 +3,8 @@
 import doctest
 import importlib
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,13 +20,15 @@ MODULES = [
 FINDER = doctest.DocTestFinder(exclude_empty=True)
 
 
-def examples_of(module):
+def examples_of(module: Any) -> list[Any]:
     found = FINDER.find(importlib.import_module(module), module)
     return [pytest.param(test, id=test.name) for test in found if test.examples]
 
 
 @pytest.mark.parametrize("test", [test for module in MODULES for test in examples_of(module)])
-def test_examples_run(test, tmp_path, monkeypatch, request):
+def test_examples_run(
+    test: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "examples" / "photographs" / "astronaut.jpg", "photo.jpg")
     if test.name == "halopose.predictor.UncertainPose":
@@ -35,5 +39,5 @@ def test_examples_run(test, tmp_path, monkeypatch, request):
 
 
 @pytest.mark.parametrize("name", [name for name in halopose.__all__ if name != "__version__"])
-def test_public_names_have_an_example(name):
+def test_public_names_have_an_example(name: str) -> None:
     assert ">>> " in getattr(halopose, name).__doc__

@@ -2,7 +2,9 @@
 
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import pytest
@@ -14,11 +16,11 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """Run an example in an empty folder; gives its names and what it said."""
     monkeypatch.chdir(tmp_path)
 
-    def run_example(name, *arguments, run_name="__main__"):
+    def run_example(name: str, *arguments: Any, run_name: str = "__main__") -> Any:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         names = runpy.run_path(str(EXAMPLES / name), run_name=run_name)
         return names, capsys.readouterr().out
@@ -27,7 +29,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("published_base")
-def test_quickstart_is_sure_of_the_face_and_not_of_hidden_knees(run):
+def test_quickstart_is_sure_of_the_face_and_not_of_hidden_knees(run: Callable[..., Any]) -> None:
     names, said = run("quickstart.py")
     assert said.count("person") == 1
     lines = {line.split()[0]: line for line in said.splitlines() if " at " in line}
@@ -39,7 +41,7 @@ def test_quickstart_is_sure_of_the_face_and_not_of_hidden_knees(run):
     assert (picture != photo).any()
 
 
-def test_your_own_model_ends_in_an_artifact_that_predicts(run, tmp_path):
+def test_your_own_model_ends_in_an_artifact_that_predicts(run: Callable[..., Any], tmp_path: Path) -> None:
     names, said = run("your_own_model.py", tmp_path / "here")
     assert "covariance" in said
     artifact = Artifact.load(tmp_path / "here" / "heads.safetensors")
@@ -48,7 +50,7 @@ def test_your_own_model_ends_in_an_artifact_that_predicts(run, tmp_path):
     assert (len(images["heads"]), len(images["calibration"]), len(images["evaluation"])) == (60, 30, 30)
 
 
-def test_a_file_is_scored_by_its_truth(run):
+def test_a_file_is_scored_by_its_truth(run: Callable[..., Any]) -> None:
     """Overconfident with heavy tails: calibrating helps, and the Student-t helps most."""
     names, said = run("score_a_file.py")
     table = {line.split()[0]: [float(value) for value in line.split()[1:]] for line in said.splitlines()[2:5]}
@@ -59,13 +61,13 @@ def test_a_file_is_scored_by_its_truth(run):
 
 
 @pytest.mark.usefixtures("published_base")
-def test_a_filter_gains_by_predicted_covariances(run):
+def test_a_filter_gains_by_predicted_covariances(run: Callable[..., Any]) -> None:
     names, _ = run("filter_keypoints.py", run_name="an_example")
     alone, fixed, predicted = names["main"]().values()
     assert predicted < 0.95 * fixed < 0.95 * alone
 
 
-def test_every_example_is_run_and_told_of():
+def test_every_example_is_run_and_told_of() -> None:
     here, told = Path(__file__).read_text(encoding="utf-8"), (EXAMPLES / "README.md").read_text(encoding="utf-8")
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
     assert len(scripts) == 4

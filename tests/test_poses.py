@@ -1,6 +1,8 @@
 """The hub: shapes are checked, selections agree, and supervision's key points convert both ways."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +11,10 @@ import supervision
 from halopose.data.coco import read_predictions
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
+from halopose.types import Array
 
 
-def poses(count=3, keypoints=4, seed=0, **changes):
+def poses(count: int = 3, keypoints: int = 4, seed: int = 0, **changes: Any) -> PoseDistributions:
     rng = np.random.default_rng(seed)
     factors = np.tril(rng.normal(size=(count, keypoints, 2, 2))) + 2 * np.eye(2)
     values = {
@@ -30,29 +33,29 @@ def poses(count=3, keypoints=4, seed=0, **changes):
 
 
 @pytest.mark.parametrize("name", ["boxes", "scores", "covariance", "scale", "dof", "visibility", "keep"])
-def test_wrong_shapes_name_what_was_expected_and_received(name):
+def test_wrong_shapes_name_what_was_expected_and_received(name: str) -> None:
     wrong = np.zeros((2, 9))
     with pytest.raises(HaloposeError, match=rf"{name} should have shape .*got \(2, 9\)"):
         poses(**{name: wrong})
 
 
-def test_keep_defaults_to_everything():
+def test_keep_defaults_to_everything() -> None:
     assert poses(keep=None).keep.all()
 
 
 @pytest.mark.parametrize("keep", [None, np.ones((3, 4), dtype=int), np.ones((3, 4))])
-def test_json_says_true_or_false_whatever_the_mask_is_made_of(keep):
+def test_json_says_true_or_false_whatever_the_mask_is_made_of(keep: Array | None) -> None:
     text = json.dumps([entry["keep"] for entry in poses(keep=keep).to_json()])
     assert text == json.dumps([[True] * 4] * 3)
 
 
 @pytest.mark.parametrize(("count", "keypoints"), [(0, 4), (2, 0), (0, 0)])
-def test_json_of_nothing(count, keypoints):
+def test_json_of_nothing(count: int, keypoints: int) -> None:
     entries = poses(count, keypoints).to_json()
     assert [entry["keep"] for entry in entries] == [[True] * keypoints] * count
 
 
-def test_selection_and_concatenation_are_inverse():
+def test_selection_and_concatenation_are_inverse() -> None:
     whole = poses(5)
     again = PoseDistributions.concatenate([whole[:2], whole[2], whole[np.array([False] * 3 + [True] * 2)]])
     assert np.array_equal(again.keypoints, whole.keypoints)
@@ -60,7 +63,7 @@ def test_selection_and_concatenation_are_inverse():
     assert len(whole[:0]) == 0
 
 
-def test_unlike_parts_do_not_join():
+def test_unlike_parts_do_not_join() -> None:
     with pytest.raises(HaloposeError, match="degrees of freedom"):
         PoseDistributions.concatenate([poses(), poses(dof=np.full(4, 9.0))])
     with pytest.raises(HaloposeError, match="dof is given in some parts"):
@@ -71,7 +74,7 @@ def test_unlike_parts_do_not_join():
 
 @pytest.mark.parametrize("dof", [None, np.linspace(3, 6, 4)])
 @pytest.mark.parametrize("count", [0, 3])
-def test_supervision_round_trip_is_exact(dof, count):
+def test_supervision_round_trip_is_exact(dof: Array | None, count: int) -> None:
     first = poses(count, dof=dof)
     key_points = first.to_supervision()
     assert key_points.data["covariance"].shape == (count, 4, 2, 2)
@@ -82,7 +85,7 @@ def test_supervision_round_trip_is_exact(dof, count):
         assert (again.dof is None) == (dof is None)
 
 
-def test_foreign_key_points_need_only_a_covariance():
+def test_foreign_key_points_need_only_a_covariance() -> None:
     """What RF-DETR returns: locations, confidences and data["covariance"]."""
     key_points = supervision.KeyPoints(
         xy=np.array([[[1, 2], [5, 4]]], dtype=np.float32),
@@ -95,7 +98,7 @@ def test_foreign_key_points_need_only_a_covariance():
         PoseDistributions.from_supervision(supervision.KeyPoints(xy=np.zeros((1, 2, 2), dtype=np.float32)))
 
 
-def test_they_iterate_compare_and_say_what_they_are():
+def test_they_iterate_compare_and_say_what_they_are() -> None:
     some = poses()
     assert [len(one) for one in some] == [1, 1, 1]
     assert PoseDistributions.concatenate(list(some)) == some
@@ -110,7 +113,7 @@ def test_they_iterate_compare_and_say_what_they_are():
     assert "Gaussian" in repr(poses(dof=None, image_ids=None))
 
 
-def test_a_table_has_a_row_per_keypoint():
+def test_a_table_has_a_row_per_keypoint() -> None:
     some, names = poses(), ("a", "b", "c", "d")
     table = some.to_pandas(names)
     assert len(table) == 12
@@ -120,7 +123,7 @@ def test_a_table_has_a_row_per_keypoint():
     assert "visibility" not in poses(visibility=None).to_pandas().columns
 
 
-def test_saved_poses_read_back(tmp_path):
+def test_saved_poses_read_back(tmp_path: Path) -> None:
     some = poses()
     some.save(tmp_path / "deep" / "poses.json")
     found = read_predictions(tmp_path / "deep" / "poses.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -17,6 +18,7 @@ from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import LAWS, apply_calibrations
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.scores import Scores
 from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import FitSettings, evaluate_artifact, fit, predictions_of
@@ -25,7 +27,7 @@ from halopose.fitting.training import TrainSettings
 from halopose.hosts.loading import load_host
 from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.hosts.ultralytics.results import to_ultralytics
-from halopose.poses import PoseDistributions
+from halopose.poses import GroundTruth, PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.uncertainty.calibration import Calibrations
 from tests.helpers.models import (
@@ -45,11 +47,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 IMGSZ = 160
 
 
-def uncertain(kind: str, **options) -> UncertainPose:
+def uncertain(kind: str, **options: Any) -> UncertainPose:
     return UncertainPose(host_of(kind), artifact_for(host_of(kind), imgsz=IMGSZ), **options)
 
 
-def same_as_framework(poses: PoseDistributions, expected) -> None:
+def same_as_framework(poses: PoseDistributions, expected: Any) -> None:
     assert len(poses) > 5
     assert np.array_equal(poses.boxes, expected.boxes.xyxy.numpy())
     assert np.array_equal(poses.scores, expected.boxes.conf.numpy())
@@ -63,12 +65,12 @@ def same_as_framework(poses: PoseDistributions, expected) -> None:
 
 @pytest.mark.parametrize("name", PHOTOGRAPHS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_detections_are_the_frameworks_bit_by_bit(kind, name):
+def test_detections_are_the_frameworks_bit_by_bit(kind: str, name: str) -> None:
     [poses] = uncertain(kind).predict(photograph(name))
     same_as_framework(poses, framework_on(kind, name, IMGSZ))
 
 
-def test_differently_shaped_images_in_a_batch_too():
+def test_differently_shaped_images_in_a_batch_too() -> None:
     images = [photograph(name) for name in PHOTOGRAPHS]
     expected = framework_predict("11", pose_model("11"), images, imgsz=IMGSZ, conf=0.25, iou=0.7)
     for poses, result in zip(uncertain("11").predict(images, batch=2), expected, strict=True):
@@ -77,7 +79,7 @@ def test_differently_shaped_images_in_a_batch_too():
 
 @pytest.mark.parametrize("kind", ["11", "26-one-to-one"])
 @pytest.mark.parametrize("family", ["gaussian", "student-t"])
-def test_covariance_is_the_dense_heads_in_original_pixels(kind, family):
+def test_covariance_is_the_dense_heads_in_original_pixels(kind: str, family: str) -> None:
     model, image = uncertain(kind), photograph("zidane.jpg")
     [poses] = model.predict(image, family=family)
     host, artifact = model.host, model.artifact
@@ -102,7 +104,7 @@ def test_covariance_is_the_dense_heads_in_original_pixels(kind, family):
         assert np.array_equal(poses.dof, fitted.student.nu_.numpy())
 
 
-def test_twice_the_pixels_are_four_times_the_covariance():
+def test_twice_the_pixels_are_four_times_the_covariance() -> None:
     model, image = uncertain("11"), scenes(1, side=IMGSZ)[0]
     large = cv2.resize(image, (2 * IMGSZ, 2 * IMGSZ), interpolation=cv2.INTER_NEAREST)
     [one], [two] = model.predict(image), model.predict(large)  # the input is the same after the letterbox
@@ -112,7 +114,7 @@ def test_twice_the_pixels_are_four_times_the_covariance():
     assert np.array_equal(two.scores, one.scores)
 
 
-def test_families_switch_without_reloading():
+def test_families_switch_without_reloading() -> None:
     model, image = uncertain("11"), photograph("bus.jpg")
     [gaussian], [student] = model.predict(image), model.predict(image, family="student-t")
     [default] = UncertainPose(model.host, model.artifact, "student-t").predict(image)
@@ -126,7 +128,7 @@ def test_families_switch_without_reloading():
         model.predict(image, family="cauchy")
 
 
-def test_keep_follows_the_rule():
+def test_keep_follows_the_rule() -> None:
     """eq. 22: keep what is visible, and whose -trace / (s^2 kappa^2) of the Gaussian covariance is high enough."""
     model, image = uncertain("11"), photograph("bus.jpg")
     [poses] = model.predict(image)
@@ -144,7 +146,7 @@ def test_keep_follows_the_rule():
         assert np.array_equal(found.keypoints, poses.keypoints)
 
 
-def test_no_detections_have_the_right_shapes():
+def test_no_detections_have_the_right_shapes() -> None:
     model = uncertain("11")
     for kind in ("11", "26-one-to-one"):
         model = uncertain(kind)
@@ -157,7 +159,7 @@ def test_no_detections_have_the_right_shapes():
             assert len(to_ultralytics(poses, photograph("bus.jpg"))) == 0
 
 
-def test_a_batch_is_its_images():
+def test_a_batch_is_its_images() -> None:
     model, images = uncertain("11"), scenes(5, side=96)
     single = model.predict(images)
     for size in (2, 5, 50):
@@ -167,7 +169,7 @@ def test_a_batch_is_its_images():
             assert np.allclose(one.covariance, other.covariance, rtol=1e-2, atol=1e-3)
 
 
-def test_stream_names_its_images(tmp_path):
+def test_stream_names_its_images(tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "one.png"), scenes(1)[0])
     cv2.imwrite(str(tmp_path / "two.png"), scenes(2)[1])
     stream = uncertain("11").stream(tmp_path)
@@ -177,19 +179,19 @@ def test_stream_names_its_images(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"conf": -0.1}, {"conf": 1.5}, {"iou": 2.0}, {"conf": float("nan")}])
-def test_thresholds_out_of_range_are_one_line(options):
+def test_thresholds_out_of_range_are_one_line(options: dict[str, Any]) -> None:
     with pytest.raises(HaloposeError, match="between 0 and 1"):
         uncertain("11").predict(scenes(1), **options)
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "cuda:99", "0"])
-def test_devices_that_are_not_there_are_one_line(device):
+def test_devices_that_are_not_there_are_one_line(device: str) -> None:
     with pytest.raises(HaloposeError, match=f"no device '{device}' here") as error:
         UncertainPose.load(pose_model("11"), artifact_for(host_of("11")), device=device)
     assert "\n" not in str(error.value)
 
 
-def test_loading_from_files_modules_and_hosts(tmp_path):
+def test_loading_from_files_modules_and_hosts(tmp_path: Path) -> None:
     image = scenes(1, side=96)[0]
     artifact_for(host_of("11"), imgsz=IMGSZ).save(tmp_path / "heads.safetensors")
     torch.save({"model": pose_model("11")}, tmp_path / "base.pt")
@@ -201,7 +203,7 @@ def test_loading_from_files_modules_and_hosts(tmp_path):
         UncertainPose.load(pose_model("v8"), tmp_path / "heads.safetensors")
 
 
-def test_an_artifact_of_the_one_to_one_head_finds_its_head(tmp_path):
+def test_an_artifact_of_the_one_to_one_head_finds_its_head(tmp_path: Path) -> None:
     """The base is right; which of its two heads to use is written in the artifact."""
     artifact = artifact_for(host_of("26-one-to-one"), imgsz=IMGSZ)
     [poses] = UncertainPose.load(pose_model("26"), artifact).predict(photograph("bus.jpg"))
@@ -212,7 +214,7 @@ def test_an_artifact_of_the_one_to_one_head_finds_its_head(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gaussian", "student-t"])
-def test_json_is_what_score_reads(family):
+def test_json_is_what_score_reads(family: str) -> None:
     [poses] = uncertain("11").predict(photograph("bus.jpg"), family=family)
     entries = poses.to_json()
     found = parse_predictions("entries", entries, None)
@@ -225,7 +227,7 @@ def test_json_is_what_score_reads(family):
     assert [entry["keep"] for entry in entries] == poses.keep.tolist()
 
 
-def test_json_speaks_of_coco_categories():
+def test_json_speaks_of_coco_categories() -> None:
     """A one-class model's class 0 is COCO's category 1, as in the ground truth that ``score`` compares with."""
     [poses] = uncertain("11").predict(photograph("bus.jpg"))
     content = {
@@ -239,7 +241,7 @@ def test_json_speaks_of_coco_categories():
     assert len(parse_predictions("entries", poses.to_json(), truth)) == len(poses)
 
 
-def test_ultralytics_results_carry_the_distribution():
+def test_ultralytics_results_carry_the_distribution() -> None:
     image = photograph("bus.jpg")
     [poses] = uncertain("11").predict(image, family="student-t")
     results = to_ultralytics(poses, image, path="bus.jpg", names={0: "person"})
@@ -250,7 +252,7 @@ def test_ultralytics_results_carry_the_distribution():
     assert results.plot().shape == image.shape
 
 
-def test_ultralytics_results_keep_the_distribution_when_sliced_or_moved():
+def test_ultralytics_results_keep_the_distribution_when_sliced_or_moved() -> None:
     [poses] = uncertain("11").predict(photograph("bus.jpg"), family="student-t")
     results = to_ultralytics(poses)
     chosen = poses.scores > np.median(poses.scores)
@@ -274,25 +276,25 @@ def test_ultralytics_results_keep_the_distribution_when_sliced_or_moved():
 # Names, models and mistakes --------------------------------------------------------------------------------
 
 
-def test_models_load_by_name(monkeypatch):
+def test_models_load_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     model = UncertainPose.load("runway")
     assert model.artifact.layout.names == ("near_left", "near_right", "far_right", "far_left")
     assert repr(model) == "UncertainPose(runway.safetensors, 4 keypoints, gaussian, input 640)"
     assert repr(model.artifact) == "Artifact(4 keypoints of runway.safetensors, calibrated, input 640)"
 
 
-def test_calling_is_predicting():
+def test_calling_is_predicting() -> None:
     model, image = uncertain("11"), photograph("bus.jpg")
     assert model(image, conf=0.3) == model.predict(image, conf=0.3)
 
 
-def test_what_yolo_loads_is_taken(tmp_path):
+def test_what_yolo_loads_is_taken(tmp_path: Path) -> None:
     torch.save({"model": pose_model("11"), "train_args": {}}, tmp_path / "base.pt")
     host = load_host(YOLO(str(tmp_path / "base.pt")))
     assert set(host.fingerprints) & set(host_of("11").fingerprints)
 
 
-def test_heads_that_nothing_calibrated_are_refused():
+def test_heads_that_nothing_calibrated_are_refused() -> None:
     host = host_of("11")
     artifact = artifact_for(host)
     plain = replace(artifact, calibrations=Calibrations.none(17))
@@ -302,7 +304,7 @@ def test_heads_that_nothing_calibrated_are_refused():
 
 
 @pytest.mark.parametrize("options", [{"batch": 0}, {"batch": -3}, {"imgsz": -64}, {"imgsz": 10**9}])
-def test_sizes_that_are_none_are_refused(options):
+def test_sizes_that_are_none_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(HaloposeError, match="batch is 1 or more and imgsz from 32"):
         uncertain("11").predict(photograph("bus.jpg"), **options)
 
@@ -315,12 +317,12 @@ SETTINGS = FitSettings(
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, one_thread) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     return write_scenes(tmp_path_factory.mktemp("data"), host_of("11"), {"train": 16, "val": 10})
 
 
 @pytest.mark.parametrize("source", ["matched", "assigned"])
-def test_fit_end_to_end(data, tmp_path, source):
+def test_fit_end_to_end(data: Path, tmp_path: Path, source: str) -> None:
     host = host_of("11")
     training, validation = load_dataset(data, "train"), load_dataset(data, "val")
     settings = replace(SETTINGS, calibration=source)
@@ -351,7 +353,7 @@ def test_fit_end_to_end(data, tmp_path, source):
     check_with_predictor(UncertainPose(host, loaded), validation, images, truth, found)
 
 
-def check_with_predictor(model, validation, images, truth, scores) -> None:
+def check_with_predictor(model: Any, validation: Any, images: Any, truth: GroundTruth, scores: Scores) -> None:
     """The predictor's own laws have the NLL that the evaluation reports, but for half precision windows."""
     parts = []
     for record in validation.subset(images).records:
@@ -367,13 +369,13 @@ def check_with_predictor(model, validation, images, truth, scores) -> None:
     assert nll.mean() == pytest.approx(scores.gaussian.nll, abs=0.02)
 
 
-def test_images_in_both_splits_are_refused(data, tmp_path):
+def test_images_in_both_splits_are_refused(data: Path, tmp_path: Path) -> None:
     training = load_dataset(data, "train")
     with pytest.raises(HaloposeError, match="both the training and the validation"):
         fit(host_of("11"), training, training, tmp_path, SETTINGS)
 
 
-def test_a_store_of_another_base_is_refused(data, tmp_path):
+def test_a_store_of_another_base_is_refused(data: Path, tmp_path: Path) -> None:
     host, other = host_of("11"), host_of("v8")
     fit(
         host,

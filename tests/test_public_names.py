@@ -10,7 +10,7 @@ from tests.helpers.models import run_script
 
 
 @pytest.mark.parametrize("name", [name for name in halopose.__all__ if name != "__version__"])
-def test_names_are_those_of_their_homes(name):
+def test_names_are_those_of_their_homes(name: str) -> None:
     thing = getattr(halopose, name)
     assert thing.__name__ == name
     assert thing.__module__ == halopose._HOMES[name]
@@ -18,7 +18,7 @@ def test_names_are_those_of_their_homes(name):
     assert name in dir(halopose)
 
 
-def test_type_checkers_see_the_same_names_from_the_same_homes():
+def test_type_checkers_see_the_same_names_from_the_same_homes() -> None:
     """What stands under TYPE_CHECKING is what is imported lazily."""
     tree = ast.parse(Path(halopose.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
@@ -32,11 +32,11 @@ def test_type_checkers_see_the_same_names_from_the_same_homes():
     assert set(halopose.__all__) == {*told, "__version__"}
 
 
-def test_the_import_brings_nothing_along():
+def test_the_import_brings_nothing_along() -> None:
     heavy = {"torch", "numpy", "scipy", "cv2", "typer"}
     assert run_script(f"import sys, halopose; print({heavy} & set(sys.modules))").strip() == "set()"
 
 
-def test_other_names_are_missing_as_usual():
+def test_other_names_are_missing_as_usual() -> None:
     with pytest.raises(AttributeError, match="module 'halopose' has no attribute 'Confidence'"):
         halopose.Confidence  # noqa: B018

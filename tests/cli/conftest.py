@@ -1,5 +1,7 @@
 """Data, a checkpoint and an artifact that the tests of several commands share."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from tests.helpers.models import host_of, pose_model, write_scenes
 
 
 @pytest.fixture(scope="session")
-def work(tmp_path_factory):
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, a checkpoint, and the artifact that ``halopose fit`` makes of them."""
     folder = tmp_path_factory.mktemp("cli")
     counts = {"train": 14, "val": 10, "test": 6}

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from tests.data.test_coco import mangled
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> Path:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     run("synthesize", "-o", folder, "--images", 120, "--persons", 400)
     return folder
@@ -34,7 +34,9 @@ def run(*arguments: object) -> str:
     return result.output
 
 
-def run_main(monkeypatch, capsys, *arguments: object) -> tuple[int, str]:
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str]:
     """Exit code and standard error of the real entry point."""
     monkeypatch.setattr(sys, "argv", ["halopose", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
@@ -42,14 +44,14 @@ def run_main(monkeypatch, capsys, *arguments: object) -> tuple[int, str]:
     return int(stop.value.code or 0), capsys.readouterr().err
 
 
-def test_help_answers_without_heavy_imports():
+def test_help_answers_without_heavy_imports() -> None:
     code = "import sys; import halopose.cli.app; sys.exit(bool({'torch', 'scipy', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     for command in ("score", "recalibrate", "apply", "synthesize"):
         assert command in run("--help")
 
 
-def test_score_writes_metrics_csv_and_report(files, tmp_path):
+def test_score_writes_metrics_csv_and_report(files: Path, tmp_path: Path) -> None:
     output = run("score", files / "predictions.json", files / "truth.json", "-o", tmp_path, "--bootstrap", 5)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     for block in (metrics, metrics["pruned"]):
@@ -67,7 +69,7 @@ def test_score_writes_metrics_csv_and_report(files, tmp_path):
     assert f"{metrics['matched_instances']} matched instances" in output
 
 
-def test_calibration_is_found_where_it_was_put(files, tmp_path):
+def test_calibration_is_found_where_it_was_put(files: Path, tmp_path: Path) -> None:
     """The synthetic deviations are 1.25 times those reported, 1.875 for ankles of small persons."""
     run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "g.json")
     content = json.loads((tmp_path / "g.json").read_text())
@@ -81,7 +83,9 @@ def test_calibration_is_found_where_it_was_put(files, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gaussian", "student-t"])
-def test_recalibrate_apply_score(files, tmp_path, family, monkeypatch, capsys):
+def test_recalibrate_apply_score(
+    files: Path, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     predictions, truth = files / "predictions.json", files / "truth.json"
     calibration, applied = tmp_path / "cal.json", tmp_path / "applied.json"
     run("recalibrate", predictions, truth, "-o", calibration, "--family", family, "--fraction", 0.5)
@@ -105,7 +109,9 @@ def test_recalibrate_apply_score(files, tmp_path, family, monkeypatch, capsys):
     assert given[regime]["nll"] < given["uncalibrated"]["nll"]
 
 
-def test_a_calibration_of_other_keypoints_is_refused(files, tmp_path, monkeypatch, capsys):
+def test_a_calibration_of_other_keypoints_is_refused(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "c.json")
     content = json.loads((tmp_path / "c.json").read_text())
     for key in ("keypoints", "tau", "effective_samples"):
@@ -119,7 +125,9 @@ def test_a_calibration_of_other_keypoints_is_refused(files, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", '{"format": "halopose-calibration-1"}'])
-def test_damaged_calibrations_are_one_line(files, tmp_path, content, monkeypatch, capsys):
+def test_damaged_calibrations_are_one_line(
+    files: Path, tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "c.json").write_text(content)
     code, error = run_main(
         monkeypatch, capsys, "apply", tmp_path / "c.json", files / "predictions.json", "-o", tmp_path / "x"
@@ -129,7 +137,9 @@ def test_damaged_calibrations_are_one_line(files, tmp_path, content, monkeypatch
     assert "c.json" in error
 
 
-def test_a_file_where_a_folder_should_be_is_one_line(files, tmp_path, monkeypatch, capsys):
+def test_a_file_where_a_folder_should_be_is_one_line(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("x")
     monkeypatch.setattr("halopose.evaluation.true_positives.match_poses", lambda *given: pytest.fail("too late"))
     both = files / "predictions.json", files / "truth.json"
@@ -226,7 +236,14 @@ NONSENSE = {
 @pytest.mark.parametrize(
     ("command", "option", "value"), [(*key, value) for key, values in NONSENSE.items() for value in values]
 )
-def test_nonsense_is_one_line_before_any_work(tmp_path, monkeypatch, capsys, command, option, value):
+def test_nonsense_is_one_line_before_any_work(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    option: str,
+    value: str,
+) -> None:
     """The files named do not exist: that the line is about the option shows that nothing else was looked at."""
     monkeypatch.chdir(tmp_path)
     code, error = run_main(monkeypatch, capsys, *command.split(), option, value)
@@ -237,7 +254,7 @@ def test_nonsense_is_one_line_before_any_work(tmp_path, monkeypatch, capsys, com
     assert not list(tmp_path.iterdir())
 
 
-def test_every_numeric_option_has_its_nonsense():
+def test_every_numeric_option_has_its_nonsense() -> None:
     """So that a new option cannot be forgotten above."""
     tested = {(command.split()[0], option) for command, option in NONSENSE}
     functions = [command.callback for command in app.registered_commands]
@@ -260,7 +277,9 @@ def test_every_numeric_option_has_its_nonsense():
         (f"{SCORE} --rule best", "--rule"),
     ],
 )
-def test_what_no_command_knows_is_one_line(monkeypatch, capsys, arguments, message):
+def test_what_no_command_knows_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
     code, error = run_main(monkeypatch, capsys, *arguments.split())
     assert code == 2
     assert error.count("\n") == 1
@@ -268,7 +287,9 @@ def test_what_no_command_knows_is_one_line(monkeypatch, capsys, arguments, messa
     assert error.endswith("--help)\n")
 
 
-def test_no_arguments_are_a_call_for_help(monkeypatch, capsys):
+def test_no_arguments_are_a_call_for_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["halopose"])
     with pytest.raises(SystemExit) as stop:
         main()
@@ -286,7 +307,9 @@ TRUTH, RESULTS = synthesize(World(images=4, persons=8, detections_per_image=3))
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(mangled({"truth": TRUTH, "predictions": RESULTS}), st.sampled_from(["score", "recalibrate"]))
-def test_mangled_files_never_show_a_traceback(tmp_path, monkeypatch, capsys, content, command):
+def test_mangled_files_never_show_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: Any, command: str
+) -> None:
     for name in ("truth", "predictions"):
         (tmp_path / f"{name}.json").write_text(json.dumps(content.get(name)))
     arguments = [command, tmp_path / "predictions.json", tmp_path / "truth.json", "-o", tmp_path / "out"]

@@ -3,6 +3,8 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,11 +14,14 @@ from typer.testing import CliRunner
 
 from halopose.cli.app import app
 from halopose.data.coco import parse_predictions
+from halopose.data.dataset import Dataset
 from halopose.data.films import FilmWriter, film_facts
 from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.ultralytics.host import UltralyticsHost
+from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
+from halopose.types import Array
 from tests.cli.test_fitting import as_coco
 from tests.helpers.commands import base, refused, run
 from tests.helpers.models import ASSETS, artifact_for, pose_model
@@ -24,7 +29,9 @@ from tests.helpers.models import ASSETS, artifact_for, pose_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_evaluate_leaves_out_what_the_artifact_has_seen(work, tmp_path, monkeypatch, capsys):
+def test_evaluate_leaves_out_what_the_artifact_has_seen(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = "evaluate", work / "data.yaml", *base(work), "--artifact", work / "a.safetensors", "--bootstrap", 0
     output = run(*arguments, "--split", "val", "-o", tmp_path / "val", "--pictures", 2)
     assert "5 of 10 images were used to make the artifact: left out" in output
@@ -37,7 +44,7 @@ def test_evaluate_leaves_out_what_the_artifact_has_seen(work, tmp_path, monkeypa
     )
 
 
-def test_predict_writes_pictures_and_json(work, tmp_path):
+def test_predict_writes_pictures_and_json(work: Path, tmp_path: Path) -> None:
     run("predict", ASSETS / "bus.jpg", *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path,
         "--family", "student-t")  # fmt: skip
     entries = json.loads((tmp_path / "predictions.json").read_text())
@@ -48,7 +55,9 @@ def test_predict_writes_pictures_and_json(work, tmp_path):
         assert len(entry["keep"]) == len(entry["dof"]) == 17
 
 
-def test_predict_keeps_pictures_of_equal_names_apart(work, tmp_path, monkeypatch, capsys):
+def test_predict_keeps_pictures_of_equal_names_apart(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         shutil.copy(ASSETS / "bus.jpg", tmp_path / folder)
@@ -64,7 +73,9 @@ def test_predict_keeps_pictures_of_equal_names_apart(work, tmp_path, monkeypatch
     assert (tmp_path / "a" / "bus.jpg").read_bytes() == (ASSETS / "bus.jpg").read_bytes()
 
 
-def test_predict_refuses_missing_and_foreign_things(work, tmp_path, monkeypatch, capsys):
+def test_predict_refuses_missing_and_foreign_things(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)  # the default output is a folder here
     artifact = "--artifact", work / "a.safetensors"
     assert "no file" in refused(monkeypatch, capsys, "predict", tmp_path / "no.jpg", *base(work), *artifact)
@@ -76,7 +87,9 @@ def test_predict_refuses_missing_and_foreign_things(work, tmp_path, monkeypatch,
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_predict_on_a_full_disk_is_one_line(work, tmp_path, monkeypatch, capsys):
+def test_predict_on_a_full_disk_is_one_line(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     heads = "--artifact", work / "a.safetensors"
     line = refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *base(work), *heads, "-o", tmp_path)
     assert line.startswith(f"halopose: cannot write {tmp_path}")
@@ -84,7 +97,7 @@ def test_predict_on_a_full_disk_is_one_line(work, tmp_path, monkeypatch, capsys)
     assert not list(tmp_path.glob("*.jpg"))
 
 
-def test_predict_then_score_without_touching_a_file(work, tmp_path):
+def test_predict_then_score_without_touching_a_file(work: Path, tmp_path: Path) -> None:
     """Ids are those of the data: numbers where names are numbers, else of the name; or the truth's own."""
     dataset = load_dataset(work / "data.yaml", "val")
     folder = dataset.records[0].path.parent
@@ -107,7 +120,7 @@ def test_predict_then_score_without_touching_a_file(work, tmp_path):
     assert run("score", *both, "-o", tmp_path / "t", "--bootstrap", 0).splitlines()[:3] == output.splitlines()[:3]
 
 
-def coco_beside(dataset, folder):
+def coco_beside(dataset: Dataset, folder: Path) -> Path:
     links = folder / "data"
     links.mkdir()
     for record in dataset.records:
@@ -116,14 +129,18 @@ def coco_beside(dataset, folder):
     return as_coco(moved, folder / "truth.json")
 
 
-def test_a_truth_without_the_image_is_refused(work, tmp_path, monkeypatch, capsys):
+def test_a_truth_without_the_image_is_refused(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "truth.json").write_text(json.dumps({"images": [{"id": 1, "file_name": "other.jpg"}]}))
     heads = *base(work), "--artifact", work / "a.safetensors", "--truth", tmp_path / "truth.json"
     line = refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *heads, "-o", tmp_path / "out")
     assert "knows no image called bus.jpg" in line
 
 
-def test_predict_finds_the_head_and_the_names_of_the_artifact(tmp_path, monkeypatch):
+def test_predict_finds_the_head_and_the_names_of_the_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint that uses one-to-many by default, and heads made for its one-to-one head."""
     model = pose_model("26", (4, 3))
     torch.save({"model": model}, tmp_path / "base.pt")
@@ -136,7 +153,7 @@ def test_predict_finds_the_head_and_the_names_of_the_artifact(tmp_path, monkeypa
     assert drawn == [names]
 
 
-def test_settings_reach_the_pictures(work, tmp_path, monkeypatch):
+def test_settings_reach_the_pictures(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(
         UncertainPose, "predict", lambda self, image, **given: seen.append(given) or [nothing(self)]
@@ -147,15 +164,13 @@ def test_settings_reach_the_pictures(work, tmp_path, monkeypatch):
     assert seen == [{"imgsz": 96, "conf": 0.02, "iou": 0.6}] * 2
 
 
-def nothing(model):
-    from halopose.poses import PoseDistributions
-
+def nothing(model: UncertainPose) -> PoseDistributions:
     count = len(model.artifact.layout)
     empty = np.zeros((0, count, 2, 2))
     return PoseDistributions(np.zeros((0, 4)), np.zeros(0), np.zeros((0, count, 2)), empty, empty)
 
 
-def test_the_visibility_threshold_is_the_artifacts_or_the_users(work, tmp_path):
+def test_the_visibility_threshold_is_the_artifacts_or_the_users(work: Path, tmp_path: Path) -> None:
     artifact = Artifact.load(work / "a.safetensors")
     calibrations = replace(artifact.calibrations, threshold=float("-inf"), visibility_threshold=0.6)
     replace(artifact, calibrations=calibrations).save(tmp_path / "a.safetensors")
@@ -172,7 +187,9 @@ def test_the_visibility_threshold_is_the_artifacts_or_the_users(work, tmp_path):
     assert np.array_equal(kept[(0.3,)].keep, visibility >= 0.3)
 
 
-def test_bad_files_are_passed_over_and_listed(work, tmp_path, monkeypatch, capsys):
+def test_bad_files_are_passed_over_and_listed(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a", "b", "c"):
         shutil.copy(ASSETS / "bus.jpg", tmp_path / f"{name}.jpg")
     (tmp_path / "b.jpg").write_bytes(b"no image")
@@ -185,14 +202,16 @@ def test_bad_files_are_passed_over_and_listed(work, tmp_path, monkeypatch, capsy
     assert {entry["file_name"] for entry in entries} == {"a.jpg", "c.jpg"}
 
 
-def test_a_stopped_run_keeps_what_is_done_and_goes_on(work, tmp_path, monkeypatch):
+def test_a_stopped_run_keeps_what_is_done_and_goes_on(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a", "b", "c"):
         shutil.copy(ASSETS / "bus.jpg", tmp_path / "in" / f"{name}.jpg")
     words = "predict", tmp_path / "in", *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path / "out"
     whole, calls = UncertainPose.predict, []
 
-    def interrupted(model, image, **options):
+    def interrupted(model: Any, image: Array, **options: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -210,7 +229,7 @@ def test_a_stopped_run_keeps_what_is_done_and_goes_on(work, tmp_path, monkeypatc
     assert {entry["file_name"] for entry in entries} == {"a.jpg", "b.jpg", "c.jpg"}
 
 
-def test_a_film_becomes_a_film(work, tmp_path):
+def test_a_film_becomes_a_film(work: Path, tmp_path: Path) -> None:
     image = cv2.resize(cv2.imread(str(ASSETS / "bus.jpg")), (96, 128))
     with FilmWriter(tmp_path / "clip.mp4", 10) as film:
         for _ in range(3):
@@ -222,7 +241,9 @@ def test_a_film_becomes_a_film(work, tmp_path):
     assert (tmp_path / "out" / "bus.jpg").is_file()
 
 
-def test_an_uncalibrated_artifact_is_refused_unless_insisted_on(work, tmp_path, monkeypatch, capsys):
+def test_an_uncalibrated_artifact_is_refused_unless_insisted_on(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("train", work / "a" / "train", *base(work), "--epochs", 1, "-o", tmp_path / "heads.safetensors")
     words = *base(work), "--artifact", tmp_path / "heads.safetensors", "-o", tmp_path / "out"
     for command in (("predict", ASSETS / "bus.jpg"), ("evaluate", work / "data.yaml", "--split", "test")):
@@ -230,7 +251,9 @@ def test_an_uncalibrated_artifact_is_refused_unless_insisted_on(work, tmp_path, 
     run("predict", ASSETS / "bus.jpg", *words, "--uncalibrated")
 
 
-def test_options_from_a_file(work, tmp_path, monkeypatch, capsys):
+def test_options_from_a_file(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.yaml").write_text("predict:\n  family: student-t\n  hide-pruned: true\n")
     words = (
         "predict",
@@ -247,7 +270,7 @@ def test_options_from_a_file(work, tmp_path, monkeypatch, capsys):
     assert "no command with options" in refused(monkeypatch, capsys, "--config", tmp_path / "config.yaml", *words)
 
 
-def test_quiet_says_nothing_and_models_are_listed(work, tmp_path):
+def test_quiet_says_nothing_and_models_are_listed(work: Path, tmp_path: Path) -> None:
     words = (
         "predict",
         ASSETS / "bus.jpg",

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ pytestmark = [
 ]
 
 
-def run(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: Any
+) -> tuple[int, str, str]:
     monkeypatch.setattr("sys.argv", ["halopose", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -27,7 +30,7 @@ def run(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory, one_thread) -> Path:
+def work(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     folder = tmp_path_factory.mktemp("work")
     torch.save({"model": pose_model("11")}, folder / "base.pt")
     artifact_for(host_of("11"), imgsz=64).save(folder / "heads.safetensors")
@@ -35,7 +38,9 @@ def work(tmp_path_factory, one_thread) -> Path:
     return folder
 
 
-def test_a_model_goes_out_and_is_used(work, tmp_path, monkeypatch, capsys):
+def test_a_model_goes_out_and_is_used(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = ("--base", work / "base.pt", "--artifact", work / "heads.safetensors")
     out = tmp_path / "deployed"
     code, text, _ = run(monkeypatch, capsys, "export", *base, "-o", out, "--windows", 60)
@@ -79,7 +84,14 @@ def test_a_model_goes_out_and_is_used(work, tmp_path, monkeypatch, capsys):
         (["evaluate", "{data}", "-o", "{empty}"], "give --base, or --deployed"),
     ],
 )
-def test_mistakes_are_one_line(arguments, line, work, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_one_line(
+    arguments: list[str],
+    line: str,
+    work: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     places = {"base": work / "base.pt", "empty": tmp_path / "empty", "data": work / "data.yaml"}
@@ -89,7 +101,9 @@ def test_mistakes_are_one_line(arguments, line, work, tmp_path, monkeypatch, cap
     assert line in error
 
 
-def test_the_exported_card_is_the_artifacts(work, tmp_path, monkeypatch, capsys):
+def test_the_exported_card_is_the_artifacts(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = ("--base", work / "base.pt", "--artifact", work / "heads.safetensors")
     assert run(monkeypatch, capsys, "export", *base, "-o", tmp_path, "--form", "dense", "--imgsz", 96)[0] == 0
     assert json.loads((tmp_path / "card.json").read_text()) == Artifact.load(work / "heads.safetensors").card

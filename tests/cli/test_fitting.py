@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from halopose.data.dataset import Dataset
 from halopose.data.files import write_json
 from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
@@ -20,7 +23,7 @@ from tests.helpers.models import ASSETS, pose_model, write_scenes
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_fit_writes_artifact_and_report(work):
+def test_fit_writes_artifact_and_report(work: Path) -> None:
     artifact = Artifact.load(work / "a.safetensors")
     assert artifact.imgsz == 64
     assert set(artifact.card["images"]) == {"heads", "calibration", "evaluation"}
@@ -29,7 +32,9 @@ def test_fit_writes_artifact_and_report(work):
     assert (work / "a-report" / "report.html").is_file()
 
 
-def by_steps(data, folder, heads, *, source="matched", **options):
+def by_steps(
+    data: Path, folder: Path, heads: tuple[str, Path], *, source: str = "matched", **options: Any
+) -> Artifact:
     """collect, train, calibrate by hand, as a fit with half of the validation images to calibrate on."""
     images = options.pop("images", ())
     val = options.pop("val", ("--split", "val"))
@@ -44,7 +49,7 @@ def by_steps(data, folder, heads, *, source="matched", **options):
     return Artifact.load(folder / "done.safetensors")
 
 
-def same_artifact(one: Artifact, other: Artifact, folder) -> None:
+def same_artifact(one: Artifact, other: Artifact, folder: Path) -> None:
     """Equal to the last byte, but for the figures that a fit measures at its end."""
     for name, artifact in (("one", one), ("other", other)):
         card = {key: value for key, value in artifact.card.items() if key != "figures"}
@@ -52,7 +57,7 @@ def same_artifact(one: Artifact, other: Artifact, folder) -> None:
     assert (folder / "one").read_bytes() == (folder / "other").read_bytes()
 
 
-def test_fit_by_steps_is_a_fit(work, tmp_path):
+def test_fit_by_steps_is_a_fit(work: Path, tmp_path: Path) -> None:
     done = by_steps(work / "data.yaml", tmp_path, base(work))
     assert Artifact.load(tmp_path / "heads.safetensors").calibrations.threshold == float("-inf")
     assert not torch.equal(done.calibrations.gaussian.tau_, torch.ones(17))
@@ -61,7 +66,7 @@ def test_fit_by_steps_is_a_fit(work, tmp_path):
 
 @pytest.mark.parametrize("count", [4, 5])
 @pytest.mark.parametrize("form", ["yaml", "json"])
-def test_steps_know_what_only_the_data_know(tmp_path, count, form):
+def test_steps_know_what_only_the_data_know(tmp_path: Path, count: int, form: str) -> None:
     """Names, sigmas and the area factor of other keypoints than COCO's, from a yaml and from COCO json."""
     host = UltralyticsHost(pose_model("11", (count, 3)))
     torch.save({"model": pose_model("11", (count, 3))}, tmp_path / "base.pt")
@@ -84,7 +89,7 @@ def test_steps_know_what_only_the_data_know(tmp_path, count, form):
     same_artifact(done, fitted, tmp_path)
 
 
-def as_coco(dataset, path):
+def as_coco(dataset: Dataset, path: Path) -> Path:
     """A YOLO split as COCO json."""
     images, annotations = [], []
     for record in dataset.records:
@@ -103,7 +108,7 @@ def as_coco(dataset, path):
     return path
 
 
-def test_calibration_on_assigned_cells_has_the_weights_of_the_training(work, tmp_path):
+def test_calibration_on_assigned_cells_has_the_weights_of_the_training(work: Path, tmp_path: Path) -> None:
     """By hand as in a fit, with weights that are not the defaults; the card says what was done."""
     options = "--alpha", 3, "--no-scale-weight", "--calibration", "assigned"
     run("fit", work / "data.yaml", *base(work), "-o", tmp_path / "fit.safetensors", "--imgsz", 64, "--epochs", 2,
@@ -122,7 +127,9 @@ def test_calibration_on_assigned_cells_has_the_weights_of_the_training(work, tmp
     same_artifact(done, fitted, tmp_path)
 
 
-def test_calibrating_on_training_images_is_refused(work, tmp_path, monkeypatch, capsys):
+def test_calibrating_on_training_images_is_refused(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("collect", work / "data.yaml", *base(work), "--split", "train", "--sizes", 64, "--detections", 20,
         "-o", tmp_path / "train")  # fmt: skip
     line = refused(monkeypatch, capsys, "calibrate", tmp_path / "train", *base(work), "--artifact",
@@ -131,7 +138,9 @@ def test_calibrating_on_training_images_is_refused(work, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("command", ["fit", "fit runways", "report", "train", "calibrate", "evaluate", "predict"])
-def test_outputs_that_cannot_be_written_are_refused_before_any_work(work, tmp_path, monkeypatch, capsys, command):
+def test_outputs_that_cannot_be_written_are_refused_before_any_work(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     (tmp_path / "file").write_text("x")
     inside, folder, heads = (
         tmp_path / "file" / "a.safetensors",
@@ -157,7 +166,9 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(work, tmp_pa
     assert line.startswith(f"halopose: cannot write to {folder}")
 
 
-def test_two_at_once_in_a_folder_are_refused(work, tmp_path, monkeypatch, capsys):
+def test_two_at_once_in_a_folder_are_refused(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The second says so in one line; a lock that a killed process leaves behind is none."""
     hold = (
         "import sys, time\nfrom halopose.data.lock import locked\n"
@@ -175,7 +186,9 @@ def test_two_at_once_in_a_folder_are_refused(work, tmp_path, monkeypatch, capsys
     run(*arguments)
 
 
-def test_fit_into_a_folder_is_refused(tmp_path, monkeypatch, capsys):
+def test_fit_into_a_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert refused(monkeypatch, capsys, "fit", "-o", ".").endswith("it is a folder, name a file\n")
     assert not list(tmp_path.iterdir())

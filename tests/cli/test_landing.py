@@ -2,6 +2,9 @@
 
 import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from halopose.cli.landing import _sensors
 from halopose.landing.navigation.sensors import GNSS, Sensors
 from halopose.landing.settings import LandingSettings
 from halopose.poses import PoseDistributions
+from halopose.types import Array
 from tests.landing.test_flight import Oracle
 
 SLOW = ("--rate", "0.1", "--no-animation")
@@ -19,21 +23,23 @@ SLOW = ("--rate", "0.1", "--no-animation")
 class Blind:
     """Stands in for a detector that never finds anything, of so many keypoints."""
 
-    def __init__(self, keypoints=4):
+    def __init__(self, keypoints: int = 4) -> None:
         spread = np.zeros((0, keypoints, 2, 2))
         self.nothing = PoseDistributions(
             np.zeros((0, 4)), np.zeros(0), np.zeros((0, keypoints, 2)), spread, spread
         )
 
-    def predict(self, image, conf):
+    def predict(self, image: Array, conf: float) -> list[PoseDistributions]:
         return [self.nothing]
 
 
 @pytest.fixture
-def land(monkeypatch, tmp_path, capsys):
+def land(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
     """Run ``halopose land`` without images with a stand-in for the detector; gives its log and what it said."""
 
-    def run(*options, model=None):
+    def run(*options: Any, model: Any = None) -> Any:
         model = model or Oracle(LandingSettings(rate=0.1))
         blank = np.zeros((384, 640, 3), dtype=np.uint8)
         monkeypatch.setattr("halopose.landing.flight.render", lambda scene: blank)
@@ -50,7 +56,7 @@ def land(monkeypatch, tmp_path, capsys):
     return run
 
 
-def test_sensors_are_left_out_and_fall_silent_by_name():
+def test_sensors_are_left_out_and_fall_silent_by_name() -> None:
     sensors = _sensors("ils, radio", ["gnss:20-60", "gnss : 70-80.5"])
     assert [source for source, _ in sensors.on_board()] == ["irs", "gnss", "attitude"]
     assert sensors.gnss.outages == ((20.0, 60.0), (70.0, 80.5))
@@ -60,7 +66,7 @@ def test_sensors_are_left_out_and_fall_silent_by_name():
     assert both.localizer.outages == both.glide_slope.outages == ((1.0, 2.0),)
 
 
-def test_a_flight_is_written_and_told(land):
+def test_a_flight_is_written_and_told(land: Callable[..., Any]) -> None:
     log, said = land("--outage", "gnss:20-60")
     assert log["summary"]["trusted"] >= 0.8 * log["summary"]["frames"]
     assert log["sensors"]["gnss"]["outages"] == [[20.0, 60.0]]
@@ -68,7 +74,7 @@ def test_a_flight_is_written_and_told(land):
     assert "landing.webp" not in said
 
 
-def test_nothing_detected_is_a_flight_too(land):
+def test_nothing_detected_is_a_flight_too(land: Callable[..., Any]) -> None:
     log, said = land(model=Blind())
     assert log["summary"]["runway_detected"] == log["summary"]["trusted"] == 0
     assert log["summary"]["root_mean_square_error"]["x"]["vision"] is None
@@ -76,14 +82,14 @@ def test_nothing_detected_is_a_flight_too(land):
     assert "nan" not in said
 
 
-def test_a_camera_alone_flies_on(land):
+def test_a_camera_alone_flies_on(land: Callable[..., Any]) -> None:
     log, _ = land("--without", "gnss,ils,radio,irs,attitude", "--attitude", "vision")
     assert list(log["sources"]) == ["vision"]
     assert log["summary"]["runway_detected"] == log["summary"]["frames"]
     assert all(frame["fused"]["position"] for frame in log["frames"])
 
 
-def test_a_camera_alone_that_sees_nothing_only_loses_certainty(land):
+def test_a_camera_alone_that_sees_nothing_only_loses_certainty(land: Callable[..., Any]) -> None:
     log, _ = land("--without", "gnss,ils,radio,irs,attitude", "--attitude", "vision", model=Blind())
     assert log["sources"] == {}
     spread = [frame["fused"]["covariance"][0][0] for frame in log["frames"]]
@@ -91,7 +97,7 @@ def test_a_camera_alone_that_sees_nothing_only_loses_certainty(land):
     assert log["summary"]["fused_nees"] < 12
 
 
-def test_without_an_attitude_there_is_no_position(land):
+def test_without_an_attitude_there_is_no_position(land: Callable[..., Any]) -> None:
     log, _ = land("--outage", "attitude:15-45")
     for frame in log["frames"]:
         silent = 15 <= frame["time"] < 45
@@ -120,7 +126,13 @@ def test_without_an_attitude_there_is_no_position(land):
         (["--seed", "-1"], "seed"),
     ],
 )
-def test_mistakes_are_one_line(options, message, monkeypatch, capsys, tmp_path):
+def test_mistakes_are_one_line(
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["halopose", "land", *options])
     with pytest.raises(SystemExit) as stop:
@@ -131,7 +143,9 @@ def test_mistakes_are_one_line(options, message, monkeypatch, capsys, tmp_path):
     assert "Traceback" not in error
 
 
-def test_what_the_animation_needs_is_asked_for_before_the_flight(monkeypatch, capsys, tmp_path):
+def test_what_the_animation_needs_is_asked_for_before_the_flight(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: pytest.fail("too late"))
     monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path)])
@@ -141,7 +155,9 @@ def test_what_the_animation_needs_is_asked_for_before_the_flight(monkeypatch, ca
     assert capsys.readouterr().err == line
 
 
-def test_a_model_of_something_else_is_refused(monkeypatch, capsys, tmp_path):
+def test_a_model_of_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setattr("halopose.landing.flight.render", lambda scene: np.zeros((384, 640, 3), dtype=np.uint8))
     monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: Blind(17))
     files = ["--base", "body.pt", "--artifact", "body.safetensors", "-o", str(tmp_path)]

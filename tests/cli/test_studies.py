@@ -1,6 +1,8 @@
 """The commands that study the method: outputs that cannot be written are refused before any work."""
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,7 @@ from halopose.cli.app import main
 
 
 @pytest.fixture
-def refused(monkeypatch, capsys):
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """The line of a refusal. The data named do not exist: that it is about the output shows that it came first."""
 
     def line(*arguments: object) -> str:
@@ -33,7 +35,9 @@ def refused(monkeypatch, capsys):
         ("finetune", "-o tuned.pt --work file"),
     ],
 )
-def test_a_file_where_a_folder_should_be(tmp_path, monkeypatch, refused, command, options):
+def test_a_file_where_a_folder_should_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], command: str, options: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("x")
     line = refused(command, "data.yaml", "--base", "base.pt", *options.split())
@@ -42,7 +46,9 @@ def test_a_file_where_a_folder_should_be(tmp_path, monkeypatch, refused, command
 
 
 @pytest.mark.parametrize("folder", ["tuned.pt", "tuned.json", "tuned.html"])
-def test_a_folder_where_a_file_should_be(tmp_path, monkeypatch, refused, folder):
+def test_a_folder_where_a_file_should_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], folder: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / folder).mkdir()
     line = refused("finetune", "data.yaml", "--base", "base.pt", "-o", "tuned.pt")
@@ -50,7 +56,9 @@ def test_a_folder_where_a_file_should_be(tmp_path, monkeypatch, refused, folder)
 
 
 @pytest.mark.parametrize("name", ["tuned.json", "tuned.html", "tuned.safetensors", "tuned", "."])
-def test_a_tuned_base_is_a_pt_file(tmp_path, monkeypatch, refused, name):
+def test_a_tuned_base_is_a_pt_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], name: str
+) -> None:
     """Another name would be written over by the scores, or not load after hours of training."""
     monkeypatch.chdir(tmp_path)
     line = refused("finetune", "data.yaml", "--base", "base.pt", "-o", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -29,7 +30,7 @@ def row(generator: np.random.Generator, count: int = 3, dimensions: int = 3, cla
     return [class_id, *generator.uniform(0.4, 0.6, 4), *points.ravel()]
 
 
-def yolo_set(root: Path, dimensions: int = 3, **extra) -> Path:
+def yolo_set(root: Path, dimensions: int = 3, **extra: Any) -> Path:
     generator = np.random.default_rng(0)
     rows = [[row(generator, dimensions=dimensions) for _ in range(n)] for n in (2, 0, 1)]
     items = [(f"{n + 7}.png", image, lines) for n, (image, lines) in enumerate(zip(IMAGES, rows, strict=True))]
@@ -60,7 +61,7 @@ def as_coco(dataset: Dataset, path: Path) -> None:
 
 
 @pytest.mark.parametrize("dimensions", [2, 3])
-def test_yolo_labels_become_pixels(tmp_path, dimensions):
+def test_yolo_labels_become_pixels(tmp_path: Path, dimensions: int) -> None:
     path = yolo_set(tmp_path, dimensions)
     dataset = load_dataset(path, "train")
     [record] = dataset.records
@@ -79,7 +80,7 @@ def test_yolo_labels_become_pixels(tmp_path, dimensions):
     assert dataset.area == "1 x box"
 
 
-def test_what_the_data_state_comes_before_what_the_model_says(tmp_path):
+def test_what_the_data_state_comes_before_what_the_model_says(tmp_path: Path) -> None:
     model = Keypoints.of(3, names=("x", "y", "z"), sigmas=(0.5, 0.6, 0.7), area_factor=0.5)
     silent = load_dataset(yolo_set(tmp_path / "silent"), "train", otherwise=model)
     assert silent.layout == model
@@ -93,13 +94,13 @@ def test_what_the_data_state_comes_before_what_the_model_says(tmp_path):
     assert load_dataset(path, "train", otherwise=other).layout == load_dataset(path, "train").layout
 
 
-def test_the_mirror_of_the_yaml(tmp_path):
+def test_the_mirror_of_the_yaml(tmp_path: Path) -> None:
     for index, (given, expected) in enumerate([([1, 0, 2], (1, 0, 2)), ([0, 1, 2], None), ([1, 1, 2], None)]):
         path = yolo_set(tmp_path / str(index), flip_idx=given)
         assert load_dataset(path, "train").layout.mirror == expected
 
 
-def test_missing_and_empty_labels_mean_no_objects(tmp_path):
+def test_missing_and_empty_labels_mean_no_objects(tmp_path: Path) -> None:
     path = yolo_set(tmp_path)
     (tmp_path / "labels" / "val" / "9.txt").unlink()
     dataset = load_dataset(path, "val")
@@ -120,7 +121,7 @@ def test_missing_and_empty_labels_mean_no_objects(tmp_path):
         ("\xff\xfe", "labels"),
     ],
 )
-def test_wrong_labels_are_one_line(tmp_path, line, says):
+def test_wrong_labels_are_one_line(tmp_path: Path, line: str, says: str) -> None:
     path = yolo_set(tmp_path)
     (tmp_path / "labels" / "train" / "7.txt").write_bytes(line.encode("latin-1"))
     with pytest.raises(HaloposeError, match=says) as error:
@@ -129,7 +130,7 @@ def test_wrong_labels_are_one_line(tmp_path, line, says):
     assert "\n" not in str(error.value)
 
 
-def test_list_and_text_splits(tmp_path):
+def test_list_and_text_splits(tmp_path: Path) -> None:
     path = yolo_set(tmp_path)
     content = yaml.safe_load(path.read_text())
     (tmp_path / "some.txt").write_text("./images/val/9.png\n\nimages/train/7.png\n")
@@ -144,7 +145,7 @@ def test_list_and_text_splits(tmp_path):
         load_dataset(path, "train,both")
 
 
-def test_duplicate_names_and_different_keypoints_are_refused(tmp_path):
+def test_duplicate_names_and_different_keypoints_are_refused(tmp_path: Path) -> None:
     path = yolo_set(tmp_path)
     (tmp_path / "images" / "val" / "deep").mkdir()
     cv2.imwrite(str(tmp_path / "images" / "val" / "deep" / "9.png"), IMAGES[0])
@@ -155,7 +156,7 @@ def test_duplicate_names_and_different_keypoints_are_refused(tmp_path):
         Dataset.join([load_dataset(path, "train"), load_dataset(other, "train")])
 
 
-def test_ids_of_names_that_are_no_numbers_are_stable(tmp_path):
+def test_ids_of_names_that_are_no_numbers_are_stable(tmp_path: Path) -> None:
     path = write_yolo(tmp_path, {"a": [("cat.png", IMAGES[0], []), ("dog.png", IMAGES[0], [])]})
     first = load_dataset(path, "a").image_ids
     assert len(set(first.tolist())) == 2
@@ -164,7 +165,7 @@ def test_ids_of_names_that_are_no_numbers_are_stable(tmp_path):
     assert first.max() < 2**53  # survives json
 
 
-def test_yaml_and_json_agree(tmp_path):
+def test_yaml_and_json_agree(tmp_path: Path) -> None:
     path = yolo_set(tmp_path)
     yolo = load_dataset(path, "val,train")
     as_coco(yolo, tmp_path / "truth.json")
@@ -183,7 +184,7 @@ def test_yaml_and_json_agree(tmp_path):
             assert np.allclose(getattr(found, name), getattr(expected, name)), name
 
 
-def test_coco_classes_follow_the_categories(tmp_path):
+def test_coco_classes_follow_the_categories(tmp_path: Path) -> None:
     """A split in which the first category never occurs still calls the second one class 1."""
     annotation = {
         "id": 1,
@@ -203,7 +204,7 @@ def test_coco_classes_follow_the_categories(tmp_path):
     assert record.objects.class_ids.tolist() == [1]
 
 
-def test_coco_mistakes_are_one_line(tmp_path):
+def test_coco_mistakes_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "truth.json"
     content = {"images": [{"id": 1}], "annotations": [], "categories": [{"id": 1, "keypoints": ["tip"]}]}
     path.write_text(json.dumps(content))
@@ -227,7 +228,7 @@ def test_coco_mistakes_are_one_line(tmp_path):
         ({"train": None}, "no folder"),
     ],
 )
-def test_wrong_yaml_is_one_line(tmp_path, change, says):
+def test_wrong_yaml_is_one_line(tmp_path: Path, change: dict[str, Any], says: str) -> None:
     path = yolo_set(tmp_path)
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
     with pytest.raises(HaloposeError, match=says) as error:
@@ -235,7 +236,7 @@ def test_wrong_yaml_is_one_line(tmp_path, change, says):
     assert "\n" not in str(error.value)
 
 
-def test_yaml_that_is_none(tmp_path):
+def test_yaml_that_is_none(tmp_path: Path) -> None:
     for name, content in (("list.yaml", "[1, 2]"), ("broken.yaml", "a: [1"), ("binary.yaml", "\x00\x01")):
         (tmp_path / name).write_text(content)
         with pytest.raises(HaloposeError, match=name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,12 +15,13 @@ from PIL import Image
 
 from halopose.data.images import as_bgr, distinct_names, read_image, read_source, write_image
 from halopose.errors import HaloposeError
+from halopose.types import Array
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 GREY = COLOURS[..., 0].copy()
 
 
-def names_and_pixels(source):
+def names_and_pixels(source: Any) -> tuple[list[str], list[Array]]:
     images = list(read_source(source))
     return [image.name for image in images], [image.pixels for image in images]
 
@@ -32,7 +34,7 @@ def one_line(error: pytest.ExceptionInfo[HaloposeError]) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     for name in ("b.png", "a.PNG", "c.bmp"):
         cv2.imwrite(str(tmp_path / name), COLOURS)
     (tmp_path / "notes.txt").write_text("not an image")
@@ -52,7 +54,9 @@ def folder(tmp_path):
         ("clip.mp4 frames/clip_000000.jpg", "clip frames/clip_000000"),
     ],
 )
-def test_names_of_results_tell_images_apart(paths, names, tmp_path, monkeypatch):
+def test_names_of_results_tell_images_apart(
+    paths: Any, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert distinct_names([Path(path) for path in paths.split()]) == names.split()
@@ -66,7 +70,7 @@ folders = st.lists(st.sampled_from(["a", "b", "bus", ".."]), max_size=3).map("/"
 @given(
     st.lists(st.builds(lambda *parts: Path(parts[0]) / "".join(parts[1:]), folders, stems, suffixes), min_size=1)
 )
-def test_no_two_files_share_a_name(paths):
+def test_no_two_files_share_a_name(paths: Any) -> None:
     """Nor does a frame of a film; and no name leads out of the folder of results."""
     files = sorted({path.resolve() for path in paths})
     named = distinct_names(files)
@@ -76,14 +80,14 @@ def test_no_two_files_share_a_name(paths):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (50, 12000, 3), (12000, 50, 3), (6, 9, 3)])
-def test_colour_files_of_all_sizes(tmp_path, shape):
+def test_colour_files_of_all_sizes(tmp_path: Path, shape: tuple[int, ...]) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
     path = tmp_path / "image.png"
     cv2.imwrite(str(path), pixels)
     assert np.array_equal(read_image(path), pixels)
 
 
-def test_grey_16_bit_and_transparent_files_become_bgr(tmp_path):
+def test_grey_16_bit_and_transparent_files_become_bgr(tmp_path: Path) -> None:
     deep = (COLOURS.astype(np.uint16) << 8) + 200
     transparent = np.dstack([COLOURS, GREY])
     for name, pixels, expected in (
@@ -99,7 +103,7 @@ def test_grey_16_bit_and_transparent_files_become_bgr(tmp_path):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_rotation_is_undone(tmp_path, orientation):
+def test_exif_rotation_is_undone(tmp_path: Path, orientation: int) -> None:
     smooth = np.zeros((32, 48, 3), np.uint8)
     smooth[:16, :16], smooth[16:, 24:] = (0, 0, 255), (255, 0, 0)
     exif = Image.Exif()
@@ -114,7 +118,7 @@ def test_exif_rotation_is_undone(tmp_path, orientation):
         assert np.abs(found.astype(int) - upright[orientation]).mean() < 5
 
 
-def test_what_is_written_reads_back(tmp_path):
+def test_what_is_written_reads_back(tmp_path: Path) -> None:
     write_image(tmp_path / "new" / "a.png", COLOURS)
     assert np.array_equal(read_image(tmp_path / "new" / "a.png"), COLOURS)
     smooth = np.tile(np.linspace(0, 255, 64, dtype=np.uint8)[:, None, None], (1, 64, 3))
@@ -124,14 +128,14 @@ def test_what_is_written_reads_back(tmp_path):
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_leaves_no_half_image(tmp_path):
+def test_a_full_disk_leaves_no_half_image(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match=r"cannot write .*a\.png") as error:
         write_image(tmp_path / "a.png", COLOURS)
     one_line(error)
     assert not list(tmp_path.iterdir())
 
 
-def test_unreadable_files_are_one_line(tmp_path):
+def test_unreadable_files_are_one_line(tmp_path: Path) -> None:
     good = tmp_path / "good.jpg"
     cv2.imwrite(str(good), COLOURS)
     (tmp_path / "empty.jpg").write_bytes(b"")
@@ -146,7 +150,7 @@ def test_unreadable_files_are_one_line(tmp_path):
     one_line(error)
 
 
-def test_folder_glob_list_and_path(folder):
+def test_folder_glob_list_and_path(folder: Path) -> None:
     assert names_and_pixels(folder)[0] == ["a", "b", "c"]
     assert names_and_pixels(str(folder / "*.png"))[0] == ["b"]
     assert names_and_pixels(str(folder / "**" / "*.[pb][nm][gp]"))[0] == ["b", "c"]
@@ -156,12 +160,12 @@ def test_folder_glob_list_and_path(folder):
     assert np.array_equal(pixels[3], np.repeat(GREY[..., None], 3, 2))
 
 
-def test_a_file_keeps_its_name_in_a_list(folder):
+def test_a_file_keeps_its_name_in_a_list(folder: Path) -> None:
     cv2.imwrite(str(folder / "image_0.png"), COLOURS)
     assert names_and_pixels([folder / "b.png", folder / "image_0.png"])[0] == ["b", "image_0"]
 
 
-def test_a_name_with_glob_letters_is_a_file_if_it_exists(tmp_path):
+def test_a_name_with_glob_letters_is_a_file_if_it_exists(tmp_path: Path) -> None:
     path = tmp_path / "odd[1].png"
     path.write_bytes(cv2.imencode(".png", COLOURS)[1].tobytes())
     assert names_and_pixels(str(path))[0] == ["odd[1]"]
@@ -180,7 +184,7 @@ def test_a_name_with_glob_letters_is_a_file_if_it_exists(tmp_path):
         (Image.fromarray(GREY).convert("P"), np.repeat(GREY[..., None], 3, 2)),
     ],
 )
-def test_arrays_and_pil_images(pixels, expected):
+def test_arrays_and_pil_images(pixels: Any, expected: Array) -> None:
     found = names_and_pixels(pixels)[1]
     assert len(found) == 1
     assert found[0].dtype == np.uint8
@@ -188,7 +192,7 @@ def test_arrays_and_pil_images(pixels, expected):
     assert np.array_equal(found[0], expected)
 
 
-def test_pil_16_bit_is_scaled_like_a_file(tmp_path):
+def test_pil_16_bit_is_scaled_like_a_file(tmp_path: Path) -> None:
     deep = (np.arange(54, dtype=np.uint16).reshape(6, 9) * 1200) + 7
     cv2.imwrite(str(tmp_path / "deep.png"), deep)
     with warnings.catch_warnings():
@@ -197,7 +201,7 @@ def test_pil_16_bit_is_scaled_like_a_file(tmp_path):
     assert np.abs(found.astype(int) - read_image(tmp_path / "deep.png")).max() <= 1
 
 
-def test_a_stack_of_arrays_is_a_list():
+def test_a_stack_of_arrays_is_a_list() -> None:
     assert names_and_pixels(np.stack([COLOURS, COLOURS[::-1]]))[0] == ["image_0", "image_1"]
 
 
@@ -214,14 +218,14 @@ def test_a_stack_of_arrays_is_a_list():
         None,
     ],
 )
-def test_wrong_arrays_are_one_line(wrong):
+def test_wrong_arrays_are_one_line(wrong: Array | float | None) -> None:
     with pytest.raises(HaloposeError) as error:
         list(read_source(wrong))
     one_line(error)
 
 
 @pytest.mark.parametrize(("suffix", "codec"), [("avi", "MJPG"), ("mp4", "mp4v")])
-def test_video_frames(tmp_path, suffix, codec):
+def test_video_frames(tmp_path: Path, suffix: str, codec: str) -> None:
     path = tmp_path / f"clip.{suffix}"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*codec), 5, (64, 48))
     assert writer.isOpened()
@@ -235,7 +239,7 @@ def test_video_frames(tmp_path, suffix, codec):
         assert [round(float(frame.mean()) / 40) for frame in frames] == [1, 3, 5]
 
 
-def test_broken_videos_and_empty_places_are_one_line(tmp_path):
+def test_broken_videos_and_empty_places_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     (tmp_path / "empty").mkdir()
     for source in (tmp_path / "broken.mp4", tmp_path / "none.mp4", tmp_path / "empty", str(tmp_path / "*.gif")):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @given(st.integers(0, 10_000), st.integers(1, 3))
-def test_boxes_that_stand_are_those_that_greedy_suppression_keeps(seed, classes):
+def test_boxes_that_stand_are_those_that_greedy_suppression_keeps(seed: int, classes: int) -> None:
     generator = np.random.default_rng(seed)
     corner = generator.uniform(0, 30, (24, 2))
     boxes = np.concatenate([corner, corner + generator.uniform(20, 40, (24, 2))], axis=1).astype(np.float32)
@@ -28,7 +28,7 @@ def test_boxes_that_stand_are_those_that_greedy_suppression_keeps(seed, classes)
 
 @pytest.mark.parametrize("settings", [HeadSettings(), HeadSettings("diagonal"), HeadSettings("isotropic")])
 @pytest.mark.parametrize("kind", ["11", "nas"])
-def test_windows_give_what_the_heads_give_at_every_cell(kind, settings):
+def test_windows_give_what_the_heads_give_at_every_cell(kind: str, settings: HeadSettings) -> None:
     """All cells of small maps, so that every border is among them."""
     heads = artifact_for(host_of(kind), settings).heads
     generator = torch.Generator().manual_seed(3)
@@ -45,7 +45,7 @@ def test_windows_give_what_the_heads_give_at_every_cell(kind, settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind):
+def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind: str) -> None:
     host = host_of(kind)
     artifact = artifact_for(host)
     batch, _ = host.preprocess([photograph("bus.jpg")], 192, rectangular=False)
@@ -64,7 +64,7 @@ def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind
     assert torch.allclose(factors[found], entries, rtol=1e-3, atol=1e-4)
 
 
-def test_the_best_cells_of_each_level_come_first():
+def test_the_best_cells_of_each_level_come_first() -> None:
     host = host_of("11")
     batch, _ = host.preprocess([photograph("zidane.jpg")], 192, rectangular=False)
     graph = Deployable(host.traceable(), artifact_for(host), "topk", TopkSettings(300, 5)).eval()

@@ -1,6 +1,8 @@
 """Model files: what they hold, and what is said of those that hold something else."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -36,7 +38,7 @@ def changed(model: onnx.ModelProto, **values: str | None) -> onnx.ModelProto:
     return copy
 
 
-def test_the_file_says_what_it_is(model):
+def test_the_file_says_what_it_is(model: onnx.ModelProto) -> None:
     artifact = artifact_for(host_of("11"), imgsz=96)
     kept = {entry.key: entry.value for entry in model.metadata_props}
     assert kept["format"] == "halopose-deployed-1"
@@ -59,12 +61,12 @@ def test_the_file_says_what_it_is(model):
     assert model.opset_import[0].version == 17
 
 
-def test_an_artifact_of_another_base_is_refused():
+def test_an_artifact_of_another_base_is_refused() -> None:
     with pytest.raises(HaloposeError, match="another base"):
         build(host_of("11"), artifact_for(host_of("v8")))
 
 
-def test_another_temperature_scales_the_factors_and_nothing_else(model):
+def test_another_temperature_scales_the_factors_and_nothing_else(model: onnx.ModelProto) -> None:
     other = changed(model)
     tau = np.linspace(0.5, 3, 17)
     set_temperature(other, tau)
@@ -90,7 +92,9 @@ def test_another_temperature_scales_the_factors_and_nothing_else(model):
         ({"format": None}, "was not written by `halopose export`"),
     ],
 )
-def test_foreign_and_newer_files_are_one_line(model, values, line, tmp_path):
+def test_foreign_and_newer_files_are_one_line(
+    model: onnx.ModelProto, values: dict[str, Any], line: str, tmp_path: Path
+) -> None:
     write_model(changed(model, **values), tmp_path / "model.onnx")
     with pytest.raises(HaloposeError, match=r"^[^\n]*$") as error:
         UncertainPose.load(tmp_path)
@@ -98,7 +102,7 @@ def test_foreign_and_newer_files_are_one_line(model, values, line, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", None])
-def test_damaged_files_are_one_line(model, content, tmp_path):
+def test_damaged_files_are_one_line(model: onnx.ModelProto, content: bytes | None, tmp_path: Path) -> None:
     whole = model.SerializeToString()
     (tmp_path / "model.onnx").write_bytes(whole[: len(whole) // 2] if content is None else content)
     for opener in (UncertainPose.load, lambda folder: read_model(folder / "model.onnx")):
@@ -111,7 +115,7 @@ def test_damaged_files_are_one_line(model, content, tmp_path):
         Deployed(tmp_path / "elsewhere")
 
 
-def test_images_and_settings_that_do_not_fit_are_one_line(model, tmp_path):
+def test_images_and_settings_that_do_not_fit_are_one_line(model: onnx.ModelProto, tmp_path: Path) -> None:
     write_model(model, tmp_path / "model.onnx")
     deployed = Deployed(tmp_path)
     for image in (np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3)), np.zeros((0, 8, 3), np.uint8)):
@@ -123,7 +127,7 @@ def test_images_and_settings_that_do_not_fit_are_one_line(model, tmp_path):
 
 @pytest.mark.xfail(reason="torch's newer exporter still fails on parts of these models", strict=False)
 @pytest.mark.filterwarnings("ignore")
-def test_the_newer_exporter():
+def test_the_newer_exporter() -> None:
     pytest.importorskip("onnxscript")
     artifact: Artifact = artifact_for(host_of("11"))
     graph = Deployable(host_of("11").traceable(), artifact, "dense", TopkSettings()).eval()

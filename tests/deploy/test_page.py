@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ writeFileSync("result.json", JSON.stringify({ dims: input.dims, laws, axes }));
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
 @pytest.mark.parametrize("kind", ["11", "26-one-to-one", "nas"])
-def test_the_page_computes_what_the_runtime_computes(kind, tmp_path):
+def test_the_page_computes_what_the_runtime_computes(kind: str, tmp_path: Path) -> None:
     host = host_of(kind)
     settings = ExportSettings(topk=TopkSettings(400, 100))
     write_model(build(host, artifact_for(host, imgsz=160), settings), tmp_path / "model.onnx")
@@ -71,7 +72,7 @@ def test_the_page_computes_what_the_runtime_computes(kind, tmp_path):
     assert np.allclose([one["angle"] for one in result["axes"]], angles[:, 3], atol=1e-5)
 
 
-def test_without_npm_and_cache_it_is_one_line(tmp_path, monkeypatch):
+def test_without_npm_and_cache_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOPOSE_CACHE", str(tmp_path))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(HaloposeError, match="cannot fetch onnxruntime-web") as error:
@@ -83,7 +84,7 @@ def test_without_npm_and_cache_it_is_one_line(tmp_path, monkeypatch):
         page.runtime_package()
 
 
-def test_a_page_is_whole(tmp_path, monkeypatch):
+def test_a_page_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file that its files name is there."""
     model = build(host_of("11"), artifact_for(host_of("11")))
     monkeypatch.setattr(page, "runtime_package", lambda: b"")

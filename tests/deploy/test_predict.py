@@ -5,8 +5,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -48,7 +50,7 @@ def exported(kind: str, form: str = "topk") -> bytes:
 
 
 @pytest.fixture
-def model_file(tmp_path):
+def model_file(tmp_path: Path) -> Callable[..., Path]:
     def write(kind: str, form: str = "topk") -> Path:
         path = tmp_path / "model.onnx"
         path.write_bytes(exported(kind, form))
@@ -57,7 +59,7 @@ def model_file(tmp_path):
     return write
 
 
-def same(found, expected, pixels: float = 8e-3) -> None:
+def same(found: Any, expected: Any, pixels: float = 8e-3) -> None:
     """To a thousandth of a pixel of the input, of which the photographs have eight times as many."""
     assert len(found) == len(expected)
     assert np.allclose(found.boxes, expected.boxes, atol=pixels)
@@ -71,7 +73,7 @@ def same(found, expected, pixels: float = 8e-3) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predictions_are_those_of_the_package(kind, model_file):
+def test_predictions_are_those_of_the_package(kind: str, model_file: Callable[..., Path]) -> None:
     """Two photographs, two sizes: the graph was traced at neither."""
     model = predict.Model(str(model_file(kind)))
     pose = UncertainPose(host_of(kind), artifact_for(host_of(kind), imgsz=SIZE))
@@ -89,7 +91,9 @@ def test_predictions_are_those_of_the_package(kind, model_file):
 
 @pytest.mark.parametrize("kind", ["11", "12", "26-one-to-one", "nas"])
 @pytest.mark.filterwarnings("ignore")  # theirs
-def test_outputs_are_those_of_the_frameworks_own_export(kind, model_file, tmp_path):
+def test_outputs_are_those_of_the_frameworks_own_export(
+    kind: str, model_file: Callable[..., Path], tmp_path: Path
+) -> None:
     model = pose_model(kind)
     peer = (
         libreyolo_onnx(model, tmp_path)
@@ -106,7 +110,7 @@ def test_outputs_are_those_of_the_frameworks_own_export(kind, model_file, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["11", "nas"])
-def test_the_dense_form_says_the_same(kind, model_file):
+def test_the_dense_form_says_the_same(kind: str, model_file: Callable[..., Path]) -> None:
     sparse = Deployed(model_file(kind))
     dense = Deployed(model_file(kind, "dense"))
     for name in PHOTOGRAPHS:
@@ -119,7 +123,7 @@ def test_the_dense_form_says_the_same(kind, model_file):
 
 @pytest.mark.parametrize("form", ["topk", "dense"])
 @pytest.mark.parametrize("kind", ["v8", "nas"])
-def test_images_of_a_batch_do_not_see_each_other(kind, form, model_file):
+def test_images_of_a_batch_do_not_see_each_other(kind: str, form: str, model_file: Callable[..., Path]) -> None:
     model = predict.Model(str(model_file(kind, form)))
     batch = np.stack(
         [predict.prepare(cv2.resize(photograph(name), (96, 96)), model.facts, 96)[0] for name in PHOTOGRAPHS]
@@ -134,7 +138,7 @@ def test_images_of_a_batch_do_not_see_each_other(kind, form, model_file):
 @pytest.mark.parametrize(
     ("kind", "form"), [("11", "topk"), ("11", "dense"), ("26-one-to-one", "topk"), ("nas", "topk")]
 )
-def test_another_runtime_says_the_same(kind, form, model_file):
+def test_another_runtime_says_the_same(kind: str, form: str, model_file: Callable[..., Path]) -> None:
     openvino = pytest.importorskip("openvino")
     path = model_file(kind, form)
     core = openvino.Core()
@@ -146,7 +150,7 @@ def test_another_runtime_says_the_same(kind, form, model_file):
         same(poses, Deployed(path).predict(photograph(name), Detecting(conf=0.4), "gaussian"))
 
 
-def test_keypoints_without_visibility_and_several_classes():
+def test_keypoints_without_visibility_and_several_classes() -> None:
     host = UltralyticsHost(pose_model("11", (5, 2), classes=3))
     artifact = artifact_for(host, imgsz=SIZE)
     model = build(host, artifact, ExportSettings(topk=MANY))
@@ -165,7 +169,7 @@ def test_keypoints_without_visibility_and_several_classes():
     assert np.allclose(found.covariance, expected.covariance, rtol=1e-3, atol=1e-3 * expected.covariance.max())
 
 
-def test_detections_beyond_the_windows_are_left_out_with_a_warning(tmp_path):
+def test_detections_beyond_the_windows_are_left_out_with_a_warning(tmp_path: Path) -> None:
     artifact = artifact_for(host_of("11"), imgsz=SIZE)
     write_model(build(host_of("11"), artifact, ExportSettings(topk=TopkSettings(64, 2))), tmp_path / "model.onnx")
     model = predict.Model(str(tmp_path / "model.onnx"))
@@ -179,7 +183,7 @@ def test_detections_beyond_the_windows_are_left_out_with_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_suppression_is_that_of_torchvision(seed):
+def test_suppression_is_that_of_torchvision(seed: int) -> None:
     from halopose.hosts.torchvision_shim import ensure_torchvision
 
     ensure_torchvision()
@@ -194,7 +198,7 @@ def test_suppression_is_that_of_torchvision(seed):
 
 
 @pytest.mark.parametrize("size", [(64, 48), (320, 200), (1000, 700), (37, 500)])
-def test_resizing_without_opencv_and_pil(size, monkeypatch):
+def test_resizing_without_opencv_and_pil(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     image = photograph("bus.jpg")[:400, :300]
     expected = [predict.resize(image, size, antialias) for antialias in (True, False)]
     monkeypatch.setattr(predict, "cv2", None)
@@ -217,14 +221,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def run_alone(*arguments) -> subprocess.CompletedProcess:
+def run_alone(*arguments: Any) -> subprocess.CompletedProcess:
     """predict.py in a process that has numpy and onnxruntime alone."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", ALONE, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def test_the_file_runs_with_numpy_and_onnxruntime_alone(model_file, tmp_path):
+def test_the_file_runs_with_numpy_and_onnxruntime_alone(model_file: Callable[..., Path], tmp_path: Path) -> None:
     runtime = tmp_path / "predict.py"
     runtime.write_bytes(Path(predict.__file__).read_bytes())
     path = model_file("11")
@@ -246,12 +250,17 @@ def test_the_file_runs_with_numpy_and_onnxruntime_alone(model_file, tmp_path):
     assert "install opencv-python-headless or pillow" in refused.stderr
 
 
-def test_the_file_is_written_for_older_versions_of_python():
+def test_the_file_is_written_for_older_versions_of_python() -> None:
     """Its syntax; that nothing newer is called is what running it there would show."""
     ast.parse(Path(predict.__file__).read_text(), feature_version=(3, 9))
 
 
-def test_the_command_line_draws(model_file, tmp_path, capsys, monkeypatch):
+def test_the_command_line_draws(
+    model_file: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = [str(ASSETS / "bus.jpg"), "--model", str(model_file("11")), "--conf", "0.4", "--imgsz", "160"]
     assert predict.main(arguments) == 0
@@ -272,7 +281,14 @@ def test_the_command_line_draws(model_file, tmp_path, capsys, monkeypatch):
         (["empty"], "no images in empty"),
     ],
 )
-def test_mistakes_are_one_line(arguments, line, model_file, tmp_path, capsys, monkeypatch):
+def test_mistakes_are_one_line(
+    arguments: list[str],
+    line: str,
+    model_file: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     path = model_file("26-one-to-one")
@@ -285,7 +301,7 @@ def test_mistakes_are_one_line(arguments, line, model_file, tmp_path, capsys, mo
 
 
 @pytest.mark.parametrize("kind", ["11", "26-one-to-one", "nas"])
-def test_nothing_found_is_no_mistake(kind, model_file):
+def test_nothing_found_is_no_mistake(kind: str, model_file: Callable[..., Path]) -> None:
     model = predict.Model(str(model_file(kind)))
     for family in predict.FAMILIES:
         poses = model.predict(photograph("bus.jpg"), conf=1.0, family=family)

@@ -1,5 +1,7 @@
 """Quantised models: the base's convolutions are in few bits, decoding and heads are not, and poses stay close."""
 
+from pathlib import Path
+
 import cv2
 import numpy as np
 import onnx
@@ -18,7 +20,7 @@ SIZE = 96
 
 
 @pytest.fixture(scope="module", params=["topk", "dense"])
-def model(request) -> onnx.ModelProto:
+def model(request: pytest.FixtureRequest) -> onnx.ModelProto:
     artifact = artifact_for(host_of("v8"), imgsz=SIZE)
     return build(host_of("v8"), artifact, ExportSettings(request.param, TopkSettings(200, 100)))
 
@@ -29,7 +31,7 @@ def types_of(model: onnx.ModelProto) -> dict[str, int]:
     return {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
 
 
-def gap(path, other) -> float:
+def gap(path: Path, other: Path) -> float:
     """Median difference of the keypoints of the best detections, in pixels of the photograph."""
     found, expected = (
         Deployed(file).predict(photograph("bus.jpg"), Detecting(conf=0.3), "gaussian") for file in (path, other)
@@ -38,7 +40,7 @@ def gap(path, other) -> float:
     return float(np.median(np.abs(found.keypoints[nearest] - expected.keypoints[:5])))
 
 
-def test_half_precision_ends_at_the_last_convolutions(model, tmp_path):
+def test_half_precision_ends_at_the_last_convolutions(model: str, tmp_path: Path) -> None:
     half = quantise.to_half(model)
     assert read_facts(half, "").precision == "half"
     assert half.ByteSize() < 0.75 * model.ByteSize()
@@ -55,7 +57,7 @@ def test_half_precision_ends_at_the_last_convolutions(model, tmp_path):
     assert 0 < gap(tmp_path / "half.onnx", tmp_path / "float.onnx") < 0.5
 
 
-def test_eight_bits_leave_the_heads_in_float(model, tmp_path):
+def test_eight_bits_leave_the_heads_in_float(model: str, tmp_path: Path) -> None:
     images = (NamedImage(name, cv2.resize(photograph(name), (SIZE, SIZE))) for name in PHOTOGRAPHS)
     small = quantise.to_int8(model, images)
     assert read_facts(small, "").precision == "int8"
@@ -71,7 +73,7 @@ def test_eight_bits_leave_the_heads_in_float(model, tmp_path):
     assert 0 < gap(tmp_path / "int8.onnx", tmp_path / "float.onnx") < 40
 
 
-def test_a_model_without_convolutions_is_refused(model):
+def test_a_model_without_convolutions_is_refused(model: str) -> None:
     empty = onnx.ModelProto()
     empty.CopyFrom(model)
     del empty.graph.node[:]

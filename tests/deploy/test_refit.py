@@ -14,6 +14,7 @@ from halopose.deploy.graph import TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build
 from halopose.evaluation.true_positives import Protocol
 from halopose.fitting.pipeline import FitSettings, calibrate_artifact, collect_validation, evaluate_artifact
+from halopose.fitting.store import MatchStore
 from halopose.predictor import UncertainPose
 from tests.helpers.models import artifact_for, host_of, write_scenes
 
@@ -22,12 +23,12 @@ PROTOCOL = Protocol(area="box", box_area_factor=0.53)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, one_thread) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     return write_scenes(tmp_path_factory.mktemp("data"), host_of("11"), {"val": 12, "other": 8})
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path: Path) -> Path:
     artifact = artifact_for(host_of("11"))
     model = build(host_of("11"), artifact, ExportSettings(topk=TopkSettings(84, 64)))
     write_folder(tmp_path / "deployed", model, artifact)
@@ -35,12 +36,12 @@ def folder(tmp_path) -> Path:
 
 
 @pytest.fixture
-def store(data, tmp_path):
+def store(data: Path, tmp_path: Path) -> MatchStore:
     settings = FitSettings(imgsz=64, train_sizes=(64,))
     return collect_validation(host_of("11"), load_dataset(data, "val"), tmp_path / "store", settings)
 
 
-def test_scores_are_those_of_the_pipeline(data, folder, store):
+def test_scores_are_those_of_the_pipeline(data: Path, folder: Path, store: MatchStore) -> None:
     deployed = Deployed(folder)
     metrics = refit.score(deployed, refit.collect(deployed, load_dataset(data, "val")), PROTOCOL)
     expected = evaluate_artifact(artifact_for(host_of("11")), host_of("11"), store, protocol=PROTOCOL)
@@ -51,7 +52,9 @@ def test_scores_are_those_of_the_pipeline(data, folder, store):
     assert metrics["pruned"]["kept_fraction"] == pytest.approx(expected["pruned"]["kept_fraction"], abs=0.02)
 
 
-def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(data, folder, store):
+def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(
+    data: Path, folder: Path, store: MatchStore
+) -> None:
     before = UncertainPose.load(folder)
     count = refit.calibrate(folder, refit.collect(Deployed(folder), load_dataset(data, "val")))
     expected = calibrate_artifact(artifact_for(host_of("11")), host_of("11"), store, "matched")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +25,16 @@ KIND = "11"
 
 
 @pytest.fixture
-def saved(tmp_path) -> Path:
+def saved(tmp_path: Path) -> Path:
     artifact_for(host_of(KIND)).save(tmp_path / "heads.safetensors")
     return tmp_path / "heads.safetensors"
 
 
-def rewrite(path: Path, change_tensors=lambda tensors: None, change_content=lambda content: None) -> None:
+def rewrite(
+    path: Path,
+    change_tensors: Callable[[dict[str, Any]], object] = lambda tensors: None,
+    change_content: Callable[[dict[str, Any]], object] = lambda content: None,
+) -> None:
     tensors = load_file(path)
     with safe_open(path, framework="pt") as file:
         content = json.loads(file.metadata()["halopose"][64:])
@@ -48,7 +54,7 @@ def refused(path: Path, says: str) -> None:
     [HeadSettings(), HeadSettings("diagonal", "last-layer"), HeadSettings("isotropic", warm_start=False)],
 )
 @pytest.mark.parametrize(("threshold", "visible"), [(-0.25, None), (float("-inf"), 0.5), (0.0, 0.0)])
-def test_round_trip(tmp_path, settings, threshold, visible):
+def test_round_trip(tmp_path: Path, settings: HeadSettings, threshold: float, visible: float | None) -> None:
     artifact = artifact_for(host_of(KIND), settings)
     calibrations = replace(artifact.calibrations, threshold=threshold, visibility_threshold=visible)
     artifact = replace(artifact, calibrations=calibrations)
@@ -76,7 +82,7 @@ def test_round_trip(tmp_path, settings, threshold, visible):
         assert torch.equal(found.heads.dense(maps), artifact.heads.dense(maps))
 
 
-def test_the_kind_of_covariance_survives(tmp_path):
+def test_the_kind_of_covariance_survives(tmp_path: Path) -> None:
     student = StudentTCalibration(17, covariance="paper")
     artifact = artifact_for(host_of(KIND))
     artifact = replace(artifact, calibrations=replace(artifact.calibrations, student=student))
@@ -84,20 +90,20 @@ def test_the_kind_of_covariance_survives(tmp_path):
     assert Artifact.load(tmp_path / "paper.safetensors").calibrations.student.covariance == "paper"
 
 
-def test_equal_artifacts_are_equal_bytes(tmp_path):
+def test_equal_artifacts_are_equal_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         artifact_for(host_of(KIND)).save(tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_saving_where_nothing_can_be_written_is_one_line(tmp_path):
+def test_saving_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file" / "a", tmp_path):
         with pytest.raises(HaloposeError, match="cannot write"):
             artifact_for(host_of(KIND)).save(path)
 
 
-def test_another_base_is_refused(saved):
+def test_another_base_is_refused(saved: Path) -> None:
     artifact = Artifact.load(saved)
     artifact.check(host_of(KIND))
     with pytest.raises(HaloposeError, match="another base") as error:
@@ -109,12 +115,12 @@ def test_another_base_is_refused(saved):
 
 
 @pytest.mark.parametrize("size", [0, 5, 100, -1, -5000])
-def test_truncated_files_are_refused(saved, size):
+def test_truncated_files_are_refused(saved: Path, size: int) -> None:
     saved.write_bytes(saved.read_bytes()[:size])
     refused(saved, "damaged")
 
 
-def test_any_flipped_bit_is_refused(saved):
+def test_any_flipped_bit_is_refused(saved: Path) -> None:
     content = saved.read_bytes()
     generator = np.random.default_rng(0)
     header = 8 + int.from_bytes(content[:8], "little")
@@ -125,7 +131,7 @@ def test_any_flipped_bit_is_refused(saved):
         refused(saved, "damaged|not a halopose artifact")
 
 
-def test_foreign_files_are_refused(saved, tmp_path):
+def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
     refused(tmp_path / "missing.safetensors", "no artifact")
     refused(tmp_path, "no artifact")
     saved.write_bytes(b"\xff" * 1000)
@@ -139,7 +145,7 @@ def test_foreign_files_are_refused(saved, tmp_path):
 
 @pytest.mark.parametrize("name", ["heads.levels.1.last.weight", "gaussian.tau_", "student.nu_"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_are_refused(saved, name, value):
+def test_values_that_are_not_finite_are_refused(saved: Path, name: str, value: float) -> None:
     rewrite(saved, lambda tensors: tensors[name].view(-1)[0].fill_(value))
     refused(saved, "damaged")
 
@@ -161,17 +167,17 @@ INCONSISTENT = {
 
 
 @pytest.mark.parametrize("what", INCONSISTENT)
-def test_inconsistent_content_is_refused(saved, what):
+def test_inconsistent_content_is_refused(saved: Path, what: str) -> None:
     rewrite(saved, change_content=INCONSISTENT[what])
     refused(saved, "damaged")
 
 
-def test_missing_tensors_are_refused(saved):
+def test_missing_tensors_are_refused(saved: Path) -> None:
     rewrite(saved, lambda tensors: tensors.pop("gaussian.tau_"))
     refused(saved, "damaged")
 
 
-def test_a_failing_write_leaves_the_old_file_alone(saved, full_disk):
+def test_a_failing_write_leaves_the_old_file_alone(saved: Path, full_disk: Callable[[int | None], None]) -> None:
     before = saved.read_bytes()
     with pytest.raises(HaloposeError, match="cannot write") as error:
         artifact_for(host_of("v8")).save(saved)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -28,12 +29,12 @@ SETTINGS = CollectSettings(imgsz=(64,), detections=5, conf=0.05)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, one_thread) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     return write_scenes(tmp_path_factory.mktemp("data"), host_of(KIND), {"train": 6, "val": 3})
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
@@ -61,7 +62,7 @@ def one_line(error: pytest.ExceptionInfo[HaloposeError]) -> str:
 
 
 @pytest.mark.parametrize("kind", [KIND, "26-one-to-one"])
-def test_residual_plus_prediction_is_the_truth(kind, data, folder):
+def test_residual_plus_prediction_is_the_truth(kind: str, data: Path, folder: Path) -> None:
     host, dataset = host_of(kind), load_dataset(data, "train")
     store = collect(host, dataset, folder, SETTINGS)
     for record in dataset.records:
@@ -91,7 +92,7 @@ def test_residual_plus_prediction_is_the_truth(kind, data, folder):
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_stored_windows_give_the_live_heads_result(data, folder, batch):
+def test_stored_windows_give_the_live_heads_result(data: Path, folder: Path, batch: int) -> None:
     host, dataset = host_of(KIND), load_dataset(data, "train")
     heads = artifact_for(host).heads
     store = collect(host, dataset, folder, CollectSettings(imgsz=(64,), detections=5, conf=0.05, batch=batch))
@@ -120,7 +121,7 @@ def test_stored_windows_give_the_live_heads_result(data, folder, batch):
             torch.testing.assert_close(found[scores.argsort(descending=True)], value, rtol=1e-3, atol=1e-2)
 
 
-def test_an_objects_best_cells_are_kept(data, folder, tmp_path):
+def test_an_objects_best_cells_are_kept(data: Path, folder: Path, tmp_path: Path) -> None:
     dataset = load_dataset(data, "train")
     whole = collect(host_of(KIND), dataset, folder, CollectSettings(imgsz=(64,)))
     few = collect(host_of(KIND), dataset, tmp_path / "few", CollectSettings(imgsz=(64,), cells_per_object=2))
@@ -132,7 +133,7 @@ def test_an_objects_best_cells_are_kept(data, folder, tmp_path):
             assert torch.equal(kept[kept_number == n].sort(descending=True).values, best)
 
 
-def test_images_without_objects_or_detections(tmp_path):
+def test_images_without_objects_or_detections(tmp_path: Path) -> None:
     path = write_yolo(tmp_path, {"val": [(f"{n}.png", image, []) for n, image in enumerate(scenes(3))]})
     dataset = load_dataset(path, "val")
     store = collect(
@@ -143,7 +144,7 @@ def test_images_without_objects_or_detections(tmp_path):
     assert (len(truth), truth.images.tolist()) == (0, [0, 1, 2])
 
 
-def test_several_sizes(data, folder, monkeypatch):
+def test_several_sizes(data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 2)
     dataset = load_dataset(data, "val")
     store = collect(host_of(KIND), dataset, folder, CollectSettings(imgsz=(64, 96), detections=3, conf=0.05))
@@ -155,7 +156,9 @@ def test_several_sizes(data, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("views", [32, 1])
-def test_unreadable_images_are_skipped_and_listed(data, tmp_path, monkeypatch, views):
+def test_unreadable_images_are_skipped_and_listed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, views: int
+) -> None:
     monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", views)
     dataset = load_dataset(with_broken_image(data, tmp_path / "data"), "train")
     store = collect(host_of(KIND), dataset, tmp_path / "store", SETTINGS)
@@ -189,7 +192,7 @@ survive_kills(lambda: collecting.collect(host, dataset, root / "killed", setting
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
-def test_kills_leave_no_trace(tmp_path):
+def test_kills_leave_no_trace(tmp_path: Path) -> None:
     write_scenes(tmp_path, host_of(KIND), {"train": 100})
     reached = json.loads(run_script(KILLED, tmp_path, KIND))
     assert len(reached) == 6
@@ -201,7 +204,9 @@ def test_kills_leave_no_trace(tmp_path):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
-def test_progress_and_a_second_run_that_has_nothing_to_do(data, folder, monkeypatch):
+def test_progress_and_a_second_run_that_has_nothing_to_do(
+    data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 4)
     dataset, seen = load_dataset(data, "train"), []
     collect(host_of(KIND), dataset, folder, SETTINGS, lambda done, total: seen.append((done, total)))
@@ -214,7 +219,7 @@ def test_progress_and_a_second_run_that_has_nothing_to_do(data, folder, monkeypa
 # Refusals --------------------------------------------------------------------------------------------------
 
 
-def test_other_settings_data_or_base_are_refused(data, folder):
+def test_other_settings_data_or_base_are_refused(data: Path, folder: Path) -> None:
     dataset = load_dataset(data, "train")
     collect(host_of(KIND), dataset, folder, SETTINGS)
     for host, records, settings in (
@@ -227,7 +232,9 @@ def test_other_settings_data_or_base_are_refused(data, folder):
         one_line(error)
 
 
-def test_a_small_disk_is_refused_before_the_start(data, folder, monkeypatch):
+def test_a_small_disk_is_refused_before_the_start(
+    data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(collecting.shutil, "disk_usage", lambda place: usage(1, 1, 1000))
     with pytest.raises(HaloposeError, match="GiB free") as error:
@@ -236,7 +243,7 @@ def test_a_small_disk_is_refused_before_the_start(data, folder, monkeypatch):
     assert not list(folder.glob("shard*"))
 
 
-def test_predicted_size_is_an_upper_bound(data, folder):
+def test_predicted_size_is_an_upper_bound(data: Path, folder: Path) -> None:
     dataset = load_dataset(data, "train")
     collect(host_of(KIND), dataset, folder, SETTINGS)
     size = sum(path.stat().st_size for path in folder.glob("shard*"))
@@ -244,13 +251,13 @@ def test_predicted_size_is_an_upper_bound(data, folder):
     assert size < bound + 20_000  # headers and the table of objects
 
 
-def test_other_keypoints_are_refused(data, folder):
+def test_other_keypoints_are_refused(data: Path, folder: Path) -> None:
     host = UltralyticsHost(pose_model(KIND, (5, 3)))
     with pytest.raises(HaloposeError, match="17 keypoints, the model 5"):
         collect(host, load_dataset(data, "train"), folder, SETTINGS)
 
 
-def test_a_class_that_the_model_lacks_is_one_line(tmp_path):
+def test_a_class_that_the_model_lacks_is_one_line(tmp_path: Path) -> None:
     line = [3, 0.5, 0.5, 0.6, 0.6, *[0.5, 0.5, 2] * 17]
     path = write_yolo(tmp_path, {"train": [("1.png", scenes(1)[0], [line])]})
     with pytest.raises(HaloposeError) as error:
@@ -258,11 +265,13 @@ def test_a_class_that_the_model_lacks_is_one_line(tmp_path):
     one_line(error)
 
 
-def failing_replace(source, target):
+def failing_replace(source: str, target: str) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(data, folder, monkeypatch):
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = load_dataset(data, "train")
     collect(host_of(KIND), dataset, folder, SETTINGS)
     next(folder.glob("shard*")).unlink()
@@ -275,7 +284,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(data, folder, monkeypatch):
     assert len(collect(host_of(KIND), dataset, folder, SETTINGS).manifest["images"]) == 6
 
 
-def test_a_write_that_really_fails(data, folder, full_disk):
+def test_a_write_that_really_fails(data: Path, folder: Path, full_disk: Callable[[int | None], None]) -> None:
     dataset = load_dataset(data, "train")
     full_disk(20_000)
     with pytest.raises(HaloposeError) as error:
@@ -287,12 +296,12 @@ def test_a_write_that_really_fails(data, folder, full_disk):
 # Data that change ------------------------------------------------------------------------------------------
 
 
-def stamps(folder):
+def stamps(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("shard*")}
 
 
 @pytest.fixture
-def own(data, tmp_path):
+def own(data: Path, tmp_path: Path) -> Path:
     """A data set of the test's own, in parts of two images."""
     shutil.copytree(data.parent, tmp_path / "own")
     text = data.read_text().replace(str(data.parent), str(tmp_path / "own"))
@@ -301,7 +310,9 @@ def own(data, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["labels", "pixels", "time", "nothing"])
-def test_only_what_changed_is_collected_again(own, tmp_path, what, monkeypatch, caplog):
+def test_only_what_changed_is_collected_again(
+    own: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 2)
     caplog.set_level("INFO", "halopose")
     collect(host_of(KIND), load_dataset(own, "train"), tmp_path / "store", SETTINGS)
@@ -325,7 +336,7 @@ def test_only_what_changed_is_collected_again(own, tmp_path, what, monkeypatch, 
     assert (store.digest() == fresh.digest()) is (what != "time")
 
 
-def test_a_flipped_bit_in_a_shard_is_refused(own, tmp_path):
+def test_a_flipped_bit_in_a_shard_is_refused(own: Path, tmp_path: Path) -> None:
     store = collect(host_of(KIND), load_dataset(own, "train"), tmp_path / "store", SETTINGS)
     path = tmp_path / "store" / "shard-00000.safetensors"
     content = bytearray(path.read_bytes())

@@ -20,16 +20,16 @@ SETTINGS = CollectSettings(imgsz=(64,), detections=5, conf=0.05)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, one_thread) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     return write_scenes(tmp_path_factory.mktemp("data"), host_of(KIND), {"train": 6, "val": 3})
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_ground_truth_is_the_data_set(data, folder):
+def test_ground_truth_is_the_data_set(data: Path, folder: Path) -> None:
     dataset = load_dataset(data, "train")
     store = collect(host_of(KIND), dataset, folder, SETTINGS)
     truth = store.ground_truth()
@@ -44,7 +44,9 @@ def test_ground_truth_is_the_data_set(data, folder):
     assert len(store.ground_truth(dataset.image_ids[:1]).images) == 1
 
 
-def test_incomplete_and_foreign_stores_are_refused(data, folder, tmp_path, monkeypatch):
+def test_incomplete_and_foreign_stores_are_refused(
+    data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 2)
     collect(host_of(KIND), load_dataset(data, "train"), folder, SETTINGS)
     shard_path(folder, 1).unlink()
@@ -60,7 +62,7 @@ def test_incomplete_and_foreign_stores_are_refused(data, folder, tmp_path, monke
         MatchStore(folder)
 
 
-def test_a_damaged_shard_is_one_line(data, folder):
+def test_a_damaged_shard_is_one_line(data: Path, folder: Path) -> None:
     store = collect(host_of(KIND), load_dataset(data, "train"), folder, SETTINGS)
     path = shard_path(folder, 0)
     path.write_bytes(path.read_bytes()[:-100])

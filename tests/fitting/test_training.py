@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def true_factors(windows: torch.Tensor, stride: int) -> torch.Tensor:
 
 def write_store(
     folder: Path, shards: int = 4, rows: int = 150, seed: int = 0, images: Sequence[int] | None = None
-):
+) -> MatchStore:
     """A store of ``shards`` times ``rows`` cells a level, eight images a shard."""
     generator = torch.Generator().manual_seed(seed)
     images = range(1, 8 * shards + 1) if images is None else images
@@ -94,21 +95,25 @@ def new_heads(settings: HeadSettings | None = None) -> ProbabilisticHeads:
     return ProbabilisticHeads([template, template], STRIDES, KEYPOINTS, settings)
 
 
-def trained_bytes(store: MatchStore, settings: TrainSettings, checkpoint: Path | None = None, **options) -> bytes:
+def trained_bytes(
+    store: MatchStore, settings: TrainSettings, checkpoint: Path | None = None, **options: Any
+) -> bytes:
     heads = new_heads()
     train(heads, store, settings, checkpoint=checkpoint, **options)
     return save({name: value.contiguous() for name, value in heads.state_dict().items()})
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory) -> MatchStore:
+def store(tmp_path_factory: pytest.TempPathFactory) -> MatchStore:
     return write_store(tmp_path_factory.mktemp("synthetic"))
 
 
 # The loss --------------------------------------------------------------------------------------------------
 
 
-def naive_nll(factors, residual, labelled, weight) -> tuple[float, float]:
+def naive_nll(
+    factors: torch.Tensor, residual: torch.Tensor, labelled: torch.Tensor, weight: torch.Tensor
+) -> tuple[float, float]:
     total = mass = 0.0
     for n, k in itertools.product(range(len(weight)), range(labelled.shape[1])):
         if labelled[n, k]:
@@ -121,7 +126,7 @@ def naive_nll(factors, residual, labelled, weight) -> tuple[float, float]:
     return total, mass
 
 
-def sample(seed: int, count: int = 9):
+def sample(seed: int, count: int = 9) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
     factors = torch.randn((count, 3, 2, 2), generator=generator, dtype=torch.float64).tril()
     factors.diagonal(dim1=-2, dim2=-1).abs_().add_(0.1)
@@ -131,7 +136,7 @@ def sample(seed: int, count: int = 9):
 
 
 @given(st.integers(0, 10_000))
-def test_weighted_nll_is_the_naive_loop(seed):
+def test_weighted_nll_is_the_naive_loop(seed: int) -> None:
     total, mass = weighted_nll(*sample(seed))
     expected = naive_nll(*sample(seed))
     assert float(total) == pytest.approx(expected[0], rel=1e-9, abs=1e-9)
@@ -139,14 +144,14 @@ def test_weighted_nll_is_the_naive_loop(seed):
 
 
 @given(st.integers(0, 10_000), st.floats(1e-6, 1e6))
-def test_scaling_all_weights_changes_nothing(seed, scale):
+def test_scaling_all_weights_changes_nothing(seed: int, scale: float) -> None:
     *data, weight = sample(seed)
     total, mass = weighted_nll(*data, weight)
     scaled, scaled_mass = weighted_nll(*data, weight * scale)
     assert float(scaled / scaled_mass) == pytest.approx(float(total / mass), rel=1e-9, abs=1e-9)
 
 
-def test_importance_weights():
+def test_importance_weights() -> None:
     confidence, area = torch.tensor([0.5, 0.25, 0.0]), torch.tensor([100.0, 0.0, 4.0])
     assert importance_weights(confidence, area, 0.0, False).tolist() == [1, 1, 1]
     assert importance_weights(confidence, area, 1.0, False)[:2].tolist() == [0.5, 0.25]
@@ -155,7 +160,7 @@ def test_importance_weights():
     assert torch.isfinite(importance_weights(confidence, area, -1.0, True)).all()
 
 
-def test_unlabelled_keypoints_do_not_count():
+def test_unlabelled_keypoints_do_not_count() -> None:
     factors, residual, labelled, weight = sample(3)
     residual.requires_grad_()
     weighted_nll(factors, residual, labelled, weight)[0].backward()
@@ -167,7 +172,7 @@ def test_unlabelled_keypoints_do_not_count():
 
 
 @pytest.mark.parametrize(("options", "bias"), [({}, 0.05), ({"alpha": 1.0, "scale_weight": True}, 0.12)])
-def test_known_dispersion_is_recovered(tmp_path, options, bias):
+def test_known_dispersion_is_recovered(tmp_path: Path, options: dict[str, Any], bias: float) -> None:
     store = write_store(tmp_path, shards=4, rows=2000)
     heads = new_heads()
     trained = train(heads, store, replace(SETTINGS, epochs=14, batch=256, **options))
@@ -186,7 +191,7 @@ def test_known_dispersion_is_recovered(tmp_path, options, bias):
         assert (correlation[0] - correlation[1]).abs().mean() < 0.1
 
 
-def test_the_best_epoch_is_kept_and_patience_ends_it(store):
+def test_the_best_epoch_is_kept_and_patience_ends_it(store: MatchStore) -> None:
     heads = new_heads()
     trained = train(heads, store, replace(SETTINGS, epochs=40, patience=2, learning_rate=0.05))
     assert trained.best_epoch == int(np.argmin(trained.holdout_loss))
@@ -201,12 +206,12 @@ def test_the_best_epoch_is_kept_and_patience_ends_it(store):
         assert torch.equal(one, other)
 
 
-def test_a_seed_decides_everything(store):
+def test_a_seed_decides_everything(store: MatchStore) -> None:
     assert trained_bytes(store, SETTINGS) == trained_bytes(store, SETTINGS)
     assert trained_bytes(store, SETTINGS) != trained_bytes(store, replace(SETTINGS, seed=1))
 
 
-def test_last_layer_trunk_never_changes(store):
+def test_last_layer_trunk_never_changes(store: MatchStore) -> None:
     heads = new_heads(HeadSettings(trunk="last-layer"))
     before = {name: value.clone() for name, value in heads.state_dict().items()}
     train(heads, store, replace(SETTINGS, epochs=2))
@@ -215,12 +220,12 @@ def test_last_layer_trunk_never_changes(store):
 
 
 @pytest.mark.parametrize("pool_bytes", [1, 100_000, 2**31])
-def test_any_pool_learns(store, pool_bytes):
+def test_any_pool_learns(store: MatchStore, pool_bytes: int) -> None:
     trained = train(new_heads(), store, replace(SETTINGS, epochs=4, pool_bytes=pool_bytes))
     assert trained.holdout_loss[-1] < trained.holdout_loss[0]
 
 
-def test_every_row_is_used_once_an_epoch(store, monkeypatch):
+def test_every_row_is_used_once_an_epoch(store: MatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
     from halopose.fitting import training
 
     shards = list(store.shards("assigned"))
@@ -239,13 +244,13 @@ def test_every_row_is_used_once_an_epoch(store, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_interrupted_training_ends_the_same(store, tmp_path, seed):
+def test_interrupted_training_ends_the_same(store: MatchStore, tmp_path: Path, seed: int) -> None:
     whole = trained_bytes(store, SETTINGS, tmp_path / "whole.safetensors")
     assert whole == trained_bytes(store, SETTINGS)
     path = tmp_path / "interrupted.safetensors"
     for epoch in sorted(random.Random(seed).sample(range(1, 10), 3)):
 
-        def interrupt(done, total, note, epoch=epoch):
+        def interrupt(done: int, total: int, note: Any, epoch: int = epoch) -> None:
             if done == epoch:
                 raise KeyboardInterrupt
 
@@ -278,20 +283,22 @@ survive_kills(work, lambda: log.stat().st_size, [0, 1, 4, 7, 11, 14])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
-def test_killed_training_ends_the_same(store, tmp_path):
+def test_killed_training_ends_the_same(store: MatchStore, tmp_path: Path) -> None:
     reached = json.loads(run_script(KILLED, tmp_path, store.folder))
     assert len(reached) == 6
     assert (tmp_path / "killed").read_bytes() == (tmp_path / "whole").read_bytes()
     assert (tmp_path / "killed.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
-def test_a_checkpoint_that_cannot_be_written_is_one_line(store, tmp_path):
+def test_a_checkpoint_that_cannot_be_written_is_one_line(store: MatchStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(HaloposeError, match="cannot write"):
         trained_bytes(store, replace(SETTINGS, epochs=1), tmp_path / "file" / "checkpoint.safetensors")
 
 
-def test_a_checkpoint_of_another_training_is_left_behind(store, tmp_path, caplog):
+def test_a_checkpoint_of_another_training_is_left_behind(
+    store: MatchStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Other settings, heads, images or data: training starts anew, says so, and ends as without a checkpoint."""
     caplog.set_level("INFO", "halopose")
     settings = replace(SETTINGS, epochs=1)
@@ -312,7 +319,7 @@ def test_a_checkpoint_of_another_training_is_left_behind(store, tmp_path, caplog
 
 
 @pytest.mark.parametrize("size", [0, 500])
-def test_a_damaged_checkpoint_is_one_line(store, tmp_path, size):
+def test_a_damaged_checkpoint_is_one_line(store: MatchStore, tmp_path: Path, size: int) -> None:
     path = tmp_path / "checkpoint.safetensors"
     trained_bytes(store, replace(SETTINGS, epochs=1), path)
     path.write_bytes(path.read_bytes()[:size])
@@ -324,7 +331,7 @@ def test_a_damaged_checkpoint_is_one_line(store, tmp_path, size):
 # Refusals --------------------------------------------------------------------------------------------------
 
 
-def test_a_store_without_cells_is_refused(tmp_path):
+def test_a_store_without_cells_is_refused(tmp_path: Path) -> None:
     store = write_store(tmp_path)
     for path in tmp_path.glob("shard*"):
         _write_shard(path, {"views.image_id": torch.tensor([1])}, {"skipped": [], "views": []})
@@ -332,13 +339,13 @@ def test_a_store_without_cells_is_refused(tmp_path):
         train(new_heads(), store, SETTINGS)
 
 
-def test_divergence_is_one_line(store):
+def test_divergence_is_one_line(store: MatchStore) -> None:
     with pytest.raises(HaloposeError, match="diverged") as error:
         train(new_heads(), store, replace(SETTINGS, learning_rate=1e38))
     assert "\n" not in str(error.value)
 
 
-def test_a_single_image_says_that_it_is_too_few(tmp_path):
+def test_a_single_image_says_that_it_is_too_few(tmp_path: Path) -> None:
     """Not "lower the learning rate": there is nothing to train on beside what is held out."""
     store = write_store(tmp_path, shards=1, images=[7])
     with pytest.raises(HaloposeError, match="image") as error:
@@ -346,7 +353,7 @@ def test_a_single_image_says_that_it_is_too_few(tmp_path):
     assert "learning rate" not in str(error.value)
 
 
-def test_the_pipeline_trains_on_every_store_and_only_on_the_images_asked_for(tmp_path):
+def test_the_pipeline_trains_on_every_store_and_only_on_the_images_asked_for(tmp_path: Path) -> None:
     stores = [write_store(tmp_path / "a"), write_store(tmp_path / "b", seed=1, images=range(101, 133))]
     host = SimpleNamespace(
         pose_templates=lambda: [

@@ -7,6 +7,7 @@ from scipy.optimize import least_squares
 from halopose.geometry.attitude import solve_with_attitude
 from halopose.geometry.camera import Camera, look, perturb, project_points, runway_corners
 from halopose.geometry.pnp import solve_position
+from halopose.types import Array
 
 CAMERA = Camera.from_fov(640, 384, np.radians(30))
 CORNERS = runway_corners(2500.0, 45.0)
@@ -16,7 +17,7 @@ PIXELS = project_points(CAMERA, ROTATION, POSITION, CORNERS)
 ATTITUDE = np.diag(np.square([8e-4, 1.2e-3, 1e-3]))
 
 
-def simulated(count, seed, attitude=ATTITUDE):
+def simulated(count: int, seed: int, attitude: Array = ATTITUDE) -> tuple[Array, Array, Array]:
     """Corners with noise, and rotations that are off by a draw from the attitude's covariance."""
     rng = np.random.default_rng(seed)
     root = rng.normal(size=(count, 4, 2, 2)) * 0.2 + 0.5 * np.eye(2)
@@ -27,7 +28,7 @@ def simulated(count, seed, attitude=ATTITUDE):
     return pixels, root @ np.swapaxes(root, -1, -2), given
 
 
-def test_it_is_the_pose_that_fits_corners_and_attitude_best():
+def test_it_is_the_pose_that_fits_corners_and_attitude_best() -> None:
     pixels, covariance, given = simulated(5, 1)
     solution = solve_with_attitude(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE)
     for n in range(5):
@@ -36,7 +37,7 @@ def test_it_is_the_pose_that_fits_corners_and_attitude_best():
             np.linalg.inv(np.linalg.cholesky(ATTITUDE)),
         )
 
-        def residual(x, n=n, whiten=whiten, prior=prior):
+        def residual(x: Array, n: int = n, whiten: Array = whiten, prior: Array = prior) -> Array:
             turned, place = perturb(given[n], solution.position[n], x * [100, 1, 1, 1e-3, 1e-3, 1e-3])
             off = pixels[n] - project_points(CAMERA, turned, place, CORNERS)
             return np.concatenate([(whiten @ off[..., None]).ravel(), prior @ x[3:] * 1e-3])
@@ -47,7 +48,7 @@ def test_it_is_the_pose_that_fits_corners_and_attitude_best():
         assert solution.cost[n] == pytest.approx(2 * best.cost, rel=0.02, abs=1e-3)
 
 
-def test_errors_have_the_covariance_that_it_says():
+def test_errors_have_the_covariance_that_it_says() -> None:
     pixels, covariance, given = simulated(2000, 2)
     covariance = np.broadcast_to(covariance.mean(0), covariance.shape)
     rng = np.random.default_rng(3)
@@ -63,7 +64,7 @@ def test_errors_have_the_covariance_that_it_says():
     assert 0.93 < (distance < 7.815).mean() < 0.97
 
 
-def test_an_exact_attitude_changes_nothing():
+def test_an_exact_attitude_changes_nothing() -> None:
     pixels, covariance, given = simulated(20, 4)
     mask = np.ones((20, 4), dtype=bool)
     mask[::2, 1] = False
@@ -74,7 +75,7 @@ def test_an_exact_attitude_changes_nothing():
     np.testing.assert_allclose(sure.covariance[:, :3, :3], plain.covariance[:, :3, :3], rtol=1e-2)
 
 
-def test_what_is_masked_out_may_hold_anything():
+def test_what_is_masked_out_may_hold_anything() -> None:
     pixels, covariance, given = simulated(4, 6)
     mask = np.ones((4, 4), dtype=bool)
     mask[:, 2] = False
@@ -85,7 +86,7 @@ def test_what_is_masked_out_may_hold_anything():
     np.testing.assert_allclose(solution.covariance, known.covariance, rtol=1e-4, atol=1e-12)
 
 
-def test_what_has_no_position_still_has_none():
+def test_what_has_no_position_still_has_none() -> None:
     pixels, covariance, given = simulated(3, 5)
     pixels[1] = np.nan
     solution = solve_with_attitude(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE)

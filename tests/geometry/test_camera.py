@@ -1,5 +1,7 @@
 """Projection against OpenCV, Jacobians against central differences, rotations and poses against scipy."""
 
+from collections.abc import Callable
+
 import cv2
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from halopose.geometry.camera import (
     to_camera,
     undistort,
 )
+from halopose.types import Array
 
 LENS = (-0.12, 0.05, 1e-3, -8e-4, -0.01)
 CAMERA = Camera(1200.0, 1190.0, 320.5, 190.2, 640, 384, LENS)
@@ -38,7 +41,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 SMALL_ANGLES = st.floats(-1.5, 1.5)
 
 
-def central(function, at, steps):
+def central(function: Callable[[Array], Array], at: Array, steps: Array) -> Array:
     """Central differences (..., len(at)) of a function of a vector."""
     columns = []
     for index, step in enumerate(steps):
@@ -48,11 +51,11 @@ def central(function, at, steps):
     return np.stack(columns, axis=-1)
 
 
-def assert_same_jacobian(actual, expected):
+def assert_same_jacobian(actual: Array, expected: Array) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 
-def random_pose(rng):
+def random_pose(rng: np.random.Generator) -> tuple[Array, Array]:
     position = np.array([-rng.uniform(300, 4000), rng.normal() * 50, rng.uniform(20, 250)])
     return look(position, [rng.uniform(0, 500), rng.normal() * 20, 0.0], rng.normal() * 0.1), position
 
@@ -61,7 +64,7 @@ def random_pose(rng):
 
 
 @given(SEEDS, st.booleans())
-def test_projection_equals_opencv(seed, distorted):
+def test_projection_equals_opencv(seed: int, distorted: bool) -> None:
     rng = np.random.default_rng(seed)
     camera = CAMERA if distorted else Camera(900.0, 950.0, 310.0, 180.0, 640, 384)
     rotation, position = random_pose(rng)
@@ -75,7 +78,7 @@ def test_projection_equals_opencv(seed, distorted):
 
 
 @given(SEEDS)
-def test_undistortion_inverts_distortion(seed):
+def test_undistortion_inverts_distortion(seed: int) -> None:
     rng = np.random.default_rng(seed)
     points = np.column_stack([rng.uniform(-0.35, 0.35, 50), rng.uniform(-0.25, 0.25, 50), np.ones(50)])
     np.testing.assert_allclose(normalise(CAMERA, project(CAMERA, points)), points[:, :2], atol=1e-12)
@@ -83,14 +86,14 @@ def test_undistortion_inverts_distortion(seed):
     np.testing.assert_allclose(undistort(CAMERA, project(CAMERA, points)), project(plain, points), atol=1e-9)
 
 
-def test_beyond_the_fold_of_the_lens_there_is_no_inverse():
+def test_beyond_the_fold_of_the_lens_there_is_no_inverse() -> None:
     barrel = Camera(300.0, 300.0, 320.0, 192.0, 640, 384, (-0.4, 0.0, 0.0, 0.0, 0.0))
     outside = barrel.fx * np.array([[2.0, 0.0], [0.0, 5.0]]) + [barrel.cx, barrel.cy]
     assert np.isnan(normalise(barrel, outside)).all()
 
 
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3))
-def test_exponential_and_logarithm_equal_scipy(vector):
+def test_exponential_and_logarithm_equal_scipy(vector: list[float]) -> None:
     vector = np.array(vector)
     expected = Rotation.from_rotvec(vector)
     np.testing.assert_allclose(exp_so3(vector), expected.as_matrix(), atol=1e-13)
@@ -100,12 +103,12 @@ def test_exponential_and_logarithm_equal_scipy(vector):
 
 
 @pytest.mark.parametrize("axis", np.eye(3))
-def test_logarithm_of_half_a_turn(axis):
+def test_logarithm_of_half_a_turn(axis: Array) -> None:
     np.testing.assert_allclose(np.abs(log_so3(exp_so3(np.pi * axis))), np.pi * axis, atol=1e-7)
 
 
 @given(SMALL_ANGLES, SMALL_ANGLES, SMALL_ANGLES)
-def test_angles_equal_scipy_and_return(yaw, pitch, roll):
+def test_angles_equal_scipy_and_return(yaw: float, pitch: float, roll: float) -> None:
     rotation = rotation_from_angles(yaw, pitch, roll)
     expected = Rotation.from_euler("ZYX", [yaw, pitch, roll]).as_matrix().T @ np.diag([1.0, -1.0, -1.0])
     np.testing.assert_allclose(rotation, expected, atol=1e-14)
@@ -115,7 +118,7 @@ def test_angles_equal_scipy_and_return(yaw, pitch, roll):
 # --- axes -------------------------------------------------------------------------------------------------
 
 
-def test_axes_mean_what_they_say():
+def test_axes_mean_what_they_say() -> None:
     body = rotation_from_angles(0.0, 0.0, 0.0)
     np.testing.assert_allclose(body @ [1.0, 2.0, 3.0], [1.0, -2.0, -3.0])
     nose_up = rotation_from_angles(0.0, 0.1, 0.0).T @ [1.0, 0.0, 0.0]
@@ -126,7 +129,7 @@ def test_axes_mean_what_they_say():
     assert right_wing[2] < 0
 
 
-def test_the_runway_stands_upright_in_the_image():
+def test_the_runway_stands_upright_in_the_image() -> None:
     position = np.array([-1500.0, 0.0, 80.0])
     pixels = project_points(CAMERA, look(position, [0.0, 0.0, 0.0]), position, runway_corners(2500.0, 45.0))
     near_left, near_right, far_right, far_left = pixels
@@ -134,7 +137,7 @@ def test_the_runway_stands_upright_in_the_image():
     assert near_left[1] > far_left[1]
 
 
-def test_a_mounted_camera_looks_where_it_should():
+def test_a_mounted_camera_looks_where_it_should() -> None:
     level, there = rotation_from_angles(0.0, 0.0, 0.0), np.array([-1000.0, 0.0, 60.0])
     rotation, position = camera_pose(level, there, Mount.looking(pitch=-0.06, lever_arm=[5.0, 1.0, 2.0]))
     np.testing.assert_allclose(position, [-995.0, -1.0, 58.0])
@@ -142,7 +145,7 @@ def test_a_mounted_camera_looks_where_it_should():
 
 
 @given(SEEDS)
-def test_camera_and_aircraft_poses_are_inverse(seed):
+def test_camera_and_aircraft_poses_are_inverse(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rotation = rotation_from_angles(*(rng.normal(size=(3, 5)) * 0.2))
     position = rng.normal(size=(5, 3)) * 100
@@ -153,7 +156,7 @@ def test_camera_and_aircraft_poses_are_inverse(seed):
 
 
 @given(SEEDS)
-def test_the_difference_of_poses_undoes_a_perturbation(seed):
+def test_the_difference_of_poses_undoes_a_perturbation(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rotation, position = random_pose(rng)
     change = rng.uniform(-1.5, 1.5, size=(7, 6))
@@ -165,7 +168,7 @@ def test_the_difference_of_poses_undoes_a_perturbation(seed):
 
 
 @given(SEEDS)
-def test_jacobians_equal_central_differences(seed):
+def test_jacobians_equal_central_differences(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rotation, position = random_pose(rng)
     corners = runway_corners(2500.0, 45.0)
@@ -175,7 +178,7 @@ def test_jacobians_equal_central_differences(seed):
         numeric = central(lambda p: project(CAMERA, p), point, [1e-3] * 3)
         assert_same_jacobian(projection_jacobian(CAMERA, point), numeric)
 
-    def moved(change):
+    def moved(change: Array) -> Array:
         return project_points(CAMERA, *perturb(rotation, position, change), corners)
 
     analytic = pose_jacobian(CAMERA, rotation, position, corners)
@@ -185,11 +188,11 @@ def test_jacobians_equal_central_differences(seed):
 
 
 @given(SEEDS)
-def test_intrinsics_jacobian_equals_central_differences(seed):
+def test_intrinsics_jacobian_equals_central_differences(seed: int) -> None:
     rng = np.random.default_rng(seed)
     points = np.column_stack([rng.uniform(-0.3, 0.3, 4), rng.uniform(-0.2, 0.2, 4), np.ones(4)]) * 1000
 
-    def with_parameters(p):
+    def with_parameters(p: Array) -> Array:
         return project(Camera(*p[:4], 640, 384, tuple(p[4:])), points)
 
     numeric = central(with_parameters, np.array(CAMERA.parameters), [1e-2] * 4 + [1e-4] * 5)
@@ -199,11 +202,11 @@ def test_intrinsics_jacobian_equals_central_differences(seed):
 # --- edges ------------------------------------------------------------------------------------------------
 
 
-def test_behind_the_camera_is_nan():
+def test_behind_the_camera_is_nan() -> None:
     assert np.isnan(project(CAMERA, np.array([[1.0, 1.0, -5.0], [0.0, 0.0, 0.0]]))).all()
 
 
-def test_contains_and_field_of_view():
+def test_contains_and_field_of_view() -> None:
     camera = Camera.from_fov(640, 384, np.deg2rad(30.0))
     edge = project(camera, np.array([np.tan(np.deg2rad(15.0)), 0.0, 1.0]))
     np.testing.assert_allclose(edge, [639.5, 191.5])
@@ -211,12 +214,12 @@ def test_contains_and_field_of_view():
     assert inside.tolist() == [True, False, False, False]
 
 
-def test_cross_product():
+def test_cross_product() -> None:
     a, b = np.array([1.0, 2.0, 3.0]), np.array([-1.0, 0.5, 2.0])
     np.testing.assert_allclose(skew(a) @ b, np.cross(a, b))
 
 
-def test_wrong_settings_are_refused():
+def test_wrong_settings_are_refused() -> None:
     with pytest.raises(HaloposeError, match="5 distortion"):
         Camera(1.0, 1.0, 0.0, 0.0, 10, 10, (0.0,))
     with pytest.raises(HaloposeError, match="positive focal"):

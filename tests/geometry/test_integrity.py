@@ -8,13 +8,16 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import exp_so3, project_points
 from halopose.geometry.integrity import Risks, Verdict, ambiguous, assess, consistency
 from halopose.geometry.pnp import solve_pose, solve_position
+from halopose.types import Array
 from tests.helpers.approaches import CAMERA, CORNERS, sight
 
 SIX = np.concatenate([CORNERS, [[400.0, 15.0, 0.0], [900.0, -15.0, 0.0]]])
 ACROSS = np.array([[np.sin(np.radians(3)), 0.0, np.cos(np.radians(3))]])
 
 
-def noisy(distance, sigma, frames, seed, spread=0.0):
+def noisy(
+    distance: float, sigma: float, frames: int, seed: int, spread: float = 0.0
+) -> tuple[Array, Array, Array, Array]:
     """Frames of equal, round noise with attitudes off by ``spread``: pixels, covariances, rotations, position."""
     rng = np.random.default_rng(seed)
     seen = sight(distance, 1, rng)
@@ -23,7 +26,7 @@ def noisy(distance, sigma, frames, seed, spread=0.0):
     return pixels, np.broadcast_to(sigma**2 * np.eye(2), (frames, 4, 2, 2)), turned, seen.position
 
 
-def test_good_corners_give_uniform_probabilities():
+def test_good_corners_give_uniform_probabilities() -> None:
     seen = sight(1500.0, 2000, np.random.default_rng(1))
     for solution, dof in (
         (solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance), 2),
@@ -33,7 +36,7 @@ def test_good_corners_give_uniform_probabilities():
         assert kstest(consistency(solution), "uniform").pvalue > 1e-3
 
 
-def test_nothing_to_check_and_nothing_solved():
+def test_nothing_to_check_and_nothing_solved() -> None:
     seen = sight(1500.0, 2, np.random.default_rng(2))
     mask = np.array([[True, False, True, False], [True, False, False, False]])
     solution = solve_position(
@@ -45,7 +48,9 @@ def test_nothing_to_check_and_nothing_solved():
 
 @pytest.mark.parametrize("spread", [0.0, 7e-4])
 @pytest.mark.parametrize(("distance", "sigma"), [(500.0, 2.0), (1500.0, 0.5), (1500.0, 2.0), (4000.0, 2.0)])
-def test_alarms_without_a_fault_are_as_rare_as_said_at_any_distance(distance, sigma, spread):
+def test_alarms_without_a_fault_are_as_rare_as_said_at_any_distance(
+    distance: float, sigma: float, spread: float
+) -> None:
     """Re-solved subsets alarmed in 3 to 27 % of such frames at a nominal 1e-3 an axis; here at 2e-2 in all."""
     pixels, covariance, turned, _ = noisy(distance, sigma, 4000, 7, spread)
     attitude = spread**2 * np.eye(3) if spread else None
@@ -56,7 +61,7 @@ def test_alarms_without_a_fault_are_as_rare_as_said_at_any_distance(distance, si
     assert np.isfinite(found.levels[found.trusted]).all()
 
 
-def test_shares_and_levels_are_those_of_real_solves():
+def test_shares_and_levels_are_those_of_real_solves() -> None:
     """Near enough for everything to be linear, leaving a point out lowers the cost and widens as foretold."""
     pixels, covariance, turned, _ = noisy(800.0, 0.02, 50, 3)
     found = assess(CAMERA, CORNERS, pixels, covariance, turned)
@@ -69,7 +74,7 @@ def test_shares_and_levels_are_those_of_real_solves():
 
 @pytest.mark.parametrize("with_attitude", [True, False])
 @pytest.mark.parametrize("wrong", [0, 2])
-def test_a_wrong_corner_is_left_out_or_the_frame_is_not_trusted(with_attitude, wrong):
+def test_a_wrong_corner_is_left_out_or_the_frame_is_not_trusted(with_attitude: bool, wrong: int) -> None:
     points = CORNERS if with_attitude else SIX
     seen = sight(1000.0, 200, np.random.default_rng(3), points=points)
     pixels = seen.pixels.copy()
@@ -89,7 +94,7 @@ def test_a_wrong_corner_is_left_out_or_the_frame_is_not_trusted(with_attitude, w
 
 
 @pytest.mark.parametrize("size", [10.0, 20.0])
-def test_trusted_frames_hardly_ever_drop_the_wrong_corner(size):
+def test_trusted_frames_hardly_ever_drop_the_wrong_corner(size: float) -> None:
     """By the best fit alone 44 and 38 % of the trusted frames did, at 500 m."""
     rng = np.random.default_rng(11)
     pixels, covariance, turned, position = noisy(500.0, 2.0, 4000, 5)
@@ -103,7 +108,7 @@ def test_trusted_frames_hardly_ever_drop_the_wrong_corner(size):
     assert (np.abs(found.solution.position - position)[found.trusted] < found.levels[found.trusted]).all()
 
 
-def test_four_corners_cannot_spare_one_for_a_pose():
+def test_four_corners_cannot_spare_one_for_a_pose() -> None:
     seen = sight(1500.0, 2, np.random.default_rng(4))
     pixels = seen.pixels.copy()
     pixels[:, 0] += [0.0, 40.0]
@@ -116,7 +121,7 @@ def test_four_corners_cannot_spare_one_for_a_pose():
     assert np.isinf(unchecked.levels).all()
 
 
-def test_every_frame_may_have_its_own_runway():
+def test_every_frame_may_have_its_own_runway() -> None:
     seen = sight(1500.0, 4, np.random.default_rng(5))
     pixels = seen.pixels.copy()
     pixels[1, 3] += [20.0, 20.0]
@@ -129,7 +134,7 @@ def test_every_frame_may_have_its_own_runway():
 
 
 @pytest.mark.parametrize("with_attitude", [True, False])
-def test_errors_pass_the_levels_unnoticed_no_more_often_than_the_risk(with_attitude):
+def test_errors_pass_the_levels_unnoticed_no_more_often_than_the_risk(with_attitude: bool) -> None:
     """With risks large enough to count: every corner is wrong in turn, by the amount that hides best."""
     points = CORNERS if with_attitude else SIX
     frames, risk, fault = 300, 0.02, 0.2
@@ -147,7 +152,7 @@ def test_errors_pass_the_levels_unnoticed_no_more_often_than_the_risk(with_attit
     assert fault * worst <= risk
 
 
-def test_across_the_path_range_and_height_cancel():
+def test_across_the_path_range_and_height_cancel() -> None:
     pixels, covariance, turned, position = noisy(4000.0, 2.0, 2000, 9)
     found = assess(CAMERA, CORNERS, pixels, covariance, turned)
     across = assess(CAMERA, CORNERS, pixels, covariance, turned, axes=ACROSS)
@@ -156,7 +161,7 @@ def test_across_the_path_range_and_height_cancel():
     assert np.median(across.levels) < 0.5 * np.median(found.levels[:, 2])
 
 
-def test_levels_grow_as_the_risk_falls_and_are_infinite_without_a_check():
+def test_levels_grow_as_the_risk_falls_and_are_infinite_without_a_check() -> None:
     seen = sight(1500.0, 3, np.random.default_rng(8))
     given = (CAMERA, CORNERS, seen.pixels, seen.covariance)
     loose = assess(*given, seen.rotations, risks=Risks(integrity=1e-3))
@@ -169,7 +174,7 @@ def test_levels_grow_as_the_risk_falls_and_are_infinite_without_a_check():
     assert "too few points" in nothing.reasons[0]
 
 
-def test_an_uncertain_camera_widens_levels_and_covariances():
+def test_an_uncertain_camera_widens_levels_and_covariances() -> None:
     seen = sight(1500.0, 20, np.random.default_rng(8))
     given = (CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations)
     spread = np.diag(np.square([6.0, 6.0, 2.0, 2.0, 0, 0, 0, 0, 0]))
@@ -185,7 +190,7 @@ def test_an_uncertain_camera_widens_levels_and_covariances():
     assert error @ np.linalg.solve(found.solution.covariance[0, :3, :3], error) < 3.0
 
 
-def test_two_poses_of_like_cost_are_ambiguous():
+def test_two_poses_of_like_cost_are_ambiguous() -> None:
     near, far = (sight(d, 50, np.random.default_rng(9), high=h) for d, h in ((1500.0, 0.4), (4000.0, 2.5)))
     assert not ambiguous(solve_pose(CAMERA, CORNERS, near.pixels, near.covariance)).any()
     unsure = solve_pose(CAMERA, CORNERS, far.pixels, far.covariance)
@@ -194,7 +199,7 @@ def test_two_poses_of_like_cost_are_ambiguous():
     assert (ambiguous(unsure, 0.01) == (unsure.converged & (np.exp(-gap / 2) > 0.01))).all()
 
 
-def test_risks_are_probabilities_and_two_faults_are_counted_apart():
+def test_risks_are_probabilities_and_two_faults_are_counted_apart() -> None:
     with pytest.raises(HaloposeError, match="integrity must lie between 0 and 1"):
         Risks(integrity=0.0)
     with pytest.raises(HaloposeError, match="false_alarm"):

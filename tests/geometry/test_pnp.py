@@ -1,5 +1,7 @@
 """PnP against scipy's minimum and OpenCV, its spread against what it promises, and what it refuses."""
 
+from typing import Any
+
 import cv2
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from scipy.optimize import least_squares
 from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import look, perturb, pose_difference, project_points, runway_corners
-from halopose.geometry.pnp import Failure, solve_pose, solve_position
+from halopose.geometry.camera import Camera, look, perturb, pose_difference, project_points, runway_corners
+from halopose.geometry.pnp import Failure, Solution, solve_pose, solve_position
+from halopose.types import Array
 from tests.helpers.approaches import CAMERA, CORNERS, LENS, covariances, sight
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -19,24 +22,41 @@ MANY = np.concatenate([CORNERS, [[400.0, 0.0, 0.0], [900.0, 10.0, 0.0]]])  # six
 SOLID = np.concatenate([CORNERS, [[300.0, 200.0, 60.0], [900.0, -150.0, 90.0]]])
 
 
-def scaled_distance(solution, frame, position):
+def scaled_distance(solution: Solution, frame: int, position: Array) -> float:
     """Largest offset of a position in standard deviations of the solution."""
     deviation = np.sqrt(np.diag(solution.covariance[frame])[:3])
     return np.abs((solution.position[frame] - position) / deviation).max()
 
 
-def cost_of(camera, points, seen, covariance, rotation, position, nu=None):
+def cost_of(
+    camera: Camera,
+    points: Array,
+    seen: Array,
+    covariance: Array,
+    rotation: Array,
+    position: Array,
+    nu: Array | None = None,
+) -> float:
     """Chi-square or its Student-t counterpart of a pose, straight from the definition."""
     residual = seen - project_points(camera, rotation, position, points)
     distance = np.einsum("ki,kij,kj->k", residual, np.linalg.inv(covariance), residual)
     return np.sum(distance if nu is None else (nu + 2) * np.log1p(distance / nu))
 
 
-def scipy_minimum(camera, points, seen, covariance, rotation, position, free, nu=None):
+def scipy_minimum(
+    camera: Camera,
+    points: Array,
+    seen: Array,
+    covariance: Array,
+    rotation: Array,
+    position: Array,
+    free: int,
+    nu: Array | None = None,
+) -> tuple[Array, float]:
     """Position and cost of least cost near a pose, by scipy's least squares with numeric derivatives."""
     factor = np.linalg.inv(np.linalg.cholesky(covariance))
 
-    def residuals(change):
+    def residuals(change: Array) -> Array:
         moved = perturb(rotation, position, np.concatenate([change, np.zeros(6 - free)]))
         white = (factor @ (seen - project_points(camera, *moved, points))[..., None])[..., 0]
         if nu is None:
@@ -54,7 +74,7 @@ def scipy_minimum(camera, points, seen, covariance, rotation, position, free, nu
 
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("camera", [CAMERA, LENS])
-def test_exact_pixels_give_the_exact_pose(distance, camera):
+def test_exact_pixels_give_the_exact_pose(distance: float, camera: Camera) -> None:
     seen = sight(distance, 1, np.random.default_rng(0), camera=camera)
     for solution in (
         solve_pose(camera, CORNERS, seen.exact[None], seen.covariance),
@@ -68,7 +88,7 @@ def test_exact_pixels_give_the_exact_pose(distance, camera):
 
 @settings(max_examples=15)
 @given(SEEDS, st.sampled_from(DISTANCES), st.booleans(), st.sampled_from([None, 4.0]))
-def test_the_minimum_equals_scipy(seed, distance, distorted, nu):
+def test_the_minimum_equals_scipy(seed: int, distance: float, distorted: bool, nu: Array | None) -> None:
     camera = LENS if distorted else CAMERA
     seen = sight(distance, 1, np.random.default_rng(seed), high=0.6, camera=camera)
     tails = None if nu is None else np.full(4, nu)
@@ -84,7 +104,7 @@ def test_the_minimum_equals_scipy(seed, distance, distorted, nu):
         assert scaled_distance(solution, 0, position) < 1e-3
 
 
-def test_equal_weights_without_noise_in_the_model_equal_opencv():
+def test_equal_weights_without_noise_in_the_model_equal_opencv() -> None:
     seen = sight(1500.0, 20, np.random.default_rng(3), low=0.5, high=0.5)
     solution = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
     for frame, pixels in enumerate(seen.pixels):
@@ -94,7 +114,7 @@ def test_equal_weights_without_noise_in_the_model_equal_opencv():
         assert scaled_distance(solution, frame, position) < 0.02
 
 
-def test_points_off_a_plane_start_from_opencv():
+def test_points_off_a_plane_start_from_opencv() -> None:
     seen = sight(1500.0, 5, np.random.default_rng(4), points=SOLID)
     solution = solve_pose(CAMERA, SOLID, seen.pixels, seen.covariance)
     assert solution.converged.all()
@@ -102,7 +122,7 @@ def test_points_off_a_plane_start_from_opencv():
     assert max(scaled_distance(solution, frame, seen.position) for frame in range(5)) < 5
 
 
-def test_a_runway_that_is_not_quite_flat():
+def test_a_runway_that_is_not_quite_flat() -> None:
     bent = CORNERS + np.array([0.0, 0.4, 12.0, 11.0])[:, None] * [0.0, 0.0, 1.0]
     seen = sight(1500.0, 1, np.random.default_rng(4), points=bent)
     solution = solve_pose(CAMERA, bent, seen.exact[None], seen.covariance)
@@ -110,7 +130,7 @@ def test_a_runway_that_is_not_quite_flat():
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_two_corners_suffice_with_the_attitude_given(count):
+def test_two_corners_suffice_with_the_attitude_given(count: int) -> None:
     seen = sight(1500.0, 1, np.random.default_rng(5))
     mask = np.arange(4)[None] < count
     solution = solve_position(CAMERA, CORNERS, seen.exact[None], seen.covariance, seen.rotations, mask=mask)
@@ -122,7 +142,7 @@ def test_two_corners_suffice_with_the_attitude_given(count):
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-def test_a_frame_alone_equals_the_frame_in_a_batch(distance):
+def test_a_frame_alone_equals_the_frame_in_a_batch(distance: float) -> None:
     seen = sight(distance, 250, np.random.default_rng(6))
     for solve in (
         lambda pixels, covariance, rotation: solve_pose(CAMERA, CORNERS, pixels, covariance),
@@ -138,7 +158,7 @@ def test_a_frame_alone_equals_the_frame_in_a_batch(distance):
             np.testing.assert_allclose(alone.alternative.cost[0], batch.alternative.cost[frame], rtol=1e-4)
 
 
-def test_a_mask_equals_leaving_the_point_out():
+def test_a_mask_equals_leaving_the_point_out() -> None:
     rng = np.random.default_rng(7)
     seen = sight(1500.0, 8, rng, points=MANY)
     mask = np.ones((8, 6), dtype=bool)
@@ -150,7 +170,7 @@ def test_a_mask_equals_leaving_the_point_out():
     assert (masked.dof == 4).all()
 
 
-def test_no_frames_give_no_answers():
+def test_no_frames_give_no_answers() -> None:
     empty = (np.zeros((0, 4, 2)), np.zeros((0, 4, 2, 2)))
     for solution in (
         solve_pose(CAMERA, CORNERS, *empty),
@@ -161,7 +181,7 @@ def test_no_frames_give_no_answers():
         assert solution.reasons == []
 
 
-def test_planes_and_other_points_may_share_a_batch():
+def test_planes_and_other_points_may_share_a_batch() -> None:
     seen = sight(1500.0, 3, np.random.default_rng(23), points=SOLID)
     mask = np.ones((3, 6), dtype=bool)
     mask[1, 4:] = False  # only the corners
@@ -171,7 +191,7 @@ def test_planes_and_other_points_may_share_a_batch():
     np.testing.assert_allclose(solution.position[:2], np.tile(seen.position, (2, 1)), atol=1e-5)
 
 
-def test_every_frame_may_have_its_own_runway():
+def test_every_frame_may_have_its_own_runway() -> None:
     rng = np.random.default_rng(8)
     seen = sight(1500.0, 3, rng)
     points = np.stack([runway_corners(length, 45.0) for length in (2000.0, 2500.0, 3000.0)])
@@ -180,7 +200,7 @@ def test_every_frame_may_have_its_own_runway():
     np.testing.assert_allclose(solution.position, np.tile(seen.position, (3, 1)), atol=1e-5)
 
 
-def test_a_start_is_taken_up():
+def test_a_start_is_taken_up() -> None:
     seen = sight(1500.0, 50, np.random.default_rng(9))
     cold = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
     rotation, position = perturb(seen.rotation, seen.position, np.array([80.0, 5, 5, 0.01, 0.01, 0.01]))
@@ -195,7 +215,7 @@ def test_a_start_is_taken_up():
 
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("attitude", ["estimated", "given"])
-def test_noisy_solves_spread_as_the_covariance_says(distance, attitude):
+def test_noisy_solves_spread_as_the_covariance_says(distance: float, attitude: str) -> None:
     """At 4,000 m with 1 px of noise the full pose is past linear; 0.3 px is what it promises to hold for."""
     high = 0.3 if distance == 4000.0 and attitude == "estimated" else 1.0
     seen = sight(distance, 1000, np.random.default_rng(11), high=high)
@@ -219,7 +239,7 @@ def test_noisy_solves_spread_as_the_covariance_says(distance, attitude):
 
 
 @pytest.mark.parametrize("nu", [4.0, 8.0])
-def test_student_t_resists_outliers_and_admits_its_spread(nu):
+def test_student_t_resists_outliers_and_admits_its_spread(nu: Array | None) -> None:
     rng = np.random.default_rng(12)
     seen = sight(1500.0, 2000, rng, high=0.6)
     heavy = np.sqrt(nu / rng.chisquare(nu, (2000, 4, 1)))
@@ -233,7 +253,7 @@ def test_student_t_resists_outliers_and_admits_its_spread(nu):
     assert 0.92 <= np.mean(distance < chi2.ppf(0.95, 3)) <= 0.97
 
 
-def test_many_degrees_of_freedom_are_the_gaussian():
+def test_many_degrees_of_freedom_are_the_gaussian() -> None:
     seen = sight(1500.0, 6, np.random.default_rng(13))
     gaussian = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
     student = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance, nu=np.full((6, 4), 1e9))
@@ -241,7 +261,7 @@ def test_many_degrees_of_freedom_are_the_gaussian():
     np.testing.assert_allclose(student.covariance, gaussian.covariance, rtol=1e-3, atol=1e-9)
 
 
-def test_the_other_pose_of_the_plane_is_a_minimum_too():
+def test_the_other_pose_of_the_plane_is_a_minimum_too() -> None:
     seen = sight(4000.0, 20, np.random.default_rng(14))
     solution = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
     other = solution.alternative
@@ -263,7 +283,7 @@ def test_the_other_pose_of_the_plane_is_a_minimum_too():
 # --- what it refuses --------------------------------------------------------------------------------------
 
 
-def refused(solution, frame, failure):
+def refused(solution: Solution, frame: int, failure: Any) -> bool:
     """That a frame failed for a reason, and shows nothing that could be taken for an answer."""
     return (
         solution.failure[frame] == failure
@@ -275,7 +295,7 @@ def refused(solution, frame, failure):
     )
 
 
-def both(pixels, covariance, mask=None, points=CORNERS):
+def both(pixels: Array, covariance: Array, mask: Array | None = None, points: Array = CORNERS) -> tuple[Any, Any]:
     """The pose and the position of frames as seen at 1,500 m."""
     seen = sight(1500.0, len(pixels), np.random.default_rng(0))
     return (
@@ -284,7 +304,7 @@ def both(pixels, covariance, mask=None, points=CORNERS):
     )
 
 
-def test_bad_frames_fail_alone_and_say_why():
+def test_bad_frames_fail_alone_and_say_why() -> None:
     seen = sight(1500.0, 7, np.random.default_rng(15))
     pixels, covariance = seen.pixels.copy(), seen.covariance.copy()
     mask = np.ones((7, 4), dtype=bool)
@@ -306,7 +326,7 @@ def test_bad_frames_fail_alone_and_say_why():
     np.testing.assert_allclose(both(pixels, covariance, mask)[0].position[6], alone.position[0], rtol=1e-9)
 
 
-def test_what_is_masked_out_may_be_anything():
+def test_what_is_masked_out_may_be_anything() -> None:
     seen = sight(1500.0, 1, np.random.default_rng(16))
     pixels, covariance = seen.pixels.copy(), seen.covariance.copy()
     pixels[0, 3], covariance[0, 3] = np.nan, -1.0
@@ -318,7 +338,7 @@ def test_what_is_masked_out_may_be_anything():
 @pytest.mark.parametrize("count", [1, 30])
 @pytest.mark.parametrize("nu", [None, np.full(6, 4.0)])
 @pytest.mark.parametrize("camera", [CAMERA, LENS])
-def test_what_is_masked_out_may_lie_behind_the_camera(count, nu, camera):
+def test_what_is_masked_out_may_lie_behind_the_camera(count: int, nu: Array | None, camera: Camera) -> None:
     """Two more points: one that the camera has passed, one that it is just passing."""
     seen = sight(500.0, count, np.random.default_rng(24), camera=camera)
     passed = np.concatenate([CORNERS, seen.position - np.array([[900.0, 0.0, 0.0], [0.0, 5.0, 0.0]])])
@@ -342,7 +362,7 @@ def test_what_is_masked_out_may_lie_behind_the_camera(count, nu, camera):
 
 
 @pytest.mark.parametrize("count", [1, 30])
-def test_coincident_and_collinear_pixels_are_refused(count):
+def test_coincident_and_collinear_pixels_are_refused(count: int) -> None:
     """Alone and among good frames, with and without a little noise."""
     rng = np.random.default_rng(17)
     seen = sight(1500.0, count, rng)
@@ -361,7 +381,7 @@ def test_coincident_and_collinear_pixels_are_refused(count):
 
 
 @pytest.mark.parametrize("points", [np.linspace(0, 1, 4)[:, None] * [2500.0, 45.0, 0.0], np.zeros((4, 3))])
-def test_collinear_and_coincident_points_are_refused(points):
+def test_collinear_and_coincident_points_are_refused(points: Array) -> None:
     seen = sight(1500.0, 3, np.random.default_rng(18))
     solution = solve_pose(CAMERA, points, seen.pixels, seen.covariance)
     assert all(refused(solution, frame, Failure.DEGENERATE) for frame in range(3))
@@ -369,7 +389,7 @@ def test_collinear_and_coincident_points_are_refused(points):
         assert not both(seen.pixels, seen.covariance, points=points)[1].converged.any()
 
 
-def test_an_attitude_that_looks_away_is_refused():
+def test_an_attitude_that_looks_away_is_refused() -> None:
     seen = sight(1500.0, 3, np.random.default_rng(19))
     backwards = np.tile(look(seen.position, seen.position - [100.0, 0.0, 0.0]), (3, 1, 1))
     solution = solve_position(CAMERA, CORNERS, seen.pixels, seen.covariance, backwards)
@@ -384,13 +404,13 @@ def test_an_attitude_that_looks_away_is_refused():
     assert solution.failure.tolist() == [0, Failure.NOT_FINITE, 0]
 
 
-def test_left_and_right_swapped_is_a_view_from_below():
+def test_left_and_right_swapped_is_a_view_from_below() -> None:
     seen = sight(1500.0, 3, np.random.default_rng(20))
     solution = solve_pose(CAMERA, CORNERS, seen.pixels[:, [1, 0, 3, 2]], seen.covariance)
     assert all(refused(solution, frame, Failure.BELOW_GROUND) for frame in range(3))
 
 
-def test_noise_as_large_as_the_runway_is_refused():
+def test_noise_as_large_as_the_runway_is_refused() -> None:
     seen = sight(4000.0, 40, np.random.default_rng(21), low=8.0, high=12.0)
     solution = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
     error = np.linalg.norm(solution.position - seen.position, axis=1)
@@ -402,7 +422,7 @@ def test_noise_as_large_as_the_runway_is_refused():
 
 @settings(max_examples=20)
 @given(SEEDS)
-def test_no_input_gives_a_confident_answer_that_does_not_fit(seed):
+def test_no_input_gives_a_confident_answer_that_does_not_fit(seed: int) -> None:
     """Random corners: either refused, or the cost tells that they do not fit, or the pose explains them."""
     rng = np.random.default_rng(seed)
     pixels = rng.uniform([0, 0], [640, 384], (20, 4, 2)) if rng.random() < 0.5 else rng.normal(200, 3, (20, 4, 2))
@@ -417,7 +437,7 @@ def test_no_input_gives_a_confident_answer_that_does_not_fit(seed):
         assert solution.position[frame, 2] > 0
 
 
-def test_wrong_shapes_are_refused():
+def test_wrong_shapes_are_refused() -> None:
     seen = sight(1500.0, 2, np.random.default_rng(22))
     with pytest.raises(HaloposeError, match=r"pixels should have shape \(N, K, 2\)"):
         solve_pose(CAMERA, CORNERS, seen.pixels[0], seen.covariance)

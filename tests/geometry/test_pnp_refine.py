@@ -1,20 +1,25 @@
 """The linearised cost against central differences, steps against LAPACK, and minima from poor starts."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.geometry import pnp, pnp_refine
-from halopose.geometry.camera import perturb
+from halopose.geometry.camera import Camera, perturb
 from halopose.geometry.pnp_refine import Pose, evaluate, products, refine
+from halopose.types import Array
 from tests.helpers.approaches import CAMERA, CORNERS, LENS, sight
 
 SEEDS = st.integers(0, 2**32 - 1)
 AWAY = np.array([60.0, 5.0, 5.0, 4e-3, 4e-3, 4e-3])
 
 
-def started(seed, camera=CAMERA, nu=None, frames=3, away=AWAY):
+def started(
+    seed: int, camera: Camera = CAMERA, nu: Array | None = None, frames: int = 3, away: Array = AWAY
+) -> tuple[Any, Any]:
     """A problem and poses at a distance from its minima."""
     rng = np.random.default_rng(seed)
     seen = sight(1500.0, frames, rng, camera=camera)
@@ -25,7 +30,9 @@ def started(seed, camera=CAMERA, nu=None, frames=3, away=AWAY):
 
 
 @given(SEEDS, st.sampled_from([3, 6]), st.booleans(), st.sampled_from([None, 4.0]))
-def test_the_slope_of_the_cost_equals_central_differences(seed, free, distorted, nu):
+def test_the_slope_of_the_cost_equals_central_differences(
+    seed: int, free: int, distorted: bool, nu: Array | None
+) -> None:
     problem, pose = started(seed, LENS if distorted else CAMERA, None if nu is None else np.full(4, nu))
     slope = -2 * evaluate(problem, pose, free).normal[:free, free]
     for unknown in range(free):
@@ -36,7 +43,7 @@ def test_the_slope_of_the_cost_equals_central_differences(seed, free, distorted,
 
 
 @given(SEEDS)
-def test_a_moved_pose_keeps_a_rotation(seed):
+def test_a_moved_pose_keeps_a_rotation(seed: int) -> None:
     _, pose = started(seed)
     rotation, centre = pose.moved(np.random.default_rng(seed).normal(size=(6, 3))).unpacked()
     turns = rotation.transpose(2, 0, 1)
@@ -46,7 +53,7 @@ def test_a_moved_pose_keeps_a_rotation(seed):
 
 
 @given(SEEDS, st.integers(2, 8))
-def test_elimination_equals_lapack(seed, size):
+def test_elimination_equals_lapack(seed: int, size: int) -> None:
     columns = np.random.default_rng(seed).normal(size=(size + 1, 2, size + 2, 5))
     normal = products(columns)
     solved = pnp_refine._lapack(normal.transpose(2, 0, 1))
@@ -54,7 +61,7 @@ def test_elimination_equals_lapack(seed, size):
 
 
 @pytest.mark.parametrize("free", [3, 6])
-def test_a_far_start_ends_where_a_near_one_does(free):
+def test_a_far_start_ends_where_a_near_one_does(free: int) -> None:
     """Over or far behind the threshold, where plain steps fail and damping must come in."""
     near = started(5, frames=40, away=AWAY * ([1] * 3 + [0] * 3) / 10)
     far = started(5, frames=40, away=np.array([1450.0, 40.0, 60.0, 0.0, 0.0, 0.0]))

@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.geometry import pnp
+from halopose.geometry.camera import Camera
 from halopose.geometry.pnp_start import collinear, first_poses, principal, with_linear_position
+from halopose.types import Array
 from tests.helpers.approaches import CAMERA, CORNERS, LENS, sight
 
 SEEDS = st.integers(0, 2**32 - 1)
 SOLID = np.concatenate([CORNERS, [[300.0, 200.0, 60.0], [900.0, -150.0, 90.0]]])
 
 
-def posed(camera, points, pixels, covariance):
+def posed(camera: Camera, points: Array, pixels: Array, covariance: Array) -> tuple[Array, Array]:
     """The first poses of frames as rotations (M, 3, 3) and positions (M, 3)."""
     problem, failure = pnp._prepare(camera, points, pixels, covariance, None, None, 4)
     repeated, first = first_poses(problem, *principal(problem), failure > 0)
@@ -23,7 +25,7 @@ def posed(camera, points, pixels, covariance):
 
 
 @given(SEEDS, st.sampled_from([500.0, 1500.0, 4000.0]), st.booleans())
-def test_exact_pixels_of_a_plane_start_at_the_exact_pose(seed, distance, distorted):
+def test_exact_pixels_of_a_plane_start_at_the_exact_pose(seed: int, distance: float, distorted: bool) -> None:
     camera = LENS if distorted else CAMERA
     seen = sight(distance, 1, np.random.default_rng(seed), camera=camera)
     rotations, positions = posed(camera, CORNERS, seen.exact[None], seen.covariance)
@@ -34,7 +36,7 @@ def test_exact_pixels_of_a_plane_start_at_the_exact_pose(seed, distance, distort
 
 
 @given(SEEDS)
-def test_both_rotations_of_a_plane_equal_opencv(seed):
+def test_both_rotations_of_a_plane_equal_opencv(seed: int) -> None:
     seen = sight(1500.0, 1, np.random.default_rng(seed))
     rotations, _ = posed(CAMERA, CORNERS, seen.pixels, seen.covariance)
     _, vectors, _, _ = cv2.solvePnPGeneric(CORNERS, seen.pixels[0], CAMERA.matrix, None, flags=cv2.SOLVEPNP_IPPE)
@@ -42,7 +44,7 @@ def test_both_rotations_of_a_plane_equal_opencv(seed):
         assert np.abs(rotations - cv2.Rodrigues(vector)[0]).max((1, 2)).min() < 1e-5
 
 
-def test_points_that_are_no_plane_have_one_pose():
+def test_points_that_are_no_plane_have_one_pose() -> None:
     seen = sight(1500.0, 3, np.random.default_rng(1), points=SOLID)
     rotations, positions = posed(CAMERA, SOLID, np.tile(seen.exact, (3, 1, 1)), seen.covariance)
     np.testing.assert_allclose(rotations, seen.rotations, atol=1e-6)
@@ -50,7 +52,7 @@ def test_points_that_are_no_plane_have_one_pose():
 
 
 @given(SEEDS)
-def test_the_true_rotation_has_the_true_position(seed):
+def test_the_true_rotation_has_the_true_position(seed: int) -> None:
     seen = sight(1500.0, 1, np.random.default_rng(seed))
     problem, _ = pnp._prepare(CAMERA, CORNERS, seen.exact[None], seen.covariance, None, None, 2)
     rotation, centre = with_linear_position(problem, seen.rotation[..., None]).unpacked()
@@ -62,7 +64,7 @@ def test_the_true_rotation_has_the_true_position(seed):
     ("points", "line"),
     [(CORNERS, False), (SOLID[:4], False), (np.linspace(0, 1, 4)[:, None] * [2500.0, 45.0, 0.0], True)],
 )
-def test_points_along_a_line_are_told(points, line):
+def test_points_along_a_line_are_told(points: Array, line: bool) -> None:
     seen = sight(1500.0, 2, np.random.default_rng(2))
     problem, _ = pnp._prepare(CAMERA, points, seen.pixels, seen.covariance, None, None, 4)
     extent, axes = principal(problem)

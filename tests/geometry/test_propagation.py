@@ -1,5 +1,7 @@
 """Every first-order covariance against re-solved samples, and the forms against each other."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,28 +27,29 @@ from halopose.geometry.propagation import (
     position_covariance,
     unscented_covariance,
 )
-from tests.helpers.approaches import CAMERA, CORNERS, LENS, sight
+from halopose.types import Array
+from tests.helpers.approaches import CAMERA, CORNERS, LENS, Sightings, sight
 
 SEEDS = st.integers(0, 2**32 - 1)
 FRAMES = 3000
 
 
-def deviations(covariance):
+def deviations(covariance: Array) -> Array:
     return np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1))
 
 
-def assert_alike(actual, expected, tolerance):
+def assert_alike(actual: Array, expected: Array, tolerance: float) -> None:
     """Matrices equal relative to the deviations on their diagonals."""
     scale = deviations(expected)[..., :, None] * deviations(expected)[..., None, :]
     np.testing.assert_allclose(actual / scale, expected / scale, atol=tolerance)
 
 
-def pose_of(seen):
+def pose_of(seen: Sightings) -> tuple[Array, Array]:
     return seen.rotation[None], seen.position[None]
 
 
 @given(SEEDS, st.sampled_from([500.0, 1500.0, 4000.0]), st.booleans())
-def test_the_solver_reports_these_very_covariances(seed, distance, distorted):
+def test_the_solver_reports_these_very_covariances(seed: int, distance: float, distorted: bool) -> None:
     camera = LENS if distorted else CAMERA
     seen = sight(distance, 1, np.random.default_rng(seed), camera=camera)
     frame = (CORNERS, seen.covariance)
@@ -57,14 +60,14 @@ def test_the_solver_reports_these_very_covariances(seed, distance, distorted):
 
 
 @given(SEEDS)
-def test_marginalising_the_rotation_never_shrinks_the_position(seed):
+def test_marginalising_the_rotation_never_shrinks_the_position(seed: int) -> None:
     seen = sight(1500.0, 1, np.random.default_rng(seed))
     full = pose_covariance(CAMERA, *pose_of(seen), CORNERS, seen.covariance)[0, :3, :3]
     fixed = fixed_rotation_covariance(CAMERA, *pose_of(seen), CORNERS, seen.covariance)[0]
     assert (np.linalg.eigvalsh(full - fixed) > -1e-9 * np.trace(full)).all()
 
 
-def test_a_mask_equals_leaving_the_point_out():
+def test_a_mask_equals_leaving_the_point_out() -> None:
     seen = sight(1500.0, 1, np.random.default_rng(1))
     mask = np.array([[True, True, True, False]])
     masked = position_covariance(CAMERA, *pose_of(seen), CORNERS, seen.covariance, mask)
@@ -72,7 +75,7 @@ def test_a_mask_equals_leaving_the_point_out():
     np.testing.assert_allclose(masked, without, rtol=1e-9)
 
 
-def test_what_is_masked_out_may_be_anything():
+def test_what_is_masked_out_may_be_anything() -> None:
     seen = sight(1500.0, 1, np.random.default_rng(1))
     passed = np.concatenate([CORNERS, [seen.position - [900.0, 0.0, 0.0]]])  # behind the camera
     unsound = np.concatenate([seen.covariance, np.full((1, 1, 2, 2), -1.0)], axis=1)
@@ -84,10 +87,10 @@ def test_what_is_masked_out_may_be_anything():
 
 @pytest.mark.parametrize("form", ["pose", "position"])
 @pytest.mark.parametrize("distance", [500.0, 1500.0])
-def test_sigma_points_and_samples_agree_with_the_first_order(form, distance):
+def test_sigma_points_and_samples_agree_with_the_first_order(form: str, distance: float) -> None:
     seen = sight(distance, 1, np.random.default_rng(2), high=0.5)
 
-    def solve(pixels):
+    def solve(pixels: Array) -> Any:
         each = np.broadcast_to(seen.covariance[0], (*pixels.shape, 2))
         if form == "pose":
             return solve_pose(CAMERA, CORNERS, pixels, each)
@@ -100,22 +103,22 @@ def test_sigma_points_and_samples_agree_with_the_first_order(form, distance):
     assert_alike(sampled, first, 0.1)
 
 
-def test_pixels_without_a_pose_have_no_spread():
+def test_pixels_without_a_pose_have_no_spread() -> None:
     seen = sight(4000.0, 1, np.random.default_rng(3))
 
-    def solve(pixels):
+    def solve(pixels: Array) -> Any:
         return solve_pose(CAMERA, CORNERS, pixels, np.broadcast_to(100 * seen.covariance[0], (*pixels.shape, 2)))
 
     with pytest.raises(HaloposeError, match="no covariance"):
         unscented_covariance(solve, seen.exact, 100 * seen.covariance[0])
 
 
-def test_errors_of_the_intrinsics_add_as_said():
+def test_errors_of_the_intrinsics_add_as_said() -> None:
     """The pixels stay and the camera model changes: the pose moves as the implicit function theorem says."""
     deviation = np.array([3.0, 3.0, 1.0, 1.0, 2e-3, 1e-3, 1e-4, 1e-4, 1e-3])
     seen = sight(1500.0, 1, np.random.default_rng(4), camera=LENS)
 
-    def found(parameters):
+    def found(parameters: Array) -> Array:
         camera = Camera(*parameters[:4], LENS.width, LENS.height, tuple(parameters[4:]))
         pose = solve_pose(camera, CORNERS, seen.exact[None], seen.covariance)
         position = solve_position(camera, CORNERS, seen.exact[None], seen.covariance, seen.rotations).position[0]
@@ -132,7 +135,7 @@ def test_errors_of_the_intrinsics_add_as_said():
     assert_alike(added[0, :3, :3], moved[6:] @ moved[6:].T, 0.01)
 
 
-def test_errors_of_attitude_and_mount_carry_over_to_the_aircraft():
+def test_errors_of_attitude_and_mount_carry_over_to_the_aircraft() -> None:
     """Simulate all of it: IRS, mounting angles, lever arm and pixels, and compare the aircraft's position."""
     rng = np.random.default_rng(5)
     seen = sight(1500.0, FRAMES, rng)
@@ -155,13 +158,13 @@ def test_errors_of_attitude_and_mount_carry_over_to_the_aircraft():
     assert deviations(without)[0, 1] < 0.8 * (position - aircraft)[:, 1].std()
 
 
-def _draw(rng, covariance, count):
+def _draw(rng: np.random.Generator, covariance: Array, count: int) -> Array:
     """Changes of a pose (count, 6) that turn it with a covariance."""
     angles = rng.normal(size=(count, 3)) @ np.linalg.cholesky(covariance).T
     return np.concatenate([np.zeros((count, 3)), angles], axis=1)
 
 
-def test_the_full_pose_moves_to_the_aircraft_with_the_mount_s_errors():
+def test_the_full_pose_moves_to_the_aircraft_with_the_mount_s_errors() -> None:
     rng = np.random.default_rng(6)
     seen = sight(500.0, FRAMES, rng, high=0.5)
     mount = Mount.looking(pitch=-0.05, lever_arm=[20.0, 2.0, 4.0])
@@ -178,6 +181,6 @@ def test_the_full_pose_moves_to_the_aircraft_with_the_mount_s_errors():
     assert_alike(np.cov(change.T), promised, 0.1)
 
 
-def test_pixels_are_where_the_pose_says():
+def test_pixels_are_where_the_pose_says() -> None:
     seen = sight(1500.0, 1, np.random.default_rng(7))
     np.testing.assert_allclose(project_points(CAMERA, seen.rotation, seen.position, CORNERS), seen.exact)

@@ -11,7 +11,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 @given(SEEDS, st.sampled_from([3, 6]))
-def test_plain_floats_equal_numpy(seed, free):
+def test_plain_floats_equal_numpy(seed: int, free: int) -> None:
     seen = sight(1500.0, 1, np.random.default_rng(seed))
     problem, _ = pnp._prepare(CAMERA, CORNERS, seen.pixels, seen.covariance, None, None, 4)
     start = pnp_refine.Pose.at(seen.rotation[..., None], seen.position[:, None], problem.centre)
@@ -25,7 +25,7 @@ def test_plain_floats_equal_numpy(seed, free):
     np.testing.assert_allclose(few.cost, many.cost, rtol=1e-9)
 
 
-def test_plain_floats_give_up_where_steps_fail():
+def test_plain_floats_give_up_where_steps_fail() -> None:
     behind = [(0.0, 0.0, -2.0, 0.0, 0.0, 1.0, 1.0, 0.0)]
     eye, ahead = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.0, 0.0, 1.0]
     assert scalar.refine(behind, eye, ahead, 6, 1e-7, 1e-6, 10) is None

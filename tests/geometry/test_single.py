@@ -17,7 +17,7 @@ AXES = np.array([[0.0, 1.0, 0.0], [0.0523, 0.0, 0.9986]])
 
 @given(SEEDS, st.floats(300.0, 6000.0))
 @settings(max_examples=60)
-def test_positions_are_those_of_the_batch(seed, distance):
+def test_positions_are_those_of_the_batch(seed: int, distance: float) -> None:
     seen = sight(distance, 1, np.random.default_rng(seed), high=2.0)
     whole = solve_position(CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations)
     found = solve_one(CAMERA, CORNERS, seen.pixels[0], seen.covariance[0], seen.rotation)
@@ -31,7 +31,7 @@ def test_positions_are_those_of_the_batch(seed, distance):
     assert found.cost == pytest.approx(whole.cost[0], rel=1e-4, abs=1e-4)
 
 
-def test_the_fast_way_is_the_usual_one():
+def test_the_fast_way_is_the_usual_one() -> None:
     seen = sight(2000.0, 200, np.random.default_rng(1), high=2.0)
     found = [solve_one(CAMERA, CORNERS, pixels, seen.covariance[0], seen.rotation) for pixels in seen.pixels]
     assert sum(each is None for each in found) <= 2
@@ -39,7 +39,7 @@ def test_the_fast_way_is_the_usual_one():
 
 @given(SEEDS, st.sampled_from([0.0, 0.0, 30.0]), st.booleans(), st.booleans())
 @settings(max_examples=60)
-def test_assessments_are_those_of_the_batch(seed, wrong, uncertain, together):
+def test_assessments_are_those_of_the_batch(seed: int, wrong: float, uncertain: bool, together: bool) -> None:
     rng = np.random.default_rng(seed)
     seen = sight(1200.0, 1, rng)
     pixels = seen.pixels[0].copy()
@@ -63,7 +63,7 @@ def test_assessments_are_those_of_the_batch(seed, wrong, uncertain, together):
     np.testing.assert_allclose(fast.solution.covariance[0] / scale, slow.solution.covariance[0] / scale, atol=0.03)
 
 
-def test_what_is_out_of_the_ordinary_goes_the_long_way():
+def test_what_is_out_of_the_ordinary_goes_the_long_way() -> None:
     seen = sight(1200.0, 1, np.random.default_rng(3), camera=LENS)
     lens = assess_one(LENS, CORNERS, seen.pixels[0], seen.covariance[0], seen.rotation)
     assert lens.trusted.all()

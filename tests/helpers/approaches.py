@@ -22,11 +22,11 @@ class Sightings:
     covariance: np.ndarray
 
     @property
-    def rotations(self):
+    def rotations(self) -> np.ndarray:
         return np.broadcast_to(self.rotation, (len(self.pixels), 3, 3))
 
 
-def covariances(rng, count, low, high):
+def covariances(rng: np.random.Generator, count: int, low: float, high: float) -> np.ndarray:
     """Random ellipses (K, 2, 2) with standard deviations between low and high along their axes."""
     angle = rng.uniform(0, np.pi, count)
     turn = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], -1).reshape(count, 2, 2)
@@ -34,7 +34,15 @@ def covariances(rng, count, low, high):
     return factor @ factor.swapaxes(1, 2)
 
 
-def sight(distance, frames, rng, low=0.3, high=1.0, camera=CAMERA, points=CORNERS):
+def sight(
+    distance: float,
+    frames: int,
+    rng: np.random.Generator,
+    low: float = 0.3,
+    high: float = 1.0,
+    camera: Camera = CAMERA,
+    points: np.ndarray = CORNERS,
+) -> Sightings:
     """Noisy frames from a camera on a three-degree glide path, a little beside the centre line."""
     position = np.array([-distance, 0.006 * distance, distance * np.tan(np.deg2rad(3))])
     rotation = look(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)

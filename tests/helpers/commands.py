@@ -1,6 +1,8 @@
 """Commands run in this process, as a user would run them."""
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -8,17 +10,17 @@ from typer.testing import CliRunner
 from halopose.cli.app import app, main
 
 
-def base(folder):
+def base(folder: Path) -> tuple[str, Path]:
     return "--base", folder / "base.pt"
 
 
-def run(*arguments) -> str:
+def run(*arguments: Any) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def refused(monkeypatch, capsys, *arguments) -> str:
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
     monkeypatch.setattr(sys, "argv", ["halopose", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
         main()

@@ -6,8 +6,10 @@ import ast
 import copy
 import itertools
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +60,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 IMGSZ = 160
 
 
-def tensors_in(value):
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors of a nested output, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
@@ -78,7 +80,7 @@ def one_line(error: pytest.ExceptionInfo[HaloposeError]) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_touches_the_base(kind, tmp_path):
+def test_nothing_touches_the_base(kind: str, tmp_path: Path) -> None:
     model = pose_model(kind).train()
     for number, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(number % 3 > 0)
@@ -113,7 +115,7 @@ def test_nothing_touches_the_base(kind, tmp_path):
 
 @pytest.mark.parametrize("name", PHOTOGRAPHS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_detections_are_the_frameworks(kind, name):
+def test_detections_are_the_frameworks(kind: str, name: str) -> None:
     host, image = host_of(kind), photograph(name)
     batch, boxes = host.preprocess([image], IMGSZ, True)
     assert (batch.shape[2] == batch.shape[3]) is (kind == "nas")
@@ -136,7 +138,7 @@ def test_detections_are_the_frameworks(kind, name):
     ("v8", (4, 2), 1), ("11", (5, 3), 3), ("26", (4, 2), 2), ("26-one-to-one", (6, 3), 3), ("12", (1, 3), 1),
     ("nas", (4, 3), 1), ("nas", (5, 3), 3),
 ])  # fmt: skip
-def test_other_keypoints_and_classes(kind, shape, classes):
+def test_other_keypoints_and_classes(kind: str, shape: tuple[int, int], classes: int) -> None:
     model = pose_model(kind, shape, classes)
     host = make_host(kind, model)
     assert (host.keypoint_count, len(host.class_names)) == (shape[0], classes)
@@ -158,7 +160,7 @@ def test_other_keypoints_and_classes(kind, shape, classes):
 
 
 @pytest.mark.parametrize("kind", ["11", "26-one-to-one", "nas"])
-def test_batches_select_per_image(kind):
+def test_batches_select_per_image(kind: str) -> None:
     host = host_of(kind)
     images = [photograph(name)[:700, :700] for name in PHOTOGRAPHS]
     batch, boxes = host.preprocess(images, 96, True)
@@ -176,7 +178,7 @@ def test_batches_select_per_image(kind):
 
 
 @given(st.integers(1, 700), st.integers(1, 700), st.sampled_from([64, 160, 320, 640]), st.booleans())
-def test_letterbox_says_where_the_image_lies(height, width, size, auto):
+def test_letterbox_says_where_the_image_lies(height: int, width: int, size: int, auto: bool) -> None:
     image = np.zeros((height, width, 3), np.uint8)
     transform = LetterBox((size, size), auto=auto, stride=32)
     boxed, box = transform(image=image), _letterbox(transform.get_params({"img": image}))
@@ -186,7 +188,7 @@ def test_letterbox_says_where_the_image_lies(height, width, size, auto):
 
 
 @given(st.integers(1, 700), st.integers(1, 700), st.sampled_from([64, 160, 320, 672]))
-def test_letterbox_of_yolonas(height, width, size):
+def test_letterbox_of_yolonas(height: int, width: int, size: int) -> None:
     host, image = host_of("nas"), np.zeros((height, width, 3), np.uint8)
     if min(height, width) * min(size, 640) / max(height, width) <= 0.5:
         with pytest.raises(HaloposeError, match="vanishes"):
@@ -203,7 +205,7 @@ def test_letterbox_of_yolonas(height, width, size):
 
 @pytest.mark.parametrize("kind", ["11", "nas"])
 @pytest.mark.parametrize("shape", [(480, 641), (641, 1280), (31, 500)])
-def test_factors_go_back_to_original_pixels(kind, shape):
+def test_factors_go_back_to_original_pixels(kind: str, shape: tuple[int, int]) -> None:
     host = host_of(kind)
     _, [box] = host.preprocess([np.zeros((*shape, 3), np.uint8)], 160, True)
     factor = torch.tensor([[2.0, 0.0], [0.7, 3.0]], dtype=torch.float64)
@@ -239,7 +241,7 @@ def no_targets(count: int) -> Targets:
     )
 
 
-def cell_centres(features, strides) -> torch.Tensor:
+def cell_centres(features: Any, strides: Any) -> torch.Tensor:
     centres = []
     for maps, stride in zip(features, strides, strict=True):
         rows, columns = torch.meshgrid(torch.arange(maps.shape[2]), torch.arange(maps.shape[3]), indexing="ij")
@@ -247,7 +249,7 @@ def cell_centres(features, strides) -> torch.Tensor:
     return torch.cat(centres)
 
 
-def framework_assignment(kind, model, output, targets):
+def framework_assignment(kind: str, model: Any, output: Any, targets: Any) -> tuple[torch.Tensor, ...]:
     """Image, cell and object that the framework's criterion uses, taken from its assigner as it runs."""
     criterion = copy.deepcopy(model).init_criterion()
     if hasattr(criterion, "one2one"):
@@ -282,7 +284,7 @@ def nas_rows(targets: list[Targets]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def nas_assignment(model, output, targets, oks_factor=True):
+def nas_assignment(model: Any, output: Any, targets: Any, oks_factor: bool = True) -> tuple[torch.Tensor, ...]:
     """The same of the trainer's own loss, made by the trainer's own settings."""
     from libreyolo.data import default_oks_sigmas
     from libreyolo.training.config import YOLONASPoseConfig
@@ -311,7 +313,7 @@ def views() -> list[np.ndarray]:
 
 @pytest.mark.parametrize("shape", [(17, 3), (4, 2)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_assignment_is_the_criterions(kind, shape):
+def test_assignment_is_the_criterions(kind: str, shape: tuple[int, int]) -> None:
     model = pose_model(kind, shape)
     host = make_host(kind, model)
     output = host.forward(host.preprocess(views(), IMGSZ, True)[0])
@@ -333,7 +335,7 @@ def test_assignment_is_the_criterions(kind, shape):
 
 
 @pytest.mark.parametrize("classes", [1, 3])
-def test_assignment_of_yolonas_with_and_without_oks(classes):
+def test_assignment_of_yolonas_with_and_without_oks(classes: int) -> None:
     """Images with different numbers of objects, of several classes: numbers are counted over the padded batch."""
     model = pose_model("nas", (4, 3), classes)
     first, second = separated_targets(4)
@@ -353,7 +355,7 @@ def test_assignment_of_yolonas_with_and_without_oks(classes):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unlabelled_keypoints_may_hold_anything(kind):
+def test_unlabelled_keypoints_may_hold_anything(kind: str) -> None:
     host = host_of(kind)
     output = host.forward(host.preprocess(views(), IMGSZ, True)[0])
     targets = separated_targets(17)
@@ -365,7 +367,7 @@ def test_unlabelled_keypoints_may_hold_anything(kind):
             assert torch.equal(getattr(found, name), getattr(expected, name))
 
 
-def test_boxes_without_area_take_nothing_from_others():
+def test_boxes_without_area_take_nothing_from_others() -> None:
     """LibreYOLO's loss counts sound boxes but takes the first rows: a flat one in front would cost the last."""
     host, [sound] = host_of("nas"), separated_targets(17, 1)
     output = host.forward(host.preprocess(views()[:1], IMGSZ, True)[0])
@@ -383,7 +385,7 @@ def test_boxes_without_area_take_nothing_from_others():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_without_objects(kind):
+def test_images_without_objects(kind: str) -> None:
     host = host_of(kind)
     images = [*views(), views()[0]]
     output = host.forward(host.preprocess(images, IMGSZ, True)[0])
@@ -405,14 +407,14 @@ def test_images_without_objects(kind):
 # What the host says about the model ------------------------------------------------------------------------
 
 
-def test_strides_names_and_sigmas():
+def test_strides_names_and_sigmas() -> None:
     host = host_of("11")
     assert host.strides == (8, 16, 32)
     assert host.layout == Keypoints.of(17)
     assert host.device == torch.device("cpu")
 
 
-def test_sigmas_of_the_checkpoint_and_of_an_assignment():
+def test_sigmas_of_the_checkpoint_and_of_an_assignment() -> None:
     model = pose_model("26", (4, 3))
     model.kpt_oks_sigmas = [0.1, 0.2, 0.3, 0.4]
     host = UltralyticsHost(model)
@@ -427,7 +429,7 @@ def test_sigmas_of_the_checkpoint_and_of_an_assignment():
 
 
 @pytest.mark.parametrize("kind", ULTRALYTICS)
-def test_templates_are_the_pose_heads_trunk(kind):
+def test_templates_are_the_pose_heads_trunk(kind: str) -> None:
     """The trunk of the templates, then the base's own last layer, is the base's keypoint map."""
     host = host_of(kind)
     output = host.forward(host.preprocess([photograph("bus.jpg")], 64, True)[0])
@@ -445,7 +447,7 @@ def test_templates_are_the_pose_heads_trunk(kind):
     torch.testing.assert_close(torch.cat(raw, 2), output.raw[1]["kpts"], rtol=1e-4, atol=1e-4)
 
 
-def test_templates_of_yolonas_decode_to_its_keypoints():
+def test_templates_of_yolonas_decode_to_its_keypoints() -> None:
     """Trunk and last layer give offsets; keypoints are (offset + anchor - 0.5) * stride. ReLU, windows 5, 5, 7."""
     host = host_of("nas")
     output = host.forward(host.preprocess([photograph("bus.jpg")], 96, True)[0])
@@ -463,7 +465,7 @@ def test_templates_of_yolonas_decode_to_its_keypoints():
     ]  # fmt: skip
 
 
-def test_forward_of_yolonas_is_the_models_own():
+def test_forward_of_yolonas_is_the_models_own() -> None:
     model = pose_model("nas")
     batch, _ = host_of("nas").preprocess(views(), 96, True)
     with torch.no_grad():
@@ -474,7 +476,7 @@ def test_forward_of_yolonas_is_the_models_own():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sparse_heads_are_dense_heads_at_every_cell(kind):
+def test_sparse_heads_are_dense_heads_at_every_cell(kind: str) -> None:
     """Windows 7 wide on a map 3 wide: every border there is."""
     host = host_of(kind)
     output = host.forward(host.preprocess(views(), 96, False)[0])
@@ -491,7 +493,7 @@ def test_sparse_heads_are_dense_heads_at_every_cell(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fingerprints_know_the_weights(kind):
+def test_fingerprints_know_the_weights(kind: str) -> None:
     model, host = pose_model(kind), host_of(kind)
     assert set(host.fingerprints) == set(make_host(kind, model).fingerprints)
     prepared = copy.deepcopy(host.model)
@@ -501,7 +503,7 @@ def test_fingerprints_know_the_weights(kind):
     assert not set(host.fingerprints) & set(make_host(kind, model).fingerprints)
 
 
-def test_fingerprints_know_buffers_and_heads():
+def test_fingerprints_know_buffers_and_heads() -> None:
     model = pose_model("26")
     two = [set(UltralyticsHost(model, end2end=choice).fingerprints) for choice in (False, True)]
     assert not two[0] & two[1]
@@ -509,7 +511,7 @@ def test_fingerprints_know_buffers_and_heads():
     assert not two[0] & set(UltralyticsHost(model, end2end=False).fingerprints)
 
 
-def test_end2end_that_a_model_lacks_is_refused():
+def test_end2end_that_a_model_lacks_is_refused() -> None:
     with pytest.raises(HaloposeError, match="one-to-one"):
         UltralyticsHost(pose_model("11"), end2end=True)
     for kind in ("26", "26-one-to-one"):
@@ -517,7 +519,7 @@ def test_end2end_that_a_model_lacks_is_refused():
             UltralyticsHost(host_of(kind).model, end2end=not wants_end2end(kind))
 
 
-def test_other_models_are_refused(tmp_path):
+def test_other_models_are_refused(tmp_path: Path) -> None:
     detector = DetectionModel("yolov8n.yaml", nc=1, verbose=False)
     with pytest.raises(HaloposeError, match="not a pose model"):
         load_host(detector)
@@ -527,7 +529,7 @@ def test_other_models_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("module", [nn.Linear(2, 2), nn.Sequential(nn.Conv2d(3, 3, 1))])
-def test_modules_that_are_no_yolo_are_refused(module, tmp_path):
+def test_modules_that_are_no_yolo_are_refused(module: Callable[..., Any], tmp_path: Path) -> None:
     torch.save({"model": module}, tmp_path / "module.pt")
     for base in (module, tmp_path / "module.pt"):
         with pytest.raises(HaloposeError) as error:
@@ -544,7 +546,7 @@ class Payload:
     def __init__(self, marker: Path) -> None:
         self.marker = marker
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.marker,)
 
 
@@ -552,7 +554,7 @@ class Foreign:
     """A class that no checkpoint should hold."""
 
 
-def test_a_checkpoint_loads(tmp_path):
+def test_a_checkpoint_loads(tmp_path: Path) -> None:
     model = pose_model("11")
     torch.save({"model": copy.deepcopy(model).half(), "ema": None}, tmp_path / "base.pt")
     torch.save({"model": None, "ema": model}, tmp_path / "ema.pt")
@@ -560,7 +562,7 @@ def test_a_checkpoint_loads(tmp_path):
     assert set(UltralyticsHost.load(tmp_path / "ema.pt").fingerprints) & set(host_of("11").fingerprints)
 
 
-def test_only_hosts_import_a_framework():
+def test_only_hosts_import_a_framework() -> None:
     package = Path(halopose.__file__).parent
     for path in package.rglob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text())))
@@ -578,12 +580,14 @@ def test_only_hosts_import_a_framework():
         (lambda path: path.read_bytes(), None),  # fails with an OSError
     ],
 )
-def test_a_download_or_nothing(monkeypatch, fetched, expected):
+def test_a_download_or_nothing(
+    monkeypatch: pytest.MonkeyPatch, fetched: Callable[..., Any], expected: bytes | None
+) -> None:
     monkeypatch.setattr(ultralytics, "attempt_download_asset", fetched)
     assert ultralytics.download("yolo11n-pose.pt") == expected
 
 
-def test_no_host_is_looked_up_when_the_framework_is_imported():
+def test_no_host_is_looked_up_when_the_framework_is_imported() -> None:
     script = (
         "import socket\n"
         "def refuse(*given, **more): raise SystemExit('looked up a host')\n"
@@ -593,7 +597,7 @@ def test_no_host_is_looked_up_when_the_framework_is_imported():
     run_script(script)
 
 
-def test_foreign_pickles_are_refused_and_never_run(tmp_path):
+def test_foreign_pickles_are_refused_and_never_run(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     contents = {
         "payload.pt": Payload(marker),
@@ -621,7 +625,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_checkpoints_are_one_line(tmp_path, name):
+def test_damaged_checkpoints_are_one_line(tmp_path: Path, name: str) -> None:
     torch.save({"model": pose_model("11")}, tmp_path / "whole.pt")
     (tmp_path / name).write_bytes(DAMAGE[name]((tmp_path / "whole.pt").read_bytes()))
     with pytest.raises(HaloposeError, match=name) as error:
@@ -629,7 +633,7 @@ def test_damaged_checkpoints_are_one_line(tmp_path, name):
     one_line(error)
 
 
-def test_checkpoints_without_a_model_are_one_line(tmp_path):
+def test_checkpoints_without_a_model_are_one_line(tmp_path: Path) -> None:
     torch.save({"weights": 1}, tmp_path / "none.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     torch.save({"model": pose_model("11").state_dict()}, tmp_path / "state.pt")
@@ -643,15 +647,15 @@ def test_checkpoints_without_a_model_are_one_line(tmp_path):
 
 
 @pytest.fixture
-def offline(monkeypatch):
-    def refuse(*arguments, **options):
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError("something wanted the network")
 
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
 
 
-def supergradients(net: nn.Module, **more) -> dict:
+def supergradients(net: nn.Module, **more: Any) -> dict:
     """A checkpoint as SuperGradients writes one: weights among metrics, versions and processing parameters."""
     return {
         "net": net.state_dict(),
@@ -664,7 +668,7 @@ def supergradients(net: nn.Module, **more) -> dict:
     }
 
 
-def test_supergradients_checkpoints_load(tmp_path, offline):
+def test_supergradients_checkpoints_load(tmp_path: Path, offline: None) -> None:
     net, averaged = pose_model("nas", (4, 3), seed=1), pose_model("nas", (4, 3))
     for name, more, model in (("both.pth", {"ema_net": averaged.state_dict()}, averaged), ("net.pth", {}, net)):
         torch.save(supergradients(net, **more), tmp_path / name)
@@ -674,7 +678,7 @@ def test_supergradients_checkpoints_load(tmp_path, offline):
         assert (host.description, host.keypoint_count, host.class_names) == (name, 4, ("object",))
 
 
-def test_weights_are_found_under_any_name():
+def test_weights_are_found_under_any_name() -> None:
     net, averaged = ({"heads.head1.pose_pred.weight": torch.full((8, 3), value)} for value in (1.0, 2.0))
     parallel = {f"module.{name}": value for name, value in averaged.items()}
     for checkpoint in (
@@ -688,7 +692,7 @@ def test_weights_are_found_under_any_name():
         assert next(iter(yolonas._weights(checkpoint, "here").values()))[0, 0] == 2
 
 
-def test_constants_that_some_versions_saved_are_no_obstacle():
+def test_constants_that_some_versions_saved_are_no_obstacle() -> None:
     with torch.device("meta"):
         model = yolonas.LibreYOLONASPoseModel("n")
         state = model.state_dict()
@@ -699,7 +703,7 @@ def test_constants_that_some_versions_saved_are_no_obstacle():
             one_line(error)
 
 
-def test_libreyolo_checkpoints_load_with_what_they_say(tmp_path, offline):
+def test_libreyolo_checkpoints_load_with_what_they_say(tmp_path: Path, offline: None) -> None:
     from libreyolo.utils.serialization import wrap_libreyolo_checkpoint
 
     model = pose_model("nas", (5, 3), 3)
@@ -718,14 +722,14 @@ def test_libreyolo_checkpoints_load_with_what_they_say(tmp_path, offline):
 
 
 @pytest.mark.parametrize(("size", "millions"), [("n", 9.9), ("s", 22.2), ("m", 58.2), ("l", 79.4)])
-def test_sizes_are_told_by_the_weights(size, millions):
+def test_sizes_are_told_by_the_weights(size: str, millions: float) -> None:
     with torch.device("meta"):
         model = yolonas._build(yolonas.LibreYOLONASPoseModel(size, num_keypoints=4).state_dict(), "here")
     assert model.config == size
     assert sum(value.numel() for value in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
-def test_foreign_pickles_of_yolonas_are_refused_and_never_run(tmp_path):
+def test_foreign_pickles_of_yolonas_are_refused_and_never_run(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     contents = {
         "hidden.pth": supergradients(pose_model("nas"), extra=Payload(marker)),
@@ -742,7 +746,7 @@ def test_foreign_pickles_of_yolonas_are_refused_and_never_run(tmp_path):
     assert marker.exists()  # the payload does work
 
 
-def test_wrong_yolonas_checkpoints_are_one_line(tmp_path, offline):
+def test_wrong_yolonas_checkpoints_are_one_line(tmp_path: Path, offline: None) -> None:
     state = pose_model("nas").state_dict()
     contents = {
         "detector.pth": {name: value for name, value in state.items() if "pose_pred" not in name},
@@ -763,7 +767,7 @@ def test_wrong_yolonas_checkpoints_are_one_line(tmp_path, offline):
         load_host(tmp_path / "whole.pth", end2end=True)
 
 
-def test_yolonas_takes_pose_models_only():
+def test_yolonas_takes_pose_models_only() -> None:
     from libreyolo.models.yolonas.nn import LibreYOLONASModel
 
     with torch.device("meta"):
@@ -772,7 +776,7 @@ def test_yolonas_takes_pose_models_only():
         load_host(detector)
 
 
-def test_yolonas_all_the_way(tmp_path):
+def test_yolonas_all_the_way(tmp_path: Path) -> None:
     """The command line from a checkpoint to an artifact, and predictions with it."""
     model = pose_model("nas")
     torch.save(supergradients(model), tmp_path / "nas.pth")
@@ -791,7 +795,7 @@ def test_yolonas_all_the_way(tmp_path):
 # The torchvision shim --------------------------------------------------------------------------------------
 
 
-def naive_nms(boxes, scores, threshold):
+def naive_nms(boxes: Any, scores: Any, threshold: float) -> list[int]:
     kept = []
     for index in sorted(range(len(boxes)), key=lambda i: -scores[i]):
         x1, y1, x2, y2 = boxes[index]
@@ -806,7 +810,7 @@ def naive_nms(boxes, scores, threshold):
 
 
 @pytest.mark.parametrize(("count", "threshold"), [*itertools.product((0, 1, 7, 150), (0.1, 0.5, 0.7))])
-def test_shim_nms_is_nms(count, threshold):
+def test_shim_nms_is_nms(count: int, threshold: float) -> None:
     generator = torch.Generator().manual_seed(count)
     corner = torch.rand((count, 2), generator=generator, dtype=torch.float64) * 60
     boxes = torch.cat([corner, corner + 5 + torch.rand((count, 2), generator=generator) * 40], 1)
@@ -817,21 +821,21 @@ def test_shim_nms_is_nms(count, threshold):
     assert torch.equal(found, TorchNMS.nms(boxes, scores, threshold))
 
 
-def test_shim_nms_keeps_empty_boxes_as_torchvision_does():
+def test_shim_nms_keeps_empty_boxes_as_torchvision_does() -> None:
     """torchvision suppresses where the overlap exceeds the threshold; 0 / 0 does not."""
     boxes = torch.tensor([[5.0, 5.0, 5.0, 5.0], [5.0, 5.0, 5.0, 5.0], [0.0, 0.0, 1.0, 1.0]])
     scores = torch.tensor([0.9, 0.8, 0.7])
     assert torchvision_shim.nms(boxes, scores, 0.5).tolist() == [0, 1, 2]
 
 
-def test_shim_acts_once():
+def test_shim_acts_once() -> None:
     first = torchvision_shim.ensure_torchvision()
     library = torchvision_shim._library
     assert torchvision_shim.ensure_torchvision() is first
     assert torchvision_shim._library is library
 
 
-def test_shim_makes_torchvision_import():
+def test_shim_makes_torchvision_import() -> None:
     text = """
 from halopose.hosts.torchvision_shim import ensure_torchvision
 ensure_torchvision(); ensure_torchvision()

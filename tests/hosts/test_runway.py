@@ -11,18 +11,18 @@ from halopose.predictor import UncertainPose
 
 
 @pytest.fixture(scope="module")
-def model():
+def model() -> UncertainPose:
     return UncertainPose.load(hub.runway_detector(), hub.runway_artifact())
 
 
-def test_detector_and_heads_belong_together(model):
+def test_detector_and_heads_belong_together(model: UncertainPose) -> None:
     assert model.artifact.layout.names == CORNER_NAMES
     assert model.artifact.card["images"]["calibration"]
     with pytest.raises(HaloposeError, match="base"):
         UncertainPose(model.host, Artifact.load(hub.shipped_artifact()))
 
 
-def test_corners_of_new_scenes_lie_where_their_ellipses_say(model):
+def test_corners_of_new_scenes_lie_where_their_ellipses_say(model: UncertainPose) -> None:
     """Twenty clear scenes: found, and off by about as much as the covariances state."""
     distances = []
     for seed in range(900, 920):

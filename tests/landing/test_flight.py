@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,14 +10,15 @@ import pytest
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import perturb, rotation_from_angles
 from halopose.landing.fixes import angle_axes, solve, usable_corners
-from halopose.landing.flight import conclude, eye_of, land, sensed, truth_of
+from halopose.landing.flight import Flight, conclude, eye_of, land, sensed, truth_of
 from halopose.landing.navigation.fusion import consistency
-from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Sensors
+from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Sensors, Truth
 from halopose.landing.settings import CameraErrors, JointLaw, LandingSettings
 from halopose.landing.sighting import Sightings, detections, expected_corners
 from halopose.landing.summary import distances, summarise, to_text, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
+from halopose.types import Array
 
 ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)
 
@@ -24,13 +26,13 @@ ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)
 INDEPENDENT = LandingSettings(rate=1.0, sensors=ALONE, lasting=(0.0, 0.0, 0.0), joint=JointLaw(0.0, 0.0, 0.0))
 
 
-def approach_of(seed, end=300.0):
+def approach_of(seed: int, end: float = 300.0) -> tuple[Any, Truth, Array]:
     approach = fly(seed, "clear", 100.0, start=2500.0, end=end)
     truth = truth_of(approach)
     return approach, truth, np.arange(0.0, truth.times[-1], 1.0)
 
 
-def sighted(approach, truth, times, rng, wrong=None):
+def sighted(approach: Any, truth: Truth, times: Array, rng: np.random.Generator, wrong: Any = None) -> Sightings:
     """True corners with Gaussian noise of covariances that differ by corner; ``wrong`` moves one far away."""
     world = approach.world
     exact = expected_corners(
@@ -45,37 +47,37 @@ def sighted(approach, truth, times, rng, wrong=None):
     return Sightings(pixels, covariance, covariance, keep, np.ones(len(times)))
 
 
-def flown(seed, settings=None, wrong=None):
+def flown(seed: int, settings: Any = None, wrong: Any = None) -> Flight:
     parts = approach_of(seed)
     settings = replace(settings or LandingSettings(rate=1.0), seed=seed)
     return conclude(*parts, detections(sighted(*parts, np.random.default_rng([seed, 5]), wrong)), settings)
 
 
 @pytest.fixture(scope="module")
-def flights():
+def flights() -> list[Flight]:
     return [flown(seed, INDEPENDENT) for seed in range(10)]
 
 
-def test_vision_covers_what_it_promises(flights):
+def test_vision_covers_what_it_promises(flights: list[Flight]) -> None:
     inside = [
         distances(f.fixes.position - f.position, total_covariance(f))[f.fixes.trusted] < 7.815 for f in flights
     ]
     assert 0.92 < np.concatenate(inside).mean() < 0.98
 
 
-def test_the_fused_track_is_consistent(flights):
+def test_the_fused_track_is_consistent(flights: list[Flight]) -> None:
     for part in (0.3, 0.6, 0.95):
         values = [flight.nees[int(part * len(flight.nees))] for flight in flights]
         assert consistency(values, 3, probability=0.999).consistent
 
 
-def test_false_alarms_are_as_rare_as_asked_for(flights):
+def test_false_alarms_are_as_rare_as_asked_for(flights: list[Flight]) -> None:
     alarmed = np.concatenate([~flight.fixes.trusted[flight.sightings.seen] for flight in flights])
     assert alarmed.mean() < 0.01
     assert not any(flight.track.answers.flagged.any() for flight in flights)
 
 
-def test_a_wrong_corner_is_left_out_or_the_frame_is():
+def test_a_wrong_corner_is_left_out_or_the_frame_is() -> None:
     flight = flown(3, wrong=2)
     good = flight.fixes.solved
     assert ((flight.fixes.excluded == 2) | ~flight.fixes.trusted)[good].mean() > 0.9
@@ -85,7 +87,7 @@ def test_a_wrong_corner_is_left_out_or_the_frame_is():
     assert np.median(error) < 0.2 * np.nanmedian(other)
 
 
-def test_frames_without_the_runway_say_so():
+def test_frames_without_the_runway_say_so() -> None:
     approach, truth, times = approach_of(1)
     sightings = sighted(approach, truth, times, np.random.default_rng(0))
     sightings.pixels[5], sightings.covariance[5], sightings.keep[5], sightings.score[5] = (
@@ -101,7 +103,7 @@ def test_frames_without_the_runway_say_so():
     assert np.isfinite(flight.fused).all()
 
 
-def test_the_whole_pose_needs_no_attitude():
+def test_the_whole_pose_needs_no_attitude() -> None:
     settings = LandingSettings(rate=1.0, attitude="vision", sensors=replace(Sensors(), attitude=None))
     flight = flown(2, settings)
     near = flight.position[:, 0] > -1200
@@ -111,7 +113,7 @@ def test_the_whole_pose_needs_no_attitude():
         LandingSettings(sensors=replace(Sensors(), attitude=None))
 
 
-def test_pruned_corners_are_left_out_while_enough_remain():
+def test_pruned_corners_are_left_out_while_enough_remain() -> None:
     keep = np.array([[1, 1, 1, 0], [1, 0, 0, 1], [1, 1, 1, 1]], dtype=bool)
     blank = np.zeros((3, 4, 2))
     sightings = Sightings(blank, blank[..., None], blank[..., None], keep, np.ones(3))
@@ -120,7 +122,7 @@ def test_pruned_corners_are_left_out_while_enough_remain():
     assert usable_corners(sightings, LandingSettings(attitude="vision")).all()
 
 
-def test_angle_axes_turn_as_the_angles_do():
+def test_angle_axes_turn_as_the_angles_do() -> None:
     rng = np.random.default_rng(4)
     attitudes, change = rng.normal(0, 0.2, (20, 3)), rng.normal(0, 1e-5, (20, 3))
     turn = (angle_axes(attitudes) @ change[..., None])[..., 0]
@@ -130,7 +132,7 @@ def test_angle_axes_turn_as_the_angles_do():
     np.testing.assert_allclose(moved, rotation_from_angles(*(attitudes + change).T), atol=1e-9)
 
 
-def test_sensitivity_is_how_far_the_position_moves():
+def test_sensitivity_is_how_far_the_position_moves() -> None:
     flight = flown(6, LandingSettings(rate=1.0, integrity=False))
     _, measured = sensed(flight.approach, flight.truth, flight.settings)
     eye = eye_of(flight.approach, measured, flight.frame_times, flight.settings)
@@ -143,7 +145,7 @@ def test_sensitivity_is_how_far_the_position_moves():
     np.testing.assert_allclose((high - low)[good], expected[good], rtol=0.15, atol=5e-3)
 
 
-def test_a_parallel_runway_that_is_all_there_is_to_see_is_not_used():
+def test_a_parallel_runway_that_is_all_there_is_to_see_is_not_used() -> None:
     parts = approach_of(4)
     approach, truth, times = parts
     world = approach.world
@@ -156,7 +158,7 @@ def test_a_parallel_runway_that_is_all_there_is_to_see_is_not_used():
     assert not flight.track.answers.flagged.any()
 
 
-def test_late_images_are_put_in_their_place():
+def test_late_images_are_put_in_their_place() -> None:
     """Images that take .3 s give nearly the same flight as images that take no time."""
     now, late = (
         flown(5, replace(INDEPENDENT, camera=CameraErrors(clock=0.0, latency=seconds))) for seconds in (0.0, 0.3)
@@ -164,7 +166,7 @@ def test_late_images_are_put_in_their_place():
     np.testing.assert_allclose(late.fused, now.fused, atol=0.05)
 
 
-def test_a_camera_that_is_known_badly_says_so():
+def test_a_camera_that_is_known_badly_says_so() -> None:
     sure, unsure = (
         flown(5, replace(INDEPENDENT, camera=CameraErrors(mounting=m, centre=c)))
         for m, c in ((0.0, 0.0), (5e-3, 5.0))
@@ -175,7 +177,7 @@ def test_a_camera_that_is_known_badly_says_so():
     assert inside.mean() > 0.8  # one draw of each error lasts for the whole flight
 
 
-def test_the_filter_knows_the_sensors_on_board():
+def test_the_filter_knows_the_sensors_on_board() -> None:
     approach, truth, _ = approach_of(7)
     worse = GaussMarkov((5e-3, 5e-3, 5e-3), 60.0)
     sensors = Sensors(radio=None, attitude=replace(ATTITUDE, bias=worse))
@@ -187,13 +189,13 @@ def test_the_filter_knows_the_sensors_on_board():
 class Oracle:
     """Stands in for the detector: it knows where the corners are, frame by frame."""
 
-    def __init__(self, settings):
+    def __init__(self, settings: Any) -> None:
         approach = fly(settings.seed, settings.weather, 100.0)
         truth = truth_of(approach)
         times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
         self.left = list(sighted(approach, truth, times, np.random.default_rng(1)).pixels)
 
-    def predict(self, image, conf):
+    def predict(self, image: Array, conf: float) -> list[PoseDistributions]:
         assert image.shape == (384, 640, 3)
         corners = self.left.pop(0)[None]
         spread = np.broadcast_to(0.5 * np.eye(2), (1, 4, 2, 2)).copy()
@@ -201,7 +203,7 @@ class Oracle:
         return [PoseDistributions(boxes, np.ones(1), corners, spread, spread)]
 
 
-def test_a_whole_landing_and_its_summary():
+def test_a_whole_landing_and_its_summary() -> None:
     settings = LandingSettings(seed=5, rate=0.1)
     flight = land(Oracle(settings), settings)
     summary = summarise(flight)
@@ -226,13 +228,13 @@ def test_a_whole_landing_and_its_summary():
         ("fault_probability", [0.0, 1.0, np.inf, np.nan]),
     ],
 )
-def test_senseless_settings_are_refused_before_anything_flies(setting, values):
+def test_senseless_settings_are_refused_before_anything_flies(setting: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(HaloposeError):
             LandingSettings(**{setting: value})
 
 
-def test_a_model_of_something_else_is_refused_at_the_first_image(monkeypatch):
+def test_a_model_of_something_else_is_refused_at_the_first_image(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr("halopose.landing.flight.render", drawn.append)
     empty = np.zeros((0, 17, 2, 2))
@@ -243,7 +245,7 @@ def test_a_model_of_something_else_is_refused_at_the_first_image(monkeypatch):
     assert len(drawn) == 1
 
 
-def test_corners_that_err_together_have_the_covariance_they_had():
+def test_corners_that_err_together_have_the_covariance_they_had() -> None:
     rng = np.random.default_rng(3)
     root = rng.normal(size=(5, 4, 2, 2))
     covariance = root @ np.swapaxes(root, 2, 3)

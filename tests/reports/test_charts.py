@@ -11,30 +11,31 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from halopose.reports.charts import Axis, Curve, Plot, clipped, decade_ticks, linear_ticks, tick_text
+from halopose.types import Array
 
 LINES = arrays(float, st.tuples(st.integers(1, 8), st.just(2)), elements=st.floats(-3, 4, width=32))
 
 
 @given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e3), st.floats(0, 1))
-def test_shares_turn_back_into_values(low, width, share):
+def test_shares_turn_back_into_values(low: float, width: float, share: float) -> None:
     axis = Axis.linear("", low, low + width)
     assert axis.share(low + share * width) == pytest.approx(share, abs=1e-6)
     assert Axis.log("", width, 7 * width).share(width * 7**share) == pytest.approx(share, abs=1e-9)
 
 
-def test_nowhere_on_a_logarithmic_axis():
+def test_nowhere_on_a_logarithmic_axis() -> None:
     shares = Axis.log("", 0.1, 10).share([None, -1.0, 0.0, 1.0])
     assert not np.isfinite(shares[:3]).any()
     assert shares[3] == pytest.approx(0.5)
 
 
-def test_bins_have_names_in_their_middle_or_at_their_edges():
+def test_bins_have_names_in_their_middle_or_at_their_edges() -> None:
     assert Axis.of_bins("", 2, ["a", "b"]).marks() == [(0.25, "a"), (0.75, "b")]
     assert Axis.of_bins("", 2, ["a", "b", "c"]).marks() == [(0.0, "a"), (0.5, "b"), (1.0, "c")]
 
 
 @given(LINES)
-def test_a_clipped_line_stays_in_the_frame_and_keeps_what_is_inside(points):
+def test_a_clipped_line_stays_in_the_frame_and_keeps_what_is_inside(points: Array) -> None:
     found = clipped(points)
     assert ((found >= 0) & (found <= 1)).all()
     for point in points[((points >= 0) & (points <= 1)).all(1)]:
@@ -45,7 +46,7 @@ def test_a_clipped_line_stays_in_the_frame_and_keeps_what_is_inside(points):
 
 
 @given(LINES)
-def test_where_one_segment_crosses_the_frame_is_on_its_way(points):
+def test_where_one_segment_crosses_the_frame_is_on_its_way(points: Array) -> None:
     assume(len(points) >= 2)
     start, end = points[:2]
     shares = np.linspace(0, 1, 2001)[:, None]
@@ -58,7 +59,7 @@ def test_where_one_segment_crosses_the_frame_is_on_its_way(points):
     np.testing.assert_allclose(found, [inside[0], inside[-1]], atol=step + 1e-6)
 
 
-def test_a_line_ends_at_the_border_and_marks_and_intervals_stay_inside():
+def test_a_line_ends_at_the_border_and_marks_and_intervals_stay_inside() -> None:
     x, y = Axis.linear("x", 0, 2), Axis.log("y", 1, 100)
     curve = Curve("", "plain", [0, 1, 2, 2], [100, 10, 0.1, None], [10, 0, 1, 1], [1000, 20, 1, 1], marked=True)
     plot = Plot("", x, y, [curve])
@@ -69,13 +70,13 @@ def test_a_line_ends_at_the_border_and_marks_and_intervals_stay_inside():
     assert (plot.dots(bare), plot.intervals(bare), plot.line(bare)) == ([], [], [[0, 0]])
 
 
-def test_an_interval_without_a_width_is_left_out():
+def test_an_interval_without_a_width_is_left_out() -> None:
     plot = Plot("", Axis.linear("x", 0, 1), Axis.linear("y", 0, 1))
     curve = Curve("", "plain", [0, 1], [0.5, 0.5], [0.25, float("nan")], [0.75, float("nan")])
     assert plot.intervals(curve) == [[0, 0.25, 0.75]]
 
 
-def test_bars_are_cut_at_the_frame():
+def test_bars_are_cut_at_the_frame() -> None:
     plot = Plot(
         "", Axis.linear("x", 0, 1), Axis.linear("y", 0, 1), bars=[(0, 0.5, 0.3), (0.5, 2, 3), (0, 1, np.nan)]
     )
@@ -84,7 +85,7 @@ def test_bars_are_cut_at_the_frame():
 
 
 @given(st.floats(-1e4, 1e4), st.floats(1e-2, 1e6))
-def test_linear_ticks_are_even_round_and_fill_the_axis(low, width):
+def test_linear_ticks_are_even_round_and_fill_the_axis(low: float, width: float) -> None:
     ticks = np.array(linear_ticks(low, low + width))
     steps = np.diff(ticks)
     slack = 1e-5 * steps[0]
@@ -99,7 +100,7 @@ def test_linear_ticks_are_even_round_and_fill_the_axis(low, width):
 
 
 @given(st.floats(-5, 5), st.floats(0.05, 8))
-def test_decade_ticks_lie_between_and_are_never_few_or_many(start, decades):
+def test_decade_ticks_lie_between_and_are_never_few_or_many(start: float, decades: float) -> None:
     low, high = 10**start, 10 ** (start + decades)
     ticks = decade_ticks(low, high)
     assert ticks == sorted(ticks)
@@ -107,13 +108,13 @@ def test_decade_ticks_lie_between_and_are_never_few_or_many(start, decades):
     assert 3 <= len(ticks) <= 9
 
 
-def test_ticks_read_as_people_write_them():
+def test_ticks_read_as_people_write_them() -> None:
     values = (0, 0.25, -0.01, 30, 1e-5, -1e-4, 3e-7, 1e6, 0.1 + 0.2)
     texts = ["0", "0.25", "−0.01", "30", "10⁻⁵", "−10⁻⁴", "3·10⁻⁷", "10⁶", "0.3"]
     assert [tick_text(value) for value in values] == texts
 
 
-def test_the_macro_draws_what_the_plot_holds():
+def test_the_macro_draws_what_the_plot_holds() -> None:
     environment = jinja2.Environment(loader=jinja2.PackageLoader("halopose.reports"), autoescape=True)
     draw = environment.get_template("chart.html").module.chart
     curves = [

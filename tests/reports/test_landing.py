@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 
 from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
+from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import ATTITUDE
 from halopose.landing.settings import CameraErrors
 from halopose.reports.landing import _error_chart, log_of, render_page
+from halopose.types import Array
 from tests.reports.test_landing_pictures import DOUBTED, EXCLUDED, OUTAGE, PRUNED, UNSEEN, UNSOLVED, fabricate
 
 SUMMARY = {
@@ -30,29 +33,29 @@ FILM = b"RIFF\x00\x00\x00\x00WEBPVP8 and so on"
 
 
 @pytest.fixture(scope="module")
-def flight():
+def flight() -> Flight:
     return fabricate()
 
 
 @pytest.fixture(scope="module")
-def page(flight):
+def page(flight: Flight) -> str:
     return render_page(flight, SUMMARY, FILM)
 
 
-def drawings(page):
+def drawings(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.S)]
 
 
-def numbers(path):
+def numbers(path: str) -> Array:
     return np.array([float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", path)])
 
 
-def test_page_needs_nothing_else(page):
+def test_page_needs_nothing_else(page: str) -> None:
     assert not re.search(r"https?://|<script|<link(?! rel=\"icon\" href=\"data:,\")|@import|url\(", page)
     assert set(re.findall(r'src="([a-z]+):', page)) == {"data"}
 
 
-def test_animation_is_embedded_as_it_is(page, flight):
+def test_animation_is_embedded_as_it_is(page: str, flight: Flight) -> None:
     kind, content = re.search(r'src="data:([^;]+);base64,([^"]+)"', page).groups()
     assert kind == "image/webp"
     assert base64.b64decode(content) == FILM
@@ -61,7 +64,7 @@ def test_animation_is_embedded_as_it_is(page, flight):
         render_page(flight, SUMMARY, b"mp4")
 
 
-def test_summary_is_shown_whole(page):
+def test_summary_is_shown_whole(page: str) -> None:
     rows = dict(re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', page))
     cells = {label: re.findall(r"<td>(.*?)</td>", row) for label, row in rows.items()}
     assert cells["fused rms"] == ["1.23"]
@@ -73,7 +76,7 @@ def test_summary_is_shown_whole(page):
     assert cells["Glide slope"] == ["321"]
 
 
-def test_drawings_are_whole_and_inside(page):
+def test_drawings_are_whole_and_inside(page: str) -> None:
     found = drawings(page)
     assert len(found) == 9
     for svg in found:
@@ -85,7 +88,7 @@ def test_drawings_are_whole_and_inside(page):
             assert ((x >= 0) & (x <= width) & (y >= 0) & (y <= height)).all()
 
 
-def test_bands_hold_what_they_should(flight, page):
+def test_bands_hold_what_they_should(flight: Flight, page: str) -> None:
     """Drawn errors lie inside their drawn band exactly when they are below two standard deviations."""
     for axis, svg in enumerate(drawings(page)[:3]):
         shapes = {path.get("class"): numbers(path.get("d").replace("h0", "")) for path in svg.iter("path")}
@@ -99,13 +102,13 @@ def test_bands_hold_what_they_should(flight, page):
         np.testing.assert_array_equal(inside[~near], expected[~near])
 
 
-def test_consistency_is_that_of_the_flight(flight, page):
+def test_consistency_is_that_of_the_flight(flight: Flight, page: str) -> None:
     nis, nees = consistency(flight.track.nis_of("vision"), 3), consistency(flight.nees, 3)
     assert f"NIS of vision: mean {nis.mean:.2f}" in page
     assert f"NEES of the fused position: mean {nees.mean:.2f}" in page
 
 
-def test_outages_and_rejections_are_named(flight, page):
+def test_outages_and_rejections_are_named(flight: Flight, page: str) -> None:
     silent = re.search(r"GNSS silent ([\d.]+) to ([\d.]+) s", page)
     assert np.array(silent.groups(), dtype=float) == pytest.approx(OUTAGE, abs=0.25)
     frames = len(flight.frame_times)
@@ -115,13 +118,13 @@ def test_outages_and_rejections_are_named(flight, page):
     assert ", 2 rejected" in render_page(replace(flight, track=replace(flight.track, accepted=accepted)), {})
 
 
-def test_an_error_beyond_its_level_is_marked(flight, page):
+def test_an_error_beyond_its_level_is_marked(flight: Flight, page: str) -> None:
     assert "beyond its level" not in page
     levels = flight.fixes.levels / 1000
     assert "beyond its level" in render_page(replace(flight, fixes=replace(flight.fixes, levels=levels)), {})
 
 
-def test_bands_of_vision_hold_the_attitude_s_bias(flight):
+def test_bands_of_vision_hold_the_attitude_s_bias(flight: Flight) -> None:
     """Yaw, off by what the IRS and the mounting are, moves the fix by 5 km per radian to the left."""
     sensitivity = np.zeros_like(flight.fixes.sensitivity)
     sensitivity[:, 1, 0] = 5000.0
@@ -133,7 +136,7 @@ def test_bands_of_vision_hold_the_attitude_s_bias(flight):
     np.testing.assert_allclose([numbers(band)[1], numbers(band)[-1]], expected, atol=0.06)
 
 
-def test_a_blind_flight_has_a_page_and_a_log():
+def test_a_blind_flight_has_a_page_and_a_log() -> None:
     blind = fabricate(blind=True)
     page = render_page(blind, {})
     assert "vision gave no position to be trusted" in page
@@ -142,14 +145,14 @@ def test_a_blind_flight_has_a_page_and_a_log():
     assert len(drawings(page)) == 9
 
 
-def test_log_comes_back_from_json(flight, tmp_path):
+def test_log_comes_back_from_json(flight: Flight, tmp_path: Path) -> None:
     log = log_of(flight)
     json.dumps(log, allow_nan=False)
     write_json(tmp_path / "log.json", log)
     assert read_json(tmp_path / "log.json") == log
 
 
-def test_log_holds_the_flight(flight):
+def test_log_holds_the_flight(flight: Flight) -> None:
     log = log_of(flight)
     frames = log["frames"]
     assert [frame["time"] for frame in frames] == flight.frame_times.tolist()
@@ -167,7 +170,7 @@ def test_log_holds_the_flight(flight):
     np.testing.assert_array_equal(frames[0]["vision"]["position"], flight.fixes.position[0])
 
 
-def test_log_counts_what_the_filter_took(flight):
+def test_log_counts_what_the_filter_took(flight: Flight) -> None:
     log = log_of(flight)
     track = flight.track
     assert {source: entry["measurements"] for source, entry in log["sources"].items()} == {

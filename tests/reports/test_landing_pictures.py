@@ -3,6 +3,8 @@
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -22,13 +24,16 @@ from halopose.landing.settings import LandingSettings
 from halopose.landing.sighting import Sightings, expected_corners
 from halopose.landing.world.approach import fly
 from halopose.reports.landing_pictures import Composition, animate, draw_frame, outlines, state_of
+from halopose.types import Array
 
 UNSEEN, PRUNED, EXCLUDED, DOUBTED, UNSOLVED = 2, 3, 4, 5, 6  # frames of a made-up flight where something is wrong
 OUTAGE = (3.0, 5.0)  # of GNSS
 GREY = 90
 
 
-def fabricate(seed=3, *, start=1500.0, end=900.0, dof=None, blind=False):
+def fabricate(
+    seed: int = 3, *, start: float = 1500.0, end: float = 900.0, dof: float | None = None, blind: bool = False
+) -> Flight:
     """A flight of one frame per second with sightings of noise 0.3 to 1 pixel, over flat grey pictures.
 
     Five frames go wrong, or, blind, the runway is never seen.
@@ -66,7 +71,9 @@ def fabricate(seed=3, *, start=1500.0, end=900.0, dof=None, blind=False):
     )
 
 
-def sight_truth(world, position, attitude, rng, dof=None):
+def sight_truth(
+    world: Any, position: Array, attitude: Array, rng: np.random.Generator, dof: float | None = None
+) -> Sightings:
     """Corners with noise drawn from covariances that differ in size and direction."""
     exact = expected_corners(world.camera, world.mount, position, attitude, world.runway.corners())
     count = len(exact)
@@ -85,7 +92,7 @@ def sight_truth(world, position, attitude, rng, dof=None):
     return Sightings(pixels, covariance, covariance.copy(), keep, score, None if dof is None else np.full(4, dof))
 
 
-def fix(world, sightings, attitude):
+def fix(world: Any, sightings: Sightings, attitude: Array) -> VisionFixes:
     """Position alone with the attitude given, and a check against the chi-square law of the residuals."""
     count = len(sightings)
     keep, excluded = sightings.keep.copy(), np.full(count, -1)
@@ -108,7 +115,7 @@ def fix(world, sightings, attitude):
     )
 
 
-def fuse_all(truth, times, fixes, seed):
+def fuse_all(truth: Truth, times: Array, fixes: VisionFixes, seed: int) -> tuple[Any, Array, Array]:
     """The track, and its position and covariance at the frames."""
     measured = simulate(truth, Sensors(gnss=replace(GNSS, outages=(OUTAGE,))), seed)
     trusted = np.where(fixes.trusted[:, None], fixes.position, np.nan)
@@ -121,29 +128,29 @@ def fuse_all(truth, times, fixes, seed):
 
 
 @pytest.fixture(scope="module")
-def flight():
+def flight() -> Flight:
     return fabricate()
 
 
 @pytest.fixture(scope="module")
-def composition(flight):
+def composition(flight: Flight) -> Composition:
     return Composition(flight)
 
 
-def nearly(image, colour, tolerance=12):
+def nearly(image: Array, colour: Any, tolerance: int = 12) -> Array:
     """Where an image (H, W, 3) in BGR has a colour given as in html."""
     red, green, blue = bytes.fromhex(colour[1:])
     return np.abs(image.astype(int) - (blue, green, red)).max(-1) <= tolerance
 
 
-def camera_part(frame):
+def camera_part(frame: Array) -> Array:
     """What lies in the camera's view, at 9/8 of its size."""
     return frame[64:496, 24:744]
 
 
 @given(st.integers(0, 2**32 - 1), st.one_of(st.none(), st.floats(2.1, 50.0)))
 @settings(max_examples=50, deadline=None)
-def test_outlines_lie_where_95_percent_are_inside(seed, dof):
+def test_outlines_lie_where_95_percent_are_inside(seed: int, dof: float | None) -> None:
     rng = np.random.default_rng(seed)
     factor = rng.standard_normal((3, 2, 2)) + 0.1 * np.eye(2)
     scale, centre = factor @ factor.swapaxes(1, 2) + 1e-3 * np.eye(2), rng.standard_normal((3, 2))
@@ -153,7 +160,7 @@ def test_outlines_lie_where_95_percent_are_inside(seed, dof):
     np.testing.assert_allclose(distance, expected, rtol=1e-6)
 
 
-def test_states_say_what_became_of_frames(flight):
+def test_states_say_what_became_of_frames(flight: Flight) -> None:
     assert state_of(flight, 0) == ("solved", True)
     assert state_of(flight, UNSEEN) == ("no runway detected", False)
     assert state_of(flight, PRUNED) == ("solved, 1 pruned", True)
@@ -163,7 +170,7 @@ def test_states_say_what_became_of_frames(flight):
 
 
 @pytest.mark.parametrize("n", [0, UNSEEN, PRUNED, EXCLUDED, DOUBTED, UNSOLVED])
-def test_every_frame_draws(composition, n):
+def test_every_frame_draws(composition: Composition, n: int) -> None:
     frame = composition.draw(n)
     assert frame.shape == (720, 1280, 3)
     assert frame.dtype == np.uint8
@@ -171,13 +178,13 @@ def test_every_frame_draws(composition, n):
     assert drawn == (n != UNSEEN)
 
 
-def test_a_used_composition_draws_as_a_new_one(flight, composition):
+def test_a_used_composition_draws_as_a_new_one(flight: Flight, composition: Composition) -> None:
     composition.draw(PRUNED)
     np.testing.assert_array_equal(composition.draw(0), draw_frame(flight, 0))
 
 
 @pytest.mark.parametrize("dof", [None, 4.0])
-def test_corner_ellipses_are_drawn_where_their_law_says(dof):
+def test_corner_ellipses_are_drawn_where_their_law_says(dof: float | None) -> None:
     flight = fabricate(dof=dof)
     pixels = np.array([[100.0, 300.0], [540.0, 300.0], [540.0, 100.0], [100.0, 100.0]])
     scale = np.array([[400.0, 150.0], [150.0, 100.0]])
@@ -193,7 +200,7 @@ def test_corner_ellipses_are_drawn_where_their_law_says(dof):
     np.testing.assert_allclose(inside, 0.75 * GREY + 0.25 * np.array([0x2E, 0x9A, 0xFF]), atol=3)
 
 
-def test_views_show_vision_where_it_is(flight):
+def test_views_show_vision_where_it_is(flight: Flight) -> None:
     """All frames have the same covariance, so a view reaches exactly four deviations to either side."""
     count = len(flight.frame_times)
     covariance = np.tile(np.diag([2500.0, 9.0, 4.0]), (count, 1, 1))
@@ -209,7 +216,7 @@ def test_views_show_vision_where_it_is(flight):
     assert farther_left == pytest.approx(428 * 3.0 / 24.0, abs=1.5)
 
 
-def test_a_blind_flight_draws():
+def test_a_blind_flight_draws() -> None:
     frame = draw_frame(fabricate(blind=True), 1)
     assert not nearly(camera_part(frame), "#ff9a2e", 40).any()
     assert not nearly(frame[84:700, 828:], "#d9600a").any()
@@ -217,7 +224,7 @@ def test_a_blind_flight_draws():
 
 
 @pytest.mark.parametrize("suffix", [".webp", ".gif", ".apng"])
-def test_animation_decodes(flight, tmp_path, suffix):
+def test_animation_decodes(flight: Flight, tmp_path: Path, suffix: str) -> None:
     path = animate(flight, tmp_path / "new" / f"film{suffix}", 4.0, most=3)
     found, film = cv2.imreadanimation(str(path))
     assert found
@@ -229,12 +236,14 @@ def test_animation_decodes(flight, tmp_path, suffix):
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-def test_lossless_animation_holds_the_frames(flight, composition, tmp_path):
+def test_lossless_animation_holds_the_frames(flight: Flight, composition: Composition, tmp_path: Path) -> None:
     _, film = cv2.imreadanimation(str(animate(flight, tmp_path / "film.png", most=2)))
     np.testing.assert_array_equal(film.frames[0][..., :3], composition.draw(0))
 
 
-def test_mistakes_are_named(flight, composition, tmp_path, monkeypatch):
+def test_mistakes_are_named(
+    flight: Flight, composition: Composition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(HaloposeError, match=re.escape("cannot animate as film.mp4: name it .webp")):
         animate(flight, tmp_path / "film.mp4", 10.0)
     with pytest.raises(HaloposeError, match="a rate above 0"):

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +24,16 @@ from halopose.evaluation.calibrations import apply_calibrations
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.measured import Measured
 from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.scores import METRICS
-from halopose.evaluation.true_positives import match_poses
+from halopose.evaluation.scores import METRICS, Scores
+from halopose.evaluation.true_positives import MatchedPoses, match_poses
 from halopose.fitting import pipeline
+from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import FitSettings
 from halopose.fitting.store import MatchStore
 from halopose.fitting.training import TrainSettings
 from halopose.studies import ablation
 from halopose.studies.ablation import DEFAULT, SCALES, Result, Row, Study, ablate, rows_of
+from halopose.types import Array
 from halopose.uncertainty.heads import HeadSettings
 from halopose.uncertainty.pruning import localization_confidence, select_threshold
 from tests.helpers.models import ROOT, host_of, pose_model, write_scenes
@@ -54,7 +57,7 @@ run(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)
 """
 
 
-def run(data: Path, folder: Path, **options):
+def run(data: Path, folder: Path, **options: Any) -> list[Result]:
     host = host_of("11")
     training, validation = (load_dataset(data, split) for split in ("train", "val"))
     options = {"alphas": ALPHAS, "bootstrap": DRAWS, "workers": 1, **options}
@@ -62,37 +65,37 @@ def run(data: Path, folder: Path, **options):
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scenes(tmp_path_factory.mktemp("data"), host_of("11"), {"train": 10, "val": 16})
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, data, one_thread):
+def folder(tmp_path_factory: pytest.TempPathFactory, data: Path, one_thread: None) -> Path:
     folder = tmp_path_factory.mktemp("ablation")
     run(data, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def results(data, folder):
+def results(data: Path, folder: Path) -> dict[str, Result]:
     return {result.name: result for result in run(data, folder)}
 
 
 @pytest.fixture(scope="module")
-def fitted(data, folder):
+def fitted(data: Path, folder: Path) -> tuple[Artifact, Scores]:
     """What ``pipeline.fit`` makes of the same data, in the same work folder."""
     training, validation = (load_dataset(data, split) for split in ("train", "val"))
     return pipeline.fit(host_of("11"), training, validation, folder / "work", SETTINGS)
 
 
-def rows_by_name():
+def rows_by_name() -> dict[str, Row]:
     return {row.name: row for row in rows_of(SETTINGS, ALPHAS)}
 
 
 # --- rows ----------------------------------------------------------------------------------------------
 
 
-def test_rows_differ_from_the_default_and_from_each_other():
+def test_rows_differ_from_the_default_and_from_each_other() -> None:
     rows = rows_of(FitSettings())
     assert len({row.variant for row in rows}) == len({row.name for row in rows}) == len(rows) == 17
     names = {row.name: row for row in rows}
@@ -104,7 +107,7 @@ def test_rows_differ_from_the_default_and_from_each_other():
     assert {row.fit.train.alpha for row in rows if row.name.startswith("alpha")} == {0.0, 0.5, 2.0, 4.0}
 
 
-def test_what_the_default_is_already_is_no_row():
+def test_what_the_default_is_already_is_no_row() -> None:
     changed = replace(FitSettings(), head=HeadSettings(warm_start=False), calibration="assigned")
     names = [row.name for row in rows_of(changed, (2.0, 2.0))]
     assert "cold-start" not in names
@@ -116,19 +119,21 @@ def test_what_the_default_is_already_is_no_row():
 # --- rows are what the pipeline computes ---------------------------------------------------------------
 
 
-def by_confidence_alone(artifact):
+def by_confidence_alone(artifact: Artifact) -> Artifact:
     """The artifact without its visibility threshold: rows compare rules for the localization confidence."""
     return replace(artifact, calibrations=replace(artifact.calibrations, visibility_threshold=None))
 
 
-def scores_of(artifact, folder, **options):
+def scores_of(artifact: Artifact, folder: Path, **options: Any) -> Scores:
     images = np.array(artifact.card["images"]["evaluation"])
     protocol = Protocol(area="box", **options)
     store = MatchStore(folder / "work" / "val")
     return pipeline.evaluate_artifact(by_confidence_alone(artifact), host_of("11"), store, images, protocol)
 
 
-def test_the_default_row_is_a_fit(results, fitted, folder):
+def test_the_default_row_is_a_fit(
+    results: dict[str, Result], fitted: tuple[Artifact, Scores], folder: Path
+) -> None:
     artifact, scores = fitted
     pruned, default = scores_of(artifact, folder).pruned, results[DEFAULT]
     for law in ("gaussian", "student_t"):
@@ -144,7 +149,9 @@ def test_the_default_row_is_a_fit(results, fitted, folder):
     assert content["training"]["best_epoch"] == artifact.card["training"]["best_epoch"]
 
 
-def test_intervals_are_those_of_an_evaluation(results, fitted, folder):
+def test_intervals_are_those_of_an_evaluation(
+    results: dict[str, Result], fitted: tuple[Artifact, Scores], folder: Path
+) -> None:
     artifact, _ = fitted
     scores, default = scores_of(artifact, folder, bootstrap=DRAWS), results[DEFAULT]
     for law in ("gaussian", "student_t"):
@@ -155,7 +162,7 @@ def test_intervals_are_those_of_an_evaluation(results, fitted, folder):
     assert own == pytest.approx(scores.interval["akp_skill"][1], rel=1e-9)
 
 
-def parts_of(folder, row: Row, images: str):
+def parts_of(folder: Path, row: Row, images: str) -> tuple[Any, ...]:
     """Heads of a row, and true positives of the calibration or the evaluation images, step by step."""
     host, store = host_of("11"), MatchStore(folder / "work" / "val")
     heads, _ = pipeline.train_heads(host, [MatchStore(folder / "work" / "train")], row.fit)
@@ -166,7 +173,7 @@ def parts_of(folder, row: Row, images: str):
     return heads, store, split, matched
 
 
-def direct(folder, row: Row):
+def direct(folder: Path, row: Row) -> tuple[Any, ...]:
     """True positives, and what is fitted for them, without any of the code under test."""
     heads, store, split, held_out = parts_of(folder, row, "calibration")
     calibrated = pipeline.calibrate_heads(heads, store, split[0], row.fit)
@@ -185,7 +192,7 @@ def direct(folder, row: Row):
 
 
 @pytest.mark.parametrize("name", ["isotropic", "last-layer", "assigned", "eigenvalue", "f1"])
-def test_other_rows_are_direct_calls(results, folder, name):
+def test_other_rows_are_direct_calls(results: dict[str, Result], folder: Path, name: str) -> None:
     row = rows_by_name()[name]
     matched, fitted = direct(folder, row)
     scores = evaluate(matched, apply_calibrations(matched, fitted, row.protocol), row.protocol)
@@ -203,7 +210,7 @@ def test_other_rows_are_direct_calls(results, folder, name):
 # --- the paired bootstrap ------------------------------------------------------------------------------
 
 
-def brute_force(matched, fitted, row: Row, edges):
+def brute_force(matched: MatchedPoses, fitted: Any, row: Row, edges: Any) -> dict[str, Array]:
     """Metrics of every resampling, evaluated on copies of the resampled images' true positives."""
     protocol = replace(row.protocol, scale_edges=tuple(edges))
     images = np.unique(matched.image_ids)
@@ -226,7 +233,7 @@ def brute_force(matched, fitted, row: Row, edges):
     return {name: np.array([draw[name] for draw in draws]) for name in draws[0]}
 
 
-def test_paired_differences_equal_brute_force(folder):
+def test_paired_differences_equal_brute_force(folder: Path) -> None:
     rows, expected = {}, {}
     for name in (DEFAULT, "diagonal"):
         row = rows_by_name()[name]
@@ -259,7 +266,7 @@ def test_paired_differences_equal_brute_force(folder):
     assert 0 < rows[DEFAULT].estimate["kept_fraction"] < 1
 
 
-def test_evaluation_without_matches_is_refused(folder):
+def test_evaluation_without_matches_is_refused(folder: Path) -> None:
     matched, fitted = direct(folder, rows_by_name()[DEFAULT])
     nothing = matched.select(np.zeros(0, dtype=int))
     laws = apply_calibrations(nothing, fitted, Protocol())
@@ -270,11 +277,13 @@ def test_evaluation_without_matches_is_refused(folder):
 # --- reruns --------------------------------------------------------------------------------------------
 
 
-def times(folder):
+def times(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in (folder / "rows").iterdir()}
 
 
-def test_a_rerun_keeps_what_is_there_and_mends_the_rest(data, folder, results, monkeypatch):
+def test_a_rerun_keeps_what_is_there_and_mends_the_rest(
+    data: Path, folder: Path, results: dict[str, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = times(folder)
     done = []
     compute = Study.compute
@@ -304,7 +313,7 @@ def test_a_rerun_keeps_what_is_there_and_mends_the_rest(data, folder, results, m
         assert again[name].estimate == pytest.approx(results[name].estimate, rel=1e-12, nan_ok=True)
 
 
-def test_other_settings_are_other_rows(data, folder, tmp_path):
+def test_other_settings_are_other_rows(data: Path, folder: Path, tmp_path: Path) -> None:
     images = np.arange(4)
     row = rows_by_name()[DEFAULT]
     study = Study(tmp_path, images, DRAWS, "data")
@@ -325,7 +334,9 @@ def children_of(process: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for child processes in /proc")
-def test_a_run_killed_with_its_workers_resumes_to_the_same_rows(data, folder, tmp_path, results):
+def test_a_run_killed_with_its_workers_resumes_to_the_same_rows(
+    data: Path, folder: Path, tmp_path: Path, results: dict[str, Result]
+) -> None:
     out = tmp_path / "out"
     shutil.copytree(folder, out)
     for path in [*out.glob("work/training-*"), *(out / "rows" / f"{name}.json" for name in LEFT)]:
@@ -357,17 +368,17 @@ class Deadly:
 
     device = torch.device("cpu")
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return os._exit, (1,)
 
 
-def test_a_worker_that_dies_is_one_line(tmp_path):
+def test_a_worker_that_dies_is_one_line(tmp_path: Path) -> None:
     jobs = [[row] for row in rows_of(SETTINGS)[:2]]
     with pytest.raises(HaloposeError, match="a worker process died"):
         ablation._run(Study(tmp_path, np.arange(4), DRAWS, "data"), Deadly(), jobs, 2, None)
 
 
-def test_the_environment_of_workers_is_not_ours(monkeypatch):
+def test_the_environment_of_workers_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     with ablation._environment({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}):
@@ -380,7 +391,7 @@ def test_the_environment_of_workers_is_not_ours(monkeypatch):
 # --- refusals and the command --------------------------------------------------------------------------
 
 
-def test_refusals(data, folder):
+def test_refusals(data: Path, folder: Path) -> None:
     host, validation = host_of("11"), load_dataset(data, "val")
     with pytest.raises(HaloposeError, match="16 images are in both"):
         ablate(host, validation, validation, folder)
@@ -389,10 +400,14 @@ def test_refusals(data, folder):
             run(data, folder, **options)
 
 
-def test_the_command_writes_tables_and_page(data, tmp_path, results, monkeypatch):
+def test_the_command_writes_tables_and_page(
+    data: Path, tmp_path: Path, results: dict[str, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
-    def computed(host, training, validation, output, settings, **options):
+    def computed(
+        host: Any, training: Any, validation: Any, output: Any, settings: Any, **options: Any
+    ) -> list[Result]:
         asked.append((len(training), len(validation), output, settings, options["alphas"], options["workers"]))
         return list(results.values())
 

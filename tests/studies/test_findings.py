@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ VERDICTS = st.sampled_from(["reproduced", "contradicted", "not decided"])
 OPPOSITE = {"reproduced": "contradicted", "contradicted": "reproduced", "not decided": "not decided"}
 
 
-def result(name, values, noise=0.0, seed=0):
+def result(name: str, values: dict[str, Any], noise: float = 0.0, seed: int = 0) -> Result:
     """A row whose draws are its values and noise."""
     generator = np.random.default_rng(seed)
     draws = {metric: value + noise * generator.normal(size=50) for metric, value in values.items()}
@@ -27,7 +28,7 @@ def result(name, values, noise=0.0, seed=0):
 
 
 @given(NUMBERS, MARGINS)
-def test_a_verdict_is_decided_exactly_where_the_interval_excludes_zero(value, margin):
+def test_a_verdict_is_decided_exactly_where_the_interval_excludes_zero(value: Any, margin: float) -> None:
     difference = Difference(value, margin)
     verdict = verdict_of(difference)
     assert (verdict == "reproduced") == (value > margin)
@@ -37,25 +38,25 @@ def test_a_verdict_is_decided_exactly_where_the_interval_excludes_zero(value, ma
 
 
 @given(NUMBERS, MARGINS, NUMBERS)
-def test_nothing_is_decided_within_what_a_seed_changes(value, margin, by_seed):
+def test_nothing_is_decided_within_what_a_seed_changes(value: Any, margin: float, by_seed: float) -> None:
     verdict = verdict_of(Difference(value, margin), by_seed)
     assert verdict == ("not decided" if abs(by_seed) >= abs(value) else verdict_of(Difference(value, margin)))
 
 
 @pytest.mark.parametrize("value", [1.0, -1.0, math.nan])
-def test_an_unknown_margin_decides_nothing(value):
+def test_an_unknown_margin_decides_nothing(value: float) -> None:
     assert verdict_of(Difference(value, math.nan)) == "not decided"
 
 
 @given(st.lists(VERDICTS, max_size=4))
-def test_a_finding_is_the_conjunction_of_its_parts(verdicts):
+def test_a_finding_is_the_conjunction_of_its_parts(verdicts: list[Any]) -> None:
     whole = overall(verdicts)
     assert (whole == "contradicted") == ("contradicted" in verdicts)
     assert (whole == "reproduced") == (bool(verdicts) and set(verdicts) == {"reproduced"})
     assert overall(verdicts[::-1]) == whole
 
 
-def test_differences_are_paired():
+def test_differences_are_paired() -> None:
     shared = np.random.default_rng(0).normal(size=500)
     rows = {
         name: Result(name, name, {"m": value}, {"m": value + shared + spread * shared[::-1]}, {}, [], {})
@@ -67,14 +68,14 @@ def test_differences_are_paired():
     assert rows["a"].margin("m") == pytest.approx(1.96 * shared.std(ddof=1))
 
 
-def test_a_part_against_a_number_takes_the_rows_own_interval():
+def test_a_part_against_a_number_takes_the_rows_own_interval() -> None:
     row = result("f1", {"kept": 0.97}, noise=0.01)
     difference = Part("keeps most", ("f1", "kept"), 0.9).measure({"f1": row})
     assert difference.value == pytest.approx(0.07)
     assert difference.margin == row.margin("kept")
 
 
-def test_the_seed_is_a_yardstick_for_every_part():
+def test_the_seed_is_a_yardstick_for_every_part() -> None:
     finding = Finding(
         "text",
         (
@@ -93,7 +94,7 @@ def test_the_seed_is_a_yardstick_for_every_part():
     assert alone.verdict == "reproduced"
 
 
-def test_findings_are_about_rows_and_metrics_that_there_are():
+def test_findings_are_about_rows_and_metrics_that_there_are() -> None:
     rows = [row.name for row in rows_of(FitSettings())]
     for finding in FINDINGS:
         for part in finding.parts:
@@ -109,7 +110,7 @@ def test_findings_are_about_rows_and_metrics_that_there_are():
     }
 
 
-def test_what_the_paper_reports_is_reproduced_and_its_opposite_contradicted():
+def test_what_the_paper_reports_is_reproduced_and_its_opposite_contradicted() -> None:
     """Figures of the paper's tables for the nano model, with the signs turned round for the second half."""
     metrics = {
         "gaussian.ace": 0.0582, "gaussian.ence": 0.0570, "gaussian.nll": 5.62, "gaussian.akp": 0.935,
@@ -131,7 +132,7 @@ def test_what_the_paper_reports_is_reproduced_and_its_opposite_contradicted():
     assert {one.verdict for one in judge(mirrored)} == {"contradicted"}
 
 
-def test_what_does_not_matter_or_rests_on_few_contradicts_nothing():
+def test_what_does_not_matter_or_rests_on_few_contradicts_nothing() -> None:
     finding = Finding("text", (Part("NLL rises", ("a", "gaussian.nll"), (DEFAULT, "gaussian.nll")),))
     for fall, count, verdict in (
         (0.05, 5000, "contradicted"), (0.005, 5000, "not decided"), (0.05, 500, "not decided"),

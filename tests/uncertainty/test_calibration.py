@@ -1,6 +1,7 @@
 """Calibrations against closed forms, known truths and a global optimiser; weights, masks and shrinkage."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from halopose.errors import HaloposeError
+from halopose.types import Array
 from halopose.uncertainty.calibration import (
     NU_MAX,
     NU_MIN,
@@ -27,16 +29,16 @@ SEEDS = st.integers(0, 2**32 - 1)
 CALIBRATIONS = [GaussianCalibration, StudentTCalibration]
 
 
-def double(values):
+def double(values: Any) -> torch.Tensor:
     return torch.as_tensor(np.asarray(values), dtype=torch.float64)
 
 
-def column(distances, weight=None):
+def column(distances: Any, weight: Any = None) -> Sample:
     weight = np.ones(len(distances)) if weight is None else weight
     return Sample(double(distances)[:, None], double(weight)[:, None])
 
 
-def random_data(rng, n, k, nu=4.0):
+def random_data(rng: np.random.Generator, n: int, k: int, nu: Any = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Residuals and factors whose dispersion is off by a factor per keypoint."""
     factors = torch.eye(2).double() * double(np.exp(rng.normal(size=(n, k))))[..., None, None]
     factors[..., 1, 0] = double(rng.normal(size=(n, k)))
@@ -45,11 +47,11 @@ def random_data(rng, n, k, nu=4.0):
     return law.sample(1, torch.Generator().manual_seed(int(rng.integers(2**31))))[0], factors
 
 
-def learned(calibration):
+def learned(calibration: Any) -> dict[str, Array]:
     return {name: value.numpy() for name, value in calibration.state_dict().items()}
 
 
-def assert_same(first, second, rtol=0.0):
+def assert_same(first: Any, second: Any, rtol: float = 0.0) -> None:
     for name, value in learned(first).items():
         np.testing.assert_allclose(value, learned(second)[name], rtol=rtol, err_msg=name)
 
@@ -58,7 +60,7 @@ def assert_same(first, second, rtol=0.0):
 
 
 @given(SEEDS)
-def test_gaussian_temperature_is_the_closed_form_and_the_minimum(seed):
+def test_gaussian_temperature_is_the_closed_form_and_the_minimum(seed: int) -> None:
     rng = np.random.default_rng(seed)
     residual, factors = random_data(rng, 60, 3)
     weight = double(rng.random(60) + 0.01)
@@ -72,7 +74,7 @@ def test_gaussian_temperature_is_the_closed_form_and_the_minimum(seed):
             assert float(tau[k]) == pytest.approx(closed, rel=1e-10)
         assert float(gaussian_temperature(column(distance, w))) == pytest.approx(closed, rel=1e-12)
 
-        def nll(t, k=k):
+        def nll(t: float, k: int = k) -> float:
             return mean_nll(Gaussian(factors[:, k] * t), residual[:, k], weight)
 
         assert nll(closed) <= min(nll(closed * 0.999), nll(closed * 1.001))
@@ -82,7 +84,7 @@ def test_gaussian_temperature_is_the_closed_form_and_the_minimum(seed):
 
 
 @pytest.mark.parametrize("nu", [2.5, 4.0, 30.0])
-def test_student_t_recovers_the_truth(nu):
+def test_student_t_recovers_the_truth(nu: float) -> None:
     rng = np.random.default_rng(7)
     n, tau = 200_000, 1.7
     factors = torch.eye(2).double() * double(np.exp(rng.normal(size=(n, 1))))[..., None, None]
@@ -95,16 +97,16 @@ def test_student_t_recovers_the_truth(nu):
     assert float(fitted.tau_) == pytest.approx(tau, rel=0.01)
 
 
-def nll(distance, weight, nu, tau):
+def nll(distance: Array, weight: Array, nu: float, tau: float) -> float:
     """Weighted Student-t NLL, less what does not depend on nu and tau."""
     growth = np.average(np.log1p(distance / (nu * tau**2)), weights=weight)
     return float((nu + 2) / 2 * growth + 2 * np.log(tau))
 
 
-def best_nll(distance, weight):
+def best_nll(distance: Array, weight: Array) -> float:
     """Global minimum: a grid of the Lomax scale with the best nu each, then scipy from several starts."""
 
-    def objective(parameters):
+    def objective(parameters: Array) -> float:
         nu = np.clip(2 + np.exp(np.clip(parameters[0], -40, 40)), NU_MIN, NU_MAX)
         return nll(distance, weight, nu, np.exp(parameters[1]))
 
@@ -122,7 +124,7 @@ def best_nll(distance, weight):
     return min(*polished, values[best])
 
 
-def assert_optimal(distance, weight=None):
+def assert_optimal(distance: Array, weight: Array | None = None) -> None:
     weight = np.ones(len(distance)) if weight is None else weight
     nu, tau = (float(value) for value in student_parameters(column(distance, weight)))
     assert NU_MIN <= nu <= NU_MAX
@@ -146,7 +148,9 @@ UGLY = {
 @pytest.mark.parametrize("kind", UGLY)
 @settings(max_examples=30)
 @given(SEEDS, st.sampled_from([3, 10, 100, 700, 3000]), st.integers(-12, 12), st.booleans())
-def test_student_t_is_never_worse_than_a_global_optimiser(kind, seed, n, log_size, weighted):
+def test_student_t_is_never_worse_than_a_global_optimiser(
+    kind: str, seed: int, n: int, log_size: int, weighted: bool
+) -> None:
     rng = np.random.default_rng(seed)
     distance = UGLY[kind](rng, n) * 10.0**log_size
     assert_optimal(distance, rng.random(n) ** 3 + 1e-6 if weighted else None)
@@ -154,44 +158,44 @@ def test_student_t_is_never_worse_than_a_global_optimiser(kind, seed, n, log_siz
 
 @settings(max_examples=25)
 @given(SEEDS, st.sampled_from([20_000, 60_000]))
-def test_student_t_is_optimal_on_data_large_enough_to_thin(seed, n):
+def test_student_t_is_optimal_on_data_large_enough_to_thin(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     kind = list(UGLY)[seed % len(UGLY)]
     assert_optimal(np.sort(UGLY[kind](rng, n)) if seed % 2 else UGLY[kind](rng, n))
 
 
 @pytest.mark.parametrize("excess", [-1e-3, -1e-6, 0, 1e-8, 1e-7, 1e-6, 3e-6, 1e-5, 1e-4, 1e-3, 1e-2])
-def test_student_t_is_optimal_on_both_sides_of_the_gaussian(excess):
+def test_student_t_is_optimal_on_both_sides_of_the_gaussian(excess: float) -> None:
     """The spread E[m^2] / E[m]^2 just above and below an exponential law's 2, where nu leaves its bound."""
     base = -2 * np.log1p(-(np.arange(4000) + 0.5) / 4000)
 
-    def gap(power):
+    def gap(power: float) -> float:
         return np.mean(base ** (2 * power)) / np.mean(base**power) ** 2 / 2 - 1 - excess
 
     assert_optimal(base ** optimize.brentq(gap, 0.5, 2, xtol=1e-15))
 
 
 @pytest.mark.parametrize(("share", "ratio"), [(0.3, 1e-9), (0.45, 1e-2), (0.45, 1e-6), (0.49, 1e-9)])
-def test_student_t_finds_heavy_tails_behind_a_small_spread(share, ratio):
+def test_student_t_finds_heavy_tails_behind_a_small_spread(share: float, ratio: float) -> None:
     """Many near-perfect keypoints: the spread is below an exponential's, yet a heavy tail fits best."""
     assert_optimal(np.array([ratio, 1.0]), np.array([share, 1 - share]))
 
 
-def test_student_t_finds_the_better_of_two_minima():
+def test_student_t_finds_the_better_of_two_minima() -> None:
     """Three sizes far apart give the likelihood a valley for nu = 2 and another for nu = 9."""
     assert_optimal(np.array([1e-6, 3e-4, 7.5, 870.0]), np.array([0.33, 0.41, 0.97, 0.0018]))
 
 
 @settings(max_examples=60)
 @given(SEEDS)
-def test_student_t_is_optimal_on_a_handful_of_atoms(seed):
+def test_student_t_is_optimal_on_a_handful_of_atoms(seed: int) -> None:
     rng = np.random.default_rng(seed)
     k = rng.integers(2, 7)
     assert_optimal(10 ** rng.uniform(*(-9, 2) if seed % 2 else (-2, 1), k), rng.random(k) ** 2 + 1e-3)
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.3, 0.6, 1.0])
-def test_exact_hits_give_finite_parameters(zeros):
+def test_exact_hits_give_finite_parameters(zeros: float) -> None:
     distance = np.where(np.arange(1000) < 1000 * zeros, 0.0, np.random.default_rng(0).exponential(2, 1000))
     nu, tau = student_parameters(column(distance))
     assert torch.isfinite(nu).all()
@@ -207,7 +211,7 @@ def test_exact_hits_give_finite_parameters(zeros):
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 @settings(max_examples=20)
 @given(seed=SEEDS)
-def test_whole_weights_are_copies(calibration, seed):
+def test_whole_weights_are_copies(calibration: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     residual, factors = random_data(rng, 300, 2)
     counts = torch.from_numpy(rng.integers(0, 4, 300))
@@ -226,7 +230,7 @@ def test_whole_weights_are_copies(calibration, seed):
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), 1e300, -7.0])
-def test_unlabelled_keypoints_have_no_influence(calibration, rubbish):
+def test_unlabelled_keypoints_have_no_influence(calibration: type[Any], rubbish: float) -> None:
     rng = np.random.default_rng(0)
     residual, factors = random_data(rng, 400, 3)
     labelled = torch.from_numpy(rng.random((400, 3)) < 0.6)
@@ -242,7 +246,7 @@ def test_unlabelled_keypoints_have_no_influence(calibration, rubbish):
         assert float(alone.tau_) == pytest.approx(float(clean.tau_[k]), rel=1e-6)
 
 
-def test_weights_may_be_per_keypoint_and_scale_freely():
+def test_weights_may_be_per_keypoint_and_scale_freely() -> None:
     rng = np.random.default_rng(0)
     residual, factors = random_data(rng, 300, 2)
     weight = double(rng.random((300, 2)))
@@ -253,7 +257,7 @@ def test_weights_may_be_per_keypoint_and_scale_freely():
     assert_same(both, GaussianCalibration(2).fit(residual, factors, sample_weight=weight * 1e-6), rtol=1e-12)
 
 
-def test_effective_samples_are_kishs():
+def test_effective_samples_are_kishs() -> None:
     weight = np.array([1.0, 1, 1, 0, 5])
     assert float(column(np.ones(5), weight).effective) == pytest.approx(8**2 / 28)
     assert float(column(np.ones(5), np.zeros(5)).effective) == 0
@@ -262,7 +266,7 @@ def test_effective_samples_are_kishs():
 # --- shrinkage --------------------------------------------------------------------------------------------
 
 
-def few_samples(count):
+def few_samples(count: int) -> tuple[torch.Tensor, ...]:
     """Keypoint 0 has ``count`` samples, keypoint 1 plenty; each on its own, together, and shrunk."""
     residual, factors = random_data(np.random.default_rng(5), 500, 2)
     labelled = torch.ones(500, 2, dtype=torch.bool)
@@ -272,7 +276,7 @@ def few_samples(count):
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 @pytest.mark.parametrize("count", [1, 5, 20, 49, 50, 51, 200])
-def test_shrinkage_lies_between_own_and_pooled(calibration, count):
+def test_shrinkage_lies_between_own_and_pooled(calibration: type[Any], count: int) -> None:
     residual, factors, labelled = few_samples(count)
     shrunk = calibration(2).fit(residual, factors, labelled)
     own = calibration(2, min_samples=1).fit(residual, factors, labelled)
@@ -295,7 +299,9 @@ def test_shrinkage_lies_between_own_and_pooled(calibration, count):
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-def test_a_keypoint_without_samples_takes_the_pooled_values_and_warns(calibration, caplog):
+def test_a_keypoint_without_samples_takes_the_pooled_values_and_warns(
+    calibration: type[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     residual, factors, labelled = few_samples(0)
     with caplog.at_level("WARNING", "halopose"):
         fitted = calibration(2).fit(residual, factors, labelled)
@@ -306,7 +312,7 @@ def test_a_keypoint_without_samples_takes_the_pooled_values_and_warns(calibratio
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-def test_full_data_do_not_warn(calibration):
+def test_full_data_do_not_warn(calibration: type[Any]) -> None:
     residual, factors = random_data(np.random.default_rng(0), 100, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -317,7 +323,7 @@ def test_full_data_do_not_warn(calibration):
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-def test_no_samples_at_all_is_an_error(calibration):
+def test_no_samples_at_all_is_an_error(calibration: type[Any]) -> None:
     residual, factors = random_data(np.random.default_rng(0), 10, 2)
     for empty in (
         {"labelled": torch.zeros(10, 2, dtype=torch.bool)},
@@ -339,7 +345,9 @@ def test_no_samples_at_all_is_an_error(calibration):
         ((5, 4, 2), (5, 4, 2, 2), ["3 keypoints", "the data 4"]),
     ],
 )
-def test_wrong_shapes_name_expected_and_received(residual, factors, said):
+def test_wrong_shapes_name_expected_and_received(
+    residual: tuple[Any, ...], factors: tuple[int, ...], said: list[str]
+) -> None:
     with pytest.raises(HaloposeError) as caught:
         GaussianCalibration(3).fit(torch.ones(residual), torch.ones(factors))
     for pattern in said:
@@ -360,7 +368,7 @@ def test_wrong_shapes_name_expected_and_received(residual, factors, said):
     ],
     ids=lambda wrong: "-".join(f"{name}{tuple(value.shape)}" for name, value in wrong.items()),
 )
-def test_wrong_shapes_of_labels_and_weights_name_expected_and_received(wrong):
+def test_wrong_shapes_of_labels_and_weights_name_expected_and_received(wrong: dict[str, Any]) -> None:
     residual, factors = random_data(np.random.default_rng(0), 5, 3)
     (received,) = (str(tuple(value.shape)) for value in wrong.values())
     with pytest.raises(HaloposeError) as caught:
@@ -369,14 +377,14 @@ def test_wrong_shapes_of_labels_and_weights_name_expected_and_received(wrong):
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_impossible_weights_are_refused(weight):
+def test_impossible_weights_are_refused(weight: float) -> None:
     residual, factors = random_data(np.random.default_rng(0), 5, 3)
     with pytest.raises(HaloposeError, match="finite and not negative"):
         GaussianCalibration(3).fit(residual, factors, sample_weight=torch.tensor([1, 1, weight, 1, 1]))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_labelled_rubbish_is_refused(value):
+def test_labelled_rubbish_is_refused(value: float) -> None:
     residual, factors = random_data(np.random.default_rng(0), 5, 3)
     residual[2, 1, 0] = value
     with pytest.raises(HaloposeError, match="not finite"):
@@ -387,7 +395,7 @@ def test_labelled_rubbish_is_refused(value):
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-def test_state_dict_round_trip(calibration):
+def test_state_dict_round_trip(calibration: type[Any]) -> None:
     residual, factors = random_data(np.random.default_rng(0), 200, 3)
     fitted = calibration(3).fit(residual, factors)
     restored = calibration(3)
@@ -401,7 +409,7 @@ def test_state_dict_round_trip(calibration):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_forward_scales_the_factors_and_keeps_the_dtype(dtype):
+def test_forward_scales_the_factors_and_keeps_the_dtype(dtype: torch.dtype) -> None:
     residual, factors = random_data(np.random.default_rng(0), 200, 3)
     gaussian = GaussianCalibration(3).fit(residual, factors)
     student = StudentTCalibration(3).fit(residual, factors)
@@ -417,7 +425,7 @@ def test_forward_scales_the_factors_and_keeps_the_dtype(dtype):
     assert gaussian(given_factors.reshape(4, 50, 3, 2, 2)).scale.shape == (4, 50, 3, 2, 2)
 
 
-def test_both_covariances_of_student_t():
+def test_both_covariances_of_student_t() -> None:
     residual, factors = random_data(np.random.default_rng(0), 5000, 3, nu=3.0)
     moment = StudentTCalibration(3).fit(residual, factors)
     paper = StudentTCalibration(3, covariance="paper").fit(residual, factors)
@@ -432,7 +440,7 @@ def test_both_covariances_of_student_t():
 
 
 @given(SEEDS)
-def test_mean_nll_is_the_weighted_mean(seed):
+def test_mean_nll_is_the_weighted_mean(seed: int) -> None:
     rng = np.random.default_rng(seed)
     residual, factors = random_data(rng, 20, 2)
     weight = rng.integers(0, 3, (20, 2)) + np.eye(20, 2)
@@ -446,7 +454,7 @@ def test_mean_nll_is_the_weighted_mean(seed):
 # --- both together ----------------------------------------------------------------------------------------
 
 
-def test_before_anything_is_fitted_nothing_is_scaled_or_pruned():
+def test_before_anything_is_fitted_nothing_is_scaled_or_pruned() -> None:
     factors = scale_tril_from_raw(double(np.random.default_rng(0).normal(size=(5, 3, 3))))
     none = Calibrations.none(3)
     assert (none.threshold, none.visibility_threshold) == (-np.inf, None)
@@ -454,7 +462,7 @@ def test_before_anything_is_fitted_nothing_is_scaled_or_pruned():
         torch.testing.assert_close(none.law(factors, family).covariance, factors @ factors.mT)
 
 
-def test_each_family_has_its_own_law():
+def test_each_family_has_its_own_law() -> None:
     residual, factors = random_data(np.random.default_rng(0), 300, 3)
     gaussian, student = (kind(3).fit(residual, factors) for kind in CALIBRATIONS)
     both = Calibrations(gaussian, student, threshold=-0.5, visibility_threshold=0.25)

@@ -1,6 +1,7 @@
 """Both laws against scipy, their gradients against finite differences, and the head's raw outputs."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import special, stats
 
+from halopose.types import Array
 from halopose.uncertainty.distributions import (
     LOG_ASPECT_BOUND,
     LOG_SIZE_BOUND,
@@ -28,21 +30,21 @@ PARAMETERISATIONS = list(RAW_CHANNELS)
 DTYPES = [torch.float32, torch.float64]
 
 
-def double(values):
+def double(values: Any) -> torch.Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
 
 
-def random_factors(rng, *shape):
+def random_factors(rng: np.random.Generator, *shape: int) -> torch.Tensor:
     """Factors of sizes from a thousandth to a thousand pixels, some of them very oblong."""
     raw = rng.normal(size=(*shape, 3)) * [2, 3, 2]
     return scale_tril_from_raw(double(raw))
 
 
-def laws(factors, nu=None):
+def laws(factors: torch.Tensor, nu: Any = None) -> Any:
     return Gaussian(factors) if nu is None else StudentT(factors, double(nu))
 
 
-def assert_exact(actual, expected, **tolerance):
+def assert_exact(actual: torch.Tensor, expected: Any, **tolerance: float) -> None:
     np.testing.assert_allclose(actual.numpy(), expected, **(EXACT | tolerance))
 
 
@@ -50,7 +52,7 @@ def assert_exact(actual, expected, **tolerance):
 
 
 @given(SEEDS)
-def test_log_prob_equals_scipy(seed):
+def test_log_prob_equals_scipy(seed: int) -> None:
     rng = np.random.default_rng(seed)
     factor = random_factors(rng)
     covariance = (factor @ factor.mT).numpy()
@@ -68,14 +70,14 @@ DISTANCES = np.r_[0, np.geomspace(1e-300, 1e12, 200)]
 PROBABILITIES = np.r_[0, np.geomspace(1e-300, 0.5, 100), 1 - np.geomspace(0.5, 1e-15, 50)]
 
 
-def test_mahalanobis_law_of_the_gaussian_equals_scipy():
+def test_mahalanobis_law_of_the_gaussian_equals_scipy() -> None:
     law = Gaussian(torch.eye(2, dtype=torch.float64))
     assert_exact(law.mahalanobis_cdf(double(DISTANCES)), stats.chi2.cdf(DISTANCES, 2))
     assert_exact(law.mahalanobis_quantile(double(PROBABILITIES)), stats.chi2.ppf(PROBABILITIES, 2))
 
 
 @pytest.mark.parametrize("nu", NUS)
-def test_mahalanobis_law_of_student_t_equals_scipy(nu):
+def test_mahalanobis_law_of_student_t_equals_scipy(nu: Any) -> None:
     law = laws(torch.eye(2, dtype=torch.float64), nu)
     assert_exact(law.mahalanobis_cdf(double(DISTANCES)), stats.f.cdf(DISTANCES / 2, 2, nu))
     assert_exact(law.mahalanobis_quantile(double(PROBABILITIES)), 2 * stats.f.ppf(PROBABILITIES, 2, nu))
@@ -86,7 +88,7 @@ INNER = np.r_[np.geomspace(1e-250, 0.5, 100), 1 - np.geomspace(0.49, 1e-15, 50)]
 
 
 @pytest.mark.parametrize("nu", [None, *NUS])
-def test_marginal_law_equals_scipy(nu):
+def test_marginal_law_equals_scipy(nu: Any) -> None:
     factor = double([[2.0, 0.0], [-1.5, 0.25]])
     scale = np.array([2.0, math.hypot(1.5, 0.25)])
     law, reference = laws(factor, nu), stats.norm if nu is None else stats.t(nu)
@@ -99,7 +101,7 @@ def test_marginal_law_equals_scipy(nu):
 
 
 @pytest.mark.parametrize("nu", [2 + 1e-9, 2.5, 4.0, 30.0, 300.0])
-def test_marginal_cdf_of_student_t_equals_the_incomplete_beta_function(nu):
+def test_marginal_cdf_of_student_t_equals_the_incomplete_beta_function(nu: Any) -> None:
     """scipy.stats.t is the very function that the package calls; this reference is independent of it."""
     value = -np.geomspace(1e-3, 1e6, 100)
     expected = special.betainc(nu / 2, 0.5, nu / (nu + value**2)) / 2
@@ -107,7 +109,7 @@ def test_marginal_cdf_of_student_t_equals_the_incomplete_beta_function(nu):
 
 
 @given(SEEDS, st.sampled_from([None, *NUS]))
-def test_quantiles_invert_the_cdfs(seed, nu):
+def test_quantiles_invert_the_cdfs(seed: int, nu: Any) -> None:
     rng = np.random.default_rng(seed)
     law = laws(random_factors(rng, 20), nu)
     p = double(rng.uniform(1e-6, 1 - 1e-6, 20))
@@ -116,7 +118,7 @@ def test_quantiles_invert_the_cdfs(seed, nu):
     assert_exact(law.marginal_cdf(law.marginal_quantile(pair)), pair.numpy())
 
 
-def test_student_t_tends_to_the_gaussian():
+def test_student_t_tends_to_the_gaussian() -> None:
     rng = np.random.default_rng(0)
     factors, p = random_factors(rng, 50), double(rng.uniform(0.01, 0.99, 50))
     gaussian, student = Gaussian(factors), laws(factors, 1e7)
@@ -142,7 +144,7 @@ def test_student_t_tends_to_the_gaussian():
 
 @pytest.mark.parametrize("student", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_gradients_equal_finite_differences(student, seed):
+def test_gradients_equal_finite_differences(student: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
     entries = double(rng.normal(size=(4, 3)) * 0.5).requires_grad_()
     residual = double(rng.normal(size=(4, 2)) * 2).requires_grad_()
@@ -150,7 +152,7 @@ def test_gradients_equal_finite_differences(student, seed):
     pair = double(rng.uniform(0.05, 0.95, (4, 2))).requires_grad_()
     dof = double(rng.uniform(2.2, 40, 4)).requires_grad_()
 
-    def law(entries, dof):
+    def law(entries: torch.Tensor, dof: torch.Tensor) -> Any:
         # gradcheck nudges every entry; the zero above the diagonal is no parameter.
         a, b, c = entries.unbind(-1)
         rows = torch.stack([a.exp(), torch.zeros_like(a), b, c.exp()], -1).unflatten(-1, (2, 2))
@@ -166,7 +168,7 @@ def test_gradients_equal_finite_differences(student, seed):
         assert torch.autograd.gradcheck(function, (argument, entries, dof), atol=1e-7, rtol=1e-5)
 
 
-def test_gradient_in_shared_dof_sums_over_the_batch():
+def test_gradient_in_shared_dof_sums_over_the_batch() -> None:
     factors, residual = random_factors(np.random.default_rng(0), 5, 3), torch.ones(5, 3, 2).double()
     shared = double([2.5, 4.0, 9.0]).requires_grad_()
     single = double([2.5, 4.0, 9.0]).expand(5, 3).clone().requires_grad_()
@@ -178,8 +180,8 @@ def test_gradient_in_shared_dof_sums_over_the_batch():
 
 @pytest.mark.parametrize("nu", [3.0, 1e3, 1e5, 1e7])
 @pytest.mark.parametrize("method", ["marginal_cdf", "marginal_quantile"])
-def test_gradients_of_the_marginals_hold_in_float32(method, nu):
-    def gradient(dtype):
+def test_gradients_of_the_marginals_hold_in_float32(method: str, nu: Any) -> None:
+    def gradient(dtype: torch.dtype) -> torch.Tensor:
         argument = torch.tensor([0.3, 0.8], dtype=dtype, requires_grad=True)
         law = StudentT(torch.eye(2, dtype=dtype), torch.tensor(nu, dtype=dtype))
         getattr(law, method)(argument).sum().backward()
@@ -191,7 +193,7 @@ def test_gradients_of_the_marginals_hold_in_float32(method, nu):
 # --- raw head outputs -------------------------------------------------------------------------------------
 
 
-def raw_values(dtype):
+def raw_values(dtype: torch.dtype) -> Any:
     width = 32 if dtype == torch.float32 else 64
     extreme = st.sampled_from([0.0, 1e4, -1e4, 90.0, -90.0, 3e38, -3e38])
     any_finite = st.floats(width=width, allow_nan=False, allow_infinity=False)
@@ -201,7 +203,9 @@ def raw_values(dtype):
 @pytest.mark.parametrize("parameterisation", PARAMETERISATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data(), stride=st.sampled_from([1.0, 8.0, 16.0, 32.0, 64.0]))
-def test_any_raw_output_is_a_positive_definite_matrix(data, dtype, parameterisation, stride):
+def test_any_raw_output_is_a_positive_definite_matrix(
+    data: st.DataObject, dtype: torch.dtype, parameterisation: str, stride: float
+) -> None:
     numpy_dtype = np.float32 if dtype == torch.float32 else np.float64
     shape = (4, RAW_CHANNELS[parameterisation])
     raw = torch.from_numpy(data.draw(arrays(numpy_dtype, shape, elements=raw_values(dtype)))).requires_grad_()
@@ -221,7 +225,7 @@ def test_any_raw_output_is_a_positive_definite_matrix(data, dtype, parameterisat
 
 
 @given(arrays(np.float64, (5, 3), elements=st.floats(-2, 2)), st.sampled_from([1.0, 8.0, 32.0]))
-def test_moderate_raw_outputs_are_the_formula(raw, stride):
+def test_moderate_raw_outputs_are_the_formula(raw: Array, stride: float) -> None:
     a, b, c = raw.T
     b = np.clip(b, -SHEAR_BOUND * np.exp((a + c) / 2), SHEAR_BOUND * np.exp((a + c) / 2))
     zero = np.zeros(5)
@@ -236,7 +240,7 @@ def test_moderate_raw_outputs_are_the_formula(raw, stride):
         assert_exact(factors, stride * np.stack(entries, -1).reshape(5, 2, 2))
 
 
-def test_bounds_are_the_documented_ones():
+def test_bounds_are_the_documented_ones() -> None:
     factors = scale_tril_from_raw(double([[1e4, 1e5, 1e4], [-1e4, -1e5, -1e4], [1e4, 0, -1e4]]))
     big, small, aspect = math.exp(LOG_SIZE_BOUND), math.exp(-LOG_SIZE_BOUND), math.exp(LOG_ASPECT_BOUND)
     expected = [
@@ -247,7 +251,7 @@ def test_bounds_are_the_documented_ones():
     assert_exact(factors, expected)
 
 
-def test_stride_may_be_one_per_anchor():
+def test_stride_may_be_one_per_anchor() -> None:
     raw = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
     stride = torch.tensor([8.0, 8, 16, 16, 32])
     factors = scale_tril_from_raw(raw, stride=stride)
@@ -258,13 +262,13 @@ def test_stride_may_be_one_per_anchor():
 
 
 @pytest.mark.parametrize("parameterisation", PARAMETERISATIONS)
-def test_a_wrong_number_of_channels_is_refused(parameterisation):
+def test_a_wrong_number_of_channels_is_refused(parameterisation: str) -> None:
     with pytest.raises(ValueError, match=rf"takes {RAW_CHANNELS[parameterisation]} channels, got 4"):
         scale_tril_from_raw(torch.zeros(5, 4), parameterisation)
 
 
 @given(SEEDS)
-def test_factors_of_a_covariance_equal_cholesky(seed):
+def test_factors_of_a_covariance_equal_cholesky(seed: int) -> None:
     factors = random_factors(np.random.default_rng(seed), 30)
     covariance = factors @ factors.mT
     ours = scale_tril_from_covariance(covariance)
@@ -276,7 +280,7 @@ def test_factors_of_a_covariance_equal_cholesky(seed):
 
 
 @given(SEEDS, st.sampled_from([None, 2.5, 8.0]), st.sampled_from([0.1, 0.5, 0.9, 0.999]))
-def test_ellipse_is_the_eigen_decomposition(seed, nu, probability):
+def test_ellipse_is_the_eigen_decomposition(seed: int, nu: Any, probability: float) -> None:
     law = laws(random_factors(np.random.default_rng(seed), 10), nu)
     axes, angle = law.ellipse(probability)
     quantile = law.mahalanobis_quantile(double(probability))
@@ -293,21 +297,21 @@ def test_ellipse_is_the_eigen_decomposition(seed, nu, probability):
         assert_exact(law.mahalanobis(point), quantile.expand(10).numpy())
 
 
-def test_ellipse_of_simple_matrices():
+def test_ellipse_of_simple_matrices() -> None:
     rows = [[[2.0, 0], [0, 1]], [[1.0, 0], [0, 2]], [[1.0, 0], [0, 1]], [[1.0, 0], [-0.0, 2]]]
     axes, angle = Gaussian(double(rows)).ellipse(-math.expm1(-0.5))  # the quantile is 1
     assert_exact(axes, [[2, 1], [2, 1], [1, 1], [2, 1]])
     assert_exact(angle, [0, math.pi / 2, 0, math.pi / 2])
 
 
-def test_ellipse_tilts_from_x_towards_y():
+def test_ellipse_tilts_from_x_towards_y() -> None:
     _, angle = Gaussian(double([[[1.0, 0], [1, 0.1]], [[1.0, 0], [-1, 0.1]]])).ellipse(0.5)
     assert 0 < angle[0] < math.pi / 2
     assert angle[1] == pytest.approx(-angle[0])
 
 
 @given(SEEDS, st.sampled_from([None, 2.5, 30.0]))
-def test_flipping_the_image_negates_the_off_diagonal(seed, nu):
+def test_flipping_the_image_negates_the_off_diagonal(seed: int, nu: Any) -> None:
     """Flipped in x, the factor keeps its diagonal and changes the sign below it; the density is the same."""
     rng = np.random.default_rng(seed)
     factors, residual = random_factors(rng, 10), double(rng.normal(size=(10, 2)))
@@ -323,7 +327,7 @@ def test_flipping_the_image_negates_the_off_diagonal(seed, nu):
 
 
 @pytest.mark.parametrize("nu", [None, 8.0])
-def test_samples_follow_the_law(nu):
+def test_samples_follow_the_law(nu: Any) -> None:
     law = laws(double([[[3.0, 0], [-2, 0.5]], [[0.1, 0], [0.3, 4]]]), nu)
     draws = law.sample(100_000, torch.Generator().manual_seed(0))
     assert draws.shape == (100_000, 2, 2)
@@ -340,7 +344,7 @@ def test_samples_follow_the_law(nu):
             assert stats.kstest(standard, marginal).pvalue > 0.01
 
 
-def test_samples_are_reproducible_and_keep_the_dtype():
+def test_samples_are_reproducible_and_keep_the_dtype() -> None:
     law = Gaussian(torch.eye(2).expand(3, 2, 2))
     first, second = (law.sample(5, torch.Generator().manual_seed(1)) for _ in range(2))
     assert first.dtype == torch.float32
@@ -348,7 +352,7 @@ def test_samples_are_reproducible_and_keep_the_dtype():
 
 
 @given(SEEDS, st.floats(2.001, 1e6))
-def test_covariance_of_student_t(seed, nu):
+def test_covariance_of_student_t(seed: int, nu: Any) -> None:
     factors = random_factors(np.random.default_rng(seed), 4)
     law = laws(factors, nu)
     assert_exact(law.covariance, nu / (nu - 2) * (factors @ factors.mT).numpy())
@@ -359,12 +363,12 @@ def test_covariance_of_student_t(seed, nu):
 
 
 @pytest.mark.parametrize("nu", [1.0, 2.0])
-def test_variance_is_infinite_from_two_degrees_of_freedom_down(nu):
+def test_variance_is_infinite_from_two_degrees_of_freedom_down(nu: Any) -> None:
     law = laws(double([[2.0, 0], [1, 3]]), nu)
     assert torch.isinf(torch.diagonal(law.covariance)).all()
 
 
-def test_dof_broadcasts_over_keypoints():
+def test_dof_broadcasts_over_keypoints() -> None:
     factors = random_factors(np.random.default_rng(0), 6, 3)
     nu = [2.5, 5.0, 50.0]
     law, residual = laws(factors, nu), torch.ones(6, 3, 2).double()

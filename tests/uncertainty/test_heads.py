@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def relative_error(sparse: torch.Tensor, dense: torch.Tensor) -> float:
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("parameterisation", RAW_CHANNELS)
 @pytest.mark.parametrize("trunk", ["mirrored", "last-layer"])
-def test_sparse_is_dense_at_every_cell(sizes, parameterisation, trunk):
+def test_sparse_is_dense_at_every_cell(sizes: tuple[Any, ...], parameterisation: str, trunk: str) -> None:
     heads = random_heads(HeadSettings(parameterisation, trunk))
     assert heads.reaches == (2, 2, 3)
     maps = random_maps(sizes)
@@ -87,14 +88,14 @@ def test_sparse_is_dense_at_every_cell(sizes, parameterisation, trunk):
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu", "identity"])
-def test_cold_start_and_other_activations_agree_too(activation):
+def test_cold_start_and_other_activations_agree_too(activation: str) -> None:
     heads = random_heads(HeadSettings(warm_start=False), activation).double()
     maps = [level.double() for level in random_maps(SIZES[0])]
     image, cell = everywhere(maps)
     assert relative_error(heads.sparse(maps, image, cell), heads.dense(maps)[image, cell]) < 1e-12
 
 
-def test_gradients_of_sparse_are_those_of_dense():
+def test_gradients_of_sparse_are_those_of_dense() -> None:
     heads = random_heads(HeadSettings()).double()
     maps = [level.double().requires_grad_() for level in random_maps(SIZES[0])]
     image, cell = everywhere(maps)
@@ -107,7 +108,7 @@ def test_gradients_of_sparse_are_those_of_dense():
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * float(other.abs().max()))
 
 
-def test_a_few_cells_and_none():
+def test_a_few_cells_and_none() -> None:
     heads = random_heads(HeadSettings())
     maps = random_maps(SIZES[0])
     dense = heads.dense(maps)
@@ -119,7 +120,7 @@ def test_a_few_cells_and_none():
 
 @pytest.mark.parametrize("reach", [0, 1, 2, 3])
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 4)])
-def test_cut_windows_is_the_naive_loop(size, reach):
+def test_cut_windows_is_the_naive_loop(size: tuple[int, int], reach: int) -> None:
     maps = random_maps((size,))[0]
     image, cell = everywhere([maps])
     windows, inside = cut_windows(maps, image, cell, reach)
@@ -133,7 +134,7 @@ def test_cut_windows_is_the_naive_loop(size, reach):
             assert torch.equal(windows[number, :, i, j], expected)
 
 
-def test_first_output_is_one_stride_everywhere():
+def test_first_output_is_one_stride_everywhere() -> None:
     heads = ProbabilisticHeads(templates(), STRIDES, KEYPOINTS)
     dense = heads.dense(random_maps(SIZES[0]))
     cells = [35, 12, 1]
@@ -142,7 +143,7 @@ def test_first_output_is_one_stride_everywhere():
 
 
 @pytest.mark.parametrize("parameterisation", RAW_CHANNELS)
-def test_parameterisations_keep_their_promise(parameterisation):
+def test_parameterisations_keep_their_promise(parameterisation: str) -> None:
     heads = random_heads(HeadSettings(parameterisation))
     dense = heads.dense(random_maps(SIZES[0]))
     xx, yx, yy = dense[..., 0, 0], dense[..., 1, 0], dense[..., 1, 1]
@@ -154,7 +155,7 @@ def test_parameterisations_keep_their_promise(parameterisation):
 
 
 @pytest.mark.parametrize("warm_start", [True, False])
-def test_last_layer_trunk_is_the_frozen_base(warm_start):
+def test_last_layer_trunk_is_the_frozen_base(warm_start: bool) -> None:
     heads = ProbabilisticHeads(templates(), STRIDES, KEYPOINTS, HeadSettings("full", "last-layer", warm_start))
     trainable = [name for name, value in heads.named_parameters() if value.requires_grad]
     assert trainable == [f"levels.{n}.last.{kind}" for n in range(3) for kind in ("weight", "bias")]
@@ -164,7 +165,7 @@ def test_last_layer_trunk_is_the_frozen_base(warm_start):
             assert torch.equal(convolution.bias, base.bias)
 
 
-def test_mirrored_trunk_starts_at_the_base_only_if_warm():
+def test_mirrored_trunk_starts_at_the_base_only_if_warm() -> None:
     template = templates()[0]
     for warm in (True, False):
         level = LevelHead(template, KEYPOINTS, HeadSettings(warm_start=warm))
@@ -174,7 +175,7 @@ def test_mirrored_trunk_starts_at_the_base_only_if_warm():
 
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 @pytest.mark.parametrize("count", [1, 7, 100])
-def test_both_ways_to_convolve_windows_are_equal(kernel, count):
+def test_both_ways_to_convolve_windows_are_equal(kernel: int, count: int) -> None:
     generator = torch.Generator().manual_seed(kernel + count)
     convolution = torch.nn.Conv2d(6, 4, kernel).double()
     windows = torch.randn((count, 7, 7, 6), generator=generator, dtype=torch.float64)

@@ -17,11 +17,12 @@ from halopose.evaluation.metrics import (
     skill,
 )
 from halopose.evaluation.metrics.akp import KS_THRESHOLDS, _needed
+from halopose.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def through_pycocotools(confidence, correct, positives):
+def through_pycocotools(confidence: Array, correct: Array, positives: int) -> float:
     """The real COCOeval.accumulate on one image whose detections are the samples."""
     evaluation = COCOeval(iouType="keypoints")
     parameters = Params(iouType="keypoints")
@@ -42,7 +43,7 @@ def through_pycocotools(confidence, correct, positives):
     return float("nan") if (precision == -1).all() else float(precision.mean())
 
 
-def random_case(rng, n):
+def random_case(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
     """Confidences, with ties or without, and correctness from none to all right."""
     confidence = rng.integers(0, max(n // 3, 1), n).astype(float) if rng.random() < 0.5 else rng.random(n)
     return confidence, rng.random(n) < rng.choice([0.0, 0.02, 0.3, 0.7, 0.98, 1.0])
@@ -50,7 +51,7 @@ def random_case(rng, n):
 
 @settings(max_examples=100)
 @given(SEEDS)
-def test_average_precision_equals_pycocotools(seed):
+def test_average_precision_equals_pycocotools(seed: int) -> None:
     """Thirty cases an example: empty, tiny and large ones, with and without positives never found."""
     rng = np.random.default_rng(seed)
     for n in [0, 1, 2, *rng.integers(3, 60, 22), *rng.integers(60, 500, 5)]:
@@ -63,7 +64,7 @@ def test_average_precision_equals_pycocotools(seed):
         assert ours == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-def test_average_precision_equals_pycocotools_at_scale():
+def test_average_precision_equals_pycocotools_at_scale() -> None:
     rng = np.random.default_rng(0)
     for n, rate in [(20_000, 0.5), (20_000, 0.999), (12_345, 0.01)]:
         confidence, correct = rng.integers(0, 5000, n) / 5000, rng.random(n) < rate
@@ -71,7 +72,7 @@ def test_average_precision_equals_pycocotools_at_scale():
         assert average_precision(confidence, correct) == pytest.approx(expected, abs=1e-12)
 
 
-def test_hits_needed_for_each_recall_round_as_floats_do():
+def test_hits_needed_for_each_recall_round_as_floats_do() -> None:
     recalls = np.linspace(0, 1, 101)
     for positives in [*range(1, 700), 9_999, 10_000, 123_457, 1_000_003]:
         reached = np.arange(1, positives + 1) / positives
@@ -79,7 +80,7 @@ def test_hits_needed_for_each_recall_round_as_floats_do():
 
 
 @given(SEEDS, st.integers(1, 60))
-def test_weights_are_copies(seed, n):
+def test_weights_are_copies(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     confidence, correct = random_case(rng, n)
     similarity = rng.random(n)
@@ -98,7 +99,7 @@ def test_weights_are_copies(seed, n):
 
 
 @given(SEEDS, st.integers(1, 80))
-def test_akp_is_the_mean_over_thresholds(seed, n):
+def test_akp_is_the_mean_over_thresholds(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     confidence, similarity = rng.random(n), rng.random(n)
     similarity[: n // 3] = rng.choice(KS_THRESHOLDS, n // 3)  # on a threshold counts as correct
@@ -112,7 +113,7 @@ def test_akp_is_the_mean_over_thresholds(seed, n):
 
 
 @given(SEEDS, st.integers(1, 80))
-def test_perfect_ranking_scores_one_and_no_other_more(seed, n):
+def test_perfect_ranking_scores_one_and_no_other_more(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     similarity = rng.random(n)
     similarity[0] = 1.0
@@ -123,7 +124,7 @@ def test_perfect_ranking_scores_one_and_no_other_more(seed, n):
 
 
 @given(SEEDS)
-def test_monotone_transforms_of_the_confidence_do_not_matter(seed):
+def test_monotone_transforms_of_the_confidence_do_not_matter(seed: int) -> None:
     rng = np.random.default_rng(seed)
     confidence, similarity = rng.integers(-20, 20, 100) / 4, rng.random(100)
     akp = average_keypoint_precision(confidence, similarity)
@@ -132,12 +133,12 @@ def test_monotone_transforms_of_the_confidence_do_not_matter(seed):
 
 
 @given(SEEDS, st.integers(0, 60))
-def test_falling_order_keeps_ties_in_order(seed, n):
+def test_falling_order_keeps_ties_in_order(seed: int, n: int) -> None:
     confidence, _ = random_case(np.random.default_rng(seed), n)
     assert falling_order(confidence).tolist() == sorted(range(n), key=lambda i: -confidence[i])
 
 
-def test_edges():
+def test_edges() -> None:
     nothing = np.zeros(0)
     assert np.isnan(average_keypoint_precision(nothing, nothing))
     assert np.isnan(average_keypoint_precision(np.ones(2), np.ones(2), np.zeros(2, dtype=int)))
@@ -148,7 +149,7 @@ def test_edges():
     assert average_precision(np.ones(3), np.zeros(3, dtype=bool), positives=2) == 0
 
 
-def test_random_precision_is_the_mean_of_shuffles():
+def test_random_precision_is_the_mean_of_shuffles() -> None:
     rng = np.random.default_rng(0)
     similarity = rng.beta(4, 1, 3000)
     shuffles = [average_keypoint_precision(rng.random(3000), similarity) for _ in range(200)]
@@ -165,7 +166,7 @@ def test_random_precision_is_the_mean_of_shuffles():
     assert doubled == pytest.approx(np.mean(shuffles), abs=0.02)
 
 
-def test_skill_runs_from_random_to_perfect():
+def test_skill_runs_from_random_to_perfect() -> None:
     assert skill(0.6, 0.6) == 0
     assert skill(1.0, 0.6) == 1
     assert skill(0.8, 0.6) == pytest.approx(0.5)

@@ -1,21 +1,24 @@
 """Coverage against plain loops, at the levels themselves and their neighbours in floating point."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halopose.evaluation.metrics import LEVELS, average_coverage_error, coverage, coverage_of_levels, level_index
+from halopose.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def by_loop(probability, weight):
+def by_loop(probability: Array, weight: Array | None) -> Array:
     """Eqs. 25 and 26: the share of samples whose region is no larger than the nominal one."""
     return np.array([np.average(probability <= level, weights=weight) for level in LEVELS])
 
 
-def awkward(rng, n):
+def awkward(rng: np.random.Generator, n: int) -> Array:
     """Probabilities anywhere, on the levels, and one step of floating point beside them."""
     on = rng.choice(LEVELS, n)
     ends = rng.choice([0.0, 1.0], n)
@@ -23,12 +26,12 @@ def awkward(rng, n):
     return choices[rng.integers(0, len(choices), n), np.arange(n)]
 
 
-def test_levels_are_the_papers():
+def test_levels_are_the_papers() -> None:
     assert LEVELS.shape == (99,)
     assert LEVELS.tolist() == [i / 100 for i in range(1, 100)]
 
 
-def test_level_index_is_exact_at_levels_and_their_neighbours():
+def test_level_index_is_exact_at_levels_and_their_neighbours() -> None:
     probability = np.concatenate(
         [
             *(LEVELS, np.nextafter(LEVELS, 0), np.nextafter(LEVELS, 1), LEVELS + 2e-16, LEVELS - 2e-16),
@@ -40,13 +43,13 @@ def test_level_index_is_exact_at_levels_and_their_neighbours():
 
 @settings(max_examples=200)
 @given(st.lists(st.floats(0, 1), min_size=0, max_size=50))
-def test_level_index_equals_searchsorted(values):
+def test_level_index_equals_searchsorted(values: Any) -> None:
     probability = np.array(values, dtype=float)
     assert np.array_equal(level_index(probability), np.searchsorted(LEVELS, probability, side="left"))
 
 
 @given(SEEDS, st.integers(1, 300))
-def test_coverage_equals_a_loop(seed, n):
+def test_coverage_equals_a_loop(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     probability, weight = awkward(rng, n), rng.integers(0, 4, n) + (np.arange(n) == 0)
     np.testing.assert_allclose(coverage(probability), by_loop(probability, np.ones(n)), rtol=1e-12)
@@ -56,7 +59,7 @@ def test_coverage_equals_a_loop(seed, n):
 
 
 @given(SEEDS, st.integers(1, 200), st.integers(1, 6))
-def test_groups_are_each_one_alone(seed, n, count):
+def test_groups_are_each_one_alone(seed: int, n: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     probability, group, weight = awkward(rng, n), rng.integers(0, count, n), rng.integers(1, 4, n)
     curves = coverage(probability, weight, group, count + 1)
@@ -70,7 +73,7 @@ def test_groups_are_each_one_alone(seed, n, count):
 
 
 @given(SEEDS)
-def test_average_coverage_error_is_the_mean_gap(seed):
+def test_average_coverage_error_is_the_mean_gap(seed: int) -> None:
     curves = np.random.default_rng(seed).random((3, 4, 99))
     ours = average_coverage_error(curves)
     for i in np.ndindex(3, 4):
@@ -79,7 +82,7 @@ def test_average_coverage_error_is_the_mean_gap(seed):
     assert average_coverage_error(LEVELS) == 0
 
 
-def test_uniform_probabilities_are_calibrated_and_others_not():
+def test_uniform_probabilities_are_calibrated_and_others_not() -> None:
     n = 10_000
     uniform = (np.arange(n) + 0.5) / n
     assert average_coverage_error(coverage(uniform)) < 1e-12
@@ -89,6 +92,6 @@ def test_uniform_probabilities_are_calibrated_and_others_not():
     assert (coverage(uniform**0.5) <= LEVELS).all()
 
 
-def test_no_samples_are_nan():
+def test_no_samples_are_nan() -> None:
     assert np.isnan(coverage(np.zeros(0))).all()
     assert np.isnan(average_coverage_error(coverage(np.zeros(0))))

@@ -1,5 +1,7 @@
 """Q-Q points against their definition: sorted statistics at the plotting positions (n - 1/2) / N."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,16 +9,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from halopose.evaluation.metrics import qq_points
+from halopose.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def identity(probability):
+def identity(probability: Array) -> Array:
     return probability
 
 
 @given(SEEDS, st.integers(1, 200))
-def test_few_samples_give_every_point(seed, n):
+def test_few_samples_give_every_point(seed: int, n: int) -> None:
     statistic = np.random.default_rng(seed).normal(size=n)
     theoretical, empirical = qq_points(statistic, stats.norm.ppf)
     expected = [stats.norm.ppf((i - 0.5) / n) for i in range(1, n + 1)]
@@ -25,7 +28,7 @@ def test_few_samples_give_every_point(seed, n):
 
 
 @given(SEEDS, st.integers(2, 50_000), st.sampled_from([5, 41, 200]))
-def test_points_are_a_subset_with_both_extremes(seed, n, points):
+def test_points_are_a_subset_with_both_extremes(seed: int, n: int, points: int) -> None:
     statistic = np.random.default_rng(seed).normal(size=n)
     position, empirical = qq_points(statistic, identity, points)
     rank = position * n - 0.5
@@ -39,14 +42,14 @@ def test_points_are_a_subset_with_both_extremes(seed, n, points):
 
 
 @pytest.mark.parametrize(("n", "points"), [(10, 41), (41, 41), (100_000, 41), (1000, 200)])
-def test_there_are_about_as_many_points_as_asked_for_with_the_extremes(n, points):
+def test_there_are_about_as_many_points_as_asked_for_with_the_extremes(n: int, points: int) -> None:
     theoretical, empirical = qq_points(np.arange(n), identity, points)
     assert theoretical.shape == empirical.shape
     assert min(n, points) * 0.75 <= len(theoretical) <= min(n, points)
     assert empirical[[0, -1]].tolist() == [0, n - 1]
 
 
-def test_points_are_denser_in_the_tails():
+def test_points_are_denser_in_the_tails() -> None:
     position, _ = qq_points(np.arange(100_000), identity)
     assert (position < 0.01).sum() > 10
     assert (position > 0.99).sum() > 10
@@ -54,7 +57,7 @@ def test_points_are_denser_in_the_tails():
 
 
 @pytest.mark.parametrize("law", [stats.norm(), stats.t(5), stats.chi2(2)], ids=["norm", "t", "chi2"])
-def test_the_right_law_lies_on_the_diagonal(law):
+def test_the_right_law_lies_on_the_diagonal(law: Any) -> None:
     n = 20_000
     statistic = law.ppf(np.random.default_rng(0).permutation((np.arange(n) + 0.5) / n))
     theoretical, empirical = qq_points(statistic, law.ppf)
@@ -63,6 +66,6 @@ def test_the_right_law_lies_on_the_diagonal(law):
     np.testing.assert_allclose(1.1 * theoretical, empirical, rtol=1e-9, atol=1e-12)
 
 
-def test_no_samples():
+def test_no_samples() -> None:
     theoretical, empirical = qq_points(np.zeros(0), identity)
     assert theoretical.shape == empirical.shape == (0,)

@@ -11,24 +11,25 @@ from halopose.evaluation.metrics import (
     variance_bins,
 )
 from halopose.evaluation.metrics.variance import VarianceBins
+from halopose.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
 CLOSE = {"rtol": 1e-12, "atol": 0}
 
 
-def heteroscedastic(rng, n):
+def heteroscedastic(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
     predicted = np.exp(rng.normal(0, 2, n))
     return predicted, predicted * rng.exponential(1, n)
 
 
-def by_split(predicted, squared, bins):
+def by_split(predicted: Array, squared: Array, bins: int) -> tuple[list[float], list[float]]:
     order = np.argsort(predicted, kind="stable")
     parts = [part for part in np.array_split(order, bins) if len(part)]
     return [predicted[p].mean() for p in parts], [squared[p].mean() for p in parts]
 
 
 @given(SEEDS, st.integers(1, 400), st.sampled_from([1, 2, 7, 20, 33]))
-def test_bins_equal_array_split(seed, n, bins):
+def test_bins_equal_array_split(seed: int, n: int, bins: int) -> None:
     predicted, squared = heteroscedastic(np.random.default_rng(seed), n)
     ours = variance_bins(predicted, squared, bins=bins)
     expected = by_split(predicted, squared, bins)
@@ -38,7 +39,7 @@ def test_bins_equal_array_split(seed, n, bins):
 
 
 @given(SEEDS, st.integers(1, 400), st.sampled_from([1, 7, 20]))
-def test_weights_are_copies(seed, n, bins):
+def test_weights_are_copies(seed: int, n: int, bins: int) -> None:
     rng = np.random.default_rng(seed)
     predicted, squared = heteroscedastic(rng, n)
     weight = rng.integers(0, 4, n)
@@ -55,7 +56,7 @@ def test_weights_are_copies(seed, n, bins):
 
 
 @given(SEEDS, st.integers(30, 400))
-def test_weights_are_copies_when_predictions_tie(seed, n):
+def test_weights_are_copies_when_predictions_tie(seed: int, n: int) -> None:
     """Ties in the predicted variance, as of a constant covariance per keypoint, keep the order given."""
     rng = np.random.default_rng(seed)
     predicted, squared = rng.integers(1, 4, n).astype(float), rng.exponential(1, n)
@@ -66,7 +67,7 @@ def test_weights_are_copies_when_predictions_tie(seed, n):
 
 
 @given(SEEDS, st.integers(1, 400))
-def test_ties_keep_the_order_given(seed, n):
+def test_ties_keep_the_order_given(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     predicted, squared = rng.integers(1, 4, n).astype(float), rng.exponential(1, n)
     expected = by_split(predicted, squared, 20)[1]
@@ -74,7 +75,7 @@ def test_ties_keep_the_order_given(seed, n):
 
 
 @given(SEEDS)
-def test_presorted_data_need_no_sorting(seed):
+def test_presorted_data_need_no_sorting(seed: int) -> None:
     rng = np.random.default_rng(seed)
     predicted, squared = heteroscedastic(rng, 103)
     weight = rng.integers(0, 3, 103)
@@ -87,7 +88,7 @@ def test_presorted_data_need_no_sorting(seed):
 
 
 @given(SEEDS, st.integers(1, 30))
-def test_ence_is_its_definition(seed, n):
+def test_ence_is_its_definition(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     bins = VarianceBins(rng.exponential(1, n) + 0.1, rng.exponential(1, n))
     pairs = zip(bins.predicted, bins.empirical, strict=True)
@@ -95,7 +96,7 @@ def test_ence_is_its_definition(seed, n):
     assert expected_normalized_calibration_error(bins) == pytest.approx(expected, rel=1e-12)
 
 
-def test_ence_measures_a_scale_error():
+def test_ence_measures_a_scale_error() -> None:
     predicted = np.geomspace(0.1, 1e4, 1000)
     for factor in (0.5, 1.0, 1.1, 3.0):
         bins = variance_bins(predicted, factor**2 * predicted)
@@ -105,7 +106,7 @@ def test_ence_measures_a_scale_error():
     assert expected_normalized_calibration_error(variance_bins(np.full(1000, truth.mean()), truth)) > 0.5
 
 
-def test_no_samples():
+def test_no_samples() -> None:
     empty = variance_bins(np.zeros(0), np.zeros(0))
     assert empty.predicted.shape == empty.empirical.shape == (0,)
     assert np.isnan(expected_normalized_calibration_error(empty))
@@ -114,7 +115,7 @@ def test_no_samples():
 
 
 @given(SEEDS, st.integers(1, 50))
-def test_moments_equal_a_loop(seed, n):
+def test_moments_equal_a_loop(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     residual, root = rng.normal(size=(n, 2)), rng.normal(size=(n, 2, 2))
     covariance = root @ np.swapaxes(root, 1, 2)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from halopose.errors import HaloposeError
 from halopose.hosts.ultralytics.host import UltralyticsHost
@@ -12,7 +13,7 @@ from halopose.hosts.ultralytics.weights import read_model, save_model
 from tests.helpers.models import pose_model
 
 
-def rounded(model):
+def rounded(model: nn.Module) -> nn.Module:
     """The model with weights that half precision holds exactly."""
     state = {k: v.half().float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
     model.load_state_dict(state)

@@ -1,7 +1,9 @@
 """The fusion filter against central differences, filterpy, chi-square laws, and things that go wrong."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from halopose.errors import HaloposeError
 from halopose.landing.navigation.fusion import (
     BIAS,
     STATES,
+    FusedTrack,
     FusionSettings,
     Initial,
     consistency,
@@ -40,6 +43,7 @@ from halopose.landing.navigation.sensors import (
     simulate,
     vision,
 )
+from halopose.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
 SITE = IlsSite()
@@ -51,7 +55,7 @@ BLIND = (6.0, 10.0)  # everything but the IRS is silent
 START = np.diag([100.0, 100.0, 100.0, 4.0, 4.0, 4.0])
 
 
-def approach(duration=16.0):
+def approach(duration: float = 16.0) -> Truth:
     """A three-degree descent that weaves, to 100 m before the threshold."""
     t = np.arange(0, duration + 0.01, 0.02)
     ahead, sway, zero = 70 * (duration - t) + 100, 0.5 * t, 0 * t
@@ -64,12 +68,12 @@ def approach(duration=16.0):
 TRUTH = approach()
 
 
-def start(rng, covariance=START):
+def start(rng: np.random.Generator, covariance: Array = START) -> Initial:
     error = np.linalg.cholesky(covariance) @ rng.standard_normal(6)
     return Initial(0.0, TRUTH.positions[0] + error[:3], TRUTH.velocities[0] + error[3:], covariance)
 
 
-def camera(rng, rate=10.0, outages=()):
+def camera(rng: np.random.Generator, rate: float = 10.0, outages: Any = ()) -> list[Measurement]:
     """Positions as vision gives them: uncertain mostly along the line of sight, the more the farther."""
     times = np.arange(0, 16, 1 / rate)
     for begin, end in outages:
@@ -82,12 +86,12 @@ def camera(rng, rate=10.0, outages=()):
     return vision(times, positions + noise[..., 0], covariances)
 
 
-def on_board(**changes):
+def on_board(**changes: Any) -> Sensors:
     return replace(Sensors(irs=SLOW_IRS, attitude=None), **changes)
 
 
 @pytest.fixture(scope="module")
-def flights():
+def flights() -> list[FusedTrack]:
     """Two dozen flights, consistent by construction, with a blind stretch in the middle."""
     outages = (BLIND,)
     gnss, localizer, glide_slope, radio = (
@@ -103,7 +107,7 @@ def flights():
     return tracks
 
 
-def random_state(rng):
+def random_state(rng: np.random.Generator) -> Any:
     state = rng.standard_normal(STATES)
     state[:3] = rng.uniform([-6000, -300, 5], [-100, 300, 600])
     state[BIAS["radio"]] *= 0.01
@@ -111,7 +115,7 @@ def random_state(rng):
 
 
 @given(SEEDS, st.sampled_from(CORRECTING))
-def test_measurement_jacobians_are_central_differences(seed, source):
+def test_measurement_jacobians_are_central_differences(seed: int, source: str) -> None:
     state = random_state(np.random.default_rng(seed))
     rng = np.random.default_rng(seed)
     size = SIZES[source]
@@ -124,7 +128,7 @@ def test_measurement_jacobians_are_central_differences(seed, source):
     np.testing.assert_allclose(jacobian, ((high - low) / (2 * step)).T, rtol=1e-6, atol=1e-8)
 
 
-def test_transition_is_the_integral_of_the_motion():
+def test_transition_is_the_integral_of_the_motion() -> None:
     """Biases that stay: exact, against Van Loan's matrix exponential."""
     still = GaussMarkov((0.1,) * 3)
     steady = replace(SETTINGS, irs_bias=still, gnss_bias=still)
@@ -141,7 +145,7 @@ def test_transition_is_the_integral_of_the_motion():
 
 
 @given(st.floats(0.001, 2.0), st.floats(0.01, 0.99), SEEDS)
-def test_a_step_in_two_parts_is_the_same_step(dt, share, seed):
+def test_a_step_in_two_parts_is_the_same_step(dt: float, share: float, seed: int) -> None:
     root = np.random.default_rng(seed).standard_normal((3, 3))
     whole = transition(dt, root @ root.T, SETTINGS, driven=False)
     first = transition(share * dt, root @ root.T, SETTINGS, driven=False)
@@ -150,13 +154,13 @@ def test_a_step_in_two_parts_is_the_same_step(dt, share, seed):
     np.testing.assert_allclose(second[0] @ first[1] @ second[0].T + second[1], whole[1], rtol=1e-9, atol=1e-12)
 
 
-def test_bias_variance_is_stationary():
+def test_bias_variance_is_stationary() -> None:
     step, noise = transition(0.7, np.eye(3), SETTINGS)
     variance = np.diag(SETTINGS.bias_variance)
     np.testing.assert_allclose(step[6:, 6:] @ variance @ step[6:, 6:].T + noise[6:, 6:], variance, rtol=1e-12)
 
 
-def reference(measured, initial, filter_):
+def reference(measured: Any, initial: Initial, filter_: Any) -> tuple[Array, Array]:
     """The same flight through filterpy, IRS and all; returns states and covariances after each measurement."""
     filter_.x = np.concatenate([initial.position, initial.velocity, np.zeros(STATES - 6)])
     filter_.P = np.zeros((STATES, STATES))
@@ -191,7 +195,7 @@ def reference(measured, initial, filter_):
 
 
 @pytest.mark.parametrize("kind", [KalmanFilter, ExtendedKalmanFilter])
-def test_agrees_with_filterpy(kind):
+def test_agrees_with_filterpy(kind: type[Any]) -> None:
     """KalmanFilter on what is linear, GNSS and vision; ExtendedKalmanFilter on all sources.
 
     The reference moves its covariance with every sample of the IRS, the navigator from one update to the next, so
@@ -210,7 +214,7 @@ def test_agrees_with_filterpy(kind):
     np.testing.assert_allclose(track.covariances / scale, covariances / scale, atol=1e-3)
 
 
-def anything(rng):
+def anything(rng: np.random.Generator) -> list[Measurement]:
     """Up to forty measurements of any source at any time, variances over twelve decades, values far off."""
     measured = []
     for _ in range(rng.integers(41)):
@@ -224,7 +228,7 @@ def anything(rng):
 
 @given(SEEDS, st.sampled_from([0.5, 0.999, 1.0]), st.floats(0.1, 3))
 @settings(max_examples=60, deadline=None)
-def test_covariances_stay_symmetric_and_positive(seed, gate, patience):
+def test_covariances_stay_symmetric_and_positive(seed: int, gate: float, patience: float) -> None:
     measured = anything(np.random.default_rng(seed))
     track = fuse(measured, start(np.random.default_rng(0)), replace(SETTINGS, gate=gate, patience=patience))
     np.testing.assert_array_equal(track.covariances, np.swapaxes(track.covariances, 1, 2))
@@ -237,7 +241,7 @@ def test_covariances_stay_symmetric_and_positive(seed, gate, patience):
     assert (track.levels > 0).all()
 
 
-def test_nees_is_chi_square_over_flights(flights):
+def test_nees_is_chi_square_over_flights(flights: list[FusedTrack]) -> None:
     """Before, at the end of and after the blind stretch; mean over all flights at one instant each."""
     for time in (1.0, 4.0, 5.9, 10.0, 10.5, 15.9):
         row = np.searchsorted(flights[0].times, time)
@@ -246,7 +250,7 @@ def test_nees_is_chi_square_over_flights(flights):
             assert consistency(values, dof, 0.998).consistent, (time, dof)
 
 
-def test_nis_is_chi_square_for_every_source(flights):
+def test_nis_is_chi_square_for_every_source(flights: list[FusedTrack]) -> None:
     for source in CORRECTING:
         pooled = np.concatenate([track.nis_of(source) for track in flights])
         found = consistency(pooled, SIZES[source], 0.95)
@@ -254,7 +258,7 @@ def test_nis_is_chi_square_for_every_source(flights):
         assert abs(found.inside - 0.95) < 0.01
 
 
-def test_inconsistency_is_found(flights):
+def test_inconsistency_is_found(flights: list[FusedTrack]) -> None:
     """The same flights, to a filter that believes GNSS to have no bias, fail the same test."""
     trusting = replace(SETTINGS, gate=1.0, gnss_bias=GaussMarkov((1e-6,) * 3))
     values = []
@@ -265,7 +269,7 @@ def test_inconsistency_is_found(flights):
     assert not consistency(values, 3, 0.998).consistent
 
 
-def test_covariance_grows_through_an_outage_and_shrinks_after(flights):
+def test_covariance_grows_through_an_outage_and_shrinks_after(flights: list[FusedTrack]) -> None:
     track = flights[0]
     spread = np.linalg.eigvalsh(track.answers.covariances)
     assert not ((track.times >= BLIND[0] + 0.2) & (track.times < BLIND[1])).any()
@@ -273,7 +277,7 @@ def test_covariance_grows_through_an_outage_and_shrinks_after(flights):
     assert (np.linalg.eigvalsh(track.position_covariances[-1]) < spread[-1]).all()
 
 
-def test_without_irs_the_filter_coasts():
+def test_without_irs_the_filter_coasts() -> None:
     """The velocity stays and its variance grows with the stated density, whatever the steps."""
     fixes = vision([0.0, 0.3, 5.0], np.zeros((3, 3)), np.tile(1e12 * np.eye(3), (3, 1, 1)))  # they tell nothing
     track = fuse(fixes, Initial(0.0, [0, 0, 9], [70, 0, 0], np.eye(6)), replace(SETTINGS, coasting=0.7))
@@ -281,7 +285,7 @@ def test_without_irs_the_filter_coasts():
     np.testing.assert_allclose(np.diag(track.covariances[-1])[3:6], 1 + 0.7 * 5, rtol=1e-6)
 
 
-def test_an_irs_sample_counts_for_its_hold():
+def test_an_irs_sample_counts_for_its_hold() -> None:
     push = Measurement(0.0, "irs", np.array([2.0, 0.0, 0.0]), 1e-12 * np.eye(3))
     last = vision([3.0], np.zeros((1, 3)), 1e12 * np.eye(3)[None])
     track = fuse([push, *last], Initial(0.0, [0, 0, 9], [0, 0, 0], np.eye(6)), replace(SETTINGS, irs_hold=0.5))
@@ -289,7 +293,7 @@ def test_an_irs_sample_counts_for_its_hold():
     np.testing.assert_allclose(track.positions[-1, 0], 0.25 + 2.5, atol=1e-6)
 
 
-def error_at(track, time):
+def error_at(track: FusedTrack, time: float) -> float:
     row = np.searchsorted(track.times, time) - 1
     return np.linalg.norm(track.positions[row] - TRUTH.position(track.times[row : row + 1])[0])
 
@@ -303,7 +307,7 @@ def error_at(track, time):
         ({"time": math.nan}, "vision at nan s: its time is not finite"),
     ],
 )
-def test_what_cannot_be_used_is_passed_over_and_named(change, reason):
+def test_what_cannot_be_used_is_passed_over_and_named(change: dict[str, Any], reason: str) -> None:
     good = Measurement(1.0, "vision", np.array([-900.0, 0.0, 50.0]), np.eye(3))
     later = replace(good, time=2.0)
     initial = start(np.random.default_rng(0))
@@ -345,13 +349,13 @@ ORIGIN = Initial(0.0, np.zeros(3), np.zeros(3), np.eye(6))
         (lambda: consistency([np.nan], 3), "no values"),
     ],
 )
-def test_mistakes_are_refused_in_one_line(mistake, words):
+def test_mistakes_are_refused_in_one_line(mistake: Callable[..., Any], words: str) -> None:
     with pytest.raises(HaloposeError, match=words) as caught:
         mistake()
     assert "\n" not in str(caught.value)
 
 
-def test_attitudes_are_left_out_and_order_does_not_matter():
+def test_attitudes_are_left_out_and_order_does_not_matter() -> None:
     rng = np.random.default_rng(8)
     measured = simulate(TRUTH, Sensors(), 8)
     without = [m for m in measured if m.source != "attitude"]
@@ -363,7 +367,7 @@ def test_attitudes_are_left_out_and_order_does_not_matter():
 
 
 @given(SEEDS, st.integers(1, 6))
-def test_consistency_measures_what_it_says(seed, dof):
+def test_consistency_measures_what_it_says(seed: int, dof: int) -> None:
     values = np.random.default_rng(seed).chisquare(dof, 500)
     found = consistency(np.append(values, np.nan), dof, 0.9)
     assert found.count == 500
@@ -373,7 +377,7 @@ def test_consistency_measures_what_it_says(seed, dof):
     assert found.mean_bounds[0] < dof < found.mean_bounds[1]
 
 
-def test_an_attitude_bias_is_found_through_vision():
+def test_an_attitude_bias_is_found_through_vision() -> None:
     """Without its states the filter believes every biased fix; with them the errors stay consistent."""
     sensitivity = np.array([[0.0, 40.0, 0.0], [-3000.0, 0.0, 0.0], [0.0, 3000.0, 0.0]])
     sensors = on_board(localizer=None, glide_slope=None, radio=None)

@@ -1,6 +1,7 @@
 """The navigator against sources that lie, come late or stop: what it leaves out, never silently."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halopose.landing.flight import start_of, truth_of
-from halopose.landing.navigation.fusion import FusionSettings, Initial, fuse
+from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, Initial, fuse
 from halopose.landing.navigation.navigator import Navigator
 from halopose.landing.navigation.sensors import (
     ATTITUDE,
@@ -25,6 +26,7 @@ from halopose.landing.navigation.sensors import (
 )
 from halopose.landing.requirements import path_axes
 from halopose.landing.world.approach import fly
+from halopose.types import Array
 
 RATE = 25.0  # of the IRS: a quarter of the usual one, for speed
 SLOW = Sensors(
@@ -39,19 +41,19 @@ TIMES = np.arange(0.0, TRUTH.times[-1], 0.5)
 ALONE = replace(SLOW, gnss=None, localizer=None, glide_slope=None, radio=None)
 
 
-def flown(seed=0, sensors=SLOW, extra=(), **faults):
+def flown(seed: int = 0, sensors: Any = SLOW, extra: Any = (), **faults: Any) -> FusedTrack:
     """A flight of which some sensors fail, named with their faults."""
     broken = {name: replace(getattr(sensors, name), faults=(fault,)) for name, fault in faults.items()}
     measured = simulate(TRUTH, replace(sensors, **broken), seed, SITE)
     return fuse([*measured, *extra], start_of(TRUTH, seed), SETTINGS, TIMES)
 
 
-def off(track):
+def off(track: FusedTrack) -> Array:
     """Errors (N, 3) along and across the path at the times asked for."""
     return np.abs((track.answers.positions - TRUTH.position(track.answers.times)) @ path_axes().T)
 
 
-def camera(seed, shift=(0.0, 0.0, 0.0)):
+def camera(seed: int, shift: Any = (0.0, 0.0, 0.0)) -> list[Measurement]:
     """Fixes at 2 Hz, 2 % of the distance off along the line of sight and 2 per mille across."""
     rng = np.random.default_rng([seed, 4])
     times = np.arange(0.25, TRUTH.times[-1], 0.5)
@@ -63,7 +65,7 @@ def camera(seed, shift=(0.0, 0.0, 0.0)):
     return vision(times, positions + noise[..., 0] + shift, covariances)
 
 
-def test_without_a_fault_nothing_is_flagged_and_levels_hold():
+def test_without_a_fault_nothing_is_flagged_and_levels_hold() -> None:
     for seed in range(2):
         track = flown(seed, extra=camera(seed))
         assert not track.answers.flagged.any()
@@ -71,7 +73,7 @@ def test_without_a_fault_nothing_is_flagged_and_levels_hold():
 
 
 @pytest.mark.parametrize("size", [50.0, 200.0])
-def test_gnss_does_not_capture_the_filter(size):
+def test_gnss_does_not_capture_the_filter(size: float) -> None:
     """Refused 24 times and then adopted, a step once ended 198.8 m off with a sigma of 1.03 m, without a word."""
     track = flown(gnss=Fault(20.0, 999.0, "step", (0.0, size, 0.0)))
     answers, during = track.answers, TIMES >= 20.0
@@ -87,7 +89,7 @@ def test_gnss_does_not_capture_the_filter(size):
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(1.0, 15.0), (3.0, 8.0)])
-def test_a_ramp_is_flagged_and_never_beyond_the_levels(rate, seconds):
+def test_a_ramp_is_flagged_and_never_beyond_the_levels(rate: float, seconds: float) -> None:
     track = flown(gnss=Fault(10.0, 999.0, "ramp", (0.0, rate, 0.0)))
     first = TIMES[track.answers.flagged][0]
     assert 10.0 < first < 10.0 + seconds
@@ -103,7 +105,7 @@ def test_a_ramp_is_flagged_and_never_beyond_the_levels(rate, seconds):
         ("irs", Fault(15.0, 999.0, "step", (0.0, 0.3, 0.0))),
     ],
 )
-def test_the_source_that_fails_is_the_one_left_out(name, fault):
+def test_the_source_that_fails_is_the_one_left_out(name: str, fault: Fault) -> None:
     track = flown(**{name: fault})
     words = {"gnss": "GNSS", "localizer": "localizer", "radio": "radio altimeter", "irs": "IRS"}
     assert f"{words[name]} left out" in track.answers.flags[-1]
@@ -111,7 +113,7 @@ def test_the_source_that_fails_is_the_one_left_out(name, fault):
     assert off(track)[-1].max() < 15
 
 
-def test_a_source_comes_back_after_its_probation():
+def test_a_source_comes_back_after_its_probation() -> None:
     track = flown(extra=camera(1), localizer=Fault(10.0, 20.0, "step", 5e-3))
     localizer = track.source == "localizer"
     assert not track.accepted[localizer & (track.times > 13) & (track.times < 29)].any()
@@ -119,7 +121,7 @@ def test_a_source_comes_back_after_its_probation():
     assert not track.answers.flagged[-1]
 
 
-def test_two_that_contradict_each_other_are_both_kept_and_flagged():
+def test_two_that_contradict_each_other_are_both_kept_and_flagged() -> None:
     """Vision off to the side against GNSS alone: nobody else sees that axis, and the levels hold both."""
     sensors = replace(SLOW, localizer=None, glide_slope=None, radio=None)
     for shift in (0.0, 40.0):
@@ -128,7 +130,7 @@ def test_two_that_contradict_each_other_are_both_kept_and_flagged():
         assert (off(track) < track.answers.levels).all()
 
 
-def test_a_filter_that_starts_wrong_starts_anew_and_says_so():
+def test_a_filter_that_starts_wrong_starts_anew_and_says_so() -> None:
     wrong = Initial(0.0, TRUTH.positions[0] + 300.0, TRUTH.velocities[0], 0.01 * np.eye(6))
     measured = simulate(TRUTH, ALONE, 5, SITE) + camera(5)
     track = fuse(measured, wrong, SETTINGS, TIMES)
@@ -141,7 +143,7 @@ def test_a_filter_that_starts_wrong_starts_anew_and_says_so():
     assert off(track)[-1].max() < 30
 
 
-def test_levels_say_who_is_relied_upon():
+def test_levels_say_who_is_relied_upon() -> None:
     """With GNSS and IRS alone nobody would notice if GNSS lied; with the ILS to the side somebody would."""
     few, more = (
         flown(sensors=replace(SLOW, localizer=each, glide_slope=None, radio=None)).answers.levels[-1]
@@ -153,7 +155,7 @@ def test_levels_say_who_is_relied_upon():
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.02, 0.4))
 @settings(max_examples=10, deadline=None)
-def test_late_measurements_end_where_they_would_have_in_time(seed, latency):
+def test_late_measurements_end_where_they_would_have_in_time(seed: int, latency: float) -> None:
     measured = [m for m in simulate(TRUTH, SLOW, seed, SITE) if m.time < 3 and m.source != "attitude"]
     rng = np.random.default_rng(seed)
     late = [m for m in measured if m.source in ("gnss", "radio") and rng.random() < 0.5]
@@ -171,7 +173,7 @@ def test_late_measurements_end_where_they_would_have_in_time(seed, latency):
     np.testing.assert_allclose(tardy.at(3.5).covariance, prompt.at(3.5).covariance, rtol=1e-3, atol=1e-6)
 
 
-def test_what_is_too_late_is_ignored_and_says_so():
+def test_what_is_too_late_is_ignored_and_says_so() -> None:
     navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
     fix = Measurement(2.0, "gnss", TRUTH.position(np.array([2.0]))[0], np.eye(3))
     before = navigator.update(fix).position
@@ -181,11 +183,11 @@ def test_what_is_too_late_is_ignored_and_says_so():
     np.testing.assert_array_equal(state.position, before)
 
 
-def test_a_deferred_measurement_is_made_where_the_aircraft_is_believed_to_be():
+def test_a_deferred_measurement_is_made_where_the_aircraft_is_believed_to_be() -> None:
     navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
     asked = []
 
-    def look(state):
+    def look(state: Any) -> Measurement | None:
         asked.append(state.time)
         return Measurement(state.time, "vision", state.position + 1.0, 100 * np.eye(3))
 
@@ -199,7 +201,7 @@ def test_a_deferred_measurement_is_made_where_the_aircraft_is_believed_to_be():
     assert nothing.step.reason == "nothing was measured"
 
 
-def test_the_past_within_the_lag_can_be_asked_for():
+def test_the_past_within_the_lag_can_be_asked_for() -> None:
     navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
     states = {}
     for measurement in in_order(simulate(TRUTH, SLOW, 0, SITE)):
@@ -210,7 +212,7 @@ def test_the_past_within_the_lag_can_be_asked_for():
     np.testing.assert_allclose(navigator.at(time).position, states[time].position, atol=1e-9)
 
 
-def test_every_step_says_what_an_engineer_would_log():
+def test_every_step_says_what_an_engineer_would_log() -> None:
     navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
     fix = Measurement(0.5, "gnss", TRUTH.position(np.array([0.5]))[0], np.eye(3))
     step = navigator.update(fix).step

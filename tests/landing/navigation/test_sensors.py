@@ -1,7 +1,9 @@
 """Simulated sensors: geometry against central differences, errors against their laws, faults against no fault."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,12 +28,15 @@ from halopose.landing.navigation.sensors import (
     simulate,
     vision,
 )
+from halopose.types import Array
 
 SITE = IlsSite.of_runway(3000.0)
 POSITIONS = st.tuples(st.floats(-9000, -50), st.floats(-500, 500), st.floats(2, 900)).map(np.array)
 
 
-def straight(duration=20.0, start=(-1500.0, 30.0, 95.0), velocity=(70.0, -1.0, -3.5)):
+def straight(
+    duration: float = 20.0, start: Any = (-1500.0, 30.0, 95.0), velocity: Any = (70.0, -1.0, -3.5)
+) -> Truth:
     """A flight without acceleration, sampled coarsely."""
     times = np.linspace(0, duration, 41)
     velocities = np.tile(velocity, (times.size, 1))
@@ -39,25 +44,25 @@ def straight(duration=20.0, start=(-1500.0, 30.0, 95.0), velocity=(70.0, -1.0, -
     return Truth(times, start + times[:, None] * velocities, velocities, 0 * velocities, attitudes)
 
 
-def table(measurements, source):
+def table(measurements: Any, source: str) -> tuple[Array, ...]:
     """Times (N,) and values (N, m) of one source."""
     mine = [m for m in measurements if m.source == source]
     return np.array([m.time for m in mine]), np.array([m.value for m in mine])
 
 
-def central_differences(function, at, step):
+def central_differences(function: Callable[[Array], Array], at: Array, step: float) -> Array:
     sides = [(function(at + step * axis) - function(at - step * axis)) / (2 * step) for axis in np.eye(len(at))]
     return np.stack(sides, axis=-1)
 
 
 @given(POSITIONS)
-def test_ils_gradients_are_central_differences(position):
+def test_ils_gradients_are_central_differences(position: Array) -> None:
     for angle in (SITE.localizer_angle, SITE.glide_slope_angle):
         numeric = central_differences(lambda p, f=angle: f(p[None])[0][0], position, 1e-3)
         np.testing.assert_allclose(angle(position[None])[1][0], numeric, rtol=1e-6, atol=1e-11)
 
 
-def test_ils_angles_are_those_of_the_geometry():
+def test_ils_angles_are_those_of_the_geometry() -> None:
     antenna = np.array(SITE.localizer)
     on_course = antenna + np.array([[-5000.0, 0.0, 200.0]])
     assert SITE.localizer_angle(on_course)[0] == 0
@@ -70,7 +75,7 @@ def test_ils_angles_are_those_of_the_geometry():
     )
 
 
-def test_truth_interpolates_cubics_exactly_and_angles_the_short_way():
+def test_truth_interpolates_cubics_exactly_and_angles_the_short_way() -> None:
     times = np.array([0.0, 0.7, 1.5, 3.0])
     factor, t = np.array([2.0, -1.0, 0.5]), times[:, None]
     yaw = np.stack([[3.1, -3.1, -3.0, -2.9], np.zeros(4), np.zeros(4)], axis=1)
@@ -83,7 +88,7 @@ def test_truth_interpolates_cubics_exactly_and_angles_the_short_way():
     np.testing.assert_allclose(halfway, math.pi, atol=1e-12)  # from 3.1 on to -3.1, through pi and not zero
 
 
-def test_gauss_markov_is_stationary_with_its_time_constant():
+def test_gauss_markov_is_stationary_with_its_time_constant() -> None:
     paths, steps, interval, constant = 4000, 60, 0.5, 4.0
     bias = GaussMarkov((2.0,) * paths, constant).sample(steps, interval, np.random.default_rng(1))
     low, high = chi2.ppf([1e-5, 1 - 1e-5], paths) / paths
@@ -95,13 +100,13 @@ def test_gauss_markov_is_stationary_with_its_time_constant():
         assert abs(correlation - math.exp(-lag * interval / constant)) < 5 / math.sqrt(paths)
 
 
-def test_a_bias_that_never_forgets_is_constant():
+def test_a_bias_that_never_forgets_is_constant() -> None:
     bias = GaussMarkov((1.0, 3.0)).sample(50, 0.1, np.random.default_rng(2))
     np.testing.assert_array_equal(bias, np.broadcast_to(bias[0], bias.shape))
 
 
 @pytest.mark.parametrize("source", [source for source in SIZES if source != "vision"])
-def test_noise_and_rate_are_as_stated(source):
+def test_noise_and_rate_are_as_stated(source: str) -> None:
     """Without bias, what is left after the truth is white with the covariance that each measurement states."""
     truth = straight()
     sensors = Sensors()
@@ -127,7 +132,7 @@ def test_noise_and_rate_are_as_stated(source):
     assert low < standard @ standard < high
 
 
-def test_radio_bias_is_a_share_of_the_height():
+def test_radio_bias_is_a_share_of_the_height() -> None:
     sensor = Sensor(10.0, (1e-9,), GaussMarkov((0.01,)))
     times, values = table(simulate(straight(), Sensors(radio=sensor), 4, SITE), "radio")
     share = values[:, 0] / straight().position(times)[:, 2] - 1
@@ -135,7 +140,7 @@ def test_radio_bias_is_a_share_of_the_height():
     assert 0 < abs(share[0]) < 0.05
 
 
-def test_signals_end_where_they_would():
+def test_signals_end_where_they_would() -> None:
     times = np.linspace(0, 100, 101)
     positions = np.stack([50 * times - 3000, 0 * times, 1500 - 14 * times], axis=1)
     velocities = np.tile([50.0, 0.0, -14.0], (101, 1))
@@ -145,7 +150,7 @@ def test_signals_end_where_they_would():
     assert table(measured, "gnss")[0].max() == 100
 
 
-def same(one, other):
+def same(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(
         a.time == b.time and a.source == b.source and np.array_equal(a.value, b.value)
         for a, b in zip(one, other, strict=True)
@@ -153,20 +158,20 @@ def same(one, other):
 
 
 @given(st.integers(0, 2**32 - 1), st.sets(st.sampled_from(["gnss", "localizer", "radio", "irs", "attitude"])))
-def test_sensors_do_not_disturb_each_other(seed, missing):
+def test_sensors_do_not_disturb_each_other(seed: int, missing: Any) -> None:
     everything = simulate(straight(4.0), Sensors(), seed, SITE)
     fewer = simulate(straight(4.0), Sensors(**dict.fromkeys(missing)), seed, SITE)
     assert same(fewer, [m for m in everything if m.source not in missing])
     assert [m.time for m in everything] == sorted(m.time for m in everything)
 
 
-def test_seeds_repeat_and_differ():
+def test_seeds_repeat_and_differ() -> None:
     one, again, other = (simulate(straight(4.0), Sensors(), seed, SITE) for seed in (7, 7, 8))
     assert same(one, again)
     assert not same(one, other)
 
 
-def test_an_outage_only_takes_away():
+def test_an_outage_only_takes_away() -> None:
     broken = Sensors(gnss=replace(GNSS, outages=((3.0, 5.0), (8.0, 8.5))))
     expected = [
         m
@@ -184,7 +189,7 @@ def test_an_outage_only_takes_away():
         (Fault(4.0, 9.0, "noise", 10.0), lambda t, noise: 9.0 * noise),
     ],
 )
-def test_faults_add_what_they_say(fault, added):
+def test_faults_add_what_they_say(fault: Fault, added: Callable[..., Any]) -> None:
     quiet = replace(GNSS, bias=GaussMarkov((0.0, 0.0, 0.0)))
     times, sound = table(simulate(straight(), Sensors(gnss=quiet), 6, SITE), "gnss")
     faulty_sensor = replace(quiet, faults=(fault,))
@@ -195,7 +200,7 @@ def test_faults_add_what_they_say(fault, added):
     np.testing.assert_allclose((faulty - sound)[during], added(times[during], noise), atol=1e-9)
 
 
-def test_a_stuck_sensor_repeats_its_last_value():
+def test_a_stuck_sensor_repeats_its_last_value() -> None:
     stuck = Sensors(radio=replace(RADIO, faults=(Fault(4.0, 9.0, "stuck"),)))
     times, values = table(simulate(straight(), stuck, 6, SITE), "radio")
     before = np.flatnonzero(times < 4.0)[-1]
@@ -204,7 +209,7 @@ def test_a_stuck_sensor_repeats_its_last_value():
     assert values[times >= 9.0][0] != values[before]
 
 
-def test_vision_is_passed_on_as_given():
+def test_vision_is_passed_on_as_given() -> None:
     positions, covariances = np.arange(6.0).reshape(2, 3), np.stack([np.eye(3), 4 * np.eye(3)])
     measured = vision([2.0, 1.0], positions, covariances)
     assert [m.time for m in in_order(measured)] == [1.0, 2.0]
@@ -234,7 +239,7 @@ FLIGHT = straight()
         (lambda: vision([0.0], np.zeros((1, 2)), np.zeros((1, 3, 3))), r"got \(1,\), \(1, 2\), \(1, 3, 3\)"),
     ],
 )
-def test_mistakes_are_named_in_one_line(mistake, words):
+def test_mistakes_are_named_in_one_line(mistake: Callable[..., Any], words: str) -> None:
     with pytest.raises(HaloposeError, match=words) as caught:
         mistake()
     assert "\n" not in str(caught.value)

@@ -14,7 +14,7 @@ SEEDS = st.integers(0, 2**62)
 
 @settings(max_examples=25, deadline=None)
 @given(SEEDS)
-def test_position_velocity_and_acceleration_belong_together(seed):
+def test_position_velocity_and_acceleration_belong_together(seed: int) -> None:
     flight = fly(seed, "clear", rate_hz=100)
     for value, rate in ((flight.positions, flight.velocities), (flight.velocities, flight.accelerations)):
         central = (value[2:] - value[:-2]) / (flight.times[2:] - flight.times[:-2])[:, None]
@@ -23,7 +23,7 @@ def test_position_velocity_and_acceleration_belong_together(seed):
 
 @settings(max_examples=10, deadline=None)
 @given(SEEDS)
-def test_the_rate_only_samples_the_flight(seed):
+def test_the_rate_only_samples_the_flight(seed: int) -> None:
     slow, fast = fly(seed, rate_hz=5), fly(seed, rate_hz=20)
     for name in ("times", "positions", "velocities", "accelerations"):
         np.testing.assert_allclose(getattr(fast, name)[::4][: len(slow)], getattr(slow, name), atol=1e-9)
@@ -31,7 +31,7 @@ def test_the_rate_only_samples_the_flight(seed):
 
 @settings(max_examples=25, deadline=None)
 @given(SEEDS)
-def test_a_flight_is_an_approach(seed):
+def test_a_flight_is_an_approach(seed: int) -> None:
     flight = fly(seed, rate_hz=10)
     assert abs(flight.positions[0, 0] + 6000) < 60
     assert -700 < flight.positions[-1, 0] <= -300
@@ -43,13 +43,13 @@ def test_a_flight_is_an_approach(seed):
     assert np.degrees(np.abs(flight.attitudes[:, 2])).max() < 15
 
 
-def test_no_gusts_is_a_straight_line():
+def test_no_gusts_is_a_straight_line() -> None:
     flight = fly(1, rate_hz=10, gusts=0.0)
     np.testing.assert_allclose(flight.accelerations, 0, atol=1e-12)
     np.testing.assert_allclose(flight.positions[:, 1], 0, atol=1e-12)
 
 
-def test_frames_are_of_one_world():
+def test_frames_are_of_one_world() -> None:
     flight = fly(4, "haze", rate_hz=1)
     scenes = list(frames(flight))
     assert len(scenes) == len(flight)
@@ -66,7 +66,7 @@ def test_frames_are_of_one_world():
     assert widths[-1] > 8 * widths[0]  # the runway grows as it comes nearer
 
 
-def test_mistakes_are_named():
+def test_mistakes_are_named() -> None:
     with pytest.raises(HaloposeError, match="positive rate"):
         fly(0, rate_hz=0)
     with pytest.raises(HaloposeError, match="unknown weather"):

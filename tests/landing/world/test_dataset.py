@@ -20,22 +20,23 @@ from halopose.landing.world.dataset import (
     yolo_labels,
 )
 from halopose.landing.world.scenes import SceneSettings, corners_in_image, sample_scene
+from halopose.types import Array
 
 SMALL = SceneSettings(camera=Camera.from_fov(160, 96, np.radians(30)))
 COUNTS = {"train": 4, "fog": 1}
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     return write_dataset(folder, COUNTS, seed=3, settings=SMALL)
 
 
-def contents(folder: Path):
+def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_halopose_reads_it(written):
+def test_halopose_reads_it(written: Path) -> None:
     for split, count in COUNTS.items():
         labels = load_dataset(written, split)
         coco = load_dataset(
@@ -53,7 +54,7 @@ def test_halopose_reads_it(written):
             np.testing.assert_allclose(objects.boxes, theirs.objects.boxes, atol=1e-4)
 
 
-def test_stated_poses_project_to_the_labels(written):
+def test_stated_poses_project_to_the_labels(written: Path) -> None:
     content = json.loads((written.parent / "annotations" / "train.json").read_text())
     for image in content["images"]:
         camera = Camera(
@@ -72,7 +73,7 @@ def test_stated_poses_project_to_the_labels(written):
         np.testing.assert_array_equal(scene.position, image["position"])
 
 
-def test_processes_do_not_matter_and_a_broken_run_goes_on(written, tmp_path):
+def test_processes_do_not_matter_and_a_broken_run_goes_on(written: Path, tmp_path: Path) -> None:
     whole = contents(written.parent)
     partial = tmp_path / "again"
     write_dataset(partial, {"train": 2}, seed=3, settings=SMALL)
@@ -83,27 +84,27 @@ def test_processes_do_not_matter_and_a_broken_run_goes_on(written, tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path, processes):
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, processes: int) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(HaloposeError, match="cannot write to"):
         write_dataset(tmp_path / "file", COUNTS, seed=3, settings=SMALL, processes=processes)
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_is_one_line(tmp_path):
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match=r"cannot write .*\.jpg"):
         write_dataset(tmp_path, COUNTS, seed=3, settings=SMALL)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 30))
-def test_splits_share_no_scene(seed, count):
+def test_splits_share_no_scene(seed: int, count: int) -> None:
     seeds = [set(split_seeds(seed, name, count)) for name in ("train", "val", "test", "fog", "calibration")]
     assert len(set.union(*seeds)) == 5 * count
     assert split_seeds(seed, "train", count + 3)[:count] == split_seeds(seed, "train", count)
 
 
-def test_fog_is_for_testing_only(written, tmp_path):
-    def weathers(split):
+def test_fog_is_for_testing_only(written: Path, tmp_path: Path) -> None:
+    def weathers(split: str) -> set[str]:
         images = json.loads((written.parent / "annotations" / f"{split}.json").read_text())["images"]
         return {image["weather"] for image in images}
 
@@ -119,13 +120,13 @@ def test_fog_is_for_testing_only(written, tmp_path):
         write_dataset(tmp_path, {"val": 0})
 
 
-def test_the_flip_swaps_left_and_right():
+def test_the_flip_swaps_left_and_right() -> None:
     swapped = [CORNER_NAMES[k] for k in FLIP_INDEX]
     assert swapped == [n.replace("left", "x").replace("right", "left").replace("x", "right") for n in CORNER_NAMES]
 
 
 @given(st.lists(st.tuples(st.floats(0, 640), st.floats(0, 384)), min_size=4, max_size=4))
-def test_a_box_holds_its_corners_and_is_never_too_small(points):
+def test_a_box_holds_its_corners_and_is_never_too_small(points: Array) -> None:
     corners = np.array(points)
     left, top, right, bottom = box_of(corners, 640, 384)
     assert left <= corners[:, 0].min() <= corners[:, 0].max() <= right
@@ -135,7 +136,7 @@ def test_a_box_holds_its_corners_and_is_never_too_small(points):
     assert min(right - left, bottom - top) >= 3  # half of the smallest box, at the image's border
 
 
-def test_labels_list_the_runway_landed_on_first():
+def test_labels_list_the_runway_landed_on_first() -> None:
     scene = next(
         s for s in (sample_scene(n, "clear", SceneSettings(parallel_share=1.0)) for n in range(200)) if s.parallel
     )

@@ -1,5 +1,7 @@
 """Markings and lights: symmetric, on the pavement, and telling the glide path."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ RUNWAYS = st.builds(Runway, length=st.floats(1500, 4000), width=WIDTHS, threshol
 
 
 @given(st.integers(1, 36), st.sampled_from(["", "L", "R", "C"]))
-def test_the_other_end_is_named_by_the_opposite_heading(number, letter):
+def test_the_other_end_is_named_by_the_opposite_heading(number: int, letter: str) -> None:
     name = f"{number:02d}{letter}"
     other = opposite(name)
     assert (int(other[:2]) - number) % 36 == 18
@@ -21,7 +23,7 @@ def test_the_other_end_is_named_by_the_opposite_heading(number, letter):
 
 
 @given(RUNWAYS)
-def test_markings_stay_on_the_pavement(runway):
+def test_markings_stay_on_the_pavement(runway: Runway) -> None:
     x0, y0 = runway.threshold
     for patch in runway_patches(runway, 1.0):
         assert x0 <= patch.x[0] < patch.x[1] <= x0 + runway.length
@@ -30,12 +32,12 @@ def test_markings_stay_on_the_pavement(runway):
 
 
 @given(RUNWAYS)
-def test_both_ends_carry_the_same_marks(runway):
+def test_both_ends_carry_the_same_marks(runway: Runway) -> None:
     """Apart from their names, whose figures lie between the threshold bars and the first pair of bars."""
     x0, y0 = runway.threshold
     middle = x0 + runway.length / 2
 
-    def marks(sign):
+    def marks(sign: int) -> list[Any]:
         return sorted(
             (round(sign * (x - middle), 6), *sorted((round(sign * (a - y0), 6), round(sign * (b - y0), 6))))
             for patch in runway_patches(runway, 1.0)
@@ -48,7 +50,7 @@ def test_both_ends_carry_the_same_marks(runway):
 
 
 @pytest.mark.parametrize(("angle", "whites"), [(2.0, 0), (2.7, 1), (3.0, 2), (3.3, 3), (4.0, 4)])
-def test_papi_shows_more_white_the_higher_the_aircraft(angle, whites):
+def test_papi_shows_more_white_the_higher_the_aircraft(angle: float, whites: int) -> None:
     runway = Runway(3000.0, 45.0)
     viewer = np.array([-2600.0, 0.0, 3000.0 * np.tan(np.radians(angle))])
     lights = runway_lights(runway, viewer, np.random.default_rng(0))
@@ -58,7 +60,7 @@ def test_papi_shows_more_white_the_higher_the_aircraft(angle, whites):
     assert green.tolist() == [True] * whites + [False] * (4 - whites)  # the inner units turn red first
 
 
-def test_taxiways_leave_the_runway_alone():
+def test_taxiways_leave_the_runway_alone() -> None:
     runway = Runway(2500.0, 45.0)
     for seed in range(20):
         for patch in field_patches(runway, np.random.default_rng(seed)):

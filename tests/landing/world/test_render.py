@@ -1,6 +1,7 @@
 """Pixels: edges where the labels are, coverage against supersampling, air after Koschmieder, same bytes."""
 
 from dataclasses import replace
+from typing import Any
 
 import cv2
 import numpy as np
@@ -31,13 +32,16 @@ from halopose.landing.world.scenes import (
     runway_pixels,
     sample_scene,
 )
+from halopose.types import Array
 
 CAMERA = Camera.from_fov(640, 384, np.radians(30))
 PURE = Sensor(blur=0.0, noise=0.0)
 WIDTHS = st.floats(0.01, 200)
 
 
-def scene_at(position, attitude=(0.0, 0.06, 0.0), weather="clear", visibility=1e9):
+def scene_at(
+    position: Any, attitude: Any = (0.0, 0.06, 0.0), weather: str = "clear", visibility: float = 1e9
+) -> Scene:
     """A scene without lights or sensor, in the clearest air."""
     return Scene(
         1, weather, Runway(2800.0, 45.0), np.array(position, float), np.array(attitude, float), CAMERA,
@@ -46,20 +50,22 @@ def scene_at(position, attitude=(0.0, 0.06, 0.0), weather="clear", visibility=1e
 
 
 @given(st.floats(-100, 100), WIDTHS, st.floats(-50, 50), st.floats(0.1, 80))
-def test_a_pulse_is_the_share_of_the_footprint_inside(value, width, low, size):
+def test_a_pulse_is_the_share_of_the_footprint_inside(value: float, width: int, low: float, size: float) -> None:
     fine = value + width * (np.arange(4001) / 4000 - 0.5)
     expected = ((fine >= low) & (fine <= low + size)).mean()
     assert abs(_pulse(np.array([value]), np.array([width]), low, low + size)[0] - expected) < 1e-3
 
 
 @given(st.floats(-300, 300), WIDTHS, st.floats(1, 40), st.floats(1, 40))
-def test_dashes_are_the_share_of_the_footprint_painted(value, width, painted, gap):
+def test_dashes_are_the_share_of_the_footprint_painted(
+    value: float, width: int, painted: float, gap: float
+) -> None:
     fine = value + width * ((np.arange(20000) + 0.5) / 20000 - 0.5)
     expected = (np.mod(fine - 7.0, painted + gap) < painted).mean()
     assert abs(_dashes(np.array([value]), np.array([width]), 7.0, (painted, gap))[0] - expected) < 5e-3
 
 
-def supersampled(scene, factor=8):
+def supersampled(scene: Scene, factor: int = 8) -> Array:
     """Share of each pixel inside the runway's quadrilateral, by testing many points of it."""
     corners = runway_pixels(scene, scene.runway).astype(np.float32)
     offset = (np.arange(factor) + 0.5) / factor - 0.5
@@ -73,7 +79,7 @@ def supersampled(scene, factor=8):
 
 @pytest.mark.parametrize("distance", [320.0, 900.0, 2500.0, 6000.0])
 @pytest.mark.parametrize("roll", [0.0, 0.12])
-def test_the_runway_covers_the_pixels_that_supersampling_says(distance, roll):
+def test_the_runway_covers_the_pixels_that_supersampling_says(distance: float, roll: float) -> None:
     height = (distance + 300) * np.tan(np.radians(3))
     scene = scene_at((-distance, 0.02 * distance, height), (0.05, 0.06, roll))
     view = _view(scene)
@@ -91,7 +97,7 @@ def test_the_runway_covers_the_pixels_that_supersampling_says(distance, roll):
 
 
 @pytest.mark.parametrize("lateral", [4.0, -9.0])
-def test_painted_edges_agree_with_the_labelled_corners(lateral):
+def test_painted_edges_agree_with_the_labelled_corners(lateral: float) -> None:
     """The left edge, found where grass turns to the white side stripe, against the line through the corners."""
     scene = scene_at((-300.0, lateral, 33.0), (0.03, 0.06, 0.05))
     light = radiance(scene).mean(0)
@@ -108,7 +114,7 @@ def test_painted_edges_agree_with_the_labelled_corners(lateral):
     assert np.std(gaps) < 0.25
 
 
-def test_a_patch_with_a_corner_beside_the_camera_is_drawn():
+def test_a_patch_with_a_corner_beside_the_camera_is_drawn() -> None:
     scene = scene_at((-300.0, 0.0, 33.0), (0.12, 0.06, 0.0))
     view = _view(scene)
     ground = _ground(view, CAMERA)
@@ -118,7 +124,7 @@ def test_a_patch_with_a_corner_beside_the_camera_is_drawn():
     assert somewhere not in (None, everywhere)
 
 
-def test_fog_takes_contrast_away_with_distance_after_koschmieder():
+def test_fog_takes_contrast_away_with_distance_after_koschmieder() -> None:
     visibility = 900.0
     place = (-800.0, 0.0, 60.0)
     clear, foggy = (radiance(scene_at(place, weather="fog", visibility=v)) for v in (1e9, visibility))
@@ -134,7 +140,7 @@ def test_fog_takes_contrast_away_with_distance_after_koschmieder():
     assert distance.max() > 2 * distance.min()  # near and far were both looked at
 
 
-def test_a_far_runway_does_not_flicker():
+def test_a_far_runway_does_not_flicker() -> None:
     """Moving by a fraction of a pixel changes the runway's light by little: nothing aliases."""
     distance, totals = 6000.0, []
     for shift in np.linspace(0, 3e-3, 7):
@@ -148,7 +154,7 @@ def test_a_far_runway_does_not_flicker():
 
 
 @pytest.mark.parametrize("weather", WEATHERS)
-def test_the_same_scene_gives_the_same_bytes(weather):
+def test_the_same_scene_gives_the_same_bytes(weather: str) -> None:
     scene = sample_scene(1, weather)
     first = render(scene)
     assert (first.shape, first.dtype) == ((384, 640, 3), np.uint8)
@@ -156,7 +162,7 @@ def test_the_same_scene_gives_the_same_bytes(weather):
     assert (render(replace(scene, frame=1)) != first).any()  # its noise is another
 
 
-def test_weathers_look_different():
+def test_weathers_look_different() -> None:
     mean = {w: render(replace(sample_scene(1, w), sensor=PURE)).mean() for w in ("clear", "night")}
     assert mean["night"] < 0.5 * mean["clear"]
     fog, clear = (
@@ -165,7 +171,7 @@ def test_weathers_look_different():
     assert fog.std() < 0.5 * clear.std()
 
 
-def test_lights_shine_where_they_stand():
+def test_lights_shine_where_they_stand() -> None:
     scene = replace(sample_scene(1, "night", SceneSettings(distance=(900, 1100))), sensor=PURE)
     lit, dark = radiance(scene), radiance(replace(scene, lights=0.0))
     added = (lit - dark).sum(0)
@@ -175,7 +181,7 @@ def test_lights_shine_where_they_stand():
     assert added[mask > 0].sum() > 0.3 * added[int(corners[:, 1].min()) - 3 : int(corners[:, 1].max()) + 3].sum()
 
 
-def test_noise_grows_with_the_sensor_setting():
+def test_noise_grows_with_the_sensor_setting() -> None:
     scene = scene_at((-2000.0, 0.0, 120.0))
     light = radiance(scene)
     clean = develop(light, scene).astype(float)
@@ -184,6 +190,6 @@ def test_noise_grows_with_the_sensor_setting():
     assert abs((noisy - clean)[inside].std() / (0.03 * 255) - 1) < 0.05
 
 
-def test_other_cameras_work():
+def test_other_cameras_work() -> None:
     distorted = replace(Camera.from_fov(320, 192, np.radians(40)), distortion=(-0.1, 0.02, 0.0, 0.0, 0.0))
     assert render(sample_scene(1, "clear", SceneSettings(camera=distorted))).shape == (192, 320, 3)

@@ -24,7 +24,7 @@ SEEDS = st.integers(0, 2**62)
 
 @settings(max_examples=30, deadline=None)
 @given(SEEDS, st.sampled_from(WEATHERS))
-def test_corners_are_where_opencv_projects_them(seed, weather):
+def test_corners_are_where_opencv_projects_them(seed: int, weather: str) -> None:
     camera = replace(Camera.from_fov(640, 384, np.radians(30)), distortion=(-0.2, 0.05, 1e-3, -1e-3, 0.0))
     scene = sample_scene(seed, weather, SceneSettings(camera=camera))
     rotation, eye = scene.camera_pose()
@@ -38,7 +38,7 @@ def test_corners_are_where_opencv_projects_them(seed, weather):
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.sampled_from(WEATHERS))
-def test_a_sampled_scene_shows_its_runway_as_a_pilot_sees_it(seed, weather):
+def test_a_sampled_scene_shows_its_runway_as_a_pilot_sees_it(seed: int, weather: str) -> None:
     scene = sample_scene(seed, weather)
     (near_left, near_right, far_right, far_left), visible = corners_in_image(scene)
     assert near_left[0] < near_right[0]
@@ -53,7 +53,7 @@ def test_a_sampled_scene_shows_its_runway_as_a_pilot_sees_it(seed, weather):
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
-def test_a_parallel_runway_is_in_view_as_a_whole_or_not_at_all(seed):
+def test_a_parallel_runway_is_in_view_as_a_whole_or_not_at_all(seed: int) -> None:
     scene = sample_scene(seed, "clear", SceneSettings(parallel_share=1.0))
     assert labelled_runways(scene)[0] == scene.runway
     if scene.parallel is None:
@@ -66,18 +66,18 @@ def test_a_parallel_runway_is_in_view_as_a_whole_or_not_at_all(seed):
         assert scene.camera.contains(pixels).mean() < 0.02  # at most a sliver between the points looked at
 
 
-def test_the_same_seed_is_the_same_scene_and_another_is_not():
+def test_the_same_seed_is_the_same_scene_and_another_is_not() -> None:
     first, again, other = sample_scene(5, "dusk"), sample_scene(5, "dusk"), sample_scene(6, "dusk")
     assert repr(first) == repr(again) != repr(other)
 
 
-def test_fog_hides_what_lies_beyond_the_visibility():
+def test_fog_hides_what_lies_beyond_the_visibility() -> None:
     scene = replace(sample_scene(3, "fog"), visibility=1200.0, runway=Runway(3000.0, 45.0))
     scene = replace(scene, position=np.array([-600.0, 0.0, 50.0]), attitude=np.array([0.0, 0.05, 0.0]))
     assert corners_in_image(scene)[1].tolist() == [True, True, False, False]
 
 
-def test_mistakes_are_named():
+def test_mistakes_are_named() -> None:
     with pytest.raises(HaloposeError, match="unknown weather 'snow'"):
         sample_scene(0, "snow")
     with pytest.raises(HaloposeError, match="never wholly in view"):
