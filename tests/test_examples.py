@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 import pytest
 
 from halopose import Artifact
@@ -67,10 +68,18 @@ def test_a_filter_gains_by_predicted_covariances(run: Callable[..., Any]) -> Non
     assert predicted < 0.95 * fixed < 0.95 * alone
 
 
+def test_a_tag_and_a_chessboard_are_where_they_are_said_to_be(run: Callable[..., Any]) -> None:
+    names, said = run("tag_pose.py")
+    assert said.count("stated standard deviation") == 6
+    for pose in names["main"]().values():
+        error = (pose.tvec - names["TVEC"]) / np.sqrt(np.diag(pose.covariance)[:3])
+        assert np.abs(error).max() < 4
+
+
 def test_every_example_is_run_and_told_of() -> None:
     here, told = Path(__file__).read_text(encoding="utf-8"), (EXAMPLES / "README.md").read_text(encoding="utf-8")
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
-    assert len(scripts) == 4
+    assert len(scripts) == 5
     for name in scripts:
         assert f'"{name}"' in here
         assert f"[{name}]({name})" in told

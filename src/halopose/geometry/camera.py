@@ -53,6 +53,26 @@ class Camera:
         focal = width / 2 / math.tan(horizontal_fov / 2)
         return cls(focal, focal, (width - 1) / 2, (height - 1) / 2, width, height)
 
+    @classmethod
+    def from_opencv(
+        cls, matrix: ArrayLike, distortion: ArrayLike | None = None, size: tuple[int, int] | None = None
+    ) -> Camera:
+        """OpenCV's cameraMatrix (3, 3) and distCoeffs, 4 or 5 of them or none; size: width and height."""
+        entries = np.asarray(matrix, dtype=np.float64)
+        if entries.shape != (3, 3) or abs(entries[0, 1]) > 1e-9 * abs(entries[0, 0]):
+            raise HaloposeError(f"a camera matrix is (3, 3) without skew, got {entries.tolist()}")
+        lens = np.zeros(0) if distortion is None else np.asarray(distortion, dtype=np.float64).ravel()
+        if len(lens) > 5 and lens[5:].any():
+            raise HaloposeError(
+                "only k1, k2, p1, p2, k3 of a lens are known here: calibrate with five coefficients"
+            )
+        five = np.zeros(5)
+        five[: min(len(lens), 5)] = lens[:5]
+        (fx, _, cx), (_, fy, cy) = entries[:2]
+        width, height = size or (round(2 * cx + 1), round(2 * cy + 1))
+        k1, k2, p1, p2, k3 = map(float, five)
+        return cls(float(fx), float(fy), float(cx), float(cy), int(width), int(height), (k1, k2, p1, p2, k3))
+
     @property
     def matrix(self) -> Array:
         """Intrinsic matrix (3, 3)."""

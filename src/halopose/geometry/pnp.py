@@ -111,21 +111,23 @@ def solve_pose(
     mask: Mask | None = None,
     nu: Array | None = None,
     start: tuple[Array, Array] | None = None,
+    ground: bool = True,
 ) -> Solution:
     """Rotation and position of cameras from four or more points (K, 3) or (N, K, 3) and their pixels (N, K, 2).
 
     ``covariance`` (N, K, 2, 2) is in pixel^2. ``mask`` (N, K) keeps points where it is true. With ``nu`` (K,)
     or (N, K) the residuals follow a Student-t with ``covariance`` as scale matrix, tau included. ``start``,
     rotation (N, 3, 3) and position (N, 3), replaces the two poses that the plane through the points allows.
+    ``ground``: the points lie on the ground (z up), so that a camera below them is refused.
     """
     _check_shapes(points, pixels, covariance, mask, nu, None if start is None else start[0])
     problem, failure = _prepare(camera, points, pixels, covariance, mask, nu, 4)
     if start is not None:
         first = Pose.at(start[0].transpose(1, 2, 0).copy(), start[1].T, problem.centre)
-        return _minimise(problem, first, 6, failure)
+        return _minimise(problem, first, 6, failure, ground)
     extent, axes = principal(problem)
     failure[collinear(extent) & (failure == 0)] = Failure.DEGENERATE
-    return _minimise(*first_poses(problem, extent, axes, failure > 0), 6, failure)
+    return _minimise(*first_poses(problem, extent, axes, failure > 0), 6, failure, ground)
 
 
 @np.errstate(all="ignore")
@@ -144,7 +146,7 @@ def solve_position(
     problem, failure = _prepare(camera, points, pixels, covariance, mask, nu, 2)
     if not np.isfinite(rotation).all():
         failure[~np.isfinite(rotation).all((1, 2))] = Failure.NOT_FINITE
-    return _minimise(problem, with_linear_position(problem, rotation.transpose(1, 2, 0).copy()), 3, failure)
+    return _minimise(problem, with_linear_position(problem, rotation.transpose(1, 2, 0).copy()), 3, failure, True)
 
 
 def _check_shapes(
@@ -222,7 +224,7 @@ def _whitening(camera: Camera, covariance: Array) -> tuple[Array, Array, Mask]:
     return whitening, trace, definite
 
 
-def _minimise(problem: Problem, first: Pose, free: int, failure: NDArray[np.int64]) -> Solution:
+def _minimise(problem: Problem, first: Pose, free: int, failure: NDArray[np.int64], ground: bool) -> Solution:
     """Refine one or two candidates for each frame, and answer with the better one that is valid."""
     fit, converged = refine(problem, first, free)
     turn, offset = fit.pose.unpacked()
@@ -231,7 +233,7 @@ def _minimise(problem: Problem, first: Pose, free: int, failure: NDArray[np.int6
     rotation, cost = turn.transpose(2, 0, 1), fit.cost
     # From pixels alone a runway seen edge-on looks the same from above and from below.
     margin = _APART * np.sqrt(covariance[:, 2, 2]) * (1 if free == 6 else -1)
-    height = position[:, 2] - problem.lowest
+    height = position[:, 2] - problem.lowest if ground else np.full(len(position), np.inf)
     valid = (height > margin) & sound & converged
     if not (cost < _SUSPECT).all():
         valid &= (cost < _SUSPECT) | _stand_apart(problem, free)

@@ -1,0 +1,239 @@
+"""The pose of any object in a camera, with its covariance: ``solve_pnp``, shaped like OpenCV's ``solvePnP``.
+
+In: points of the object (K, 3), their pixels and covariances, a camera. Out: rvec, tvec and a 6x6 covariance.
+
+``pnp`` does the work, in whose words the object is the ground and the camera moves; here it is told from the
+camera: tvec is where the object's origin lies in camera axes, x right, y down, z forward, and rvec turns object
+axes into camera axes, both as in OpenCV. The covariance is in the order of ROS's PoseWithCovariance: x, y, z, then
+rotations about the fixed x, y and z axes of the camera. Where pixels err together, a joint covariance (2 K, 2 K)
+counts whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import (
+    Array,
+    Camera,
+    log_so3,
+    perturb,
+    pose_jacobian,
+    project_points,
+    skew,
+)
+from halopose.geometry.pnp import Mask, Solution, solve_pose
+
+_STEPS = 30
+_HALVINGS = 12
+_ENOUGH = 1e-9  # chi-square that the last step may still gain
+
+
+@dataclass(frozen=True)
+class ObjectPose:
+    """Poses of an object in camera axes; without the leading N where one image was given.
+
+    retval (N,): whether there is a pose, NaN where not; rvec and tvec (N, 3) as OpenCV has them; covariance (N, 6,
+    6), translation before rotation, about the camera's axes; cost (N,), chi-square of the residuals with dof (N,)
+    degrees of freedom; ambiguity (N,): cost over that of the other pose which a plane allows, 0 where there is no
+    other and 1 where both fit alike; reasons: what became of each image, in words.
+    """
+
+    retval: Mask
+    rvec: Array
+    tvec: Array
+    covariance: Array
+    cost: Array
+    dof: NDArray[np.int64]
+    ambiguity: Array
+    reasons: list[str]
+
+    @property
+    def opencv(self) -> tuple[bool, Array, Array]:
+        """What ``cv2.solvePnP`` returns of one image: retval, rvec (3, 1), tvec (3, 1)."""
+        if self.rvec.ndim != 1:
+            raise HaloposeError("OpenCV's answer is for one image: give image_points of shape (K, 2)")
+        return bool(self.retval), self.rvec[:, None], self.tvec[:, None]
+
+    @property
+    def quaternion(self) -> Array:
+        """The rotation as x, y, z, w (N, 4), as ROS has it."""
+        angle = np.linalg.norm(self.rvec, axis=-1, keepdims=True)
+        half = 0.5 * np.sinc(angle / 2 / np.pi)
+        return np.concatenate([self.rvec * half, np.cos(angle / 2)], axis=-1)
+
+
+def solve_pnp(
+    object_points: ArrayLike,
+    image_points: ArrayLike,
+    covariances: ArrayLike,
+    camera: Camera,
+    *,
+    mask: Mask | None = None,
+    nu: Array | None = None,
+) -> ObjectPose:
+    """Pose of an object from four or more points (K, 3) or (N, K, 3) and their pixels (K, 2) or (N, K, 2).
+
+    ``covariances`` in pixel^2: (K, 2, 2) or (N, K, 2, 2); joint ones (2 K, 2 K) or (N, 2 K, 2 K), ordered x, y of
+    each point in turn; or one variance for all. ``mask`` (K,) or (N, K) keeps points where it is true. With ``nu``
+    (K,) the residuals follow a Student-t with ``covariances`` as scale matrices. OpenCV's cameraMatrix and
+    distCoeffs make a camera with ``Camera.from_opencv``.
+
+    >>> camera = Camera.from_opencv([[800, 0, 320], [0, 800, 240], [0, 0, 1]])
+    >>> square = np.array([[-0.1, 0.1, 0], [0.1, 0.1, 0], [0.1, -0.1, 0], [-0.1, -0.1, 0]])  # metres
+    >>> seen = np.array([[278.3, 200.1], [358.5, 203.2], [358.4, 276.9], [278.4, 279.8]])
+    >>> pose = solve_pnp(square, seen, 0.3**2, camera)
+    >>> bool(pose.retval), pose.covariance.shape
+    (True, (6, 6))
+    """
+    points, pixels = np.asarray(object_points, dtype=np.float64), np.asarray(image_points, dtype=np.float64)
+    if pixels.ndim not in (2, 3) or pixels.shape[-1] != 2:
+        raise HaloposeError(f"image_points should have shape (K, 2) or (N, K, 2), got {pixels.shape}")
+    single = pixels.ndim == 2
+    pixels = pixels[None] if single else pixels
+    blocks, joint = _covariances(np.asarray(covariances, dtype=np.float64), *pixels.shape[:2])
+    kept = None if mask is None else np.broadcast_to(np.asarray(mask, dtype=bool), pixels.shape[:2])
+    if joint is not None and nu is not None:
+        raise HaloposeError(
+            "a joint covariance is that of a Gaussian: leave nu out, or give covariances (N, K, 2, 2)"
+        )
+    solution = solve_pose(camera, points, pixels, blocks, mask=kept, nu=nu, ground=False)
+    rotation, position, cost, covariance = (
+        solution.rotation, solution.position, solution.cost, solution.covariance
+    )  # fmt: skip
+    if joint is not None:
+        rotation, position, cost, covariance = _with_joint(camera, points, pixels, joint, solution, kept)
+    result = ObjectPose(
+        solution.converged,
+        log_so3(rotation),
+        -(rotation @ position[..., None])[..., 0],
+        _seen_from_camera(covariance, rotation, position),
+        cost,
+        solution.dof,
+        solution.ambiguity,
+        solution.reasons,
+    )
+    return _only(result) if single else result
+
+
+def _only(many: ObjectPose) -> ObjectPose:
+    """The one pose of a batch of one."""
+    return ObjectPose(
+        many.retval[0], many.rvec[0], many.tvec[0], many.covariance[0], many.cost[0], many.dof[0],
+        many.ambiguity[0], many.reasons,
+    )  # fmt: skip
+
+
+def _covariances(given: Array, frames: int, count: int) -> tuple[Array, Array | None]:
+    """Covariances (N, K, 2, 2) of the points, and the joint ones (N, 2 K, 2 K) where those were given."""
+    shape = (frames, count, 2, 2)
+    if given.ndim == 0:
+        return np.broadcast_to(given * np.eye(2), shape), None
+    # Shapes tell, but of one point, of which there is no pose anyway.
+    if given.shape in ((count, 2, 2), shape):
+        return np.broadcast_to(given, shape), None
+    if given.shape in ((2 * count, 2 * count), (frames, 2 * count, 2 * count)):
+        joint = np.broadcast_to(given, (frames, 2 * count, 2 * count))
+        parts = joint.reshape(frames, count, 2, count, 2)
+        return np.moveaxis(parts[:, np.arange(count), :, np.arange(count), :], 0, 1), joint
+    raise HaloposeError(
+        f"covariances of {count} points should have shape {shape}, {(frames, 2 * count, 2 * count)}, or the same "
+        f"without the first axis, or be one variance; got {given.shape}"
+    )
+
+
+def _seen_from_camera(covariance: Array, rotation: Array, position: Array) -> Array:
+    """Covariances (N, 6, 6) of the object's pose in camera axes, from those of the camera's in object axes.
+
+    With t = -R p, a change dp, dtheta of the camera moves t by -R dp - R [p]x dtheta and turns by -R dtheta.
+    """
+    change = np.zeros_like(covariance)
+    change[:, :3, :3] = change[:, 3:, 3:] = -rotation
+    change[:, :3, 3:] = -rotation @ skew(position)
+    return np.asarray(change @ covariance @ np.swapaxes(change, 1, 2))
+
+
+def _with_joint(
+    camera: Camera, points: Array, pixels: Array, joint: Array, solution: Solution, mask: Mask | None
+) -> tuple[Array, Array, Array, Array]:
+    """Rotation, position, cost and covariance of least chi-square under joint covariances (N, 2 K, 2 K).
+
+    From the minima for independent points; the better of both where a plane allows two.
+    """
+    whitening = _joint_whitening(joint, mask)
+    best = _descend(camera, points, pixels, whitening, solution.rotation, solution.position)
+    other = solution.alternative
+    second = _descend(camera, points, pixels, whitening, other.rotation, other.position)
+    swap = second[2] < best[2]  # false where there is no other, whose cost is NaN
+    picked = [np.where(swap.reshape(-1, *[1] * (a.ndim - 1)), b, a) for a, b in zip(best, second, strict=True)]
+    rotation, position, cost, covariance = picked
+    return rotation, position, np.where(solution.converged, cost, np.inf), covariance
+
+
+def _joint_whitening(joint: Array, mask: Mask | None) -> Array:
+    """Inverse Cholesky factors (N, 2 K, 2 K) of joint covariances; zero rows and columns where masked out."""
+    size = joint.shape[-1]
+    used = np.ones(joint.shape[:2], dtype=bool) if mask is None else np.repeat(mask, 2, axis=1)
+    both = used[:, :, None] & used[:, None, :]
+    try:
+        factor = np.linalg.cholesky(np.where(both, joint, np.eye(size)))
+    except np.linalg.LinAlgError:
+        raise HaloposeError("a joint covariance is not positive definite: check that it is symmetric") from None
+    return np.where(both, np.linalg.inv(factor), 0.0)
+
+
+@np.errstate(all="ignore")  # frames without a pose are NaN throughout
+def _descend(
+    camera: Camera, points: Array, pixels: Array, whitening: Array, rotation: Array, position: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Gauss-Newton steps, halved until they gain, from poses (N, 3, 3) and (N, 3) to the minimum near them."""
+    rotation, position = rotation.copy(), position.copy()
+    left = _residuals(camera, points, pixels, whitening, rotation, position)
+    cost = np.square(left).sum(1)
+    inverse = np.full((len(cost), 6, 6), np.nan)
+    alive = np.isfinite(cost)
+    for _ in range(_STEPS):
+        rows = np.flatnonzero(alive)
+        if not len(rows):
+            break
+        jacobian = pose_jacobian(camera, rotation[rows], position[rows], _of(points, rows))
+        white = whitening[rows] @ np.nan_to_num(jacobian.reshape(len(rows), -1, 6))
+        scale = 1 / np.sqrt(np.square(white).sum(1))
+        scaled = white * scale[:, None]
+        inner = np.linalg.inv(np.swapaxes(scaled, 1, 2) @ scaled) * (scale[:, :, None] * scale[:, None, :])
+        inverse[rows] = inner
+        pull = (np.swapaxes(white, 1, 2) @ left[rows][..., None])[..., 0]
+        step = (inner @ pull[..., None])[..., 0]
+        alive[rows] = (step * pull).sum(1) > _ENOUGH + 1e-9 * cost[rows]
+        for _ in range(_HALVINGS):
+            moved = perturb(rotation[rows], position[rows], step)
+            trial = _residuals(camera, _of(points, rows), pixels[rows], whitening[rows], *moved)
+            better = np.square(trial).sum(1) <= cost[rows]
+            good = rows[better]
+            rotation[good], position[good], left[good] = moved[0][better], moved[1][better], trial[better]
+            cost[good] = np.square(trial[better]).sum(1)
+            rows, step = rows[~better], step[~better] / 2
+            if not len(rows):
+                break
+        alive[rows] = False  # no step gains: this is the minimum, as far as floats tell
+    return rotation, position, cost, inverse
+
+
+def _residuals(
+    camera: Camera, points: Array, pixels: Array, whitening: Array, rotation: Array, position: Array
+) -> Array:
+    """Whitened residuals (N, 2 K); those of points that are masked out are zero, wherever they are."""
+    raw = (pixels - project_points(camera, rotation, position, points)).reshape(len(pixels), -1)
+    used = np.diagonal(whitening, axis1=1, axis2=2) > 0
+    return np.asarray((whitening @ np.where(used, raw, 0.0)[..., None])[..., 0])
+
+
+def _of(points: Array, rows: NDArray[np.intp]) -> Array:
+    return points if points.ndim == 2 else points[rows]
+
+
+__all__ = ["ObjectPose", "solve_pnp"]
