@@ -227,6 +227,8 @@ NONSENSE = {
     (ANALYSE, "--iou"): NO_SHARE,
     (ANALYSE, "--bootstrap"): ("0", "1", *NO_COUNT),
     (ANALYSE, "--seed"): (*NO_COUNT, "4294967296"),
+    ("export", "--windows"): ("0", "1001", *NO_COUNT),
+    ("export", "--imgsz"): NO_SIZE,
     ("land", "--seed"): NO_COUNT,
     ("land", "--rate"): ("0", "-2", "101", "nan", "inf"),
     ("land", "--outage"): ("gnss:60-20", "gnss:20-20", "gnss:nan-20", "gnss:20"),
