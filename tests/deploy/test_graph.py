@@ -53,7 +53,7 @@ def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind
     with torch.inference_mode():
         outputs = dict(zip(graph.output_names, graph(batch), strict=True))
         native = host.forward(batch)
-        expected = artifact.gaussian(artifact.heads.dense(native.features)).scale_tril.float()
+        expected = artifact.calibrations.gaussian(artifact.heads.dense(native.features)).scale_tril.float()
     first = native.raw[0] if kind != "nas" else native.raw[0][0]
     assert torch.allclose(outputs[graph.output_names[0]], first, atol=1e-3)
     cells, factors = outputs["cells"][0], outputs["factors"][0]

@@ -43,10 +43,10 @@ def test_the_file_says_what_it_is(model: onnx.ModelProto) -> None:
     kept = {entry.key: entry.value for entry in model.metadata_props}
     assert kept["format"] == "halopose-deployed-1"
     assert json.loads(kept["fingerprint"]) in artifact.base
-    assert np.allclose(json.loads(kept["temperature"]), artifact.gaussian.tau_)
-    assert np.allclose(json.loads(kept["student_dof"]), artifact.student.nu_)
-    assert json.loads(kept["threshold"]) == artifact.threshold
-    assert tuple(json.loads(kept["keypoint_names"])) == artifact.keypoint_names
+    assert np.allclose(json.loads(kept["temperature"]), artifact.calibrations.gaussian.tau_)
+    assert np.allclose(json.loads(kept["student_dof"]), artifact.calibrations.student.nu_)
+    assert json.loads(kept["threshold"]) == artifact.calibrations.threshold
+    assert tuple(json.loads(kept["keypoint_names"])) == artifact.layout.names
     assert not {node.op_type for node in model.graph.node} & {"NonZero", "NonMaxSuppression", "Loop", "If"}
     shapes = {
         value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
@@ -77,7 +77,7 @@ def test_another_temperature_scales_the_factors_and_nothing_else(model: onnx.Mod
         )
         for graph in (model, other)
     )
-    ratio = tau / artifact_for(host_of("11")).gaussian.tau_.numpy()
+    ratio = tau / artifact_for(host_of("11")).calibrations.gaussian.tau_.numpy()
     assert np.array_equal(before[0], after[0])
     assert np.allclose(after[1], before[1] * ratio[:, None], rtol=1e-5)
 

@@ -1,25 +1,27 @@
 """Calibration and evaluation in the deployed runtime, against the pipeline that runs in PyTorch."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from halopose.data.dataset import load_dataset
+from halopose.data.loading import load_dataset
 from halopose.deploy import refit
 from halopose.deploy.deployed import Deployed
 from halopose.deploy.folder import write_folder
 from halopose.deploy.graph import TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build
-from halopose.evaluation.true_positives import Protocol
+from halopose.evaluation.protocol import Protocol
 from halopose.fitting.pipeline import FitSettings, calibrate_artifact, collect_validation, evaluate_artifact
 from halopose.fitting.store import MatchStore
 from halopose.predictor import UncertainPose
 from tests.helpers.models import artifact_for, host_of, write_scenes
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:no samples for keypoints")]
-PROTOCOL = Protocol(area="box", box_area_factor=0.53)
+PROTOCOL = Protocol(area="box")
+SETTINGS = FitSettings(imgsz=64, train_sizes=(64,))
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +39,18 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(data: Path, tmp_path: Path) -> MatchStore:
-    settings = FitSettings(imgsz=64, train_sizes=(64,))
-    return collect_validation(host_of("11"), load_dataset(data, "val"), tmp_path / "store", settings)
+    return collect_validation(host_of("11"), load_dataset(data, "val"), tmp_path / "store", SETTINGS)
 
 
 def test_scores_are_those_of_the_pipeline(data: Path, folder: Path, store: MatchStore) -> None:
     deployed = Deployed(folder)
     metrics = refit.score(deployed, refit.collect(deployed, load_dataset(data, "val")), PROTOCOL)
     expected = evaluate_artifact(artifact_for(host_of("11")), host_of("11"), store, protocol=PROTOCOL)
-    assert metrics["matched_instances"] == expected["matched_instances"] > 5
+    assert metrics.matched_instances == expected.matched_instances > 5
     for law in ("uncalibrated", "gaussian", "student_t"):  # the store keeps windows in half precision
-        assert metrics[law]["nll"] == pytest.approx(expected[law]["nll"], abs=0.02)
-        assert metrics[law]["ace"] == pytest.approx(expected[law]["ace"], abs=0.01)
-    assert metrics["pruned"]["kept_fraction"] == pytest.approx(expected["pruned"]["kept_fraction"], abs=0.02)
+        assert metrics.law(law).nll == pytest.approx(expected.law(law).nll, abs=0.02)
+        assert metrics.law(law).ace == pytest.approx(expected.law(law).ace, abs=0.01)
+    assert metrics.pruned.kept_fraction == pytest.approx(expected.pruned.kept_fraction, abs=0.02)
 
 
 def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(
@@ -57,7 +58,9 @@ def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(
 ) -> None:
     before = UncertainPose.load(folder)
     count = refit.calibrate(folder, refit.collect(Deployed(folder), load_dataset(data, "val")))
-    expected = calibrate_artifact(artifact_for(host_of("11")), host_of("11"), store, "matched")
+    card = {"images": {"heads": []}, "settings": asdict(SETTINGS), "skipped": []}
+    trained = replace(artifact_for(host_of("11")), card=card)
+    expected = calibrate_artifact(trained, host_of("11"), store, "matched").calibrations
     found = refit.calibrations_of(Deployed(folder).facts)
     assert count > 5
     assert np.allclose(found.gaussian.tau_, expected.gaussian.tau_, rtol=0.01)
@@ -65,7 +68,9 @@ def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(
     assert np.allclose(found.student.moment_tau_, expected.student.moment_tau_, rtol=0.01)
     image = load_dataset(data, "other").records[0].read()[0]
     [old], [new] = before.predict(image, conf=0.1), UncertainPose.load(folder).predict(image, conf=0.1)
-    ratio = np.square(expected.gaussian.tau_.numpy() / artifact_for(host_of("11")).gaussian.tau_.numpy())
+    ratio = np.square(
+        expected.gaussian.tau_.numpy() / artifact_for(host_of("11")).calibrations.gaussian.tau_.numpy()
+    )
     assert np.array_equal(old.keypoints, new.keypoints)
     assert np.allclose(new.covariance, old.covariance * ratio[:, None, None], rtol=0.03)
     card = json.loads((folder / "card.json").read_text())
