@@ -23,6 +23,7 @@ from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from tests.helpers.approaches import CORNERS
 from tests.helpers.models import ASSETS, artifact_for, host_of
+from tests.helpers.values import read_picture
 
 ROOT = Path(__file__).parent.parent
 PLACES = ("*.md", "docs/*.md", "examples/**/*.md", "models/*.md")
@@ -31,7 +32,7 @@ PAGES = {
     for place in PLACES
     for path in sorted(ROOT.glob(place))
 }
-COMMANDS = get_command(app).commands
+COMMANDS: dict[str, Any] = vars(get_command(app))["commands"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -201,8 +202,8 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
     """What a reader of the snippets has: files, a model for them, and the arrays that they name."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(ASSETS / "bus.jpg", "photo.jpg")
-    photograph = cv2.imread("photo.jpg")
-    video = cv2.VideoWriter("video.mp4", cv2.VideoWriter_fourcc(*"mp4v"), 5.0, photograph.shape[1::-1])
+    photograph = read_picture("photo.jpg")
+    video = cv2.VideoWriter("video.mp4", cv2.VideoWriter.fourcc(*"mp4v"), 5.0, photograph.shape[1::-1])
     for _ in range(2):
         video.write(photograph)
     video.release()

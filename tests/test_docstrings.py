@@ -33,7 +33,7 @@ def test_examples_run(
     shutil.copy(ROOT / "examples" / "photographs" / "astronaut.jpg", "photo.jpg")
     if test.name == "halopose.predictor.UncertainPose":
         request.getfixturevalue("published_base")
-    said = []
+    said: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.FAIL_FAST).run(test, out=said.append)
     assert not said, "".join(said)
 

@@ -60,7 +60,8 @@ def test_shape_dtype_and_input_stay(shape: tuple[int, ...]) -> None:
     before = image.copy()
     for source in (image, image[:, ::-1]):
         picture = poses([[[1, 1], [5, 2]]]).plot(source)
-        assert (picture.shape, picture.dtype) == (shape, np.uint8)
+        assert picture.shape == shape
+        assert picture.dtype == np.uint8
         assert not np.shares_memory(picture, image)
     assert np.array_equal(image, before)
 

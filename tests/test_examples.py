@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 
 from halopose import Artifact
 from tests.helpers.models import ROOT
+from tests.helpers.values import read_picture
 
 EXAMPLES = ROOT / "examples"
 
@@ -37,7 +37,7 @@ def test_quickstart_is_sure_of_the_face_and_not_of_hidden_knees(run: Callable[..
     assert len(lines) == 17
     assert not lines["nose"].endswith("relied on")
     assert lines["left_knee"].endswith("relied on")
-    picture, photo = cv2.imread("astronaut-poses.png"), cv2.imread(str(names["photo"]))
+    picture, photo = read_picture("astronaut-poses.png"), read_picture(names["photo"])
     assert picture.shape == photo.shape
     assert (picture != photo).any()
 

@@ -17,7 +17,8 @@ from halopose.cli.app import app, main
 from halopose.data.synthetic import World, synthesize
 from halopose.evaluation.calibration_file import _checksum
 from halopose.evaluation.scores import METRICS
-from tests.data.test_coco import mangled
+from tests.helpers.mangling import mangled
+from tests.helpers.values import present
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +262,7 @@ def test_every_numeric_option_has_its_nonsense() -> None:
     tested = {(command.split()[0], option) for command, option in NONSENSE}
     functions = [command.callback for command in app.registered_commands]
     numeric = {
-        (function.__name__, f"--{name.replace('_', '-')}")
+        (present(function).__name__, f"--{name.replace('_', '-')}")
         for function in functions
         for name, kind in get_type_hints(function).items()
         if kind in (int, float, int | None, float | None)

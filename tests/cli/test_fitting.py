@@ -19,6 +19,7 @@ from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.keypoints import Keypoints
 from tests.helpers.commands import base, refused, run
 from tests.helpers.models import ASSETS, pose_model, write_scenes
+from tests.helpers.values import present
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -91,7 +92,8 @@ def test_steps_know_what_only_the_data_know(tmp_path: Path, count: int, form: st
 
 def as_coco(dataset: Dataset, path: Path) -> Path:
     """A YOLO split as COCO json."""
-    images, annotations = [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for record in dataset.records:
         pixels, objects = record.read()
         name = str(record.path.relative_to(path.parent / "data"))
@@ -176,7 +178,7 @@ def test_two_at_once_in_a_folder_are_refused(
     )
     arguments = "collect", work / "data.yaml", *base(work), "--sizes", 64, "-o", tmp_path / "work"
     with subprocess.Popen([sys.executable, "-c", hold, tmp_path / "work"], stdout=subprocess.PIPE) as process:
-        assert process.stdout.read(4) == b"held"
+        assert present(process.stdout).read(4) == b"held"
         line = refused(monkeypatch, capsys, *arguments)
         assert line == (
             f"halopose: process {process.pid} works in {tmp_path / 'work'}: wait until it has ended, "

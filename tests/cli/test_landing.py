@@ -15,6 +15,7 @@ from halopose.landing.navigation.sensors import GNSS, Sensors
 from halopose.landing.settings import LandingSettings
 from halopose.poses import PoseDistributions
 from halopose.types import Array
+from tests.helpers.values import present
 from tests.landing.test_flight import Oracle
 
 SLOW = ("--rate", "0.1", "--no-animation")
@@ -59,11 +60,11 @@ def land(
 def test_sensors_are_left_out_and_fall_silent_by_name() -> None:
     sensors = _sensors("ils, radio", ["gnss:20-60", "gnss : 70-80.5"])
     assert [source for source, _ in sensors.on_board()] == ["irs", "gnss", "attitude"]
-    assert sensors.gnss.outages == ((20.0, 60.0), (70.0, 80.5))
-    assert sensors.gnss.noise == GNSS.noise
+    assert present(sensors.gnss).outages == ((20.0, 60.0), (70.0, 80.5))
+    assert present(sensors.gnss).noise == GNSS.noise
     assert _sensors(None, []) == Sensors()
     both = _sensors(None, ["ils:1-2"])
-    assert both.localizer.outages == both.glide_slope.outages == ((1.0, 2.0),)
+    assert present(both.localizer).outages == present(both.glide_slope).outages == ((1.0, 2.0),)
 
 
 def test_a_flight_is_written_and_told(land: Callable[..., Any]) -> None:

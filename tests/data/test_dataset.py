@@ -39,7 +39,8 @@ def yolo_set(root: Path, dimensions: int = 3, **extra: Any) -> Path:
 
 def as_coco(dataset: Dataset, path: Path) -> None:
     """Write the same data as COCO json."""
-    annotations, images = [], []
+    annotations: list[dict[str, Any]] = []
+    images: list[dict[str, Any]] = []
     for record in dataset.records:
         image, objects = record.read()
         images.append({"id": record.image_id, "file_name": record.path.name, "height": image.shape[0]})
@@ -208,9 +209,9 @@ def test_coco_mistakes_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "truth.json"
     content = {"images": [{"id": 1}], "annotations": [], "categories": [{"id": 1, "keypoints": ["tip"]}]}
     path.write_text(json.dumps(content))
-    for options, says in (({}, "--images"), ({"images": tmp_path}, "file_name")):
+    for images, says in ((None, "--images"), (tmp_path, "file_name")):
         with pytest.raises(HaloposeError, match=says) as error:
-            load_dataset(path, "", **options)
+            load_dataset(path, "", images=images)
         assert "\n" not in str(error.value)
 
 

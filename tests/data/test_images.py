@@ -227,7 +227,7 @@ def test_wrong_arrays_are_one_line(wrong: Array | float | None) -> None:
 @pytest.mark.parametrize(("suffix", "codec"), [("avi", "MJPG"), ("mp4", "mp4v")])
 def test_video_frames(tmp_path: Path, suffix: str, codec: str) -> None:
     path = tmp_path / f"clip.{suffix}"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*codec), 5, (64, 48))
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), 5, (64, 48))
     assert writer.isOpened()
     for value in (40, 120, 200):
         writer.write(np.full((48, 64, 3), value, np.uint8))

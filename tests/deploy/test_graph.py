@@ -1,5 +1,7 @@
 """What decides about cells in the graph, against plain greedy suppression and the sparse heads."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,11 +17,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @given(st.integers(0, 10_000), st.integers(1, 3))
-def test_boxes_that_stand_are_those_that_greedy_suppression_keeps(seed: int, classes: int) -> None:
+def test_boxes_that_stand_are_those_that_greedy_suppression_keeps(seed: int, count: int) -> None:
     generator = np.random.default_rng(seed)
     corner = generator.uniform(0, 30, (24, 2))
     boxes = np.concatenate([corner, corner + generator.uniform(20, 40, (24, 2))], axis=1).astype(np.float32)
-    classes = generator.integers(0, classes, 24)
+    classes = generator.integers(0, count, 24)
     better = torch.ones(24, 24).tril(-1)
     kept = stands(torch.from_numpy(boxes)[None], torch.from_numpy(classes)[None], better)[0].bool().numpy()
     expected = np.isin(np.arange(24), suppress(boxes, -np.arange(24.0), classes, OVERLAP))
@@ -32,6 +34,7 @@ def test_windows_give_what_the_heads_give_at_every_cell(kind: str, settings: Hea
     """All cells of small maps, so that every border is among them."""
     heads = artifact_for(host_of(kind), settings).heads
     generator = torch.Generator().manual_seed(3)
+    level: Any
     for number, level in enumerate(heads.levels):
         maps = torch.randn((2, level.trunk[0].weight.shape[1], 4, 3), generator=generator)
         cell = torch.arange(12).expand(2, -1)

@@ -17,6 +17,7 @@ from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.predictor import UncertainPose
 from tests.helpers.models import artifact_for, host_of, photograph
+from tests.helpers.values import present
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,7 +70,7 @@ def test_an_artifact_of_another_base_is_refused() -> None:
 def test_another_temperature_scales_the_factors_and_nothing_else(model: onnx.ModelProto) -> None:
     other = changed(model)
     tau = np.linspace(0.5, 3, 17)
-    set_temperature(other, tau)
+    set_temperature(other, tau.tolist())
     image = np.random.default_rng(0).uniform(size=(1, 3, 64, 96)).astype(np.float32)
     before, after = (
         onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"]).run(
@@ -132,4 +133,4 @@ def test_the_newer_exporter() -> None:
     artifact: Artifact = artifact_for(host_of("11"))
     graph = Deployable(host_of("11").traceable(), artifact, "dense", TopkSettings()).eval()
     program = torch.onnx.export(graph, (torch.zeros(1, 3, 64, 96),), dynamo=True)
-    onnx.checker.check_model(program.model_proto)
+    onnx.checker.check_model(present(program).model_proto)

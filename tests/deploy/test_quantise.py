@@ -40,7 +40,7 @@ def gap(path: Path, other: Path) -> float:
     return float(np.median(np.abs(found.keypoints[nearest] - expected.keypoints[:5])))
 
 
-def test_half_precision_ends_at_the_last_convolutions(model: str, tmp_path: Path) -> None:
+def test_half_precision_ends_at_the_last_convolutions(model: onnx.ModelProto, tmp_path: Path) -> None:
     half = quantise.to_half(model)
     assert read_facts(half, "").precision == "half"
     assert half.ByteSize() < 0.75 * model.ByteSize()
@@ -57,7 +57,7 @@ def test_half_precision_ends_at_the_last_convolutions(model: str, tmp_path: Path
     assert 0 < gap(tmp_path / "half.onnx", tmp_path / "float.onnx") < 0.5
 
 
-def test_eight_bits_leave_the_heads_in_float(model: str, tmp_path: Path) -> None:
+def test_eight_bits_leave_the_heads_in_float(model: onnx.ModelProto, tmp_path: Path) -> None:
     images = (NamedImage(name, cv2.resize(photograph(name), (SIZE, SIZE))) for name in PHOTOGRAPHS)
     small = quantise.to_int8(model, images)
     assert read_facts(small, "").precision == "int8"

@@ -22,6 +22,7 @@ from halopose.fitting.store import CollectSettings, MatchStore
 from halopose.hosts.base import Targets
 from halopose.hosts.ultralytics.host import UltralyticsHost
 from tests.helpers.models import artifact_for, host_of, pose_model, run_script, scenes, write_scenes, write_yolo
+from tests.helpers.values import read_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KIND = "v8"
@@ -100,7 +101,7 @@ def test_stored_windows_give_the_live_heads_result(data: Path, folder: Path, bat
         tensors, [box] = host.preprocess([record.read()[0]], 64, True)
         output = host.forward(tensors)
         [selection] = host.select(output, conf=0.05, iou=0.7, max_detections=5)
-        original = host.to_original(selection, box, tuple(tensors.shape[2:]))
+        original = host.to_original(selection, box, (tensors.shape[2], tensors.shape[3]))
         live = heads.sparse(output.features, torch.zeros_like(selection.cell), selection.cell)
         order = selection.cell.argsort()  # rows are stored level by level; within one image scores differ
         stored = []
@@ -236,7 +237,7 @@ def test_a_small_disk_is_refused_before_the_start(
     data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(collecting.shutil, "disk_usage", lambda place: usage(1, 1, 1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda place: usage(1, 1, 1000))
     with pytest.raises(HaloposeError, match="GiB free") as error:
         collect(host_of(KIND), load_dataset(data, "train"), folder, SETTINGS)
     one_line(error)
@@ -322,7 +323,7 @@ def test_only_what_changed_is_collected_again(
         rows = [line.split() for line in label.read_text().splitlines()]
         label.write_text("\n".join(" ".join([*row[:5], "0.5", *row[6:]]) for row in rows))
     elif what == "pixels":
-        cv2.imwrite(str(record.path), 255 - cv2.imread(str(record.path)))
+        cv2.imwrite(str(record.path), 255 - read_picture(record.path))
     elif what == "time":
         os.utime(record.path, (1, 1))  # as after a copy: the same bytes
     store = collect(host_of(KIND), load_dataset(own, "train"), tmp_path / "store", SETTINGS)

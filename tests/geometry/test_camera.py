@@ -1,6 +1,7 @@
 """Projection against OpenCV, Jacobians against central differences, rotations and poses against scipy."""
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -41,7 +42,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 SMALL_ANGLES = st.floats(-1.5, 1.5)
 
 
-def central(function: Callable[[Array], Array], at: Array, steps: Array) -> Array:
+def central(function: Callable[[Array], Array], at: Array, steps: list[float]) -> Array:
     """Central differences (..., len(at)) of a function of a vector."""
     columns = []
     for index, step in enumerate(steps):
@@ -93,8 +94,8 @@ def test_beyond_the_fold_of_the_lens_there_is_no_inverse() -> None:
 
 
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3))
-def test_exponential_and_logarithm_equal_scipy(vector: list[float]) -> None:
-    vector = np.array(vector)
+def test_exponential_and_logarithm_equal_scipy(vector: Array) -> None:
+    vector = np.asarray(vector)
     expected = Rotation.from_rotvec(vector)
     np.testing.assert_allclose(exp_so3(vector), expected.as_matrix(), atol=1e-13)
     np.testing.assert_allclose(exp_so3(log_so3(exp_so3(vector))), expected.as_matrix(), atol=1e-12)
@@ -149,7 +150,8 @@ def test_camera_and_aircraft_poses_are_inverse(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rotation = rotation_from_angles(*(rng.normal(size=(3, 5)) * 0.2))
     position = rng.normal(size=(5, 3)) * 100
-    mount = Mount.looking(*(rng.normal(size=3) * 0.1), lever_arm=rng.normal(size=3) * 5)
+    yaw, pitch, roll = rng.normal(size=3) * 0.1
+    mount = Mount.looking(yaw, pitch, roll, lever_arm=rng.normal(size=3) * 5)
     back = aircraft_pose(*camera_pose(rotation, position, mount), mount)
     np.testing.assert_allclose(back[0], rotation, atol=1e-13)
     np.testing.assert_allclose(back[1], position, atol=1e-10)
@@ -193,7 +195,7 @@ def test_intrinsics_jacobian_equals_central_differences(seed: int) -> None:
     points = np.column_stack([rng.uniform(-0.3, 0.3, 4), rng.uniform(-0.2, 0.2, 4), np.ones(4)]) * 1000
 
     def with_parameters(p: Array) -> Array:
-        return project(Camera(*p[:4], 640, 384, tuple(p[4:])), points)
+        return project(Camera(p[0], p[1], p[2], p[3], 640, 384, (p[4], p[5], p[6], p[7], p[8])), points)
 
     numeric = central(with_parameters, np.array(CAMERA.parameters), [1e-2] * 4 + [1e-4] * 5)
     assert_same_jacobian(intrinsics_jacobian(CAMERA, points), numeric)
@@ -221,7 +223,7 @@ def test_cross_product() -> None:
 
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(HaloposeError, match="5 distortion"):
-        Camera(1.0, 1.0, 0.0, 0.0, 10, 10, (0.0,))
+        Camera(1.0, 1.0, 0.0, 0.0, 10, 10, cast(Any, (0.0,)))
     with pytest.raises(HaloposeError, match="positive focal"):
         Camera(-1.0, 1.0, 0.0, 0.0, 10, 10)
     with pytest.raises(HaloposeError, match=r"\(3, 3\)"):

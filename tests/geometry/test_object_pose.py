@@ -13,7 +13,8 @@ from halopose.geometry.camera import Camera, exp_so3, log_so3, project
 from halopose.geometry.object_pose import solve_pnp
 from tests.helpers.approaches import covariances
 
-CAMERA = Camera.from_opencv([[800.0, 0, 320], [0, 790, 240], [0, 0, 1]], [-0.1, 0.05, 1e-3, -5e-4], (640, 480))
+MATRIX = np.array([[800.0, 0, 320], [0, 790, 240], [0, 0, 1]])
+CAMERA = Camera.from_opencv(MATRIX, [-0.1, 0.05, 1e-3, -5e-4], (640, 480))
 SQUARE = 0.1 * np.array([[-1.0, 1, 0], [1, 1, 0], [1, -1, 0], [-1, -1, 0]])
 CUBE = 0.1 * np.array([[x, y, z] for x in (-1.0, 1) for y in (-1.0, 1) for z in (-1.0, 1)])
 BOARD = 0.03 * np.array([[x, y, 0.0] for y in range(6) for x in range(8)])  # what a camera on a hand looks at

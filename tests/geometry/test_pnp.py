@@ -1,5 +1,6 @@
 """PnP against scipy's minimum and OpenCV, its spread against what it promises, and what it refuses."""
 
+from collections.abc import Callable
 from typing import Any
 
 import cv2
@@ -144,10 +145,11 @@ def test_two_corners_suffice_with_the_attitude_given(count: int) -> None:
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_a_frame_alone_equals_the_frame_in_a_batch(distance: float) -> None:
     seen = sight(distance, 250, np.random.default_rng(6))
-    for solve in (
+    solvers: tuple[Callable[..., Solution], ...] = (
         lambda pixels, covariance, rotation: solve_pose(CAMERA, CORNERS, pixels, covariance),
         lambda pixels, covariance, rotation: solve_position(CAMERA, CORNERS, pixels, covariance, rotation),
-    ):
+    )
+    for solve in solvers:
         batch = solve(seen.pixels, seen.covariance, seen.rotations)
         for frame in range(0, 250, 10):
             part = slice(frame, frame + 1)
@@ -239,7 +241,7 @@ def test_noisy_solves_spread_as_the_covariance_says(distance: float, attitude: s
 
 
 @pytest.mark.parametrize("nu", [4.0, 8.0])
-def test_student_t_resists_outliers_and_admits_its_spread(nu: Array | None) -> None:
+def test_student_t_resists_outliers_and_admits_its_spread(nu: float) -> None:
     rng = np.random.default_rng(12)
     seen = sight(1500.0, 2000, rng, high=0.6)
     heavy = np.sqrt(nu / rng.chisquare(nu, (2000, 4, 1)))

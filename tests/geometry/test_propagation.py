@@ -1,5 +1,6 @@
 """Every first-order covariance against re-solved samples, and the forms against each other."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import (
-    Camera,
+    INTRINSICS,
     Mount,
     aircraft_pose,
     exp_so3,
@@ -119,7 +120,8 @@ def test_errors_of_the_intrinsics_add_as_said() -> None:
     seen = sight(1500.0, 1, np.random.default_rng(4), camera=LENS)
 
     def found(parameters: Array) -> Array:
-        camera = Camera(*parameters[:4], LENS.width, LENS.height, tuple(parameters[4:]))
+        named: dict[str, Any] = dict(zip(INTRINSICS[:4], parameters[:4], strict=True))
+        camera = replace(LENS, **named, distortion=tuple(parameters[4:]))
         pose = solve_pose(camera, CORNERS, seen.exact[None], seen.covariance)
         position = solve_position(camera, CORNERS, seen.exact[None], seen.covariance, seen.rotations).position[0]
         change = pose_difference(seen.rotation, seen.position, pose.rotation[0], pose.position[0])

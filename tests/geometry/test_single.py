@@ -1,5 +1,7 @@
 """The fast way for one frame against the long way for many."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -47,7 +49,7 @@ def test_assessments_are_those_of_the_batch(seed: int, wrong: float, uncertain: 
     attitude = 1e-6 * np.diag([1.0, 2.0, 3.0]) if uncertain else None
     turned = seen.rotation @ exp_so3(1e-3 * rng.normal(size=3) * uncertain)
     shared = rng.normal(0, 0.3, (4, 2, 3)) if together else None
-    known = {"attitude": attitude, "axes": AXES}
+    known: dict[str, Any] = {"attitude": attitude, "axes": AXES}
     fast = assess_one(CAMERA, CORNERS, pixels, seen.covariance[0], turned, shared=shared, **known)
     batch = None if shared is None else shared[None]
     slow = assess(CAMERA, CORNERS, pixels[None], seen.covariance, turned[None], shared=batch, **known)

@@ -33,6 +33,7 @@ from halopose.hosts.loading import load_host
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads
+from tests.helpers.values import present, read_picture
 
 ULTRALYTICS = ("v8", "11", "12", "26", "26-one-to-one")
 KINDS = (*ULTRALYTICS, "nas")
@@ -43,14 +44,14 @@ _YAML = {"v8": "yolov8n-pose.yaml", "11": "yolo11n-pose.yaml", "12": "yolo12n-po
 
 
 def photograph(name: str) -> np.ndarray:
-    return cv2.imread(str(ASSETS / name))
+    return read_picture(ASSETS / name)
 
 
 def wants_end2end(kind: str) -> bool | None:
     return {"26": False, "26-one-to-one": True}.get(kind)
 
 
-def pose_model(kind: str, shape: tuple[int, int] = (17, 3), classes: int = 1, seed: int = 0) -> nn.Module:
+def pose_model(kind: str, shape: tuple[int, int] = (17, 3), classes: int = 1, seed: int = 0) -> Any:
     """A fresh copy of a random model in which every layer matters and some cells are confident."""
     return copy.deepcopy(_pose_model(kind, shape, classes, seed))
 
@@ -96,12 +97,13 @@ def _liven(model: nn.Module) -> None:
         model.train()(batch)
     for norm in norms:
         norm.momentum = 0.03
-        norm.running_var.add_(0.1 * norm.running_var.mean())  # nearly constant channels would blow up
+        variance = present(norm.running_var)
+        variance.add_(0.1 * variance.mean())  # nearly constant channels would blow up
     for last, spread, level in _last_layers(model):
         _rescale(model.eval(), last, batch, spread, level)
 
 
-def _last_layers(model: nn.Module) -> Iterator[tuple[nn.Conv2d, float, float | None]]:
+def _last_layers(model: Any) -> Iterator[tuple[nn.Conv2d, float, float | None]]:
     """The layers that give scores, boxes and keypoints, with the spread and the mean wanted of their outputs."""
     heads = [model.model[-1]] if isinstance(model, PoseModel) else list(model.heads.children())
     for name, spread, level in (
@@ -131,7 +133,8 @@ def _rescale(model: nn.Module, layer: nn.Conv2d, batch: torch.Tensor, spread: fl
     factor = spread / seen[0].std((0, 2, 3)).mean()
     layer.weight.mul_(factor)
     if level is not None:
-        layer.bias.copy_(level - factor * (seen[0].mean() - layer.bias))
+        bias = present(layer.bias)
+        bias.copy_(level - factor * (seen[0].mean() - bias))
 
 
 def make_host(kind: str, model: nn.Module, **options: Any) -> Host:
@@ -150,6 +153,7 @@ def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(5)
         heads = ProbabilisticHeads(host.pose_templates(), host.strides, count, settings)
+        level: Any
         for level in heads.levels:
             nn.init.normal_(level.last.weight, 0.0, 0.3)
             nn.init.normal_(level.last.bias, -1.0, 0.3)
@@ -239,7 +243,7 @@ def labels_like_predictions(
     """Label rows of the model's own best detections, each keypoint displaced by noise of its own size."""
     batch, boxes = host.preprocess([image], 64, True)
     selection = host.select(host.forward(batch), conf=0.05, iou=0.3)[0]
-    found = host.to_original(selection, boxes[0], tuple(batch.shape[2:]))
+    found = host.to_original(selection, boxes[0], (batch.shape[2], batch.shape[3]))
     height, width = image.shape[:2]
     rows = []
     for number in range(min(most, len(found.scores))):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from halopose.landing.sighting import Sightings, detections, expected_corners
 from halopose.landing.summary import distances, summarise, to_text, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
+from halopose.predictor import UncertainPose
 from halopose.types import Array
 
 ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)
@@ -205,7 +206,7 @@ class Oracle:
 
 def test_a_whole_landing_and_its_summary() -> None:
     settings = LandingSettings(seed=5, rate=0.1)
-    flight = land(Oracle(settings), settings)
+    flight = land(cast(UncertainPose, Oracle(settings)), settings)
     summary = summarise(flight)
     assert summary["frames"] == len(flight.images) == len(flight.frame_times)
     assert summary["trusted"] >= 0.8 * summary["frames"]
@@ -235,13 +236,13 @@ def test_senseless_settings_are_refused_before_anything_flies(setting: str, valu
 
 
 def test_a_model_of_something_else_is_refused_at_the_first_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
+    drawn: list[Any] = []
     monkeypatch.setattr("halopose.landing.flight.render", drawn.append)
     empty = np.zeros((0, 17, 2, 2))
     people = PoseDistributions(np.zeros((0, 4)), np.zeros(0), np.zeros((0, 17, 2)), empty, empty)
     model = SimpleNamespace(predict=lambda image, conf: [people])
     with pytest.raises(HaloposeError, match="this model has 17 keypoints"):
-        land(model, LandingSettings())
+        land(cast(UncertainPose, model), LandingSettings())
     assert len(drawn) == 1
 
 

@@ -18,6 +18,7 @@ from halopose.landing.navigation.sensors import ATTITUDE
 from halopose.landing.settings import CameraErrors
 from halopose.reports.landing import _error_chart, log_of, render_page
 from halopose.types import Array
+from tests.helpers.values import present
 from tests.reports.test_landing_pictures import DOUBTED, EXCLUDED, OUTAGE, PRUNED, UNSEEN, UNSOLVED, fabricate
 
 SUMMARY = {
@@ -56,7 +57,7 @@ def test_page_needs_nothing_else(page: str) -> None:
 
 
 def test_animation_is_embedded_as_it_is(page: str, flight: Flight) -> None:
-    kind, content = re.search(r'src="data:([^;]+);base64,([^"]+)"', page).groups()
+    kind, content = present(re.search(r'src="data:([^;]+);base64,([^"]+)"', page)).groups()
     assert kind == "image/webp"
     assert base64.b64decode(content) == FILM
     assert "<img" not in render_page(flight, SUMMARY)
@@ -80,9 +81,9 @@ def test_drawings_are_whole_and_inside(page: str) -> None:
     found = drawings(page)
     assert len(found) == 9
     for svg in found:
-        width, height = (float(size) for size in svg.get("viewBox").split()[2:])
+        width, height = (float(size) for size in svg.attrib["viewBox"].split()[2:])
         for path in svg.iter("path"):
-            places = re.sub(r"[hv]\d+", "", path.get("d"))
+            places = re.sub(r"[hv]\d+", "", path.attrib["d"])
             assert "nan" not in places
             x, y = numbers(places).reshape(-1, 2).T
             assert ((x >= 0) & (x <= width) & (y >= 0) & (y <= height)).all()
@@ -91,7 +92,7 @@ def test_drawings_are_whole_and_inside(page: str) -> None:
 def test_bands_hold_what_they_should(flight: Flight, page: str) -> None:
     """Drawn errors lie inside their drawn band exactly when they are below two standard deviations."""
     for axis, svg in enumerate(drawings(page)[:3]):
-        shapes = {path.get("class"): numbers(path.get("d").replace("h0", "")) for path in svg.iter("path")}
+        shapes = {path.get("class"): numbers(path.attrib["d"].replace("h0", "")) for path in svg.iter("path")}
         band, line = shapes["band fused"].reshape(-1, 2), shapes["line fused"].reshape(-1, 2)
         count = len(flight.frame_times)
         low, high = band[:count, 1], band[count:, 1][::-1]
@@ -110,7 +111,7 @@ def test_consistency_is_that_of_the_flight(flight: Flight, page: str) -> None:
 
 def test_outages_and_rejections_are_named(flight: Flight, page: str) -> None:
     silent = re.search(r"GNSS silent ([\d.]+) to ([\d.]+) s", page)
-    assert np.array(silent.groups(), dtype=float) == pytest.approx(OUTAGE, abs=0.25)
+    assert np.array(present(silent).groups(), dtype=float) == pytest.approx(OUTAGE, abs=0.25)
     frames = len(flight.frame_times)
     assert f"{frames}, 3 not used" in page
     accepted = np.ones(len(flight.track.times), dtype=bool)

@@ -211,7 +211,7 @@ def test_views_show_vision_where_it_is(flight: Flight) -> None:
         orange = nearly(draw_frame(moved, 0), "#d9600a")
         top, front = orange[84:248, 828:1256], orange[508:672, 828:1256]
         centres.append([np.argwhere(top).mean(0)[0], np.argwhere(front).mean(0)[1]])
-    higher, farther_left = np.subtract(*centres)
+    higher, farther_left = np.array(centres[0]) - np.array(centres[1])
     assert higher == pytest.approx(164 * 3.0 / 24.0, abs=1.5)
     assert farther_left == pytest.approx(428 * 3.0 / 24.0, abs=1.5)
 

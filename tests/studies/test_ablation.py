@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -31,6 +31,7 @@ from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import FitSettings
 from halopose.fitting.store import MatchStore
 from halopose.fitting.training import TrainSettings
+from halopose.hosts.base import Host
 from halopose.studies import ablation
 from halopose.studies.ablation import DEFAULT, SCALES, Result, Row, Study, ablate, rows_of
 from halopose.types import Array
@@ -285,13 +286,14 @@ def test_a_rerun_keeps_what_is_there_and_mends_the_rest(
     data: Path, folder: Path, results: dict[str, Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = times(folder)
-    done = []
+    done: list[list[str]] = []
     compute = Study.compute
-    monkeypatch.setattr(
-        Study,
-        "compute",
-        lambda study, host, rows: done.append([row.name for row in rows]) or compute(study, host, rows),
-    )
+
+    def noted(study: Study, host: Host, rows: list[Row]) -> Any:
+        done.append([row.name for row in rows])
+        return compute(study, host, rows)
+
+    monkeypatch.setattr(Study, "compute", noted)
     run(data, folder)
     assert (done, times(folder)) == ([], before)
     rows = folder / "rows"
@@ -375,7 +377,7 @@ class Deadly:
 def test_a_worker_that_dies_is_one_line(tmp_path: Path) -> None:
     jobs = [[row] for row in rows_of(SETTINGS)[:2]]
     with pytest.raises(HaloposeError, match="a worker process died"):
-        ablation._run(Study(tmp_path, np.arange(4), DRAWS, "data"), Deadly(), jobs, 2, None)
+        ablation._run(Study(tmp_path, np.arange(4), DRAWS, "data"), cast(Host, Deadly()), jobs, 2, None)
 
 
 def test_the_environment_of_workers_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:

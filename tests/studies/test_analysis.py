@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from halopose.cli.app import app
 from halopose.data.files import write_json
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
-from halopose.evaluation.true_positives import Protocol, match_poses
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.pipeline import FitSettings, collect_validation
 from halopose.fitting.store import MatchStore
 from halopose.hosts.ultralytics.host import UltralyticsHost
@@ -162,7 +164,9 @@ def test_shift_is_mended_by_the_right_weights() -> None:
     spread = 1.2 - everything.confidence
     everything = replace(everything, normalized=everything.normalized * spread[:, None, None])
     kept = np.random.default_rng(1).random(len(everything)) < everything.confidence
-    chosen = {name: None if value is None else value[kept] for name, value in vars(everything).items()}
+    chosen: dict[str, Any] = {
+        name: None if value is None else value[kept] for name, value in vars(everything).items()
+    }
     rows = {row["alpha"]: row for row in shift(Residuals(**chosen), everything, SETTINGS)["weights"]}
     assert min(rows, key=lambda alpha: rows[alpha]["distance"]) == 1.0
     assert rows[1.0]["distance"] < 0.02 < rows[0.0]["distance"]
@@ -184,7 +188,7 @@ def test_downweighting_is_the_slope_over_the_radius() -> None:
     """w(u) = rho'(u) / u of each objective, by central differences, over its value at zero."""
     found = downweighting(world(nu=5.0))
     nu, tau = found["nu"], found["tau"]
-    objectives = {
+    objectives: dict[str, Callable[[float], float]] = {
         "gaussian": lambda u: u**2 / 2,
         "oks": lambda u: 1 - np.exp(-(u**2) / 2),
         "student_t": lambda u: (nu + 2) / 2 * np.log1p((u / tau) ** 2 / nu),

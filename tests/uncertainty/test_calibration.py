@@ -1,6 +1,7 @@
 """Calibrations against closed forms, known truths and a global optimiser; weights, masks and shrinkage."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,7 @@ def assert_optimal(distance: Array, weight: Array | None = None) -> None:
     assert nll(distance, weight, nu, tau) <= best_nll(distance, weight) + 1e-6, (nu, tau)
 
 
-UGLY = {
+UGLY: dict[str, Callable[..., Array]] = {
     "exponential": lambda rng, n: rng.exponential(2, n),
     "uniform": lambda rng, n: rng.uniform(0, 3, n),
     "heavy": lambda rng, n: 2 * rng.f(2, rng.uniform(0.3, 3), n),

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from halopose.uncertainty.distributions import RAW_CHANNELS
+from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation
 from halopose.uncertainty.heads import (
+    Activation,
     ConvTemplate,
     HeadSettings,
     LevelHead,
     ProbabilisticHeads,
+    Trunk,
     convolve_few,
     convolve_many,
     cut_windows,
@@ -25,7 +27,7 @@ STRIDES = (8, 16, 32)
 KEYPOINTS = 4
 
 
-def templates(seed: int = 0, activation: str = "silu") -> list[list[ConvTemplate]]:
+def templates(seed: int = 0, activation: Activation = "silu") -> list[list[ConvTemplate]]:
     generator = torch.Generator().manual_seed(seed)
     result = []
     for number, kernels in enumerate(KERNELS):
@@ -43,11 +45,12 @@ def templates(seed: int = 0, activation: str = "silu") -> list[list[ConvTemplate
     return result
 
 
-def random_heads(settings: HeadSettings, activation: str = "silu") -> ProbabilisticHeads:
+def random_heads(settings: HeadSettings, activation: Activation = "silu") -> ProbabilisticHeads:
     """Heads whose last layer, zero at the start, has been trained by chance."""
     heads = ProbabilisticHeads(templates(activation=activation), STRIDES, KEYPOINTS, settings)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
+        level: Any
         for level in heads.levels:
             for value in level.last.parameters():
                 value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
@@ -75,7 +78,9 @@ def relative_error(sparse: torch.Tensor, dense: torch.Tensor) -> float:
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("parameterisation", RAW_CHANNELS)
 @pytest.mark.parametrize("trunk", ["mirrored", "last-layer"])
-def test_sparse_is_dense_at_every_cell(sizes: tuple[Any, ...], parameterisation: str, trunk: str) -> None:
+def test_sparse_is_dense_at_every_cell(
+    sizes: tuple[Any, ...], parameterisation: Parameterisation, trunk: Trunk
+) -> None:
     heads = random_heads(HeadSettings(parameterisation, trunk))
     assert heads.reaches == (2, 2, 3)
     maps = random_maps(sizes)
@@ -88,7 +93,7 @@ def test_sparse_is_dense_at_every_cell(sizes: tuple[Any, ...], parameterisation:
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu", "identity"])
-def test_cold_start_and_other_activations_agree_too(activation: str) -> None:
+def test_cold_start_and_other_activations_agree_too(activation: Activation) -> None:
     heads = random_heads(HeadSettings(warm_start=False), activation).double()
     maps = [level.double() for level in random_maps(SIZES[0])]
     image, cell = everywhere(maps)
@@ -143,7 +148,7 @@ def test_first_output_is_one_stride_everywhere() -> None:
 
 
 @pytest.mark.parametrize("parameterisation", RAW_CHANNELS)
-def test_parameterisations_keep_their_promise(parameterisation: str) -> None:
+def test_parameterisations_keep_their_promise(parameterisation: Parameterisation) -> None:
     heads = random_heads(HeadSettings(parameterisation))
     dense = heads.dense(random_maps(SIZES[0]))
     xx, yx, yy = dense[..., 0, 0], dense[..., 1, 0], dense[..., 1, 1]
@@ -159,6 +164,7 @@ def test_last_layer_trunk_is_the_frozen_base(warm_start: bool) -> None:
     heads = ProbabilisticHeads(templates(), STRIDES, KEYPOINTS, HeadSettings("full", "last-layer", warm_start))
     trainable = [name for name, value in heads.named_parameters() if value.requires_grad]
     assert trainable == [f"levels.{n}.last.{kind}" for n in range(3) for kind in ("weight", "bias")]
+    level: Any
     for level, template in zip(heads.levels, templates(), strict=True):
         for convolution, base in zip(level.trunk, template, strict=True):
             assert torch.equal(convolution.weight, base.weight)
@@ -168,7 +174,7 @@ def test_last_layer_trunk_is_the_frozen_base(warm_start: bool) -> None:
 def test_mirrored_trunk_starts_at_the_base_only_if_warm() -> None:
     template = templates()[0]
     for warm in (True, False):
-        level = LevelHead(template, KEYPOINTS, HeadSettings(warm_start=warm))
+        level: Any = LevelHead(template, KEYPOINTS, HeadSettings(warm_start=warm))
         assert torch.equal(level.trunk[0].weight, template[0].weight) is warm
         assert all(value.requires_grad for value in level.parameters())
 

@@ -12,7 +12,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -225,6 +225,9 @@ def _minimise_profile(sample: Sample, start: Tensor, limit: Tensor, light: Tenso
     return current, _Profile.at(sample.mahalanobis, sample.weight, current)
 
 
+Fitted = TypeVar("Fitted", bound="Calibration")  # a calibration of either family
+
+
 class Calibration(nn.Module, ABC):
     """Common ground of both calibrations: one temperature per keypoint, fitted with shrinkage.
 
@@ -247,12 +250,12 @@ class Calibration(nn.Module, ABC):
         return int(self.tau_.shape[0])
 
     def fit(
-        self,
+        self: Fitted,
         residual: Tensor,
         scale_tril: Tensor,
         labelled: Tensor | None = None,
         sample_weight: Tensor | None = None,
-    ) -> Calibration:
+    ) -> Fitted:
         """Fit on residuals (N, K, 2) and uncalibrated factors (N, K, 2, 2); returns self."""
         sample = Sample.of(residual, scale_tril, labelled, sample_weight)
         if sample.mahalanobis.shape[1] != self.keypoints:

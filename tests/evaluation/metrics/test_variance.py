@@ -1,5 +1,7 @@
 """Variance bins against numpy.array_split, ENCE and moments against plain loops."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from halopose.evaluation.metrics.variance import VarianceBins
 from halopose.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
-CLOSE = {"rtol": 1e-12, "atol": 0}
+CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 0}
 
 
 def heteroscedastic(rng: np.random.Generator, n: int) -> tuple[Array, Array]:

@@ -1,11 +1,11 @@
 """Models as safetensors: what is read computes what was written, and damage is named."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from halopose.errors import HaloposeError
 from halopose.hosts.ultralytics.host import UltralyticsHost
@@ -13,7 +13,7 @@ from halopose.hosts.ultralytics.weights import read_model, save_model
 from tests.helpers.models import pose_model
 
 
-def rounded(model: nn.Module) -> nn.Module:
+def rounded(model: Any) -> Any:
     """The model with weights that half precision holds exactly."""
     state = {k: v.half().float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
     model.load_state_dict(state)

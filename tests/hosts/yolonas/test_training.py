@@ -26,7 +26,7 @@ from halopose.hosts.finetuning import FinetuneSettings
 from halopose.hosts.loading import load_host
 from halopose.hosts.poks import poks_loss
 from halopose.hosts.yolonas import training as yolonas_training
-from halopose.hosts.yolonas.host import LibreYOLONAS, YoloNASHost, YoloNASPoseLoss
+from halopose.hosts.yolonas.host import YoloNASHost
 from halopose.hosts.yolonas.training import FineTuner, PoksPoseLoss, save_tuned, tune
 from halopose.keypoints import Keypoints
 from tests.helpers.models import pose_model, scenes, write_yolo
@@ -85,7 +85,9 @@ def changed(before: Path, after: Path) -> set[str]:
     return {name for name in old if not torch.equal(old[name], new[name])}
 
 
-def criterion(loss: type[YoloNASPoseLoss] = YoloNASPoseLoss) -> Any:
+def criterion(loss: type[Any] | None = None) -> Any:
+    from libreyolo.models.yolonas.loss import YoloNASPoseLoss
+
     plain = YoloNASPoseLoss(SIGMAS)
     return PoksPoseLoss.from_plain(plain) if loss is PoksPoseLoss else plain
 
@@ -175,7 +177,12 @@ def test_weights_of_cells_stand_in_the_means() -> None:
 def test_a_batch_without_objects_or_keypoints(seen: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss of 0; and sums once a batch, for which other processes wait."""
     sums: list[int] = []
-    monkeypatch.setattr(poks, "poks_loss", lambda *terms: sums.append(1) or poks_loss(*terms))
+
+    def counted(*terms: Any) -> Any:
+        sums.append(1)
+        return poks_loss(*terms)
+
+    monkeypatch.setattr(poks, "poks_loss", counted)
     model = pose_model("nas", (KEYPOINTS, 3))
     tuned = criterion(PoksPoseLoss)
     total, items = tuned(forward(model), targets([label(0.5, 0.5, seen)] if seen else []))
@@ -230,6 +237,8 @@ def test_the_trainer_uses_it(
     for name in ("keypoint_count", "class_names", "oks_factor", "strides"):
         assert getattr(tuned, name) == getattr(host, name)
     assert tuned.layout.sigmas == host.layout.sigmas  # the data set's are for the tuning alone
+    from libreyolo.models.yolonas.model import LibreYOLONAS
+
     theirs = LibreYOLONAS(str(after), size="n", task="pose", device="cpu")
     assert (theirs.num_keypoints, theirs.names) == (KEYPOINTS, {0: "runway"})
 

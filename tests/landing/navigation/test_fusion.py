@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -38,6 +38,7 @@ from halopose.landing.navigation.sensors import (
     IlsSite,
     Measurement,
     Sensors,
+    Source,
     Truth,
     in_order,
     simulate,
@@ -47,7 +48,7 @@ from halopose.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
 SITE = IlsSite()
-CORRECTING = ["gnss", "localizer", "glide_slope", "radio", "vision"]
+CORRECTING: list[Source] = ["gnss", "localizer", "glide_slope", "radio", "vision"]
 RUNS = 24
 SLOW_IRS = replace(IRS, rate=25.0)  # a quarter of the usual rate, for speed
 SETTINGS = FusionSettings(irs_rate=25.0)
@@ -115,7 +116,7 @@ def random_state(rng: np.random.Generator) -> Any:
 
 
 @given(SEEDS, st.sampled_from(CORRECTING))
-def test_measurement_jacobians_are_central_differences(seed: int, source: str) -> None:
+def test_measurement_jacobians_are_central_differences(seed: int, source: Source) -> None:
     state = random_state(np.random.default_rng(seed))
     rng = np.random.default_rng(seed)
     size = SIZES[source]
@@ -218,7 +219,7 @@ def anything(rng: np.random.Generator) -> list[Measurement]:
     """Up to forty measurements of any source at any time, variances over twelve decades, values far off."""
     measured = []
     for _ in range(rng.integers(41)):
-        source = str(rng.choice(["irs", *CORRECTING]))
+        source: Source = rng.choice(["irs", *CORRECTING]).item()
         root = rng.standard_normal((SIZES[source], SIZES[source]))
         covariance = 10 ** rng.uniform(-6, 6) * (root @ root.T + 0.01 * np.eye(SIZES[source]))
         value = 10 ** rng.uniform(-3, 4) * rng.standard_normal(SIZES[source])
@@ -295,7 +296,7 @@ def test_an_irs_sample_counts_for_its_hold() -> None:
 
 def error_at(track: FusedTrack, time: float) -> float:
     row = np.searchsorted(track.times, time) - 1
-    return np.linalg.norm(track.positions[row] - TRUTH.position(track.times[row : row + 1])[0])
+    return float(np.linalg.norm(track.positions[row] - TRUTH.position(track.times[row : row + 1])[0]))
 
 
 @pytest.mark.parametrize(
@@ -334,7 +335,7 @@ ORIGIN = Initial(0.0, np.zeros(3), np.zeros(3), np.eye(6))
             lambda: fuse([replace(FIX, covariance=np.eye(2))], ORIGIN),
             r"covariance \(3, 3\), got \(3,\) and \(2, 2\)",
         ),
-        (lambda: fuse([replace(FIX, source="radar")], ORIGIN), "unknown source 'radar'"),
+        (lambda: fuse([replace(FIX, source=cast(Any, "radar"))], ORIGIN), "unknown source 'radar'"),
         (lambda: fuse([], replace(ORIGIN, position=np.zeros(2))), r"got \(2,\), \(3,\), \(6, 6\)"),
         (lambda: fuse([], replace(ORIGIN, covariance=-np.eye(6))), "start is not symmetric positive definite"),
         (lambda: fuse([], replace(ORIGIN, velocity=[np.nan] * 3)), "a start must be finite"),
@@ -382,7 +383,7 @@ def test_an_attitude_bias_is_found_through_vision() -> None:
     sensitivity = np.array([[0.0, 40.0, 0.0], [-3000.0, 0.0, 0.0], [0.0, 3000.0, 0.0]])
     sensors = on_board(localizer=None, glide_slope=None, radio=None)
     sensors = replace(sensors, attitude=replace(ATTITUDE, rate=25.0, noise=(1e-7,) * 3))
-    scores = {True: [], False: []}
+    scores: dict[bool, list[Any]] = {True: [], False: []}
     for seed in range(10):
         rng = np.random.default_rng([seed, 5])
         initial = start(rng)  # the same for both

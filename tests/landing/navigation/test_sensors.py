@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from halopose.landing.navigation.sensors import (
     IlsSite,
     Sensor,
     Sensors,
+    Source,
     Truth,
     in_order,
     simulate,
@@ -58,7 +59,11 @@ def central_differences(function: Callable[[Array], Array], at: Array, step: flo
 @given(POSITIONS)
 def test_ils_gradients_are_central_differences(position: Array) -> None:
     for angle in (SITE.localizer_angle, SITE.glide_slope_angle):
-        numeric = central_differences(lambda p, f=angle: f(p[None])[0][0], position, 1e-3)
+
+        def value(p: Array, f: Callable[[Array], Any] = angle) -> Array:
+            return f(p[None])[0][0]
+
+        numeric = central_differences(value, position, 1e-3)
         np.testing.assert_allclose(angle(position[None])[1][0], numeric, rtol=1e-6, atol=1e-11)
 
 
@@ -106,7 +111,7 @@ def test_a_bias_that_never_forgets_is_constant() -> None:
 
 
 @pytest.mark.parametrize("source", [source for source in SIZES if source != "vision"])
-def test_noise_and_rate_are_as_stated(source: str) -> None:
+def test_noise_and_rate_are_as_stated(source: Source) -> None:
     """Without bias, what is left after the truth is white with the covariance that each measurement states."""
     truth = straight()
     sensors = Sensors()
@@ -233,7 +238,7 @@ FLIGHT = straight()
         (lambda: replace(GNSS, outages=((2.0, 1.0),)), "an outage should end after it starts"),
         (lambda: replace(IRS, faults=(Fault(0.0, 1.0, "step", (1.0, 2.0)),)), "2 sizes, its sensor 3 axes"),
         (lambda: Fault(3.0, 3.0, "step"), "a fault should end after it starts"),
-        (lambda: Fault(3.0, 4.0, "drift"), "unknown fault 'drift'"),
+        (lambda: Fault(3.0, 4.0, cast(Any, "drift")), "unknown fault 'drift'"),
         (lambda: GaussMarkov((1.0,), 0.0), "time constant above 0"),
         (lambda: Sensors(radio=GNSS), "radio measures 1 values, its noise has 3"),
         (lambda: vision([0.0], np.zeros((1, 2)), np.zeros((1, 3, 3))), r"got \(1,\), \(1, 2\), \(1, 3, 3\)"),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ def test_fog_is_for_testing_only(written: Path, tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="may not hold fog"):
         write_dataset(tmp_path, {"train": 1}, weather={"train": ["fog"]})
     with pytest.raises(HaloposeError, match="unknown weather"):
-        write_dataset(tmp_path, {"val": 1}, weather={"val": ["hail"]})
+        write_dataset(tmp_path, {"val": 1}, weather={"val": [cast(Any, "hail")]})
     with pytest.raises(HaloposeError, match="has no weather"):
         write_dataset(tmp_path, {"val": 1}, weather={"val": []})
     with pytest.raises(HaloposeError, match="holds 1 to"):

@@ -29,6 +29,7 @@ from halopose.landing.world.scenes import (
     Scene,
     SceneSettings,
     Sensor,
+    Weather,
     runway_pixels,
     sample_scene,
 )
@@ -40,7 +41,7 @@ WIDTHS = st.floats(0.01, 200)
 
 
 def scene_at(
-    position: Any, attitude: Any = (0.0, 0.06, 0.0), weather: str = "clear", visibility: float = 1e9
+    position: Any, attitude: Any = (0.0, 0.06, 0.0), weather: Weather = "clear", visibility: float = 1e9
 ) -> Scene:
     """A scene without lights or sensor, in the clearest air."""
     return Scene(
@@ -154,10 +155,11 @@ def test_a_far_runway_does_not_flicker() -> None:
 
 
 @pytest.mark.parametrize("weather", WEATHERS)
-def test_the_same_scene_gives_the_same_bytes(weather: str) -> None:
+def test_the_same_scene_gives_the_same_bytes(weather: Weather) -> None:
     scene = sample_scene(1, weather)
     first = render(scene)
-    assert (first.shape, first.dtype) == ((384, 640, 3), np.uint8)
+    assert first.shape == (384, 640, 3)
+    assert first.dtype == np.uint8
     np.testing.assert_array_equal(render(scene), first)
     assert (render(replace(scene, frame=1)) != first).any()  # its noise is another
 
@@ -165,9 +167,8 @@ def test_the_same_scene_gives_the_same_bytes(weather: str) -> None:
 def test_weathers_look_different() -> None:
     mean = {w: render(replace(sample_scene(1, w), sensor=PURE)).mean() for w in ("clear", "night")}
     assert mean["night"] < 0.5 * mean["clear"]
-    fog, clear = (
-        render(scene_at((-1500.0, 0.0, 95.0), weather=w, visibility=v)) for w, v in (("fog", 1e3), ("clear", 6e4))
-    )
+    fog = render(scene_at((-1500.0, 0.0, 95.0), weather="fog", visibility=1e3))
+    clear = render(scene_at((-1500.0, 0.0, 95.0), weather="clear", visibility=6e4))
     assert fog.std() < 0.5 * clear.std()
 
 

@@ -1,6 +1,7 @@
 """Scenes: corners against OpenCV's projection, ranges, and what may be labelled."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -14,6 +15,7 @@ from halopose.landing.world.scenes import (
     WEATHERS,
     Runway,
     SceneSettings,
+    Weather,
     corners_in_image,
     labelled_runways,
     sample_scene,
@@ -24,7 +26,7 @@ SEEDS = st.integers(0, 2**62)
 
 @settings(max_examples=30, deadline=None)
 @given(SEEDS, st.sampled_from(WEATHERS))
-def test_corners_are_where_opencv_projects_them(seed: int, weather: str) -> None:
+def test_corners_are_where_opencv_projects_them(seed: int, weather: Weather) -> None:
     camera = replace(Camera.from_fov(640, 384, np.radians(30)), distortion=(-0.2, 0.05, 1e-3, -1e-3, 0.0))
     scene = sample_scene(seed, weather, SceneSettings(camera=camera))
     rotation, eye = scene.camera_pose()
@@ -38,7 +40,7 @@ def test_corners_are_where_opencv_projects_them(seed: int, weather: str) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.sampled_from(WEATHERS))
-def test_a_sampled_scene_shows_its_runway_as_a_pilot_sees_it(seed: int, weather: str) -> None:
+def test_a_sampled_scene_shows_its_runway_as_a_pilot_sees_it(seed: int, weather: Weather) -> None:
     scene = sample_scene(seed, weather)
     (near_left, near_right, far_right, far_left), visible = corners_in_image(scene)
     assert near_left[0] < near_right[0]
@@ -79,6 +81,6 @@ def test_fog_hides_what_lies_beyond_the_visibility() -> None:
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(HaloposeError, match="unknown weather 'snow'"):
-        sample_scene(0, "snow")
+        sample_scene(0, cast(Any, "snow"))
     with pytest.raises(HaloposeError, match="never wholly in view"):
         sample_scene(0, "clear", SceneSettings(camera=Camera.from_fov(64, 38, np.radians(0.5))))
