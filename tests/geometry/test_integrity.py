@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binom, kstest
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import exp_so3, project_points
+from halopose.geometry.camera import exp_so3, look, project_points, runway_corners
 from halopose.geometry.integrity import Risks, Verdict, ambiguous, assess, consistency
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.types import Array
@@ -59,6 +59,35 @@ def test_alarms_without_a_fault_are_as_rare_as_said_at_any_distance(
     low, high = binom.ppf((1e-3, 1 - 1e-3), 4000, 0.02)
     assert low / 2 < found.alarmed.sum() <= high
     assert np.isfinite(found.levels[found.trusted]).all()
+
+
+@pytest.mark.parametrize(
+    ("corners", "flat"),
+    [
+        (runway_corners(2500.0, 45.0, heights=(0, 0, 2.5, 2.5)), 30.0),
+        (runway_corners(2500.0, 45.0, heights=(0, 0, -8.3, -8.3)), 100.0),
+        (runway_corners(2500.0, 45.0, heights=(0.2, -0.2, 2.3, 1.9)), 20.0),
+        (runway_corners(2500.0, 45.0, displaced=300.0), 200.0),
+        (runway_corners(800.0, 18.0), 200.0),
+    ],
+)
+def test_runways_that_slope_or_are_displaced_or_short_are_solved_without_bias(corners: Array, flat: float) -> None:
+    """Solved as flat, .1 % of slope is 67 m along the track from 3 km, and corners of 2 px fit it."""
+    rng, eye = np.random.default_rng(8), np.array([-3000.0, 10.0, 172.9])
+    rotation = np.broadcast_to(look(eye, [300.0, 0.0, 0.0]), (4000, 3, 3))
+    exact = project_points(CAMERA, rotation[:1], eye[None], corners)
+    pixels = exact + 0.5 * rng.normal(size=(4000, 4, 2))
+    covariance = np.broadcast_to(0.25 * np.eye(2), (4000, 4, 2, 2))
+    assert (
+        np.abs(assess(CAMERA, corners, exact, covariance[:1], rotation[:1]).solution.position - eye).max() < 1e-3
+    )
+    found = assess(CAMERA, corners, pixels, covariance, rotation)
+    error = found.solution.position[found.trusted] - eye
+    spread = found.solution.covariance[found.trusted][:, :3, :3]
+    inside = np.einsum("ni,nij,nj->n", error, np.linalg.inv(spread), error) < 7.815
+    assert abs(inside.mean() - 0.95) < 0.015
+    wrong = assess(CAMERA, CORNERS, exact, 16 * covariance[:1], rotation[:1])
+    assert np.linalg.norm(wrong.solution.position[0] - eye) > flat
 
 
 def test_shares_and_levels_are_those_of_real_solves() -> None:

@@ -39,9 +39,11 @@ def test_the_fast_way_is_the_usual_one() -> None:
     assert sum(each is None for each in found) <= 2
 
 
-@given(SEEDS, st.sampled_from([0.0, 0.0, 30.0]), st.booleans(), st.booleans())
+@given(SEEDS, st.sampled_from([0.0, 0.0, 30.0]), st.booleans(), st.booleans(), st.booleans())
 @settings(max_examples=60)
-def test_assessments_are_those_of_the_batch(seed: int, wrong: float, uncertain: bool, together: bool) -> None:
+def test_assessments_are_those_of_the_batch(
+    seed: int, wrong: float, uncertain: bool, together: bool, lens: bool
+) -> None:
     rng = np.random.default_rng(seed)
     seen = sight(1200.0, 1, rng)
     pixels = seen.pixels[0].copy()
@@ -49,7 +51,8 @@ def test_assessments_are_those_of_the_batch(seed: int, wrong: float, uncertain: 
     attitude = 1e-6 * np.diag([1.0, 2.0, 3.0]) if uncertain else None
     turned = seen.rotation @ exp_so3(1e-3 * rng.normal(size=3) * uncertain)
     shared = rng.normal(0, 0.3, (4, 2, 3)) if together else None
-    known: dict[str, Any] = {"attitude": attitude, "axes": AXES}
+    intrinsics = np.diag([1.0, 1.0, 0.2, 0.2, 1e-4, 0, 0, 0, 0]) if lens else None
+    known: dict[str, Any] = {"attitude": attitude, "intrinsics": intrinsics, "axes": AXES}
     fast = assess_one(CAMERA, CORNERS, pixels, seen.covariance[0], turned, shared=shared, **known)
     batch = None if shared is None else shared[None]
     slow = assess(CAMERA, CORNERS, pixels[None], seen.covariance, turned[None], shared=batch, **known)

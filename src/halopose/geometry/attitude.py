@@ -3,6 +3,7 @@
 In: what ``solve_position`` takes, the covariance (3, 3) or (N, 3, 3) of the given rotation about the runway axes,
 and perhaps that of the camera's intrinsics (9, 9). Out: a ``Solution`` whose position, cost and covariance count
 these errors, which move all corners together: S = diag(covariances) + J A J' replaces the corners' covariances.
+Lines (``lines``) may be seen beside the corners, and are moved by the same errors.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from halopose.geometry.camera import (
     project_points,
     to_camera,
 )
+from halopose.geometry.lines import Lines, line_intrinsics_jacobian, line_residuals
 from halopose.geometry.pnp import Mask, Solution, solve_position
 
 _STEPS = 2  # Gauss-Newton's, from the minimum for an exact attitude: the second is only to make sure
+_STEPS_WITH_LINES = 5  # which may lead farther away
 
 
 def solve_with_attitude(
@@ -35,6 +38,7 @@ def solve_with_attitude(
     *,
     intrinsics: Array | None = None,
     shared: Array | None = None,
+    lines: Lines | None = None,
     mask: Mask | None = None,
 ) -> Solution:
     """Position of least chi-square with the rotation (N, 3, 3) given up to an error of covariance ``attitude``.
@@ -42,7 +46,8 @@ def solve_with_attitude(
     The pose covariance (N, 6, 6) has the attitude's own in its lower right part, and above it how both errors go
     together; that over the attitude's covariance is how far the position moves with the attitude. Where points err
     together, ``covariance`` is what each has of its own, and ``shared`` (N, K, 2, M) how far they move with each
-    of M standard normal causes.
+    of M standard normal causes. ``lines`` count beside the points, independent of them; the points alone must give
+    a first position.
     """
     first = solve_position(camera, points, pixels, covariance, rotation, mask=mask)
     good = np.flatnonzero(first.converged)
@@ -52,13 +57,15 @@ def solve_with_attitude(
     position, cost, total = step_with_attitude(
         camera, points if points.ndim == 2 else points[good], pixels[good], covariance[good], rotation[good],
         np.broadcast_to(attitude, (len(pixels), 3, 3))[good], first.position[good],
-        intrinsics=intrinsics, shared=None if shared is None else shared[good], mask=mask[good], steps=_STEPS,
+        intrinsics=intrinsics, shared=None if shared is None else shared[good], mask=mask[good],
+        lines=None if lines is None else lines.select(good), steps=_STEPS if lines is None else _STEPS_WITH_LINES,
     )  # fmt: skip
     return replace(
         first,
         position=_placed(first.position, good, position),
         cost=_placed(first.cost, good, cost),
         covariance=_placed(first.covariance, good, total),
+        dof=first.dof if lines is None else first.dof + 2 * lines.stations.shape[1],
     )
 
 
@@ -73,6 +80,7 @@ def step_with_attitude(
     *,
     intrinsics: Array | None = None,
     shared: Array | None = None,
+    lines: Lines | None = None,
     mask: Mask | None = None,
     steps: int = 1,
 ) -> tuple[Array, Array, Array]:
@@ -88,12 +96,17 @@ def step_with_attitude(
     if shared is not None:
         causes = np.where(kept[..., None], shared.reshape(*kept.shape, -1), 0.0)
         own = own + causes @ np.swapaxes(causes, 1, 2)
+    if lines is not None:
+        own = _joined(own, lines.covariance)
     for _ in range(steps):
         by_pose, residual = _linearised(camera, rotation, position, points, pixels, kept)
+        if lines is not None:
+            away, by_line = line_residuals(camera, rotation, position, lines)
+            by_pose, residual = np.concatenate([by_pose, by_line], 1), np.concatenate([residual, away], 1)
         by_position, by_angle = by_pose[..., :3], by_pose[..., 3:]
         noise = own + by_angle @ spread @ np.swapaxes(by_angle, 1, 2)
         if intrinsics is not None:
-            by_lens = _by_intrinsics(camera, rotation, position, points, kept)
+            by_lens = _by_intrinsics(camera, rotation, position, points, kept, lines)
             noise = noise + by_lens @ intrinsics @ np.swapaxes(by_lens, 1, 2)
         solved = np.linalg.solve(noise, np.concatenate([by_position, residual[..., None]], axis=2))
         weighted = np.swapaxes(solved[..., :3], 1, 2)
@@ -120,10 +133,23 @@ def _linearised(
     return np.where(kept[..., None], jacobian, 0.0), np.where(kept, residual, 0.0)
 
 
-def _by_intrinsics(camera: Camera, rotation: Array, position: Array, points: Array, kept: Mask) -> Array:
-    """Jacobian by the camera's parameters (N, 2 K, 9), zero where masked out."""
+def _by_intrinsics(
+    camera: Camera, rotation: Array, position: Array, points: Array, kept: Mask, lines: Lines | None
+) -> Array:
+    """Jacobian of points and lines by the camera's parameters (N, 2 K + 2 L, 9), zero where masked out."""
     jacobian = intrinsics_jacobian(camera, to_camera(rotation, position, points))
-    return np.where(kept[..., None], jacobian.reshape(len(position), kept.shape[1], 9), 0.0)
+    by_points = np.where(kept[..., None], jacobian.reshape(len(position), kept.shape[1], 9), 0.0)
+    if lines is None:
+        return by_points
+    return np.concatenate([by_points, line_intrinsics_jacobian(camera, rotation, position, lines)], axis=1)
+
+
+def _joined(first: Array, second: Array) -> Array:
+    """Matrices (N, A, A) and (N, B, B) as the diagonal blocks of one (N, A + B, A + B)."""
+    size = first.shape[1]
+    result = np.zeros((len(first), size + second.shape[1], size + second.shape[1]))
+    result[:, :size, :size], result[:, size:, size:] = first, second
+    return result
 
 
 def _block_diagonal(covariance: Array, kept: Mask) -> Array:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import chdtrc, ndtri
 
-from halopose.geometry.camera import Array, Camera, skew
+from halopose.geometry.camera import Array, Camera, intrinsics_jacobian, skew
 from halopose.geometry.integrity import RUNWAY_AXES, Assessment, Risks, Verdict, assess
 from halopose.geometry.linear import root_of
 from halopose.geometry.pnp import Minimum, Solution
@@ -170,8 +170,9 @@ def assess_one(
     """What ``integrity.assess`` says of one frame, all of whose points count; ``shared`` is (K, 2, M)."""
     risks = risks or Risks()
     found = None
-    if not camera.distorted and intrinsics is None and len(points) >= _FEWEST:
-        found = _fast(camera, points, pixels, covariance, rotation, attitude, shared, risks, axes)
+    if not camera.distorted and len(points) >= _FEWEST:
+        known = attitude, intrinsics, shared
+        found = _fast(camera, points, pixels, covariance, rotation, *known, risks, axes)
     if found is not None:
         return found
     return assess(
@@ -187,6 +188,7 @@ def _fast(
     covariance: Array,
     rotation: Array,
     attitude: Array | None,
+    intrinsics: Array | None,
     shared: Array | None,
     risks: Risks,
     axes: Array,
@@ -197,9 +199,10 @@ def _fast(
         return None
     count = len(points)
     factor, root = _factors(covariance), None if attitude is None else _root(attitude)
+    lens = None if intrinsics is None else root_of(intrinsics)
     position = first.position
     for _ in range(2):
-        rows, left = _rows(camera, points, pixels, factor, rotation, position, root, shared)
+        rows, left = _rows(camera, points, pixels, factor, rotation, position, root, lens, shared)
         size = rows.shape[-1]
         turned = rows.swapaxes(1, 2)
         normals, pulls = turned @ rows, (turned @ left[..., None])[..., 0]
@@ -245,6 +248,7 @@ def _rows(
     rotation: Array,
     position: Array,
     root: Array | None,
+    lens: Array | None,
     shared: Array | None,
 ) -> tuple[Array, Array]:
     """Whitened Jacobian (K, 2, P) by the position and all else that is uncertain, and residuals (K, 2)."""
@@ -257,6 +261,8 @@ def _rows(
     parts = [-by_point]
     if root is not None:
         parts.append(by_point @ ((offset @ _SKEW).reshape(-1, 3, 3) @ root))
+    if lens is not None:
+        parts.append(intrinsics_jacobian(camera, seen) @ lens)
     if shared is not None:
         parts.append(shared)
     residual = pixels - image * focal - (camera.cx, camera.cy)

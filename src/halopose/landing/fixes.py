@@ -16,6 +16,7 @@ from halopose.geometry.attitude import step_with_attitude
 from halopose.geometry.camera import Camera, Mount, aircraft_pose, pose_difference, rotation_from_angles
 from halopose.geometry.integrity import Assessment, Verdict, assess
 from halopose.geometry.propagation import aircraft_covariance
+from halopose.geometry.single import assess_one
 from halopose.landing.navigation.sensors import Measurement, vision
 from halopose.landing.requirements import path_axes
 from halopose.landing.settings import LandingSettings
@@ -170,17 +171,7 @@ def solve(sightings: Sightings, eye: Eye, frames: int | None = None) -> VisionFi
 
     Where the attitude is wanted and NaN there is no position.
     """
-    settings = eye.settings
-    known: dict[str, Any] = {}
-    spread = sightings.covariance * settings.excess
-    if eye.guided:
-        spread, shared = settings.joint.parts(spread)
-        known = {"rotation": eye.rotation, "attitude": eye.attitude_covariance, "intrinsics": eye.intrinsics}
-        known["shared"] = shared
-    found = assess(
-        eye.camera, eye.corners, sightings.pixels, spread, **known, mask=usable_corners(sightings, settings),
-        risks=settings.risks(frames or len(sightings)), axes=path_axes(), check=settings.integrity,
-    )  # fmt: skip
+    found = _assessed(sightings, eye, frames or len(sightings))
     solution = found.solution
     spread, carried = eye.aircraft(solution.covariance, solution.rotation)
     return VisionFixes(
@@ -195,6 +186,26 @@ def solve(sightings: Sightings, eye: Eye, frames: int | None = None) -> VisionFi
         sensitivity=carried,
         mask=found.mask,
     )
+
+
+def _assessed(sightings: Sightings, eye: Eye, frames: int) -> Assessment:
+    """What ``geometry`` makes of the corners; of one frame with all of them the fast way."""
+    settings, mask = eye.settings, usable_corners(sightings, eye.settings)
+    spread = sightings.covariance * settings.excess
+    shown = eye.camera, eye.corners
+    limits: dict[str, Any] = {"risks": settings.risks(frames), "axes": path_axes()}
+    if not eye.guided:
+        return assess(*shown, sightings.pixels, spread, mask=mask, **limits, check=settings.integrity)
+    spread, shared = settings.joint.parts(spread)
+    if len(mask) == 1 and mask.all() and settings.integrity:
+        return assess_one(
+            *shown, sightings.pixels[0], spread[0], eye.rotation[0], attitude=eye.attitude_covariance[0],
+            intrinsics=eye.intrinsics, shared=shared[0], **limits,
+        )  # fmt: skip
+    return assess(
+        *shown, sightings.pixels, spread, rotation=eye.rotation, attitude=eye.attitude_covariance,
+        intrinsics=eye.intrinsics, shared=shared, mask=mask, **limits, check=settings.integrity,
+    )  # fmt: skip
 
 
 def usable_corners(sightings: Sightings, settings: LandingSettings) -> Array:
