@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import Camera, exp_so3, look, perturb, project_points, runway_corners
+from halopose.geometry.camera import Array, Camera, exp_so3, look, perturb, project_points, runway_corners
 from halopose.geometry.lines import (
     RUNWAY_EDGES,
     Lines,
@@ -22,12 +22,14 @@ CORNERS = runway_corners(2500.0, 45.0)
 EDGES = np.asarray(RUNWAY_EDGES)
 
 
-def view(distance=1500.0, roll=0.05):
+def view(distance: float = 1500.0, roll: float = 0.05) -> tuple[Array, Array]:
     position = np.array([[-distance, 0.01 * distance, 0.055 * distance + 10]])
     return look(position, [300.0, 0.0, 0.0], roll), position
 
 
-def between(camera, rotation, position, shares=(0.2, 0.7)):
+def between(
+    camera: Camera, rotation: Array, position: Array, shares: tuple[float, float] = (0.2, 0.7)
+) -> Array:
     """Where each line is truly seen (N, 3, 2, 2), at shares of its length on the ground."""
     ends = CORNERS[EDGES]
     places = np.stack([ends[:, 0] + share * (ends[:, 1] - ends[:, 0]) for share in shares], axis=1)
@@ -35,20 +37,20 @@ def between(camera, rotation, position, shares=(0.2, 0.7)):
     return pixels.reshape(len(position), 3, 2, 2)
 
 
-def seen(camera, rotation, position, sigma=0.3):
+def seen(camera: Camera, rotation: Array, position: Array, sigma: float = 0.3) -> Lines:
     stations = between(camera, rotation, position)
     spread = np.broadcast_to(sigma**2 * np.eye(6), (len(position), 6, 6))
     return Lines(stations, spread, CORNERS[EDGES])
 
 
 @pytest.mark.parametrize("camera", [PLAIN, BENT])
-def test_points_on_a_line_lie_on_it_through_any_lens(camera):
+def test_points_on_a_line_lie_on_it_through_any_lens(camera: Camera) -> None:
     residual, _ = line_residuals(camera, *view(), seen(camera, *view()))
     np.testing.assert_allclose(residual, 0, atol=1e-6)
 
 
 @given(st.integers(0, 2**32), st.floats(400.0, 5000.0))
-def test_jacobians_are_central_differences(seed, distance):
+def test_jacobians_are_central_differences(seed: int, distance: float) -> None:
     rng = np.random.default_rng(seed)
     rotation, position = view(distance)
     lines = seen(PLAIN, rotation, position)
@@ -61,7 +63,7 @@ def test_jacobians_are_central_differences(seed, distance):
 
 
 @pytest.mark.parametrize("parameter", range(4))
-def test_lines_move_with_the_camera_as_points_on_them_do(parameter):
+def test_lines_move_with_the_camera_as_points_on_them_do(parameter: int) -> None:
     values = list(PLAIN.parameters[:4])
     values[parameter] += 1e-3
     moved = Camera(*values, 640, 384)
@@ -72,7 +74,7 @@ def test_lines_move_with_the_camera_as_points_on_them_do(parameter):
     np.testing.assert_allclose(change, expected, atol=1e-5)
 
 
-def test_lines_of_corners_carry_the_joint_law_of_the_corners():
+def test_lines_of_corners_carry_the_joint_law_of_the_corners() -> None:
     """Simulated corners: their distances across the true lines have the stated covariance."""
     rng = np.random.default_rng(1)
     rotation, position = view()
@@ -87,7 +89,7 @@ def test_lines_of_corners_carry_the_joint_law_of_the_corners():
     np.testing.assert_allclose(np.cov(found.T), stated, atol=0.05 * np.diagonal(stated).max())
 
 
-def test_four_corners_say_the_same_as_four_points_of_independent_covariance():
+def test_four_corners_say_the_same_as_four_points_of_independent_covariance() -> None:
     spread = np.broadcast_to(np.diag([1.0, 4.0]), (1, 4, 2, 2))
     one = lines_of_corners(project_points(PLAIN, *view(), CORNERS), spread, CORNERS)
     joint = np.zeros((1, 8, 8))
@@ -97,7 +99,7 @@ def test_four_corners_say_the_same_as_four_points_of_independent_covariance():
 
 
 @pytest.mark.parametrize("uncertain", [False, True])
-def test_solves_with_lines_spread_as_they_say_and_far_less(uncertain):
+def test_solves_with_lines_spread_as_they_say_and_far_less(uncertain: bool) -> None:
     """2,000 simulated frames at 1.5 km: corners of 2 px, side edges and threshold of 0.3 px at two stations."""
     rng, count = np.random.default_rng(3), 2000
     rotation, position = view()
@@ -132,6 +134,6 @@ def test_solves_with_lines_spread_as_they_say_and_far_less(uncertain):
     assert np.sqrt(np.square(error).sum(1).mean()) < 0.6 * without
 
 
-def test_wrong_shapes_are_one_line():
+def test_wrong_shapes_are_one_line() -> None:
     with pytest.raises(HaloposeError, match="lines take stations"):
         Lines(np.zeros((1, 3, 2, 2)), np.zeros((1, 3, 3)), np.zeros((3, 2, 3)))

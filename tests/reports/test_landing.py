@@ -16,7 +16,8 @@ from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import ATTITUDE
 from halopose.landing.settings import CameraErrors
-from halopose.reports.landing import _error_chart, log_of, render_page
+from halopose.reports.landing import log_of, render_page
+from halopose.reports.landing_charts import error_chart
 from halopose.types import Array
 from tests.helpers.values import present
 from tests.reports.test_landing_pictures import DOUBTED, EXCLUDED, OUTAGE, PRUNED, UNSEEN, UNSOLVED, fabricate
@@ -79,7 +80,7 @@ def test_summary_is_shown_whole(page: str) -> None:
 
 def test_drawings_are_whole_and_inside(page: str) -> None:
     found = drawings(page)
-    assert len(found) == 9
+    assert len(found) == 11
     for svg in found:
         width, height = (float(size) for size in svg.attrib["viewBox"].split()[2:])
         for path in svg.iter("path"):
@@ -130,7 +131,7 @@ def test_bands_of_vision_hold_the_attitude_s_bias(flight: Flight) -> None:
     sensitivity = np.zeros_like(flight.fixes.sensitivity)
     sensitivity[:, 1, 0] = 5000.0
     fixes = replace(flight.fixes, covariance=np.tile(np.eye(3), (len(sensitivity), 1, 1)), sensitivity=sensitivity)
-    chart = _error_chart(replace(flight, fixes=fixes), 1)
+    chart = error_chart(replace(flight, fixes=fixes), 1)
     band = dict(chart.shapes)["band vision"]
     yaw = np.hypot(ATTITUDE.bias.sigma[0], CameraErrors().mounting)
     expected = chart.y(np.array([-1, 1]) * 2 * np.hypot(1, 5000.0 * yaw))
@@ -143,7 +144,7 @@ def test_a_blind_flight_has_a_page_and_a_log() -> None:
     assert "vision gave no position to be trusted" in page
     assert "NIS of vision: no values" in page
     assert "vision" not in log_of(blind)["sources"]
-    assert len(drawings(page)) == 9
+    assert len(drawings(page)) == 11
 
 
 def test_log_comes_back_from_json(flight: Flight, tmp_path: Path) -> None:

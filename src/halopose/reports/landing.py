@@ -1,4 +1,4 @@
-"""A landing as one html page that needs nothing but a browser, and as a log; the plots are drawn here as SVG.
+"""A landing as one html page that needs nothing but a browser, and as a log.
 
 In: a ``Flight``, a summary of it, and perhaps its animation. Out: the page's text, or the log's json content.
 """
@@ -11,21 +11,27 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
 from halopose.landing.flight import Flight
-from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import SIZES
-from halopose.landing.requirements import LEVELS
-from halopose.landing.summary import total_covariance
 from halopose.landing.world.dataset import CORNER_NAMES
 from halopose.landing.world.scenes import Array
+from halopose.reports.landing_charts import (
+    Chart,
+    Scale,
+    error_chart,
+    flags,
+    level_charts,
+    nees_chart,
+    nis_chart,
+    percent,
+    stanford_charts,
+    statistic_chart,
+)
 from halopose.reports.landing_pictures import state_of
 from halopose.reports.page import page
 
-AXES = ("x", "y", "z")
-_MEANING = ("along the runway", "to the left", "up")
 _SILENCE = 2.5  # usual intervals without a measurement that make an outage
 _KINDS = {b"RIFF": "image/webp", b"GIF8": "image/gif", b"\x89PNG": "image/png"}
 _LABELS = {
@@ -58,9 +64,10 @@ def render_page(flight: Flight, summary: dict[str, Any], animation: bytes | None
         lead=_lead(flight),
         facts=_facts(flight),
         animation=None if animation is None else _embedded(animation),
-        errors=[_error_chart(flight, axis) for axis in range(3)],
-        consistency=[_nis_chart(flight), _nees_chart(flight)],
-        integrity=[_statistic_chart(flight), *_level_charts(flight)],
+        errors=[error_chart(flight, axis) for axis in range(3)],
+        consistency=[nis_chart(flight), nees_chart(flight)],
+        integrity=[statistic_chart(flight), *level_charts(flight)],
+        stanford=stanford_charts(flight),
         timeline=_timeline(flight),
         silences=_silences(flight),
         tables=_tables(summary),
@@ -186,7 +193,7 @@ def _about(flight: Flight) -> str:
 def _lead(flight: Flight) -> str:
     fused = _quantile(np.linalg.norm(flight.fused - flight.position, axis=1))
     sentence = f"In 95\N{NO-BREAK SPACE}% of the frames the fused position is within {_text(fused)} m of the truth"
-    _, _, used = _flags(flight)
+    _, _, used = flags(flight)
     if not used.any():
         return f"{sentence}; vision gave no position to be trusted."
     vision = _quantile(np.linalg.norm((flight.fixes.position - flight.position)[used], axis=1))
@@ -200,19 +207,7 @@ def _quantile(values: Array) -> float:
 
 def _facts(flight: Flight) -> list[tuple[str, str]]:
     labels = "Runway detected", "Position solved", "Position trusted"
-    return [(label, _percent(float(np.mean(flags)))) for label, flags in zip(labels, _flags(flight), strict=True)]
-
-
-def _flags(flight: Flight) -> tuple[Array, Array, Array]:
-    """Which frames (N,) show the runway, have a position, have one that is trusted; each among those before."""
-    seen = np.asarray(flight.sightings.seen, dtype=bool)
-    solved = seen & np.asarray(flight.fixes.solved, dtype=bool)
-    return seen, solved, solved & np.asarray(flight.fixes.trusted, dtype=bool)
-
-
-def _percent(share: float) -> str:
-    """Never 100 % unless it is all."""
-    return f"{100 * share:.{0 if share in (0, 1) else 1}f}\N{NO-BREAK SPACE}%".replace("100.0", "99.9")
+    return [(label, percent(float(np.mean(flags)))) for label, flags in zip(labels, flags(flight), strict=True)]
 
 
 def _embedded(animation: bytes) -> str:
@@ -266,187 +261,6 @@ def _text(value: Any) -> str:
         text = f"{value:.0f}" if abs(float(value)) >= 1000 else f"{value:.3g}"
         return text.replace("-", "−")
     return str(value)
-
-
-# --- plots ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Scale:
-    """From values to 0 (low) and 1 (high); bent like a logarithm, or like asinh where both signs matter."""
-
-    low: float
-    high: float
-    ticks: tuple[float, ...]
-    bend: Any = np.log
-
-    def __call__(self, values: Any) -> Array:
-        """Places of values, held at the ends if beyond them."""
-        ends = self.bend(np.array([self.low, self.high]))
-        inside = np.clip(np.asarray(values, dtype=np.float64), self.low, self.high)
-        return (self.bend(inside) - ends[0]) / (ends[1] - ends[0])
-
-
-class Chart:
-    """Values over the time of a flight, drawn as paths of an SVG."""
-
-    left, top, right, bottom = 40.0, 22.0, 8.0, 42.0  # margins
-
-    def __init__(
-        self, flight: Flight, title: str, label: str, scale: Scale, width: int = 520, height: int = 250
-    ) -> None:
-        self.title, self.label, self.scale, self.width, self.height = title, label, scale, width, height
-        self.shapes: list[tuple[str, str]] = []
-        self.keys: list[tuple[str, str]] = []
-        self.times = flight.truth.times[[0, -1]]
-        self.x_marks = self._time_marks(flight)
-        self.y_marks = [(float(self.y(tick)), f"{tick:g}".replace("-", "−")) for tick in scale.ticks]
-
-    def x(self, times: Any) -> Array:
-        """Where times lie in the drawing."""
-        share = (np.asarray(times) - self.times[0]) / (self.times[1] - self.times[0])
-        return self.left + share * (self.width - self.left - self.right)
-
-    def y(self, values: Any) -> Array:
-        """Where values lie in the drawing."""
-        floor = self.height - self.bottom
-        return floor - self.scale(values) * (floor - self.top)
-
-    def line(self, kind: str, times: Array, values: Array, label: str = "") -> Chart:
-        """A line, broken where a value is missing."""
-        parts = [_path(self.x(times[run]), self.y(values[run])) for run in _runs(np.isfinite(values))]
-        return self._add(kind, "".join(parts), label)
-
-    def band(self, kind: str, times: Array, low: Array, high: Array, label: str = "") -> Chart:
-        """A filled band, broken where a value is missing."""
-        parts = []
-        for run in _runs(np.isfinite(low) & np.isfinite(high)):
-            x = np.concatenate([self.x(times[run]), self.x(times[run])[::-1]])
-            parts.append(_path(x, np.concatenate([self.y(low[run]), self.y(high[run])[::-1]])) + "Z")
-        return self._add(kind, "".join(parts), label)
-
-    def dots(self, kind: str, times: Array, values: Array, label: str = "") -> Chart:
-        """Dots: strokes without length, whose round ends the style sheet sizes."""
-        known = np.isfinite(values)
-        places = zip(self.x(times[known]), self.y(values[known]), strict=True)
-        return self._add(f"dots {kind}", "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places), label)
-
-    def _add(self, kind: str, path: str, label: str) -> Chart:
-        if path:
-            self.shapes.append((kind, path))
-            if label:
-                self.keys.append((kind, label))
-        return self
-
-    def _time_marks(self, flight: Flight) -> list[tuple[float, str, str]]:
-        """Place, time and distance of ticks."""
-        span = float(self.times[1] - self.times[0])
-        step = next((step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if span / step <= 6), 1000)
-        times = np.arange(np.ceil(self.times[0] / step) * step, self.times[1] + 1e-9, step)
-        away = -flight.truth.position(times)[:, 0] / 1000
-        return [(float(self.x(t)), f"{t:g} s", f"{d:.1f} km") for t, d in zip(times, away, strict=True)]
-
-
-def _path(x: Array, y: Array) -> str:
-    return "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(x, y, strict=True))
-
-
-def _runs(flags: Array) -> list[slice]:
-    """Stretches where flags (N,) are true."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int)))
-    return [slice(start, end) for start, end in edges.reshape(-1, 2).tolist()]
-
-
-def _decades(*values: Array, least: float = 1.0) -> Scale:
-    """A logarithmic scale of whole decades about the values, up to ``least`` or more."""
-    known = np.concatenate([value[np.isfinite(value) & (value > 0)] for value in values])
-    low, high = np.quantile(known, (0.01, 0.995)) if known.size else (0.1, 1.0)
-    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(max(high, least))))
-    first = max(first, last - 5)
-    return Scale(10.0**first, 10.0**last, tuple(10.0**k for k in range(first, last + 1)))
-
-
-def _error_chart(flight: Flight, axis: int) -> Chart:
-    """Errors of one axis with bands of two standard deviations."""
-    errors = {"vision": flight.fixes.position - flight.position, "fused": flight.fused - flight.position}
-    spreads = {"vision": total_covariance(flight), "fused": flight.fused_covariance}
-    twice = {name: 2 * np.sqrt(spread[:, axis, axis]) for name, spread in spreads.items()}
-    known = np.concatenate([*twice.values(), *(abs(error[:, axis]) for error in errors.values())])
-    known = known[np.isfinite(known)]
-    reach = 1.1 * float(np.quantile(known, 0.995)) if known.size else 1.0
-    linear = float(np.nanmedian(twice["fused"])) if np.isfinite(twice["fused"]).any() else reach
-    steps = [step for step in (0.1, 1.0, 10.0, 100.0, 1000.0) if linear / 2 <= step <= reach]
-    scale = Scale(-reach, reach, (*(-s for s in steps[::-1]), 0.0, *steps), lambda v: np.arcsinh(v / linear))
-    chart = Chart(flight, f"{AXES[axis]}, {_MEANING[axis]}", "error in m", scale, 360, 270)
-    times, trusted = flight.frame_times, flight.fixes.trusted
-    for name in errors:
-        chart.band(f"band {name}", times, -twice[name], twice[name])
-    error = errors["vision"][:, axis]
-    chart.dots("vision", times, np.where(trusted, error, np.nan), "vision")
-    chart.dots("bad", times, np.where(trusted, np.nan, error), "not trusted")
-    return chart.line("line fused", times, errors["fused"][:, axis], "fused")
-
-
-def _against_law(chart: Chart, times: Array, values: Array, dof: int) -> Chart:
-    """The band that should hold 95 % of values, named with the share that it does hold."""
-    if not np.isfinite(values).any():
-        chart.title += ": no values"
-        return chart
-    found = consistency(values, dof)
-    low, high = (np.full(2, bound) for bound in found.bounds)
-    chart.band("law", chart.times, low, high, f"should hold 95\N{NO-BREAK SPACE}%, holds {_percent(found.inside)}")
-    chart.title += f": mean {found.mean:.2f}, should be {dof}"
-    return chart
-
-
-def _nis_chart(flight: Flight) -> Chart:
-    mine = flight.track.source == "vision"
-    times, nis, accepted = flight.track.times[mine], flight.track.nis[mine], flight.track.accepted[mine]
-    chart = Chart(flight, "NIS of vision", "squared, 3 degrees of freedom", _decades(nis, least=30.0))
-    _against_law(chart, times, nis, 3)
-    chart.dots("vision", times, np.where(accepted, nis, np.nan), "accepted")
-    return chart.dots("bad", times, np.where(accepted, np.nan, nis), "rejected")
-
-
-def _nees_chart(flight: Flight) -> Chart:
-    scale = _decades(flight.nees, least=30.0)
-    chart = Chart(flight, "NEES of the fused position", "squared, 3 degrees of freedom", scale)
-    _against_law(chart, flight.frame_times, flight.nees, 3)
-    return chart.line("line fused", flight.frame_times, flight.nees, "fused")
-
-
-def _statistic_chart(flight: Flight) -> Chart:
-    """The residuals' chi-square against where 95 % of it should lie and where the check's limit is."""
-    fixes, times = flight.fixes, flight.frame_times
-    scale = _decades(fixes.statistic, least=30.0)
-    chart = Chart(flight, "Integrity: chi-square of the corners", "squared", scale, 360, 270)
-    checked = _flags(flight)[1] & (fixes.dof > 0)
-    bound, limit = (
-        np.where(checked, chi2.isf(tail, np.maximum(fixes.dof, 1)), np.nan)
-        for tail in (0.05, flight.settings.false_alarm)
-    )
-    chart.band("law", times, np.full(len(times), scale.low), bound, "should hold 95 %")
-    chart.line("line plain", times, limit, "limit")
-    chart.dots("vision", times, np.where(fixes.trusted, fixes.statistic, np.nan), "trusted")
-    return chart.dots("bad", times, np.where(fixes.trusted, np.nan, fixes.statistic), "not trusted")
-
-
-def _level_charts(flight: Flight) -> list[Chart]:
-    """Protection levels against the errors that they should bound, those of trusted frames, and alert limits."""
-    error = np.abs(flight.fixes.error(flight.position))
-    error = np.where(_flags(flight)[2][:, None], error, np.nan)
-    charts, times, limits = [], flight.frame_times, flight.settings.required.limits
-    for axis in (1, 2):
-        size, level, limit = error[:, axis], flight.fixes.levels[:, axis], np.full(2, limits[axis])
-        scale = _decades(size, np.where(np.isfinite(level), level, np.nan), limit)
-        name = f"{LEVELS[axis].capitalize()}: protection level"
-        chart = Chart(flight, name, "metres", scale, 360, 270)
-        chart.line("line plain", times, level, "level")
-        chart.line("line limit", chart.times, limit, f"alert limit, {flight.settings.required.name}")
-        within = np.isnan(level) | (size <= level)
-        chart.dots("vision", times, np.where(within, size, np.nan), "error of vision")
-        charts.append(chart.dots("bad", times, np.where(within, np.nan, size), "beyond its level"))
-    return charts
 
 
 # --- sensors over time ------------------------------------------------------------------------------------
@@ -507,7 +321,7 @@ def _sensor_row(flight: Flight, chart: Chart, source: str, y: float) -> Row:
 
 def _camera_row(flight: Flight, chart: Chart, y: float) -> Row:
     """Frames of the camera that gave no position, by what went wrong."""
-    seen, solved, trusted = _flags(flight)
+    seen, solved, trusted = flags(flight)
     groups = {"unseen": ~seen, "unsolved": seen & ~solved, "bad": solved & ~trusted}
     marks = [(kind, _ticks(chart, flight.frame_times[flags], y)) for kind, flags in groups.items() if flags.any()]
     bars = [_bar(chart, start, end) for start, end in _heard(flight.frame_times)]

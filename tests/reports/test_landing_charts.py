@@ -1,0 +1,36 @@
+"""Errors against levels as drawn: a dot above the diagonal where the level held, counted by region."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from halopose.landing.requirements import stanford
+from halopose.reports.landing_charts import Diagram, stanford_charts
+from halopose.types import Array
+from tests.reports.test_landing_pictures import fabricate
+
+
+def places(chart: Diagram, kind: str) -> Array:
+    paths = [path for name, path in chart.shapes if name == kind]
+    return np.array(re.findall(r"M([\d.]+) ([\d.]+)h0", "".join(paths)), dtype=float).reshape(-1, 2)
+
+
+def test_dots_lie_on_the_side_of_the_diagonal_that_says_whether_the_level_held() -> None:
+    flight = fabricate()
+    levels = flight.fixes.levels.copy()
+    used = np.flatnonzero(flight.fixes.trusted & flight.fixes.solved)
+    error = np.abs(flight.fixes.error(flight.position))
+    levels[used] = 2 * error[used] + 0.2
+    levels[used[:2], 1] = 0.5 * error[used[:2], 1]  # two that mislead, to the side
+    flight = replace(flight, fixes=replace(flight.fixes, levels=levels))
+    for axis, chart in zip((1, 2), stanford_charts(flight), strict=True):
+        diagonal = chart.y(chart.scale.low) - (chart.x(error[used, axis]) - chart.left) / (
+            chart.width - chart.left - chart.right
+        ) * (chart.height - chart.bottom - chart.top)
+        above = chart.y(levels[used, axis]) < diagonal
+        np.testing.assert_array_equal(above, error[used, axis] < levels[used, axis])
+        count = stanford(error[used, axis], levels[used, axis], flight.settings.required.limits[axis])
+        assert len(places(chart, "dots bad")) == (2 if axis == 1 else 0)
+        assert len(places(chart, "dots vision")) + len(places(chart, "dots bad")) == count.total
+        assert f"misleading {count.misleading}" in [label for _, label in chart.keys]
