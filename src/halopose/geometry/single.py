@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg.lapack import dposv
 from scipy.special import chdtrc, ndtri
 
 from halopose.geometry.camera import Array, Camera, intrinsics_jacobian, skew
@@ -200,26 +201,31 @@ def _fast(
     count = len(points)
     factor, root = _factors(covariance), None if attitude is None else _root(attitude)
     lens = None if intrinsics is None else root_of(intrinsics)
-    position = first.position
-    for _ in range(2):
-        rows, left = _rows(camera, points, pixels, factor, rotation, position, root, lens, shared)
-        size = rows.shape[-1]
-        turned = rows.swapaxes(1, 2)
-        normals, pulls = turned @ rows, (turned @ left[..., None])[..., 0]
-        total = normals.sum(0)
-        total.ravel()[3 * (size + 1) :: size + 1] += 1.0
-        pull = pulls.sum(0)
-        if position is first.position:  # the minimum for an exact attitude: one step, and a look at where it led
-            position = position + np.linalg.solve(total, pull)[:3]
-    systems = np.concatenate([total[None], total - normals])
-    scale = 1 / np.sqrt(np.diagonal(total))
-    inverses = np.linalg.inv(systems * (scale[:, None] * scale)) * (scale[:, None] * scale)
-    step = inverses[0] @ pull
-    position = position + step[:3]
-    pushed = pull - pulls
-    squares = np.square(left).sum(-1)
-    gained, kept = pull @ step, (pushed * (inverses[1:] @ pushed[..., None])[..., 0]).sum(-1)
-    cost, shares = float(squares.sum() - gained), np.maximum(squares + kept - gained, 0.0)
+    seen = camera, points, pixels, factor, rotation
+    rows = _rows(*seen, first.position, root, lens, shared)
+    size = rows.shape[-1] - 1
+    flat = rows.reshape(2 * count, size + 1)
+    normal = flat.T @ flat
+    normal.ravel()[3 * (size + 2) : -1 : size + 2] += 1.0
+    # The minimum for an exact attitude: one step, and a look at where it led.
+    _, step, failed = dposv(normal[:size, :size], normal[:size, size])
+    if failed:
+        return None
+    position = first.position + step[:3]
+    rows = _rows(*seen, position, root, lens, shared)
+    each = rows.swapaxes(1, 2) @ rows  # (K, P + 1, P + 1) with the pulls and the squares of the residuals
+    whole = each.sum(0)
+    whole.ravel()[3 * (size + 2) : -1 : size + 2] += 1.0
+    systems = np.empty((count + 1, size + 1, size + 1))
+    systems[0], systems[1:] = whole, whole - each
+    scale = 1 / np.sqrt(np.diagonal(whole)[:size])
+    scales = scale[:, None] * scale
+    inverses = np.linalg.inv(systems[:, :size, :size] * scales) * scales
+    pulls = systems[:, :size, size:]
+    steps = inverses @ pulls
+    position = position + steps[0, :3, 0]
+    costs = systems[:, size, size] - (pulls * steps)[..., 0].sum(1)
+    cost, shares = float(costs[0]), np.maximum(costs[0] - costs[1:], 0.0)
     half, dof = risks.false_alarm / 2, 2 * count - 3
     if _tail_of(cost, dof) < half or math.exp(-shares.max() / 2) < half / count:
         return None
@@ -250,13 +256,13 @@ def _rows(
     root: Array | None,
     lens: Array | None,
     shared: Array | None,
-) -> tuple[Array, Array]:
-    """Whitened Jacobian (K, 2, P) by the position and all else that is uncertain, and residuals (K, 2)."""
+) -> Array:
+    """Whitened Jacobian (K, 2, P + 1) by the position and all else that is uncertain, and residuals as its end."""
     offset = points - position
     seen = offset @ rotation.T
     inverse = 1 / seen[:, 2:]
     image = seen[:, :2] * inverse
-    focal = np.array([camera.fx, camera.fy])
+    focal, centre = _focal_and_centre(camera)
     by_point = (rotation[:2] - image[..., None] * rotation[2]) * (focal[:, None] * inverse[:, None])
     parts = [-by_point]
     if root is not None:
@@ -265,8 +271,13 @@ def _rows(
         parts.append(intrinsics_jacobian(camera, seen) @ lens)
     if shared is not None:
         parts.append(shared)
-    residual = pixels - image * focal - (camera.cx, camera.cy)
-    return factor @ np.concatenate(parts, axis=2), (factor @ residual[..., None])[..., 0]
+    parts.append((pixels - image * focal - centre)[..., None])
+    return np.asarray(factor @ np.concatenate(parts, axis=2))
+
+
+@lru_cache(maxsize=8)
+def _focal_and_centre(camera: Camera) -> tuple[Array, Array]:
+    return np.array([camera.fx, camera.fy]), np.array([camera.cx, camera.cy])
 
 
 def _factors(covariance: Array) -> Array:
