@@ -27,9 +27,7 @@ def view(distance: float = 1500.0, roll: float = 0.05) -> tuple[Array, Array]:
     return look(position, [300.0, 0.0, 0.0], roll), position
 
 
-def between(
-    camera: Camera, rotation: Array, position: Array, shares: tuple[float, float] = (0.2, 0.7)
-) -> Array:
+def between(camera: Camera, rotation: Array, position: Array, shares: tuple[float, float] = (0.2, 0.7)) -> Array:
     """Where each line is truly seen (N, 3, 2, 2), at shares of its length on the ground."""
     ends = CORNERS[EDGES]
     places = np.stack([ends[:, 0] + share * (ends[:, 1] - ends[:, 0]) for share in shares], axis=1)
