@@ -1,5 +1,7 @@
 """Lines beside corners: their Jacobians, where they lie, and what they add, against simulated solves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,16 @@ from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import Array, Camera, exp_so3, look, perturb, project_points, runway_corners
+from halopose.geometry.camera import (
+    INTRINSICS,
+    Array,
+    Camera,
+    exp_so3,
+    look,
+    perturb,
+    project_points,
+    runway_corners,
+)
 from halopose.geometry.lines import (
     RUNWAY_EDGES,
     Lines,
@@ -62,9 +73,8 @@ def test_jacobians_are_central_differences(seed: int, distance: float) -> None:
 
 @pytest.mark.parametrize("parameter", range(4))
 def test_lines_move_with_the_camera_as_points_on_them_do(parameter: int) -> None:
-    values = list(PLAIN.parameters[:4])
-    values[parameter] += 1e-3
-    moved = Camera(*values, 640, 384)
+    name = INTRINSICS[parameter]
+    moved = replace(PLAIN, **{name: getattr(PLAIN, name) + 1e-3})
     rotation, position = view()
     lines = seen(PLAIN, rotation, position)
     change = -line_residuals(moved, rotation, position, lines)[0] / 1e-3  # the line moves, the station does not
@@ -80,9 +90,9 @@ def test_lines_of_corners_carry_the_joint_law_of_the_corners() -> None:
     exact = project_points(PLAIN, rotation, position, CORNERS)
     pixels = exact + (rng.normal(size=(20_000, 8)) @ root.T).reshape(-1, 4, 2)
     joint = np.broadcast_to(root @ root.T, (len(pixels), 8, 8))
-    many = (np.repeat(each, len(pixels), axis=0) for each in (rotation, position))
+    turned, placed = (np.repeat(each, len(pixels), axis=0) for each in (rotation, position))
     lines = lines_of_corners(pixels, joint, CORNERS)
-    found, _ = line_residuals(PLAIN, *many, lines)
+    found, _ = line_residuals(PLAIN, turned, placed, lines)
     stated = lines_of_corners(exact, joint[:1], CORNERS).covariance[0]
     np.testing.assert_allclose(np.cov(found.T), stated, atol=0.05 * np.diagonal(stated).max())
 

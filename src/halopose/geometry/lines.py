@@ -69,17 +69,17 @@ def lines_of_corners(
     frames, count = pixels.shape[:2]
     joint = covariance
     if covariance.ndim == 4:
-        joint = np.zeros((frames, count, 2, count, 2))
-        joint[:, np.arange(count), :, np.arange(count), :] = np.moveaxis(covariance, 1, 0)
-        joint = joint.reshape(frames, 2 * count, 2 * count)
+        blocks = np.zeros((frames, count, 2, count, 2))
+        blocks[:, np.arange(count), :, np.arange(count), :] = np.moveaxis(covariance, 1, 0)
+        joint = blocks.reshape(frames, 2 * count, 2 * count)
     stations = pixels[:, np.asarray(edges)]
     along = stations[:, :, 1] - stations[:, :, 0]
     normal = np.stack([-along[..., 1], along[..., 0]], axis=-1) / np.linalg.norm(along, axis=-1, keepdims=True)
-    across = np.zeros((frames, len(edges), 2, count, 2))
+    picked = np.zeros((frames, len(edges), 2, count, 2))
     for line, ends in enumerate(edges):
         for station, corner in enumerate(ends):
-            across[:, line, station, corner] = normal[:, line]
-    across = across.reshape(frames, 2 * len(edges), 2 * count)
+            picked[:, line, station, corner] = normal[:, line]
+    across = picked.reshape(frames, 2 * len(edges), 2 * count)
     return Lines(stations, across @ joint @ np.swapaxes(across, 1, 2), corners[np.asarray(edges)])
 
 

@@ -250,7 +250,8 @@ def stanford_charts(flight: Flight) -> list[Diagram]:
         chart.line("line limit", np.full(2, limit), np.array([scale.low, limit]))
         held = size <= level
         chart.dots("vision", size[held], level[held], "level held")
-        charts.append(chart.dots("bad", size[~held], level[~held], "error beyond its level"))
+        chart.dots("bad", size[~held], level[~held], "error beyond its level")
+        charts.append(chart)
     return charts
 
 
