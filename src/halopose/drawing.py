@@ -5,6 +5,7 @@ In: an image and a ``PoseDistributions``, and the truth where it is known. Out: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,11 +55,12 @@ def draw_poses(
     names: tuple[str, ...] | None = None,
     boxes: bool = False,
     legend: bool = False,
+    labels: Sequence[str] | None = None,
 ) -> Array:
     """The image with limbs, ellipses of the given probability, and residuals with NLL where truth is known.
 
     Pruned keypoints are thin, grey and faint, or left out with ``show_pruned=False``. boxes: with scores. legend:
-    what the colours mean and what the ellipses hold.
+    what the colours mean and what the ellipses hold. labels: a word for each detection, above its box.
     """
     if not 0 < probability < 1:
         raise HaloposeError(f"an ellipse holds with a probability between 0 and 1, got {probability}")
@@ -81,6 +83,9 @@ def draw_poses(
         _draw_residuals(canvas, poses, truth, width, show_pruned)
     if boxes:
         _draw_boxes(canvas, poses, width)
+    for box, label in zip(poses.boxes, labels or (), strict=False):
+        x, y = np.clip(box[:2], 0, 2**20)
+        _write(canvas, label, (round(float(x)), max(12 * width, round(float(y)) - 4 * width)), _LIMB, width)
     if legend:
         _draw_legend(canvas, poses, probability, names, width)
     return canvas

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from halopose import __version__
-from halopose.cli import applying, export, fitting, landing, scoring, studies
+from halopose.cli import applying, export, fitting, landing, scoring, studies, tracking
 from halopose.cli.options import read_config
 from halopose.cli.terminal import listen, say
 from halopose.errors import HaloposeError
@@ -64,6 +64,7 @@ COMMANDS = (
     fitting.calibrate,
     applying.evaluate,
     applying.predict,
+    tracking.track,
     export.export,
     landing.land,
     studies.ablate,

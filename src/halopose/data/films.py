@@ -1,17 +1,24 @@
-"""Films: how many frames one has, and an annotated one written beside.
+"""Films: how many frames one has, an annotated one written beside, and predictions frame by frame.
 
-In: a path. Out: its rate and length, or a writer that leaves a whole film or none.
+In: a path, or parsed predictions. Out: rate and length, a writer that leaves a whole film or none, frames in
+order.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import cv2
+import numpy as np
 
 from halopose.errors import HaloposeError
+from halopose.poses import PoseDistributions
 from halopose.types import Array
+
+_FRAME = re.compile(r"(.*)_(\d{6,})$")
 
 
 def film_facts(path: Path) -> tuple[float, int]:
@@ -61,4 +68,20 @@ class FilmWriter:
             self._partial.unlink(missing_ok=True)
 
 
-__all__ = ["FilmWriter", "film_facts"]
+def by_film(
+    path: Path | str, content: list[dict[str, Any]], poses: PoseDistributions
+) -> dict[str, list[PoseDistributions]]:
+    """Frames of every film by its name, from the ``file_name`` of each detection, such as ``clip_000012``."""
+    names = [_FRAME.match(str(entry.get("file_name", ""))) for entry in content]
+    if not all(names):
+        raise HaloposeError(f"{path}: a detection has no file_name of a film's frame, such as clip_000012")
+    film = np.array([match[1] for match in names if match])
+    frame = np.array([int(match[2]) for match in names if match])
+    result = {}
+    for name in sorted(set(film.tolist())):
+        of_film = film == name
+        result[name] = [poses[of_film & (frame == n)] for n in range(int(frame[of_film].max()) + 1)]
+    return result
+
+
+__all__ = ["FilmWriter", "by_film", "film_facts"]

@@ -17,7 +17,7 @@ from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian, StudentT, scale_tril_from_raw
 
 # A standing person in a unit box, x to the right and y down.
-_TEMPLATE = np.array(
+TEMPLATE = np.array(
     [
         [0.50, 0.10], [0.55, 0.08], [0.45, 0.08], [0.61, 0.10], [0.39, 0.10], [0.70, 0.24],
         [0.30, 0.24], [0.80, 0.39], [0.20, 0.39], [0.84, 0.52], [0.16, 0.52], [0.62, 0.54],
@@ -63,7 +63,7 @@ def _persons(rng: np.random.Generator, count: int) -> tuple[Array, Array, Array,
     height = np.exp(rng.uniform(np.log(40), np.log(700), count))
     size = np.stack([height * rng.uniform(0.35, 0.6, count), height], axis=1)
     corner = rng.uniform(0, 1, (count, 2)) * np.maximum([1280, 960] - size, 1)
-    pose = _TEMPLATE + rng.normal(0, 0.03, (count, 17, 2))
+    pose = TEMPLATE + rng.normal(0, 0.03, (count, 17, 2))
     keypoints = corner[:, None] + pose * size[:, None]
     labelled = rng.random((count, 17)) < rng.uniform(0.35, 1.0, (count, 1))
     labelled[rng.random(count) < 0.05] = False
@@ -142,4 +142,4 @@ def _annotations(
     ]
 
 
-__all__ = ["World", "synthesize"]
+__all__ = ["TEMPLATE", "World", "synthesize"]

@@ -1,0 +1,226 @@
+"""Follows objects from frame to frame: predicts where each keypoint will be seen, pairs, and updates.
+
+In: the poses of one frame after the other. Out: which object each detection is, and filtered poses as they come.
+
+Needs nothing of the frames to come, so that it runs live; ``tracks`` smooths both ways once a film is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from halopose.boxes import box_area
+from halopose.errors import HaloposeError
+from halopose.keypoints import Keypoints
+from halopose.poses import PoseDistributions
+from halopose.tracking.association import pair, similarity
+from halopose.tracking.motion import Motion, State, Warp, begin, predict, update
+from halopose.types import Array
+
+_SIZE_MEMORY = 0.9  # how much of an object's known size stays, from one detection to the next
+
+
+@dataclass(frozen=True)
+class TrackSettings:
+    """When a track begins, ends, and takes a detection.
+
+    score: of a detection that may begin a track; those below it only continue one. confirm: detections after which
+    a track is shown. gap: seconds that an object may be out of sight. similarity: OKS, its tolerance widened by
+    the covariances, from which a detection may be an object. duplicate: OKS with an object that is seen already,
+    above which a detection begins no track. prune: leave pruned keypoints out.
+    """
+
+    score: float = 0.25
+    confirm: int = 3
+    gap: float = 1.0
+    similarity: float = 0.3
+    duplicate: float = 0.6
+    prune: bool = True
+
+    def __post_init__(self) -> None:
+        if self.confirm < 1 or not self.gap >= 0 or not all(0 <= x <= 1 for x in (self.score, self.similarity)):
+            raise HaloposeError(
+                "a track takes confirm of 1 or more, gap of 0 or more, score and similarity up to 1"
+            )
+
+
+@dataclass
+class Track:
+    """One object: the number of its detection in every frame from its first to now, -1 where it was not seen."""
+
+    identity: int
+    first: int
+    rows: list[int] = field(default_factory=list)
+
+    @property
+    def seen(self) -> int:
+        return sum(row >= 0 for row in self.rows)
+
+    @property
+    def span(self) -> list[int]:
+        """``rows`` up to the last time it was seen."""
+        last = max((n for n, row in enumerate(self.rows) if row >= 0), default=-1)
+        return self.rows[: last + 1]
+
+
+class Tracker:
+    """Tracks of one film or stream.
+
+    >>> from halopose.keypoints import Keypoints
+    >>> spread = np.tile(4 * np.eye(2), (1, 17, 1, 1))
+    >>> standing = np.random.default_rng(0).uniform(0, 100, (1, 17, 2))
+    >>> tracker = Tracker(Keypoints.of(17), rate=25.0)
+    >>> for frame in range(4):
+    ...     seen = standing + [2.0 * frame, 0.0]
+    ...     box = np.concatenate([seen.min(1), seen.max(1)], axis=1)
+    ...     ids, poses = tracker.update(PoseDistributions(box, np.ones(1), seen, spread, spread))
+    >>> ids.tolist(), poses.covariance.shape
+    ([1], (1, 17, 2, 2))
+    """
+
+    def __init__(
+        self,
+        layout: Keypoints,
+        rate: float,
+        settings: TrackSettings | None = None,
+        motion: Motion | None = None,
+    ) -> None:
+        if not rate > 0:
+            raise HaloposeError(f"a film has more than 0 frames a second, got {rate}")
+        self.layout, self.step, self.settings = layout, 1 / rate, settings or TrackSettings()
+        self.motion = motion or Motion.typical(len(layout))
+        self.ended: list[Track] = []
+        self._live: list[Track] = []
+        self._state = State(np.zeros((0, len(layout), 6)), np.zeros((0, len(layout), 6, 6)))
+        self._size = np.zeros(0)
+        self._boxes = np.zeros((0, 4))
+        self._scores = np.zeros(0)
+        self._frame = 0
+        self._identities = 0
+
+    @property
+    def tracks(self) -> list[Track]:
+        """All tracks so far that were seen often enough, in the order of their identities."""
+        every = [*self.ended, *self._live]
+        return sorted((t for t in every if t.seen >= self.settings.confirm), key=lambda track: track.identity)
+
+    def update(self, poses: PoseDistributions, warp: Warp | None = None) -> tuple[Array, PoseDistributions]:
+        """Take the poses of the next frame; identities (N,) and filtered poses of all objects that are known now.
+
+        warp: how the picture moved since the last frame, if the camera did.
+        """
+        if poses.keypoint_count != len(self.layout):
+            raise HaloposeError(f"a tracker of {len(self.layout)} keypoints, and poses of {poses.keypoint_count}")
+        self._state = predict(self._state, self.motion, self._size, self.step, warp)
+        pairs = self._pairs(poses)
+        self._correct(poses, pairs)
+        taken = {column for _, column in pairs}
+        self._drop()
+        self._begin(poses, [n for n in range(len(poses)) if n not in taken])
+        self._frame += 1
+        return self._known()
+
+    def _pairs(self, poses: PoseDistributions) -> list[tuple[int, int]]:
+        """Tracks and detections that belong together: first the surer detections, then the others."""
+        used, tolerance = self._used(poses), self._tolerance(poses)
+        place, spread = self._state.place
+        similar = similarity(place, spread, poses.keypoints, poses.covariance, used, tolerance)
+        free, found = np.arange(len(place)), []
+        for group in (poses.scores >= self.settings.score, poses.scores < self.settings.score):
+            columns = np.flatnonzero(group)
+            part = type(similar)(*(table[np.ix_(free, columns)] for table in similar))
+            chosen = [(int(free[a]), int(columns[b])) for a, b in pair(part, self.settings.similarity)]
+            free = np.setdiff1d(free, [a for a, _ in chosen])
+            found += chosen
+        return found
+
+    def _used(self, poses: PoseDistributions) -> Array:
+        """Keypoints that count (N, K); all of them where none is kept."""
+        keep = (
+            np.asarray(poses.keep, dtype=bool) if self.settings.prune else np.ones(poses.keypoints.shape[:2], bool)
+        )
+        return keep | ~keep.any(1, keepdims=True)
+
+    def _tolerance(self, poses: PoseDistributions) -> Array:
+        return sizes(poses, self.layout)[:, None] * self.layout.kappa
+
+    def _correct(self, poses: PoseDistributions, pairs: list[tuple[int, int]]) -> None:
+        rows, columns = (np.array([p[i] for p in pairs], dtype=np.int64) for i in (0, 1))
+        for track in self._live:
+            track.rows.append(-1)
+        for row, column in pairs:
+            self._live[row].rows[-1] = column
+        if not len(rows):
+            return
+        state = State(self._state.mean[rows], self._state.covariance[rows])
+        chosen = poses[columns]
+        used = np.asarray(chosen.keep, dtype=bool) | (not self.settings.prune)
+        nu = None if chosen.dof is None else np.broadcast_to(chosen.dof, used.shape)
+        factor = np.linalg.cholesky(chosen.scale)
+        state, _ = update(state, self.motion, chosen.keypoints, factor, used, nu, None)
+        mean, covariance = self._state.mean.copy(), self._state.covariance.copy()
+        mean[rows], covariance[rows] = state
+        self._state = State(mean, covariance)
+        new = sizes(chosen, self.layout)
+        self._size[rows] = _SIZE_MEMORY * self._size[rows] + (1 - _SIZE_MEMORY) * new
+        self._boxes[rows], self._scores[:] = chosen.boxes, 0.0
+        self._scores[rows] = chosen.scores
+
+    def _drop(self) -> None:
+        """End tracks out of sight for too long, and those that were lost before they were confirmed."""
+        limit = max(1, round(self.settings.gap / self.step))
+        stay = []
+        for number, track in enumerate(self._live):
+            unseen = len(track.rows) - len(track.span)
+            patience = limit if track.seen >= self.settings.confirm else min(limit, 2)
+            if unseen <= patience:
+                stay.append(number)
+            else:
+                self.ended.append(track)
+        self._live = [self._live[n] for n in stay]
+        self._state = State(self._state.mean[stay], self._state.covariance[stay])
+        self._size, self._boxes, self._scores = self._size[stay], self._boxes[stay], self._scores[stay]
+
+    def _begin(self, poses: PoseDistributions, left: list[int]) -> None:
+        left = [n for n in left if poses.scores[n] >= self.settings.score]
+        if not left:
+            return
+        new = poses[np.array(left)]
+        place, _ = self._state.place
+        nothing = np.zeros((1, 1, 2, 2))
+        seen_now = np.array([track.rows[-1] >= 0 for track in self._live], dtype=bool)
+        overlap = similarity(
+            place[seen_now], nothing, new.keypoints, nothing, self._used(new), self._tolerance(new)
+        ).expected
+        fresh = np.flatnonzero(~(overlap > self.settings.duplicate).any(0))
+        new = new[fresh]
+        used = np.asarray(new.keep, dtype=bool) | (not self.settings.prune)
+        size = sizes(new, self.layout)
+        first = begin(new.keypoints, used, size)
+        nu = None if new.dof is None else np.broadcast_to(new.dof, used.shape)
+        first, _ = update(first, self.motion, new.keypoints, np.linalg.cholesky(new.scale), used, nu, None)
+        for number in fresh:
+            self._identities += 1
+            self._live.append(Track(self._identities, self._frame, [left[int(number)]]))
+        joined = [np.concatenate([old, add]) for old, add in zip(self._state, first, strict=True)]
+        self._state = State(*joined)
+        self._size = np.concatenate([self._size, size])
+        self._boxes, self._scores = np.concatenate([self._boxes, new.boxes]), np.r_[self._scores, new.scores]
+
+    def _known(self) -> tuple[Array, PoseDistributions]:
+        shown = np.array([track.seen >= self.settings.confirm for track in self._live], dtype=bool)
+        place, spread = self._state.place
+        identities = np.array([track.identity for track in self._live], dtype=np.int64)
+        return identities[shown], PoseDistributions(
+            self._boxes[shown], self._scores[shown], place[shown], spread[shown], spread[shown]
+        )
+
+
+def sizes(poses: PoseDistributions, layout: Keypoints) -> Array:
+    """Sizes (N,) of detected objects in pixels: root of the box's area times the area factor."""
+    return np.sqrt(np.maximum(box_area(poses.boxes) * layout.area_factor, 1.0))
+
+
+__all__ = ["Track", "TrackSettings", "Tracker", "sizes"]
