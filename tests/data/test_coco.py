@@ -129,6 +129,29 @@ def test_odd_names_and_categories_cause_no_traceback(path: tuple[Any, ...], valu
     assert truth is not None or line.startswith("t.json: ")
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"category_id": None}, "no number as category_id"),
+        ({"category_id": "person"}, "no number as category_id"),
+        ({"bbox": [1, 1, -3, 4]}, "a box without width or height"),
+        ({"bbox": [1, 1, 3, 0]}, "a box without width or height"),
+    ],
+)
+def test_annotations_that_cannot_be_are_counted_and_named(
+    changes: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = copy.deepcopy(TRUTH)
+    whole = [copy.deepcopy(content["annotations"][0]) for _ in range(20)]
+    content["annotations"] = [*whole, content["annotations"][0] | changes]
+    with caplog.at_level("WARNING", logger="halopose"):
+        assert len(parse_ground_truth("t.json", content)) == 20
+    assert f"t.json: 1 of 21 objects have {words} (first: annotation 20): left out" in caplog.text
+    content["annotations"] = [annotation | changes for annotation in whole]
+    with pytest.raises(HaloposeError, match=f"20 of 20 objects have {words}"):
+        parse_ground_truth("t.json", content)
+
+
 def test_image_ids_are_found_by_file_name(tmp_path: Path) -> None:
     images = [{"id": 4, "file_name": "a/b.jpg"}, {"id": 9, "file_name": "c.jpg"}]
     write_json(tmp_path / "t.json", {"images": images})

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halopose.data.files import make_folder, make_room, read_json, write_json
+from halopose.data.files import check_regular, in_bytes, make_folder, make_room, read_json, write_json
 from halopose.errors import HaloposeError
 
 
@@ -65,3 +65,33 @@ def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     with pytest.raises(HaloposeError, match=r"cannot write to .*: Permission denied"):
         make_folder(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"a": 1}', encoding="utf-8-sig")
+    assert read_json(tmp_path / "x.json") == {"a": 1}
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "\udcff"])
+def test_names_that_no_file_has_are_one_line(name: str, tmp_path: Path) -> None:
+    for read in (read_json, check_regular):
+        with pytest.raises(HaloposeError, match="cannot read") as error:
+            read(tmp_path / name)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(HaloposeError, match="no regular file"):
+        check_regular(tmp_path / "pipe")
+    with pytest.raises(HaloposeError, match="it is a folder"):
+        check_regular(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (3.5 * 2**20, "3.5 MiB"), (2**45, "32.0 TiB")],
+)
+def test_sizes_have_a_unit_that_shows_them(count: float, words: str) -> None:
+    assert in_bytes(count) == words

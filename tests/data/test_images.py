@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -246,3 +248,53 @@ def test_broken_videos_and_empty_places_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(HaloposeError) as error:
             list(read_source(source))
         one_line(error)
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_pictures_of_an_unknown_range_are_refused(mode: str) -> None:
+    """Made eight bits, they would be cut off at 255 without a word."""
+    with pytest.raises(HaloposeError, match=f"the mode {mode}") as error:
+        as_bgr(Image.fromarray(np.full((4, 4), 3000, np.float32 if mode == "F" else np.int32)))
+    one_line(error)
+
+
+@pytest.mark.parametrize("wrong", [True, b"photo.jpg", bytearray(3), np.bool_(True)])
+def test_what_looks_like_a_camera_or_a_list_is_refused(wrong: object) -> None:
+    with pytest.raises(HaloposeError, match="cannot take images from") as error:
+        list(read_source(wrong))
+    one_line(error)
+
+
+def test_tensors_are_as_torch_has_them() -> None:
+    tensor = torch.from_numpy(np.ascontiguousarray(COLOURS[..., ::-1].transpose(2, 0, 1)))
+    for same in (tensor, tensor[None], tensor.float() / 255, tensor.double()[None] / 255):
+        [image] = read_source(same)
+        assert np.array_equal(image.pixels, COLOURS)
+    assert len(list(read_source(torch.stack([tensor, tensor])))) == 2
+    for wrong in (tensor.float(), tensor.long(), tensor[:2], tensor[0], torch.full((3, 4, 4), float("nan"))):
+        with pytest.raises(HaloposeError, match="tensor") as error:
+            list(read_source(wrong))
+        one_line(error)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
+def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(HaloposeError, match="no regular file"):
+        read_image(tmp_path / "pipe.jpg")
+
+
+def test_a_film_that_ends_early_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "clip.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 5, (64, 48))
+    for value in range(40):
+        writer.write(np.full((48, 64, 3), 5 * value, np.uint8))
+    writer.release()
+    with caplog.at_level("WARNING", logger="halopose"):
+        whole = len(list(read_source(path)))
+        assert (whole, caplog.text) == (40, "")
+        content = path.read_bytes()
+        (tmp_path / "cut.avi").write_bytes(content[: len(content) // 2])
+        some = len(list(read_source(tmp_path / "cut.avi")))
+    assert 0 < some < whole
+    assert f"ends after {some} of 40 frames" in caplog.text

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from halopose.data.dataset import Objects
+from halopose.data.images import write_image
 from halopose.data.loading import load_dataset
 from halopose.data.yolo import label_rows, write_yolo
 from halopose.errors import HaloposeError
@@ -88,3 +89,69 @@ def test_label_rows() -> None:
     np.testing.assert_allclose(label_rows(objects, 3), [expected])  # clipped; an empty box is no object
     np.testing.assert_allclose(label_rows(objects, 2)[0, 5:], [0.1, 0.2, *[-0.005] * 4])
     assert label_rows(objects.select(np.zeros(2, dtype=bool)), 3).shape == (0, 14)
+
+
+def label(*, box: str = "0.5 0.5 0.2 0.2", kind: str = "0", point: str = "0.5 0.5 2") -> str:
+    return f"{kind} {box} {point}"
+
+
+def write_labels(root: Path, rows: list[str]) -> Path:
+    """Twenty images with one keypoint an object; the first have the given rows, the others good ones."""
+    for folder in ("images/train", "labels/train"):
+        (root / folder).mkdir(parents=True)
+    for number in range(20):
+        write_image(root / f"images/train/{number}.png", np.zeros((8, 8, 3), np.uint8))
+        text = rows[number] if number < len(rows) else label()
+        (root / f"labels/train/{number}.txt").write_text(text)
+    (root / "data.yaml").write_text("train: images/train\nkpt_shape: [1, 3]\nnames: {0: thing}\n")
+    return root / "data.yaml"
+
+
+FAULTS = {
+    "in pixels": (label(box="320 240 64 64", point="320 240 2"), "coordinates far beyond the image"),
+    "keypoint in pixels": (label(point="320 240 2"), "coordinates far beyond the image"),
+    "negative box": (label(box="0.5 0.5 -0.2 0.2"), "a box without width or height"),
+    "empty box": (label(box="0.5 0.5 0 0.2"), "a box without width or height"),
+    "fractional class": (label(kind="0.5"), "a class that is not a whole number"),
+    "negative class": (label(kind="-1"), "a class that is not a whole number"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_labels_that_cannot_be_are_counted_and_named(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    row, words = FAULTS[fault]
+    with caplog.at_level("WARNING", logger="halopose"):
+        dataset = load_dataset(write_labels(tmp_path / "few", [row]), "train")
+    assert sum(len(record.objects) for record in dataset.records) == 19
+    assert f"1 of 20 objects have {words}" in caplog.text
+    assert "0.txt, line 1" in caplog.text
+    with pytest.raises(HaloposeError, match=f"3 of 20 objects have {words}") as error:
+        load_dataset(write_labels(tmp_path / "many", [row] * 3), "train")
+    assert "\n" not in str(error.value)
+
+
+def test_files_of_one_name_are_told_by_their_folders(tmp_path: Path) -> None:
+    """Sequences and cameras number their frames alike, in one split and across splits."""
+    for folder in ("train/left", "train/right", "val/left"):
+        for kind in ("images", "labels"):
+            (tmp_path / kind / folder).mkdir(parents=True)
+        for name in ("1", "2"):
+            write_image(tmp_path / f"images/{folder}/{name}.png", np.zeros((8, 8, 3), np.uint8))
+            (tmp_path / f"labels/{folder}/{name}.txt").write_text(label())
+    write_image(tmp_path / "images/val/left/77.png", np.zeros((8, 8, 3), np.uint8))
+    (tmp_path / "data.yaml").write_text("train: images/train\nval: images/val\nkpt_shape: [1, 3]\n")
+    train, val = (load_dataset(tmp_path / "data.yaml", split) for split in ("train", "val"))
+    both = load_dataset(tmp_path / "data.yaml", "train,val")
+    assert len(set(both.image_ids.tolist())) == len(both) == 7
+    assert set(both.image_ids) == set(train.image_ids) | set(val.image_ids)
+    assert 77 in val.image_ids  # a name of its own still says its number
+    with pytest.raises(HaloposeError, match="in two of the splits"):
+        load_dataset(tmp_path / "data.yaml", "val,val")
+
+
+def test_yaml_as_deep_as_a_well_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text("[" * 100_000)
+    with pytest.raises(HaloposeError, match="is not yaml"):
+        load_dataset(tmp_path / "data.yaml", "train")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from halopose.data.coco import SEEN_MARK, parse_predictions
 from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibration_file import CalibrationFile, apply_to_file, laws_under
+from halopose.evaluation.calibration_file import CalibrationFile, _checksum, apply_to_file, laws_under
 from halopose.evaluation.calibrations import cross_fitted, fit_calibrations, fit_gaussian, fit_student
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.true_positives import match_poses
@@ -184,6 +184,7 @@ def content_of(family: Family, folder: Path) -> dict[str, Any]:
         ({"family": "cauchy"}, "damaged"),
         ({"tau": [1.0, 1.0]}, "damaged"),
         ({"tau": [1.0, 0.0, 1.0]}, "damaged"),
+        ({"tau": [1.0, 1e200, 1.0]}, "damaged"),
         ({"tau": [1.0, -1.0, 1.0]}, "damaged"),
         ({"tau": [1.0, None, 1.0]}, "damaged"),
         ({"nu": [2.0, 3.0, 3.0]}, "damaged"),
@@ -192,17 +193,29 @@ def content_of(family: Family, folder: Path) -> dict[str, Any]:
         ({"keypoints": ["a"]}, "damaged"),
         ({"threshold": "low"}, "damaged"),
         ({"threshold": float("nan")}, "damaged"),
+        ({"threshold": "nan"}, "damaged"),
+        ({"threshold": float("inf")}, "damaged"),
         ({"image_ids": ["a"]}, "damaged"),
         ({"image_ids": [10**30]}, "damaged"),
     ],
 )
 def test_damaged_files_are_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """What is wrong in itself is refused even if its checksum is right."""
     path = tmp_path / "c.json"
-    path.write_text(json.dumps(content_of("student-t", tmp_path) | changes))
+    content = content_of("student-t", tmp_path) | changes
+    path.write_text(json.dumps(content | {"checksum": _checksum(content)}))
     with pytest.raises(HaloposeError, match=words) as error:
         CalibrationFile.load(path)
     assert "c.json" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_changed_file_is_refused(tmp_path: Path) -> None:
+    content = content_of("gaussian", tmp_path)
+    for changes in ({"tau": [1.0, 1.1, 1.2]}, {"keypoints": content["keypoints"][::-1]}):
+        (tmp_path / "c.json").write_text(json.dumps(content | changes))
+        with pytest.raises(HaloposeError, match="its checksum does not match"):
+            CalibrationFile.load(tmp_path / "c.json")
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting import collecting
 from halopose.fitting.collecting import collect
 from halopose.fitting.store import CollectSettings, MatchStore, shard_path
+from tests.helpers.mangling import mangled, refusal
 from tests.helpers.models import host_of, write_scenes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,3 +75,39 @@ def test_a_damaged_shard_is_one_line(data: Path, folder: Path) -> None:
     with pytest.raises(HaloposeError, match="shard-00000") as error:
         list(store.cells("assigned"))
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    collect(host_of(KIND), load_dataset(data, "val"), folder, SETTINGS)
+    shutil.copy(folder / "manifest.json", folder / "kept.json")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shards": 10**12}, {"shards": -1}, {"shards": "1"}, {"shards": True}, {"levels": 10**9}, {"levels": 2},
+        {"images": ["a"]}, {"images": [10**30]}, {"images": 3}, {"base": "x"}, {"base": [1]}, {"settings": None},
+        {"settings": {"imgsz": [64], "unknown": 1}}, {"settings": {"imgsz": ["64"]}}, {"layout": {}},
+        {"settings": {"imgsz": [64], "conf": "high"}}, {"strides": []},
+    ],
+)  # fmt: skip
+def test_a_manifest_that_says_nonsense_is_refused_at_once(changes: dict[str, Any], whole: Path) -> None:
+    content = json.loads((whole / "kept.json").read_text())
+    (whole / "manifest.json").write_text(json.dumps(content | changes))
+    with pytest.raises(HaloposeError, match="damaged manifest: collect it again") as error:
+        MatchStore(whole)
+    assert "\n" not in str(error.value)
+
+
+@given(data=st.data())
+def test_mangled_manifests_read_or_are_refused(whole: Path, data: st.DataObject) -> None:
+    content = data.draw(mangled(json.loads((whole / "kept.json").read_text())))
+    (whole / "manifest.json").write_text(json.dumps(content))
+    store, line = refusal(MatchStore, whole)
+    assert "\n" not in line
+    if store is not None:
+        assert len(store.digest()) == 64
+        store.skipped()

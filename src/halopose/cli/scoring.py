@@ -182,6 +182,9 @@ def _scoring_input(
             raise HaloposeError(
                 f"{path} is for {len(file.names)} keypoints, the ground truth has {objects.keypoint_count}"
             )
+    for path, file in zip(calibrations, files, strict=True):
+        if file.names != objects.layout.names and set(file.names) == set(objects.layout.names):
+            raise HaloposeError(f"{path} has the keypoints of the ground truth in another order: fit it again")
     if len({file.family for file in files}) < len(files):
         raise HaloposeError("give at most one calibration of each family")
     seen = set(images_seen(content, files).tolist()) & set(objects.images.tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -241,4 +242,4 @@ def _fit_command(data: Path, base: Path, images: Path | None, imgsz: int, advice
     words += ["--alpha", value["alpha"]]
     words += ["--images", images] if images is not None else []
     words += ["--no-scale-weight"] if value["scale-weight"] == "off" else []
-    return " ".join(str(word) for word in [*words, "-o", "heads.safetensors"])
+    return shlex.join(str(word) for word in [*words, "-o", "heads.safetensors"])

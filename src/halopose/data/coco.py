@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from halopose.boxes import xywh_to_xyxy
+from halopose.data.faults import Faults
 from halopose.data.files import read_json
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
@@ -52,11 +53,7 @@ def parse_ground_truth(
         raise HaloposeError(f"{path} lists no images")
     if len(np.unique(images)) != len(images):
         raise HaloposeError(f"{path} lists an image id twice: make the ids unique")
-    annotations = [
-        entry
-        for entry in content["annotations"]
-        if not isinstance(entry, dict) or entry.get("category_id") in categories
-    ]
+    annotations = _usable(path, content["annotations"], categories)
     image_ids = _column(path, annotations, "annotation", "image_id", np.int64)
     _check_known_images(path, "annotation", image_ids, np.sort(images))
     keypoints = _matrix(path, annotations, "annotation", "keypoints", 3 * count).reshape(-1, count, 3)
@@ -78,6 +75,27 @@ def parse_ground_truth(
         ignore=crowd | ~labelled.any(1),
         layout=layout,
     )
+
+
+def _usable(path: Path | str, entries: list[Any], categories: list[Any]) -> list[Any]:
+    """The annotations of the given categories; those without a category or a box are counted and named."""
+    faults = Faults(str(path))
+    faults.seen(len(entries))
+    usable = []
+    for index, entry in enumerate(entries):
+        category = entry.get("category_id") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict):
+            usable.append(entry)  # refused with its number by what reads it
+        elif isinstance(category, bool) or not isinstance(category, (int, float)):
+            faults.add("no number as category_id", f"annotation {index}")
+        elif category in categories:
+            box = _floats(entry.get("bbox"))
+            if box is not None and box.shape == (4,) and not (box[2:] > 0).all() and not entry.get("iscrowd"):
+                faults.add("a box without width or height", f"annotation {index}")
+            else:
+                usable.append(entry)
+    faults.judge()
+    return usable
 
 
 def _keypoint_category(

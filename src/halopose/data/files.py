@@ -6,7 +6,9 @@ In: paths. Out: parsed json, or one line that names the file, what is wrong with
 from __future__ import annotations
 
 import json
+import math
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,13 @@ def read_json(path: Path | str) -> Any:
     """Parse a json file, or say in one line why it cannot be read."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except OSError as error:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise HaloposeError(f"{path} is not text: expected json in UTF-8") from None
+    except ValueError as error:  # a name that no file can have
+        raise HaloposeError(f"cannot read {str(path)!r}: {error}") from None
     if not text.strip():
         raise HaloposeError(f"{path} is empty: write it again")
     try:
@@ -35,6 +39,25 @@ def read_json(path: Path | str) -> Any:
         ) from None
     except (RecursionError, ValueError):
         raise HaloposeError(f"{path} is json that cannot be read: write it again") from None
+
+
+def check_regular(path: Path | str) -> None:
+    """Refuse what is there but is no file of bytes: a pipe that nobody writes to would be waited for for ever."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise HaloposeError(f"cannot read {str(path)!r}: {reason}") from None
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+        raise HaloposeError(f"cannot read {path}: it is {kind}")
+
+
+def in_bytes(count: float) -> str:
+    """A number of bytes in the unit that shows it, such as 3.2 MiB."""
+    units = ("KiB", "MiB", "GiB", "TiB")
+    power = min(int(math.log2(max(count, 1)) // 10), len(units))
+    return f"{count / 1024**power:.1f} {units[power - 1]}" if power else f"{count:.0f} bytes"
 
 
 def make_folder(path: Path | str) -> Path:

@@ -7,6 +7,7 @@ EXIF-rotated files all become that.
 from __future__ import annotations
 
 import glob
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ from typing import Any
 import cv2
 import numpy as np
 
-from halopose.data.files import write_bytes
+from halopose.data.files import check_regular, write_bytes
 from halopose.errors import HaloposeError
 from halopose.types import Array
 
+log = logging.getLogger(__name__)
+
+WHOLE_FILM = 0.95  # containers state the number of frames roughly
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"}
 VIDEO_SUFFIXES = {".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".gif", ".mpeg", ".mpg"}
 
@@ -35,6 +39,7 @@ class NamedImage:
 
 def read_image(path: Path | str) -> Array:
     """BGR uint8 image of a file, or one line that says why not."""
+    check_regular(path)
     try:
         content = np.fromfile(str(path), np.uint8)
     except OSError as error:
@@ -64,6 +69,10 @@ def as_bgr(image: Any, where: str = "image") -> Array:
     if type(image).__module__.split(".")[0] == "PIL":
         from PIL import ImageOps
 
+        if image.mode in ("F", "I"):
+            raise HaloposeError(
+                f"{where} has the mode {image.mode}, whose range nobody states: convert it to RGB or to 16 bits"
+            )
         if image.mode.startswith("I;16"):
             return as_bgr(np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16), where)
         return np.ascontiguousarray(np.asarray(ImageOps.exif_transpose(image).convert("RGB"))[..., ::-1])
@@ -81,8 +90,30 @@ def as_bgr(image: Any, where: str = "image") -> Array:
     return np.ascontiguousarray(array[..., :3])
 
 
+def _from_tensor(tensor: Any) -> Array:
+    """BGR uint8 (N, h, w, 3) of a tensor as torch has them: ([N,] 3, h, w), RGB, uint8 or 0 to 1."""
+    array = tensor.detach().cpu().numpy()
+    array = array[None] if array.ndim == 3 else array
+    if array.ndim != 4 or array.shape[1] != 3 or not array.size:
+        raise HaloposeError(f"a tensor of images should be (3, h, w) or (N, 3, h, w), RGB, got {tensor.shape}")
+    if np.issubdtype(array.dtype, np.floating):
+        if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
+            raise HaloposeError("a tensor of floats should hold values from 0 to 1: divide it by 255")
+        array = np.rint(array.astype(np.float32) * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise HaloposeError(f"a tensor of images should be uint8, or floats from 0 to 1, got {tensor.dtype}")
+    return np.ascontiguousarray(array[:, ::-1].transpose(0, 2, 3, 1))
+
+
 def read_source(source: Any) -> Iterator[NamedImage]:
-    """Every image of a source: path, glob, folder, video, stream number or address, array, PIL, or a list."""
+    """Every image of a source: path, glob, folder, video, stream number or address, array, tensor, PIL, a list."""
+    if isinstance(source, (bool, np.bool_, bytes, bytearray, memoryview)):
+        raise HaloposeError(
+            f"cannot take images from {type(source).__name__}: give a path, an array, a PIL image, a tensor, "
+            "or the number of a camera"
+        )
+    if type(source).__module__.split(".")[0] == "torch":
+        source = _from_tensor(source)
     if isinstance(source, int) or (isinstance(source, str) and "://" in source):
         yield from _frames(source, f"stream_{source}")
     elif isinstance(source, (str, Path)):
@@ -153,6 +184,7 @@ def _frames(source: str | int, name: str) -> Iterator[NamedImage]:
     capture = cv2.VideoCapture(source)
     if not capture.isOpened():
         raise HaloposeError(f"cannot open video {source}: check the path or address")
+    expected = capture.get(cv2.CAP_PROP_FRAME_COUNT) if isinstance(source, str) and "://" not in source else 0.0
     try:
         number = 0
         while True:
@@ -165,3 +197,5 @@ def _frames(source: str | int, name: str) -> Iterator[NamedImage]:
         capture.release()
     if not number:
         raise HaloposeError(f"video {source} has no readable frame")
+    if number < WHOLE_FILM * expected < 2**31:
+        log.warning("video %s ends after %d of %d frames: it may be damaged", source, number, expected)

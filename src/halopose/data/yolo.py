@@ -5,7 +5,10 @@ In: a yaml and a split, or a data set. Out: a data set, or a folder of images, l
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,15 @@ import numpy as np
 import yaml
 
 from halopose.data.dataset import Dataset, Objects, Record, image_id
+from halopose.data.faults import Faults
 from halopose.data.files import make_folder, write_text
 from halopose.data.images import IMAGE_SUFFIXES, read_image
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.types import Array
+
+SPLITS = {"train", "val", "test"}
+FARTHEST_BOX, FARTHEST_POINT = 1.05, 3.0  # shares of the image's sides; keypoints may lie outside
 
 
 def read_yolo(path: Path, split: str, otherwise: Keypoints | None = None) -> Dataset:
@@ -40,17 +47,35 @@ def read_yolo(path: Path, split: str, otherwise: Keypoints | None = None) -> Dat
     )
     root = (path.parent / str(content.get("path") or ".")).resolve()
     files = _image_files(root, content[split], path)
+    shared = _shared_names(root, content, path)
+    faults = Faults(str(path))
     records = tuple(
         Record(
             file,
-            image_id(file.name),
-            _read_labels(file, count, dimensions),
+            image_id(_below(file, root) if file.name in shared else file.name),
+            _read_labels(file, count, dimensions, faults),
             relative=True,
             area_factor=layout.area_factor,
         )
         for file in files
     )
+    faults.judge()
     return Dataset(records, layout, f"{layout.area_factor:g} x box")
+
+
+def _shared_names(root: Path, content: dict[str, Any], path: Path) -> set[str]:
+    """Names that several files of the data set have, in whichever split: such images are told by their paths."""
+    files: set[Path] = set()
+    for key in SPLITS & content.keys():
+        with suppress(HaloposeError):  # a split that is not there is not asked for
+            files |= set(_image_files(root, content[key], path))
+    counts = Counter(file.name for file in files)
+    return {name for name, count in counts.items() if count > 1}
+
+
+def _below(file: Path, root: Path) -> str:
+    """The path of a file as the data set names it, the same wherever the data set lies."""
+    return Path(os.path.relpath(file, root)).as_posix()
 
 
 def _mirror(given: Any, count: int) -> list[int] | None:
@@ -71,10 +96,10 @@ def _sigmas(given: Any, count: int, path: Path) -> Array | None:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A yaml file that holds a mapping, or one line that says why not."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError):
         raise HaloposeError(f"{path} is not yaml: give a YOLO data yaml or COCO json") from None
     if not isinstance(content, dict):
         raise HaloposeError(f"{path} is not a YOLO data yaml")
@@ -104,7 +129,7 @@ def _image_files(root: Path, entry: Any, path: Path) -> list[Path]:
     return sorted(files)
 
 
-def _read_labels(image: Path, count: int, dimensions: int) -> Objects:
+def _read_labels(image: Path, count: int, dimensions: int, faults: Faults) -> Objects:
     """The label file beside an image, as YOLO looks for it; a missing or empty one means no objects."""
     parts = list(image.parts)
     for index in reversed(range(len(parts) - 1)):
@@ -131,6 +156,7 @@ def _read_labels(image: Path, count: int, dimensions: int) -> Objects:
         raise HaloposeError(f"{file} holds something that is not a number") from None
     if not np.isfinite(values).all():
         raise HaloposeError(f"{file} holds a number that is not finite")
+    values = values[_sound(values, count, dimensions, file, faults)]
     centre, size = values[:, 1:3], values[:, 3:5]
     keypoints = values[:, 5:].reshape(-1, count, dimensions)
     labelled = keypoints[..., 2] > 0 if dimensions == 3 else (keypoints != 0).any(-1)
@@ -142,6 +168,25 @@ def _read_labels(image: Path, count: int, dimensions: int) -> Objects:
         area=np.ones(len(values)),
         crowd=np.zeros(len(values), dtype=bool),
     )
+
+
+def _sound(values: Array, count: int, dimensions: int, file: Path, faults: Faults) -> Array:
+    """Which rows (M,) can be what they should; the others are noted with the reason."""
+    points = np.abs(values[:, 5:].reshape(-1, count, dimensions)[..., :2]).max((1, 2), initial=0)
+    bad = {
+        "coordinates far beyond the image, as of labels in pixels": (
+            (np.abs(values[:, 1:5]) > FARTHEST_BOX).any(1) | (points > FARTHEST_POINT)
+        ),
+        "a box without width or height": (values[:, 3:5] <= 0).any(1),
+        "a class that is not a whole number from 0 on": (values[:, 0] < 0) | (values[:, 0] % 1 != 0),
+    }
+    sound = np.ones(len(values), dtype=bool)
+    for reason, rows in bad.items():
+        for number in np.flatnonzero(rows & sound):
+            faults.add(reason, f"{file}, line {number + 1}")
+        sound &= ~rows
+    faults.seen(len(values))
+    return sound
 
 
 def write_yolo(dataset: Dataset, folder: Path, class_names: Sequence[str], dimensions: int) -> Path:

@@ -24,7 +24,7 @@ from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.poses import PoseDistributions
 from halopose.types import Array, Family
-from halopose.uncertainty.calibration import Calibration, GaussianCalibration, StudentTCalibration
+from halopose.uncertainty.calibration import LARGEST_TAU, Calibration, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.distributions import StudentT, scale_tril_from_covariance
 
 FORMAT = "halopose-calibration-1"
@@ -87,11 +87,12 @@ class CalibrationFile:
         }
         if any(value.shape != (len(names),) or not torch.isfinite(value).all() for value in state.values()):
             raise ValueError("wrong number of parameters")
-        bounds = {"tau_": 0.0, "moment_tau_": 0.0, "nu_": 2.0}
+        bounds = {"tau_": (0.0, LARGEST_TAU), "moment_tau_": (0.0, LARGEST_TAU), "nu_": (2.0, np.inf)}
         threshold = float("-inf") if content["threshold"] is None else float(content["threshold"])
-        if any(bool((state[name] <= low).any()) for name, low in bounds.items() if name in state):
-            raise ValueError("parameters out of range")
-        if np.isnan(threshold):
+        for name, (low, high) in bounds.items():
+            if name in state and not bool(((state[name] > low) & (state[name] < high)).all()):
+                raise ValueError("parameters out of range")
+        if not threshold < np.inf:
             raise ValueError("a threshold that is no number")
         calibration.load_state_dict(state)
         return cls(

@@ -19,7 +19,7 @@ from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
-from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.uncertainty.calibration import LARGEST_TAU, Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
 
 FORMAT = "halopose-artifact-2"
@@ -136,6 +136,9 @@ class Artifact:
             if any(not torch.isfinite(value).all() for value in state.values()):
                 raise ValueError("values that are not finite")
             module.load_state_dict(state)
+        for tau in (gaussian.tau_, student.tau_, student.moment_tau_):
+            if not bool(((tau > 0) & (tau < LARGEST_TAU)).all()):
+                raise ValueError("a temperature out of range")
         threshold, visible = content["threshold"], content["visibility_threshold"]
         if any(value is not None and not math.isfinite(value) for value in (threshold, visible)):
             raise ValueError("a threshold that is not a number")

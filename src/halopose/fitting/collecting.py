@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from halopose.data.dataset import Dataset, Objects, Record
-from halopose.data.files import read_json, write_json
+from halopose.data.files import in_bytes, read_json, write_json
 from halopose.data.tensors import write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.store import FORMAT, CollectSettings, MatchStore, shard_metadata, shard_path
@@ -67,7 +67,13 @@ def collect(
             )
         if progress:
             progress(min((number + 1) * VIEWS_PER_SHARD, len(views)), len(views))
-    return MatchStore(folder)
+    store = MatchStore(folder)
+    skipped = store.skipped()
+    if len(skipped) == len(views):
+        raise HaloposeError(
+            f"none of the {len(dataset)} images could be read: {skipped[0] if skipped else 'no data'}"
+        )
+    return store
 
 
 def _ticker(progress: Counter | None, shard: int, total: int) -> Callable[[int], None] | None:
@@ -122,7 +128,7 @@ def _check_disk(host: Host, dataset: Dataset, folder: Path, settings: CollectSet
     free = shutil.disk_usage(folder).free
     if needed > 0.95 * free:
         raise HaloposeError(
-            f"collecting may need {needed / 2**30:.1f} GiB, {folder} has {free / 2**30:.1f} GiB free: "
+            f"collecting may need {in_bytes(needed)}, {folder} has {in_bytes(free)} free: "
             "choose another disk or fewer cells per object"
         )
 

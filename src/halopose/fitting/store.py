@@ -28,6 +28,7 @@ from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
 
 FORMAT = "halopose-matches-2"
+MOST_SHARDS, MOST_LEVELS = 1_000_000, 16  # what a manifest may claim without being absurd
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Cells:
 
 
 class MatchStore:
-    """A collected data set on disk."""
+    """A collected data set on disk: its keypoints, the ids (I,) of its images, and how it was collected."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -81,7 +82,20 @@ class MatchStore:
         self.manifest: dict[str, Any] = manifest
         try:
             self.layout = Keypoints.from_json(manifest["layout"])
-        except (KeyError, TypeError, ValueError):
+            self.settings = _settings(manifest["settings"])
+            self.images = np.array([_whole(value) for value in manifest["images"]], dtype=np.int64)
+            if not 0 <= _whole(manifest["shards"]) <= MOST_SHARDS:
+                raise ValueError("an absurd number of parts")
+            if (
+                not 1 <= _whole(manifest["levels"]) <= MOST_LEVELS
+                or len(manifest["strides"]) != manifest["levels"]
+            ):
+                raise ValueError("levels and strides that do not fit")
+            if not isinstance(manifest["base"], list) or not all(
+                isinstance(name, str) for name in manifest["base"]
+            ):
+                raise ValueError("bases without names")
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise HaloposeError(f"{self.folder} has a damaged manifest: collect it again") from None
         self._checked: set[Path] = set()
         missing = [path for path in self._paths() if not path.is_file()]
@@ -93,16 +107,6 @@ class MatchStore:
 
     def _paths(self) -> list[Path]:
         return [shard_path(self.folder, number) for number in range(self.manifest["shards"])]
-
-    @property
-    def images(self) -> Array:
-        """Ids (I,) of the images that were to be collected."""
-        return np.asarray(self.manifest["images"], dtype=np.int64)
-
-    @property
-    def settings(self) -> CollectSettings:
-        """How it was collected."""
-        return CollectSettings(**{**self.manifest["settings"], "imgsz": tuple(self.manifest["settings"]["imgsz"])})
 
     def digest(self) -> str:
         """All that could be learnt from it, in a few characters: base, settings, every view."""
@@ -178,6 +182,22 @@ class MatchStore:
             layout=self.layout,
         )
         return truth if images is None else truth.select_images(images)
+
+
+def _settings(content: Any) -> CollectSettings:
+    """Settings from a manifest; a TypeError or ValueError if they are not that."""
+    settings = CollectSettings(**{**content, "imgsz": tuple(_whole(size) for size in content["imgsz"])})
+    for name in ("cells_per_object", "detections", "batch"):
+        _whole(getattr(settings, name))
+    if not 0 <= float(settings.conf) <= 1 or not 0 <= float(settings.iou) <= 1:
+        raise ValueError("thresholds out of range")
+    return settings
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError("not a whole number")
+    return value
 
 
 def _poses(cells: Cells, covariance: Array) -> PoseDistributions:

@@ -291,7 +291,9 @@ class _Run:
 
     def end_epoch(self, train_loss: float, holdout_loss: float) -> None:
         if not math.isfinite(train_loss) or not math.isfinite(holdout_loss):
-            raise HaloposeError("training diverged (loss is not finite): lower the learning rate")
+            raise HaloposeError(
+                "training diverged (loss is not finite): look for labels far outside of their images"
+            )
         self.train_loss.append(train_loss)
         self.holdout_loss.append(holdout_loss)
         if self.holdout_loss.index(min(self.holdout_loss)) == self.epoch:  # the first of equals

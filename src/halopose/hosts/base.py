@@ -176,7 +176,8 @@ def refusal(path: object, error: Exception, unsafe: bool) -> HaloposeError:
     reason = " ".join(str(error).split())
     _, cause, rest = reason.partition("Unsupported global: GLOBAL ")  # torch says it after much advice
     reason = f"it holds {rest.split()[0]}" if cause else reason[:160]
-    hint = "" if unsafe else "; if you trust it, allow unsafe loading"
+    code = cause or "unsupported global" in str(error).lower()  # which nothing but unsafe loading would take
+    hint = "; if you trust it, allow that with --unsafe (unsafe=True)" if code and not unsafe else ""
     return HaloposeError(f"cannot load {path} ({reason}){hint}")
 
 

@@ -23,6 +23,8 @@ from halopose.uncertainty.distributions import Gaussian, StudentT
 
 log = logging.getLogger(__name__)
 
+LARGEST_TAU = 1e6  # what is read from a file and claims more is damaged
+
 NU_MIN = 2 + 1e-9
 NU_MAX = 1e7
 _STRIDES = (64, 8, 1)  # thinned data give the pass over all of it a good start
