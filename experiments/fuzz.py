@@ -2,8 +2,8 @@
 
     python -m experiments.fuzz --cases 6000 --seed 0
 
-Prints a table of readers with how many cases were read and refused, and every traceback or hang with the number that
-makes it again (``--only reader --seed N --cases 1``). Exits with 1 if there is any.
+Prints a table of readers with how many cases were read and refused, and every traceback or hang with the number
+that makes it again (``--only reader --seed N --cases 1``). Exits with 1 if there is any.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import yaml
 from halopose.cli.app import main as command_line
 from halopose.cli.options import read_config
 from halopose.data.coco import image_ids_by_name, read_ground_truth, read_predictions
+from halopose.data.files import read_json
 from halopose.data.images import read_source
 from halopose.data.loading import load_dataset
 from halopose.data.prediction_log import PredictionLog
@@ -50,9 +51,9 @@ from halopose.uncertainty.heads import ConvTemplate, ProbabilisticHeads
 
 PATIENCE = 20.0  # seconds until a case counts as a hang
 ODD: list[Any] = [
-    None, True, False, 0, -1, 1, 0.5, 2**31, 2**63, 10**30, -(10**400), 1e308, -1e-320, math.nan, math.inf, "", "nan",
-    "inf", "1e400", "٣", "²", "\0", "\ud800", "../../x", "a" * 5000, "<script>", [], {}, [[]], [None], [[[[[]]]]],
-    {"": ""}, [1, [2, 3]], ["a", 1, None], {"names": 1}, [math.nan] * 4, [0] * 60, [["1", "0", "1"]] * 4,
+    None, True, False, 0, -1, 1, 0.5, 2**31, 2**63, 10**30, -(10**400), 1e308, -1e-320, math.nan, math.inf, "",
+    "nan", "inf", "1e400", "٣", "²", "\0", "\ud800", "../../x", "a" * 5000, "<script>", [], {}, [[]], [None],
+    [[[[[]]]]], {"": ""}, [1, [2, 3]], ["a", 1, None], {"names": 1}, [math.nan] * 4, [0] * 60, [["1", "0", "1"]] * 4,
 ]  # fmt: skip
 NAMES = ["\0", "x" * 5000, "\udcff.jpg", "-", "--help", "a\nb.png", "*.png", "[", "~", "con.png", "rtsp://", "99"]
 
@@ -290,9 +291,7 @@ def damaged_yolo(folder: Path, rng: random.Random) -> None:
         label.write_bytes(spoil(good.encode(), rng))
     else:
         words = good.split()
-        words[rng.randrange(len(words))] = rng.choice(
-            ["nan", "1e999", "-1", "0.5", "x", "٣", "640", "1e-320", "2**9"]
-        )
+        words[rng.randrange(len(words))] = rng.choice(["nan", "1e999", "-1", "0.5", "x", "٣", "640", "1e-320"])
         label.write_text(" ".join(words))
 
 
@@ -380,15 +379,18 @@ def run_command(*words: str) -> Callable[[Path], object]:
 
 SCORE = ("--quiet", "score", "@/results.json", "@/truth.json", "-o", "@/report", "--bootstrap", "0")
 READERS = (
-    Reader("ground truth", 1.0, coco_files, damaged_json("truth.json"), lambda f: read_ground_truth(f / "truth.json")),
-    Reader("ids by name", 0.4, coco_files, damaged_json("truth.json"), lambda f: image_ids_by_name(f / "truth.json")),
-    Reader("predictions", 1.0, coco_files, damaged_json("results.json"), lambda f: read_predictions(f / "results.json")),
+    Reader("ground truth", 1.0, coco_files, damaged_json("truth.json"),
+           lambda f: read_ground_truth(f / "truth.json")),
+    Reader("ids by name", 0.4, coco_files, damaged_json("truth.json"),
+           lambda f: image_ids_by_name(f / "truth.json")),
+    Reader("predictions", 1.0, coco_files, damaged_json("results.json"),
+           lambda f: read_predictions(f / "results.json")),
     Reader("score, results", 0.5, coco_files, damaged_json("results.json"), run_command(*SCORE)),
     Reader("score, truth", 0.5, coco_files, damaged_json("truth.json"), run_command(*SCORE)),
     Reader("calibration", 1.0, calibration_file, resealed_calibration,
            lambda f: CalibrationFile.load(f / "calibration.json")),
     Reader("metrics", 0.6, scores_file, damaged_json("metrics.json"),
-           lambda f: Scores.from_json(json.loads((f / "metrics.json").read_text("utf-8", "surrogatepass")))),
+           lambda f: Scores.from_json(read_json(f / "metrics.json"))),
     Reader("artifact", 1.0, artifact_file, damaged_artifact, lambda f: Artifact.load(f / "heads.safetensors")),
     Reader("store", 1.0, store_folder, damaged_store, read_store),
     Reader("YOLO data", 1.0, yolo_folder, damaged_yolo, read_yolo_set),

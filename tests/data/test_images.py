@@ -279,9 +279,10 @@ def test_tensors_are_as_torch_has_them() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
 def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.jpg")
-    with pytest.raises(HaloposeError, match="no regular file"):
-        read_image(tmp_path / "pipe.jpg")
+    for name in ("pipe.jpg", "pipe.mp4"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(HaloposeError, match="no regular file"):
+            list(read_source(tmp_path / name))
 
 
 def test_a_film_that_ends_early_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from halopose.data.files import check_regular
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.types import Array
@@ -23,6 +24,7 @@ _FRAME = re.compile(r"(.*)_(\d{6,})$")
 
 def film_facts(path: Path) -> tuple[float, int]:
     """Frames a second, and how many frames the container says there are; 25 and 0 where it does not say."""
+    check_regular(path)
     capture = cv2.VideoCapture(str(path))
     try:
         rate, count = capture.get(cv2.CAP_PROP_FPS), capture.get(cv2.CAP_PROP_FRAME_COUNT)

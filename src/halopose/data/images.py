@@ -120,6 +120,7 @@ def read_source(source: Any) -> Iterator[NamedImage]:
         paths = _paths(str(source))
         for path, name in zip(paths, distinct_names(paths), strict=True):
             if _is_video(path):
+                check_regular(path)
                 yield from _frames(str(path), name)
             else:
                 yield NamedImage(name, read_image(path), path)
