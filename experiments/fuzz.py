@@ -53,7 +53,8 @@ PATIENCE = 20.0  # seconds until a case counts as a hang
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 0.5, 2**31, 2**63, 10**30, -(10**400), 1e308, -1e-320, math.nan, math.inf, "",
     "nan", "inf", "1e400", "٣", "²", "\0", "\ud800", "../../x", "a" * 5000, "<script>", [], {}, [[]], [None],
-    [[[[[]]]]], {"": ""}, [1, [2, 3]], ["a", 1, None], {"names": 1}, [math.nan] * 4, [0] * 60, [["1", "0", "1"]] * 4,
+    [[[[[]]]]], {"": ""}, [1, [2, 3]], ["a", 1, None], {"names": 1}, [math.nan] * 4, [0] * 60,
+    [["1", "0", "1"]] * 4,
 ]  # fmt: skip
 NAMES = ["\0", "x" * 5000, "\udcff.jpg", "-", "--help", "a\nb.png", "*.png", "[", "~", "con.png", "rtsp://", "99"]
 

@@ -71,3 +71,19 @@ def test_a_damaged_log_starts_anew(tmp_path: Path, content: str) -> None:
 def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="cannot write"):
         PredictionLog(tmp_path / "missing", None)
+
+
+@pytest.mark.parametrize("place", range(0, 150, 7))
+def test_a_flipped_bit_drops_what_comes_after_it(tmp_path: Path, place: int) -> None:
+    """Nothing wrong is ever taken over: images whose lines are damaged are predicted again."""
+    log = PredictionLog(tmp_path, "settings")
+    for number in (1, 2):
+        log.add(f"{number}.jpg", entries(number))
+        log.done(f"{number}.jpg")
+    content = bytearray((tmp_path / ".predictions.jsonl").read_bytes())
+    content[place] ^= 4
+    (tmp_path / ".predictions.jsonl").write_bytes(content)
+    again = PredictionLog(tmp_path, "settings")
+    assert again.finished <= {"1.jpg"}
+    again.close(complete=False)
+    assert read(tmp_path) == (entries(1) if again.finished else [])

@@ -141,7 +141,7 @@ def read_source(source: Any) -> Iterator[NamedImage]:
 def check_source(source: Any) -> None:
     """Refuse paths that are not there, before a model is loaded or anything is written."""
     if isinstance(source, (str, Path)) and "://" not in str(source):
-        missing = next((path for path in _paths(str(source)) if not path.exists()), None)
+        missing = next((path for path in _paths(str(source)) if not os.path.exists(path)), None)
         if missing is not None:
             raise HaloposeError(f"no file {missing}: give an image, a folder, a pattern, a video or a stream")
 
@@ -170,9 +170,9 @@ def _is_video(path: Path) -> bool:
 
 def _paths(source: str) -> list[Path]:
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):  # which says no to names that no file can have
         found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES)
-    elif any(letter in source for letter in "*?[") and not path.exists():
+    elif any(letter in source for letter in "*?[") and not os.path.exists(path):
         found = sorted(Path(p) for p in glob.glob(source, recursive=True) if Path(p).is_file())
     else:
         return [path]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,19 +31,16 @@ class PredictionLog:
         self._key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
         self.finished = self._recover()
         if not self.finished:
-            self._write({"key": self._key}, mode="w")
+            self._write({"key": self._key}, mode="wb")
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """What a run before wrote, as far as its lines are whole."""
-        with open(self._partial, encoding="utf-8") as file:
+        """What a run before wrote, as far as its lines are as they were written."""
+        with open(self._partial, "rb") as file:
             for line in file:
-                try:
-                    content = json.loads(line)
-                except ValueError:
+                seal, _, body = line.rstrip(b"\n").partition(b" ")
+                if seal != _seal(body):
                     return
-                if not isinstance(content, dict):
-                    return
-                yield content
+                yield json.loads(body)
 
     def _recover(self) -> set[str]:
         """Sources that an earlier run with these settings finished; what it had of others is dropped."""
@@ -50,17 +48,17 @@ class PredictionLog:
             return set()
         done = {line["done"] for line in self._lines() if "done" in line}
         kept = self._partial.with_suffix(".kept")
-        with open(kept, "w", encoding="utf-8") as file:
+        with open(kept, "wb") as file:
             for line in self._lines():
                 if "key" in line or line.get("done", line.get("source")) in done:
-                    file.write(json.dumps(line) + "\n")
+                    file.write(_sealed(line))
         os.replace(kept, self._partial)
         return done
 
-    def _write(self, content: dict[str, Any], mode: str = "a") -> None:
+    def _write(self, content: dict[str, Any], mode: str = "ab") -> None:
         try:
-            with open(self._partial, mode, encoding="utf-8") as file:
-                file.write(json.dumps(content) + "\n")
+            with open(self._partial, mode) as file:
+                file.write(_sealed(content))
         except OSError as error:
             raise HaloposeError(
                 f"cannot write {self._partial}: {error.strerror or error}; free some space and run it again, "
@@ -99,6 +97,16 @@ class PredictionLog:
             temporary.unlink(missing_ok=True)
             raise HaloposeError(f"cannot write {self.path}: {error.strerror or error}") from None
         return len(self.finished)
+
+
+def _seal(body: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(body)
+
+
+def _sealed(content: dict[str, Any]) -> bytes:
+    """A line that shows whether it is as it was written."""
+    body = json.dumps(content).encode()
+    return _seal(body) + b" " + body + b"\n"
 
 
 __all__ = ["PredictionLog"]

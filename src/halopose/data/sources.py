@@ -6,6 +6,7 @@ In: files, folders, patterns, streams, standard input. Out: sources with distinc
 from __future__ import annotations
 
 import glob
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,12 +80,12 @@ def _stream(text: str) -> str | int | None:
 
 def _files(text: str) -> list[Path]:
     path = Path(text)
-    if path.is_dir():
+    if os.path.isdir(path):  # which says no to names that no file can have
         wanted = IMAGE_SUFFIXES | VIDEO_SUFFIXES
         found = sorted(file for file in path.rglob("*") if file.suffix.lower() in wanted)
-    elif any(letter in text for letter in "*?[") and not path.exists():
+    elif any(letter in text for letter in "*?[") and not os.path.exists(path):
         found = sorted(Path(file) for file in glob.glob(text, recursive=True) if Path(file).is_file())
-    elif path.exists():
+    elif os.path.exists(path):
         return [path]
     else:
         raise HaloposeError(f"no file {path}: give an image, a folder, a pattern, a video or a stream")
