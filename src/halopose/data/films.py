@@ -24,7 +24,8 @@ _FRAME = re.compile(r"(.*)_(\d{6,})$")
 
 def film_facts(path: Path) -> tuple[float, int]:
     """Frames a second, and how many frames the container says there are; 25 and 0 where it does not say."""
-    check_regular(path)
+    if path.exists():
+        check_regular(path)  # opening a pipe would wait for ever
     capture = cv2.VideoCapture(str(path))
     try:
         rate, count = capture.get(cv2.CAP_PROP_FPS), capture.get(cv2.CAP_PROP_FRAME_COUNT)

@@ -23,7 +23,7 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 
-SPLITS = {"train", "val", "test"}
+NO_SPLITS = {"path", "names", "nc", "download", "kpt_shape", "kpt_names", "kpt_oks_sigmas", "flip_idx"}
 FARTHEST_BOX, FARTHEST_POINT = 1.05, 3.0  # shares of the image's sides; keypoints may lie outside
 
 
@@ -66,7 +66,7 @@ def read_yolo(path: Path, split: str, otherwise: Keypoints | None = None) -> Dat
 def _shared_names(root: Path, content: dict[str, Any], path: Path) -> set[str]:
     """Names that several files of the data set have, in whichever split: such images are told by their paths."""
     files: set[Path] = set()
-    for key in SPLITS & content.keys():
+    for key in content.keys() - NO_SPLITS:
         with suppress(HaloposeError):  # a split that is not there is not asked for
             files |= set(_image_files(root, content[key], path))
     counts = Counter(file.name for file in files)
