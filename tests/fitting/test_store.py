@@ -56,7 +56,7 @@ def test_incomplete_and_foreign_stores_are_refused(
     monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 2)
     collect(host_of(KIND), load_dataset(data, "train"), folder, SETTINGS)
     shard_path(folder, 1).unlink()
-    with pytest.raises(HaloposeError, match=r"not complete \(1 of 3 parts missing\)"):
+    with pytest.raises(HaloposeError, match=r"not complete \(of 3 shards 1 missing: shard-0000"):
         MatchStore(folder)
     (folder / "manifest.json").write_text("")
     for place in (folder, tmp_path / "nowhere"):

@@ -7,6 +7,8 @@ import json
 import math
 import os
 import random
+import signal
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +20,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
 from halopose.errors import HaloposeError
 from halopose.fitting.collecting import _write_shard
+from halopose.fitting.crew import Ranks
 from halopose.fitting.pipeline import FitSettings, train_heads
 from halopose.fitting.store import FORMAT, MatchStore
 from halopose.fitting.training import TrainSettings, importance_weights, train, weighted_nll
@@ -233,7 +236,7 @@ def test_every_row_is_used_once_an_epoch(store: MatchStore, monkeypatch: pytest.
     held_out = training._held_out_images(shards, 0.1)
     for pool_bytes in (1, 2**31):
         settings = replace(SETTINGS, pool_bytes=pool_bytes)
-        batches = list(training._batches(shards, held_out, settings, 0, "cpu"))
+        batches = list(training._batches(shards, held_out, settings, 0, Ranks()))
         seen = torch.cat([cells.columns["confidence"] for batch in batches for cells in batch.parts])
         everything = [cells for shard in shards for cells in shard]
         wanted = [c.columns["confidence"][~torch.isin(c.columns["image_id"], held_out)] for c in everything]
@@ -371,3 +374,64 @@ def test_the_pipeline_trains_on_every_store_and_only_on_the_images_asked_for(tmp
     assert both.train_loss != second.train_loss
     chosen = train_heads(host, stores, settings, images=np.arange(101, 133))[1]
     assert chosen.train_loss == second.train_loss
+
+
+# Several ranks ---------------------------------------------------------------------------------------------
+
+
+def together(folder: Path, name: str, size: int, stop: int = -1) -> list[int]:
+    """Train in forked processes with the environment of torchrun; how each ended.
+
+    The last one kills itself after so many epochs, if it is to stop.
+    """
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if not child:
+            os.environ |= {**address, "RANK": str(rank)}
+            ended = 1
+            try:
+                train_as_rank(folder, name, stop)
+                ended = 0
+            finally:
+                os._exit(ended)
+        children.append(child)
+    return [os.waitpid(child, 0)[1] for child in children]
+
+
+def train_as_rank(folder: Path, name: str, stop: int) -> None:
+    ranks = Ranks.joined()
+
+    def progress(epoch: int, epochs: int, text: str) -> None:
+        if epoch == stop and ranks.rank == ranks.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    heads = new_heads()
+    settings = replace(SETTINGS, epochs=3, alpha=1.0, scale_weight=True)
+    checkpoint = folder / f"{name}.training"
+    train(heads, MatchStore(folder / "store"), settings, checkpoint=checkpoint, progress=progress, ranks=ranks)
+    if ranks.first:
+        (folder / name).write_bytes(save({key: value.contiguous() for key, value in heads.state_dict().items()}))
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the ranks")
+def test_ranks_train_the_heads_that_one_process_does(tmp_path: Path) -> None:
+    """Within 1e-5: each batch's sums are the same numbers in another order. A kill changes nothing at all."""
+    write_store(tmp_path / "store", shards=5, rows=60)
+    for name, size in (("one", 1), ("two", 2), ("three", 3)):
+        assert together(tmp_path, name, size) == [0] * size
+    one, two, three = (load_file(tmp_path / name) for name in ("one", "two", "three"))
+    for others in (two, three):
+        assert max(float((one[name] - others[name]).abs().max()) for name in one) < 1e-5
+    assert any((one[name] != new_heads().state_dict()[name]).any() for name in one)
+    assert together(tmp_path, "killed", 2, stop=2) == [256, signal.SIGKILL]  # the other one cannot go on alone
+    assert not (tmp_path / "killed").exists()
+    assert together(tmp_path, "killed", 2) == [0, 0]
+    assert (tmp_path / "killed").read_bytes() == (tmp_path / "two").read_bytes()

@@ -9,6 +9,7 @@ import typer
 
 from halopose.cli.export import evaluate_deployed, folder_of
 from halopose.cli.options import (
+    Batch,
     Bootstrap,
     Confidence,
     Data,
@@ -24,6 +25,7 @@ from halopose.cli.options import (
     Uncalibrated,
     Unsafe,
     Visibility,
+    Workers,
     between,
     given,
 )
@@ -56,11 +58,16 @@ def evaluate(
     ] = "exclude",
     pictures: Annotated[int, typer.Option(min=0, help="Example pictures with residuals and NLL.")] = 8,
     uncalibrated: Uncalibrated = False,
+    workers: Workers = None,
+    batch: Batch = None,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """The whole protocol on images that neither heads nor calibration have seen."""
+    """The whole protocol on images that neither heads nor calibration have seen.
+
+    Under torchrun each process runs the base on its part of them, and the first scores them all.
+    """
     from dataclasses import replace
 
     from halopose.data.loading import load_dataset
@@ -68,7 +75,10 @@ def evaluate(
     from halopose.evaluation.protocol import Protocol
     from halopose.fitting import pipeline
     from halopose.fitting.artifact import Artifact
+    from halopose.fitting.collecting import collect_shards, finished
+    from halopose.fitting.crew import Crew, Ranks, batch_for, own_device
     from halopose.predictor import UncertainPose
+    from halopose.types import named
 
     if deployed is not None:
         evaluate_deployed(data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap)
@@ -77,19 +87,30 @@ def evaluate(
     model = UncertainPose.load(
         base,
         _pruning_at(Artifact.load(artifact), visibility),
-        device=device,
+        device=own_device(device),
         unsafe=unsafe,
         end2end=end2end,
         uncalibrated=uncalibrated,
     )
+    ranks, crew = Ranks.joined(model.host.device), Crew.of_machine(model.host.device, workers)
     dataset = load_dataset(data, split, images=images, otherwise=model.artifact.layout)
     if overlap == "exclude":
         dataset = _unseen(dataset, model.artifact)
-    settings = pipeline.FitSettings(imgsz=imgsz or model.artifact.imgsz, conf=conf, iou=iou)
+    settings = pipeline.FitSettings(
+        imgsz=imgsz or model.artifact.imgsz, conf=conf, iou=iou, batch=batch or batch_for(model.host.device)
+    )
     protocol = Protocol(bootstrap=bootstrap, area=area)
-    with locked(output):
+    with locked(output, (crew.part, crew.parts)):
         with progress() as step:
-            store = pipeline.collect_validation(model.host, dataset, output / "store", settings, step)
+            collecting, counter = (
+                pipeline.validation_settings(settings),
+                named(step, "collecting validation images"),
+            )
+            collect_shards(model.host, dataset, output / "store", collecting, counter, crew)
+            ranks.meet()
+            if not ranks.first:
+                return
+            store = finished(output / "store")
             scores = pipeline.evaluate_artifact(model.artifact, model.host, store, None, protocol, step)
         say_skipped(store)
         if pictures:

@@ -11,6 +11,7 @@ from halopose.cli.export import calibrate_deployed
 from halopose.cli.options import (
     Alpha,
     Base,
+    Batch,
     CalibrationShare,
     Data,
     Deployed,
@@ -32,6 +33,7 @@ from halopose.cli.options import (
     Val,
     ValImages,
     WarmStart,
+    Workers,
     given,
     sizes,
 )
@@ -70,6 +72,8 @@ def fit(
     trunk: Trunk = "mirrored",
     warm_start: WarmStart = True,
     seed: Seed = 0,
+    workers: Workers = None,
+    batch: Batch = None,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
@@ -83,8 +87,11 @@ def fit(
     from halopose.data.files import make_folder, make_room
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
+    from halopose.fitting.crew import Crew, batch_for, ranks
     from halopose.hosts.loading import load_host
 
+    if ranks():
+        raise HaloposeError("fit is for one process: under torchrun run collect, train and evaluate one by one")
     settings = replace(
         _settings(epochs, alpha, scale_weight, dispersion, trunk, warm_start, seed),
         train_sizes=(imgsz,) if train_sizes is None else sizes(train_sizes),
@@ -105,8 +112,10 @@ def fit(
             raise HaloposeError("give both the data and --base, or neither, to fit the runway detector that ships")
         host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
         training, validation = two_datasets(data, train, val, images, val_images, host.layout)
+        settings = replace(settings, batch=batch or batch_for(host.device))
+        crew = Crew.of_machine(host.device, workers)
         with progress() as step:
-            artifact, scores = pipeline.fit(host, training, validation, work, settings, step)
+            artifact, scores = pipeline.fit(host, training, validation, work, settings, step, crew)
     artifact.save(output)
     for line in artifact.card["skipped"]:
         say(f"skipped: {line}")
@@ -122,23 +131,40 @@ def collect(
     images: Images = None,
     imgsz: Annotated[str, typer.Option("--sizes", help="Input sizes, with commas.")] = "640",
     detections: Annotated[int, typer.Option(min=0, max=300, help="Detections kept an image; to calibrate.")] = 0,
+    workers: Workers = None,
+    batch: Batch = None,
+    part: Annotated[
+        str | None, typer.Option(help="Only this part of the store, such as 3/8; others see to the rest.")
+    ] = None,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Run the frozen base once and store what heads will ever see; a rerun resumes."""
+    """Run the frozen base once and store what heads will ever see; a rerun resumes.
+
+    Under torchrun, or with --part in jobs of an array, each process takes its part of one store.
+    """
     from halopose.data.loading import load_dataset
     from halopose.data.lock import locked
-    from halopose.fitting.collecting import collect as collect_store
-    from halopose.fitting.store import CollectSettings
+    from halopose.fitting.collecting import collect_shards, finished
+    from halopose.fitting.crew import Crew, batch_for, own_device, parse_part
+    from halopose.fitting.store import CollectSettings, missing_shards
     from halopose.hosts.loading import load_host
     from halopose.types import named
 
-    settings = CollectSettings(imgsz=sizes(imgsz, "sizes"), detections=detections)
-    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    chosen = parse_part(part) if part else None
+    host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
+    settings = CollectSettings(
+        imgsz=sizes(imgsz, "sizes"), detections=detections, batch=batch or batch_for(host.device)
+    )
     dataset = load_dataset(data, split, images=images, otherwise=host.layout)
-    with locked(output), progress() as step:
-        collected = collect_store(host, dataset, output, settings, named(step, "collecting"))
+    crew = Crew.of_machine(host.device, workers, chosen)
+    with locked(output, (crew.part, crew.parts)), progress() as step:
+        collect_shards(host, dataset, output, settings, named(step, "collecting"), crew)
+    if missing := missing_shards(output):
+        say(f"part {crew.part + 1} of {crew.parts} is done; of all shards {missing}")
+        return
+    collected = finished(output)
     say_skipped(collected)
     say(f"{sum(len(cells) for cells in collected.cells('assigned'))} assigned cells -> {output}")
 
@@ -158,15 +184,20 @@ def train(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Train heads on a match store; a rerun resumes after the last whole epoch."""
+    """Train heads on a match store; a rerun resumes after the last whole epoch.
+
+    Under torchrun the processes share the store out and train the same heads together.
+    """
     from dataclasses import replace
 
     from halopose.data.files import make_room
     from halopose.fitting import pipeline
+    from halopose.fitting.crew import Ranks, own_device
     from halopose.fitting.store import MatchStore
     from halopose.hosts.loading import load_host
 
-    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
+    ranks = Ranks.joined(host.device)
     collected = MatchStore(store)
     settings = replace(
         _settings(epochs, alpha, scale_weight, dispersion, trunk, warm_start, seed),
@@ -177,7 +208,9 @@ def train(
     make_room(output)
     with progress() as step:
         checkpoint = output.with_suffix(".training.safetensors")
-        heads, trained = pipeline.train_heads(host, [collected], settings, checkpoint, step)
+        heads, trained = pipeline.train_heads(host, [collected], settings, checkpoint, step, ranks=ranks)
+    if not ranks.first:
+        return
     pipeline.uncalibrated(host, heads, [collected], settings, trained).save(output)
     say(f"held-out loss {min(trained.holdout_loss):.4f} after epoch {trained.best_epoch + 1} -> {output}")
 

@@ -19,11 +19,15 @@ _NAME = ".halopose-lock"
 
 
 @contextmanager
-def locked(folder: Path | str) -> Iterator[Path]:
-    """The folder, made if need be, for this process alone; refused if another command works there."""
+def locked(folder: Path | str, part: tuple[int, int] = (0, 1)) -> Iterator[Path]:
+    """The folder, made if need be, for this process alone; refused if another command works there.
+
+    part: one of several, from 0; each has a lock of its own.
+    """
     folder = make_folder(folder)
+    name = _NAME if part[1] == 1 else f"{_NAME}-{part[0] + 1}-of-{part[1]}"
     try:
-        file = open(folder / _NAME, "a+")  # noqa: SIM115, held until the work is done
+        file = open(folder / name, "a+")  # noqa: SIM115, held until the work is done
     except OSError as error:
         raise HaloposeError(f"cannot write to {folder}: {error.strerror or error}") from None
     with file:
@@ -39,7 +43,7 @@ def locked(folder: Path | str) -> Iterator[Path]:
             yield folder
         finally:
             with suppress(OSError):  # which Windows refuses while it is open
-                (folder / _NAME).unlink()
+                (folder / name).unlink()
 
 
 if sys.platform == "win32":

@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +26,13 @@ from halopose.data.dataset import Dataset, Objects, Record
 from halopose.data.files import in_bytes, read_json, write_json
 from halopose.data.tensors import write_tensors
 from halopose.errors import HaloposeError
+from halopose.fitting.crew import Crew, Tick, share_out
+from halopose.fitting.reading import Reader, Reading, Task, read_ahead
+from halopose.fitting.reading import View as _View
 from halopose.fitting.store import FORMAT, CollectSettings, MatchStore, shard_metadata, shard_path
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
 from halopose.keypoints import Keypoints
-from halopose.types import Array, Counter
+from halopose.types import Counter
 from halopose.uncertainty.heads import cut_windows
 
 VIEWS_PER_SHARD = 32
@@ -39,48 +46,133 @@ def collect(
     folder: Path | str,
     settings: CollectSettings | None = None,
     progress: Counter | None = None,
+    crew: Crew | None = None,
 ) -> MatchStore:
-    """Run the frozen model once over the data and store what matters; resumes what was begun."""
-    settings = settings or CollectSettings()
-    folder = Path(folder)
-    host.check_layout(dataset.layout)
-    unknown = {int(k) for record in dataset.records for k in record.objects.class_ids} - set(
-        range(len(host.class_names))
-    )
-    if unknown:
-        raise HaloposeError(
-            f"the data have class {min(unknown)}, the model only {len(host.class_names)} classes: they do not fit"
-        )
-    views = [(record, size) for size in settings.imgsz for record in dataset.records]
-    shards = -(-len(views) // VIEWS_PER_SHARD)
-    _open_store(host, dataset, folder, settings, shards)
-    _check_disk(host, dataset, folder, settings, shards)
-    for number in range(shards):
-        path = shard_path(folder, number)
-        part = views[number * VIEWS_PER_SHARD : (number + 1) * VIEWS_PER_SHARD]
-        if path.is_file() and (changed := _changed(path, part)):
-            log.info("%s changed since %s was collected: collecting that part again", changed, path)
-            path.unlink()
-        if not path.is_file():
-            _write_shard(
-                path, *_collect_views(host, part, settings, dataset.layout, _ticker(progress, number, len(views)))
-            )
-        if progress:
-            progress(min((number + 1) * VIEWS_PER_SHARD, len(views)), len(views))
+    """Run the frozen model once over the data and store what matters; resumes what was begun.
+
+    The store does not depend on the crew: each shard is what one process alone would write.
+    """
+    collect_shards(host, dataset, folder, settings, progress, crew)
+    return finished(folder)
+
+
+def finished(folder: Path | str) -> MatchStore:
+    """The store that all parts have made; refused if there was nothing to read."""
     store = MatchStore(folder)
-    skipped = store.skipped()
-    if len(skipped) == len(views):
-        raise HaloposeError(
-            f"none of the {len(dataset)} images could be read: {skipped[0] if skipped else 'no data'}"
-        )
+    skipped, images = store.skipped(), len(store.images)
+    if len(skipped) == images * len(store.settings.imgsz):
+        raise HaloposeError(f"none of the {images} images could be read: {skipped[0] if skipped else 'no data'}")
     return store
 
 
-def _ticker(progress: Counter | None, shard: int, total: int) -> Callable[[int], None] | None:
-    """Counts the views of one shard on from those before it."""
-    if progress is None:
-        return None
-    return lambda done: progress(shard * VIEWS_PER_SHARD + done, total)
+def collect_shards(
+    host: Host,
+    dataset: Dataset,
+    folder: Path | str,
+    settings: CollectSettings | None = None,
+    progress: Counter | None = None,
+    crew: Crew | None = None,
+) -> None:
+    """The crew's part of the shards; the store is complete when all parts are done."""
+    work = Collection.open(host, dataset, Path(folder), settings or CollectSettings(), crew or Crew())
+    missing = work.missing()
+    views = sum(len(work.views(number)) for number in work.ours())
+    before = views - sum(len(work.views(number)) for number in missing)
+    tick = None if progress is None else lambda done: progress(before + done, views)
+    if tick and before:
+        tick(0)
+    processes = min(work.crew.processes, len(missing))
+    if processes > 1:
+        share_out(lambda number, tick: work.write([number], tick), missing, processes, tick)
+        missing = work.missing()  # what a killed process has left
+        before = views - sum(len(work.views(number)) for number in missing)
+    work.write(missing, tick)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A store being collected: what goes into which shard."""
+
+    host: Host
+    dataset: Dataset
+    folder: Path
+    settings: CollectSettings
+    crew: Crew
+
+    @classmethod
+    def open(cls, host: Host, dataset: Dataset, folder: Path, settings: CollectSettings, crew: Crew) -> Collection:
+        """Begin a store or go on with one; refuses data that do not fit the model, or a disk that is too small."""
+        host.check_layout(dataset.layout)
+        unknown = {int(k) for record in dataset.records for k in record.objects.class_ids} - set(
+            range(len(host.class_names))
+        )
+        if unknown:
+            raise HaloposeError(
+                f"the data have class {min(unknown)}, the model only {len(host.class_names)} classes: "
+                "they do not fit"
+            )
+        work = cls(host, dataset, folder, settings, crew)
+        _open_store(host, dataset, folder, settings, work.shards)
+        ours = {shard_path(folder, number).name for number in work.ours()}
+        for leftover in folder.glob(".shard-*"):  # of a run that was killed while it wrote
+            if leftover.name[1:].rpartition(".")[0] in ours:
+                leftover.unlink(missing_ok=True)
+        _check_disk(host, dataset, folder, settings, work.shards)
+        return work
+
+    @property
+    def shards(self) -> int:
+        return -(-len(self.dataset) * len(self.settings.imgsz) // VIEWS_PER_SHARD)
+
+    def ours(self) -> list[int]:
+        return self.crew.ours(self.shards)
+
+    def views(self, number: int) -> list[Task]:
+        """The views of a shard: all images at the first size, then at the next."""
+        records, sizes = self.dataset.records, self.settings.imgsz
+        places = range(number * VIEWS_PER_SHARD, min((number + 1) * VIEWS_PER_SHARD, len(records) * len(sizes)))
+        return [(records[place % len(records)], sizes[place // len(records)]) for place in places]
+
+    def missing(self) -> list[int]:
+        """Shards of ours that are still to be collected; those whose images have changed are removed."""
+        missing = []
+        for number in self.ours():
+            path = shard_path(self.folder, number)
+            if path.is_file() and (changed := _changed(path, self.views(number))):
+                log.info("%s changed since %s was collected: collecting that part again", changed, path)
+                path.unlink()
+            if not path.is_file():
+                missing.append(number)
+        return missing
+
+    def write(self, numbers: Sequence[int], tick: Tick | None = None) -> None:
+        """Collect shards. While the model works on one, the last is being written and the next is being read."""
+        done = 0
+        reader = Reader(self.host.placer(), self.settings.rectangular)
+        tasks = (task for number in numbers for task in self.views(number))
+        depth = VIEWS_PER_SHARD + 2 * self.crew.readers
+        readings = read_ahead(reader, tasks, self.crew.readers, depth)
+        with closing(readings), ThreadPoolExecutor(1) as pool:
+            writing: Future[None] | None = None
+            for number in numbers:
+                shard = self.collect(number, readings, tick and partial(_tick_from, tick, done))
+                done += len(self.views(number))
+                if writing is not None:
+                    writing.result()
+                writing = pool.submit(_write_shard, shard_path(self.folder, number), *shard)
+            if writing is not None:
+                writing.result()
+
+    def collect(
+        self, number: int, readings: Iterator[Reading], tick: Tick | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and metadata of one shard, whose views are the next readings."""
+        views = islice(readings, len(self.views(number)))
+        return _collect_views(self.host, list(views), self.settings, self.dataset.layout, tick)
+
+
+def _tick_from(tick: Tick, before: int, done: int) -> None:
+    tick(before + done)
 
 
 def _changed(path: Path, views: list[tuple[Record, int]]) -> str:
@@ -115,8 +207,6 @@ def _open_store(host: Host, dataset: Dataset, folder: Path, settings: CollectSet
     if path.is_file():
         if read_json(path) != manifest:
             raise HaloposeError(f"{folder} was collected with other data or settings: choose another folder")
-        for leftover in folder.glob(".shard-*"):  # of a run that was killed while it wrote
-            leftover.unlink()
         return
     write_json(path, manifest)
 
@@ -144,48 +234,34 @@ def predicted_bytes(host: Host, dataset: Dataset, settings: CollectSettings) -> 
     return rows * (largest + 16 * host.keypoint_count + 256) * len(settings.imgsz)
 
 
-@dataclass(frozen=True)
-class _View:
-    record: Record
-    image: Array
-    objects: Objects
-    imgsz: int
-
-
 def _collect_views(
     host: Host,
-    views: list[tuple[Record, int]],
+    readings: list[Reading],
     settings: CollectSettings,
     layout: Keypoints,
-    tick: Callable[[int], None] | None = None,
+    tick: Tick | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and metadata of one shard."""
-    read: list[_View] = []
-    skipped: list[str] = []
-    for record, imgsz in views:
-        try:
-            read.append(_View(record, *record.read(), imgsz))
-        except HaloposeError as error:
-            skipped.append(str(error))
-    states = [record.state() for record, _ in views]
+    views = [reading.view for reading in readings if reading.view is not None]
     rows: list[tuple[str, int, dict[str, Tensor]]] = []
-    done = len(skipped)
-    for batch in _batches(read, settings.batch):
+    done = len(readings) - len(views)
+    for batch in _batches(views, settings.batch):
         rows += _collect_batch(host, batch, settings, layout)
         done += len(batch)
         if tick:
             tick(done)
     tensors = _concatenated(rows, len(host.strides))
-    tensors |= _truth_table(read, settings.imgsz[0])
-    tensors["views.image_id"] = torch.tensor([view.record.image_id for view in read], dtype=torch.int64)
-    return tensors, {"skipped": skipped, "views": states}
+    tensors |= _truth_table(views, settings.imgsz[0])
+    tensors["views.image_id"] = torch.tensor([view.record.image_id for view in views], dtype=torch.int64)
+    skipped = [reading.skipped for reading in readings if reading.view is None]
+    return tensors, {"skipped": skipped, "views": [reading.state for reading in readings]}
 
 
 def _batches(views: list[_View], size: int) -> Iterator[list[_View]]:
     """Views of equal shape and input size, in batches."""
     groups: dict[Any, list[_View]] = {}
     for view in views:
-        groups.setdefault((view.image.shape, view.imgsz), []).append(view)
+        groups.setdefault((view.shape, view.imgsz), []).append(view)
     for group in groups.values():
         yield from (group[begin : begin + size] for begin in range(0, len(group), size))
 
@@ -193,7 +269,7 @@ def _batches(views: list[_View], size: int) -> Iterator[list[_View]]:
 def _collect_batch(
     host: Host, views: list[_View], settings: CollectSettings, layout: Keypoints
 ) -> list[tuple[str, int, dict[str, Tensor]]]:
-    batch, boxes = host.preprocess([view.image for view in views], views[0].imgsz, settings.rectangular)
+    batch, boxes = host.to_batch([view.pixels for view in views]), [view.box for view in views]
     output = host.forward(batch)
     rows: list[tuple[str, int, dict[str, Tensor]]] = []
     if settings.assigned:

@@ -27,6 +27,7 @@ from halopose.evaluation.scores import Scores
 from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.fitting.collecting import collect
+from halopose.fitting.crew import Crew, Ranks
 from halopose.fitting.store import Cells, CollectSettings, MatchStore
 from halopose.fitting.training import Trained, TrainSettings, importance_weights, train
 from halopose.hosts.base import Host
@@ -91,7 +92,12 @@ class FitSettings:
 
 
 def collect_training(
-    host: Host, dataset: Dataset, folder: Path, settings: FitSettings, progress: Progress | None = None
+    host: Host,
+    dataset: Dataset,
+    folder: Path,
+    settings: FitSettings,
+    progress: Progress | None = None,
+    crew: Crew | None = None,
 ) -> MatchStore:
     """The store that heads are trained on: assigned cells only."""
     return collect(
@@ -102,26 +108,33 @@ def collect_training(
             imgsz=settings.train_sizes, cells_per_object=settings.cells_per_object, batch=settings.batch
         ),
         named(progress, "collecting training images"),
+        crew,
     )
 
 
 def collect_validation(
-    host: Host, dataset: Dataset, folder: Path, settings: FitSettings, progress: Progress | None = None
+    host: Host,
+    dataset: Dataset,
+    folder: Path,
+    settings: FitSettings,
+    progress: Progress | None = None,
+    crew: Crew | None = None,
 ) -> MatchStore:
     """The store for calibration and evaluation: retained detections, and assigned cells beside."""
     return collect(
-        host,
-        dataset,
-        folder,
-        CollectSettings(
-            imgsz=(settings.imgsz,),
-            cells_per_object=settings.cells_per_object,
-            conf=settings.conf,
-            iou=settings.iou,
-            detections=DETECTIONS,
-            batch=settings.batch,
-        ),
-        named(progress, "collecting validation images"),
+        host, dataset, folder, validation_settings(settings), named(progress, "collecting validation images"), crew
+    )
+
+
+def validation_settings(settings: FitSettings) -> CollectSettings:
+    """How the store for calibration and evaluation is collected."""
+    return CollectSettings(
+        imgsz=(settings.imgsz,),
+        cells_per_object=settings.cells_per_object,
+        conf=settings.conf,
+        iou=settings.iou,
+        detections=DETECTIONS,
+        batch=settings.batch,
     )
 
 
@@ -132,8 +145,9 @@ def train_heads(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
     images: Array | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[ProbabilisticHeads, Trained]:
-    """New heads for the base, trained on the stores, or only the given images of them."""
+    """New heads for the base, trained on the stores, or only the given images of them; by several ranks if so."""
     for store in stores:
         store.check(host)
     torch.manual_seed(settings.train.seed)
@@ -142,7 +156,14 @@ def train_heads(
     if progress is not None:
         report = lambda done, total, note: progress(f"training heads ({note})", done, total)  # noqa: E731
     trained = train(
-        heads, stores, settings.train, images=images, device=host.device, checkpoint=checkpoint, progress=report
+        heads,
+        stores,
+        settings.train,
+        images=images,
+        device=host.device,
+        checkpoint=checkpoint,
+        progress=report,
+        ranks=ranks,
     )
     return round_to_stored(heads), trained
 
@@ -306,6 +327,7 @@ def fit(
     work: Path | str,
     settings: FitSettings | None = None,
     progress: Progress | None = None,
+    crew: Crew | None = None,
 ) -> tuple[Artifact, Scores]:
     """Collect, train, calibrate, choose the thresholds and evaluate; a rerun goes on where it stopped.
 
@@ -326,8 +348,8 @@ def fit(
         raise HaloposeError(f"{len(shared)} images are in both the training and the validation split")
     if training.layout != validation.layout:
         raise HaloposeError("the training and the validation data have different keypoints or sigmas")
-    train_store = collect_training(host, training, work / "train", settings, progress)
-    val_store = collect_validation(host, validation, work / "val", settings, progress)
+    train_store = collect_training(host, training, work / "train", settings, progress, crew)
+    val_store = collect_validation(host, validation, work / "val", settings, progress, crew)
     heads, trained = train_heads(host, [train_store], settings, work / "training.safetensors", progress)
     artifact = calibrate_artifact(
         uncalibrated(host, heads, [train_store], settings, trained),

@@ -29,6 +29,7 @@ from halopose.types import Array
 
 FORMAT = "halopose-matches-2"
 MOST_SHARDS, MOST_LEVELS = 1_000_000, 16  # what a manifest may claim without being absurd
+NAMED = 5  # of the shards that are missing
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,9 @@ class MatchStore:
         except (KeyError, TypeError, ValueError, OverflowError):
             raise HaloposeError(f"{self.folder} has a damaged manifest: collect it again") from None
         self._checked: set[Path] = set()
-        missing = [path for path in self._paths() if not path.is_file()]
-        if missing:
+        if missing := missing_shards(self.folder):
             raise HaloposeError(
-                f"{self.folder} is not complete ({len(missing)} of {manifest['shards']} parts missing): "
+                f"{self.folder} is not complete (of {manifest['shards']} shards {missing}): "
                 "run the same collect again, it resumes"
             )
 
@@ -217,6 +217,15 @@ def _poses(cells: Cells, covariance: Array) -> PoseDistributions:
 
 def shard_path(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.safetensors"
+
+
+def missing_shards(folder: Path | str) -> str:
+    """Which shards of a store are missing, in words; empty if none."""
+    folder = Path(folder)
+    count = read_json(folder / "manifest.json")["shards"]
+    missing = [path.stem for path in (shard_path(folder, number) for number in range(count)) if not path.is_file()]
+    named, more = ", ".join(missing[:NAMED]), len(missing) - NAMED
+    return f"{len(missing)} missing: {named}{f' and {more} more' * (more > 0)}" if missing else ""
 
 
 def _opened(path: Path, framework: str) -> Any:

@@ -24,6 +24,7 @@ from torch import Tensor
 from halopose.data.splits import hashed_order
 from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
+from halopose.fitting.crew import Ranks
 from halopose.fitting.store import Cells, MatchStore
 from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian
@@ -88,9 +89,14 @@ def train(
     device: torch.device | str = "cpu",
     checkpoint: Path | str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Trained:
-    """Train in place on one or several stores, or only the given images of them; keeps the best epoch."""
-    settings = settings or TrainSettings()
+    """Train in place on one or several stores, or only the given images of them; keeps the best epoch.
+
+    Several ranks share the shards out, take the same batches as one process would, each its own rows of them, and
+    sum loss, weights and gradients over all: the same heads but for the order of float sums.
+    """
+    settings, ranks = settings or TrainSettings(), ranks or Ranks()
     stores = [stores] if isinstance(stores, MatchStore) else list(stores)
     heads.to(device).train()
     shards = [chosen for store in stores for shard in store.shards("assigned") if (chosen := _only(shard, images))]
@@ -98,10 +104,10 @@ def train(
     if not rows:
         raise HaloposeError("the store has no assigned cells: the training images have no labelled objects")
     held_out = _held_out_images(shards, settings.holdout)
-    run = _Run.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None)
+    run = _Run.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None, ranks)
     while not run.finished:
-        losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, device)]
-        run.end_epoch(float(np.mean(losses)), _holdout_loss(heads, shards, held_out, settings, device))
+        losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, ranks)]
+        run.end_epoch(float(np.mean(losses)), _holdout_loss(heads, shards, held_out, settings, device, ranks))
         if progress:
             progress(run.epoch, settings.epochs, f"held-out loss {run.holdout_loss[-1]:.4f}")
     heads.load_state_dict(run.best)
@@ -150,9 +156,12 @@ class _Batch:
 
 
 def _batches(
-    shards: list[list[Cells]], held_out: Tensor, settings: TrainSettings, epoch: int, device: Any
+    shards: list[list[Cells]], held_out: Tensor, settings: TrainSettings, epoch: int, ranks: Ranks
 ) -> Iterator[_Batch]:
-    """Shuffled batches of the training images' rows; the order depends on seed and epoch alone."""
+    """Shuffled batches of the training images' rows; the order depends on seed and epoch alone.
+
+    Of each batch only the rows of this rank's shards are given.
+    """
     generator = np.random.default_rng([settings.seed, epoch])
     sizes = [sum(cells.windows.nbytes for cells in shard) for shard in shards]
     pool: list[int] = []
@@ -160,41 +169,55 @@ def _batches(
         pool.append(number)
         last = place == len(shards) - 1
         if last or sum(sizes[n] for n in pool) >= settings.pool_bytes:
-            yield from _pool_batches([shards[n] for n in sorted(pool)], held_out, settings.batch, generator)
+            ours = {number for number in pool if number % ranks.size == ranks.rank}
+            pieces = [(cells, n in ours) for n in sorted(pool) for cells in shards[n]]
+            yield from _pool_batches(pieces, held_out, settings.batch, generator)
             pool = []
 
 
 def _pool_batches(
-    shards: list[list[Cells]], held_out: Tensor, size: int, generator: np.random.Generator
+    pieces: list[tuple[Cells, bool]], held_out: Tensor, size: int, generator: np.random.Generator
 ) -> Iterator[_Batch]:
-    levels = _by_level(shards)
-    keys = [
-        np.stack([np.full(int(keep.sum()), number), np.flatnonzero(keep.numpy())])
-        for number, cells in enumerate(levels)
-        for keep in [~torch.isin(cells.columns["image_id"], held_out)]
-    ]
-    table = np.concatenate(keys, axis=1)
+    """pieces: rows, and whether they are ours; all of them are shuffled, ours are given."""
+    levels = _by_level([cells for cells, ours in pieces if ours])
+    table = _row_table(pieces, held_out)
     order = generator.permutation(table.shape[1])
     for begin in range(0, len(order), size):
         chosen = table[:, order[begin : begin + size]]
-        yield _Batch([_take(levels[n], chosen[1, chosen[0] == n]) for n in np.unique(chosen[0]).tolist()])
+        level, row = chosen[:, chosen[1] >= 0]
+        yield _Batch([_take(levels[n], row[level == n]) for n in np.unique(level).tolist()])
 
 
-def _by_level(shards: list[list[Cells]]) -> list[Cells]:
+def _row_table(pieces: list[tuple[Cells, bool]], held_out: Tensor) -> Array:
+    """Level of each training row and its place (2, N) among ours of that level, -1 for another rank's."""
+    columns: dict[int, list[Array]] = {}
+    filled: dict[int, int] = {}
+    for cells, ours in pieces:
+        begin = filled.get(cells.level, 0)
+        place = np.arange(begin, begin + len(cells)) if ours else np.full(len(cells), -1)
+        filled[cells.level] = begin + len(cells) * ours
+        keep = ~torch.isin(cells.columns["image_id"], held_out).numpy()
+        columns.setdefault(cells.level, []).append(place[keep])
+    rows = {level: np.concatenate(parts) for level, parts in sorted(columns.items())}
+    return np.stack(
+        [np.repeat(list(rows), [len(row) for row in rows.values()]), np.concatenate(list(rows.values()))]
+    )
+
+
+def _by_level(pieces: list[Cells]) -> dict[int, Cells]:
     """Rows of several shards as one piece per level."""
     found: dict[int, list[Cells]] = {}
-    for shard in shards:
-        for cells in shard:
-            found.setdefault(cells.level, []).append(cells)
-    return [
-        Cells(
+    for cells in pieces:
+        found.setdefault(cells.level, []).append(cells)
+    return {
+        level: Cells(
             level,
             torch.cat([cells.windows for cells in parts]),
             torch.cat([cells.inside for cells in parts]),
             {name: torch.cat([cells.columns[name] for cells in parts]) for name in parts[0].columns},
         )
-        for level, parts in sorted(found.items())
-    ]
+        for level, parts in found.items()
+    }
 
 
 def _take(cells: Cells, index: Any) -> Cells:
@@ -214,24 +237,28 @@ def _holdout_loss(
     held_out: Tensor,
     settings: TrainSettings,
     device: Any,
+    ranks: Ranks,
 ) -> float:
     heads.eval()
     total = mass = 0.0
-    for shard in shards:
+    for shard in shards[ranks.rank :: ranks.size]:
         for cells in shard:
             index = torch.nonzero(torch.isin(cells.columns["image_id"], held_out)).flatten().numpy()
             if len(index):
                 part, part_mass = _Batch([_take(cells, index)]).loss(heads, settings, device)
                 total, mass = total + float(part), mass + float(part_mass)
     heads.train()
+    total, mass = ranks.total(torch.tensor([total, mass], dtype=torch.float64, device=device)).tolist()
     return total / mass if mass else float("nan")
 
 
 class _Run:
     """Optimiser, schedule, best weights and their checkpoint."""
 
-    def __init__(self, heads: ProbabilisticHeads, settings: TrainSettings, rows: int, path: Path | None) -> None:
-        self.heads, self.settings, self.path = heads, settings, path
+    def __init__(
+        self, heads: ProbabilisticHeads, settings: TrainSettings, rows: int, path: Path | None, ranks: Ranks
+    ) -> None:
+        self.heads, self.settings, self.path, self.ranks = heads, settings, path, ranks
         self.parameters = [p for p in heads.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
@@ -252,9 +279,10 @@ class _Run:
         stores: list[MatchStore],
         images: Array | None,
         path: Path | None,
+        ranks: Ranks,
     ) -> _Run:
-        """A new run, or the one that the checkpoint continues."""
-        run = cls(heads, settings, rows, path)
+        """A new run, or the one that the checkpoint continues, of however many ranks that was."""
+        run = cls(heads, settings, rows, path, ranks)
         collected = [store.digest() for store in stores]
         chosen = None if images is None else np.sort(images).tolist()
         key = json.dumps([asdict(settings), asdict(heads.settings), collected, chosen, rows])
@@ -274,13 +302,32 @@ class _Run:
             group["lr"] = self.settings.learning_rate * self._schedule(self.steps)
         device = self.parameters[0].device
         total, mass = batch.loss(self.heads, self.settings, device)
-        loss = total / mass.clamp_min(1e-12)  # self-normalised (eq. 10)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        if self.ranks.size > 1:
+            loss = self._backward_of_all(total, mass)
+        else:
+            loss = total / mass.clamp_min(1e-12)  # self-normalised (eq. 10)
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         self.optimizer.step()
         self.steps += 1
         return float(loss.detach())
+
+    def _backward_of_all(self, total: Tensor, mass: Tensor) -> Tensor:
+        """Loss and gradients of the whole batch. The weights are constants, so that sums can be divided last."""
+        if total.requires_grad:  # some of the batch's rows are ours
+            total.backward()
+        used = torch.tensor([float(p.grad is not None) for p in self.parameters], device=total.device)
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        sums = self.ranks.total(
+            torch.cat([*(part.flatten() for part in parts), used, total.detach()[None], mass[None]])
+        )
+        *gradients, used, total, mass = sums.split([*(p.numel() for p in self.parameters), len(used), 1, 1])
+        mass = mass.clamp_min(1e-12)
+        for parameter, gradient, users in zip(self.parameters, gradients, used.tolist(), strict=True):
+            # What no rank used has no gradient, rather than a zero, as in one process.
+            parameter.grad = (gradient / mass).view_as(parameter) if users else None
+        return (total / mass)[0]
 
     def _schedule(self, step: int) -> float:
         """Linear warm-up, then half a cosine."""
@@ -299,7 +346,7 @@ class _Run:
         if self.holdout_loss.index(min(self.holdout_loss)) == self.epoch:  # the first of equals
             self.best = {name: value.detach().clone() for name, value in self.heads.state_dict().items()}
         self.epoch += 1
-        if self.path is not None:
+        if self.path is not None and self.ranks.first:
             self._save(self.path)
 
     def _save(self, path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pickle import UnpicklingError
 from typing import Any
@@ -99,6 +99,10 @@ class Letterbox:
         return scale_tril / gain[:, None]
 
 
+# A BGR image (h, w, 3), an input size, whether to trim the padding: the image in the input, and where it lies.
+Placer = Callable[[Array, int, bool], tuple[Array, Letterbox]]
+
+
 class Host(ABC):
     """A frozen pose model. Subclasses leave its parameters, buffers and outputs exactly as they are.
 
@@ -127,12 +131,23 @@ class Host(ABC):
     def device(self) -> torch.device:
         """Where the model lives."""
 
-    @abstractmethod
     def preprocess(self, images: Sequence[Array], imgsz: int, rectangular: bool) -> tuple[Tensor, list[Letterbox]]:
         """Input batch (B, 3, H, W) of BGR images (h, w, 3), as the framework itself makes it.
 
         rectangular: where the framework can, trim the padding if all shapes agree.
         """
+        rectangular = rectangular and len({image.shape for image in images}) == 1
+        place = self.placer()
+        placed = [place(image, imgsz, rectangular) for image in images]
+        return self.to_batch([pixels for pixels, _ in placed]), [box for _, box in placed]
+
+    @abstractmethod
+    def placer(self) -> Placer:
+        """What lays an image into the input; it holds no model, so that other processes may do it."""
+
+    @abstractmethod
+    def to_batch(self, placed: Sequence[Array]) -> Tensor:
+        """The input batch (B, 3, H, W) of placed images of one shape, where the model lives."""
 
     @abstractmethod
     def forward(self, batch: Tensor) -> HostOutput:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from halopose.hosts.base import (
     Host,
     HostOutput,
     Letterbox,
+    Placer,
     Selection,
     Targets,
     fingerprint,
@@ -118,16 +120,15 @@ class UltralyticsHost(Host):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def preprocess(self, images: Sequence[Array], imgsz: int, rectangular: bool) -> tuple[Tensor, list[Letterbox]]:
-        largest = max(self.strides[-1], 32)
-        size = -(-imgsz // largest) * largest
-        auto = rectangular and len({image.shape for image in images}) == 1
-        transform = LetterBox((size, size), auto=auto, stride=largest)
-        boxed = [transform(image=image) for image in images]
-        placed = [_letterbox(transform.get_params({"img": image})) for image in images]
-        batch = torch.from_numpy(np.stack(boxed)).to(self.device)
-        batch = batch.permute(0, 3, 1, 2).contiguous().flip(1).float().div_(255)
-        return batch, placed
+    def placer(self) -> Placer:
+        return _Placer(max(self.strides[-1], 32))
+
+    def to_batch(self, placed: Sequence[Array]) -> Tensor:
+        batch = torch.from_numpy(np.stack(placed))
+        if self.device.type == "cuda":
+            batch = batch.pin_memory()
+        batch = batch.to(self.device, non_blocking=True)
+        return batch.permute(0, 3, 1, 2).contiguous().flip(1).float().div_(255)
 
     @torch.inference_mode()
     def forward(self, batch: Tensor) -> HostOutput:
@@ -262,6 +263,18 @@ class UltralyticsHost(Host):
     def pose_templates(self) -> list[list[ConvTemplate]]:
         trunks = self.head.one2one_cv4 if self.end2end else self.head.cv4
         return [[_template(layer) for layer in trunk if isinstance(layer, Conv)] for trunk in trunks]
+
+
+@dataclass(frozen=True)
+class _Placer:
+    """The framework's letterbox, for inputs that are multiples of ``stride``."""
+
+    stride: int
+
+    def __call__(self, image: Array, imgsz: int, rectangular: bool) -> tuple[Array, Letterbox]:
+        size = -(-imgsz // self.stride) * self.stride
+        transform = LetterBox((size, size), auto=rectangular, stride=self.stride)
+        return transform(image=image), _letterbox(transform.get_params({"img": image}))
 
 
 def load_model(path: str, unsafe: bool) -> PoseModel:

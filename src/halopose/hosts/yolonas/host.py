@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from halopose.hosts.base import (
     Host,
     HostOutput,
     Letterbox,
+    Placer,
     Selection,
     Targets,
     fingerprint,
@@ -119,20 +121,14 @@ class YoloNASHost(Host):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def preprocess(self, images: Sequence[Array], imgsz: int, rectangular: bool) -> tuple[Tensor, list[Letterbox]]:
-        """The framework knows square inputs only: ``rectangular`` changes nothing."""
-        size = -(-imgsz // self.strides[-1]) * self.strides[-1]
-        batch, letterboxes = [], []
-        for image in images:
-            height, width = image.shape[:2]
-            if min(height, width) * min(size, YOLO_NAS_POSE_RESIZE_SIZE) <= max(height, width) / 2:
-                raise HaloposeError(f"an image of {width} x {height} vanishes at input size {size}: crop it first")
-            pixels, ratio = preprocess_numpy(
-                image, size, YOLO_NAS_POSE_PAD_VALUE, YOLO_NAS_POSE_RESIZE_SIZE, "bottom_right"
-            )
-            batch.append(torch.from_numpy(pixels)[None])
-            letterboxes.append(Letterbox((height, width), (ratio, ratio), (0.0, 0.0)))
-        return torch.cat(batch).to(self.device), letterboxes
+    def placer(self) -> Placer:
+        return _Placer(self.strides[-1])
+
+    def to_batch(self, placed: Sequence[Array]) -> Tensor:
+        batch = torch.from_numpy(np.stack(placed))
+        if self.device.type == "cuda":
+            batch = batch.pin_memory()
+        return batch.to(self.device, non_blocking=True)
 
     @torch.inference_mode()
     def forward(self, batch: Tensor) -> HostOutput:
@@ -249,6 +245,23 @@ class YoloNASHost(Host):
 
     def pose_templates(self) -> list[list[ConvTemplate]]:
         return self._templates
+
+
+@dataclass(frozen=True)
+class _Placer:
+    """The framework's preparation, for inputs that are multiples of ``stride``; it knows square ones only."""
+
+    stride: int
+
+    def __call__(self, image: Array, imgsz: int, rectangular: bool) -> tuple[Array, Letterbox]:
+        size = -(-imgsz // self.stride) * self.stride
+        height, width = image.shape[:2]
+        if min(height, width) * min(size, YOLO_NAS_POSE_RESIZE_SIZE) <= max(height, width) / 2:
+            raise HaloposeError(f"an image of {width} x {height} vanishes at input size {size}: crop it first")
+        pixels, ratio = preprocess_numpy(
+            image, size, YOLO_NAS_POSE_PAD_VALUE, YOLO_NAS_POSE_RESIZE_SIZE, "bottom_right"
+        )
+        return pixels, Letterbox((height, width), (ratio, ratio), (0.0, 0.0))
 
 
 def _template(block: ConvBNReLU) -> ConvTemplate:

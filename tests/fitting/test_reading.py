@@ -1,0 +1,95 @@
+"""Reading ahead: the same views in the same order whoever reads, few in memory, and nothing lost by a kill."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.stub import place
+
+from halopose.data.dataset import Dataset
+from halopose.fitting.reading import Reader, Reading, Task, read_ahead
+from tests.helpers.stub import noise_pictures
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+READER = Reader(place, True)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    dataset = noise_pictures(tmp_path_factory.mktemp("pictures"), 12)
+    dataset.records[5].path.write_bytes(b"broken")
+    return dataset
+
+
+def tasks(pictures: Dataset) -> list[Task]:
+    return [(record, size) for size in (32, 64) for record in pictures.records]
+
+
+def same(found: list[Reading], expected: list[Reading]) -> None:
+    assert [reading.state for reading in found] == [reading.state for reading in expected]
+    assert [reading.skipped for reading in found] == [reading.skipped for reading in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.view is None) == (theirs.view is None)
+        if ours.view is not None and theirs.view is not None:
+            assert np.array_equal(ours.view.pixels, theirs.view.pixels)
+            assert (ours.view.box, ours.view.shape, ours.view.imgsz) == (
+                theirs.view.box,
+                theirs.view.shape,
+                theirs.view.imgsz,
+            )
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_other_processes_read_the_same_in_the_same_order(pictures: Dataset, processes: int) -> None:
+    expected = list(read_ahead(READER, tasks(pictures), 0, 1))
+    assert "0005.png" in expected[5].skipped
+    assert expected[5].view is None
+    same(list(read_ahead(READER, tasks(pictures), processes, 4)), expected)
+
+
+def test_only_so_many_wait(pictures: Dataset) -> None:
+    asked = 0
+
+    def counted() -> Iterator[Task]:
+        nonlocal asked
+        for task in tasks(pictures):
+            asked += 1
+            yield task
+
+    readings = read_ahead(READER, counted(), 2, 5)
+    next(readings)
+    assert asked == 5
+    next(readings)
+    assert asked == 6
+    readings.close()
+
+
+class Murderer(Reader):
+    """Kills the process that reads a certain picture, if that is not the one that waits for it."""
+
+    def __call__(self, task: Task) -> Reading:
+        if os.getpid() != int(os.environ["HALOPOSE_TEST_PARENT"]) and task[0].image_id == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(task)
+
+
+def test_a_killed_process_loses_nothing(
+    pictures: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HALOPOSE_TEST_PARENT", str(os.getpid()))
+    expected = list(read_ahead(READER, tasks(pictures), 0, 1))
+    same(list(read_ahead(Murderer(place, True), tasks(pictures), 2, 6)), expected)
+    assert "was killed" in caplog.text
+
+
+def test_a_picture_that_cannot_be_placed_is_skipped(pictures: Dataset, tmp_path: Path) -> None:
+    from halopose.errors import HaloposeError
+
+    def refusing(image: np.ndarray, imgsz: int, rectangular: bool) -> tuple[np.ndarray, object]:
+        raise HaloposeError("it vanishes")
+
+    [reading] = read_ahead(Reader(refusing, True), tasks(pictures)[:1], 0, 1)  # type: ignore[arg-type]
+    assert (reading.view, reading.skipped) == (None, "it vanishes")
