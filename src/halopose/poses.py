@@ -7,17 +7,22 @@ All coordinates are pixels of the original image.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from halopose.boxes import xyxy_to_xywh
+from halopose.boxes import box_area, xyxy_to_xywh
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.types import Array
+from halopose.uncertainty.conformal import Regions
+from halopose.uncertainty.correlation import JointLaw, joint_covariance
+
+_SHARED = {"shared": True}  # of fields that all detections have in common
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -28,6 +33,10 @@ class PoseDistributions:
     (N, K, 2, 2); dof (K,) for a Student-t, None for a Gaussian; visibility (N, K) or None; keep (N, K), the
     pruning mask (a pruned keypoint keeps its coordinates); class_ids (N,) or None, counted from 1 as COCO's
     categories are; image_ids (N,) or None.
+
+    Where the calibration has them: dispersion (N, K, 2, 2), the heads' own before any calibration, which
+    ``regions`` are multiples of; correlation (N, 2K, 2K), how whitened residuals of different keypoints go
+    together, in the order x1, y1, x2, ...; together, the degrees of freedom of the joint Student-t.
 
     >>> spread = np.tile(4 * np.eye(2), (1, 3, 1, 1))  # one detection of three keypoints, 2 px each way
     >>> box, score = np.array([[0.0, 0.0, 10.0, 20.0]]), np.array([0.9])
@@ -43,11 +52,15 @@ class PoseDistributions:
     keypoints: Array
     covariance: Array
     scale: Array
-    dof: Array | None = None
+    dof: Array | None = field(default=None, metadata=_SHARED)
     visibility: Array | None = None
     keep: Array | None = None
     class_ids: Array | None = None
     image_ids: Array | None = None
+    dispersion: Array | None = None
+    correlation: Array | None = None
+    regions: Regions | None = field(default=None, metadata=_SHARED)
+    together: float = field(default=math.inf, metadata=_SHARED)
 
     def __post_init__(self) -> None:
         n, k = self.keypoints.shape[:2] if self.keypoints.ndim == 3 else (-1, -1)
@@ -64,6 +77,8 @@ class PoseDistributions:
             "keep": (n, k),
             "class_ids": (n,),
             "image_ids": (n,),
+            "dispersion": (n, k, 2, 2),
+            "correlation": (n, 2 * k, 2 * k),
         }
         for name, shape in expected.items():
             value = getattr(self, name)
@@ -81,7 +96,7 @@ class PoseDistributions:
         """Equal to the last bit, everything that is there."""
         if not isinstance(other, PoseDistributions):
             return NotImplemented
-        pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
+        pairs = [(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)]
         return all(a is b is None or np.array_equal(a, b) for a, b in pairs)
 
     __hash__ = None  # type: ignore[assignment]  # arrays inside may change
@@ -99,9 +114,9 @@ class PoseDistributions:
         """Select detections by an index, slice or mask."""
         index = [index] if isinstance(index, (int, np.integer)) else index
         chosen = {
-            field.name: value[index] if value is not None and field.name != "dof" else value
-            for field in fields(self)
-            for value in [getattr(self, field.name)]
+            each.name: value[index] if value is not None and not each.metadata else value
+            for each in fields(self)
+            for value in [getattr(self, each.name)]
         }
         return replace(self, **chosen)
 
@@ -114,19 +129,79 @@ class PoseDistributions:
         """Join detections of several images; the parts must have the same keypoints and the same law."""
         if not parts:
             raise HaloposeError("nothing to concatenate: give at least one PoseDistributions")
-        first = parts[0]
         joined: dict[str, Any] = {}
-        for field in fields(cls):
-            values = [getattr(part, field.name) for part in parts]
+        for each in fields(cls):
+            values = [getattr(part, each.name) for part in parts]
             if any((value is None) != (values[0] is None) for value in values):
-                raise HaloposeError(f"{field.name} is given in some parts and missing in others")
-            if field.name == "dof" and first.dof is not None:
-                if any(not np.array_equal(value, first.dof) for value in values):
-                    raise HaloposeError("the parts have different degrees of freedom")
-                joined["dof"] = first.dof
+                raise HaloposeError(f"{each.name} is given in some parts and missing in others")
+            if each.metadata:
+                if any(not np.array_equal(value, values[0]) for value in values):
+                    what = "degrees of freedom" if each.name in ("dof", "together") else each.name
+                    raise HaloposeError(f"the parts have different {what}")
+                joined[each.name] = values[0]
             elif values[0] is not None:
-                joined[field.name] = np.concatenate(values)
+                joined[each.name] = np.concatenate(values)
         return cls(**joined)
+
+    # --- regions with a guarantee ---------------------------------------------------------------------------
+
+    def region(self, probability: float) -> Array:
+        """Matrices M (N, K, 2, 2): the region is (y - keypoint)' M^-1 (y - keypoint) <= 1.
+
+        It holds the true keypoint with at least the stated probability, whatever its law: of a detection that
+        matches an object, on images like those of calibration (``uncertainty.conformal``).
+        """
+        regions, dispersion = self._promised()
+        return np.asarray(dispersion * regions.of_objects(probability, box_area(self.boxes))[..., None, None])
+
+    def whole_region(self, probability: float, *, kept: bool = False) -> Array:
+        """Matrices (N, K, 2, 2) as ``region`` has, larger ones: they hold all keypoints of an object at once.
+
+        kept: only those that pruning keeps count.
+        """
+        regions, dispersion = self._promised()
+        return np.asarray(dispersion * regions.whole_radius(probability, kept))
+
+    def _promised(self) -> tuple[Regions, Array]:
+        if self.regions is None or self.dispersion is None:
+            raise HaloposeError(
+                "these poses come without regions: calibrate the heads again with `halopose calibrate`"
+            )
+        return self.regions, self.dispersion
+
+    # --- all keypoints together -----------------------------------------------------------------------------
+
+    @property
+    def joint(self) -> JointLaw:
+        """The joint law of each detection's residuals, truth less prediction; independent keypoints without any
+        correlation."""
+        size = 2 * self.keypoint_count
+        correlation = np.eye(size) if self.correlation is None else self.correlation
+        return JointLaw(np.linalg.cholesky(self.scale), correlation, self.dof, self.together)
+
+    @property
+    def joint_covariance(self) -> Array:
+        """Covariance (N, 2K, 2K) of x1, y1, x2, y2, ...; its diagonal blocks are ``covariance``."""
+        return joint_covariance(self.covariance, self.joint.correlation)
+
+    def sample(self, count: int, seed: int = 0) -> Array:
+        """Whole poses (count, N, K, 2) that might be the true ones."""
+        return self.keypoints + self.joint.sample(count, np.random.default_rng(seed))
+
+    def given(self, known: Array) -> PoseDistributions:
+        """The same detections with some keypoints known: ``known`` (N, K, 2) has their places, NaN elsewhere.
+
+        The others move to where they are expected then, with the covariance that is left, as Gaussians; that of a
+        known one is zero. Regions and correlation say nothing of what is left and are gone.
+        """
+        if known.shape != self.keypoints.shape:
+            raise HaloposeError(f"known should have shape {self.keypoints.shape}, got {known.shape}")
+        mask = np.asarray(np.isfinite(known).all(-1))
+        mean, spread = self.joint.given(known - self.keypoints, mask).moments()
+        place = np.where(mask[..., None], known, self.keypoints + mean)
+        spread = np.where(mask[..., None, None], 0.0, spread)
+        gone: dict[str, Any] = {"dof": None, "dispersion": None, "correlation": None, "regions": None}
+        return replace(self, keypoints=place, covariance=spread, scale=spread, together=math.inf, **gone)
 
     def plot(self, image: Array, *, probability: float = 0.95, **options: Any) -> Array:
         """The image (h, w, 3) in BGR with ellipses of the given probability; see ``drawing.draw_poses``."""
@@ -134,8 +209,11 @@ class PoseDistributions:
 
         return draw_poses(image, self, probability=probability, **options)
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """COCO results entries with covariances and the pruning mask, as ``halopose score`` reads them."""
+    def to_json(self, correlation: bool = False) -> list[dict[str, Any]]:
+        """COCO results entries with covariances and the pruning mask, as ``halopose score`` reads them.
+
+        correlation: with that of all 2K coordinates, where there is one; it is (2K, 2K) in every detection.
+        """
         n, k = self.keypoints.shape[:2]
         visibility = np.ones((n, k)) if self.visibility is None else self.visibility
         triples = np.concatenate([self.keypoints, visibility[..., None]], axis=2).reshape(n, 3 * k)
@@ -145,12 +223,16 @@ class PoseDistributions:
             "bbox": xyxy_to_xywh(self.boxes).tolist(),
             "score": self.scores.tolist(),
             "keypoints": triples.tolist(),
-            "covariance": _triangle(self.covariance).tolist(),
+            "covariance": triangle(self.covariance).tolist(),
             "keep": np.asarray(self.keep, dtype=bool).tolist(),
         }
         if self.dof is not None:
-            columns["scale"] = _triangle(self.scale).tolist()
+            columns["scale"] = triangle(self.scale).tolist()
             columns["dof"] = [self.dof.tolist()] * n
+        if correlation and self.correlation is not None:
+            joint = self.joint_covariance
+            deviation = np.sqrt(np.einsum("nii->ni", joint))
+            columns["correlation"] = (joint / deviation[:, :, None] / deviation[:, None]).tolist()
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def save(self, path: Path | str) -> None:
@@ -270,9 +352,7 @@ class GroundTruth:
         """Only the given images (I,) and their objects."""
         chosen = np.isin(self.image_ids, images)
         shared = {"images", "layout"}
-        objects = {
-            field.name: getattr(self, field.name)[chosen] for field in fields(self) if field.name not in shared
-        }
+        objects = {each.name: getattr(self, each.name)[chosen] for each in fields(self) if each.name not in shared}
         return replace(self, images=np.intersect1d(self.images, images), **objects)
 
 
@@ -283,6 +363,6 @@ def _one_law(dof: Array) -> Array:
     return np.asarray(dof[0])
 
 
-def _triangle(matrices: Array) -> Array:
+def triangle(matrices: Array) -> Array:
     """(..., 3) of xx, xy, yy."""
     return np.stack([matrices[..., 0, 0], matrices[..., 0, 1], matrices[..., 1, 1]], axis=-1)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +26,8 @@ from halopose.hosts.loading import load_host
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.types import Family
-from halopose.uncertainty.distributions import StudentT
+from halopose.uncertainty.calibration import Calibrations
+from halopose.uncertainty.distributions import Gaussian, StudentT
 from halopose.uncertainty.pruning import keep_mask, localization_confidence
 
 SMALLEST, LARGEST = 32, 16384  # input sizes
@@ -259,7 +261,20 @@ def describe(
         visibility=visibility,
         keep=keep_mask(confidence, calibrations.threshold, visibility, visibility_threshold),
         class_ids=detections.class_ids.cpu().numpy() + 1,
+        **_promises(calibrations, factors),
     )
+
+
+def _promises(calibrations: Calibrations, factors: Tensor) -> dict[str, Any]:
+    """What poses need for regions and for the joint law, where the calibration has them."""
+    found: dict[str, Any] = {}
+    if calibrations.regions is not None:
+        found = {"regions": calibrations.regions, "dispersion": Gaussian(factors).covariance.numpy()}
+    if calibrations.correlation is not None:
+        matrix = calibrations.correlation.matrix
+        found["correlation"] = np.broadcast_to(matrix, (len(factors), *matrix.shape))
+        found["together"] = calibrations.correlation.dof
+    return found
 
 
 def _checked(family: str) -> Family:

@@ -138,7 +138,7 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(HaloposeError, match="'area': trace, determinant or eigenvalue"):
         scalarise(np.eye(2), "area")  # type: ignore[arg-type]
     with pytest.raises(HaloposeError, match="'roc': youden, distance or f1"):
-        select_threshold(np.array([-1.0, -2]), np.array([True, False]), "roc")  # type: ignore[arg-type]
+        select_threshold(np.array([-1.0, -2]), np.array([True, False]), "roc")
 
 
 @given(SEEDS)

@@ -142,6 +142,7 @@ def predict(
     boxes: Annotated[bool, typer.Option("--boxes", help="Draw boxes and scores too.")] = False,
     legend: Annotated[bool, typer.Option("--legend", help="Draw what the colours mean.")] = False,
     pictures: Annotated[bool, typer.Option(help="Write annotated pictures and films.")] = True,
+    joint: Annotated[bool, typer.Option("--joint", help="Write how keypoints err together, too.")] = False,
     uncalibrated: Uncalibrated = False,
     end2end: End2End = None,
     device: Device = None,
@@ -175,7 +176,8 @@ def predict(
             uncalibrated=uncalibrated,
         )
     drawing = Drawing(probability, not hide_pruned, boxes, legend) if pictures else None
-    skipped = run(model, found, make_folder(output), drawing, ids, conf=conf, iou=iou, imgsz=imgsz)
+    options = {"conf": conf, "iou": iou, "imgsz": imgsz}
+    skipped = run(model, found, make_folder(output), drawing, ids, joint=joint, **options)
     if skipped:
         raise typer.Exit(1)
 

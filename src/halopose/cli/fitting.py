@@ -23,6 +23,8 @@ from halopose.cli.options import (
     ImageSize,
     MaybeArtifact,
     MaybeBase,
+    RegionScales,
+    Rule,
     ScaleWeight,
     Seed,
     Source,
@@ -65,6 +67,8 @@ def fit(
     train_sizes: TrainSizes = None,
     calibration: Source = "matched",
     calibration_share: CalibrationShare = 0.2,
+    rule: Rule = "youden",
+    region_scales: RegionScales = False,
     epochs: Epochs = 12,
     alpha: Alpha = 1.0,
     scale_weight: ScaleWeight = True,
@@ -98,6 +102,8 @@ def fit(
         imgsz=imgsz,
         calibration=calibration,
         calibration_share=calibration_share,
+        rule=rule,
+        region_scales=region_scales,
     )
     make_room(output)
     work = work or output.with_suffix("")
@@ -229,6 +235,8 @@ def calibrate(
     share: Annotated[
         float, typer.Option(callback=checked_share, help="Part of the images to calibrate on, as fit's; else all.")
     ] = 1.0,
+    rule: Rule = "youden",
+    region_scales: RegionScales = False,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
@@ -247,7 +255,8 @@ def calibrate(
     trained = Artifact.load(artifact)
     host = host_for(trained, base, device=device, unsafe=unsafe, end2end=end2end)
     make_room(output)
-    done = pipeline.calibrate_artifact(trained, host, MatchStore(store), source, share)
+    changes = {"rule": rule, "region_scales": region_scales}
+    done = pipeline.calibrate_artifact(trained, host, MatchStore(store), source, share, **changes)
     done.save(output)
     say(f"calibrated on {len(done.card['images']['calibration'])} images -> {output}")
 

@@ -41,6 +41,11 @@ def between(value: float) -> float:
     return value
 
 
+def maybe_between(value: float | None) -> float | None:
+    """For an option: neither nothing nor everything, or left out."""
+    return None if value is None else between(value)
+
+
 def several(value: int) -> int:
     """For an option: resamplings that a spread can be taken of, or none."""
     _demand(value != 1, "give 0 for none, or 2 and more", value)
@@ -66,6 +71,14 @@ def exponents(text: str, option: str) -> list[float]:
     if min(values) < 0:
         raise HaloposeError(f"--{option} takes numbers from 0 on, got {text!r}")
     return values
+
+
+def threshold_rule(text: str) -> str:
+    """A rule for pruning thresholds, checked."""
+    from halopose.uncertainty.pruning import promise_of
+
+    promise_of(text)
+    return text
 
 
 def floats(text: str, option: str) -> list[float]:
@@ -156,6 +169,16 @@ Visibility = Annotated[
     typer.Option(min=0.0, max=1.0, help="Prune below this visibility score; 0 for never, else the artifact's."),
 ]
 Uncalibrated = Annotated[bool, typer.Option("--uncalibrated", help="Take heads that nothing has calibrated yet.")]
+Rule = Annotated[
+    str,
+    typer.Option(
+        callback=threshold_rule,
+        help="How pruning thresholds are chosen: youden, distance, f1, or a promise such as risk:0.05@0.95.",
+    ),
+]
+RegionScales = Annotated[
+    bool, typer.Option("--region-scales", help="Regions have radii of their own at every object scale.")
+]
 Deployed = Annotated[Path | None, typer.Option("--deployed", help="Folder of `halopose export`, not --base.")]
 MaybeBase = Annotated[Path | None, typer.Option("--base", help="Trained pose model, a .pt checkpoint.")]
 MaybeArtifact = Annotated[Path | None, typer.Option("--artifact", help="Artifact made for this base.")]

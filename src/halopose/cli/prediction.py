@@ -39,10 +39,12 @@ class _Run:
         folder: Path,
         drawing: Drawing | None,
         ids: Mapping[str, int] | None,
+        joint: bool,
         options: dict[str, Any],
     ) -> None:
         self.model, self.folder, self.drawing, self.ids, self.options = model, folder, drawing, ids, options
-        settings = [*model.identity(), model.family, options, ids, drawing and asdict(drawing)]
+        self.joint = joint
+        settings = [*model.identity(), model.family, options, ids, drawing and asdict(drawing), joint]
         self.log = PredictionLog(folder, settings)
 
     def source(self, source: Source, step: Progress) -> None:
@@ -91,7 +93,7 @@ class _Run:
                 f"the truth knows no image called {name}: leave --truth off, or give the right one"
             )
         identity = image_id(name) if self.ids is None else self.ids[name]
-        entries = [{**entry, "image_id": identity, "file_name": name} for entry in poses.to_json()]
+        entries = [{**entry, "image_id": identity, "file_name": name} for entry in poses.to_json(self.joint)]
         self.log.add(file_name, entries)
         return poses
 
@@ -133,10 +135,15 @@ def run(
     folder: Path,
     drawing: Drawing | None,
     ids: Mapping[str, int] | None,
+    *,
+    joint: bool = False,
     **options: Any,
 ) -> list[str]:
-    """Predict every source into the folder; lines about those that could not be read."""
-    one = _Run(model, folder, drawing, ids, options)
+    """Predict every source into the folder; lines about those that could not be read.
+
+    joint: write how keypoints err together, too.
+    """
+    one = _Run(model, folder, drawing, ids, joint, options)
     left = [source for source in sources if source.file_name not in one.log.finished]
     if len(left) < len(sources):
         say(f"{len(sources) - len(left)} of {len(sources)} were done before: going on")

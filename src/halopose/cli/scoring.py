@@ -11,10 +11,13 @@ from halopose.cli.options import (
     Bootstrap,
     Family,
     Predictions,
+    RegionScales,
+    Rule,
     Seed,
     Sigmas,
     Truth,
     finite,
+    maybe_between,
     numbers,
     positive,
     share,
@@ -48,9 +51,8 @@ def score(
     scalarisation: Annotated[
         Literal["trace", "determinant", "eigenvalue"], typer.Option(help="Size of a covariance.")
     ] = "trace",
-    rule: Annotated[
-        Literal["youden", "distance", "f1"], typer.Option(help="How the pruning thresholds are chosen.")
-    ] = "youden",
+    rule: Rule = "youden",
+    region_scales: RegionScales = False,
     visibility: Annotated[
         bool, typer.Option("--visibility", help="Prune by the visibility score too, beside the covariance.")
     ] = False,
@@ -81,6 +83,7 @@ def score(
         folds=folds,
         bootstrap=bootstrap,
         seed=seed,
+        region_scales=region_scales,
     )
     detections, objects, files = _scoring_input(predictions, truth, calibration or [], overlap, given)
     make_folder(output)
@@ -99,9 +102,11 @@ def recalibrate(
     fraction: Annotated[
         float, typer.Option(callback=share, help="Share of the images to use; leave the rest for scoring.")
     ] = 1.0,
+    rule: Rule = "youden",
+    region_scales: RegionScales = False,
     sigmas: Sigmas = None,
 ) -> None:
-    """Fit a calibration and a pruning threshold on a prediction file."""
+    """Fit a calibration, a pruning threshold, regions and the correlation of keypoints on a prediction file."""
     from halopose.data.coco import read_ground_truth, read_predictions
     from halopose.data.splits import part_of_images
     from halopose.evaluation.calibration_file import CalibrationFile
@@ -112,7 +117,7 @@ def recalibrate(
     objects = read_ground_truth(truth, parse_sigmas(sigmas))
     detections = read_predictions(predictions, objects)
     images = part_of_images(objects.images, fraction)
-    protocol = Protocol()
+    protocol = Protocol(threshold_rule=rule, region_scales=region_scales)
     matched = match_poses(*only_images(detections, objects, images), protocol)
     if not len(matched):
         raise HaloposeError("no detection matches an annotated object: check that images and pixels agree")
@@ -125,12 +130,16 @@ def apply(
     calibration: Annotated[Path, typer.Argument(help="Calibration json from `halopose recalibrate`.")],
     predictions: Predictions,
     output: Annotated[Path, typer.Option("--output", "-o", help="Prediction json to write.")],
+    joint: Annotated[bool, typer.Option("--joint", help="Write how keypoints err together, too.")] = False,
+    region: Annotated[
+        float | None, typer.Option(callback=maybe_between, help="Write regions of this probability, too.")
+    ] = None,
 ) -> None:
     """Apply a calibration to a prediction file; keypoints, boxes and scores stay as they are."""
     from halopose.evaluation.calibration_file import CalibrationFile, apply_to_file
 
     file = CalibrationFile.load(calibration)
-    count = apply_to_file(file, predictions, output)
+    count = apply_to_file(file, predictions, output, joint=joint, region=region)
     say(f"{file.family} calibration applied to {count} detections -> {output}")
 
 

@@ -19,6 +19,7 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
+from halopose.uncertainty.correlation import whitened_correlation
 
 SEEN_MARK = "calibrated_on"  # true in a detection whose image was used to fit the calibration applied to it
 
@@ -149,8 +150,9 @@ def image_ids_by_name(path: Path | str) -> dict[str, int]:
 def read_predictions(path: Path | str, truth: GroundTruth | None = None) -> PoseDistributions:
     """Read COCO keypoint results that carry ``covariance`` [[xx, xy, yy], ...K] per detection.
 
-    Optional per detection: ``scale`` (like covariance) and ``dof`` [...K] for a Student-t, ``keep`` [...K], and
-    ``bbox`` xywh; a missing box is the keypoints' extent, as in pycocotools.
+    Optional per detection: ``scale`` (like covariance) and ``dof`` [...K] for a Student-t, ``correlation``
+    (2K x 2K) of all coordinates x1, y1, x2, ..., ``keep`` [...K], and ``bbox`` xywh; a missing box is the
+    keypoints' extent, as in pycocotools.
     """
     return parse_predictions(path, read_json(path), truth)
 
@@ -189,7 +191,38 @@ def parse_predictions(path: Path | str, content: Any, truth: GroundTruth | None)
         keep=_keep(path, content, count) if _all_or_none(path, content, "keep") else None,
         class_ids=class_ids,
         image_ids=image_ids,
+        correlation=_correlations(path, content, covariance)
+        if _all_or_none(path, content, "correlation")
+        else None,
     )
+
+
+def _correlations(path: Path | str, content: list[Any], covariance: Array) -> Array | None:
+    """Whitened correlations (N, 2K, 2K) from those of all coordinates, which must agree with the covariances."""
+    if not _all_or_none(path, content, "correlation"):
+        return None
+    size = 2 * covariance.shape[1]
+    given = _floats([entry["correlation"] for entry in content])
+    if given is None or given.shape != (len(content), size, size):
+        raise HaloposeError(f"{path}: correlation is {size} rows of {size} numbers in every detection")
+    deviation = np.sqrt(np.einsum("nkii->nki", covariance)).reshape(-1, size)
+    whole = given * deviation[:, :, None] * deviation[:, None]
+    definite = np.isfinite(whole).all((1, 2)) & (np.abs(given - np.swapaxes(given, 1, 2)).max((1, 2)) < 1e-6)
+    definite &= np.linalg.eigvalsh(np.where(definite[:, None, None], given, -np.eye(size)))[:, 0] > 0
+    if not definite.all():
+        place = int(np.flatnonzero(~definite)[0])
+        raise HaloposeError(f"{path}: correlation of detection {place} is not symmetric and positive definite")
+    index = np.arange(covariance.shape[1])
+    blocks = given.reshape(len(given), size // 2, 2, size // 2, 2)[:, index, :, index].transpose(1, 0, 2, 3)
+    own = covariance / deviation.reshape(-1, size // 2, 2, 1) / deviation.reshape(-1, size // 2, 1, 2)
+    apart = np.abs(blocks - own).max((2, 3))
+    if apart.max() > 1e-3:
+        row, column = np.argwhere(apart > 1e-3)[0]
+        raise HaloposeError(
+            f"{path}: correlation of detection {row} contradicts its covariance at keypoint {column}: rows are "
+            "x1, y1, x2, y2, ..."
+        )
+    return whitened_correlation(whole)
 
 
 def _keypoints_of_first(path: Path | str, content: list[Any]) -> int:

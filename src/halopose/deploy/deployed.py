@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.types import Array
+from halopose.uncertainty.conformal import Regions
+from halopose.uncertainty.correlation import Correlation
 
 MODEL, CARD = "model.onnx", "card.json"
 
@@ -53,7 +57,21 @@ class Deployed:
         """Calibrated poses of one image (h, w, 3)."""
         with _one_line():
             poses = describe(self.facts, self._detect(image, settings), family)
-        return PoseDistributions(**{field.name: getattr(poses, field.name) for field in fields(poses)})
+        found = {field.name: getattr(poses, field.name) for field in fields(poses)}
+        if poses.correlation is not None:
+            found["correlation"] = np.broadcast_to(poses.correlation, (len(poses), *poses.correlation.shape))
+        return PoseDistributions(**found | self._together)
+
+    @cached_property
+    def _together(self) -> dict[str, Any]:
+        """Regions and the tails of the joint law, as the package has them."""
+        count, facts = len(self.facts.keypoint_names), self.facts
+        try:
+            regions = None if facts.regions is None else Regions.from_json(facts.regions, count)
+            found = None if facts.correlation is None else Correlation.from_json(facts.correlation, count)
+        except (KeyError, TypeError, ValueError):
+            raise HaloposeError(f"{self.path}: its regions or correlation are damaged: export it again") from None
+        return {"regions": regions, **({} if found is None else {"together": found.dof})}
 
     def uncalibrated(self, image: Array, settings: Detecting) -> PoseDistributions:
         """Detections with the dispersions of the heads alone: the Gaussian's temperature is taken out again."""

@@ -14,6 +14,7 @@ from halopose.deploy import predict
 from halopose.deploy.deployed import CARD, MODEL
 from halopose.deploy.onnx_file import read_facts, write_model
 from halopose.fitting.artifact import Artifact
+from halopose.uncertainty.conformal import CONDITION
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -63,8 +64,23 @@ def describe(model: ModelProto, artifact: Artifact) -> str:
             "l22 by that in y, for pixels of the image. The Gaussian's temperature is in it. For the Student-t "
             "multiply L by `student_scale` of the metadata; the degrees of freedom are `student_dof`.",
             "",
+            *_promises(facts),
         ]
     )
+
+
+def _promises(facts: predict.Facts) -> list[str]:
+    """What the metadata promise beyond the law of each keypoint."""
+    lines = []
+    if facts.regions is not None:
+        lines += [
+            "`poses.region(0.9)` gives ellipses that hold the true keypoint with at least 90 %, whatever its law, "
+            f"and with `whole=True` all keypoints of an object together: of {CONDITION}.",
+            "",
+        ]
+    if facts.correlation is not None:
+        lines += ["`poses.joint_covariance()` is the covariance of all keypoints of a detection together.", ""]
+    return lines
 
 
 _MEANINGS = {

@@ -133,6 +133,8 @@ def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
         student_dof=student.nu_.tolist(),
         student_scale=(student.tau_.double().numpy() / tau).tolist(),
         student_moment=moment,
+        regions=None if fitted.regions is None else fitted.regions.to_json(),
+        correlation=None if fitted.correlation is None else fitted.correlation.to_json(),
     )
 
 

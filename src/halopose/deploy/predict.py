@@ -54,7 +54,8 @@ class Facts:
 
     Factors come out of the graph with the Gaussian's ``temperature`` (K,) in them. A Student-t has ``student_dof``
     (K,) and the scale factors times ``student_scale`` (K,); its covariance is that of the factors times
-    ``student_moment`` (K,), or the law's own where that is null.
+    ``student_moment`` (K,), or the law's own where that is null. ``regions``: squared radii of regions that hold
+    whatever the law; ``correlation``: how keypoints err together; both as `halopose` writes them, or null.
     """
 
     layout: str
@@ -75,6 +76,8 @@ class Facts:
     student_dof: List[float]
     student_scale: List[float]
     student_moment: Optional[List[float]]
+    regions: Optional[Dict[str, Any]] = None
+    correlation: Optional[Dict[str, Any]] = None
 
     @classmethod
     def read(cls, properties: Mapping[str, str], where: str) -> Facts:
@@ -88,6 +91,8 @@ class Facts:
             )
         values = {}
         for field in fields(cls):
+            if field.name not in properties and field.default is None:
+                continue
             if field.name not in properties:
                 raise Problem(f"{where} lacks the metadata key {field.name!r}: export it again")
             try:
@@ -115,6 +120,8 @@ class Poses:
 
     boxes (N, 4) xyxy; scores (N,); class_ids (N,), from 1; keypoints (N, K, 2); visibility (N, K) or None;
     covariance and scale (N, K, 2, 2); dof (K,) of a Student-t, else None; keep (N, K), false where pruned.
+    dispersion (N, K, 2, 2): as the heads gave it, which ``regions`` are multiples of; correlation (2K, 2K) of
+    whitened residuals, in the order x1, y1, x2, ..., or None.
     """
 
     boxes: Array
@@ -126,9 +133,42 @@ class Poses:
     scale: Array
     dof: Optional[Array]
     keep: Array
+    dispersion: Optional[Array] = None
+    regions: Optional[Dict[str, Any]] = None
+    correlation: Optional[Array] = None
 
     def __len__(self) -> int:
         return len(self.scores)
+
+    def region(self, probability: float, whole: bool = False) -> Array:
+        """M (N, K, 2, 2): (y - keypoint)' M^-1 (y - keypoint) <= 1 holds the truth; all of an object's if whole.
+
+        With at least that probability, whatever the law, for a detection that matches an object, on images like
+        those of calibration.
+        """
+        if self.regions is None:
+            raise Problem("this model file has no regions: export it again from a newer calibration")
+        levels = np.append(np.arange(1, 100) / 100, [0.995, 0.999])
+        place = int(np.searchsorted(levels, probability - 1e-9))
+        if not 0 < probability < 1:
+            raise Problem(f"a region's probability lies between 0 and 1, got {probability}")
+        table = np.array(self.regions["whole" if whole else "keypoint"], dtype=float)
+        size = np.maximum((self.boxes[:, 2:] - self.boxes[:, :2]).prod(1), 1.0) * self.regions["area_factor"]
+        scale = np.searchsorted(np.array(self.regions["edges"], dtype=float), size)
+        radius = table[..., place] if place < len(levels) else np.full(table.shape[:-1], np.nan)
+        if np.isnan(radius).any():
+            raise Problem(f"the calibration has too few images for regions of {probability:g}: ask for less")
+        return self.dispersion * (radius if whole else radius[scale][..., None, None])
+
+    def joint_covariance(self) -> Array:
+        """Covariance (N, 2K, 2K) of x1, y1, x2, y2, ..., whose diagonal blocks are ``covariance``."""
+        count = self.covariance.shape[1]
+        factor = np.linalg.cholesky(self.covariance)
+        wide = np.zeros((len(self), count, 2, count, 2))
+        wide[:, range(count), :, range(count)] = factor.transpose(1, 0, 2, 3)
+        wide = wide.reshape(len(self), 2 * count, 2 * count)
+        inner = np.eye(2 * count) if self.correlation is None else self.correlation
+        return wide @ inner @ wide.transpose(0, 2, 1)
 
     def to_json(self) -> List[Dict[str, Any]]:
         """COCO results entries with covariances, as `halopose predict` writes them."""
@@ -278,6 +318,9 @@ def describe(facts: Facts, found: Detections, family: str) -> Poses:
         scale=scale,
         dof=dof,
         keep=keep,
+        dispersion=covariances(found.factors / np.asarray(facts.temperature)[:, None]),
+        regions=facts.regions,
+        correlation=None if facts.correlation is None else np.array(facts.correlation["matrix"]),
     )
 
 

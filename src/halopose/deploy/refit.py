@@ -28,6 +28,8 @@ from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array, Counter
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.uncertainty.conformal import Regions
+from halopose.uncertainty.correlation import Correlation
 
 SCORING = Detecting(conf=0.01, detections=20)  # as the evaluation of an artifact collects them
 
@@ -127,7 +129,9 @@ def calibrations_of(facts: Facts) -> Calibrations:
     if facts.student_moment is not None:
         student.moment_tau_ = torch.tensor(facts.student_moment, dtype=torch.float64) * tau
     threshold = float("-inf") if facts.threshold is None else facts.threshold
-    return Calibrations(gaussian, student, threshold, facts.visibility_threshold)
+    regions = None if facts.regions is None else Regions.from_json(facts.regions, len(tau))
+    together = None if facts.correlation is None else Correlation.from_json(facts.correlation, len(tau))
+    return Calibrations(gaussian, student, threshold, facts.visibility_threshold, regions, together)
 
 
 def read_card(deployed: Deployed) -> dict[str, Any]:

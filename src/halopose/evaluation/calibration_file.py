@@ -22,9 +22,11 @@ from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import Laws, cross_fitted, fit_calibrations
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.true_positives import MatchedPoses
-from halopose.poses import PoseDistributions
+from halopose.poses import PoseDistributions, triangle
 from halopose.types import Array, Family
 from halopose.uncertainty.calibration import LARGEST_TAU, Calibration, GaussianCalibration, StudentTCalibration
+from halopose.uncertainty.conformal import Regions
+from halopose.uncertainty.correlation import Correlation
 from halopose.uncertainty.distributions import StudentT, scale_tril_from_covariance
 
 FORMAT = "halopose-calibration-1"
@@ -38,6 +40,8 @@ class CalibrationFile:
     names: tuple[str, ...]
     threshold: float
     image_ids: Array
+    regions: Regions | None = None
+    correlation: Correlation | None = None
 
     @property
     def family(self) -> Family:
@@ -48,7 +52,8 @@ class CalibrationFile:
         """Calibrate on true positives of the given images (I,), matched or not."""
         fitted = fit_calibrations(matched, protocol)
         calibration: Calibration = fitted.gaussian if family == "gaussian" else fitted.student
-        return cls(calibration, matched.layout.names, fitted.threshold, images)
+        names, threshold = matched.layout.names, fitted.threshold
+        return cls(calibration, names, threshold, images, fitted.regions, fitted.correlation)
 
     def save(self, path: Path | str) -> None:
         """Write the calibration as json."""
@@ -60,6 +65,8 @@ class CalibrationFile:
             **parameters,
             "threshold": self.threshold,
             "image_ids": self.image_ids.tolist(),
+            **({} if self.regions is None else {"regions": self.regions.to_json()}),
+            **({} if self.correlation is None else {"correlation": self.correlation.to_json()}),
         }
         write_json(path, {**content, "checksum": _checksum(content)}, indent=1)
 
@@ -100,6 +107,10 @@ class CalibrationFile:
             names=names,
             threshold=threshold,
             image_ids=np.asarray([int(identity) for identity in content["image_ids"]], dtype=np.int64),
+            regions=Regions.from_json(content["regions"], len(names)) if "regions" in content else None,
+            correlation=Correlation.from_json(content["correlation"], len(names))
+            if "correlation" in content
+            else None,
         )
 
     def apply(self, predictions: PoseDistributions) -> PoseDistributions:
@@ -121,7 +132,17 @@ class CalibrationFile:
             keep=predictions.keep,
             class_ids=predictions.class_ids,
             image_ids=predictions.image_ids,
+            dispersion=predictions.scale,
+            regions=self.regions,
+            **self._together(len(predictions)),
         )
+
+    def _together(self, count: int) -> dict[str, Any]:
+        """How keypoints of so many detections err together."""
+        if self.correlation is None:
+            return {}
+        matrix = self.correlation.matrix
+        return {"correlation": np.broadcast_to(matrix, (count, *matrix.shape)), "together": self.correlation.dof}
 
 
 def _checksum(content: dict[str, Any]) -> str:
@@ -132,19 +153,33 @@ def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def apply_to_file(calibration: CalibrationFile, source: Path | str, target: Path | str) -> int:
+def apply_to_file(
+    calibration: CalibrationFile,
+    source: Path | str,
+    target: Path | str,
+    *,
+    joint: bool = False,
+    region: float | None = None,
+) -> int:
     """Calibrate a prediction file; everything else in its detections is copied. Returns their number.
 
-    Detections of images that the calibration has seen are marked, so that scoring can refuse them.
+    Detections of images that the calibration has seen are marked, so that scoring can refuse them. joint: write
+    how keypoints err together. region: write regions of that probability.
     """
     content = read_json(source)
     applied = calibration.apply(parse_predictions(source, content, None))
     assert applied.image_ids is not None  # every parsed file has them
     seen = np.isin(applied.image_ids, calibration.image_ids)
+    if joint and calibration.correlation is None:
+        raise HaloposeError("the calibration knows no correlation: make it again with `halopose recalibrate`")
+    ellipses = None if region is None else triangle(applied.region(region)).tolist()
     entries = []
-    for old, new, marked in zip(content, applied.to_json(), seen.tolist(), strict=True):
-        entry = {key: value for key, value in old.items() if key not in ("scale", "dof", SEEN_MARK)}
-        entry.update({key: new[key] for key in ("covariance", "scale", "dof") if key in new})
+    for n, (old, new, marked) in enumerate(zip(content, applied.to_json(joint), seen.tolist(), strict=True)):
+        replaced = ("scale", "dof", "correlation", "region", "region_probability", SEEN_MARK)
+        entry = {key: value for key, value in old.items() if key not in replaced}
+        entry.update({key: new[key] for key in ("covariance", "scale", "dof", "correlation") if key in new})
+        if ellipses is not None:
+            entry |= {"region": ellipses[n], "region_probability": region}
         if marked:
             entry[SEEN_MARK] = True
         entries.append(entry)

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from halopose.data.splits import image_folds
+from halopose.errors import HaloposeError
+from halopose.evaluation.promises import Promises
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.types import Array
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.uncertainty.conformal import fit_regions
+from halopose.uncertainty.correlation import fit_correlation
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
-from halopose.uncertainty.pruning import keep_mask, select_threshold
+from halopose.uncertainty.pruning import keep_mask, promise_of, promised_threshold, select_threshold
 
 # The laws to compare, and what people are told they are called.
 LAWS = {"uncalibrated": "Uncalibrated", "gaussian": "Gaussian", "student_t": "Student-t"}
@@ -30,6 +34,7 @@ class Laws:
     """The laws to compare, each over (M, K), what is pruned (M, K) and by which thresholds (M,), folds differ.
 
     confidence: of the Gaussian's covariance (M, K), by which pruning goes. source: where all this came from.
+    promises: what regions and the joint law say of the same true positives.
     """
 
     laws: dict[str, Bivariate]
@@ -37,6 +42,7 @@ class Laws:
     threshold: Array
     visibility_threshold: Array | None
     source: str
+    promises: Promises | None = None
 
     def kept(self, matched: MatchedPoses) -> Array:
         """Keypoints (M, K) that stay (eq. 22)."""
@@ -88,17 +94,46 @@ def fit_calibrations(
     """
     gaussian = gaussian or fit_gaussian(matched, protocol.min_samples)
     student = student or fit_student(matched, protocol.covariance, protocol.min_samples)
-    confidence = _gaussian_confidence(matched, gaussian, protocol)[matched.labelled]
+    every = _gaussian_confidence(matched, gaussian, protocol)
+    confidence = every[matched.labelled]
     correct = matched.similarity[matched.labelled] >= protocol.gamma_ks
     if threshold is None:
-        threshold = select_threshold(confidence, correct, protocol.threshold_rule)
+        threshold = _threshold(confidence, correct, matched, protocol)
     visible = None
-    if protocol.visibility and matched.visibility is not None:
+    # With a promise the confidence decides alone: that is what was tested.
+    if protocol.visibility and matched.visibility is not None and not promise_of(protocol.threshold_rule):
         visibility, among = matched.visibility[matched.labelled], confidence >= threshold
         best = select_threshold(visibility, correct, protocol.threshold_rule, among=among)
         if best > visibility[among].min(initial=np.inf):
             visible = best
-    return Calibrations(gaussian, student, threshold, visible)
+    keep = keep_mask(every, threshold, matched.visibility, visible)
+    regions = fit_regions(
+        matched.distance,
+        matched.labelled,
+        matched.image_ids,
+        keep=keep,
+        area=matched.box_area,
+        edges=protocol.scale_edges if protocol.region_scales else (),
+        area_factor=matched.layout.area_factor,
+    )
+    factors = np.linalg.cholesky(matched.scale)
+    together = fit_correlation(matched.residual, factors, matched.labelled, matched.layout.mirror)
+    return Calibrations(gaussian, student, threshold, visible, regions, together)
+
+
+def _threshold(confidence: Array, correct: Array, matched: MatchedPoses, protocol: Protocol) -> float:
+    """Threshold on the confidence (n,) of labelled keypoints by the protocol's rule."""
+    promise = promise_of(protocol.threshold_rule)
+    if promise is None:
+        return select_threshold(confidence, correct, protocol.threshold_rule)
+    images = np.broadcast_to(matched.image_ids[:, None], matched.labelled.shape)[matched.labelled]
+    threshold = promised_threshold(confidence, correct, images, *promise)
+    if threshold == float("inf"):
+        raise HaloposeError(
+            f"no threshold keeps the promise {protocol.threshold_rule} on these images: allow more risk, or give "
+            "more images"
+        )
+    return threshold
 
 
 def _gaussian_confidence(matched: MatchedPoses, gaussian: GaussianCalibration, protocol: Protocol) -> Array:
@@ -119,6 +154,7 @@ def apply_calibrations(matched: MatchedPoses, fitted: Calibrations, protocol: Pr
         threshold=np.full(count, fitted.threshold),
         visibility_threshold=None if visible is None else np.full(count, visible),
         source=source,
+        promises=Promises.of(matched, fitted.regions, fitted.correlation),
     )
 
 
@@ -165,6 +201,7 @@ def _join(parts: list[Laws], back: Array, source: str) -> Laws:
         if all(part.visibility_threshold is None for part in parts)
         else np.concatenate(visible)[back],
         source=source,
+        promises=Promises.join([part.promises for part in parts], back),
     )
 
 

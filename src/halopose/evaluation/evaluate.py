@@ -18,6 +18,7 @@ from halopose.evaluation.bootstrap import interval_of
 from halopose.evaluation.calibrations import LAWS, Laws, cross_fitted
 from halopose.evaluation.keypoint_statistics import Statistics, curves_of, summaries
 from halopose.evaluation.measured import Measured, demand_matches
+from halopose.evaluation.promises import score_joint, score_regions
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import (
     CELL_LEVELS,
@@ -80,8 +81,24 @@ def evaluate(
         pruned=_pruned(measured, matched, laws, protocol, kept),
         pruning_curve=_pruning_curve(measured.statistics["gaussian"], protocol),
         cells=_cells(measured, len(matched.layout)),
+        **_promises(matched, laws, protocol, edges, scales),
+        limbs=matched.layout.limbs,
     )
     return _with_intervals(scores, measured, protocol, progress) if protocol.bootstrap else scores
+
+
+def _promises(
+    matched: MatchedPoses, laws: Laws, protocol: Protocol, edges: Array, scales: Sequence[Scale]
+) -> dict[str, Any]:
+    """Scores of regions and of the joint law, where there are any."""
+    if laws.promises is None:
+        return {}
+    scale = np.searchsorted(edges, matched.area, side="left")
+    masks = {one.name: scale == number for number, one in enumerate(scales)}
+    return {
+        "regions": score_regions(matched, laws.promises, laws.kept(matched), protocol, masks),
+        "joint": score_joint(matched, laws.laws, laws.promises, protocol),
+    }
 
 
 def _law_scores(

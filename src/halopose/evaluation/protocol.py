@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from halopose.evaluation.matching import MAX_DETECTIONS
-from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, ThresholdRule
+from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, promise_of
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,10 @@ class Protocol:
     area: the s^2 of the localization confidence, ``annotation`` as in the paper, or ``box``, the predicted
     box's area times the keypoints' area factor, which is all there is at inference. The similarity of a keypoint
     always takes the annotated area. visibility: whether pruning looks at the visibility score too (eq. 22), where
-    its threshold is not given. min_samples: as in ``Calibration``. scale_edges: areas that part the object scales.
-    folds: how many parts the images are cut into, so that each is scored with a calibration that never saw it.
+    its threshold is not given. threshold_rule: youden, distance, f1, or a promise such as risk:0.05@0.95.
+    min_samples: as in ``Calibration``. scale_edges: areas that part the object scales. folds: how many parts the
+    images are cut into, so that each is scored with a calibration that never saw it. region_scales: if regions
+    have radii of their own at every object scale.
 
     >>> Protocol(area="box", bootstrap=200).oks_threshold
     0.5
@@ -27,7 +29,7 @@ class Protocol:
     max_detections: int = MAX_DETECTIONS
     area: Literal["annotation", "box"] = "annotation"
     scalarisation: Scalarisation = "trace"
-    threshold_rule: ThresholdRule = "youden"
+    threshold_rule: str = "youden"
     gamma_ks: float = GAMMA_KS
     visibility: bool = False
     covariance: Literal["moment", "paper"] = "moment"
@@ -36,3 +38,7 @@ class Protocol:
     folds: int = 5
     bootstrap: int = 0
     seed: int = 0
+    region_scales: bool = False
+
+    def __post_init__(self) -> None:
+        promise_of(self.threshold_rule)

@@ -15,6 +15,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import LAWS
 from halopose.evaluation.metrics import LEVELS
+from halopose.evaluation.promise_scores import JointScores, RegionScores
 from halopose.types import Array
 
 AXES = ("joint", "x", "y")
@@ -152,7 +153,8 @@ class Scores:
 
     settings: the protocol's. given_family: of the law as given. images, matched_instances, keypoints: counts.
     akp_random, akp_visibility: AKP of a random ranking and of the visibility score; akp_skill: how far the
-    covariance's ranking is on the way from random to perfect. interval: of those three.
+    covariance's ranking is on the way from random to perfect. interval: of those three. regions: coverage of
+    conformal regions. joint: the law of all keypoints together. limbs: keypoints to be joined in pictures.
 
     >>> from halopose.data.coco import parse_ground_truth, parse_predictions
     >>> from halopose.data.synthetic import World, synthesize
@@ -185,6 +187,9 @@ class Scores:
     pruning_curve: PruningCurve
     cells: CoverageCells
     interval: dict[str, Interval] = field(default_factory=dict)
+    regions: RegionScores | None = None
+    joint: JointScores | None = None
+    limbs: tuple[tuple[int, int], ...] = ()
 
     def law(self, name: str) -> LawScores:
         """One of LAWS by its name."""
@@ -229,6 +234,9 @@ class Scores:
             "curves": {name: _curves_to_json(self.law(name).curves) for name in LAWS},
             "curves_pruned": {name: _curves_to_json(pruned.law(name).curves) for name in LAWS},
             **({"interval": _lists(self.interval)} if self.interval else {}),
+            **({"regions": self.regions.to_json()} if self.regions else {}),
+            **({"joint": self.joint.to_json()} if self.joint else {}),
+            "limbs": [list(limb) for limb in self.limbs],
         }
 
     @classmethod
@@ -309,6 +317,9 @@ def _scores(content: Any) -> Scores:
         ),
         cells=_cells(content["cells"], (len(names), len(scales))),
         interval=_intervals(content),
+        regions=_optional(content.get("regions"), RegionScores.from_json),
+        joint=_optional(content.get("joint"), lambda part: JointScores.from_json(part, len(names))),
+        limbs=tuple((int(a), int(b)) for a, b in content.get("limbs", [])),
     )
 
 

@@ -19,12 +19,16 @@ from halopose.evaluation.protocol import Protocol
 from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
+from halopose.uncertainty.correlation import whiten
 from halopose.uncertainty.pruning import localization_confidence
 
 
 @dataclass(frozen=True)
 class MatchedPoses:
-    """M true positives of K keypoints: residuals (M, K, 2) and the predicted law of each, in image order."""
+    """M true positives of K keypoints: residuals (M, K, 2) and the predicted law of each, in image order.
+
+    correlation (M, 2K, 2K): how the predictions say that keypoints err together, whitened; None if they do not.
+    """
 
     image_ids: Array
     objects: Array
@@ -37,6 +41,7 @@ class MatchedPoses:
     box_area: Array
     dof: Array | None
     layout: Keypoints
+    correlation: Array | None = None
 
     def __len__(self) -> int:
         return len(self.area)
@@ -65,7 +70,10 @@ class MatchedPoses:
             same_tails = self.dof is other.dof
         else:
             same_tails = np.array_equal(self.dof, other.dof)
-        same_scores = (self.visibility is None) == (other.visibility is None)
+        same_scores = all(
+            (getattr(self, name) is None) == (getattr(other, name) is None)
+            for name in ("visibility", "correlation")
+        )
         return self.layout == other.layout and same_tails and same_scores
 
     def select(self, index: Array) -> MatchedPoses:
@@ -82,6 +90,11 @@ class MatchedPoses:
         """Localization confidence (M, K) of covariances (M, K, 2, 2) (eq. 19)."""
         area = self.area if protocol.area == "annotation" else self.box_area * self.layout.area_factor
         return localization_confidence(covariance, area, self.layout.kappa, protocol.scalarisation)
+
+    @cached_property
+    def distance(self) -> Array:
+        """Squared Mahalanobis distance (M, K) of every keypoint under its scale matrix as given."""
+        return np.square(whiten(self.residual, np.linalg.cholesky(self.scale))).sum(-1)
 
     @cached_property
     def similarity(self) -> Array:
@@ -113,4 +126,5 @@ def match_poses(
         box_area=box_area(predictions.boxes[detections]),
         dof=predictions.dof,
         layout=truth.layout,
+        correlation=None if predictions.correlation is None else predictions.correlation[detections],
     )

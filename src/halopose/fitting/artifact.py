@@ -1,4 +1,4 @@
-"""The artifact: trained heads, both calibrations and the pruning threshold in one safetensors file.
+"""The artifact: trained heads, calibrations, regions, correlation and pruning threshold in one safetensors file.
 
 It knows the fingerprint of the base it was made for and refuses another, and it carries a card: the data,
 the splits by image id, the settings and the figures measured.
@@ -20,6 +20,8 @@ from halopose.errors import HaloposeError
 from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
 from halopose.uncertainty.calibration import LARGEST_TAU, Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.uncertainty.conformal import Regions
+from halopose.uncertainty.correlation import Correlation
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
 
 FORMAT = "halopose-artifact-2"
@@ -94,6 +96,10 @@ class Artifact:
             "covariance": fitted.student.covariance,
             "card": self.card,
         }
+        if fitted.regions is not None:
+            content["regions"] = fitted.regions.to_json()
+        if fitted.correlation is not None:
+            content["correlation"] = fitted.correlation.to_json()
         write_tensors(path, tensors, content)
 
     @classmethod
@@ -147,6 +153,8 @@ class Artifact:
             student,
             float("-inf") if threshold is None else float(threshold),
             None if visible is None else float(visible),
+            Regions.from_json(content["regions"], keypoints) if "regions" in content else None,
+            Correlation.from_json(content["correlation"], keypoints) if "correlation" in content else None,
         )
         return cls(
             heads=heads.eval(),

@@ -50,7 +50,8 @@ class FitSettings:
     """Everything a fit depends on.
 
     calibration_share: part of the validation images kept for calibration. gamma_ks: similarity from which a
-    keypoint counts as reliable when the pruning thresholds are chosen.
+    keypoint counts as reliable when the pruning thresholds are chosen. rule, region_scales: ``Protocol``'s
+    threshold_rule and region_scales.
 
     >>> FitSettings(train=TrainSettings(epochs=4), imgsz=320).calibration
     'matched'
@@ -67,11 +68,19 @@ class FitSettings:
     cells_per_object: int = 10
     gamma_ks: float = GAMMA_KS
     batch: int = 1
+    rule: str = "youden"
+    region_scales: bool = False
 
     @property
     def protocol(self) -> Protocol:
         """How thresholds are chosen and artifacts are scored: with the box's area, all there is at inference."""
-        return Protocol(area="box", gamma_ks=self.gamma_ks, visibility=True)
+        return Protocol(
+            area="box",
+            gamma_ks=self.gamma_ks,
+            visibility=True,
+            threshold_rule=self.rule,
+            region_scales=self.region_scales,
+        )
 
     @classmethod
     def from_json(cls, content: Any) -> FitSettings:
@@ -260,9 +269,17 @@ def uncalibrated(
 
 
 def calibrate_artifact(
-    artifact: Artifact, host: Host, store: MatchStore, source: CalibrationSource, share: float = 1.0
+    artifact: Artifact,
+    host: Host,
+    store: MatchStore,
+    source: CalibrationSource,
+    share: float = 1.0,
+    **changes: Any,
 ) -> Artifact:
-    """Calibrate trained heads on a share of a store's images, none of which they may have been trained on."""
+    """Calibrate trained heads on a share of a store's images, none of which they may have been trained on.
+
+    changes: of the settings that the artifact was made with.
+    """
     artifact.check(host)
     store.check(host)
     if store.layout != artifact.layout:
@@ -281,6 +298,7 @@ def calibrate_artifact(
         iou=store.settings.iou,
         calibration=source,
         calibration_share=share,
+        **changes,
     )
     fitted = calibrate_heads(artifact.heads.to(host.device).eval(), store, images, settings)
     card = {

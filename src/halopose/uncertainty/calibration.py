@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from halopose.errors import HaloposeError
 from halopose.types import Family
+from halopose.uncertainty.conformal import Regions
+from halopose.uncertainty.correlation import Correlation
 from halopose.uncertainty.distributions import Gaussian, StudentT
 
 log = logging.getLogger(__name__)
@@ -372,13 +374,16 @@ class Calibrations:
     """Everything fitted on held-out data: both laws, and the thresholds below which a keypoint is pruned.
 
     threshold: of the localization confidence; -inf prunes nothing. visibility_threshold: of the visibility score
-    (eq. 22), None where the confidence decides alone.
+    (eq. 22), None where the confidence decides alone. regions: radii that hold whatever the law. correlation: how
+    keypoints of an object err together.
     """
 
     gaussian: GaussianCalibration
     student: StudentTCalibration
     threshold: float = float("-inf")
     visibility_threshold: float | None = None
+    regions: Regions | None = None
+    correlation: Correlation | None = None
 
     @classmethod
     def none(cls, keypoints: int) -> Calibrations:

@@ -1,0 +1,200 @@
+"""Regions with a guarantee that needs no law: conformal radii, fitted on images that nothing else was fitted on.
+
+In: squared Mahalanobis distances (M, K) of labelled keypoints under a dispersion fixed beforehand, and their
+images. Out: ``Regions``, squared radii by keypoint and probability, and of all keypoints of an object together.
+
+Keypoints of one image depend on each other, so images are the samples. With n images the scores of an image share
+the weight 1 / (n + 1), the last share lies at infinity, and the radius is the quantile of what results
+(hierarchical conformal prediction). Then a keypoint taken at random from a new image lies in its region with at
+least the stated probability, on average over calibrations, whatever its distribution, if the new image is like
+those of calibration and the detection matches an object. The distance is under the dispersion before calibration:
+temperatures and degrees of freedom, which were fitted on the same images, are not in it, and every law of a
+keypoint has the same region.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from halopose.errors import HaloposeError
+from halopose.types import Array
+
+PROBABILITIES = np.array([*(percent / 100 for percent in range(1, 100)), 0.995, 0.999])
+CONDITION = "a detection that matches an object, on images like those of calibration"
+MIN_IMAGES = 50  # a keypoint on fewer takes the radii of all keypoints together
+_SLACK = 1e-9  # of sums of weights that are equal to a probability but for rounding
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Squared radii at ``PROBABILITIES``, in units of the dispersion before calibration; inf where none is known.
+
+    keypoint (S, K, P) by object scale; whole (P,): all keypoints of an object together, whole_kept (P,): those
+    that pruning keeps. images (S, K): how many images a keypoint was seen on; those under ``MIN_IMAGES`` have the
+    radii of all keypoints together. edges (S - 1,): areas that part the scales, of predicted boxes times
+    ``area_factor``.
+
+    >>> rng = np.random.default_rng(0)
+    >>> distance, image = rng.chisquare(2, (400, 3)), np.arange(400) // 2  # 200 images of two objects
+    >>> regions = fit_regions(distance, np.ones((400, 3), dtype=bool), image)
+    >>> regions.radius(0.9).shape, bool(3.5 < regions.radius(0.9)[0, 0] < 6.5)  # a chi-square's is 4.6
+    ((1, 3), True)
+    """
+
+    keypoint: Array
+    whole: Array
+    whole_kept: Array
+    images: Array
+    edges: tuple[float, ...] = ()
+    area_factor: float = 1.0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Regions):
+            return NotImplemented
+        names = ("keypoint", "whole", "whole_kept", "images", "edges", "area_factor")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays inside may change
+
+    def radius(self, probability: float) -> Array:
+        """Squared radii (S, K) of each keypoint's region."""
+        return _finite(self.at(self.keypoint, probability), probability)
+
+    def whole_radius(self, probability: float, kept: bool = False) -> float:
+        """The squared radius of the regions that hold all keypoints of an object together, or those kept."""
+        return float(_finite(self.at(self.whole_kept if kept else self.whole, probability), probability))
+
+    def of_objects(self, probability: float, area: Array) -> Array:
+        """Squared radii (N, K) for objects with predicted boxes of these areas (N,)."""
+        return np.asarray(self.radius(probability)[self.scale_of(area)])
+
+    def scale_of(self, area: Array) -> Array:
+        """Which scale (N,) objects with predicted boxes of these areas (N,) are of."""
+        return np.searchsorted(np.asarray(self.edges, dtype=float), area * self.area_factor, side="left")
+
+    @staticmethod
+    def at(table: Array, probability: float) -> Array:
+        """A table's values at the next higher of its probabilities, so never less; inf where unknown."""
+        if not 0 < probability < 1:
+            raise HaloposeError(f"a region's probability lies between 0 and 1, got {probability}")
+        place = int(np.searchsorted(PROBABILITIES, probability - _SLACK))
+        return table[..., place] if place < len(PROBABILITIES) else np.full(table.shape[:-1], np.inf)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain json content; what is infinite becomes null."""
+        tables = {name: _nulled(getattr(self, name)) for name in ("keypoint", "whole", "whole_kept")}
+        rest = {"images": self.images.tolist(), "edges": list(self.edges), "area_factor": self.area_factor}
+        return {**tables, **rest}
+
+    @classmethod
+    def from_json(cls, content: Any, keypoints: int) -> Regions:
+        """The inverse of ``to_json``; a ValueError, KeyError or TypeError if the content is not that."""
+        edges = tuple(float(edge) for edge in content["edges"])
+        shape = (len(edges) + 1, keypoints, len(PROBABILITIES))
+        whole, kept = (_table(content[name], shape[2:]) for name in ("whole", "whole_kept"))
+        images = np.asarray(content["images"], dtype=np.int64)
+        if images.shape != shape[:2] or list(edges) != sorted(edges):
+            raise ValueError("images or edges do not fit the table of radii")
+        factor = float(content["area_factor"])
+        return cls(_table(content["keypoint"], shape), whole, kept, images, edges, factor)
+
+
+def fit_regions(
+    distance: Array,
+    labelled: Array,
+    image_ids: Array,
+    *,
+    keep: Array | None = None,
+    area: Array | None = None,
+    edges: tuple[float, ...] = (),
+    area_factor: float = 1.0,
+) -> Regions:
+    """Radii from squared distances (M, K) of labelled keypoints (M, K) on images (M,).
+
+    keep (M, K): what pruning keeps. area (M,): of the predicted boxes, for radii of their own between ``edges`` of
+    area times ``area_factor``.
+    """
+    scale = np.zeros(len(distance), dtype=np.int64)
+    if edges:
+        if area is None:
+            raise HaloposeError("regions by object scale need the objects' areas")
+        scale = np.searchsorted(np.asarray(edges), area * area_factor, side="left")
+    tables, counts = [], []
+    everything = _pooled(distance, labelled, image_ids)
+    for number in range(len(edges) + 1):
+        chosen = np.flatnonzero(scale == number)
+        part = distance[chosen], labelled[chosen], image_ids[chosen]
+        images = np.array([len(np.unique(part[2][part[1][:, k]])) for k in range(distance.shape[1])])
+        pooled = _pooled(*part)
+        pooled = np.where(np.isfinite(pooled), pooled, everything)
+        own = [
+            hierarchical_quantiles(part[0][part[1][:, k], k], part[2][part[1][:, k]])
+            for k in range(distance.shape[1])
+        ]
+        enough = (images >= MIN_IMAGES)[:, None] & np.isfinite(own)
+        # Where one takes over from the other a region of more probability must not be the smaller one.
+        tables.append(np.maximum.accumulate(np.where(enough, own, pooled), axis=1))
+        counts.append(images)
+    kept = labelled if keep is None else labelled & keep
+    whole, whole_kept = (
+        hierarchical_quantiles(*whole_distance(distance, mask, image_ids)) for mask in (labelled, kept)
+    )
+    return Regions(np.array(tables), whole, whole_kept, np.array(counts), edges, area_factor)
+
+
+def whole_distance(distance: Array, chosen: Array, image_ids: Array) -> tuple[Array, Array]:
+    """The largest squared distance of each object's chosen keypoints (O,), and its image (O,); none, no object."""
+    known = chosen.any(1)
+    return np.where(chosen, distance, -np.inf).max(1, initial=-np.inf)[known], image_ids[known]
+
+
+def hierarchical_quantiles(scores: Array, image_ids: Array, probabilities: Array = PROBABILITIES) -> Array:
+    """Conformal quantiles (P,) of scores (n,), images (n,) counting alike; inf where images are too few."""
+    _, image, count = np.unique(image_ids, return_inverse=True, return_counts=True)
+    order = np.argsort(scores, kind="stable")
+    weight = 1 / (count[image[order]] * (len(count) + 1))
+    place = np.searchsorted(np.cumsum(weight), np.asarray(probabilities) - _SLACK)
+    return np.append(scores[order], np.inf)[place]
+
+
+def _pooled(distance: Array, labelled: Array, image_ids: Array) -> Array:
+    """Quantiles (P,) of all keypoints together."""
+    return hierarchical_quantiles(
+        distance[labelled], np.broadcast_to(image_ids[:, None], labelled.shape)[labelled]
+    )
+
+
+def _finite(radii: Array, probability: float) -> Array:
+    if np.isfinite(radii).all():
+        return np.asarray(radii)
+    raise HaloposeError(
+        f"the calibration has too few images for regions of {probability:g}: that takes "
+        f"{np.ceil(probability / (1 - probability) - _SLACK):.0f} or more; ask for less, or calibrate on more"
+    )
+
+
+def _nulled(table: Array) -> Any:
+    nothing: Any = None
+    return np.where(np.isfinite(table), table.astype(object), nothing).tolist()
+
+
+def _table(content: Any, shape: tuple[int, ...]) -> Array:
+    table = np.array(content, dtype=float)
+    table = np.where(np.isnan(table), np.inf, table)
+    if table.shape != shape or (table < 0).any() or (np.diff(np.where(np.isinf(table), 1e300, table)) < 0).any():
+        raise ValueError(f"expected rising radii of shape {shape}")
+    return table
+
+
+__all__ = [
+    "CONDITION",
+    "MIN_IMAGES",
+    "PROBABILITIES",
+    "Regions",
+    "fit_regions",
+    "hierarchical_quantiles",
+    "whole_distance",
+]

@@ -1,0 +1,434 @@
+"""How the keypoints of one object err together, beside what each of them does alone.
+
+In: residuals (M, K, 2) of partly labelled objects, Cholesky factors (M, K, 2, 2). Out: a ``Correlation``, shared
+by all objects, and with it the joint law of an object: covariance, density, samples, some keypoints given others.
+
+A residual whitened by its own factor, z_k = L_k^-1 r_k, has the identity as its covariance; R (2K, 2K) has those
+blocks on its diagonal and, off it, how whitened residuals of different keypoints go together. So the law of every
+single keypoint stays exactly as it was. Gaussian: r ~ N(0, D R D'), with D the factors on a diagonal. Student-t: v
+follows a multivariate t with scale R and ``dof`` degrees of freedom, and each v_k is stretched along its own
+direction until its length has the law of that keypoint's t; with one nu for all that is the multivariate t.
+
+R and ``dof`` are fitted to ranks of distances and to directions: no temperature and no outlier moves them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import optimize, special
+
+from halopose.errors import HaloposeError
+from halopose.types import Array
+
+SMALLEST_EIGENVALUE = 0.02  # of R; less is more than so many images can tell
+DOF_RANGE = (2.5, 1e4)
+_OBJECTS = 1500  # that the tails are fitted to
+_CHUNK = 2048  # objects whose matrices are factored at once
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, eq=False)
+class Correlation:
+    """R (2K, 2K) in the order x1, y1, x2, y2, ..., and the degrees of freedom of the joint Student-t.
+
+    shrinkage: the share of the identity in R. objects: how many it was fitted on.
+
+    >>> rng = np.random.default_rng(0)
+    >>> together = rng.normal(size=(2000, 1, 2))  # one half of the variance is common to both keypoints
+    >>> residual = (together + rng.normal(size=(2000, 2, 2))) / np.sqrt(2)
+    >>> found = fit_correlation(residual, np.tile(np.eye(2), (2000, 2, 1, 1)))
+    >>> round(float(found.matrix[0, 2]), 1), round(float(found.matrix[1, 3]), 1)
+    (0.5, 0.5)
+    """
+
+    matrix: Array
+    dof: float = math.inf
+    shrinkage: float = 0.0
+    objects: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Correlation):
+            return NotImplemented
+        return np.array_equal(self.matrix, other.matrix) and (
+            (self.dof, self.shrinkage, self.objects) == (other.dof, other.shrinkage, other.objects)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # arrays inside may change
+
+    @property
+    def keypoints(self) -> int:
+        return len(self.matrix) // 2
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain json content."""
+        dof = self.dof if math.isfinite(self.dof) else None
+        return {
+            "matrix": self.matrix.tolist(),
+            "dof": dof,
+            "shrinkage": self.shrinkage,
+            "objects": self.objects,
+        }
+
+    @classmethod
+    def from_json(cls, content: Any, keypoints: int) -> Correlation:
+        """The inverse of ``to_json``; a ValueError, KeyError or TypeError if the content is not that."""
+        matrix = np.array(content["matrix"], dtype=float)
+        if matrix.shape != (2 * keypoints, 2 * keypoints) or not is_correlation(matrix):
+            raise ValueError("not a correlation of whitened residuals")
+        dof = math.inf if content["dof"] is None else float(content["dof"])
+        if not dof > 0:
+            raise ValueError("degrees of freedom are positive")
+        return cls(matrix, dof, float(content["shrinkage"]), int(content["objects"]))
+
+
+def is_correlation(matrix: Array) -> bool:
+    """Whether matrices (..., 2K, 2K) are symmetric and positive definite with identities on their diagonals."""
+    if not np.isfinite(matrix).all() or np.abs(matrix - np.swapaxes(matrix, -1, -2)).max(initial=0.0) > 1e-9:
+        return False
+    count = matrix.shape[-1] // 2
+    blocks = _blocks(matrix)[..., np.arange(count), np.arange(count), :, :]
+    return bool(np.abs(blocks - np.eye(2)).max(initial=0.0) < 1e-6 and (np.linalg.eigvalsh(matrix) > 0).all())
+
+
+# --- fitting ------------------------------------------------------------------------------------------------
+
+
+def fit_correlation(
+    residual: Array, scale_tril: Array, labelled: Array | None = None, mirror: tuple[int, ...] | None = None
+) -> Correlation:
+    """Fit to residuals (M, K, 2) under factors (M, K, 2, 2); labelled (M, K), by default all.
+
+    mirror: which keypoint each becomes in the mirror. Objects and their mirror images then count alike.
+    """
+    labelled = np.ones(residual.shape[:2], dtype=bool) if labelled is None else labelled
+    survival, direction = _ranked(whiten(residual, scale_tril), labelled)
+    scores = direction * np.sqrt(-2 * survival)[..., None]  # normal scores: ranks as a Gaussian would have them
+    matrix, noise = _moments(scores, labelled)
+    if mirror is not None:
+        matrix, noise = (matrix + _mirrored(matrix, mirror)) / 2, noise / 2
+    shrinkage = _shrinkage(matrix, noise)
+    size = len(matrix)
+    matrix = (1 - shrinkage) * matrix + shrinkage * np.eye(size)
+    found = Correlation(matrix, math.inf, shrinkage, int((labelled.sum(1) > 1).sum()))
+    return Correlation(matrix, _tails(found, survival, direction, labelled), shrinkage, found.objects)
+
+
+def _ranked(white: Array, labelled: Array) -> tuple[Array, Array]:
+    """Log of the share of each keypoint's residuals that are longer (M, K), and directions (M, K, 2).
+
+    Both are zero where a keypoint is not labelled.
+    """
+    length = np.hypot(white[..., 0], white[..., 1])
+    survival = np.zeros(length.shape)
+    for k in range(length.shape[1]):
+        rows = np.flatnonzero(labelled[:, k])
+        order = np.empty(len(rows))
+        order[np.argsort(length[rows, k], kind="stable")] = np.arange(len(rows))
+        survival[rows, k] = np.log1p(-(order + 0.5) / max(len(rows), 1))
+    direction = np.where((labelled & (length > 0))[..., None], white / np.maximum(length, _TINY)[..., None], 0.0)
+    return survival, direction
+
+
+def _moments(scores: Array, labelled: Array) -> tuple[Array, Array]:
+    """Correlation (2K, 2K) of scores (M, K, 2) with identities on its diagonal, and the variance of its entries.
+
+    Every pair of keypoints counts the objects that have both.
+    """
+    objects, keypoints = labelled.shape
+    flat = scores.reshape(objects, 2 * keypoints)
+    both = labelled.T.astype(float) @ labelled
+    pairs = np.repeat(np.repeat(both, 2, 0), 2, 1)
+    product = flat.T @ flat / np.maximum(pairs, 1)
+    spread = np.square(flat).T @ np.square(flat) / np.maximum(pairs, 1)
+    own = _blocks(product)[np.arange(keypoints), np.arange(keypoints)]
+    values, vectors = np.linalg.eigh(own)
+    root = (vectors / np.sqrt(np.maximum(values, 1e-6))[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+    root = np.where((both.diagonal() > 2)[:, None, None], root, np.eye(2))
+    wide = np.zeros((2 * keypoints, 2 * keypoints))
+    _blocks(wide)[np.arange(keypoints), np.arange(keypoints)] = root
+    matrix = wide @ product @ wide
+    _blocks(matrix)[np.arange(keypoints), np.arange(keypoints)] = np.eye(2)
+    return (matrix + matrix.T) / 2, np.where(pairs > 1, (spread - product**2) / np.maximum(pairs, 1), 1.0)
+
+
+def _shrinkage(matrix: Array, noise: Array) -> float:
+    """Share of the identity: what noise explains of the correlations, and as much as makes all of it definite."""
+    keypoint = np.arange(len(matrix)) // 2
+    apart = keypoint[:, None] != keypoint
+    signal = float(np.square(matrix[apart]).sum())
+    share = min(float(noise[apart].sum()) / signal, 1.0) if signal else 1.0
+    lowest = float(np.linalg.eigvalsh(matrix)[0])
+    return max(share, (SMALLEST_EIGENVALUE - lowest) / (1 - lowest) if lowest < SMALLEST_EIGENVALUE else 0.0)
+
+
+def _mirrored(matrix: Array, mirror: tuple[int, ...]) -> Array:
+    """R of mirror images: partners change places, and x its sign."""
+    index = (2 * np.array(mirror)[:, None] + np.arange(2)).ravel()
+    sign = np.tile([-1.0, 1.0], len(mirror))
+    return np.asarray(matrix[np.ix_(index, index)] * sign * sign[:, None])
+
+
+def _tails(found: Correlation, survival: Array, direction: Array, labelled: Array) -> float:
+    """Degrees of freedom under which the ranks are likeliest, infinite if the Gaussian is as likely."""
+    rows = np.flatnonzero(labelled.sum(1) > 1)
+    if len(rows) > _OBJECTS:
+        rows = rows[:: -(-len(rows) // _OBJECTS)]
+    if not len(rows):
+        return math.inf
+    survival, direction, labelled = survival[rows], direction[rows], labelled[rows]
+    root = np.linalg.cholesky(_masked(found.matrix, np.repeat(labelled, 2, axis=1)))
+    inverse = np.linalg.inv(root)
+
+    def loss(log_dof: float) -> float:
+        dof = math.exp(log_dof)
+        stretched = direction * np.sqrt(_squared_length(survival, dof))[..., None]
+        distance = np.square(inverse @ stretched.reshape(len(rows), -1, 1)).sum((1, 2))
+        return -float(_dependence(stretched, distance, labelled, dof).mean())
+
+    best = optimize.minimize_scalar(
+        loss, bounds=tuple(np.log(DOF_RANGE)), method="bounded", options={"xatol": 0.02}
+    )
+    return math.exp(best.x) if best.fun < loss(math.inf) - 1e-4 else math.inf
+
+
+# --- the joint law ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JointLaw:
+    """The joint law of N objects' residuals: factors (N, K, 2, 2), R (2K, 2K) or (N, 2K, 2K).
+
+    dof (K,) or (N, K): of each keypoint's Student-t; None for Gaussians. together: of the joint t.
+    """
+
+    scale_tril: Array
+    correlation: Array
+    dof: Array | None = None
+    together: float = math.inf
+
+    @property
+    def _common(self) -> float:
+        return math.inf if self.dof is None else self.together
+
+    def log_prob(self, residual: Array, labelled: Array | None = None) -> Array:
+        """Log-density (N,) in pixels of residuals (N, K, 2) at labelled keypoints (N, K), by default all."""
+        labelled = np.ones(residual.shape[:2], dtype=bool) if labelled is None else labelled
+        white = whiten(residual, self.scale_tril)
+        alone = self._log_kernel(white) - np.log(2 * np.pi)
+        alone = alone - np.log(np.einsum("nkii->nki", self.scale_tril)).sum(-1)
+        return np.asarray(np.where(labelled, alone, 0.0).sum(1) + self.gain(residual, labelled))
+
+    def gain(self, residual: Array, labelled: Array) -> Array:
+        """How much likelier objects (N,) are than if their keypoints erred independently, in nats."""
+        white = np.where(labelled[..., None], whiten(residual, self.scale_tril), 0.0)
+        shared = self._shared(white)
+        distance, log_det = _distances(shared, self.correlation, labelled)
+        return _dependence(shared, distance, labelled, self._common) - log_det
+
+    def sample(self, count: int, rng: np.random.Generator) -> Array:
+        """Residuals (count, N, K, 2)."""
+        root = np.linalg.cholesky(self.correlation)
+        keypoints = self.scale_tril.shape[1]
+        normal = rng.standard_normal((count, len(self.scale_tril), 2 * keypoints, 1))
+        drawn = (root @ normal)[..., 0]
+        if math.isfinite(self._common):
+            drawn = drawn / np.sqrt(rng.chisquare(self._common, drawn.shape[:2]) / self._common)[..., None]
+        return self._residual(drawn.reshape(*drawn.shape[:2], keypoints, 2))
+
+    def given(self, residual: Array, known: Array) -> Given:
+        """The law of all other keypoints, given residuals (N, K, 2) of known ones (N, K)."""
+        mask = np.repeat(known, 2, axis=1)
+        shared = np.where(known[..., None], self._shared(whiten(np.nan_to_num(residual), self.scale_tril)), 0.0)
+        flat = shared.reshape(mask.shape)
+        between = np.where(mask[:, None, :] & ~mask[:, :, None], self.correlation, 0.0)
+        inner = _masked(self.correlation, mask)
+        gain = np.swapaxes(np.linalg.solve(inner, np.swapaxes(between, 1, 2)), 1, 2)
+        spread = np.where(
+            ~mask[:, None, :] & ~mask[:, :, None], self.correlation - gain @ np.swapaxes(between, 1, 2), 0
+        )
+        dof = self._common + mask.sum(1)
+        if math.isfinite(self._common):
+            distance = (flat * np.linalg.solve(inner, flat[..., None])[..., 0]).sum(1)
+            spread = spread * ((self._common + distance) / dof)[:, None, None]
+        mean = flat + (gain @ flat[..., None])[..., 0]
+        return Given(self, mean, (spread + np.swapaxes(spread, 1, 2)) / 2, dof)
+
+    def _log_kernel(self, white: Array) -> Array:
+        squared = np.square(white).sum(-1)
+        if self.dof is None:
+            return np.asarray(-squared / 2)
+        return np.asarray(-(self.dof + 2) / 2 * np.log1p(squared / self.dof))
+
+    def _shared(self, white: Array) -> Array:
+        """v (..., K, 2) of whitened residuals: directions stay, lengths become those of the common law."""
+        if self.dof is None:
+            return white
+        return _stretched(white, self.dof, self._common)
+
+    def _residual(self, shared: Array) -> Array:
+        white = shared if self.dof is None else _stretched(shared, self._common, self.dof)
+        return np.asarray((self.scale_tril @ white[..., None])[..., 0])
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is left to know of objects some of whose keypoints are known: mean (N, 2K) and spread (N, 2K, 2K) of v,
+    both exact for known ones, and degrees of freedom (N,)."""
+
+    law: JointLaw
+    location: Array
+    spread: Array
+    dof: Array
+
+    def sample(self, count: int, rng: np.random.Generator) -> Array:
+        """Residuals (count, N, K, 2); those of known keypoints are what is known of them."""
+        values, vectors = np.linalg.eigh(self.spread)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
+        drawn = (root @ rng.standard_normal((count, *self.location.shape, 1)))[..., 0]
+        if np.isfinite(self.dof).all():
+            drawn = drawn / np.sqrt(rng.chisquare(self.dof, drawn.shape[:2]) / self.dof)[..., None]
+        shared = self.location + drawn
+        return self.law._residual(shared.reshape(count, len(shared[0]), -1, 2))
+
+    def moments(self, draws: int = 4000, seed: int = 0) -> tuple[Array, Array]:
+        """Mean residuals (N, K, 2) and their covariances (N, K, 2, 2); a Student-t's from seeded draws."""
+        keypoints = self.location.shape[1] // 2
+        if self.law.dof is None:
+            factor = self.law.scale_tril
+            mean = (factor @ self.location.reshape(-1, keypoints, 2, 1))[..., 0]
+            own = _blocks(self.spread)[:, np.arange(keypoints), np.arange(keypoints)]
+            return mean, np.asarray(factor @ own @ np.swapaxes(factor, -1, -2))
+        drawn = self.sample(draws, np.random.default_rng(seed))
+        mean = drawn.mean(0)
+        apart = drawn - mean
+        return mean, np.einsum("cnki,cnkj->nkij", apart, apart) / draws
+
+
+def joint_covariance(covariance: Array, correlation: Array) -> Array:
+    """Covariance (N, 2K, 2K) of all keypoints from those of each (N, K, 2, 2), which are its diagonal blocks."""
+    objects, keypoints = covariance.shape[:2]
+    factor = np.linalg.cholesky(covariance)
+    wide = np.zeros((objects, 2 * keypoints, 2 * keypoints))
+    _blocks(wide)[:, np.arange(keypoints), np.arange(keypoints)] = factor
+    result = wide @ correlation @ np.swapaxes(wide, 1, 2)
+    _blocks(result)[:, np.arange(keypoints), np.arange(keypoints)] = covariance
+    return result
+
+
+def whitened_correlation(joint: Array) -> Array:
+    """R (N, 2K, 2K) of joint covariances (N, 2K, 2K)."""
+    keypoints = joint.shape[-1] // 2
+    own = _blocks(joint)[:, np.arange(keypoints), np.arange(keypoints)]
+    inverse = np.linalg.inv(np.linalg.cholesky(own))
+    wide = np.zeros(joint.shape)
+    _blocks(wide)[:, np.arange(keypoints), np.arange(keypoints)] = inverse
+    result = wide @ joint @ np.swapaxes(wide, 1, 2)
+    _blocks(result)[:, np.arange(keypoints), np.arange(keypoints)] = np.eye(2)
+    return (result + np.swapaxes(result, 1, 2)) / 2
+
+
+def own_and_shared(covariance: Array, correlation: Array) -> tuple[Array, Array]:
+    """The same joint covariance as a part that keypoints (N, K, 2, 2) have each of their own, and M common causes.
+
+    The second (N, K, 2, M) says how far keypoints move with each of M independent standard normal causes, as
+    ``geometry`` takes it. R = s I + V V', with s its smallest eigenvalue.
+    """
+    if not is_correlation(correlation):
+        raise HaloposeError("a correlation is symmetric and positive definite, with identities on its diagonal")
+    values, vectors = np.linalg.eigh(correlation)
+    loads = vectors[:, 1:] * np.sqrt(values[1:] - values[0])
+    known = np.isfinite(covariance).all(axis=(2, 3), keepdims=True)
+    factor = np.linalg.cholesky(np.where(known, covariance, np.eye(2)))
+    causes = factor @ loads.reshape(1, covariance.shape[1], 2, -1)
+    return values[0] * covariance, np.where(known, causes, 0.0)
+
+
+def whiten(residual: Array, scale_tril: Array) -> Array:
+    """L^-1 r (..., 2), by forward substitution."""
+    first = residual[..., 0] / scale_tril[..., 0, 0]
+    second = (residual[..., 1] - scale_tril[..., 1, 0] * first) / scale_tril[..., 1, 1]
+    return np.stack([first, second], axis=-1)
+
+
+def _distances(shared: Array, correlation: Array, labelled: Array) -> tuple[Array, Array]:
+    """v' R^-1 v (N,) of the labelled keypoints of v (N, K, 2), and half the log-determinants of their R (N,)."""
+    mask = np.repeat(labelled, 2, axis=1)
+    flat = np.where(mask, shared.reshape(mask.shape), 0.0)
+    distance, log_det = np.empty(len(flat)), np.empty(len(flat))
+    for start in range(0, len(flat), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        matrix = correlation if correlation.ndim == 2 else correlation[part]
+        root = np.linalg.cholesky(_masked(matrix, mask[part]))
+        left = flat[part].copy()
+        for row in range(left.shape[1]):  # forward substitution, all objects at once
+            left[:, row] -= np.einsum("nj,nj->n", root[:, row, :row], left[:, :row])
+            left[:, row] /= root[:, row, row]
+        distance[part] = np.square(left).sum(1)
+        log_det[part] = np.log(np.einsum("nii->ni", root)).sum(1)
+    return distance, log_det
+
+
+def _dependence(shared: Array, distance: Array, labelled: Array, dof: float) -> Array:
+    """Log-density (N,) of v (N, K, 2) under the joint law, less R's determinant, less that of independent ones."""
+    squared = np.where(labelled, np.square(shared).sum(-1), 0.0)
+    if math.isinf(dof):
+        return np.asarray((squared.sum(1) - distance) / 2)
+    size = 2 * labelled.sum(1)
+    joint = special.gammaln((dof + size) / 2) - special.gammaln(dof / 2) - size / 2 * math.log(dof * math.pi)
+    joint = joint - (dof + size) / 2 * np.log1p(distance / dof)
+    single = -math.log(2 * math.pi) - (dof + 2) / 2 * np.log1p(squared / dof)
+    return np.asarray(joint - np.where(labelled, single, 0.0).sum(1))
+
+
+def _masked(matrix: Array, mask: Array) -> Array:
+    """Matrices (N, 2K, 2K) whose rows and columns outside of masks (N, 2K) are the identity's."""
+    inside = mask[:, :, None] & mask[:, None, :]
+    result = np.where(inside, matrix, 0.0)
+    index = np.arange(mask.shape[1])
+    result[:, index, index] += ~mask
+    return result
+
+
+def _stretched(vectors: Array, before: Array | float, after: Array | float) -> Array:
+    """Vectors (..., K, 2) of a circular t with ``before`` degrees of freedom, made one with ``after``."""
+    squared = np.square(vectors).sum(-1)
+    wanted = _squared_length(_log_survival(squared, before), after)
+    return np.asarray(vectors * np.sqrt(wanted / np.maximum(squared, _TINY))[..., None])
+
+
+def _log_survival(squared: Array, dof: Array | float) -> Array:
+    """Log-probability of a longer vector under a circular t, or under a Gaussian if dof is infinite."""
+    dof = np.asarray(dof, dtype=float)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isinf(dof), -squared / 2, -dof / 2 * np.log1p(squared / dof))
+
+
+def _squared_length(log_survival: Array, dof: Array | float) -> Array:
+    """The inverse of ``_log_survival``."""
+    dof = np.asarray(dof, dtype=float)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(np.isinf(dof), -2 * log_survival, dof * np.expm1(-2 / dof * log_survival))
+
+
+def _blocks(matrix: Array) -> Array:
+    """A view (..., K, K, 2, 2) of the 2 x 2 blocks of matrices (..., 2K, 2K)."""
+    keypoints = matrix.shape[-1] // 2
+    view = matrix.reshape(*matrix.shape[:-2], keypoints, 2, keypoints, 2)
+    return np.moveaxis(view, -3, -2)
+
+
+__all__ = [
+    "Correlation",
+    "Given",
+    "JointLaw",
+    "fit_correlation",
+    "is_correlation",
+    "joint_covariance",
+    "own_and_shared",
+    "whiten",
+    "whitened_correlation",
+]
