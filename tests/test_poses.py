@@ -1,6 +1,7 @@
 """The hub: shapes are checked, selections agree, and supervision's key points convert both ways."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from halopose.data.coco import read_predictions
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.types import Array
+from halopose.uncertainty.conformal import fit_regions
 from tests.helpers.values import present
 
 
@@ -132,3 +134,71 @@ def test_saved_poses_read_back(tmp_path: Path) -> None:
         assert np.allclose(getattr(found, name), getattr(some, name)), name
     with pytest.raises(HaloposeError, match="cannot write"):
         some.save(tmp_path)
+
+
+def joined_poses(family: str = "gaussian", count: int = 2) -> PoseDistributions:
+    """Detections with regions and a correlation, as a calibration would describe them."""
+    rng = np.random.default_rng(0)
+    own = np.array([[4.0, 1.0], [1.0, 2.0]]) * rng.uniform(1, 9, (count, 3, 1, 1))
+    tau = np.array([0.5, 1.0, 2.0])[:, None, None] ** (1 if family == "gaussian" else 2)
+    correlation = 0.5 * np.eye(6) + 0.5 * np.tile(np.eye(2), (3, 3))
+    return PoseDistributions(
+        boxes=np.tile([0.0, 0.0, 10.0, 20.0], (count, 1)),
+        scores=np.ones(count),
+        keypoints=rng.normal(size=(count, 3, 2)),
+        covariance=own * tau,
+        scale=own * tau,
+        dof=None if family == "gaussian" else np.array([4.0, 5.0, 6.0]),
+        dispersion=own,
+        regions=fit_regions(rng.chisquare(2, (200, 3)), np.ones((200, 3), dtype=bool), np.arange(200)),
+        correlation=np.broadcast_to(correlation, (count, 6, 6)),
+        together=5.0,
+    )
+
+
+def test_every_law_of_a_keypoint_has_the_same_region() -> None:
+    gaussian, student = joined_poses("gaussian"), joined_poses("student-t")
+    assert not np.allclose(gaussian.covariance, student.covariance)
+    assert np.array_equal(gaussian.region(0.9), student.region(0.9))
+    radius = np.asarray(gaussian.regions.radius(0.9))[0] if gaussian.regions else None
+    assert np.allclose(gaussian.region(0.9), gaussian.dispersion * np.asarray(radius)[:, None, None])
+    assert (np.linalg.det(gaussian.whole_region(0.9)) > np.linalg.det(gaussian.region(0.9))).all()
+
+
+def test_regions_and_correlation_go_where_the_detections_go() -> None:
+    poses = joined_poses(count=3)
+    assert np.array_equal(poses[1:].region(0.8), poses.region(0.8)[1:])
+    assert PoseDistributions.concatenate([poses[:1], poses[1:]]) == poses
+    other = replace(poses, together=6.0)
+    with pytest.raises(HaloposeError, match="different degrees of freedom"):
+        PoseDistributions.concatenate([poses, other])
+    with pytest.raises(HaloposeError, match="come without regions"):
+        replace(poses, regions=None).region(0.9)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "student-t"])
+def test_samples_have_the_joint_covariance(family: str) -> None:
+    poses = joined_poses(family, count=1)
+    drawn = poses.sample(40_000)[:, 0].reshape(-1, 6) - poses.keypoints.reshape(6)
+    white = np.linalg.solve(np.linalg.cholesky(poses.joint_covariance[0]), drawn.T)
+    spread = np.cov(white) if family == "gaussian" else np.corrcoef(white)
+    assert np.abs(spread - np.eye(6)).max() < (0.06 if family == "gaussian" else 0.15)
+
+
+def test_known_keypoints_move_the_others() -> None:
+    poses = joined_poses(count=1)
+    known = np.full((1, 3, 2), np.nan)
+    known[0, 0] = poses.keypoints[0, 0] + 3
+    left = poses.given(known)
+    assert np.array_equal(left.keypoints[0, 0], known[0, 0])
+    assert (left.keypoints[0, 1:] > poses.keypoints[0, 1:]).all()
+    assert (np.linalg.det(left.covariance[0, 1:]) < np.linalg.det(poses.covariance[0, 1:])).all()
+    assert left.correlation is None
+    assert left.regions is None
+    with pytest.raises(HaloposeError, match="known should have shape"):
+        poses.given(known[0])
+
+
+def test_without_a_correlation_keypoints_are_independent() -> None:
+    poses = replace(joined_poses(count=1), correlation=None)
+    assert np.array_equal(poses.joint_covariance[0, :2, 2:], np.zeros((2, 4)))

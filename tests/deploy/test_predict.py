@@ -89,6 +89,13 @@ def test_predictions_are_those_of_the_package(kind: str, model_file: Callable[..
             assert (poses.keep != expected.keep).mean() < 0.01  # one at the threshold may fall to either side
             assert (poses.dof is None) == (family == "gaussian")
             assert expected.dof is None or np.allclose(present(poses.dof), expected.dof)
+            for ours, theirs in (
+                (poses.region(0.9), expected.region(0.9)),
+                (poses.region(0.955, whole=True), expected.whole_region(0.955)),
+                (poses.joint_covariance(), expected.joint_covariance),
+            ):
+                largest = np.abs(theirs).max((-2, -1), keepdims=True)
+                assert (np.abs(ours - theirs) <= 2e-3 * largest).all()
 
 
 @pytest.mark.parametrize("kind", ["11", "12", "26-one-to-one", "nas"])

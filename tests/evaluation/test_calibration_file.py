@@ -64,6 +64,7 @@ def test_files_survive_a_round_trip(family: Family, threshold: float, tmp_path: 
 def test_documented_keys_are_there(tmp_path: Path) -> None:
     """docs/files.md names them."""
     shared = {"format", "family", "keypoints", "tau", "effective_samples", "threshold", "image_ids", "checksum"}
+    shared |= {"regions", "correlation"}
     own: dict[Family, set[str]] = {"gaussian": set(), "student-t": {"nu", "moment_tau"}}
     for family, more in own.items():
         fitted_file(family).save(tmp_path / "c.json")

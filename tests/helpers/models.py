@@ -32,6 +32,8 @@ from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.uncertainty.conformal import fit_regions
+from halopose.uncertainty.correlation import fit_correlation
 from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads
 from tests.helpers.values import present, read_picture
 
@@ -163,9 +165,13 @@ def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 
         student.moment_tau_.uniform_(0.5, 2.0)
         student.nu_.uniform_(3.0, 9.0)
         gaussian.effective_samples_.fill_(100.0)
+    rng = np.random.default_rng(5)
+    regions = fit_regions(rng.chisquare(2, (120, count)), np.ones((120, count), dtype=bool), np.arange(120))
+    together = rng.normal(size=(120, 1, 2)) + rng.normal(size=(120, count, 2))
+    correlation = fit_correlation(together, np.tile(np.eye(2), (120, count, 1, 1)))
     return Artifact(
         heads=round_to_stored(heads.eval()),
-        calibrations=Calibrations(gaussian, student, threshold=-0.5),
+        calibrations=Calibrations(gaussian, student, -0.5, None, regions, correlation),
         base=host.fingerprints,
         layout=host.layout,
         imgsz=imgsz,

@@ -53,8 +53,10 @@ def test_one_score_an_image_is_split_conformal() -> None:
 
 
 def draw(rng: np.random.Generator, images: int, tails: float, keypoints: int = 3) -> tuple[Array, Array]:
-    """Squared distances (M, K) of correlated keypoints under a law three times too small, one to four objects an
-    image, all of which share a part of their error; and their images."""
+    """Squared distances (M, K) of correlated keypoints under a law three times too small, and their images.
+
+    An image has one to four objects, all of which share a part of their error.
+    """
     counts = rng.integers(1, 5, images)
     image = np.repeat(np.arange(images), counts)
     common = rng.normal(size=(images, 1, 2))[image] + rng.normal(size=(len(image), 1, 2))
@@ -65,7 +67,7 @@ def draw(rng: np.random.Generator, images: int, tails: float, keypoints: int = 3
 
 @pytest.mark.parametrize("tails", [3.0, 1e6])
 def test_coverage_holds_over_repetitions(tails: float) -> None:
-    """1,000 calibrations on 60 images of a wrong law; a keypoint of one more image, one object of it, at a time."""
+    """1,000 calibrations on 60 images of a wrong law; a keypoint, and an object, of one more image at a time."""
     rng = np.random.default_rng(1)
     held, repetitions = np.zeros((2, 2)), 1000
     for _ in range(repetitions):
@@ -73,7 +75,8 @@ def test_coverage_holds_over_repetitions(tails: float) -> None:
         labelled = rng.random(distance.shape) < 0.8
         seen = image < 60
         regions = fit_regions(distance[seen], labelled[seen], image[seen])
-        new = rng.choice(np.flatnonzero(~seen & labelled[:, 0]) if labelled[~seen, 0].any() else [-1])
+        rows = np.flatnonzero(~seen & labelled[:, 0])
+        new = rng.choice(rows) if len(rows) else -1
         for row, probability in enumerate((0.9, 0.95)):
             own = distance[new, 0] <= regions.radius(probability)[0, 0]
             objects, _ = whole_distance(distance[~seen], labelled[~seen], image[~seen])

@@ -59,9 +59,7 @@ def test_one_nu_for_all_is_the_multivariate_t() -> None:
     law = JointLaw(factors, matrix, np.full(KEYPOINTS, 4.5), 4.5)
     residual = law.sample(1, np.random.default_rng(0))[0]
     joint = joint_covariance(factors @ np.swapaxes(factors, -1, -2), matrix)
-    expected = [
-        stats.multivariate_t(np.zeros(8), joint[n], df=4.5).logpdf(residual[n].ravel()) for n in range(5)
-    ]
+    expected = [stats.multivariate_t(np.zeros(8), joint[n], df=4.5).logpdf(residual[n].ravel()) for n in range(5)]
     np.testing.assert_allclose(law.log_prob(residual), expected, rtol=1e-9)
 
 
@@ -189,7 +187,7 @@ def test_json_round_trip_and_damage() -> None:
     assert found != 1
     content = found.to_json()
     for key, value in (("matrix", np.ones((8, 8)).tolist()), ("matrix", [[1.0]]), ("dof", -1.0)):
-        with pytest.raises(ValueError, match="correlation|positive"):
+        with pytest.raises(ValueError, match=r"correlation|positive"):
             Correlation.from_json({**content, key: value}, KEYPOINTS)
     with pytest.raises(HaloposeError, match="identities"):
         own_and_shared(np.tile(np.eye(2), (1, KEYPOINTS, 1, 1)), 2 * np.eye(8))

@@ -46,10 +46,11 @@ def solve_with_attitude(
     The pose covariance (N, 6, 6) has the attitude's own in its lower right part, and above it how both errors go
     together; that over the attitude's covariance is how far the position moves with the attitude. Where points err
     together, ``covariance`` is what each has of its own, and ``shared`` (N, K, 2, M) how far they move with each
-    of M standard normal causes. ``lines`` count beside the points, independent of them; the points alone must give
-    a first position.
+    of M standard normal causes; or ``covariance`` is that of all of them together, (N, 2 K, 2 K). ``lines`` count
+    beside the points, independent of them; the points alone must give a first position.
     """
-    first = solve_position(camera, points, pixels, covariance, rotation, mask=mask)
+    alone = covariance if covariance.ndim == 4 else own_blocks(covariance)
+    first = solve_position(camera, points, pixels, alone, rotation, mask=mask)
     good = np.flatnonzero(first.converged)
     if not len(good):
         return first
@@ -62,9 +63,9 @@ def solve_with_attitude(
     )  # fmt: skip
     return replace(
         first,
-        position=_placed(first.position, good, position),
-        cost=_placed(first.cost, good, cost),
-        covariance=_placed(first.covariance, good, total),
+        position=placed_at(first.position, good, position),
+        cost=placed_at(first.cost, good, cost),
+        covariance=placed_at(first.covariance, good, total),
         dof=first.dof if lines is None else first.dof + 2 * lines.stations.shape[1],
     )
 
@@ -92,14 +93,14 @@ def step_with_attitude(
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
     kept = np.repeat(mask, 2, axis=1)
     spread = np.broadcast_to(attitude, (len(pixels), 3, 3))
-    own = _block_diagonal(covariance, kept)
+    own = block_diagonal(covariance, kept)
     if shared is not None:
         causes = np.where(kept[..., None], shared.reshape(*kept.shape, -1), 0.0)
         own = own + causes @ np.swapaxes(causes, 1, 2)
     if lines is not None:
         own = _joined(own, lines.covariance)
     for _ in range(steps):
-        by_pose, residual = _linearised(camera, rotation, position, points, pixels, kept)
+        by_pose, residual = linearised_pose(camera, rotation, position, points, pixels, kept)
         if lines is not None:
             away, by_line = line_residuals(camera, rotation, position, lines)
             by_pose, residual = np.concatenate([by_pose, by_line], 1), np.concatenate([residual, away], 1)
@@ -123,7 +124,14 @@ def step_with_attitude(
     return position, cost, total
 
 
-def _linearised(
+def own_blocks(covariance: Array) -> Array:
+    """Each point's own covariance (N, K, 2, 2) of all of them together (N, 2 K, 2 K)."""
+    count = covariance.shape[1] // 2
+    blocks = covariance.reshape(len(covariance), count, 2, count, 2)
+    return np.moveaxis(blocks[:, np.arange(count), :, np.arange(count)], 0, 1)
+
+
+def linearised_pose(
     camera: Camera, rotation: Array, position: Array, points: Array, pixels: Array, kept: Mask
 ) -> tuple[Array, Array]:
     """Jacobian by pose (N, 2 K, 6) and residuals (N, 2 K), zero where masked out."""
@@ -152,20 +160,30 @@ def _joined(first: Array, second: Array) -> Array:
     return result
 
 
-def _block_diagonal(covariance: Array, kept: Mask) -> Array:
-    """Covariances (N, K, 2, 2) as one (N, 2 K, 2 K); ones on the diagonal where masked out."""
-    frames, count = covariance.shape[:2]
-    result = np.zeros((frames, count, 2, count, 2))
-    result[:, np.arange(count), :, np.arange(count), :] = np.moveaxis(covariance, 1, 0)
+def block_diagonal(covariance: Array, kept: Mask) -> Array:
+    """Covariances (N, K, 2, 2), or one (N, 2 K, 2 K), as the latter; ones on the diagonal where masked out."""
+    frames, count = len(covariance), kept.shape[1] // 2
+    result = covariance
+    if covariance.ndim == 4:
+        result = np.zeros((frames, count, 2, count, 2))
+        result[:, np.arange(count), :, np.arange(count), :] = np.moveaxis(covariance, 1, 0)
     result = np.where(kept[:, :, None] & kept[:, None, :], result.reshape(frames, 2 * count, 2 * count), 0.0)
     result[:, np.arange(2 * count), np.arange(2 * count)] += ~kept
     return result
 
 
-def _placed(array: Array, rows: NDArray[np.intp], values: Array) -> Array:
+def placed_at(array: Array, rows: NDArray[np.intp], values: Array) -> Array:
+    """The array with other values in some rows."""
     result = array.copy()
     result[rows] = values
     return result
 
 
-__all__ = ["solve_with_attitude", "step_with_attitude"]
+__all__ = [
+    "block_diagonal",
+    "linearised_pose",
+    "own_blocks",
+    "placed_at",
+    "solve_with_attitude",
+    "step_with_attitude",
+]

@@ -1,6 +1,7 @@
 """Covariance of a pose or position from the covariances of the keypoints (paper, first-order propagation).
 
-In: poses (N, 3, 3) and (N, 3), runway points (K, 3) or (N, K, 3), covariances (N, K, 2, 2) in pixel^2.
+In: poses (N, 3, 3) and (N, 3), runway points (K, 3) or (N, K, 3), covariances in pixel^2 of each keypoint
+(N, K, 2, 2), or of all together (N, 2 K, 2 K).
 Out: (N, 6, 6), positions before angles as in ROS, both along the runway axes; (N, 3, 3) is its upper left part.
 
 What is known only with an error, n, adds to the covariance of the minimiser x of ||y - h(x, n)||^2 in the metric W
@@ -14,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from halopose.errors import HaloposeError
+from halopose.geometry.attitude import block_diagonal
 from halopose.geometry.camera import (
     Array,
     Camera,
@@ -124,17 +126,14 @@ def aircraft_covariance(
 
 
 def unscented_covariance(solve: Solver, pixels: Array, covariance: Array) -> Array:
-    """Pose covariance (6, 6) of one frame through 4 K sigma points, pixels (K, 2) and covariances (K, 2, 2).
+    """Pose covariance (6, 6) of one frame through 4 K sigma points, pixels (K, 2) and covariances (K, 2, 2) or
+    (2 K, 2 K).
 
     The sigma points lie sqrt(2 K) standard deviations out and weigh alike (kappa = 0), which keeps the result
     positive semidefinite; it is taken about their mean.
     """
     count = len(pixels)
-    factor = np.linalg.cholesky(covariance)
-    offsets = np.zeros((2 * count, count, 2))
-    for keypoint in range(count):
-        offsets[2 * keypoint : 2 * keypoint + 2, keypoint] = factor[keypoint].T
-    offsets *= np.sqrt(2 * count)
+    offsets = _factor(covariance, count).T.reshape(2 * count, count, 2) * np.sqrt(2 * count)
     return _spread(solve, pixels, pixels + np.concatenate([offsets, -offsets]))
 
 
@@ -142,8 +141,9 @@ def monte_carlo_covariance(
     solve: Solver, pixels: Array, covariance: Array, draws: int = 1000, seed: int = 0
 ) -> Array:
     """Pose covariance (6, 6) of one frame from random pixels around its own (K, 2)."""
-    noise = np.random.default_rng(seed).normal(size=(draws, *pixels.shape, 1))
-    return _spread(solve, pixels, pixels + (np.linalg.cholesky(covariance) @ noise)[..., 0])
+    noise = np.random.default_rng(seed).normal(size=(draws, pixels.size))
+    offsets = noise @ _factor(covariance, len(pixels)).T
+    return _spread(solve, pixels, pixels + offsets.reshape(draws, *pixels.shape))
 
 
 def _spread(solve: Solver, pixels: Array, around: Array) -> Array:
@@ -162,13 +162,26 @@ def _whitened(
 ) -> tuple[Array, Array]:
     """Whitened Jacobians by pose (N, 2 K, 6) and by intrinsics (N, 2 K, 9), zero where masked out."""
     used: Mask = np.array(True) if mask is None else mask[..., None, None]
-    factor = np.linalg.inv(np.linalg.cholesky(np.where(used, covariance, np.eye(2))))
     rows = (len(position), 2 * points.shape[-2])
-    by_pose = factor @ pose_jacobian(camera, rotation, position, points)
-    by_intrinsics = factor @ intrinsics_jacobian(camera, to_camera(rotation, position, points))
+    by_pose = pose_jacobian(camera, rotation, position, points)
+    by_intrinsics = intrinsics_jacobian(camera, to_camera(rotation, position, points))
+    if covariance.ndim == 4:
+        factor = np.linalg.inv(np.linalg.cholesky(np.where(used, covariance, np.eye(2))))
+        by_pose, by_intrinsics = factor @ by_pose, factor @ by_intrinsics
     # Not times zero: what is masked out may be anything, even behind the camera.
-    by_pose, by_intrinsics = np.where(used, by_pose, 0.0), np.where(used, by_intrinsics, 0.0)
-    return by_pose.reshape(*rows, 6), by_intrinsics.reshape(*rows, 9)
+    by_pose = np.where(used, by_pose, 0.0).reshape(*rows, 6)
+    by_intrinsics = np.where(used, by_intrinsics, 0.0).reshape(*rows, 9)
+    if covariance.ndim == 3:
+        kept = np.ones(rows, dtype=bool) if mask is None else np.repeat(mask, 2, axis=1)
+        factor = np.linalg.inv(np.linalg.cholesky(block_diagonal(covariance, kept)))
+        by_pose, by_intrinsics = factor @ by_pose, factor @ by_intrinsics
+    return by_pose, by_intrinsics
+
+
+def _factor(covariance: Array, count: int) -> Array:
+    """The Cholesky factor (2 K, 2 K) of covariances (K, 2, 2) or (2 K, 2 K) of one frame."""
+    whole = block_diagonal(covariance[None], np.ones((1, 2 * count), dtype=bool))[0]
+    return np.linalg.cholesky(whole)
 
 
 def _inverse(jacobian: Array) -> Array:

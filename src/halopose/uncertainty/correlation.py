@@ -26,7 +26,7 @@ from halopose.types import Array
 
 SMALLEST_EIGENVALUE = 0.02  # of R; less is more than so many images can tell
 DOF_RANGE = (2.5, 1e4)
-_OBJECTS = 1500  # that the tails are fitted to
+_OBJECTS = 1000  # that the tails are fitted to
 _CHUNK = 2048  # objects whose matrices are factored at once
 _TINY = 1e-300
 

@@ -1,0 +1,110 @@
+"""PnP with keypoints that err together: one covariance of all of them in place of one each.
+
+In: what ``pnp`` takes, but covariances (N, 2 K, 2 K) in the order u1, v1, u2, ..., such as
+``PoseDistributions.joint_covariance``. Out: a ``Solution`` whose pose, cost and covariance count what keypoints
+have in common; it starts where each of them alone leads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from halopose.errors import HaloposeError
+from halopose.geometry.attitude import block_diagonal, linearised_pose, own_blocks, placed_at, solve_with_attitude
+from halopose.geometry.camera import Array, Camera, perturb
+from halopose.geometry.pnp import Failure, Mask, Solution, solve_pose
+
+_STEPS = 10
+_CONVERGED = 1e-6  # standard deviations that the last step may still go
+
+
+def solve_jointly(
+    camera: Camera,
+    points: Array,
+    pixels: Array,
+    covariance: Array,
+    rotation: Array | None = None,
+    *,
+    attitude: Array | None = None,
+    intrinsics: Array | None = None,
+    mask: Mask | None = None,
+) -> Solution:
+    """The pose of least chi-square under a joint covariance (N, 2 K, 2 K); the position alone with a rotation.
+
+    attitude, intrinsics: covariances of a given rotation and of the camera, as ``solve_with_attitude`` takes them.
+
+    >>> from halopose.geometry.camera import look, project_points, runway_corners
+    >>> camera, corners = Camera.from_fov(640, 384, 0.5), runway_corners(2500.0, 45.0)
+    >>> eye = np.array([-900.0, 5.0, 50.0])
+    >>> pixels = project_points(camera, look(eye, [300.0, 0, 0]), eye, corners)[None]
+    >>> joint = 0.5 * np.eye(8) + 0.5  # all coordinates have one half of their error in common
+    >>> solve_jointly(camera, corners, pixels, joint[None]).position.round(3).tolist()
+    [[-900.0, 5.0, 50.0]]
+    """
+    size = 2 * pixels.shape[1]
+    if covariance.shape != (len(pixels), size, size):
+        raise HaloposeError(
+            f"joint covariances should have shape {(len(pixels), size, size)}, got {covariance.shape}"
+        )
+    if rotation is not None:
+        known = np.zeros((3, 3)) if attitude is None else attitude
+        seen = camera, points, pixels, covariance, rotation, known
+        return solve_with_attitude(*seen, intrinsics=intrinsics, mask=mask)
+    if attitude is not None or intrinsics is not None:
+        raise HaloposeError("an error of attitude or camera takes a given rotation: solve for the position")
+    first = solve_pose(camera, points, pixels, own_blocks(covariance), mask=mask)
+    good = np.flatnonzero(first.converged)
+    if not len(good):
+        return first
+    mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
+    placed = points if points.ndim == 2 else points[good]
+    turned, position, cost, total, sound = _refined(
+        camera, placed, pixels[good], covariance[good], mask[good], first.rotation[good], first.position[good]
+    )
+    failure = first.failure.copy()
+    failure[good[~sound]] = Failure.NOT_CONVERGED
+    turned[~sound], position[~sound], cost[~sound], total[~sound] = np.nan, np.nan, np.inf, np.nan
+    return replace(
+        first,
+        rotation=placed_at(first.rotation, good, turned),
+        position=placed_at(first.position, good, position),
+        cost=placed_at(first.cost, good, cost),
+        covariance=placed_at(first.covariance, good, total),
+        failure=failure,
+    )
+
+
+def _refined(
+    camera: Camera,
+    points: Array,
+    pixels: Array,
+    covariance: Array,
+    mask: Mask,
+    rotation: Array,
+    position: Array,
+) -> tuple[Array, Array, Array, Array, Mask]:
+    """Gauss-Newton's poses, their costs (N,) and covariances (N, 6, 6), and which of them came to rest (N,)."""
+    kept = np.repeat(mask, 2, axis=1)
+    factor = np.linalg.inv(np.linalg.cholesky(block_diagonal(covariance, kept)))
+    for _ in range(_STEPS):
+        by_pose, residual = linearised_pose(camera, rotation, position, points, pixels, kept)
+        rows, left = factor @ by_pose, factor @ residual[..., None]
+        # Metres and radians differ by orders of magnitude: columns are scaled alike before the inverse.
+        scale = 1 / np.sqrt(np.square(rows).sum(1, keepdims=True))
+        scaled = rows * scale
+        transposed = np.swapaxes(scaled, 1, 2)
+        total = np.linalg.inv(transposed @ scaled) * scale * np.swapaxes(scale, 1, 2)
+        step = (total @ np.swapaxes(rows, 1, 2) @ left)[..., 0]
+        rotation, position = perturb(rotation, position, step)
+        # How far the step goes in units of its own spread is how much it lowers the chi-square.
+        gone = np.linalg.norm((rows @ step[..., None])[..., 0], axis=1)
+        if (gone < _CONVERGED).all():
+            break
+    _, residual = linearised_pose(camera, rotation, position, points, pixels, kept)
+    cost = np.square(factor @ residual[..., None]).sum((1, 2))
+    return rotation, position, cost, total, np.asarray(gone < 1e-2)
+
+
+__all__ = ["solve_jointly"]

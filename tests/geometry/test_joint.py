@@ -1,0 +1,116 @@
+"""PnP with one covariance of all keypoints: equal to the others where it must be, and right in spread."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from halopose.errors import HaloposeError
+from halopose.geometry.attitude import own_blocks, solve_with_attitude
+from halopose.geometry.camera import Array, Camera, look, pose_difference, project_points, runway_corners
+from halopose.geometry.joint import solve_jointly
+from halopose.geometry.pnp import solve_pose, solve_position
+from halopose.geometry.propagation import (
+    monte_carlo_covariance,
+    pose_covariance,
+    position_covariance,
+    unscented_covariance,
+)
+from halopose.uncertainty.correlation import joint_covariance, own_and_shared, whitened_correlation
+
+CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
+CORNERS = runway_corners(2500.0, 45.0)
+EYE = np.array([-900.0, 5.0, 50.0])
+TURN = look(EYE, [300.0, 0.0, 0.0], 0.02)
+
+
+def correlated() -> tuple[Array, Array]:
+    """A correlation (8, 8) that is far from none, and covariances (1, 4, 2, 2)."""
+    loads = np.random.default_rng(0).normal(size=(8, 2))
+    correlation = whitened_correlation((loads @ loads.T + 0.5 * np.eye(8))[None])[0]
+    return correlation, np.array([[[[0.3, 0.1], [0.1, 0.2]]] * 4])
+
+
+def noisy(count: int, seed: int = 1) -> tuple[Array, Array]:
+    """Pixels (count, 4, 2) with that noise, and its joint covariance (count, 8, 8)."""
+    correlation, covariance = correlated()
+    joint = joint_covariance(covariance, correlation)[0]
+    exact = project_points(CAMERA, TURN, EYE, CORNERS)
+    noise = np.random.default_rng(seed).multivariate_normal(np.zeros(8), joint, size=count)
+    return exact + noise.reshape(count, 4, 2), np.broadcast_to(joint, (count, 8, 8))
+
+
+def test_independent_points_are_solved_as_ever() -> None:
+    pixels, joint = noisy(20)
+    blocks = own_blocks(joint)
+    alone = joint_covariance(blocks, np.eye(8))
+    found, expected = solve_jointly(CAMERA, CORNERS, pixels, alone), solve_pose(CAMERA, CORNERS, pixels, blocks)
+    np.testing.assert_allclose(found.position, expected.position, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(found.cost, expected.cost, rtol=1e-5)
+    np.testing.assert_allclose(found.covariance, expected.covariance, rtol=1e-3, atol=1e-9)
+    turned = np.broadcast_to(TURN, (20, 3, 3))
+    found = solve_jointly(CAMERA, CORNERS, pixels, alone, turned)
+    np.testing.assert_allclose(
+        found.position, solve_position(CAMERA, CORNERS, pixels, blocks, turned).position, rtol=1e-5, atol=1e-4
+    )
+
+
+def test_common_causes_and_a_joint_covariance_say_the_same() -> None:
+    correlation, covariance = correlated()
+    pixels, joint = noisy(10)
+    own, shared = own_and_shared(np.repeat(covariance, 10, axis=0), correlation)
+    turned, attitude = np.broadcast_to(TURN, (10, 3, 3)), 1e-6 * np.eye(3)
+    first = solve_with_attitude(CAMERA, CORNERS, pixels, own, turned, attitude, shared=shared)
+    second = solve_jointly(CAMERA, CORNERS, pixels, joint, turned, attitude=attitude)
+    np.testing.assert_allclose(first.position, second.position, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(first.covariance, second.covariance, rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_spread_of_solutions_is_as_stated(given: bool) -> None:
+    count = 1500
+    pixels, joint = noisy(count)
+    turned = np.broadcast_to(TURN, (count, 3, 3)) if given else None
+    found = solve_jointly(CAMERA, CORNERS, pixels, joint, turned)
+    assert found.converged.all()
+    change = pose_difference(TURN, EYE, found.rotation, found.position)
+    stated = position_covariance if given else pose_covariance
+    expected = stated(CAMERA, TURN[None], EYE[None], CORNERS, joint[:1])[0]
+    free = 3 if given else 6
+    np.testing.assert_allclose(change[:, :free].std(0), np.sqrt(np.diag(expected))[:free], rtol=0.08)
+    # The chi-square of what is left has 8 coordinates less what was solved for.
+    assert found.cost.mean() == pytest.approx(8 - free, rel=0.12)
+
+
+def test_sigma_points_and_draws_take_it_too() -> None:
+    _, joint = noisy(1)
+    expected = pose_covariance(CAMERA, TURN[None], EYE[None], CORNERS, joint)[0]
+
+    def solve(seen: Array) -> object:
+        return solve_jointly(CAMERA, CORNERS, seen, np.broadcast_to(joint[0], (len(seen), 8, 8)))
+
+    exact = project_points(CAMERA, TURN, EYE, CORNERS)
+    for found in (
+        unscented_covariance(solve, exact, joint[0]),  # type: ignore[arg-type]
+        monte_carlo_covariance(solve, exact, joint[0], draws=800),  # type: ignore[arg-type]
+    ):
+        np.testing.assert_allclose(np.sqrt(np.diag(found)), np.sqrt(np.diag(expected)), rtol=0.1)
+
+
+def test_masked_points_may_be_anything() -> None:
+    pixels, joint = noisy(3)
+    mask = np.tile([True, True, False, True], (3, 1))
+    turned = np.broadcast_to(TURN, (3, 3, 3))
+    some = np.repeat(mask[0], 2)
+    expected = solve_jointly(CAMERA, CORNERS[mask[0]], pixels[:, mask[0]], joint[:, some][..., some], turned)
+    pixels[:, 2] = 1e7
+    found = solve_jointly(CAMERA, CORNERS, pixels, joint, turned, mask=mask)
+    np.testing.assert_allclose(found.position, expected.position, rtol=1e-6, atol=1e-4)
+
+
+def test_mistakes_are_named() -> None:
+    pixels, joint = noisy(2)
+    with pytest.raises(HaloposeError, match=r"\(2, 8, 8\)"):
+        solve_jointly(CAMERA, CORNERS, pixels, own_blocks(joint))
+    with pytest.raises(HaloposeError, match="takes a given rotation"):
+        solve_jointly(CAMERA, CORNERS, pixels, joint, attitude=np.eye(3))
