@@ -1,19 +1,27 @@
 """``make bench``: print every ratio with what it compares."""
 
+import os
+
+from benchmarks.collecting import IMAGES, compare_collecting, compare_reading
 from benchmarks.epoch import compare_epoch
 from benchmarks.export import compare_export
+from benchmarks.growth import growth
 from benchmarks.interleave import Comparison
 from benchmarks.overhead import compare_predict, make_model, make_yolonas
 from benchmarks.pnp import FRAMES, compare_fix, compare_many, compare_one, compare_position
 from benchmarks.protocol import compare_protocol
 from benchmarks.student import compare_student
 from benchmarks.world import images_a_second
+from halopose.fitting.crew import Crew
 
 
 def main() -> None:
     print(f"{'what':48}{'ours':>10}{'peer':>10}{'ratio':>9}   peer")
-    result = compare_protocol()
-    print(_row("protocol, 6,352 persons, 20 detections an image", result, "pycocotools, AP alone"))
+    slow, fast = compare_protocol()
+    print(_row("protocol, 6,352 persons, 20 detections an image", slow, "pycocotools, AP alone"))
+    print(_row("protocol, 6,352 persons, 20 detections an image", fast, "faster-coco-eval, AP alone"))
+    for times in (1, 10, 100):
+        print(_growth(times))
     for nu in (2.5, 4.0, 30.0):
         result, gap = compare_student(nu)
         print(_row(f"17 Student-t on 1,000,000 residuals, nu {nu:g}", result, f"scipy, gap {gap:+.1e} nats"))
@@ -34,6 +42,16 @@ def main() -> None:
     print(_row(f"{FRAMES:,} weighted PnP at once", compare_many(), "loop over OpenCV solvePnP + RefineLM"))
     print(f"{'world, 640 x 384':48}{images_a_second():8.1f} images a second and core")
     print(_row("one epoch on the match store", compare_epoch(), "one that runs the frozen base"))
+    crew = Crew.of_machine("cpu")
+    print(_row(f"collecting {IMAGES} images, {crew.processes} processes", compare_collecting(crew), "one process"))
+    readers = os.cpu_count() or 1
+    print(_row(f"the same, 2 ms a batch, {readers} readers", compare_reading(readers), "one process, batch 1"))
+
+
+def _growth(times: int) -> str:
+    what = f"protocol, {times} x 6,352 persons"
+    found = growth(times)
+    return f"{what:48}{'does not fit in memory' if found is None else f'{found[0]:8.1f} s{found[1]:8.1f} GiB'}"
 
 
 def _micro(what: str, result: Comparison, peer: str) -> str:

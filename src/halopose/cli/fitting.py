@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -78,6 +78,9 @@ def fit(
     seed: Seed = 0,
     workers: Workers = None,
     batch: Batch = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where to collect: here, or on a Ray cluster.")
+    ] = "local",
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
@@ -119,7 +122,7 @@ def fit(
         host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
         training, validation = two_datasets(data, train, val, images, val_images, host.layout)
         settings = replace(settings, batch=batch or batch_for(host.device))
-        crew = Crew.of_machine(host.device, workers)
+        crew = replace(Crew.of_machine(host.device, workers), engine=engine)
         with progress() as step:
             artifact, scores = pipeline.fit(host, training, validation, work, settings, step, crew)
     artifact.save(output)
@@ -158,11 +161,9 @@ def collect(
     from halopose.hosts.loading import load_host
     from halopose.types import named
 
-    chosen = parse_part(part) if part else None
+    chosen, views = parse_part(part) if part is not None else None, sizes(imgsz, "sizes")
     host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
-    settings = CollectSettings(
-        imgsz=sizes(imgsz, "sizes"), detections=detections, batch=batch or batch_for(host.device)
-    )
+    settings = CollectSettings(imgsz=views, detections=detections, batch=batch or batch_for(host.device))
     dataset = load_dataset(data, split, images=images, otherwise=host.layout)
     crew = Crew.of_machine(host.device, workers, chosen)
     with locked(output, (crew.part, crew.parts)), progress() as step:

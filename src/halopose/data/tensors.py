@@ -26,13 +26,18 @@ _SEAL = re.compile(rb'"halopose":"([0-9a-f]{64})')
 
 def write_tensors(path: Path | str, tensors: Mapping[str, Tensor], content: Any) -> None:
     """Write a file whole or not at all; equal tensors and content are equal bytes."""
+    write_bytes(path, sealed(tensors, content))
+
+
+def sealed(tensors: Mapping[str, Tensor], content: Any) -> bytes:
+    """What ``write_tensors`` writes."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     body = json.dumps(content, sort_keys=True)
     data = save(plain, metadata={"halopose": _BLANK + body})
     # The checksum is that of the file without it, so that it can stand in the file's own header.
     seal = hashlib.sha256(data).hexdigest().encode()
     begin = data.index(_BLANK.encode())
-    write_bytes(path, b"".join([data[:begin], seal, data[begin + len(seal) :]]))
+    return b"".join([data[:begin], seal, data[begin + len(seal) :]])
 
 
 def read_content(path: Path | str) -> Any:
@@ -62,4 +67,4 @@ def check_seal(path: Path | str) -> None:
         raise HaloposeError(f"{path} is damaged: its checksum does not match")
 
 
-__all__ = ["check_seal", "read_content", "write_tensors"]
+__all__ = ["check_seal", "read_content", "sealed", "write_tensors"]

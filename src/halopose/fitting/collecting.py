@@ -27,6 +27,7 @@ from halopose.data.files import in_bytes, read_json, write_json
 from halopose.data.tensors import write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.crew import Crew, Tick, share_out
+from halopose.fitting.ray_engine import collect_on_ray
 from halopose.fitting.reading import Reader, Reading, Task, read_ahead
 from halopose.fitting.reading import View as _View
 from halopose.fitting.store import FORMAT, CollectSettings, MatchStore, shard_metadata, shard_path
@@ -81,6 +82,9 @@ def collect_shards(
     tick = None if progress is None else lambda done: progress(before + done, views)
     if tick and before:
         tick(0)
+    if work.crew.engine == "ray":
+        collect_on_ray(work, missing, tick)
+        return
     processes = min(work.crew.processes, len(missing))
     if processes > 1:
         share_out(lambda number, tick: work.write([number], tick), missing, processes, tick)

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed
@@ -27,11 +27,15 @@ POLL = 0.2  # seconds between two looks at the progress of others
 log = logging.getLogger(__name__)
 
 
+Engine = Literal["local", "ray"]
+
+
 @dataclass(frozen=True)
 class Crew:
     """processes: that run the model here, each on cores of its own; readers: that read ahead for each of them.
 
-    part of parts: the share of the shards that is ours, from 0; others see to the rest.
+    part of parts: the share of the shards that is ours, from 0; others see to the rest. engine: ``ray`` collects
+    on a Ray cluster instead.
 
     >>> Crew(part=1, parts=3).ours(8)
     [1, 4, 7]
@@ -41,6 +45,7 @@ class Crew:
     readers: int = 0
     part: int = 0
     parts: int = 1
+    engine: Engine = "local"
 
     def ours(self, shards: int) -> list[int]:
         """Numbers of the shards that are ours."""
