@@ -8,7 +8,6 @@ The photographs come with the ultralytics package; YOLO11n-pose is fetched by ``
 from __future__ import annotations
 
 import argparse
-import html
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import ultralytics
 
 from halopose.data.files import read_json
+from halopose.reports.gallery import Part, render
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     )  # fmt: skip
     found = by_photograph(read_json(output / "poses" / "predictions.json"))
     print(table(found))
-    (output / "index.html").write_text(gallery(found), encoding="utf-8")
+    (output / "index.html").write_text(index(found), encoding="utf-8")
     print(f"\nOpen {output / 'index.html'}")
 
 
@@ -78,34 +78,35 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def gallery(found: dict[str, list[dict[str, Any]]]) -> str:
-    """A page with the pictures and a link to the report."""
-    figures = "\n".join(
-        f'<figure><img src="poses/{html.escape(name)}.jpg" alt="{html.escape(name)}">'
-        f"<figcaption>{html.escape(name)}: {len(detections)} persons</figcaption></figure>"
-        for name, detections in found.items()
+def index(found: dict[str, list[dict[str, Any]]]) -> str:
+    """A page with the pictures and links to the other pages."""
+    pictures = tuple((f"poses/{name}.jpg", f"{name}: {len(entries)} persons") for name, entries in found.items())
+    return render(
+        "Poses that know how sure they are",
+        "What `make demo` made: photographs, a landing, and a report on predictions whose truth is known.",
+        [
+            Part(
+                "Photographs",
+                "Coloured ellipses hold the true keypoint with 95 % probability; grey ones were pruned as "
+                "unreliable. The heads are those that ship, the base is YOLO11n-pose, unchanged.",
+                pictures,
+            ),
+            Part(
+                "A landing by camera",
+                "The four corners of a runway with their covariances, solved for the aircraft's position and "
+                "fused with the other sensors; GNSS is out for forty seconds.",
+                (("landing/landing.webp", "An approach by camera"),),
+                "landing/landing.html",
+                "Everything about this approach",
+            ),
+            Part(
+                "The protocol",
+                "Predictions whose true distribution is known, scored as anybody's would be.",
+                link="report/report.html",
+                link_text="The report",
+            ),
+        ],
     )
-    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>halopose demo</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }}
-h1 {{ font-weight: 600; }}
-figure {{ margin: 2rem 0; }}
-img {{ max-width: 100%; border-radius: 6px; }}
-figcaption {{ opacity: .7; }}
-</style>
-<h1>Poses that know how sure they are</h1>
-<p>Coloured ellipses hold the true keypoint with 95 % probability; grey ones were pruned as unreliable. The heads
-are those that ship with the package, the base is YOLO11n-pose, unchanged.
-<a href="report/report.html">The report</a> scores predictions whose true distribution is known.</p>
-{figures}
-<h2>A landing by camera</h2>
-<p>The four corners of a runway with their covariances, solved for the aircraft's position and fused with the other
-sensors; GNSS is out for forty seconds. <a href="landing/landing.html">Everything about this approach</a>.</p>
-<figure><img src="landing/landing.webp" alt="An approach by camera"></figure>
-</html>
-"""
 
 
 if __name__ == "__main__":

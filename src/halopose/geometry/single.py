@@ -234,16 +234,22 @@ def _fast(
     fault_free, limit, faulty = _multiples(risks, count, len(axes))
     apart = np.sqrt(np.maximum(sigma[1:] ** 2 - sigma[0] ** 2, 0.0))
     levels = np.maximum(fault_free * sigma[0], (limit * apart + faulty * sigma[1:]).max(0))
-    total6 = np.zeros((1, 6, 6))
-    total6[0, :3, :3] = spread[0]
-    if root is not None and attitude is not None:
-        across = inverses[0][:3, 3:6] @ root.T
-        total6[0, :3, 3:], total6[0, 3:, :3], total6[0, 3:, 3:] = across, across.T, attitude
+    total6 = _with_attitude(inverses[0], root, attitude)
     none, degrees = np.zeros(1, dtype=np.int64), np.array([dof])
     solution = Solution(rotation[None], position[None], np.array([cost]), total6, degrees, none, _NOWHERE)
     verdict = np.array([int(Verdict.FITS)])
     every = np.ones((1, count), dtype=bool)
     return Assessment(solution, every, none - 1, verdict, levels[None], np.array([cost]), shares[None])
+
+
+def _with_attitude(inverse: Array, root: Array | None, attitude: Array | None) -> Array:
+    """Covariance (1, 6, 6) of position and attitude from that of position and whatever was unknown beside it."""
+    total = np.zeros((1, 6, 6))
+    total[0, :3, :3] = inverse[:3, :3]
+    if root is not None and attitude is not None:
+        across = inverse[:3, 3:6] @ root.T
+        total[0, :3, 3:], total[0, 3:, :3], total[0, 3:, 3:] = across, across.T, attitude
+    return total
 
 
 def _rows(

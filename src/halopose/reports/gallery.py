@@ -1,0 +1,30 @@
+"""A page of pictures that lie beside it, with links to other pages; in the dress of all pages.
+
+In: parts with text, a link and pictures. Out: html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from halopose.reports.page import page
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section: pictures are (address, caption)."""
+
+    title: str
+    text: str
+    pictures: tuple[tuple[str, str], ...] = ()
+    link: str = ""
+    link_text: str = ""
+
+
+def render(title: str, summary: str, parts: Sequence[Part]) -> str:
+    """The whole page."""
+    return page("gallery.html", title=title, summary=summary, parts=parts)
+
+
+__all__ = ["Part", "render"]

@@ -1,0 +1,21 @@
+"""A page of pictures: whole, escaped, and in the dress of all pages."""
+
+from __future__ import annotations
+
+from halopose.reports.gallery import Part, render
+from tests.helpers.html_pages import EVIL, parsed
+
+
+def test_parts_links_and_pictures_are_there_and_inert() -> None:
+    parts = [
+        Part("First", "Words.", (("a/b.jpg", "a caption"), ("c.webp", EVIL))),
+        Part(EVIL, "More.", link="page.html", link_text="there"),
+    ]
+    text = render("Title", EVIL, parts)
+    page = parsed(text)
+    assert page.urls == ["data:,", "page.html"]
+    assert text.count("<img ") == 2
+    assert 'src="a/b.jpg"' in text
+    assert page.tags.count("section") == 2
+    assert "script" not in page.tags
+    assert 'id="swap"' in text  # light or dark, without a script
