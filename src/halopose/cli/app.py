@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from halopose import __version__
-from halopose.cli import applying, export, fitting, landing, scoring, studies, tracking
+from halopose.cli import applying, export, fitting, landing, multiview, scoring, studies, tracking
 from halopose.cli.options import read_config
 from halopose.cli.terminal import listen, say
 from halopose.errors import HaloposeError
@@ -65,6 +65,7 @@ COMMANDS = (
     applying.evaluate,
     applying.predict,
     tracking.track,
+    multiview.triangulate,
     export.export,
     landing.land,
     studies.ablate,

@@ -106,7 +106,7 @@ def _intervals(rng: np.random.Generator, shape: tuple[int, ...], part: float, le
     """Where (T, P, 17) something is on that covers a part of the time, for so many frames each time."""
     begins = rng.random(shape) < part / max(length, 1)
     on = np.zeros(shape, dtype=bool)
-    for shift in range(length):
+    for shift in range(min(length, shape[0])):
         on[shift:] |= begins[: shape[0] - shift]
     return on
 

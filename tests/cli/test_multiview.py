@@ -1,0 +1,79 @@
+"""Commands of films: track and triangulate from predictions that are already there, and what goes wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from halopose.cli.app import app
+from halopose.errors import HaloposeError
+from halopose.poses import PoseDistributions
+from halopose.tracking.synthetic import Film, synthesize_film
+from tests.helpers.rigs import film, rig, walk
+from tests.multiview.test_rig import toml_of
+
+
+def run(*arguments: object) -> None:
+    app([str(argument) for argument in arguments], standalone_mode=False)
+
+
+def write(path: Path, films: dict[str, list[PoseDistributions]]) -> Path:
+    entries = []
+    for name, frames in films.items():
+        for number, poses in enumerate(frames):
+            entries += [{**entry, "file_name": f"{name}_{number:06d}"} for entry in poses.to_json()]
+    path.write_text(json.dumps(entries))
+    return path
+
+
+def test_track_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = synthesize_film(Film(frames=40, persons=2))
+    path = write(tmp_path / "predictions.json", {"clip": made.frames})
+    run("track", path, "--rate", "30", "-o", tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "2 tracks in 40 frames" in said
+    assert "of the errors' variance lasts" in said
+    entries = json.loads((tmp_path / "out" / "tracks.json").read_text())
+    assert {entry["track_id"] for entry in entries} == {1, 2}
+    assert (tmp_path / "out" / "tracks.csv").read_text().startswith("frame,time,track_id")
+    run("track", path, "--rate", "30", "--causal", "-o", tmp_path / "live")
+    causal = json.loads((tmp_path / "live" / "tracks.json").read_text())
+    assert causal[5]["covariance"][0][0] > entries[5]["covariance"][0][0]
+
+
+def test_triangulate_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    views = rig()
+    path = write(tmp_path / "all.json", {view.name: film(view, [walk(20)], n) for n, view in enumerate(views)})
+    (tmp_path / "cameras.toml").write_text(toml_of(views))
+    run(
+        "triangulate",
+        tmp_path / "cameras.toml",
+        path,
+        "--smooth",
+        "--offsets",
+        "0,0,0,0",
+        "-o",
+        tmp_path / "scene",
+    )
+    said = capsys.readouterr().out
+    assert "1 persons in 20 frames" in said
+    assert "each camera predicted from the others" in said
+    written = {file.name for file in (tmp_path / "scene").iterdir()}
+    assert written == {"scene.csv", "scene.html", "person_1.trc", "person_1.c3d"}
+    for offsets, message in (("1,2", "takes 4 numbers"), ("x", "takes whole frames")):
+        with pytest.raises(HaloposeError, match=message):
+            run("triangulate", tmp_path / "cameras.toml", path, "--offsets", offsets, "-o", tmp_path / "scene")
+    with pytest.raises(HaloposeError, match="4 cameras: give as many films"):
+        run("triangulate", tmp_path / "cameras.toml", "a.mp4", "-o", tmp_path / "scene")
+
+
+def test_what_is_not_there_or_no_film(tmp_path: Path) -> None:
+    with pytest.raises(HaloposeError, match="no file"):
+        run("track", tmp_path / "none.mp4", "-o", tmp_path)
+    made = synthesize_film(Film(frames=6))
+    both = write(tmp_path / "two.json", {"a": made.frames, "b": made.frames})
+    with pytest.raises(HaloposeError, match="holds 2 films"):
+        run("track", both, "-o", tmp_path)
+    (tmp_path / "plain.json").write_text(json.dumps(made.frames[0].to_json()))
+    with pytest.raises(HaloposeError, match="no file_name of a film's frame"):
+        run("track", tmp_path / "plain.json", "-o", tmp_path)
