@@ -30,10 +30,12 @@ def solve_jointly(
     attitude: Array | None = None,
     intrinsics: Array | None = None,
     mask: Mask | None = None,
+    ground: bool = True,
 ) -> Solution:
     """The pose of least chi-square under a joint covariance (N, 2 K, 2 K); the position alone with a rotation.
 
     attitude, intrinsics: covariances of a given rotation and of the camera, as ``solve_with_attitude`` takes them.
+    ground: the points lie on the ground, as for ``solve_pose``.
 
     >>> from halopose.geometry.camera import look, project_points, runway_corners
     >>> camera, corners = Camera.from_fov(640, 384, 0.5), runway_corners(2500.0, 45.0)
@@ -54,7 +56,7 @@ def solve_jointly(
         return solve_with_attitude(*seen, intrinsics=intrinsics, mask=mask)
     if attitude is not None or intrinsics is not None:
         raise HaloposeError("an error of attitude or camera takes a given rotation: solve for the position")
-    first = solve_pose(camera, points, pixels, own_blocks(covariance), mask=mask)
+    first = solve_pose(camera, points, pixels, own_blocks(covariance), mask=mask, ground=ground)
     good = np.flatnonzero(first.converged)
     if not len(good):
         return first

@@ -17,20 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import (
-    Array,
-    Camera,
-    log_so3,
-    perturb,
-    pose_jacobian,
-    project_points,
-    skew,
-)
-from halopose.geometry.pnp import Mask, Solution, solve_pose
-
-_STEPS = 30
-_HALVINGS = 12
-_ENOUGH = 1e-9  # chi-square that the last step may still gain
+from halopose.geometry.attitude import own_blocks
+from halopose.geometry.camera import Array, Camera, log_so3, skew
+from halopose.geometry.joint import solve_jointly
+from halopose.geometry.pnp import Mask, solve_pose
 
 
 @dataclass(frozen=True)
@@ -101,18 +91,18 @@ def solve_pnp(
         raise HaloposeError(
             "a joint covariance is that of a Gaussian: leave nu out, or give covariances (N, K, 2, 2)"
         )
-    solution = solve_pose(camera, points, pixels, blocks, mask=kept, nu=nu, ground=False)
-    rotation, position, cost, covariance = (
-        solution.rotation, solution.position, solution.cost, solution.covariance
-    )  # fmt: skip
-    if joint is not None:
-        rotation, position, cost, covariance = _with_joint(camera, points, pixels, joint, solution, kept)
+    solution = (
+        solve_pose(camera, points, pixels, blocks, mask=kept, nu=nu, ground=False)
+        if joint is None
+        else solve_jointly(camera, points, pixels, _definite(joint), mask=kept, ground=False)
+    )
+    rotation, position = solution.rotation, solution.position
     result = ObjectPose(
         solution.converged,
         log_so3(rotation),
         -(rotation @ position[..., None])[..., 0],
-        _seen_from_camera(covariance, rotation, position),
-        cost,
+        _seen_from_camera(solution.covariance, rotation, position),
+        solution.cost,
         solution.dof,
         solution.ambiguity,
         solution.reasons,
@@ -138,12 +128,17 @@ def _covariances(given: Array, frames: int, count: int) -> tuple[Array, Array | 
         return np.broadcast_to(given, shape), None
     if given.shape in ((2 * count, 2 * count), (frames, 2 * count, 2 * count)):
         joint = np.broadcast_to(given, (frames, 2 * count, 2 * count))
-        parts = joint.reshape(frames, count, 2, count, 2)
-        return np.moveaxis(parts[:, np.arange(count), :, np.arange(count), :], 0, 1), joint
+        return own_blocks(joint), joint
     raise HaloposeError(
         f"covariances of {count} points should have shape {shape}, {(frames, 2 * count, 2 * count)}, or the same "
         f"without the first axis, or be one variance; got {given.shape}"
     )
+
+
+def _definite(joint: Array) -> Array:
+    if not (np.linalg.eigvalsh(joint)[:, 0] > 0).all():
+        raise HaloposeError("a joint covariance is not positive definite: check that it is symmetric")
+    return joint
 
 
 def _seen_from_camera(covariance: Array, rotation: Array, position: Array) -> Array:
@@ -155,85 +150,6 @@ def _seen_from_camera(covariance: Array, rotation: Array, position: Array) -> Ar
     change[:, :3, :3] = change[:, 3:, 3:] = -rotation
     change[:, :3, 3:] = -rotation @ skew(position)
     return np.asarray(change @ covariance @ np.swapaxes(change, 1, 2))
-
-
-def _with_joint(
-    camera: Camera, points: Array, pixels: Array, joint: Array, solution: Solution, mask: Mask | None
-) -> tuple[Array, Array, Array, Array]:
-    """Rotation, position, cost and covariance of least chi-square under joint covariances (N, 2 K, 2 K).
-
-    From the minima for independent points; the better of both where a plane allows two.
-    """
-    whitening = _joint_whitening(joint, mask)
-    best = _descend(camera, points, pixels, whitening, solution.rotation, solution.position)
-    other = solution.alternative
-    second = _descend(camera, points, pixels, whitening, other.rotation, other.position)
-    swap = second[2] < best[2]  # false where there is no other, whose cost is NaN
-    picked = [np.where(swap.reshape(-1, *[1] * (a.ndim - 1)), b, a) for a, b in zip(best, second, strict=True)]
-    rotation, position, cost, covariance = picked
-    return rotation, position, np.where(solution.converged, cost, np.inf), covariance
-
-
-def _joint_whitening(joint: Array, mask: Mask | None) -> Array:
-    """Inverse Cholesky factors (N, 2 K, 2 K) of joint covariances; zero rows and columns where masked out."""
-    size = joint.shape[-1]
-    used = np.ones(joint.shape[:2], dtype=bool) if mask is None else np.repeat(mask, 2, axis=1)
-    both = used[:, :, None] & used[:, None, :]
-    try:
-        factor = np.linalg.cholesky(np.where(both, joint, np.eye(size)))
-    except np.linalg.LinAlgError:
-        raise HaloposeError("a joint covariance is not positive definite: check that it is symmetric") from None
-    return np.where(both, np.linalg.inv(factor), 0.0)
-
-
-@np.errstate(all="ignore")  # frames without a pose are NaN throughout
-def _descend(
-    camera: Camera, points: Array, pixels: Array, whitening: Array, rotation: Array, position: Array
-) -> tuple[Array, Array, Array, Array]:
-    """Gauss-Newton steps, halved until they gain, from poses (N, 3, 3) and (N, 3) to the minimum near them."""
-    rotation, position = rotation.copy(), position.copy()
-    left = _residuals(camera, points, pixels, whitening, rotation, position)
-    cost = np.square(left).sum(1)
-    inverse = np.full((len(cost), 6, 6), np.nan)
-    alive = np.isfinite(cost)
-    for _ in range(_STEPS):
-        rows = np.flatnonzero(alive)
-        if not len(rows):
-            break
-        jacobian = pose_jacobian(camera, rotation[rows], position[rows], _of(points, rows))
-        white = whitening[rows] @ np.nan_to_num(jacobian.reshape(len(rows), -1, 6))
-        scale = 1 / np.sqrt(np.square(white).sum(1))
-        scaled = white * scale[:, None]
-        inner = np.linalg.inv(np.swapaxes(scaled, 1, 2) @ scaled) * (scale[:, :, None] * scale[:, None, :])
-        inverse[rows] = inner
-        pull = (np.swapaxes(white, 1, 2) @ left[rows][..., None])[..., 0]
-        step = (inner @ pull[..., None])[..., 0]
-        alive[rows] = (step * pull).sum(1) > _ENOUGH + 1e-9 * cost[rows]
-        for _ in range(_HALVINGS):
-            moved = perturb(rotation[rows], position[rows], step)
-            trial = _residuals(camera, _of(points, rows), pixels[rows], whitening[rows], *moved)
-            better = np.square(trial).sum(1) <= cost[rows]
-            good = rows[better]
-            rotation[good], position[good], left[good] = moved[0][better], moved[1][better], trial[better]
-            cost[good] = np.square(trial[better]).sum(1)
-            rows, step = rows[~better], step[~better] / 2
-            if not len(rows):
-                break
-        alive[rows] = False  # no step gains: this is the minimum, as far as floats tell
-    return rotation, position, cost, inverse
-
-
-def _residuals(
-    camera: Camera, points: Array, pixels: Array, whitening: Array, rotation: Array, position: Array
-) -> Array:
-    """Whitened residuals (N, 2 K); those of points that are masked out are zero, wherever they are."""
-    raw = (pixels - project_points(camera, rotation, position, points)).reshape(len(pixels), -1)
-    used = np.diagonal(whitening, axis1=1, axis2=2) > 0
-    return np.asarray((whitening @ np.where(used, raw, 0.0)[..., None])[..., 0])
-
-
-def _of(points: Array, rows: NDArray[np.intp]) -> Array:
-    return points if points.ndim == 2 else points[rows]
 
 
 __all__ = ["ObjectPose", "solve_pnp"]
