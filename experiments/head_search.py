@@ -1,22 +1,22 @@
-"""What helps the heads that ship: one change at a time, judged on images set aside from the heads' own part.
+"""What helps the heads that ship: one change at a time, judged on the val images that are there to choose by.
 
-    python -m experiments.head_search --data coco-pose/data.yaml --work work/ -o search.md
+    python -m experiments.head_search --data coco-pose/data.yaml --extra coco-extra/data.yaml --work work/ -o s.md
 
-A third of the val images that belong to the heads is left out of training here and scores every row, with
-calibrations cross-fitted over five folds of it; calibration and evaluation images of the shipped heads are never
-touched. Rows are compared with the first by the same bootstrap resamples of images. A rerun keeps finished rows.
+Heads train on ``IMAGES`` photographs at 640 unless a row says otherwise, and are scored on the choosing images of
+``shipped_data``, with calibrations cross-fitted over five folds of them; the evaluation images are never touched.
+Rows are compared with the first by the same bootstrap resamples of images. A rerun keeps finished rows.
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from experiments.shipped_heads import SETTINGS, collect_heads, load_splits
+from experiments.shipped_data import PARTS, Splits, arguments, collect_part, collect_val, load_splits
+from experiments.shipped_heads import SETTINGS
 from halopose.cli.terminal import progress, say
 from halopose.data.files import read_json, write_json, write_text
 from halopose.data.splits import hashed_order
@@ -24,9 +24,8 @@ from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import resamplings
 from halopose.evaluation.calibrations import cross_fitted
 from halopose.evaluation.measured import Measured
-from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.true_positives import match_poses
-from halopose.fitting.pipeline import collect_validation, predictions_of
+from halopose.fitting.pipeline import predictions_of
 from halopose.fitting.store import MatchStore
 from halopose.fitting.training import TrainSettings, train
 from halopose.hosts.base import Host
@@ -35,91 +34,96 @@ from halopose.hosts.shipped import find_base
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
 
-PROTOCOL = Protocol(area="box")
+IMAGES = 4000
+FIRST = "both signals"
 DRAWS = 300
 SCORES = ("skill", "ace", "ence", "nll")
+PLAIN = HeadSettings()
+BOTH = HeadSettings(claims=True, features=True)
+SHORT = replace(SETTINGS.train, epochs=5, patience=5, learning_rate=5e-4)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One trained variant: its settings, its stores, factor of the head's width, checkpoints averaged."""
+    """One trained variant: its settings, how many photographs, further parts, checkpoints averaged."""
 
     name: str
-    train: TrainSettings = SETTINGS.train
-    head: HeadSettings = field(default_factory=HeadSettings)
-    stores: tuple[str, ...] = ("train", "train_small", "val")
-    width: float = 1.0
+    train: TrainSettings = SHORT
+    head: HeadSettings = BOTH
+    images: int = IMAGES
+    parts: tuple[str, ...] = field(default=())
+    trunk: float = 1.0
     averaged: int = 1
 
 
 def rows() -> list[Row]:
-    base = SETTINGS.train
     return [
-        Row("without mirrored copies"),
-        Row("another seed", replace(base, seed=1)),
-        Row("as shipped: with mirrored copies", stores=("train", "train_small", "val", "mirrored")),
-        Row("diagonal dispersion", head=HeadSettings(parameterisation="diagonal")),
-        Row("isotropic dispersion", head=HeadSettings(parameterisation="isotropic")),
+        Row(FIRST),
+        Row("another seed", replace(SHORT, seed=1)),
+        Row("the window alone (the paper's head)", head=PLAIN),
+        Row("with the disagreement of claims", head=HeadSettings(claims=True)),
+        Row("with features at the keypoints", head=HeadSettings(features=True)),
+        Row("learning rate 1e-3", replace(SHORT, learning_rate=1e-3)),
+        *(Row(f"{count:,} photographs", images=count) for count in (500, 1000, 2000)),
+        Row("all 11,088 photographs", images=20_000),
+        Row("the window alone, all photographs", head=PLAIN, images=20_000),
+        Row("10 epochs", replace(SHORT, epochs=10, patience=10)),
+        Row("network 128 wide", head=replace(BOTH, width=128)),
+        Row("with train_small at 320", parts=("train_small-320",)),
+        Row("with half of them at 448 too", parts=("extra-448",)),
+        Row("with half of them mirrored too", parts=("extra-640-mirrored",)),
+        Row("alpha 0", replace(SHORT, alpha=0.0)),
+        Row("alpha 2", replace(SHORT, alpha=2.0)),
+        Row("with scale weights", replace(SHORT, scale_weight=True)),
+        Row("no warm start", head=replace(BOTH, warm_start=False)),
+        Row("trunk twice as wide", trunk=2.0),
         Row("last 3 checkpoints averaged", averaged=3),
-        Row("learning rate 1e-4", replace(base, learning_rate=1e-4)),
-        Row("learning rate 1e-3", replace(base, learning_rate=1e-3)),
-        Row("20 epochs", replace(base, epochs=20, patience=20)),
-        Row("alpha 0", replace(base, alpha=0.0)),
-        Row("alpha 2", replace(base, alpha=2.0)),
-        Row("with scale weights", replace(base, scale_weight=True)),
-        Row("no warm start", head=HeadSettings(warm_start=False)),
-        Row("without train_small (256 px images)", stores=("train", "val")),
-        Row("heads twice as wide", width=2.0),
+        Row("diagonal dispersion", head=replace(BOTH, parameterisation="diagonal")),
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True, help="the folder of experiments.shipped_heads will do")
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    host = load_host(find_base())
-    splits = load_splits(arguments.data)
-    order = hashed_order(splits.heads["val"].image_ids)
-    scored = np.sort(order[: len(order) // 3])
-    trained_on = np.concatenate(
-        [np.setdiff1d(part.image_ids, scored) for part in splits.heads.values()], dtype=np.int64
-    )
+    given = arguments(__doc__).parse_args()
+    host, splits = load_host(find_base()), load_splits(given.data, given.extra)
     with progress() as step:
-        stores = collect_heads(host, splits, arguments.work, step)
-        judge = splits.heads["val"].subset(scored)
-        judge_store = collect_validation(host, judge, arguments.work / "search", SETTINGS, step)
+        val = collect_val(host, splits, given.work, step)
+    known = {part.name: part for part in PARTS}
     draws: dict[str, dict[str, list[float]]] = {}
     for row in rows():
-        path = arguments.work / "search-rows" / f"{row.name.replace(' ', '-')}.json"
+        path = given.work / "search" / f"{slug(row.name)}.json"
         found = finished(path, row)
         if found is None:
-            found = score(heads_of(host, row, stores, trained_on), judge_store)
+            names = ("train-640", "extra-640", *row.parts)
+            stores = [collect_part(host, splits, known[name], given.work) for name in names]
+            found = score(heads_of(host, row, stores, splits), val, splits.choosing)
             write_json(path, {"row": read_back(row), "draws": found})
         draws[row.name] = found
-        say(line(row.name, draws[row.name], draws["without mirrored copies"]))
-        write_text(arguments.output, table(draws))
-    say(f"-> {arguments.output}")
+        say(line(row.name, found, draws[FIRST]))
+        write_text(given.output, table(draws))
+    say(f"-> {given.output}")
 
 
-def heads_of(host: Host, row: Row, stores: dict[str, MatchStore], images: Array) -> ProbabilisticHeads:
+def heads_of(host: Host, row: Row, stores: list[MatchStore], splits: Splits) -> ProbabilisticHeads:
     """Trained heads of a row; the mean of the last checkpoints if it says so."""
     torch.manual_seed(row.train.seed)
-    templates = [widened(template, row.width) for template in host.pose_templates()]
+    templates = [widened(template, row.trunk) for template in host.pose_templates()]
     heads = ProbabilisticHeads(templates, host.strides, host.keypoint_count, row.head)
     checkpoints: list[dict[str, torch.Tensor]] = []
 
     def keep(done: int, total: int, note: str) -> None:
         checkpoints.append({name: value.detach().clone() for name, value in heads.state_dict().items()})
 
-    train(
-        heads, [stores[name] for name in row.stores], row.train, images=images, device=host.device, progress=keep
-    )
+    train(heads, stores, row.train, images=images_of(splits, row), device=host.device, progress=keep)
     if row.averaged > 1:
         last = checkpoints[-row.averaged :]
         heads.load_state_dict({name: torch.stack([c[name] for c in last]).mean(0) for name in last[0]})
     return heads.eval()
+
+
+def images_of(splits: Splits, row: Row) -> Array:
+    """So many photographs, the same ones and more for a larger number, and all small ones."""
+    large = np.concatenate([splits.heads["train"].image_ids, splits.heads["extra"].image_ids])
+    return np.concatenate([hashed_order(large)[: row.images], splits.heads["train_small"].image_ids])
 
 
 def widened(template: list[ConvTemplate], factor: float) -> list[ConvTemplate]:
@@ -137,22 +141,28 @@ def widened(template: list[ConvTemplate], factor: float) -> list[ConvTemplate]:
     return result
 
 
-def score(heads: ProbabilisticHeads, store: MatchStore) -> dict[str, list[float]]:
+def score(heads: ProbabilisticHeads, store: MatchStore, images: Array) -> dict[str, list[float]]:
     """Each score and its bootstrap draws: skill, Student-t ACE, Gaussian ENCE, Student-t NLL."""
-    matched = match_poses(predictions_of(heads, store), store.ground_truth(), PROTOCOL)
-    edges = np.asarray(PROTOCOL.scale_edges)
-    measured = Measured.of(matched, cross_fitted(matched, PROTOCOL), PROTOCOL, edges)
+    protocol = SETTINGS.protocol
+    matched = match_poses(predictions_of(heads, store, images), store.ground_truth(images), protocol)
+    edges = np.asarray(protocol.scale_edges)
+    measured = Measured.of(matched, cross_fitted(matched, protocol), protocol, edges)
     gaussian, student = measured.statistics["gaussian"], measured.statistics["student_t"]
     count = measured.image_count
     found: dict[str, list[float]] = {name: [] for name in SCORES}
-    for number, images in enumerate([np.arange(count), *resamplings(count, DRAWS)]):
-        weight = np.bincount(images, minlength=count)[measured.image]
+    for number, drawn in enumerate([np.arange(count), *resamplings(count, DRAWS)]):
+        weight = np.bincount(drawn, minlength=count)[measured.image]
         g, t = gaussian.resampled(weight), student.resampled(weight)
         chance = metrics.random_keypoint_precision(measured.similarity, weight, rounds=1, seed=number)
         values = (metrics.skill(g["akp"], chance), t["ace"], g["ence"], t["nll"])
         for name, value in zip(SCORES, values, strict=True):
             found[name].append(value)
     return found
+
+
+def slug(name: str) -> str:
+    """A name as a file name."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name).split())
 
 
 def finished(path: Path, row: Row) -> dict[str, list[float]] | None:
@@ -164,7 +174,7 @@ def finished(path: Path, row: Row) -> dict[str, list[float]] | None:
 
 def read_back(row: Row) -> dict[str, object]:
     """The row as json gives it back."""
-    return {**asdict(row), "stores": list(row.stores)}
+    return {**asdict(row), "parts": list(row.parts)}
 
 
 def line(name: str, draws: dict[str, list[float]], base: dict[str, list[float]]) -> str:
@@ -179,9 +189,7 @@ def line(name: str, draws: dict[str, list[float]], base: dict[str, list[float]])
 
 def table(draws: dict[str, dict[str, list[float]]]) -> str:
     head = "| | skill | Δ | ACE, Student-t | Δ | ENCE, Gaussian | Δ | NLL, Student-t | Δ |\n" + "|---" * 9 + "|\n"
-    return head + "".join(
-        line(name, each, draws["without mirrored copies"]) + "\n" for name, each in draws.items()
-    )
+    return head + "".join(line(name, each, draws[FIRST]) + "\n" for name, each in draws.items())
 
 
 if __name__ == "__main__":

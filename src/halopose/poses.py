@@ -30,9 +30,9 @@ class PoseDistributions:
     """N detections of K keypoints, of one image or, with ``image_ids``, of many.
 
     boxes (N, 4) xyxy; scores (N,); keypoints (N, K, 2), the base model's own; covariance and scale
-    (N, K, 2, 2); dof (K,) for a Student-t, None for a Gaussian; visibility (N, K) or None; keep (N, K), the
-    pruning mask (a pruned keypoint keeps its coordinates); class_ids (N,) or None, counted from 1 as COCO's
-    categories are; image_ids (N,) or None.
+    (N, K, 2, 2); dof (N, K) for a Student-t, also given as (K,) where all detections share it, None for a
+    Gaussian; visibility (N, K) or None; keep (N, K), the pruning mask (a pruned keypoint keeps its coordinates);
+    class_ids (N,) or None, counted from 1 as COCO's categories are; image_ids (N,) or None.
 
     Where the calibration has them: dispersion (N, K, 2, 2), the heads' own before any calibration, which
     ``regions`` are multiples of; correlation (N, 2K, 2K), how whitened residuals of different keypoints go
@@ -52,7 +52,7 @@ class PoseDistributions:
     keypoints: Array
     covariance: Array
     scale: Array
-    dof: Array | None = field(default=None, metadata=_SHARED)
+    dof: Array | None = None
     visibility: Array | None = None
     keep: Array | None = None
     class_ids: Array | None = None
@@ -66,13 +66,15 @@ class PoseDistributions:
         n, k = self.keypoints.shape[:2] if self.keypoints.ndim == 3 else (-1, -1)
         if self.keep is None and n >= 0:
             object.__setattr__(self, "keep", np.ones((n, k), dtype=bool))
+        if self.dof is not None and self.dof.shape == (k,):
+            object.__setattr__(self, "dof", np.tile(self.dof, (n, 1)))
         expected: dict[str, tuple[int, ...]] = {
             "boxes": (n, 4),
             "scores": (n,),
             "keypoints": (n, k, 2),
             "covariance": (n, k, 2, 2),
             "scale": (n, k, 2, 2),
-            "dof": (k,),
+            "dof": (n, k),
             "visibility": (n, k),
             "keep": (n, k),
             "class_ids": (n,),
@@ -113,7 +115,7 @@ class PoseDistributions:
     def __getitem__(self, index: Any) -> PoseDistributions:
         """Select detections by an index, slice or mask."""
         index = [index] if isinstance(index, (int, np.integer)) else index
-        chosen = {
+        chosen: dict[str, Any] = {
             each.name: value[index] if value is not None and not each.metadata else value
             for each in fields(self)
             for value in [getattr(self, each.name)]
@@ -136,7 +138,7 @@ class PoseDistributions:
                 raise HaloposeError(f"{each.name} is given in some parts and missing in others")
             if each.metadata:
                 if any(not np.array_equal(value, values[0]) for value in values):
-                    what = "degrees of freedom" if each.name in ("dof", "together") else each.name
+                    what = "degrees of freedom" if each.name == "together" else each.name
                     raise HaloposeError(f"the parts have different {what}")
                 joined[each.name] = values[0]
             elif values[0] is not None:
@@ -228,7 +230,7 @@ class PoseDistributions:
         }
         if self.dof is not None:
             columns["scale"] = triangle(self.scale).tolist()
-            columns["dof"] = [self.dof.tolist()] * n
+            columns["dof"] = self.dof.tolist()
         if correlation and self.correlation is not None:
             joint = self.joint_covariance
             deviation = np.sqrt(np.einsum("nii->ni", joint))
@@ -276,7 +278,7 @@ class PoseDistributions:
             raise HaloposeError("to_supervision needs the supervision package: pip install supervision") from None
         data: dict[str, Array] = {"covariance": self.covariance, "scale": self.scale, "xyxy": self.boxes}
         if self.dof is not None:
-            data["dof"] = np.broadcast_to(self.dof, self.keypoints.shape[:2]).copy()
+            data["dof"] = self.dof
         if self.image_ids is not None:
             data["image_id"] = self.image_ids
         return supervision.KeyPoints(
@@ -299,14 +301,13 @@ class PoseDistributions:
         covariance = np.asarray(data["covariance"], dtype=float)
         scores = key_points.detection_confidence
         low, high = (keypoints.min(1), keypoints.max(1)) if n else (np.zeros((0, 2)),) * 2
-        dof = np.asarray(data["dof"], dtype=float) if "dof" in data else None
         return cls(
             boxes=np.asarray(data.get("xyxy", np.concatenate([low, high], axis=1)), dtype=float),
             scores=np.ones(n) if scores is None else np.asarray(scores, dtype=float),
             keypoints=keypoints,
             covariance=covariance,
             scale=np.asarray(data.get("scale", covariance), dtype=float),
-            dof=_one_law(dof) if dof is not None and n else None,
+            dof=np.asarray(data["dof"], dtype=float) if "dof" in data else None,
             visibility=key_points.keypoint_confidence,
             keep=key_points.visible,
             class_ids=None if key_points.class_id is None else np.asarray(key_points.class_id) + 1,
@@ -354,13 +355,6 @@ class GroundTruth:
         shared = {"images", "layout"}
         objects = {each.name: getattr(self, each.name)[chosen] for each in fields(self) if each.name not in shared}
         return replace(self, images=np.intersect1d(self.images, images), **objects)
-
-
-def _one_law(dof: Array) -> Array:
-    """Degrees of freedom (K,) from per-detection ones (N, K), which must agree."""
-    if not np.array_equal(dof, np.broadcast_to(dof[0], dof.shape)):
-        raise HaloposeError("dof must be the same for every detection: one value per keypoint")
-    return np.asarray(dof[0])
 
 
 def triangle(matrices: Array) -> Array:

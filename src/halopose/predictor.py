@@ -159,9 +159,9 @@ class UncertainPose:
         selections = self.host.select(output, conf=conf, iou=iou, letterboxes=boxes)
         counts = [len(selection.scores) for selection in selections]
         numbers = torch.repeat_interleave(torch.tensor(counts)).to(batch.device)
-        factors = self.heads.sparse(
-            output.features, numbers, torch.cat([selection.cell for selection in selections])
-        )
+        cells = torch.cat([selection.cell for selection in selections])
+        beyond = self.host.signals(output, numbers, cells) if self.heads.settings.signals else None
+        factors = self.heads.sparse(output.features, numbers, cells, beyond)
         size = (int(batch.shape[2]), int(batch.shape[3]))
         return [
             (image, self._poses(selection, part, box, size, family))
@@ -241,7 +241,6 @@ def describe(
     visibility_threshold: in place of the artifact's.
     """
     calibrations = artifact.calibrations
-    law = calibrations.law(factors, family)
     spread = calibrations.gaussian(factors).covariance.numpy()
     boxes = detections.boxes.cpu().numpy()
     visibility = None if detections.visibility is None else detections.visibility.cpu().numpy()
@@ -251,6 +250,8 @@ def describe(
     )
     if visibility_threshold is None:
         visibility_threshold = calibrations.visibility_threshold
+    keep = keep_mask(confidence, calibrations.threshold, visibility, visibility_threshold)
+    law = calibrations.law(factors, family, torch.from_numpy(keep))
     return PoseDistributions(
         boxes=boxes,
         scores=detections.scores.cpu().numpy(),
@@ -259,7 +260,7 @@ def describe(
         scale=law.scale.numpy(),
         dof=law.dof.numpy() if isinstance(law, StudentT) else None,
         visibility=visibility,
-        keep=keep_mask(confidence, calibrations.threshold, visibility, visibility_threshold),
+        keep=keep,
         class_ids=detections.class_ids.cpu().numpy() + 1,
         **_promises(calibrations, factors),
     )

@@ -46,7 +46,7 @@ def test_student_predictions_survive_a_round_trip() -> None:
         entry["dof"] = [4.0 + k for k in range(17)]
     poses = parse_predictions("p", entries, None)
     assert poses.dof is not None
-    assert np.array_equal(poses.dof, 4.0 + np.arange(17))
+    assert np.array_equal(poses.dof, np.tile(4.0 + np.arange(17), (len(poses), 1)))
     assert np.allclose(poses.scale * 2, poses.covariance)
     assert poses.to_json()[0]["dof"] == entries[0]["dof"]
 

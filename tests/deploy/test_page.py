@@ -29,7 +29,10 @@ for (const [name, [dims, whole]] of Object.entries(shapes)) {
 }
 const found = select(facts, outputs, input.box, conf, 0.7);
 const laws = ["gaussian", "student-t"].map((family) => found.map((one) => describe(facts, one, family)));
-const axes = found.map((one) => ellipse(describe(facts, one, "student-t").scale[3], facts.student_dof[3], 0.9));
+const axes = found.map((one) => {
+  const { scale, dof } = describe(facts, one, "student-t");
+  return ellipse(scale[3], dof[3], 0.9);
+});
 writeFileSync("result.json", JSON.stringify({ dims: input.dims, laws, axes }));
 """
 

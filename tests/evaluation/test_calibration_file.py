@@ -83,7 +83,7 @@ def test_applying_scales_what_was_predicted(family: Family) -> None:
     if isinstance(file.calibration, StudentTCalibration):
         moment = file.calibration.moment_tau_.numpy()[:, None, None]
         np.testing.assert_allclose(applied.covariance, moment**2 * predictions.covariance, rtol=1e-9)
-        np.testing.assert_array_equal(applied.dof, file.calibration.nu_)
+        np.testing.assert_array_equal(applied.dof, np.tile(file.calibration.nu_, (len(applied), 1)))
     else:
         np.testing.assert_allclose(applied.covariance, tau**2 * predictions.covariance, rtol=1e-9)
         assert applied.dof is None

@@ -98,14 +98,13 @@ def test_overlapping_shards_are_refused() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"dof": np.full(3, 9.0)},
         {"dof": None},
         {"visibility": None},
         {"layout": Keypoints.of(3, names=("a", "b", "c"), sigmas=np.linspace(0.05, 0.1, 3), area_factor=0.53)},
         {"layout": Keypoints.of(3, names=("k0", "k1", "k2"), sigmas=np.full(3, 0.5), area_factor=0.53)},
         {"layout": Keypoints.of(3, names=("k0", "k1", "k2"), sigmas=np.linspace(0.05, 0.1, 3))},
     ],
-    ids=["dof", "no dof", "no visibility", "names", "sigmas", "area factor"],
+    ids=["no dof", "no visibility", "names", "sigmas", "area factor"],
 )
 def test_shards_of_different_kinds_are_refused(change: dict[str, Any]) -> None:
     """Whatever the first shard says would silently be taken for all of them."""

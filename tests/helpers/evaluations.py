@@ -38,7 +38,7 @@ def poses(
     raw = rng.normal(size=(instances, keypoints, 3)) * [1.0, 2.0, 1.0] + 1.5
     raw[..., 1] -= 1.5
     factors = scale_tril_from_raw(torch.from_numpy(raw))
-    dof = None if nu is None else np.full(keypoints, float(nu))
+    dof = None if nu is None else np.full((instances, keypoints), float(nu))
     law: Bivariate = Gaussian(factors) if dof is None else StudentT(factors, torch.from_numpy(dof))
     residual = flaw * law.sample(1, torch.Generator().manual_seed(seed))[0].numpy()
     images = images or max(instances // 3, 2)

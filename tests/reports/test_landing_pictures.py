@@ -89,7 +89,9 @@ def sight_truth(
     keep[UNSOLVED, 1:] = False
     pixels[EXCLUDED, 3] += (9.0, 4.0)
     pixels[DOUBTED] += (6.0, -5.0)
-    return Sightings(pixels, covariance, covariance.copy(), keep, score, None if dof is None else np.full(4, dof))
+    return Sightings(
+        pixels, covariance, covariance.copy(), keep, score, None if dof is None else np.full((count, 4), dof)
+    )
 
 
 def fix(world: Any, sightings: Sightings, attitude: Array) -> VisionFixes:

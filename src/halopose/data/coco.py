@@ -259,9 +259,7 @@ def _dof(path: Path | str, content: list[Any], count: int) -> Array:
     dof = _matrix(path, content, "detection", "dof", count)
     if (dof <= 0).any():
         raise HaloposeError(f"{path}: dof must be positive, got {dof.min()}")
-    if (dof != dof[0]).any():
-        raise HaloposeError(f"{path}: dof must be the same in every detection: one value per keypoint")
-    return np.asarray(dof[0])
+    return dof
 
 
 def _keep(path: Path | str, content: list[Any], count: int) -> Array:

@@ -62,7 +62,8 @@ def describe(model: ModelProto, artifact: Artifact) -> str:
             f"{', '.join(map(str, facts.strides))}, each row by row. The covariance of a keypoint is L L^T with "
             "L = [[l11, 0], [l21, l22]] in pixels of the input; divide l11 by the letterbox's gain in x, l21 and "
             "l22 by that in y, for pixels of the image. The Gaussian's temperature is in it. For the Student-t "
-            "multiply L by `student_scale` of the metadata; the degrees of freedom are `student_dof`.",
+            "multiply L by `student_scale` of the metadata; the degrees of freedom are `student_dof`. Where the "
+            "metadata have `pruned_scale` and `pruned_dof`, those are for keypoints that pruning takes out.",
             "",
             *_promises(facts),
         ]

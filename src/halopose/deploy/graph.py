@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.tracing import Traceable, Traced
 from halopose.uncertainty.distributions import RAW_CHANNELS, factor_entries
 from halopose.uncertainty.heads import ACTIVATIONS, LevelHead, ProbabilisticHeads
+from halopose.uncertainty.signals import Claims, signals_at
 
 Form = Literal["topk", "dense"]
 
@@ -45,6 +47,8 @@ class Deployable(nn.Module):
     def __init__(self, model: Traceable, artifact: Artifact, form: Form, settings: TopkSettings) -> None:
         super().__init__()
         self.model = model
+        if form == "dense" and artifact.heads.settings.signals:
+            raise HaloposeError("heads that look beyond their window have no dense form: export them as topk")
         self.heads = TopkHeads(artifact.heads, settings) if form == "topk" else DenseHeads(artifact.heads)
         self.register_buffer("temperature", artifact.calibrations.gaussian.tau_.float()[:, None])
 
@@ -119,12 +123,34 @@ class TopkHeads(nn.Module):
         places, inside = windows_of(
             torch.where(best >= 0, chosen - starts[:, None], 0), sizes, max(self.heads.reaches)
         )
-        raw = [
+        hidden = [
             level(maps, places[:, number], inside[:, number])
             for number, (level, maps) in enumerate(zip(self.levels, traced.features, strict=True))
         ]
-        factors = _entries(_by_keypoint(torch.cat(raw, dim=1).transpose(1, 2), self.heads), self.heads)
+        raw = torch.cat([level.raw(each) for level, each in zip(self.levels, hidden, strict=True)], dim=1)
+        if self.heads.beyond is not None:
+            raw = raw + self._beyond(hidden, traced, cells.flatten(1).clamp(min=0))
+        factors = _entries(_by_keypoint(raw.transpose(1, 2), self.heads), self.heads)
         return cells.flatten(1), (factors * self.strides).permute(0, 3, 1, 2)
+
+    def _beyond(self, hidden: list[Tensor], traced: Traced, cells: Tensor) -> Tensor:
+        """What signals at cells (B, M) add to raw parameters (B, M, K * channels); hidden by level."""
+        network = self.heads.beyond
+        assert network is not None
+        if traced.boxes is None or traced.keypoints is None:
+            raise HaloposeError("this model has one cell per object, none to compare it with: use other heads")
+        batch, count = cells.shape
+        image = torch.arange(batch)[:, None].expand(batch, count).flatten()
+        scores = traced.scores.amax(dim=2) if int(traced.scores.shape[2]) > 1 else traced.scores[..., 0]
+        claims = Claims(traced.boxes, traced.visibility)
+        signals = signals_at(
+            traced.features, self.heads.strides, scores, traced.keypoints, claims, image, cells.flatten()
+        )
+        each = (self.settings.windows, self.heads.keypoints, -1)
+        entered = [network.enter(level, part.flatten(0, 1)) for level, part in enumerate(hidden)]
+        values = torch.cat([part.reshape(batch, *each) for part in entered], dim=1).flatten(0, 1)
+        added: Tensor = network(values, signals, self.strides.repeat(batch))
+        return added.flatten(1).unflatten(0, (-1, count))
 
     def _candidates(self, traced: Traced) -> tuple[Tensor, Tensor]:
         """The best cells (B, C), and what ranks them (B, C): the score, plus 1 for those that will be kept."""
@@ -164,7 +190,7 @@ class WindowHead(nn.Module):
         self.head = head
 
     def forward(self, maps: Tensor, places: Tensor, inside: Tensor) -> Tensor:
-        """Raw parameters (B, M, K * channels) of maps (B, C, H, W) at windows (B, M, side, side) of places."""
+        """The trunk's last activations (B, M, H) of maps (B, C, H, W) at windows (B, M, side, side) of places."""
         batch, channels, height, width = maps.shape
         side = 2 * self.head.reach + 1
         spare = (int(places.shape[3]) - side) // 2
@@ -186,7 +212,11 @@ class WindowHead(nn.Module):
                 inside = inside[:, border : border + side, border : border + side]
             if side > 1:  # a convolution sees zeros over the border; the cell itself is never there
                 values = values * inside.reshape(-1, side * side, 1)
-        return _product(values, self.head.last, side).reshape(batch, -1, self.head.last.weight.shape[0])
+        return values.reshape(batch, -1, self.head.last.weight.shape[1])
+
+    def raw(self, hidden: Tensor) -> Tensor:
+        """Raw parameters (B, M, K * channels) of the trunk's last activations (B, M, H)."""
+        return F.linear(hidden, self.head.last.weight[:, :, 0, 0], self.head.last.bias)
 
 
 def _product(values: Tensor, layer: nn.Conv2d, side: int) -> Tensor:

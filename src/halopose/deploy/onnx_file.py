@@ -116,13 +116,16 @@ def facts_of(host: Host, traceable: Traceable, artifact: Artifact, settings: Exp
         student_dof=[],
         student_scale=[],
         student_moment=None,
+        pruned_dof=None,
+        pruned_scale=None,
     )
     return calibrated_facts(blank, artifact.calibrations)
 
 
 def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
     """The same with other calibrations; the Student-t's are relative to the Gaussian's, which is folded in."""
-    gaussian, student = fitted.gaussian, fitted.student
+    gaussian, student = fitted.gaussian, fitted.student if fitted.tails is None else fitted.tails.kept
+    pruned = None if fitted.tails is None else fitted.tails.pruned
     tau = gaussian.tau_.double().numpy()
     moment = (student.moment_tau_.double().numpy() / tau).tolist() if student.covariance == "moment" else None
     return replace(
@@ -135,6 +138,8 @@ def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
         student_moment=moment,
         regions=None if fitted.regions is None else fitted.regions.to_json(),
         correlation=None if fitted.correlation is None else fitted.correlation.to_json(),
+        pruned_dof=None if pruned is None else pruned.nu_.tolist(),
+        pruned_scale=None if pruned is None else (pruned.tau_.double().numpy() / tau).tolist(),
     )
 
 

@@ -32,7 +32,7 @@ Array = Any
 Run = Callable[[Array], Dict[str, Array]]  # input batch (B, 3, H, W) to named outputs
 
 FORMAT = "halopose-deployed-"
-VERSION = 1
+VERSION = 2
 FAMILIES = ("gaussian", "student-t")
 COCO_LIMBS = (
     (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9),
@@ -54,8 +54,10 @@ class Facts:
 
     Factors come out of the graph with the Gaussian's ``temperature`` (K,) in them. A Student-t has ``student_dof``
     (K,) and the scale factors times ``student_scale`` (K,); its covariance is that of the factors times
-    ``student_moment`` (K,), or the law's own where that is null. ``regions``: squared radii of regions that hold
-    whatever the law; ``correlation``: how keypoints err together; both as `halopose` writes them, or null.
+    ``student_moment`` (K,), or the law's own where that is null. ``pruned_dof`` and ``pruned_scale`` (K,), unless
+    null, are of keypoints that pruning takes out; ``student_dof`` and ``student_scale`` are then of the rest.
+    ``regions``: squared radii of regions that hold whatever the law; ``correlation``: how keypoints err together;
+    both as `halopose` writes them, or null.
     """
 
     layout: str
@@ -76,6 +78,8 @@ class Facts:
     student_dof: List[float]
     student_scale: List[float]
     student_moment: Optional[List[float]]
+    pruned_dof: Optional[List[float]] = None
+    pruned_scale: Optional[List[float]] = None
     regions: Optional[Dict[str, Any]] = None
     correlation: Optional[Dict[str, Any]] = None
 
@@ -101,6 +105,7 @@ class Facts:
                 raise Problem(f"{where}: the metadata key {field.name!r} is damaged: export it again") from None
         facts = cls(**values)
         tables = [facts.sigmas, facts.temperature, facts.student_dof, facts.student_scale]
+        tables += [table for table in (facts.pruned_dof, facts.pruned_scale) if table is not None]
         if any(not isinstance(table, list) or len(table) != len(facts.keypoint_names) for table in tables):
             raise Problem(f"{where}: its metadata speak of different numbers of keypoints: export it again")
         return facts
@@ -119,7 +124,7 @@ class Poses:
     """N detections of K keypoints, in pixels of the image.
 
     boxes (N, 4) xyxy; scores (N,); class_ids (N,), from 1; keypoints (N, K, 2); visibility (N, K) or None;
-    covariance and scale (N, K, 2, 2); dof (K,) of a Student-t, else None; keep (N, K), false where pruned.
+    covariance and scale (N, K, 2, 2); dof (N, K) of a Student-t, else None; keep (N, K), false where pruned.
     dispersion (N, K, 2, 2): as the heads gave it, which ``regions`` are multiples of; correlation (2K, 2K) of
     whitened residuals, in the order x1, y1, x2, ..., or None.
     """
@@ -184,7 +189,7 @@ class Poses:
         }
         if self.dof is not None:
             columns["scale"] = _triangle(self.scale).tolist()
-            columns["dof"] = [self.dof.tolist()] * len(self)
+            columns["dof"] = self.dof.tolist()
         columns["keep"] = self.keep.tolist()
         return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
@@ -293,21 +298,21 @@ def describe(facts: Facts, found: Detections, family: str) -> Poses:
     if family not in FAMILIES:
         raise Problem(f"unknown family {family!r}: {' or '.join(FAMILIES)}")
     gaussian = covariances(found.factors)
-    covariance = scale = gaussian
-    dof = None
-    if family == "student-t":
-        dof = np.asarray(facts.student_dof)
-        scale = gaussian * _squares(facts.student_scale)
-        if facts.student_moment is None:
-            covariance = scale * (dof / (dof - 2))[:, None, None]
-        else:
-            covariance = gaussian * _squares(facts.student_moment)
     area = np.maximum((found.boxes[:, 2:] - found.boxes[:, :2]).prod(1), 1.0) * facts.area_factor
     trace = gaussian[..., 0, 0] + gaussian[..., 1, 1]
     confidence = -trace / (area[:, None] * (2 * np.asarray(facts.sigmas)) ** 2)
     keep = confidence >= (-math.inf if facts.threshold is None else facts.threshold)
     if facts.visibility_threshold is not None and found.visibility is not None:
         keep = keep & (found.visibility >= facts.visibility_threshold)
+    covariance = scale = gaussian
+    dof = None
+    if family == "student-t":
+        dof, wide = (_by_part(facts, name, keep) for name in ("dof", "scale"))
+        scale = gaussian * wide[..., None, None] ** 2
+        if facts.student_moment is None:
+            covariance = scale * (dof / (dof - 2))[..., None, None]
+        else:
+            covariance = gaussian * np.asarray(facts.student_moment)[:, None, None] ** 2
     return Poses(
         boxes=found.boxes,
         scores=found.scores,
@@ -324,14 +329,16 @@ def describe(facts: Facts, found: Detections, family: str) -> Poses:
     )
 
 
+def _by_part(facts: Facts, name: str, keep: Array) -> Array:
+    """The Student-t's value (N, K) of kept keypoints where ``keep`` (N, K), else of pruned ones."""
+    kept, pruned = (getattr(facts, f"{part}_{name}") for part in ("student", "pruned"))
+    return np.where(keep, np.asarray(kept), np.asarray(kept if pruned is None else pruned))
+
+
 def covariances(factors: Array) -> Array:
     """L L^T (..., 2, 2) of l11, l21, l22 (..., 3)."""
     a, b, c = np.moveaxis(factors, -1, 0)
     return np.stack([a * a, a * b, a * b, b * b + c * c], axis=-1).reshape(*a.shape, 2, 2)
-
-
-def _squares(values: Sequence[float]) -> Array:
-    return np.square(values)[:, None, None]
 
 
 # Before the model -------------------------------------------------------------------------------------------
@@ -511,10 +518,10 @@ def ellipses(poses: Poses, probability: float) -> Tuple[Array, Array]:
     major = (xx + yy) / 2 + np.hypot((xx - yy) / 2, xy)
     minor = (xx * yy - xy**2) / major
     if poses.dof is None:
-        radius = np.full(xx.shape[1:], -2 * math.log1p(-probability))
+        radius = np.full(xx.shape, -2 * math.log1p(-probability))
     else:
         radius = poses.dof * np.expm1(-2 / poses.dof * math.log1p(-probability))
-    return np.sqrt(np.stack([major, minor], axis=-1) * radius[:, None]), np.arctan2(2 * xy, xx - yy) / 2
+    return np.sqrt(np.stack([major, minor], axis=-1) * radius[..., None]), np.arctan2(2 * xy, xx - yy) / 2
 
 
 def draw(image: Array, poses: Poses, names: Sequence[str], probability: float = 0.95) -> Array:

@@ -30,6 +30,7 @@ from halopose.types import Array, Counter
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.conformal import Regions
 from halopose.uncertainty.correlation import Correlation
+from halopose.uncertainty.tails import Tails
 
 SCORING = Detecting(conf=0.01, detections=20)  # as the evaluation of an artifact collects them
 
@@ -93,7 +94,7 @@ def _truth(objects: dict[int, Objects], layout: Keypoints) -> GroundTruth:
 def calibrate(folder: Path | str, seen: Seen) -> int:
     """Fit both calibrations and the pruning threshold and write them into the folder; from how many objects."""
     deployed = Deployed(folder)
-    protocol = Protocol(area="box", visibility=True, covariance=_covariance(deployed.facts))
+    protocol = Protocol(area="box", visibility=True, tails=True, covariance=_covariance(deployed.facts))
     matched = match_poses(seen.detections, seen.truth, protocol)
     if not len(matched):
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
@@ -122,16 +123,24 @@ def calibrations_of(facts: Facts) -> Calibrations:
     """What the metadata say, as modules that act on uncalibrated factors."""
     tau = torch.tensor(facts.temperature, dtype=torch.float64)
     gaussian = GaussianCalibration(len(tau))
-    student = StudentTCalibration(len(tau), covariance=_covariance(facts))
     gaussian.tau_ = tau
-    student.nu_ = torch.tensor(facts.student_dof, dtype=torch.float64)
-    student.tau_ = torch.tensor(facts.student_scale, dtype=torch.float64) * tau
-    if facts.student_moment is not None:
-        student.moment_tau_ = torch.tensor(facts.student_moment, dtype=torch.float64) * tau
+    student = _student(facts, facts.student_dof, facts.student_scale)
+    tails = None
+    if facts.pruned_dof is not None and facts.pruned_scale is not None:
+        tails = Tails(student, _student(facts, facts.pruned_dof, facts.pruned_scale))
     threshold = float("-inf") if facts.threshold is None else facts.threshold
     regions = None if facts.regions is None else Regions.from_json(facts.regions, len(tau))
     together = None if facts.correlation is None else Correlation.from_json(facts.correlation, len(tau))
-    return Calibrations(gaussian, student, threshold, facts.visibility_threshold, regions, together)
+    return Calibrations(gaussian, student, threshold, facts.visibility_threshold, regions, together, tails)
+
+
+def _student(facts: Facts, dof: list[float], scale: list[float]) -> StudentTCalibration:
+    tau = torch.tensor(facts.temperature, dtype=torch.float64)
+    law = StudentTCalibration(len(tau), covariance=_covariance(facts))
+    law.nu_, law.tau_ = torch.tensor(dof, dtype=torch.float64), torch.tensor(scale, dtype=torch.float64) * tau
+    if facts.student_moment is not None:
+        law.moment_tau_ = torch.tensor(facts.student_moment, dtype=torch.float64) * tau
+    return law
 
 
 def read_card(deployed: Deployed) -> dict[str, Any]:

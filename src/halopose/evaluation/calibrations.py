@@ -6,7 +6,7 @@ mask, none of them fitted on the images it is used on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from halopose.uncertainty.conformal import fit_regions
 from halopose.uncertainty.correlation import fit_correlation
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
 from halopose.uncertainty.pruning import keep_mask, promise_of, promised_threshold, select_threshold
+from halopose.uncertainty.tails import Tails
 
 # The laws to compare, and what people are told they are called.
 LAWS = {"uncalibrated": "Uncalibrated", "gaussian": "Gaussian", "student_t": "Student-t"}
@@ -43,6 +44,18 @@ class Laws:
     visibility_threshold: Array | None
     source: str
     promises: Promises | None = None
+
+    def select(self, index: Array) -> Laws:
+        """The laws of the true positives at the given indices."""
+        visible = self.visibility_threshold
+        return replace(
+            self,
+            laws={name: _join_laws([law], index) for name, law in self.laws.items()},
+            confidence=self.confidence[index],
+            threshold=self.threshold[index],
+            visibility_threshold=None if visible is None else visible[index],
+            promises=Promises.join([self.promises], index),
+        )
 
     def kept(self, matched: MatchedPoses) -> Array:
         """Keypoints (M, K) that stay (eq. 22)."""
@@ -92,6 +105,7 @@ def fit_calibrations(
     What is given was fitted on other data and takes the place of what would be fitted. A visibility score by which
     nothing is worth pruning beside the confidence has no threshold.
     """
+    given = student is not None
     gaussian = gaussian or fit_gaussian(matched, protocol.min_samples)
     student = student or fit_student(matched, protocol.covariance, protocol.min_samples)
     every = _gaussian_confidence(matched, gaussian, protocol)
@@ -118,7 +132,11 @@ def fit_calibrations(
     )
     factors = np.linalg.cholesky(matched.scale)
     together = fit_correlation(matched.residual, factors, matched.labelled, matched.layout.mirror)
-    return Calibrations(gaussian, student, threshold, visible, regions, together)
+    tails = None
+    if protocol.tails and not given:
+        labelled = torch.from_numpy(matched.labelled)
+        tails = Tails.fit(student, *_residuals(matched, matched.scale), labelled, torch.from_numpy(keep))
+    return Calibrations(gaussian, student, threshold, visible, regions, together, tails)
 
 
 def _threshold(confidence: Array, correct: Array, matched: MatchedPoses, protocol: Protocol) -> float:
@@ -144,13 +162,17 @@ def _gaussian_confidence(matched: MatchedPoses, gaussian: GaussianCalibration, p
 def apply_calibrations(matched: MatchedPoses, fitted: Calibrations, protocol: Protocol, source: str = "") -> Laws:
     """The three laws of true positives that nothing was fitted on."""
     count, visible = len(matched), fitted.visibility_threshold
+    confidence = _gaussian_confidence(matched, fitted.gaussian, protocol)
+    keep = torch.from_numpy(keep_mask(confidence, fitted.threshold, matched.visibility, visible))
     return Laws(
         laws={
             "uncalibrated": given_law(matched, fitted.student.covariance),
             "gaussian": fitted.gaussian(scale_tril_from_covariance(torch.from_numpy(matched.covariance))),
-            "student_t": fitted.student(scale_tril_from_covariance(torch.from_numpy(matched.scale))),
+            "student_t": fitted.law(
+                scale_tril_from_covariance(torch.from_numpy(matched.scale)), "student-t", keep
+            ),
         },
-        confidence=_gaussian_confidence(matched, fitted.gaussian, protocol),
+        confidence=confidence,
         threshold=np.full(count, fitted.threshold),
         visibility_threshold=None if visible is None else np.full(count, visible),
         source=source,

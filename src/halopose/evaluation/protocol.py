@@ -16,10 +16,10 @@ class Protocol:
     area: the s^2 of the localization confidence, ``annotation`` as in the paper, or ``box``, the predicted
     box's area times the keypoints' area factor, which is all there is at inference. The similarity of a keypoint
     always takes the annotated area. visibility: whether pruning looks at the visibility score too (eq. 22), where
-    its threshold is not given. threshold_rule: youden, distance, f1, or a promise such as risk:0.05@0.95.
-    min_samples: as in ``Calibration``. scale_edges: areas that part the object scales. folds: how many parts the
-    images are cut into, so that each is scored with a calibration that never saw it. region_scales: if regions
-    have radii of their own at every object scale.
+    its threshold is not given. threshold_rule: youden, distance, f1, or a promise such as risk:0.05@0.95. tails:
+    whether kept and pruned keypoints get a Student-t each. min_samples: as in ``Calibration``. scale_edges: areas
+    that part the object scales. folds: how many parts the images are cut into, so that each is scored with a
+    calibration that never saw it. region_scales: if regions have radii of their own at every object scale.
 
     >>> Protocol(area="box", bootstrap=200).oks_threshold
     0.5
@@ -32,6 +32,7 @@ class Protocol:
     threshold_rule: str = "youden"
     gamma_ks: float = GAMMA_KS
     visibility: bool = False
+    tails: bool = False
     covariance: Literal["moment", "paper"] = "moment"
     min_samples: float = 50.0
     scale_edges: tuple[float, ...] = (32.0**2, 96.0**2)

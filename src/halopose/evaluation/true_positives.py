@@ -66,10 +66,7 @@ class MatchedPoses:
 
     def like(self, other: MatchedPoses) -> bool:
         """Whether both are of the same keypoints and say the same kinds of things about them."""
-        if self.dof is None or other.dof is None:
-            same_tails = self.dof is other.dof
-        else:
-            same_tails = np.array_equal(self.dof, other.dof)
+        same_tails = (self.dof is None) == (other.dof is None)
         same_scores = all(
             (getattr(self, name) is None) == (getattr(other, name) is None)
             for name in ("visibility", "correlation")
@@ -83,7 +80,7 @@ class MatchedPoses:
 
     def _columns(self) -> list[str]:
         """Fields with a row per true positive."""
-        names = [field.name for field in fields(self) if field.name not in ("dof", "layout")]
+        names = [field.name for field in fields(self) if field.name != "layout"]
         return [name for name in names if getattr(self, name) is not None]
 
     def confidence(self, covariance: Array, protocol: Protocol) -> Array:
@@ -124,7 +121,7 @@ def match_poses(
         visibility=None if predictions.visibility is None else predictions.visibility[detections],
         area=truth.area[objects],
         box_area=box_area(predictions.boxes[detections]),
-        dof=predictions.dof,
+        dof=None if predictions.dof is None else predictions.dof[detections],
         layout=truth.layout,
         correlation=None if predictions.correlation is None else predictions.correlation[detections],
     )

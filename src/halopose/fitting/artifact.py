@@ -23,6 +23,7 @@ from halopose.uncertainty.calibration import LARGEST_TAU, Calibrations, Gaussian
 from halopose.uncertainty.conformal import Regions
 from halopose.uncertainty.correlation import Correlation
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
+from halopose.uncertainty.tails import Tails
 
 FORMAT = "halopose-artifact-2"
 
@@ -80,6 +81,9 @@ class Artifact:
         fitted = self.calibrations
         tensors |= {f"gaussian.{name}": value for name, value in fitted.gaussian.state_dict().items()}
         tensors |= {f"student.{name}": value for name, value in fitted.student.state_dict().items()}
+        if fitted.tails is not None:
+            parts = (("kept", fitted.tails.kept), ("pruned", fitted.tails.pruned))
+            tensors |= {f"{part}.{name}": value for part, law in parts for name, value in law.state_dict().items()}
         content = {
             "format": FORMAT,
             "base": list(self.base),
@@ -135,8 +139,13 @@ class Artifact:
         if not activations <= set(get_args(Activation)) or content["covariance"] not in ("moment", "paper"):
             raise ValueError("unknown activation or covariance")
         gaussian = GaussianCalibration(keypoints)
-        student = StudentTCalibration(keypoints, covariance=content["covariance"])
-        for name, module in (("heads", heads), ("gaussian", gaussian), ("student", student)):
+        students = {
+            name: StudentTCalibration(keypoints, covariance=content["covariance"])
+            for name in ("student", "kept", "pruned")
+            if f"{name}.nu_" in tensors
+        }
+        modules: dict[str, torch.nn.Module] = {"heads": heads, "gaussian": gaussian, **students}
+        for name, module in modules.items():
             prefix = f"{name}."
             state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
             if any(not torch.isfinite(value).all() for value in state.values()):
@@ -150,11 +159,12 @@ class Artifact:
             raise ValueError("a threshold that is not a number")
         calibrations = Calibrations(
             gaussian,
-            student,
+            students["student"],
             float("-inf") if threshold is None else float(threshold),
             None if visible is None else float(visible),
             Regions.from_json(content["regions"], keypoints) if "regions" in content else None,
             Correlation.from_json(content["correlation"], keypoints) if "correlation" in content else None,
+            Tails(students["kept"], students["pruned"]) if "kept" in students else None,
         )
         return cls(
             heads=heads.eval(),

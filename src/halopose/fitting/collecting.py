@@ -235,6 +235,9 @@ def predicted_bytes(host: Host, dataset: Dataset, settings: CollectSettings) -> 
     )
     objects = sum(len(record.objects) for record in dataset.records)
     rows = objects * settings.cells_per_object * settings.assigned + len(dataset) * settings.detections
+    if settings.signals:
+        channels = sum(template[0].weight.shape[1] for template in host.pose_templates())
+        largest += host.keypoint_count * (2 * channels + 40)
     return rows * (largest + 16 * host.keypoint_count + 256) * len(settings.imgsz)
 
 
@@ -277,7 +280,7 @@ def _collect_batch(
     output = host.forward(batch)
     rows: list[tuple[str, int, dict[str, Tensor]]] = []
     if settings.assigned:
-        rows += _assigned_rows(host, output, views, boxes, settings.cells_per_object, layout)
+        rows += _assigned_rows(host, output, views, boxes, settings, layout)
     if settings.detections:
         selections = host.select(
             output,
@@ -288,20 +291,25 @@ def _collect_batch(
         )
         for number, (selection, view, box) in enumerate(zip(selections, views, boxes, strict=True)):
             size = (int(batch.shape[2]), int(batch.shape[3]))
-            rows += _detected_rows(host, output, number, selection, view, box, size)
+            rows += _detected_rows(host, output, number, selection, view, box, size, settings.signals)
     return rows
 
 
 def _assigned_rows(
-    host: Host, output: HostOutput, views: list[_View], boxes: list[Letterbox], cap: int, layout: Keypoints
+    host: Host,
+    output: HostOutput,
+    views: list[_View],
+    boxes: list[Letterbox],
+    settings: CollectSettings,
+    layout: Keypoints,
 ) -> list[tuple[str, int, dict[str, Tensor]]]:
-    """Label-assigned cells, at most ``cap`` of each object, in input pixels. Crowds are no targets."""
+    """Label-assigned cells, at most so many of each object, in input pixels. Crowds are no targets."""
     views = [replace(view, objects=view.objects.select(~view.objects.crowd)) for view in views]
     targets = [to_targets(view.objects, box) for view, box in zip(views, boxes, strict=True)]
     found = host.assign(output, targets, layout.sigmas)
     image, cell, object = found.image.cpu(), found.cell.cpu(), found.object.cpu()
     confidence = output.scores[found.image, found.cell].float().cpu()
-    keep = _best_of_each(image, object, confidence, cap)
+    keep = _best_of_each(image, object, confidence, settings.cells_per_object)
     image, cell, object, confidence = image[keep], cell[keep], object[keep], confidence[keep]
     located = output.keypoints.cpu()[image, cell].float()
     gains = torch.tensor([box.gain[0] * box.gain[1] for box in boxes])
@@ -316,7 +324,7 @@ def _assigned_rows(
         "image_id": torch.tensor([view.record.image_id for view in views])[image],
         "object": object,
     }
-    return _with_windows("assigned", host, output, image, cell, columns)
+    return _with_windows("assigned", host, output, image, cell, columns, settings.signals)
 
 
 def _pick(values: list[Tensor], image: Tensor, object: Tensor) -> Tensor:
@@ -354,6 +362,7 @@ def _detected_rows(
     view: _View,
     box: Letterbox,
     size: tuple[int, int],
+    signals: bool,
 ) -> list[tuple[str, int, dict[str, Tensor]]]:
     """Retained detections of one image, in original pixels as the framework reports them."""
     original = host.to_original(selection, box, size)
@@ -371,13 +380,22 @@ def _detected_rows(
     if original.visibility is not None:
         columns["visibility"] = original.visibility.float().cpu()
     image = torch.full((count,), number)
-    return _with_windows("detected", host, output, image, original.cell.cpu(), columns)
+    return _with_windows("detected", host, output, image, original.cell.cpu(), columns, signals)
 
 
 def _with_windows(
-    kind: str, host: Host, output: HostOutput, image: Tensor, cell: Tensor, columns: dict[str, Tensor]
+    kind: str,
+    host: Host,
+    output: HostOutput,
+    image: Tensor,
+    cell: Tensor,
+    columns: dict[str, Tensor],
+    signals: bool,
 ) -> list[tuple[str, int, dict[str, Tensor]]]:
-    """Split rows by level and cut their windows."""
+    """Split rows by level and cut their windows; with their signals where those are asked for."""
+    if signals and len(cell):
+        found = host.signals(output, image.to(host.device), cell.to(host.device)).columns()
+        columns = columns | {name: value.cpu() for name, value in found.items()}
     rows = []
     offset = 0
     for level, (maps, template) in enumerate(zip(output.features, host.pose_templates(), strict=True)):

@@ -50,8 +50,8 @@ class FitSettings:
     """Everything a fit depends on.
 
     calibration_share: part of the validation images kept for calibration. gamma_ks: similarity from which a
-    keypoint counts as reliable when the pruning thresholds are chosen. rule, region_scales: ``Protocol``'s
-    threshold_rule and region_scales.
+    keypoint counts as reliable when the pruning thresholds are chosen. visibility: whether pruning looks at the
+    visibility score beside the confidence. rule, region_scales: ``Protocol``'s threshold_rule and region_scales.
 
     >>> FitSettings(train=TrainSettings(epochs=4), imgsz=320).calibration
     'matched'
@@ -67,6 +67,7 @@ class FitSettings:
     calibration_share: float = 0.2
     cells_per_object: int = 10
     gamma_ks: float = GAMMA_KS
+    visibility: bool = True
     batch: int = 1
     rule: str = "youden"
     region_scales: bool = False
@@ -77,7 +78,8 @@ class FitSettings:
         return Protocol(
             area="box",
             gamma_ks=self.gamma_ks,
-            visibility=True,
+            visibility=self.visibility,
+            tails=True,
             threshold_rule=self.rule,
             region_scales=self.region_scales,
         )
@@ -114,7 +116,10 @@ def collect_training(
         dataset,
         folder,
         CollectSettings(
-            imgsz=settings.train_sizes, cells_per_object=settings.cells_per_object, batch=settings.batch
+            imgsz=settings.train_sizes,
+            cells_per_object=settings.cells_per_object,
+            batch=settings.batch,
+            signals=settings.head.signals,
         ),
         named(progress, "collecting training images"),
         crew,
@@ -144,6 +149,7 @@ def validation_settings(settings: FitSettings) -> CollectSettings:
         iou=settings.iou,
         detections=DETECTIONS,
         batch=settings.batch,
+        signals=settings.head.signals,
     )
 
 
@@ -190,9 +196,7 @@ def predictions_of(heads: ProbabilisticHeads, store: MatchStore, images: Array |
 @torch.inference_mode()
 def _factors(heads: ProbabilisticHeads, cells: Cells) -> Tensor:
     """Uncalibrated Cholesky factors (N, K, 2, 2) in input pixels."""
-    device = next(heads.parameters()).device
-    windows, inside = cells.windows.to(device).float(), cells.inside.to(device)
-    return heads.at_windows(cells.level, windows, inside).cpu().double()
+    return cells.factors(heads).cpu().double()
 
 
 def calibrate_heads(

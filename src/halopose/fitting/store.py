@@ -26,6 +26,8 @@ from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
+from halopose.uncertainty.heads import ProbabilisticHeads
+from halopose.uncertainty.signals import Signals
 
 FORMAT = "halopose-matches-2"
 MOST_SHARDS, MOST_LEVELS = 1_000_000, 16  # what a manifest may claim without being absurd
@@ -37,7 +39,8 @@ class CollectSettings:
     """How to collect. A view is one image at one input size.
 
     cells_per_object caps the assigned cells of an object, best scores first. conf, iou and detections are the
-    post-processing of the retained detections; without ``detections`` only assigned cells are stored.
+    post-processing of the retained detections; without ``detections`` only assigned cells are stored. signals:
+    what heads that look beyond their window need (``uncertainty.signals``), two or three times as much disk.
     """
 
     imgsz: tuple[int, ...] = (640,)
@@ -48,6 +51,7 @@ class CollectSettings:
     iou: float = 0.7
     detections: int = 0
     batch: int = 1
+    signals: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,18 @@ class Cells:
 
     def __len__(self) -> int:
         return len(self.windows)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.windows.nbytes + sum(value.nbytes for value in self.columns.values()))
+
+    def factors(self, heads: ProbabilisticHeads) -> Tensor:
+        """Uncalibrated Cholesky factors (N, K, 2, 2) in input pixels, where the heads live."""
+        device = next(heads.parameters()).device
+        signals = None
+        if heads.settings.signals:
+            signals = Signals.of_columns(self.columns, device) if "signal.score" in self.columns else None
+        return heads.at_windows(self.level, self.windows.to(device).float(), self.inside.to(device), signals)
 
     def of_images(self, images: Array | None) -> Cells:
         """The rows of some images (I,) alone, or all of them."""

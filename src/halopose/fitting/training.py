@@ -146,7 +146,7 @@ class _Batch:
         total, mass = torch.zeros((), device=device), torch.zeros((), device=device)
         for cells in self.parts:
             columns = {name: value.to(device) for name, value in cells.columns.items()}
-            factors = heads.at_windows(cells.level, cells.windows.to(device).float(), cells.inside.to(device))
+            factors = cells.factors(heads)
             weight = importance_weights(
                 columns["confidence"], columns["area"], settings.alpha, settings.scale_weight
             )
@@ -163,7 +163,7 @@ def _batches(
     Of each batch only the rows of this rank's shards are given.
     """
     generator = np.random.default_rng([settings.seed, epoch])
-    sizes = [sum(cells.windows.nbytes for cells in shard) for shard in shards]
+    sizes = [sum(cells.nbytes for cells in shard) for shard in shards]
     pool: list[int] = []
     for place, number in enumerate(generator.permutation(len(shards)).tolist()):
         pool.append(number)

@@ -22,6 +22,7 @@ from halopose.hosts.tracing import Traceable
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
+from halopose.uncertainty.signals import Claims, Signals, signals_at
 
 # What loaders of checkpoints raise, by how a file is damaged or what it asks to be unpickled.
 LOAD_ERRORS = (
@@ -172,6 +173,20 @@ class Host(ABC):
         letterboxes: where the images lie in the input. A framework that clips boxes to the image before it
         suppresses overlaps needs them; without them nothing is clipped.
         """
+
+    def claims(self, output: HostOutput) -> Claims | None:
+        """Boxes and visibility of every cell before suppression; None of a one-to-one model."""
+        return None
+
+    @torch.inference_mode()
+    def signals(self, output: HostOutput, image: Tensor, cell: Tensor) -> Signals:
+        """What the pass gives away about cells (N,) of images (N,) beside the windows around them."""
+        claims = self.claims(output)
+        if claims is None:
+            raise HaloposeError(
+                f"{self.description} has one cell per object, none to compare it with: use heads without signals"
+            )
+        return signals_at(output.features, self.strides, output.scores, output.keypoints, claims, image, cell)
 
     @abstractmethod
     def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:

@@ -20,7 +20,7 @@ class Traced:
 
     native: the framework's own outputs; features: a map (B, C, H, W) per level; scores (B, A, classes); boxes
     (B, A, 4) xyxy, where the framework suppresses overlaps afterwards; rows (B, R): the cells of the rows of an
-    output that is already chosen.
+    output that is already chosen; keypoints (B, A, K, 2) and visibility (B, A, K), in case heads look at them.
     """
 
     native: tuple[Tensor, ...]
@@ -28,6 +28,8 @@ class Traced:
     scores: Tensor
     boxes: Tensor | None
     rows: Tensor | None = None
+    keypoints: Tensor | None = None
+    visibility: Tensor | None = None
 
 
 class Traceable(nn.Module):

@@ -141,7 +141,7 @@ class Watcher:
 
     def __init__(self, eye: Eye, times: Array, detections: Sequence[PoseDistributions]) -> None:
         self.eye, self.times, self.detections = eye, times, detections
-        self.sightings = Sightings.nothing(len(times), detections[0].dof if detections else None)
+        self.sightings = Sightings.nothing(len(times), student=bool(detections) and detections[0].dof is not None)
         self.reasons = [NOTHING] * len(times)
         self.fixes = [self._solved(n) for n in range(len(times))]
 

@@ -43,7 +43,8 @@ _THREE = [[2 * c + d for c in range(4) if c != left for d in (0, 1)] for left in
 class Sightings:
     """Corners of N frames: pixels (N, 4, 2), covariance and scale (N, 4, 2, 2), keep (N, 4), score (N,).
 
-    Frames without a runway hold NaN and a score of 0, and ``reasons`` (N) why. dof (4,) is a Student-t's, or None.
+    Frames without a runway hold NaN and a score of 0, and ``reasons`` (N) why. dof (N, 4) is a Student-t's,
+    or None.
     """
 
     pixels: Array
@@ -55,8 +56,9 @@ class Sightings:
     reasons: tuple[str, ...] = ()
 
     @classmethod
-    def nothing(cls, count: int, dof: Array | None = None) -> Sightings:
-        """So many frames in which no runway is seen."""
+    def nothing(cls, count: int, *, student: bool = False) -> Sightings:
+        """So many frames in which no runway is seen; student: whether corners will have a Student-t's law."""
+        dof = np.full((count, 4), np.nan) if student else None
         spread = np.full((count, 4, 2, 2), np.nan)
         keep, reasons = np.zeros((count, 4), dtype=bool), (NOTHING,) * count
         return cls(np.full((count, 4, 2), np.nan), spread, spread.copy(), keep, np.zeros(count), dof, reasons)
@@ -75,7 +77,7 @@ class Sightings:
 
     def select(self, index: Any) -> Sightings:
         """Some of the frames."""
-        names = ("pixels", "covariance", "scale", "keep", "score")
+        names = ["pixels", "covariance", "scale", "keep", "score", *(["dof"] if self.dof is not None else [])]
         chosen = np.arange(len(self))[index].tolist()
         return replace(
             self,
@@ -97,6 +99,8 @@ class Sightings:
             self.covariance[n], self.scale[n] = poses.covariance[found.index], poses.scale[found.index]
             self.keep[n] = True if poses.keep is None else poses.keep[found.index]
             self.score[n] = poses.scores[found.index]
+            if self.dof is not None and poses.dof is not None:
+                self.dof[n] = poses.dof[found.index]
 
 
 @dataclass(frozen=True)
@@ -202,10 +206,9 @@ def detections(sightings: Sightings) -> list[PoseDistributions]:
         pixels = sightings.pixels[rows]
         boxes = np.concatenate([pixels.min(1), pixels.max(1)], axis=1) if seen else np.zeros((0, 4))
         spread = sightings.covariance[rows], sightings.scale[rows]
+        dof = None if sightings.dof is None else sightings.dof[rows]
         found.append(
-            PoseDistributions(
-                boxes, sightings.score[rows], pixels, *spread, dof=sightings.dof, keep=sightings.keep[rows]
-            )
+            PoseDistributions(boxes, sightings.score[rows], pixels, *spread, dof=dof, keep=sightings.keep[rows])
         )
     return found
 

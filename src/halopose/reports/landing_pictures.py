@@ -272,7 +272,7 @@ class _Picture:
         seen, pixels = self.flight.sightings, self.flight.sightings.pixels[n]
         known = np.flatnonzero(np.isfinite(pixels).all(1) & np.isfinite(seen.scale[n]).all((1, 2)))
         colours = [_ON_PICTURE[VISION] if seen.keep[n, k] else _PRUNED for k in known]
-        dof = None if seen.dof is None else seen.dof[known]
+        dof = None if seen.dof is None else seen.dof[n, known]
         self.ellipses.set_verts(list(outlines(pixels[known], seen.scale[n, known], dof)))
         self.ellipses.set(edgecolors=colours, facecolors=[(*_rgb(colour), 0.25) for colour in colours])
         self.lines["seen"].set_data(*_closed(pixels))

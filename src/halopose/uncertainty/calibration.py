@@ -12,7 +12,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from halopose.types import Family
 from halopose.uncertainty.conformal import Regions
 from halopose.uncertainty.correlation import Correlation
 from halopose.uncertainty.distributions import Gaussian, StudentT
+
+if TYPE_CHECKING:
+    from halopose.uncertainty.tails import Tails
 
 log = logging.getLogger(__name__)
 
@@ -375,7 +378,8 @@ class Calibrations:
 
     threshold: of the localization confidence; -inf prunes nothing. visibility_threshold: of the visibility score
     (eq. 22), None where the confidence decides alone. regions: radii that hold whatever the law. correlation: how
-    keypoints of an object err together.
+    keypoints of an object err together. tails: Student-t laws of kept and of pruned keypoints, which then take the
+    place of ``student``, the law of all of them.
     """
 
     gaussian: GaussianCalibration
@@ -384,15 +388,18 @@ class Calibrations:
     visibility_threshold: float | None = None
     regions: Regions | None = None
     correlation: Correlation | None = None
+    tails: Tails | None = None
 
     @classmethod
     def none(cls, keypoints: int) -> Calibrations:
         """Nothing is scaled and nothing pruned, before anything is fitted."""
         return cls(GaussianCalibration(keypoints), StudentTCalibration(keypoints))
 
-    def law(self, scale_tril: Tensor, family: Family) -> Gaussian | StudentT:
-        """The calibrated law of uncalibrated factors (..., K, 2, 2)."""
-        return self.gaussian(scale_tril) if family == "gaussian" else self.student(scale_tril)
+    def law(self, scale_tril: Tensor, family: Family, keep: Tensor) -> Gaussian | StudentT:
+        """The calibrated law of uncalibrated factors (..., K, 2, 2), of which ``keep`` (..., K) are not pruned."""
+        if family == "gaussian":
+            return self.gaussian(scale_tril)
+        return self.student(scale_tril) if self.tails is None else self.tails(scale_tril, keep)
 
 
 def mean_nll(law: Gaussian | StudentT, residual: Tensor, weight: Tensor | None = None) -> float:

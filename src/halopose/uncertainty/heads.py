@@ -14,7 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from halopose.errors import HaloposeError
 from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
+from halopose.uncertainty.signal_head import SignalHead
+from halopose.uncertainty.signals import Signals
 
 Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
@@ -46,12 +49,21 @@ class HeadSettings:
 
     mirrored: the pose head's architecture, trained; ``warm_start`` begins from the pose head's own weights.
     last-layer: the frozen pose head up to its penultimate features, only the last layer trained (the paper's
-    ablation).
+    ablation). claims, features: whether to look beyond the window, at the disagreement of the cells that claim
+    an object, and at the features where the keypoints were predicted; width: of the network that does.
     """
 
     parameterisation: Parameterisation = "full"
     trunk: Trunk = "mirrored"
     warm_start: bool = True
+    claims: bool = False
+    features: bool = False
+    width: int = 64
+
+    @property
+    def signals(self) -> bool:
+        """Whether heads need ``Signals`` beside their windows."""
+        return self.claims or self.features
 
 
 class LevelHead(nn.Module):
@@ -84,8 +96,8 @@ class LevelHead(nn.Module):
             features = ACTIVATIONS[activation](convolution(features))
         return self._raw(self.last(features).permute(0, 2, 3, 1))
 
-    def at_windows(self, windows: Tensor, inside: Tensor) -> Tensor:
-        """Raw parameters (N, K, channels) at the centres of windows (N, C, W, W).
+    def hidden_at(self, windows: Tensor, inside: Tensor) -> Tensor:
+        """The trunk's last activations (N, H) at the centres of windows (N, C, W, W).
 
         inside (N, W, W) marks the cells on the map. A convolution over the border sees zeros there, and so
         must the next one: intermediate activations outside are masked, or bias and activation would leak in.
@@ -97,7 +109,11 @@ class LevelHead(nn.Module):
             reach = convolution.weight.shape[-1] // 2
             inside = inside[:, reach : inside.shape[1] - reach, reach : inside.shape[2] - reach]
             windows = windows * inside[..., None]
-        return self._raw(convolve(windows, self.last)[:, 0, 0])
+        return windows[:, 0, 0]
+
+    def raw_of(self, hidden: Tensor) -> Tensor:
+        """Raw parameters (N, K, channels) of the trunk's last activations (N, H)."""
+        return self._raw(F.linear(hidden, self.last.weight[:, :, 0, 0], self.last.bias))
 
     def _layers(self) -> Iterator[tuple[nn.Conv2d, Activation]]:
         for convolution, activation in zip(self.trunk, self.activations, strict=True):
@@ -147,6 +163,16 @@ class ProbabilisticHeads(nn.Module):
         self.strides = tuple(strides)
         self.keypoints = keypoints
         self.levels = nn.ModuleList(LevelHead(template, keypoints, self.settings) for template in templates)
+        self.beyond = None
+        if self.settings.signals:
+            self.beyond = SignalHead(
+                [int(template[-1].weight.shape[0]) for template in templates],
+                keypoints,
+                RAW_CHANNELS[self.settings.parameterisation],
+                width=self.settings.width,
+                channels=sum(int(t[0].weight.shape[1]) for t in templates) if self.settings.features else 0,
+                claims=self.settings.claims,
+            )
 
     @property
     def reaches(self) -> tuple[int, ...]:
@@ -155,31 +181,57 @@ class ProbabilisticHeads(nn.Module):
 
     def dense(self, features: Sequence[Tensor]) -> Tensor:
         """Cholesky factors (B, A, K, 2, 2) in input pixels at every cell of all levels."""
+        if self.beyond is not None:
+            raise HaloposeError("heads that look beyond their window have no dense form: use the sparse one")
         factors = [
             scale_tril_from_raw(level(maps), self.settings.parameterisation, stride).flatten(1, 2)
             for level, maps, stride in zip(self.levels, features, self.strides, strict=True)
         ]
         return torch.cat(factors, dim=1)
 
-    def sparse(self, features: Sequence[Tensor], image: Tensor, cell: Tensor) -> Tensor:
-        """Cholesky factors (N, K, 2, 2) at the given cells (N,) of images (N,), counted over all levels."""
-        result = features[0].new_empty((len(cell), self.keypoints, 2, 2))
+    def sparse(
+        self, features: Sequence[Tensor], image: Tensor, cell: Tensor, signals: Signals | None = None
+    ) -> Tensor:
+        """Cholesky factors (N, K, 2, 2) at the given cells (N,) of images (N,), counted over all levels.
+
+        signals: of those cells, for heads that look beyond their window.
+        """
+        channels = RAW_CHANNELS[self.settings.parameterisation]
+        raw = features[0].new_empty((len(cell), self.keypoints, channels))
+        entered = features[0].new_empty((len(cell), self.keypoints, self.settings.width))
+        strides = features[0].new_empty((len(cell),))
         offset = 0
         for number, maps in enumerate(features):
             count = maps.shape[2] * maps.shape[3]
             chosen = torch.nonzero((cell >= offset) & (cell < offset + count)).flatten()
             if len(chosen):
                 windows, inside = cut_windows(maps, image[chosen], cell[chosen] - offset, self.reaches[number])
-                result[chosen] = self.at_windows(number, windows, inside)
+                strides[chosen] = self.strides[number]
+                raw[chosen], more = self._at_level(number, windows, inside)
+                if more is not None:
+                    entered[chosen] = more
             offset += count
-        return result
+        return self._factors(raw, entered, signals, strides)
 
-    def at_windows(self, level: int, windows: Tensor, inside: Tensor) -> Tensor:
+    def at_windows(self, level: int, windows: Tensor, inside: Tensor, signals: Signals | None = None) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of windows (N, C, W, W) of one level."""
+        raw, entered = self._at_level(level, windows, inside)
+        return self._factors(raw, entered, signals, raw.new_full(raw.shape[:1], self.strides[level]))
+
+    def _at_level(self, level: int, windows: Tensor, inside: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Raw parameters (N, K, channels) by the windows alone, and what enters the network beyond them."""
         head = self.levels[level]
         assert isinstance(head, LevelHead)
-        raw = head.at_windows(windows, inside)
-        return scale_tril_from_raw(raw, self.settings.parameterisation, float(self.strides[level]))
+        hidden = head.hidden_at(windows, inside)
+        return head.raw_of(hidden), None if self.beyond is None else self.beyond.enter(level, hidden)
+
+    def _factors(self, raw: Tensor, entered: Tensor | None, signals: Signals | None, strides: Tensor) -> Tensor:
+        """Cholesky factors (N, K, 2, 2) in input pixels of cells of levels with strides (N,)."""
+        if self.beyond is not None:
+            if signals is None or entered is None:
+                raise HaloposeError("these heads look beyond their window: collect the store with --signals")
+            raw = raw + self.beyond(entered, signals, strides)
+        return scale_tril_from_raw(raw, self.settings.parameterisation, strides[:, None])
 
 
 def cut_windows(maps: Tensor, image: Tensor, cell: Tensor, reach: int) -> tuple[Tensor, Tensor]:

@@ -197,7 +197,7 @@ function drawPose(pose, family, probability, all, unit) {
   }
   pose.keypoints.forEach(([x, y], k) => {
     if (!pose.keep[k] && !all) return;
-    const { major, minor, angle } = ellipse(pose.scale[k], family === "student-t" ? facts.student_dof[k] : null, probability);
+    const { major, minor, angle } = ellipse(pose.scale[k], pose.dof[k], probability);
     const colour = pose.keep[k] ? COLOURS[side(facts.keypoint_names[k])] : COLOURS.gone;
     pen.strokeStyle = pen.fillStyle = colour;
     pen.lineWidth = (pose.keep[k] ? 1.6 : 0.8) * unit;

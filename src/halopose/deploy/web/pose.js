@@ -222,23 +222,24 @@ function inPicture(facts, factors, row, one, box) {
 
 // The law
 
-// Covariance and scale as [xx, xy, yy] of each keypoint, and which to keep.
+// Covariance and scale as [xx, xy, yy] of each keypoint, a Student-t's degrees of freedom, and which to keep.
 export function describe(facts, found, family) {
   const area = Math.max((found.box[2] - found.box[0]) * (found.box[3] - found.box[1]), 1) * facts.area_factor;
   const threshold = facts.threshold === null ? -Infinity : facts.threshold;
   const visible = (k) => facts.visibility_threshold === null || found.visibility === null
     || found.visibility[k] >= facts.visibility_threshold;
-  const covariance = [], scale = [], keep = [];
+  const covariance = [], scale = [], dof = [], keep = [];
   found.factors.forEach(([a, b, c], k) => {
     const gaussian = [a * a, a * b, b * b + c * c];
     keep.push(-(gaussian[0] + gaussian[2]) / (area * (2 * facts.sigmas[k]) ** 2) >= threshold && visible(k));
-    const wide = family === "student-t" ? facts.student_scale[k] ** 2 : 1;
-    const dof = facts.student_dof[k];
-    const moment = facts.student_moment === null ? (wide * dof) / (dof - 2) : facts.student_moment[k] ** 2;
+    const own = keep[k] || facts.pruned_dof === null; // pruned keypoints may have a law of their own
+    const wide = family === "student-t" ? (own ? facts.student_scale[k] : facts.pruned_scale[k]) ** 2 : 1;
+    dof.push(family === "student-t" ? (own ? facts.student_dof[k] : facts.pruned_dof[k]) : null);
+    const moment = facts.student_moment === null ? (wide * dof[k]) / (dof[k] - 2) : facts.student_moment[k] ** 2;
     scale.push(gaussian.map((value) => value * wide));
     covariance.push(gaussian.map((value) => value * (family === "student-t" ? moment : 1)));
   });
-  return { ...found, covariance, scale, keep };
+  return { ...found, covariance, scale, dof, keep };
 }
 
 // Semi-axes, longer first, and the longer one's angle, of the region that holds a probability.

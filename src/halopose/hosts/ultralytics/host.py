@@ -35,6 +35,7 @@ from halopose.hosts.tracing import Traceable
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
+from halopose.uncertainty.signals import Claims
 
 try:
     from ultralytics.cfg import get_cfg
@@ -244,6 +245,18 @@ class UltralyticsHost(Host):
             scores=rows[:, 4],
             class_ids=rows[:, 5].long(),
             keypoints=keypoints[..., :2],
+            visibility=keypoints[..., 2] if self.dimensions == 3 else None,
+        )
+
+    @torch.inference_mode()
+    def claims(self, output: HostOutput) -> Claims | None:
+        if self.end2end:  # one cell per object: there is nothing to compare it with
+            return None
+        decoded = output.raw[0].transpose(1, 2)
+        centre, half = decoded[..., :2], decoded[..., 2:4] / 2
+        keypoints = decoded[..., 4 + len(self.class_names) :].unflatten(2, (self.keypoint_count, self.dimensions))
+        return Claims(
+            boxes=torch.cat([centre - half, centre + half], dim=2),
             visibility=keypoints[..., 2] if self.dimensions == 3 else None,
         )
 

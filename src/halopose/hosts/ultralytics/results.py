@@ -38,7 +38,7 @@ class UncertainResults(Results):  # type: ignore[misc]
             setattr(made, key, getattr(plain, key))
         index = _rows(args[0]) if fn == "__getitem__" else slice(None)
         made.covariance, made.scale = self.covariance[index], self.scale[index]
-        made.dof, made.keep = self.dof, self.keep[index]
+        made.dof, made.keep = None if self.dof is None else self.dof[index], self.keep[index]
         return made
 
 

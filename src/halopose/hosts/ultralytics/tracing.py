@@ -56,7 +56,10 @@ class TraceablePose(Traceable):
         centre, size = output[:, :2], output[:, 2:4]
         boxes = torch.cat([centre - size / 2, centre + size / 2], dim=1).transpose(1, 2)
         scores = output[:, 4 : 4 + self.head.nc].transpose(1, 2)
-        return Traced((output,), tuple(self._features), scores, boxes)
+        count, dimensions = self.head.kpt_shape
+        found = output[:, 4 + self.head.nc :].transpose(1, 2).unflatten(2, (count, dimensions))
+        seen = found[..., 2] if self.visibility else None
+        return Traced((output,), tuple(self._features), scores, boxes, None, found[..., :2], seen)
 
 
 def _gather_rows(values: Tensor, index: Tensor) -> Tensor:

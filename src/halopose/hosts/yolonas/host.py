@@ -37,6 +37,7 @@ from halopose.hosts.yolonas.tracing import TraceableNAS
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
+from halopose.uncertainty.signals import Claims
 
 try:
     ensure_torchvision()
@@ -227,6 +228,10 @@ class YoloNASHost(Host):
                 )
             )
         return selections
+
+    def claims(self, output: HostOutput) -> Claims:
+        boxes, _, _, visibility = output.raw[0]
+        return Claims(boxes, visibility)
 
     def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:
         height, width = letterbox.shape

@@ -29,4 +29,6 @@ class TraceableNAS(Traceable):
         features = self.model.neck(self.model.backbone(images))
         output = self.model.heads(features)
         boxes, scores, keypoints, visibility = output[0] if len(output) == 2 else output  # traced: decoded alone
-        return Traced((boxes, scores, keypoints, visibility), tuple(features), scores, boxes)
+        return Traced(
+            (boxes, scores, keypoints, visibility), tuple(features), scores, boxes, None, keypoints, visibility
+        )
