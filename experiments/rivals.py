@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import torch
 
-from experiments.shipped_heads import MIRROR
+from experiments.shipped_data import MIRROR
 from halopose.data.dataset import Dataset
 from halopose.evaluation.calibrations import fit_gaussian
 from halopose.evaluation.true_positives import MatchedPoses

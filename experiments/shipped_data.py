@@ -51,7 +51,6 @@ PARTS = (
     Part("extra", 640),
     Part("train_small", 320),
     Part("extra", 448, 0.5),
-    Part("extra", 640, 0.5, mirrored=True),
 )
 
 

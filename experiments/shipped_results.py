@@ -2,13 +2,14 @@
 
     python -m experiments.shipped_results --data coco-pose/data.yaml --work work/ -o results/
 
-Writes results.md (tables 1, 2, 4 and 5 of the paper, the rivals, figures per keypoint and scale), figures as png,
-metrics.json and report.html. About fifteen minutes, nearly all of it for the rival that runs the base nine times.
+Every figure is of the evaluation images, each scored with calibrations fitted on the other folds of val; what
+rivals have to choose beside is chosen on the choosing images. Writes results.md (tables 1, 2, 4 and 5 of the
+paper, the rivals, figures per scale), figures as png, metrics.json and report.html. About fifteen minutes, nearly
+all of it for the rival that runs the base nine times.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,17 +19,17 @@ import numpy as np
 
 from experiments import rivals
 from experiments.figures import TITLES, calibration_figure
-from experiments.shipped_heads import SETTINGS, Splits, load_splits
+from experiments.shipped_data import Splits, arguments, collect_val, load_splits
+from experiments.shipped_heads import SETTINGS, scored
 from halopose.boxes import box_area
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.files import write_text
-from halopose.evaluation.calibrations import apply_calibrations, fit_calibrations
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import LawScores, Scores, Summary
 from halopose.evaluation.true_positives import MatchedPoses, match_poses
 from halopose.fitting.artifact import Artifact
-from halopose.fitting.pipeline import collect_validation, evaluate_artifact, predictions_of
+from halopose.fitting.pipeline import predictions_of
 from halopose.fitting.store import MatchStore
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
@@ -44,19 +45,15 @@ RULES: tuple[ThresholdRule, ...] = ("youden", "distance", "f1")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    arguments = parser.parse_args()
+    given = arguments(__doc__).parse_args()
     host, artifact = load_host(find_base()), Artifact.load(shipped_artifact())
-    splits = load_splits(arguments.data)
+    splits = load_splits(given.data, given.extra)
     with progress() as step:
-        store = collect_validation(host, splits.held, arguments.work / "held", SETTINGS, step)
-        protocol = Protocol(area="box", gamma_ks=SETTINGS.gamma_ks, bootstrap=300)
+        store = collect_val(host, splits, given.work, step)
+        protocol = replace(SETTINGS.protocol, bootstrap=300)
         study = Study(host, artifact, store, splits, protocol)
         heads = study.shipped()
-        others = study.rivals(arguments.work / "views.npz", step)
+        others = study.rivals(given.work / "views.npz", step)
         cost = passes_cost(host, artifact, splits, 20)
     variants = study.variants()
     text = "\n\n".join(
@@ -71,15 +68,15 @@ def main() -> None:
             "### By object scale\n\n" + scale_table(heads),
         ]
     )
-    write_text(arguments.output / "results.md", text + "\n")
-    calibration_figure(heads, others, arguments.output)
-    write_scores(heads, arguments.output, host.description)
+    write_text(given.output / "results.md", text + "\n")
+    calibration_figure(heads, others, given.output)
+    write_scores(heads, given.output, host.description)
     say(text)
 
 
 @dataclass(frozen=True)
 class Study:
-    """The shipped heads on their evaluation images, and rivals calibrated on the same calibration images."""
+    """The shipped heads and their rivals on the evaluation images, cross-fitted alike."""
 
     host: Host
     artifact: Artifact
@@ -88,10 +85,10 @@ class Study:
     protocol: Protocol
 
     def shipped(self) -> Scores:
-        return evaluate_artifact(self.artifact, self.host, self.store, self.splits.evaluation, self.protocol)
+        return self._score(self._detections(), self.protocol)
 
     def variants(self) -> dict[str, Scores]:
-        """Other scalarisations and threshold rules, each with its own threshold from the calibration images."""
+        """Other scalarisations and threshold rules, each with its own threshold."""
         base = replace(self.protocol, bootstrap=0)
         protocols: dict[str, Protocol] = {name: replace(base, scalarisation=name) for name in SCALARISATIONS}
         protocols |= {rule: replace(base, threshold_rule=rule) for rule in RULES}
@@ -101,18 +98,18 @@ class Study:
     def rivals(self, path: Path, step: Progress) -> dict[str, Scores]:
         """Constant covariances and test-time augmentation, in place of the heads' covariances."""
         detections = self._detections()
-        truth = self._truth(self.splits.calibration)
-        matched = self.calibration_matches()
+        truth = self._truth(self.splits.choosing)
+        matched = self.choosing_matches()
         constant = np.broadcast_to(rivals.constant_in_pixels(matched), detections.covariance.shape)
         per_size = rivals.constant_per_size(matched) * box_area(detections.boxes)[:, None, None, None]
-        views = rivals.augmented(self.host, self.splits.held, detections, SETTINGS.imgsz, path, step)
+        views = rivals.augmented(self.host, self.splits.val, detections, SETTINGS.imgsz, path, step)
         moments = rivals.spread(detections.keypoints, views)
 
         def with_share(share: float) -> PoseDistributions:
             return _given(detections, rivals.with_floor(moments, per_size, share))
 
         share = rivals.best_share(
-            lambda share: match_poses(self._of(with_share(share), self.splits.calibration), truth, self.protocol)
+            lambda share: match_poses(self._of(with_share(share), self.splits.choosing), truth, self.protocol)
         )
         say(f"floor of the augmented moments: {share:.3g} of the constant covariance per size")
         return {
@@ -121,19 +118,14 @@ class Study:
             f"test-time augmentation, {len(rivals.VIEWS)} views": self._score(with_share(share), self.protocol),
         }
 
-    def calibration_matches(self) -> MatchedPoses:
-        """True positives of the heads on the calibration images."""
-        images = self.splits.calibration
+    def choosing_matches(self) -> MatchedPoses:
+        """True positives of the heads on the choosing images."""
+        images = self.splits.choosing
         return match_poses(self._of(self._detections(), images), self._truth(images), self.protocol)
 
     def _score(self, detections: PoseDistributions, protocol: Protocol) -> Scores:
-        """Calibrate and choose the threshold on calibration images, score on evaluation images."""
-        calibration, evaluation = (
-            match_poses(self._of(detections, images), self._truth(images), protocol)
-            for images in (self.splits.calibration, self.splits.evaluation)
-        )
-        fitted = fit_calibrations(calibration, protocol)
-        return evaluate(evaluation, apply_calibrations(evaluation, fitted, protocol), protocol)
+        """Calibrations and thresholds by cross-fitting over val, scored on the evaluation images."""
+        return scored(detections, self.store, self.splits.evaluation, protocol)
 
     def _detections(self) -> PoseDistributions:
         return predictions_of(self.artifact.heads.to(self.host.device).eval(), self.store)
@@ -143,7 +135,7 @@ class Study:
         return detections[np.isin(detections.image_ids, images)]
 
     def _truth(self, images: Array) -> GroundTruth:
-        return replace(self.store.ground_truth(images), layout=self.artifact.layout)
+        return self.store.ground_truth(images)
 
 
 def _given(detections: PoseDistributions, covariance: Array) -> PoseDistributions:
@@ -154,7 +146,7 @@ def _given(detections: PoseDistributions, covariance: Array) -> PoseDistribution
 def passes_cost(host: Host, artifact: Artifact, splits: Splits, count: int) -> dict[str, float]:
     """Time per image over that of one pass of the base: with heads, and with all augmented passes beside it."""
     model = UncertainPose(host, artifact)
-    images = [record.read()[0] for record in splits.held.records[:count]]
+    images = [record.read()[0] for record in splits.val.records[:count]]
     runs: dict[str, Callable[[Array], object]] = {
         "base": lambda image: rivals.seen(host, image, None, SETTINGS.imgsz),
         "heads": lambda image: model.predict(image, conf=0.01),
@@ -170,8 +162,8 @@ def passes_cost(host: Host, artifact: Artifact, splits: Splits, count: int) -> d
 
 
 def shrinkage_table(study: Study) -> str:
-    """How strongly a keypoint's temperature leans on all of them, cross-fitted on calibration images."""
-    matched = study.calibration_matches()
+    """How strongly a keypoint's temperature leans on all of them, cross-fitted on the choosing images."""
+    matched = study.choosing_matches()
     rows = []
     for least in (1, 50, 200, 400, 800):
         shrunk = replace(study.protocol, bootstrap=0, min_samples=float(least))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from halopose.deploy.graph import OVERLAP, Deployable, TopkSettings, WindowHead, stands, windows_of
 from halopose.deploy.predict import suppress
+from halopose.errors import HaloposeError
 from halopose.uncertainty.heads import HeadSettings, cut_windows
 from tests.helpers.models import KINDS, artifact_for, host_of, photograph
 
@@ -40,11 +41,11 @@ def test_windows_give_what_the_heads_give_at_every_cell(kind: str, settings: Hea
         cell = torch.arange(12).expand(2, -1)
         with torch.no_grad():
             places, inside = windows_of(cell[:, None], torch.tensor([[4, 3]]), max(heads.reaches))
-            raw = WindowHead(level)(maps, places[:, 0], inside[:, 0]).flatten(0, 1)
+            hidden = WindowHead(level)(maps, places[:, 0], inside[:, 0]).flatten(0, 1)
             image = torch.arange(2).repeat_interleave(12)
             windows, inside = cut_windows(maps, image, cell.reshape(-1), heads.reaches[number])
-            expected = level.at_windows(windows, inside).flatten(1)
-        assert torch.allclose(raw, expected, atol=1e-5, rtol=1e-5)
+            expected = level.hidden_at(windows, inside)
+        assert torch.allclose(hidden, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,6 +66,32 @@ def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind
     wanted = expected[0, cells[found]]
     entries = torch.stack([wanted[..., 0, 0], wanted[..., 1, 0], wanted[..., 1, 1]], dim=-1)
     assert torch.allclose(factors[found], entries, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["11", "nas"])
+def test_signals_in_the_graph_are_those_of_the_host(kind: str) -> None:
+    host = host_of(kind)
+    artifact = artifact_for(host, HeadSettings(claims=True, features=True))
+    batch, _ = host.preprocess([photograph("bus.jpg"), photograph("zidane.jpg")], 192, rectangular=False)
+    graph = Deployable(host.traceable(), artifact, "topk", TopkSettings(64, 8)).eval()
+    with torch.inference_mode():
+        outputs = dict(zip(graph.output_names, graph(batch), strict=True))
+        native = host.forward(batch)
+        image, row = torch.nonzero(outputs["cells"] >= 0, as_tuple=True)
+        cell = outputs["cells"][image, row]
+        signals = host.signals(native, image, cell)
+        sparse = artifact.heads.sparse(native.features, image, cell, signals)
+        wanted = artifact.calibrations.gaussian(sparse).scale_tril.float()
+    assert len(cell) > 10
+    entries = torch.stack([wanted[..., 0, 0], wanted[..., 1, 0], wanted[..., 1, 1]], dim=-1)
+    assert torch.allclose(outputs["factors"][image, row], entries, rtol=2e-3, atol=1e-3)
+
+
+def test_dense_heads_cannot_look_beyond_their_window() -> None:
+    host = host_of("11")
+    artifact = artifact_for(host, HeadSettings(claims=True))
+    with pytest.raises(HaloposeError, match="export them as topk"):
+        Deployable(host.traceable(), artifact, "dense", TopkSettings())
 
 
 def test_the_best_cells_of_each_level_come_first() -> None:

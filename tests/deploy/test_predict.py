@@ -25,6 +25,7 @@ from halopose.deploy.onnx_file import ExportSettings, build, write_model
 from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.predictor import UncertainPose
 from halopose.types import Family
+from halopose.uncertainty.heads import HeadSettings
 from tests.helpers.models import (
     ASSETS,
     KINDS,
@@ -34,6 +35,7 @@ from tests.helpers.models import (
     photograph,
     pose_model,
     wants_end2end,
+    with_tails,
 )
 from tests.helpers.values import present, read_picture
 
@@ -96,6 +98,28 @@ def test_predictions_are_those_of_the_package(kind: str, model_file: Callable[..
             ):
                 largest = np.abs(theirs).max((-2, -1), keepdims=True)
                 assert (np.abs(ours - theirs) <= 2e-3 * largest).all()
+
+
+@pytest.mark.parametrize("kind", ["11", "nas"])
+def test_signals_and_tails_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
+    """Heads that look beyond their window, and laws of their own for kept and for pruned keypoints."""
+    artifact = with_tails(artifact_for(host_of(kind), HeadSettings(claims=True, features=True), imgsz=SIZE))
+    path = tmp_path / "model.onnx"
+    write_model(build(host_of(kind), artifact, ExportSettings("topk", MANY)), path)
+    model, pose = predict.Model(str(path)), UncertainPose(host_of(kind), artifact)
+    for name, imgsz in zip(PHOTOGRAPHS, (SIZE, 224), strict=True):
+        found = model.detect(photograph(name), conf=0.4, imgsz=imgsz)
+        [expected] = pose.predict(photograph(name), conf=0.4, imgsz=imgsz, family="student-t")
+        poses = predict.describe(model.facts, found, "student-t")
+        clear = poses.keep == expected.keep  # one at the threshold may fall to either side
+        assert clear.mean() > 0.99
+        assert expected.keep is not None
+        assert 0 < expected.keep.mean() < 1
+        assert np.allclose(present(poses.dof)[clear], present(expected.dof)[clear])
+        for field in ("covariance", "scale"):
+            ours, theirs = getattr(poses, field), getattr(expected, field)
+            near = np.abs(ours - theirs) <= 2e-3 * np.abs(theirs).max((2, 3), keepdims=True)
+            assert near[clear].all(), field
 
 
 @pytest.mark.parametrize("kind", ["11", "12", "26-one-to-one", "nas"])

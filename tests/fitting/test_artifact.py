@@ -19,7 +19,8 @@ from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.uncertainty.calibration import StudentTCalibration
 from halopose.uncertainty.heads import HeadSettings
-from tests.helpers.models import artifact_for, host_of
+from tests.helpers.models import artifact_for, host_of, with_tails
+from tests.helpers.values import present
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KIND = "11"
@@ -48,6 +49,19 @@ def refused(path: Path, says: str) -> None:
     with pytest.raises(HaloposeError, match=says) as error:
         Artifact.load(path)
     assert "\n" not in str(error.value)
+
+
+def test_signals_and_tails_are_kept(tmp_path: Path) -> None:
+    artifact = with_tails(artifact_for(host_of(KIND), HeadSettings(claims=True, features=True, width=16)))
+    artifact.save(tmp_path / "heads.safetensors")
+    found = Artifact.load(tmp_path / "heads.safetensors")
+    assert found.heads.settings == artifact.heads.settings
+    for one, other in zip(found.heads.parameters(), artifact.heads.parameters(), strict=True):
+        assert torch.equal(one, other)
+    tails, expected = present(found.calibrations.tails), present(artifact.calibrations.tails)
+    for name in ("kept", "pruned"):
+        assert torch.equal(getattr(tails, name).nu_, getattr(expected, name).nu_)
+        assert torch.equal(getattr(tails, name).tau_, getattr(expected, name).tau_)
 
 
 @pytest.mark.parametrize(

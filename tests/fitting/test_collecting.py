@@ -8,9 +8,11 @@ import os
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from halopose.fitting.collecting import collect
 from halopose.fitting.store import CollectSettings, MatchStore
 from halopose.hosts.base import Targets
 from halopose.hosts.ultralytics.host import UltralyticsHost
+from halopose.uncertainty.heads import HeadSettings
 from tests.helpers.models import artifact_for, host_of, pose_model, run_script, scenes, write_scenes, write_yolo
 from tests.helpers.values import read_picture
 
@@ -120,6 +123,30 @@ def test_stored_windows_give_the_live_heads_result(data: Path, folder: Path, bat
             found = columns(store, "detected", name, record.image_id)
             scores = columns(store, "detected", "score", record.image_id)
             torch.testing.assert_close(found[scores.argsort(descending=True)], value, rtol=1e-3, atol=1e-2)
+
+
+def test_stored_signals_are_those_of_the_live_host(data: Path, folder: Path) -> None:
+    host, dataset = host_of(KIND), load_dataset(data, "train")
+    heads = artifact_for(host, HeadSettings(claims=True, features=True)).heads
+    store = collect(host, dataset, folder, replace(SETTINGS, signals=True, batch=3))
+    for record in dataset.records:
+        tensors, _ = host.preprocess([record.read()[0]], 64, True)
+        output = host.forward(tensors)
+        [selection] = host.select(output, conf=0.05, iou=0.7, max_detections=5)
+        zero = torch.zeros_like(selection.cell)
+        live = heads.sparse(output.features, zero, selection.cell, host.signals(output, zero, selection.cell))
+        found = []
+        for cells in store.cells("detected"):
+            mine = cells.of_images(np.array([record.image_id]))
+            found += list(zip(mine.columns["score"].tolist(), mine.factors(heads), strict=True))
+        found.sort(key=lambda row: -row[0])
+        assert len(found) == len(live) > 0
+        for (_, factor), expected in zip(found, live, strict=True):
+            error = (factor - expected).abs().amax((-1, -2)) / expected.abs().amax((-1, -2))
+            assert error.max() < 0.05  # half precision
+    plain = collect(host, dataset, folder.with_name("plain"), SETTINGS)
+    with pytest.raises(HaloposeError, match="--signals"):
+        next(plain.cells("assigned")).factors(heads)
 
 
 def test_an_objects_best_cells_are_kept(data: Path, folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, 
 from halopose.uncertainty.conformal import fit_regions
 from halopose.uncertainty.correlation import fit_correlation
 from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads
+from halopose.uncertainty.tails import Tails
 from tests.helpers.values import present, read_picture
 
 ULTRALYTICS = ("v8", "11", "12", "26", "26-one-to-one")
@@ -149,6 +151,17 @@ def host_of(kind: str) -> Host:
     return make_host(kind, pose_model(kind))
 
 
+def with_tails(artifact: Artifact) -> Artifact:
+    """The same with laws of their own, by chance, for kept and for pruned keypoints."""
+    fitted, parts = artifact.calibrations, []
+    for factor in (0.7, 1.6):
+        law = StudentTCalibration(len(artifact.layout))
+        law.tau_, law.nu_ = factor * fitted.student.tau_, 2 + factor * (fitted.student.nu_ - 2)
+        law.moment_tau_ = fitted.student.moment_tau_.clone()
+        parts.append(law)
+    return replace(artifact, calibrations=replace(fitted, threshold=-0.05, tails=Tails(*parts)))
+
+
 def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 64) -> Artifact:
     """An artifact as if it had been trained: heads, temperatures and tails by chance."""
     count = host.keypoint_count
@@ -159,6 +172,8 @@ def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 
         for level in heads.levels:
             nn.init.normal_(level.last.weight, 0.0, 0.3)
             nn.init.normal_(level.last.bias, -1.0, 0.3)
+        if heads.beyond is not None:
+            nn.init.normal_(heads.beyond.last, 0.0, 0.3)
         gaussian, student = GaussianCalibration(count), StudentTCalibration(count)
         gaussian.tau_.uniform_(0.5, 2.0)
         student.tau_.uniform_(0.5, 2.0)

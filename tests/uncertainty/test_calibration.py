@@ -460,14 +460,16 @@ def test_before_anything_is_fitted_nothing_is_scaled_or_pruned() -> None:
     none = Calibrations.none(3)
     assert (none.threshold, none.visibility_threshold) == (-np.inf, None)
     for family in ("gaussian", "student-t"):
-        torch.testing.assert_close(none.law(factors, family).covariance, factors @ factors.mT)
+        torch.testing.assert_close(
+            none.law(factors, family, torch.ones(5, 3) > 0).covariance, factors @ factors.mT
+        )
 
 
 def test_each_family_has_its_own_law() -> None:
     residual, factors = random_data(np.random.default_rng(0), 300, 3)
     gaussian, student = (kind(3).fit(residual, factors) for kind in CALIBRATIONS)
     both = Calibrations(gaussian, student, threshold=-0.5, visibility_threshold=0.25)
-    law, heavy = both.law(factors, "gaussian"), both.law(factors, "student-t")
+    law, heavy = (both.law(factors, family, torch.ones(300, 3) > 0) for family in ("gaussian", "student-t"))
     assert isinstance(law, Gaussian)
     assert isinstance(heavy, StudentT)
     torch.testing.assert_close(law.covariance, gaussian(factors).covariance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,6 +27,7 @@ from halopose.cli.options import (
     Rule,
     ScaleWeight,
     Seed,
+    SignalsOption,
     Source,
     Train,
     TrainSizes,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from halopose.data.dataset import Dataset
     from halopose.fitting.pipeline import FitSettings
     from halopose.keypoints import Keypoints
+    from halopose.uncertainty.heads import HeadSettings
 
 
 def fit(
@@ -75,6 +77,7 @@ def fit(
     dispersion: Dispersion = "full",
     trunk: Trunk = "mirrored",
     warm_start: WarmStart = True,
+    signals: SignalsOption = False,
     seed: Seed = 0,
     workers: Workers = None,
     batch: Batch = None,
@@ -96,11 +99,14 @@ def fit(
     from halopose.fitting import pipeline
     from halopose.fitting.crew import Crew, batch_for, ranks
     from halopose.hosts.loading import load_host
+    from halopose.uncertainty.heads import HeadSettings
 
     if ranks():
         raise HaloposeError("fit is for one process: under torchrun run collect, train and evaluate one by one")
     settings = replace(
-        _settings(epochs, alpha, scale_weight, dispersion, trunk, warm_start, seed),
+        _settings(
+            epochs, alpha, scale_weight, seed, HeadSettings(dispersion, trunk, warm_start, signals, signals)
+        ),
         train_sizes=(imgsz,) if train_sizes is None else sizes(train_sizes),
         imgsz=imgsz,
         calibration=calibration,
@@ -140,6 +146,7 @@ def collect(
     images: Images = None,
     imgsz: Annotated[str, typer.Option("--sizes", help="Input sizes, with commas.")] = "640",
     detections: Annotated[int, typer.Option(min=0, max=300, help="Detections kept an image; to calibrate.")] = 0,
+    signals: SignalsOption = False,
     workers: Workers = None,
     batch: Batch = None,
     part: Annotated[
@@ -163,7 +170,7 @@ def collect(
 
     chosen, views = parse_part(part) if part is not None else None, sizes(imgsz, "sizes")
     host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
-    settings = CollectSettings(imgsz=views, detections=detections, batch=batch or batch_for(host.device))
+    settings = CollectSettings(imgsz=views, detections=detections, batch=batch or batch_for(host.device), signals=signals)
     dataset = load_dataset(data, split, images=images, otherwise=host.layout)
     crew = Crew.of_machine(host.device, workers, chosen)
     with locked(output, (crew.part, crew.parts)), progress() as step:
@@ -186,6 +193,7 @@ def train(
     dispersion: Dispersion = "full",
     trunk: Trunk = "mirrored",
     warm_start: WarmStart = True,
+    signals: SignalsOption = False,
     seed: Seed = 0,
     end2end: End2End = None,
     device: Device = None,
@@ -202,12 +210,15 @@ def train(
     from halopose.fitting.crew import Ranks, own_device
     from halopose.fitting.store import MatchStore
     from halopose.hosts.loading import load_host
+    from halopose.uncertainty.heads import HeadSettings
 
     host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
     ranks = Ranks.joined(host.device)
     collected = MatchStore(store)
     settings = replace(
-        _settings(epochs, alpha, scale_weight, dispersion, trunk, warm_start, seed),
+        _settings(
+            epochs, alpha, scale_weight, seed, HeadSettings(dispersion, trunk, warm_start, signals, signals)
+        ),
         train_sizes=collected.settings.imgsz,
         imgsz=max(collected.settings.imgsz),
         cells_per_object=collected.settings.cells_per_object,
@@ -272,17 +283,14 @@ def _runways(work: Path) -> tuple[Path, Path]:
     return data, shipped.runway_detector()
 
 
-def _settings(
-    epochs: int, alpha: float, scale_weight: bool, dispersion: Any, trunk: Any, warm_start: bool, seed: int
-) -> FitSettings:
+def _settings(epochs: int, alpha: float, scale_weight: bool, seed: int, head: HeadSettings) -> FitSettings:
     """Settings of the training; the rest is the caller's."""
     from halopose.fitting.pipeline import FitSettings
     from halopose.fitting.training import TrainSettings
-    from halopose.uncertainty.heads import HeadSettings
 
     return FitSettings(
         train=TrainSettings(epochs=epochs, alpha=alpha, scale_weight=scale_weight, seed=seed),
-        head=HeadSettings(dispersion, trunk, warm_start),
+        head=head,
     )
 
 

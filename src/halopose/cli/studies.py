@@ -22,6 +22,7 @@ from halopose.cli.options import (
     ImageSize,
     Iou,
     Seed,
+    SignalsOption,
     Source,
     Train,
     TrainSizes,
@@ -55,6 +56,7 @@ def ablate(
     alphas: Annotated[str, typer.Option(help="Retention exponents to compare.")] = "0,0.5,1,2,4",
     bootstrap: Resamplings = 200,
     workers: Annotated[int | None, typer.Option(min=1, help="Rows at a time; else as many as cores.")] = None,
+    signals: SignalsOption = False,
     seed: Seed = 0,
     end2end: End2End = None,
     device: Device = None,
@@ -69,6 +71,7 @@ def ablate(
     from halopose.reports import ablation as ablation_report
     from halopose.studies import ablation
     from halopose.studies.findings import judge
+    from halopose.uncertainty.heads import HeadSettings
 
     compared, sizes = exponents(alphas, "alphas"), parse_sizes(str(imgsz) if train_sizes is None else train_sizes)
     make_folder(output)
@@ -76,6 +79,7 @@ def ablate(
     training, validation = two_datasets(data, train, val, images, val_images, host.layout)
     settings = FitSettings(
         train=TrainSettings(epochs=epochs, seed=seed),
+        head=HeadSettings(claims=signals, features=signals),
         train_sizes=sizes,
         imgsz=imgsz,
         calibration=calibration,

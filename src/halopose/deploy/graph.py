@@ -127,7 +127,8 @@ class TopkHeads(nn.Module):
             level(maps, places[:, number], inside[:, number])
             for number, (level, maps) in enumerate(zip(self.levels, traced.features, strict=True))
         ]
-        raw = torch.cat([level.raw(each) for level, each in zip(self.levels, hidden, strict=True)], dim=1)
+        last = (level.last for level in self.heads.levels if isinstance(level, LevelHead))
+        raw = torch.cat([_linear(each, layer) for each, layer in zip(hidden, last, strict=True)], dim=1)
         if self.heads.beyond is not None:
             raw = raw + self._beyond(hidden, traced, cells.flatten(1).clamp(min=0))
         factors = _entries(_by_keypoint(raw.transpose(1, 2), self.heads), self.heads)
@@ -214,9 +215,10 @@ class WindowHead(nn.Module):
                 values = values * inside.reshape(-1, side * side, 1)
         return values.reshape(batch, -1, self.head.last.weight.shape[1])
 
-    def raw(self, hidden: Tensor) -> Tensor:
-        """Raw parameters (B, M, K * channels) of the trunk's last activations (B, M, H)."""
-        return F.linear(hidden, self.head.last.weight[:, :, 0, 0], self.head.last.bias)
+
+def _linear(values: Tensor, layer: nn.Conv2d) -> Tensor:
+    """A 1x1 convolution at single cells (B, M, C)."""
+    return F.linear(values, layer.weight[:, :, 0, 0], layer.bias)
 
 
 def _product(values: Tensor, layer: nn.Conv2d, side: int) -> Tensor:

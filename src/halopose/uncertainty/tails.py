@@ -43,7 +43,7 @@ class Tails:
         for mask in masks:
             law = StudentTCalibration(whole.keypoints, min_samples=whole.min_samples, covariance=whole.covariance)
             law.fit(residual, scale_tril, mask)
-            law.moment_tau_ = whole.moment_tau_
+            law.moment_tau_ = whole.moment_tau_.clone()
             fitted.append(law)
         return cls(*fitted)
 

@@ -1,0 +1,98 @@
+"""The network beyond the window: what it sees, and that it begins by saying nothing."""
+
+import pytest
+import torch
+
+from halopose.errors import HaloposeError
+from halopose.uncertainty.heads import HeadSettings
+from halopose.uncertainty.signal_head import CLAIM_INPUTS, SignalHead, claim_inputs
+from halopose.uncertainty.signals import Signals
+from tests.helpers.models import artifact_for, host_of, photograph
+
+BOTH = HeadSettings(claims=True, features=True)
+
+
+def signals(count: int = 6, keypoints: int = 3, channels: int = 4, scale: float = 1.0) -> Signals:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator)
+
+    low = 50 * draw(count, 2)
+    root = draw(count, keypoints, 2, 2)
+    moment = root @ root.mT
+    return Signals(
+        keypoints=scale * (low[:, None] + 60 * draw(count, keypoints, 2)),
+        box=scale * torch.cat([low, low + 30 + 40 * draw(count, 2)], dim=1),
+        score=draw(count),
+        visibility=draw(count, keypoints),
+        offset=scale * (draw(count, keypoints, 2) - 0.5),
+        moment=scale**2 * torch.stack([moment[..., 0, 0], moment[..., 0, 1], moment[..., 1, 1]], dim=2),
+        seen=draw(count, keypoints),
+        mass=5 * draw(count),
+        features=draw(count, keypoints, channels),
+        extent=torch.full((count, 2), 128.0 * scale),
+    )
+
+
+def test_inputs_do_not_change_with_the_unit_of_length() -> None:
+    one, two = (claim_inputs(signals(scale=s), torch.full((6,), 8.0 * s)) for s in (1.0, 2.0))
+    assert one.shape == (6, 3, CLAIM_INPUTS)
+    torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+    assert float(one.abs().max()) < 12
+
+
+@pytest.mark.parametrize(("channels", "claims"), [(4, True), (4, False), (0, True)])
+def test_it_starts_at_zero_and_sees_what_it_was_given(channels: int, claims: bool) -> None:
+    torch.manual_seed(0)
+    head = SignalHead([5, 7], 3, 2, width=8, channels=channels, claims=claims)
+    strides = torch.full((6,), 16.0)
+    entered = head.enter(1, torch.randn(6, 7))
+    assert float(head(entered, signals(), strides).detach().abs().max()) == 0
+    torch.nn.init.normal_(head.last)
+    given, other = signals(), signals()
+    other.features.mul_(2)
+    other.moment.mul_(2)
+    first = head(entered, given, strides)
+    assert first.shape == (6, 3, 2)
+    for name, used in (("features", channels > 0), ("moment", claims)):
+        changed = Signals(**{**given.__dict__, name: getattr(other, name)})
+        assert torch.equal(head(entered, changed, strides), first) is not used
+
+
+def test_cells_of_all_levels_at_once_are_each_level_alone() -> None:
+    host = host_of("11")
+    heads = artifact_for(host, BOTH).heads
+    batch, _ = host.preprocess([photograph("bus.jpg")], 192, rectangular=False)
+    output = host.forward(batch)
+    sizes = [maps.shape[2] * maps.shape[3] for maps in output.features]
+    cell = torch.tensor([0, 5, sizes[0] + 3, sizes[0] + sizes[1] + 1])
+    image = torch.zeros(4, dtype=torch.long)
+    found = host.signals(output, image, cell)
+    with torch.inference_mode():
+        together = heads.sparse(output.features, image, cell, found)
+        alone = [
+            heads.sparse(output.features, image[n : n + 1], cell[n : n + 1], found.select(torch.tensor([n])))
+            for n in range(4)
+        ]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_missing_is_one_line() -> None:
+    host = host_of("11")
+    heads = artifact_for(host, BOTH).heads
+    batch, _ = host.preprocess([photograph("bus.jpg")], 64, rectangular=False)
+    output = host.forward(batch)
+    zero = torch.zeros(1, dtype=torch.long)
+    with pytest.raises(HaloposeError, match="look beyond their window"):
+        heads.sparse(output.features, zero, zero)
+    with pytest.raises(HaloposeError, match="no dense form"):
+        heads.dense(output.features)
+
+
+def test_one_cell_per_object_has_none_to_compare() -> None:
+    host = host_of("26-one-to-one")
+    batch, _ = host.preprocess([photograph("bus.jpg")], 192, rectangular=False)
+    zero = torch.zeros(1, dtype=torch.long)
+    with pytest.raises(HaloposeError, match="one cell per object"):
+        host.signals(host.forward(batch), zero, zero)
