@@ -42,7 +42,7 @@ def changed(model: onnx.ModelProto, **values: str | None) -> onnx.ModelProto:
 def test_the_file_says_what_it_is(model: onnx.ModelProto) -> None:
     artifact = artifact_for(host_of("11"), imgsz=96)
     kept = {entry.key: entry.value for entry in model.metadata_props}
-    assert kept["format"] == "halopose-deployed-1"
+    assert kept["format"] == "halopose-deployed-2"
     assert json.loads(kept["fingerprint"]) in artifact.base
     assert np.allclose(json.loads(kept["temperature"]), artifact.calibrations.gaussian.tau_)
     assert np.allclose(json.loads(kept["student_dof"]), artifact.calibrations.student.nu_)
@@ -89,7 +89,7 @@ def test_another_temperature_scales_the_factors_and_nothing_else(model: onnx.Mod
         ({"sigmas": None}, "lacks the metadata key 'sigmas'"),
         ({"student_dof": "[1, 2"}, "'student_dof' is damaged"),
         ({"temperature": "[1.0]"}, "different numbers of keypoints"),
-        ({"format": "halopose-deployed-2"}, "halopose-deployed-2, this program reads halopose-deployed-1"),
+        ({"format": "halopose-deployed-2"}, "halopose-deployed-2, this program reads halopose-deployed-2"),
         ({"format": None}, "was not written by `halopose export`"),
     ],
 )

@@ -18,6 +18,7 @@ import pytest
 import torch
 from benchmarks.export import libreyolo_onnx, ultralytics_onnx
 
+from halopose.boxes import box_area
 from halopose.deploy import predict
 from halopose.deploy.deployed import Deployed, Detecting
 from halopose.deploy.graph import Form, TopkSettings
@@ -26,6 +27,7 @@ from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.predictor import UncertainPose
 from halopose.types import Family
 from halopose.uncertainty.heads import HeadSettings
+from halopose.uncertainty.pruning import localization_confidence
 from tests.helpers.models import (
     ASSETS,
     KINDS,
@@ -103,7 +105,11 @@ def test_predictions_are_those_of_the_package(kind: str, model_file: Callable[..
 @pytest.mark.parametrize("kind", ["11", "nas"])
 def test_signals_and_tails_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
     """Heads that look beyond their window, and laws of their own for kept and for pruned keypoints."""
-    artifact = with_tails(artifact_for(host_of(kind), HeadSettings(claims=True, features=True), imgsz=SIZE))
+    artifact = artifact_for(host_of(kind), HeadSettings(claims=True, features=True), imgsz=SIZE)
+    [first] = UncertainPose(host_of(kind), artifact).predict(photograph(PHOTOGRAPHS[0]), conf=0.4)
+    area = box_area(first.boxes) * artifact.layout.area_factor
+    confidence = localization_confidence(first.covariance, area, artifact.layout.kappa)
+    artifact = with_tails(artifact, float(np.median(confidence)))
     path = tmp_path / "model.onnx"
     write_model(build(host_of(kind), artifact, ExportSettings("topk", MANY)), path)
     model, pose = predict.Model(str(path)), UncertainPose(host_of(kind), artifact)

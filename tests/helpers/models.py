@@ -151,7 +151,7 @@ def host_of(kind: str) -> Host:
     return make_host(kind, pose_model(kind))
 
 
-def with_tails(artifact: Artifact) -> Artifact:
+def with_tails(artifact: Artifact, threshold: float = -0.05) -> Artifact:
     """The same with laws of their own, by chance, for kept and for pruned keypoints."""
     fitted, parts = artifact.calibrations, []
     for factor in (0.7, 1.6):
@@ -159,7 +159,7 @@ def with_tails(artifact: Artifact) -> Artifact:
         law.tau_, law.nu_ = factor * fitted.student.tau_, 2 + factor * (fitted.student.nu_ - 2)
         law.moment_tau_ = fitted.student.moment_tau_.clone()
         parts.append(law)
-    return replace(artifact, calibrations=replace(fitted, threshold=-0.05, tails=Tails(*parts)))
+    return replace(artifact, calibrations=replace(fitted, threshold=threshold, tails=Tails(*parts)))
 
 
 def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 64) -> Artifact:

@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 class TrainSettings:
     """alpha: exponent of the retention weight, 0 switches it off (eq. 8); scale_weight: 1 / s^2 (eq. 9).
 
-    holdout: share of the images kept for early stopping, after ``patience`` epochs without improvement.
+    holdout: share of the images kept for early stopping, after ``patience`` epochs without improvement. last: take
+    the last epoch, where the schedule has come to rest, instead of the best on those images.
     pool_bytes bounds what is in memory at once: shards are shuffled, pooled, and their rows shuffled.
     """
 
@@ -49,6 +50,7 @@ class TrainSettings:
     scale_weight: bool = True
     holdout: float = 0.1
     patience: int = 6
+    last: bool = False
     clip: float = 1.0
     warmup: float = 0.05
     seed: int = 0
@@ -110,9 +112,11 @@ def train(
         run.end_epoch(float(np.mean(losses)), _holdout_loss(heads, shards, held_out, settings, device, ranks))
         if progress:
             progress(run.epoch, settings.epochs, f"held-out loss {run.holdout_loss[-1]:.4f}")
-    heads.load_state_dict(run.best)
+    if not settings.last:
+        heads.load_state_dict(run.best)
     heads.eval()
-    return Trained(run.train_loss, run.holdout_loss, int(np.argmin(run.holdout_loss)))
+    kept = run.epoch - 1 if settings.last else int(np.argmin(run.holdout_loss))
+    return Trained(run.train_loss, run.holdout_loss, kept)
 
 
 def _only(shard: list[Cells], images: Array | None) -> list[Cells]:
