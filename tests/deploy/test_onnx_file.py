@@ -89,7 +89,7 @@ def test_another_temperature_scales_the_factors_and_nothing_else(model: onnx.Mod
         ({"sigmas": None}, "lacks the metadata key 'sigmas'"),
         ({"student_dof": "[1, 2"}, "'student_dof' is damaged"),
         ({"temperature": "[1.0]"}, "different numbers of keypoints"),
-        ({"format": "halopose-deployed-2"}, "halopose-deployed-2, this program reads halopose-deployed-2"),
+        ({"format": "halopose-deployed-3"}, "halopose-deployed-3, this program reads halopose-deployed-2"),
         ({"format": None}, "was not written by `halopose export`"),
     ],
 )
