@@ -170,7 +170,9 @@ def collect(
 
     chosen, views = parse_part(part) if part is not None else None, sizes(imgsz, "sizes")
     host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
-    settings = CollectSettings(imgsz=views, detections=detections, batch=batch or batch_for(host.device), signals=signals)
+    settings = CollectSettings(
+        imgsz=views, detections=detections, batch=batch or batch_for(host.device), signals=signals
+    )
     dataset = load_dataset(data, split, images=images, otherwise=host.layout)
     crew = Crew.of_machine(host.device, workers, chosen)
     with locked(output, (crew.part, crew.parts)), progress() as step:

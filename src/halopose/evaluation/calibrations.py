@@ -54,7 +54,7 @@ class Laws:
             confidence=self.confidence[index],
             threshold=self.threshold[index],
             visibility_threshold=None if visible is None else visible[index],
-            promises=Promises.join([self.promises], index),
+            promises=None if self.promises is None else self.promises.select(index),
         )
 
     def kept(self, matched: MatchedPoses) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -54,6 +54,11 @@ class Promises:
             fold=np.zeros(len(matched), dtype=np.int64),
             correlations=(correlation,),
         )
+
+    def select(self, index: Array) -> Promises:
+        """Those of the true positives at the given indices."""
+        chosen = {name: getattr(self, name)[index] for name in ("radius", "whole", "whole_kept", "fold")}
+        return replace(self, **chosen)
 
     @classmethod
     def join(cls, parts: Sequence[Promises | None], back: Array) -> Promises | None:

@@ -151,7 +151,8 @@ class Artifact:
             if any(not torch.isfinite(value).all() for value in state.values()):
                 raise ValueError("values that are not finite")
             module.load_state_dict(state)
-        for tau in (gaussian.tau_, student.tau_, student.moment_tau_):
+        laws = students.values()
+        for tau in (gaussian.tau_, *(law.tau_ for law in laws), *(law.moment_tau_ for law in laws)):
             if not bool(((tau > 0) & (tau < LARGEST_TAU)).all()):
                 raise ValueError("a temperature out of range")
         threshold, visible = content["threshold"], content["visibility_threshold"]
