@@ -38,7 +38,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--films", type=int, default=6)
     parser.add_argument("--predictions", type=Path, help="predictions.json of real films, at 60 Hz")
+    parser.add_argument("--picture", type=Path, help="draw an ankle over time here, and nothing else")
     arguments = parser.parse_args()
+    if arguments.picture is not None:
+        draw(arguments.picture)
+        return
     for share in (0.0, 0.3, 0.6):
         synthetic(share, arguments.films)
     crossing()
@@ -113,6 +117,36 @@ def synthetic(share: float, films: int) -> None:
     )
     print(f"  ours causal {causal:.1f} (-{1 - causal / raw:.0%}), smoothed {smooth:.1f} (-{1 - smooth / raw:.0%})")
     print(f"  NEES {squared.mean():.2f} of 2; inside 50, 90, 95 %: {held}")
+
+
+def draw(path: Path) -> None:
+    """A chart of one keypoint's x over time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    film = synthesize_film(Film(frames=120, seed=5, missed=0.0, hidden=0.2, outliers=0.03))
+    found = track(film.frames, LAYOUT, rate=30.0)
+    k, seconds = max((9, 10, 15, 16), key=lambda k: int((~film.visible[:, 0, k]).sum())), np.arange(120) / 30
+    raw = np.array([poses.keypoints[0, k, 0] for poses in film.frames])
+    seen, place = film.visible[:, 0, k], found.poses.keypoints[:, k, 0]
+    band = 1.96 * np.sqrt(found.poses.covariance[:, k, 0, 0])
+    figure, axes = pyplot.subplots(figsize=(9, 3.6), dpi=110)
+    axes.fill_between(seconds, place - band, place + band, color="#0a7d5a", alpha=0.2, lw=0, label="95 % band")
+    axes.plot(seconds, place, color="#0a7d5a", lw=1.8, label="smoothed")
+    axes.plot(seconds, film.truth[:, 0, k, 0], color="#1d1e20", lw=1.0, ls="--", label="truth")
+    axes.plot(seconds[seen], raw[seen], ".", color="#c2510a", ms=5, label="frame by frame")
+    axes.plot(seconds[~seen], raw[~seen], "x", color="#999999", ms=4, label="pruned")
+    axes.set(
+        xlabel="seconds",
+        ylabel=f"x of the {LAYOUT.names[k].replace('_', ' ')}, pixels",
+        ylim=(place.min() - 90, place.max() + 90),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=5, loc="upper center", bbox_to_anchor=(0.5, 1.14), fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight")
 
 
 def crossing() -> None:
