@@ -3,12 +3,17 @@
 import json
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 from halopose.cli.app import app
+from halopose.data.films import film_facts
+from halopose.data.images import read_image
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.tracking.synthetic import Film, synthesize_film
+from tests.helpers.models import ROOT
 from tests.helpers.rigs import film, rig, walk
 from tests.multiview.test_rig import toml_of
 
@@ -41,6 +46,21 @@ def test_track_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert causal[5]["covariance"][0][0] > entries[5]["covariance"][0][0]
 
 
+@pytest.mark.usefixtures("published_base", "one_thread")
+def test_track_a_film(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A photograph that moves across the picture, with the model that ships: one person, seen in every frame."""
+    photo = read_image(ROOT / "examples" / "photographs" / "astronaut.jpg")
+    writer = cv2.VideoWriter(str(tmp_path / "film.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10.0, (512, 512))
+    for n in range(8):
+        writer.write(cv2.warpAffine(photo, np.array([[0.8, 0, 20.0 + 5 * n], [0, 0.8, 60.0]]), (512, 512)))
+    writer.release()
+    run("track", tmp_path / "film.mp4", "--camera-motion", "-o", tmp_path / "out")
+    assert "1 tracks in 8 frames" in capsys.readouterr().out
+    assert film_facts(tmp_path / "out" / "film.mp4") == (10.0, 8)
+    nose = [entry["keypoints"][0] for entry in json.loads((tmp_path / "out" / "tracks.json").read_text())]
+    np.testing.assert_allclose(np.diff(nose), 5.0, atol=1.5)
+
+
 def test_triangulate_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     views = rig()
     path = write(tmp_path / "all.json", {view.name: film(view, [walk(20)], n) for n, view in enumerate(views)})
@@ -56,7 +76,7 @@ def test_triangulate_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixt
         tmp_path / "scene",
     )
     said = capsys.readouterr().out
-    assert "1 persons in 20 frames" in said
+    assert "1 person in 20 frames" in said
     assert "each camera predicted from the others" in said
     written = {file.name for file in (tmp_path / "scene").iterdir()}
     assert written == {"scene.csv", "scene.html", "person_1.trc", "person_1.c3d"}

@@ -135,10 +135,12 @@ def _tell(scene: Scene) -> None:
     points = scene.points
     deviation = 1000 * np.sqrt(np.nanmedian(np.trace(points.covariance, axis1=1, axis2=2) / 3))
     gone = 1 - points.used.sum() / max(points.given.sum(), 1)
-    say(f"{len(scene.persons)} persons in {scene.frames} frames; keypoints to {deviation:.0f} mm in the median")
+    count = len(scene.persons)
+    noun = "person" if count == 1 else "persons"
+    say(f"{count} {noun} in {scene.frames} frames; keypoints to {deviation:.0f} mm in the median")
     say(f"{gone:.1%} of what cameras saw was left out, as the others contradict it")
     if len(scene.views) > 2:
-        check = leave_one_out(scene.views, scene.gathered)
+        check = leave_one_out(scene.views, scene.gathered, others=min(3, len(scene.views) - 1), consistent=None)
         if check is not None:
             say(
                 f"each camera predicted from the others: {check.held(0.95):.1%} of keypoints inside 95 % regions, "
