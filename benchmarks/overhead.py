@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,8 +13,10 @@ from halopose.data.images import read_image
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host, HostOutput, Selection
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base
+from halopose.hosts.shipped import find_base, runway_artifact, runway_detector
 from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.landing.world.render import render
+from halopose.landing.world.scenes import sample_scene
 from halopose.predictor import UncertainPose
 from halopose.uncertainty.calibration import Calibrations
 from halopose.uncertainty.heads import ProbabilisticHeads
@@ -64,3 +67,12 @@ def compare_predict(model: UncertainPose, conf: float = 0.25, rounds: int = 40) 
         model.heads.dense(output.features)[0, selection.cell]
 
     return compare(base, lambda: model.predict(image, conf=conf), rounds), compare(base, dense, rounds)
+
+
+def compare_novelty(rounds: int = 40) -> Comparison:
+    """Predicting runways with heads against the same with novelty; the image has a detection."""
+    artifact = Artifact.load(runway_artifact())
+    host = load_host(runway_detector())
+    plain, novel = (UncertainPose(host, one) for one in (replace(artifact, novelty=None), artifact))
+    image = render(sample_scene(4))
+    return compare(lambda: plain.predict(image), lambda: novel.predict(image), rounds)

@@ -10,10 +10,10 @@ Intervals are 95 %, by bootstrap over approaches. Sightings are kept in the work
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -45,7 +45,7 @@ from halopose.types import Array
 
 RATE = 1.0
 SPREADS = ("covariance", "scale", "keep")
-ARRAYS = ("boxes", "scores", "keypoints", *SPREADS)
+ARRAYS = ("boxes", "scores", "keypoints", *SPREADS, "novelty")
 FIRST_SEED = 10_000  # every weather has its own: flights of one seed share path, runway and sensor errors
 DRAWS = 1000
 LIMIT = float(stats.chi2.ppf(0.95, 3))
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument(
         "--persistence", action="store_true", help="what is believed of vision, over flights of other seeds"
     )
+    parser.add_argument("--gate", action="store_true", help="only clear weather and fog, with alarms and without")
     parser.add_argument("--no-calibration", action="store_true", help="leave out the table of single scenes")
     arguments = parser.parse_args()
     artifact = Artifact.load(hub.runway_artifact())
@@ -69,6 +70,9 @@ def main() -> None:
     work = arguments.work / hub.sha256_of(hub.runway_artifact())[:12]  # other heads see otherwise
     if arguments.persistence:
         say(persistence_table(model, work))
+        return
+    if arguments.gate:
+        say(gate_table(model, work, arguments.approaches))
         return
     flights: dict[Weather, list[Flight]] = {}
     with progress() as step:
@@ -392,7 +396,7 @@ def unit_errors(settings: LandingSettings, poses: Sequence[PoseDistributions]) -
     return fixes, corners
 
 
-def weather_table(flights: dict[Weather, list[Flight]]) -> str:
+def weather_table(flights: Mapping[Any, list[Flight]]) -> str:
     """By weather: how often vision is there, trusted, and outside of its ellipsoid, and beyond its levels."""
     rows = []
     for weather, group in flights.items():
@@ -422,6 +426,20 @@ def weather_table(flights: dict[Weather, list[Flight]]) -> str:
         "beyond PL",
     ]
     return markdown(head, rows)
+
+
+def gate_table(model: UncertainPose, work: Path, approaches: int) -> str:
+    """The table of weathers for clear air and fog, with flagged detections left out and without."""
+    flights: dict[str, list[Flight]] = {}
+    with progress() as step:
+        for number, weather in ((1, "clear"), (5, "fog")):
+            for seed in range(number * FIRST_SEED, number * FIRST_SEED + approaches):
+                settings = LandingSettings(seed=seed, weather=cast(Weather, weather), rate=RATE)
+                poses = found(model, settings, work, step)
+                for alarm in (0.0, settings.alarm):
+                    name = f"{weather}, alarms at {100 * alarm:g} %" if alarm else f"{weather}, no alarms"
+                    flights.setdefault(name, []).append(refly(replace(settings, alarm=alarm), poses))
+    return weather_table(flights)
 
 
 def _beyond(flight: Flight) -> Array:

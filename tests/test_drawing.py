@@ -150,3 +150,15 @@ def test_pruned_keypoints_are_faint() -> None:
     assert changed(picture).any()
     assert int(picture.max()) < 140 * 0.75  # of the grey that an outline would have
     assert not changed(draw_poses(PLAIN, one, show_pruned=False)).any()
+
+
+def test_alarms_are_framed_in_red() -> None:
+    one = replace(poses([[[80, 60]]]), boxes=np.array([[40.0, 30.0, 120.0, 90.0]]), novelty=np.array([0.02]))
+    red = changed(draw_poses(PLAIN, one, alarm=0.05), draw_poses(PLAIN, one))
+    assert red[30, 40:120].all()
+    assert not red[:20].any()
+    assert not changed(draw_poses(PLAIN, one, alarm=0.01), draw_poses(PLAIN, one)).any()
+    unlike = replace(one, image_novelty=np.array([0.01]))
+    assert changed(draw_poses(PLAIN, unlike, alarm=0.05))[0].all()
+    assert changed(draw_poses(PLAIN, unlike[:0], alarm=0.05))[0].all()  # a foggy image may hold no detection
+    assert not changed(draw_poses(PLAIN, unlike[:0])).any()

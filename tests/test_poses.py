@@ -211,3 +211,25 @@ def test_known_keypoints_move_the_others() -> None:
 def test_without_a_correlation_keypoints_are_independent() -> None:
     poses = replace(joined_poses(count=1), correlation=None)
     assert np.array_equal(poses.joint_covariance[0, :2, 2:], np.zeros((2, 4)))
+
+
+def test_novelty_flags_selects_joins_and_is_written(tmp_path: Path) -> None:
+    whole = poses(novelty=np.array([0.5, 0.04, 0.05]), image_novelty=np.array([0.3]))
+    assert whole.in_distribution(0.05).tolist() == [True, False, False]
+    assert whole.in_distribution(0.0).all()
+    assert not whole.in_distribution(1.0).any()
+    some = whole[[2, 0]]
+    assert present(some.novelty).tolist() == [0.05, 0.5]
+    assert present(some.image_novelty).tolist() == [0.3]
+    joined = PoseDistributions.concatenate([whole, some])
+    assert present(joined.image_novelty).tolist() == [0.3, 0.3]
+    assert [entry["novelty"] for entry in joined.to_json()] == [0.5, 0.04, 0.05, 0.05, 0.5]
+    whole.save(tmp_path / "poses.json")
+    assert present(read_predictions(tmp_path / "poses.json").novelty).tolist() == [0.5, 0.04, 0.05]
+    again = PoseDistributions.from_supervision(whole.to_supervision())
+    assert present(again.novelty).tolist() == [0.5, 0.04, 0.05]
+    assert whole.to_pandas()["novelty"].tolist() == [0.5] * 4 + [0.04] * 4 + [0.05] * 4
+    with pytest.raises(HaloposeError, match="halopose novelty"):
+        poses().in_distribution()
+    with pytest.raises(HaloposeError, match="between 0 and 1"):
+        whole.in_distribution(2.0)

@@ -26,6 +26,7 @@ _SIDES = {"left": (80, 200, 90), "right": (60, 140, 245), "middle": (235, 180, 6
 _LIMB = (225, 225, 225)
 _RESIDUAL = (190, 60, 170)
 _PRUNED = (140, 140, 140)
+_ALARM = (70, 70, 245)
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,20 @@ def draw_poses(
     boxes: bool = False,
     legend: bool = False,
     labels: Sequence[str] | None = None,
+    alarm: float | None = None,
 ) -> Array:
     """The image with limbs, ellipses of the given probability, and residuals with NLL where truth is known.
 
     Pruned keypoints are thin, grey and faint, or left out with ``show_pruned=False``. boxes: with scores. legend:
-    what the colours mean and what the ellipses hold. labels: a word for each detection, above its box.
+    what the colours mean and what the ellipses hold. labels: a word for each detection, above its box. alarm:
+    frame and name what is unlike the data at that rate.
     """
     if not 0 < probability < 1:
         raise HaloposeError(f"an ellipse holds with a probability between 0 and 1, got {probability}")
     canvas = np.ascontiguousarray(image).copy()
     if not len(poses):
+        if alarm is not None:
+            _draw_alarms(canvas, poses, alarm)
         return canvas
     assert poses.keep is not None
     if limbs is None:
@@ -88,6 +93,8 @@ def draw_poses(
         _write(canvas, label, (round(float(x)), max(12 * width, round(float(y)) - 4 * width)), _LIMB, width)
     if legend:
         _draw_legend(canvas, poses, probability, names, width)
+    if alarm is not None:
+        _draw_alarms(canvas, poses, alarm)
     return canvas
 
 
@@ -104,6 +111,26 @@ def _draw_boxes(canvas: Array, poses: PoseDistributions, width: int) -> None:
         cv2.rectangle(canvas, _point(box[:2]), _point(box[2:]), _LIMB, width, cv2.LINE_AA, _SHIFT)
         corner = np.clip(box[:2], 0, 2**20)
         _write(canvas, f"{score:.2f}", (round(corner[0]) + 3 * width, round(corner[1]) + 14 * width), _LIMB, width)
+
+
+def _draw_alarms(canvas: Array, poses: PoseDistributions, alarm: float) -> None:
+    """Red frames around detections that are unlike the data, and around an image that is."""
+    width = max(1, round(max(canvas.shape[:2]) / 640))
+    for n in np.flatnonzero(~poses.in_distribution(alarm)):
+        box = poses.boxes[n]
+        cv2.rectangle(canvas, _point(box[:2]), _point(box[2:]), _ALARM, 2 * width, cv2.LINE_AA, _SHIFT)
+        place = (
+            round(float(np.clip(box[0], 0, 2**20))) + 4 * width,
+            round(float(np.clip(box[3], 0, 2**20))) - 5 * width,
+        )
+        assert poses.novelty is not None
+        _write(canvas, f"unlike the data, p = {poses.novelty[n]:.3f}", place, _LIMB, width)
+    image = poses.image_novelty
+    if image is not None and len(image) == 1 and image[0] <= alarm:
+        high, wide = canvas.shape[:2]
+        cv2.rectangle(canvas, (0, 0), (wide - 1, high - 1), _ALARM, 4 * width)
+        text = f"image unlike the data, p = {image[0]:.3f}"
+        _write(canvas, text, (8 * width, high - 10 * width), _LIMB, width)
 
 
 def _draw_legend(

@@ -24,6 +24,8 @@ from halopose.uncertainty.correlation import JointLaw, joint_covariance
 
 _SHARED = {"shared": True}  # of fields that all detections have in common
 
+_BY_IMAGE = {"by image": True}  # of fields that have an entry for every image
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PoseDistributions:
@@ -32,7 +34,9 @@ class PoseDistributions:
     boxes (N, 4) xyxy; scores (N,); keypoints (N, K, 2), the base model's own; covariance and scale
     (N, K, 2, 2); dof (N, K) for a Student-t, also given as (K,) where all detections share it, None for a
     Gaussian; visibility (N, K) or None; keep (N, K), the pruning mask (a pruned keypoint keeps its coordinates);
-    class_ids (N,) or None, counted from 1 as COCO's categories are; image_ids (N,) or None.
+    class_ids (N,) or None, counted from 1 as COCO's categories are; image_ids (N,) or None;
+    novelty (N,), the share of calibration detections that are as unlike the data, or None; image_novelty (I,), the
+    same of the I whole images these are from.
 
     Where the calibration has them: dispersion (N, K, 2, 2), the heads' own before any calibration, which
     ``regions`` are multiples of; correlation (N, 2K, 2K), how whitened residuals of different keypoints go
@@ -61,6 +65,8 @@ class PoseDistributions:
     correlation: Array | None = None
     regions: Regions | None = field(default=None, metadata=_SHARED)
     together: float = field(default=math.inf, metadata=_SHARED)
+    novelty: Array | None = None
+    image_novelty: Array | None = field(default=None, metadata=_BY_IMAGE)
 
     def __post_init__(self) -> None:
         n, k = self.keypoints.shape[:2] if self.keypoints.ndim == 3 else (-1, -1)
@@ -81,6 +87,8 @@ class PoseDistributions:
             "image_ids": (n,),
             "dispersion": (n, k, 2, 2),
             "correlation": (n, 2 * k, 2 * k),
+            "novelty": (n,),
+            "image_novelty": (-1,) if self.image_novelty is None else (self.image_novelty.size,),
         }
         for name, shape in expected.items():
             value = getattr(self, name)
@@ -136,7 +144,7 @@ class PoseDistributions:
             values = [getattr(part, each.name) for part in parts]
             if any((value is None) != (values[0] is None) for value in values):
                 raise HaloposeError(f"{each.name} is given in some parts and missing in others")
-            if each.metadata:
+            if "shared" in each.metadata:
                 if any(not np.array_equal(value, values[0]) for value in values):
                     what = "degrees of freedom" if each.name == "together" else each.name
                     raise HaloposeError(f"the parts have different {what}")
@@ -205,6 +213,24 @@ class PoseDistributions:
         gone: dict[str, Any] = {"dof": None, "dispersion": None, "correlation": None, "regions": None}
         return replace(self, keypoints=place, covariance=spread, scale=spread, together=math.inf, **gone)
 
+    # --- what is unlike the data ------------------------------------------------------------------------------
+
+    def in_distribution(self, alarm: float = 0.05) -> Array:
+        """Detections (N,) that are like what was calibrated on: on such data all but a share ``alarm`` are.
+
+        >>> spread = np.tile(np.eye(2), (2, 1, 1, 1))
+        >>> given = np.zeros((2, 4)), np.ones(2), np.zeros((2, 1, 2)), spread, spread
+        >>> PoseDistributions(*given, novelty=np.array([0.4, 0.01])).in_distribution(alarm=0.05).tolist()
+        [True, False]
+        """
+        if not 0 <= alarm <= 1:
+            raise HaloposeError(f"an alarm rate lies between 0 and 1, got {alarm}")
+        if self.novelty is None:
+            raise HaloposeError(
+                "these poses say nothing of novelty: add it to their artifact with `halopose novelty`"
+            )
+        return np.asarray(self.novelty > alarm)
+
     def plot(self, image: Array, *, probability: float = 0.95, **options: Any) -> Array:
         """The image (h, w, 3) in BGR with ellipses of the given probability; see ``drawing.draw_poses``."""
         from halopose.drawing import draw_poses
@@ -235,6 +261,8 @@ class PoseDistributions:
             joint = self.joint_covariance
             deviation = np.sqrt(np.einsum("nii->ni", joint))
             columns["correlation"] = (joint / deviation[:, :, None] / deviation[:, None]).tolist()
+        if self.novelty is not None:
+            columns["novelty"] = self.novelty.tolist()
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def save(self, path: Path | str) -> None:
@@ -268,6 +296,8 @@ class PoseDistributions:
             columns["visibility"] = self.visibility.ravel()
         if self.image_ids is not None:
             columns["image_id"] = np.repeat(self.image_ids, k)
+        if self.novelty is not None:
+            columns["novelty"] = np.repeat(self.novelty, k)
         return pandas.DataFrame(columns)
 
     def to_supervision(self) -> Any:
@@ -281,6 +311,8 @@ class PoseDistributions:
             data["dof"] = self.dof
         if self.image_ids is not None:
             data["image_id"] = self.image_ids
+        if self.novelty is not None:
+            data["novelty"] = self.novelty
         return supervision.KeyPoints(
             xy=self.keypoints.astype(np.float32),
             class_id=np.zeros(len(self), dtype=int) if self.class_ids is None else self.class_ids - 1,
@@ -312,6 +344,7 @@ class PoseDistributions:
             keep=key_points.visible,
             class_ids=None if key_points.class_id is None else np.asarray(key_points.class_id) + 1,
             image_ids=data.get("image_id"),
+            novelty=data.get("novelty"),
         )
 
 

@@ -6,8 +6,9 @@ keypoints are the base's own, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from halopose.deploy.deployed import Deployed, Detecting
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts import shipped
-from halopose.hosts.base import Host, Letterbox, Selection
+from halopose.hosts.base import Host, Selection
 from halopose.hosts.loading import load_host
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.types import Family
 from halopose.uncertainty.calibration import Calibrations
 from halopose.uncertainty.distributions import Gaussian, StudentT
+from halopose.uncertainty.novelty import Evidence, Novelty, Pooling, pool_images
 from halopose.uncertainty.pruning import keep_mask, localization_confidence
 
 SMALLEST, LARGEST = 32, 16384  # input sizes
@@ -43,8 +45,17 @@ class UncertainPose:
     (1, 17, 2, 2)
     """
 
+    novelty: Novelty | None = None
+    widen = False
+
     def __init__(
-        self, host: Host, artifact: Artifact, family: Family = "gaussian", *, uncalibrated: bool = False
+        self,
+        host: Host,
+        artifact: Artifact,
+        family: Family = "gaussian",
+        *,
+        uncalibrated: bool = False,
+        widen: bool = False,
     ) -> None:
         artifact.check(host)
         if not artifact.calibrated and not uncalibrated:
@@ -55,6 +66,10 @@ class UncertainPose:
         self.host, self.artifact = host, artifact
         self.heads = artifact.heads.to(host.device).eval()
         self.family = _checked(family)
+        self.novelty = None if artifact.novelty is None else artifact.novelty.to(host.device)
+        if widen and self.novelty is None:
+            raise HaloposeError("these heads know nothing of novelty to widen by: add it with `halopose novelty`")
+        self.widen = widen
 
     @classmethod
     def load(
@@ -67,16 +82,20 @@ class UncertainPose:
         unsafe: bool = False,
         end2end: bool | None = None,
         uncalibrated: bool = False,
+        widen: bool = False,
     ) -> UncertainPose:
         """Load a base (path of a checkpoint, a model, or a host) and the artifact made for it.
 
-        uncalibrated: take heads that nothing has calibrated yet, as ``halopose train`` leaves them.
+        uncalibrated: take heads that nothing has calibrated yet, as ``halopose train`` leaves them. widen: make
+        covariances larger where a detection is unlike what was calibrated on.
 
         A folder is one that ``halopose export`` wrote: it runs in ONNX Runtime and has its calibration in it.
         base may also be a name that ``halopose models`` lists, such as "yolo11n-pose" or "runway". Without
         arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
         """
         if isinstance(base, (str, Path)) and Path(base).is_dir():
+            if widen:
+                raise HaloposeError("a deployed model cannot widen: use the model it was exported from")
             return DeployedPose(Deployed(base), family)
         named = shipped.find_model(base) if artifact is None and isinstance(base, str) else None
         if named is not None:
@@ -86,7 +105,7 @@ class UncertainPose:
         if not isinstance(artifact, Artifact):
             artifact = Artifact.load(shipped.shipped_artifact() if artifact is None else artifact)
         host = host_for(artifact, base, device=device, unsafe=unsafe, end2end=end2end)
-        return cls(host, artifact, family, uncalibrated=uncalibrated)
+        return cls(host, artifact, family, uncalibrated=uncalibrated, widen=widen)
 
     def __call__(self, source: Any, **options: Any) -> list[PoseDistributions]:
         """``predict``."""
@@ -105,7 +124,8 @@ class UncertainPose:
         """All of the model that predictions depend on, for telling runs apart."""
         fitted = self.artifact.calibrations
         taus = fitted.gaussian.tau_.tolist()
-        return [self.artifact.base, taus, fitted.threshold, fitted.visibility_threshold]
+        known = None if self.novelty is None else [len(self.novelty.known), float(self.novelty.known[:, 1].sum())]
+        return [self.artifact.base, taus, fitted.threshold, fitted.visibility_threshold, known, self.widen]
 
     def predict(
         self,
@@ -161,28 +181,22 @@ class UncertainPose:
         numbers = torch.repeat_interleave(torch.tensor(counts)).to(batch.device)
         cells = torch.cat([selection.cell for selection in selections])
         beyond = self.host.signals(output, numbers, cells) if self.heads.settings.signals else None
-        factors = self.heads.sparse(output.features, numbers, cells, beyond)
+        pooling = None if self.novelty is None else Pooling(len(cells), self.novelty.widths, output.features[0])
+        factors = self.heads.sparse(output.features, numbers, cells, beyond, pooling)
         size = (int(batch.shape[2]), int(batch.shape[3]))
-        return [
-            (image, self._poses(selection, part, box, size, family))
-            for image, selection, part, box in zip(images, selections, factors.split(counts), boxes, strict=True)
+        parts = [
+            box.factors_to_original(part)
+            for part, box in zip(factors.cpu().double().split(counts), boxes, strict=True)
         ]
-
-    def _poses(
-        self,
-        selection: Selection,
-        factors: Tensor,
-        box: Letterbox,
-        size: tuple[int, int],
-        family: Family | None,
-    ) -> PoseDistributions:
-        original = self.host.to_original(selection, box, size)
-        return describe(
-            self.artifact,
-            original,
-            box.factors_to_original(factors.cpu().double()),
-            self.family if family is None else _checked(family),
-        )
+        law = self.family if family is None else _checked(family)
+        poses = [
+            describe(self.artifact, self.host.to_original(selection, box, size), part, law)
+            for selection, part, box in zip(selections, parts, boxes, strict=True)
+        ]
+        if self.novelty is not None and pooling is not None:
+            vectors = pool_images(output.features, self.host.strides, [box.area for box in boxes])
+            poses = with_novelty(self.novelty, poses, pooling, vectors, conf, self.widen)
+        return list(zip(images, poses, strict=True))
 
 
 class DeployedPose(UncertainPose):
@@ -276,6 +290,42 @@ def _promises(calibrations: Calibrations, factors: Tensor) -> dict[str, Any]:
         found["correlation"] = np.broadcast_to(matrix, (len(factors), *matrix.shape))
         found["together"] = calibrations.correlation.dof
     return found
+
+
+def with_novelty(
+    novelty: Novelty,
+    poses: Sequence[PoseDistributions],
+    pooling: Pooling,
+    vectors: Tensor,
+    conf: float,
+    widen: bool = False,
+) -> list[PoseDistributions]:
+    """Poses of B images with the p-values of their detections and of themselves, from image vectors (B, D).
+
+    conf: that of the detections, by which calibration detections are chosen. widen: covariances too.
+    """
+    scores = np.concatenate([each.scores for each in poses])
+    counts = [len(each) for each in poses]
+    evidence = Evidence(
+        level=pooling.level,
+        window=pooling.window,
+        image=torch.repeat_interleave(vectors, torch.tensor(counts, device=vectors.device), dim=0),
+        score=torch.from_numpy(scores).to(vectors),
+    )
+    value = novelty.value(evidence)
+    chance = novelty.p_value(value, conf).cpu().double().numpy()
+    images = novelty.image_p_value(novelty.image_value(vectors)).cpu().double().numpy()
+    factor = novelty.widen(value).cpu().double().numpy()[:, None, None, None] if widen else None
+    result, begin = [], 0
+    for number, (each, count) in enumerate(zip(poses, counts, strict=True)):
+        part = slice(begin, begin + count)
+        begin += count
+        wide = {}
+        if factor is not None:
+            spreads = {name: getattr(each, name) for name in ("covariance", "scale", "dispersion")}
+            wide = {name: value * factor[part] for name, value in spreads.items() if value is not None}
+        result.append(replace(each, novelty=chance[part], image_novelty=images[number : number + 1], **wide))
+    return result
 
 
 def _checked(family: str) -> Family:

@@ -292,3 +292,53 @@ def test_quiet_says_nothing_and_models_are_listed(work: Path, tmp_path: Path) ->
     assert run("--quiet", *words) == ""
     assert "4 corners" in run("models")
     assert run("--version").startswith("halopose ")
+
+
+@pytest.fixture(scope="module")
+def novel(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact with novelty."""
+    path = tmp_path_factory.mktemp("novel") / "n.safetensors"
+    said = run("novelty", work / "data.yaml", *base(work), "--artifact", work / "a.safetensors", "-o", path)
+    assert said.endswith(f"fitted on 14 images, calibrated on 5 -> {path}\n")
+    return path
+
+
+def test_novelty_is_added_and_nothing_else_changes(
+    work: Path, novel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = Artifact.load(work / "a.safetensors"), Artifact.load(novel)
+    assert before.novelty is None
+    for key, value in before.heads.state_dict().items():
+        assert torch.equal(value, after.heads.state_dict()[key])
+    assert torch.equal(before.calibrations.gaussian.tau_, after.calibrations.gaussian.tau_)
+    assert set(after.card) - set(before.card) == {"novelty"}
+    assert not set(after.card["novelty"]["calibration"]) & set(before.card["images"]["evaluation"])
+    error = refused(monkeypatch, capsys, "novelty", work / "data.yaml", *base(work), "--artifact",
+                    work / "a.safetensors", "-o", novel, "--val", "train")  # fmt: skip
+    assert "the heads have seen every validation image" in error
+
+
+def test_predict_flags_what_is_unlike_the_data(
+    work: Path, novel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = "predict", ASSETS / "bus.jpg", *base(work), "--alarm", 0.5
+    said = run(*arguments, "--artifact", novel, "-o", tmp_path)
+    entries = json.loads((tmp_path / "predictions.json").read_text())
+    flagged = [entry for entry in entries if not entry["in_distribution"]]
+    assert all((entry["novelty"] <= 0.5) == (entry in flagged) for entry in entries)
+    assert all(0 < entry["image_novelty"] <= 1 for entry in entries)
+    assert f"{len(flagged)} unlike the data" in said
+    error = refused(monkeypatch, capsys, *arguments, "--artifact", work / "a.safetensors", "-o", tmp_path / "no")
+    assert "halopose novelty" in error
+
+
+def test_evaluate_under_shift(work: Path, novel: Path, tmp_path: Path) -> None:
+    how = "--split", "test", "--bootstrap", 0, "--pictures", 0
+    shift = "--shift", "--kinds", "blur", "--against", work / "data.yaml"
+    said = run("evaluate", work / "data.yaml", *base(work), "--artifact", novel, *how, *shift, "-o", tmp_path)
+    steps = json.loads((tmp_path / "shift.json").read_text())["rows"]
+    assert [(row["name"], row["severity"]) for row in steps] == [
+        ("as they are", 0), ("blur", 1), ("blur", 3), ("blur", 5), ("data", 0)
+    ]  # fmt: skip
+    assert "| blur 5 |" in said
+    assert "</html>" in (tmp_path / "shift.html").read_text()

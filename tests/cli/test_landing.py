@@ -11,10 +11,12 @@ import pytest
 
 from halopose.cli.app import main
 from halopose.cli.landing import _sensors
+from halopose.data.loading import load_dataset
 from halopose.landing.navigation.sensors import GNSS, Sensors
 from halopose.landing.settings import LandingSettings
 from halopose.poses import PoseDistributions
 from halopose.types import Array
+from tests.helpers.commands import refused, run
 from tests.helpers.values import present
 from tests.landing.test_flight import Oracle
 
@@ -166,3 +168,38 @@ def test_a_model_of_something_else_is_refused(
     with pytest.raises(SystemExit, match="2"):
         main()
     assert capsys.readouterr().err == "halopose: give a runway detector: this model has 17 keypoints, not 4\n"
+
+
+def test_a_world_is_drawn_and_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("halopose.landing.world.dataset.render", lambda scene: np.zeros((384, 640, 3), np.uint8))
+    said = run("world", "-o", tmp_path, "--images", 2, "--weather", "fog, clear", "--seed", 3, "--png")
+    assert said == f"2 fog, 2 clear -> {tmp_path / 'data.yaml'}\n"
+    for split in ("fog", "clear"):
+        dataset = load_dataset(tmp_path / "data.yaml", split)
+        assert [len(record.objects) > 0 for record in dataset.records] == [True, True]
+        content = json.loads((tmp_path / "annotations" / f"{split}.json").read_text())
+        assert {image["weather"] for image in content["images"]} == {split}
+        assert all(len(image["position"]) == 3 for image in content["images"])
+    run("world", "-o", tmp_path / "both", "--images", 3)
+    assert [len(load_dataset(tmp_path / "both" / "data.yaml", split)) for split in ("train", "val")] == [3, 1]
+    assert "unknown weather 'hail'" in refused(
+        monkeypatch, capsys, "world", "-o", tmp_path, "--weather", "fog,hail"
+    )
+
+
+def test_an_empty_world_has_nothing_to_find(tmp_path: Path) -> None:
+    run("world", "-o", tmp_path, "--images", 1, "--weather", "clear", "--seed", 3)
+    run("world", "-o", tmp_path / "empty", "--images", 1, "--weather", "clear", "--seed", 3, "--empty")
+    [full], [empty] = (
+        load_dataset(folder / "data.yaml", "clear").records for folder in (tmp_path, tmp_path / "empty")
+    )
+    (image, objects), (bare, nothing) = full.read(), empty.read()
+    assert len(objects) > len(nothing) == 0
+    left, top, right, bottom = objects.boxes[0].round().astype(int)
+    edges = [
+        np.abs(np.diff(part[top:bottom, left:right].astype(float).mean(2), axis=1)).mean()
+        for part in (image, bare)
+    ]
+    assert edges[0] > 2 * edges[1]  # markings and edges of the runway are gone

@@ -14,7 +14,7 @@ from halopose.landing.flight import Flight, conclude, eye_of, land, sensed, trut
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Sensors, Truth
 from halopose.landing.settings import CameraErrors, JointLaw, LandingSettings
-from halopose.landing.sighting import Sightings, detections, expected_corners
+from halopose.landing.sighting import UNLIKE, Sightings, detections, expected_corners
 from halopose.landing.summary import distances, summarise, to_text, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
@@ -102,6 +102,21 @@ def test_frames_without_the_runway_say_so() -> None:
     assert np.isnan(flight.fixes.position[5]).all()
     assert not flight.fixes.trusted[5]
     assert np.isfinite(flight.fused).all()
+
+
+def test_what_is_unlike_the_data_is_not_used() -> None:
+    approach, truth, times = approach_of(1)
+    seen = detections(sighted(approach, truth, times, np.random.default_rng(0)))
+    seen = [replace(each, novelty=np.full(len(each), 0.01 if n == 5 else 0.5)) for n, each in enumerate(seen)]
+    settings = LandingSettings(seed=1, rate=1.0)
+    flight = conclude(approach, truth, times, seen, settings)
+    assert flight.fixes.reasons[5] == UNLIKE
+    assert not flight.fixes.trusted[5]
+    assert flight.fixes.trusted[4]
+    used = conclude(approach, truth, times, seen, replace(settings, alarm=0.0))
+    assert used.fixes.trusted[5]
+    with pytest.raises(HaloposeError, match="alarm"):
+        LandingSettings(alarm=1.5)
 
 
 def test_the_whole_pose_needs_no_attitude() -> None:

@@ -9,6 +9,7 @@ import typer
 
 from halopose.cli.export import evaluate_deployed, folder_of
 from halopose.cli.options import (
+    Alarm,
     Batch,
     Bootstrap,
     Confidence,
@@ -27,6 +28,7 @@ from halopose.cli.options import (
     Visibility,
     Workers,
     between,
+    finite,
     given,
 )
 from halopose.cli.terminal import progress, say, say_skipped, write_scores
@@ -57,6 +59,19 @@ def evaluate(
         Literal["exclude", "allow"], typer.Option(help="Images the artifact has seen: leave out, or not.")
     ] = "exclude",
     pictures: Annotated[int, typer.Option(min=0, help="Example pictures with residuals and NLL.")] = 8,
+    shift: Annotated[
+        bool,
+        typer.Option("--shift", help="Corrupt the images step by step too: coverage and alarms of each step."),
+    ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="With --shift, data of another kind: a data yaml of the same keypoints.")
+    ] = None,
+    kinds: Annotated[
+        str | None, typer.Option(help="With --shift, corruptions with commas; else all that are known.")
+    ] = None,
+    alarm: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=finite, help="With --shift, rate of false alarms.")
+    ] = 0.05,
     uncalibrated: Uncalibrated = False,
     workers: Workers = None,
     batch: Batch = None,
@@ -117,6 +132,36 @@ def evaluate(
             shown = replace(dataset, records=dataset.records[:pictures])
             _example_pictures(model, shown, output / "pictures", imgsz=imgsz, conf=conf, iou=iou)
         write_scores(scores, output, model.host.description)
+        if shift:
+            _shift(model, dataset, output, split, against, kinds, alarm)
+
+
+def _shift(
+    model: UncertainPose,
+    dataset: Dataset,
+    output: Path,
+    split: str,
+    against: Path | None,
+    kinds: str | None,
+    alarm: float,
+) -> None:
+    """The ladder of corruptions, and the other data: shift.json, shift.html and a table."""
+    from halopose.data.files import write_json, write_text
+    from halopose.data.loading import load_dataset
+    from halopose.reports.shift import render, to_text
+    from halopose.studies.shift import ShiftSettings, run_shift
+
+    chosen = ShiftSettings().kinds if kinds is None else tuple(kind.strip() for kind in kinds.split(","))
+    others = (
+        {} if against is None else {against.stem: load_dataset(against, split, otherwise=model.artifact.layout)}
+    )
+    with progress() as step:
+        settings = ShiftSettings(kinds=chosen, alarm=alarm)
+        study = run_shift(model.host, model.artifact, dataset, output / "shift", settings, others, step)
+    write_json(output / "shift.json", study.to_json())
+    write_text(output / "shift.html", render(study, f"{model.host.description}: what a shift does"))
+    say(to_text(study))
+    say(f"-> {output / 'shift.html'}, {output / 'shift.json'}")
 
 
 def predict(
@@ -143,6 +188,8 @@ def predict(
     legend: Annotated[bool, typer.Option("--legend", help="Draw what the colours mean.")] = False,
     pictures: Annotated[bool, typer.Option(help="Write annotated pictures and films.")] = True,
     joint: Annotated[bool, typer.Option("--joint", help="Write how keypoints err together, too.")] = False,
+    alarm: Alarm = None,
+    widen: Annotated[bool, typer.Option("--widen", help="Larger ellipses for what is unlike the data.")] = False,
     uncalibrated: Uncalibrated = False,
     end2end: End2End = None,
     device: Device = None,
@@ -164,7 +211,7 @@ def predict(
     if base is not None and artifact is None and not shipped.is_default_base(base):
         raise HaloposeError("the shipped heads are for YOLO11n-pose: give --artifact for your base")
     if deployed is not None:
-        model = UncertainPose.load(folder_of(deployed), family=family)
+        model = UncertainPose.load(folder_of(deployed), family=family, widen=widen)
     else:
         model = UncertainPose.load(
             base,
@@ -174,10 +221,15 @@ def predict(
             unsafe=unsafe,
             end2end=end2end,
             uncalibrated=uncalibrated,
+            widen=widen,
         )
-    drawing = Drawing(probability, not hide_pruned, boxes, legend) if pictures else None
+    if alarm is not None and model.novelty is None:
+        raise HaloposeError(
+            "these heads know nothing of novelty: add it with `halopose novelty`, or leave --alarm off"
+        )
+    drawing = Drawing(probability, not hide_pruned, boxes, legend, alarm) if pictures else None
     options = {"conf": conf, "iou": iou, "imgsz": imgsz}
-    skipped = run(model, found, make_folder(output), drawing, ids, joint=joint, **options)
+    skipped = run(model, found, make_folder(output), drawing, ids, joint=joint, alarm=alarm, **options)
     if skipped:
         raise typer.Exit(1)
 

@@ -23,6 +23,7 @@ from halopose.cli.options import (
     ImageSize,
     MaybeArtifact,
     MaybeBase,
+    NoveltyImages,
     RegionScales,
     Rule,
     ScaleWeight,
@@ -78,6 +79,7 @@ def fit(
     trunk: Trunk = "mirrored",
     warm_start: WarmStart = True,
     signals: SignalsOption = False,
+    novelty_images: NoveltyImages = 300,
     seed: Seed = 0,
     workers: Workers = None,
     batch: Batch = None,
@@ -113,6 +115,7 @@ def fit(
         calibration_share=calibration_share,
         rule=rule,
         region_scales=region_scales,
+        novelty_images=novelty_images,
     )
     make_room(output)
     work = work or output.with_suffix("")
@@ -273,6 +276,57 @@ def calibrate(
     done = pipeline.calibrate_artifact(trained, host, MatchStore(store), source, share, **changes)
     done.save(output)
     say(f"calibrated on {len(done.card['images']['calibration'])} images -> {output}")
+
+
+def novelty(
+    data: Data,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Artifact to write.")],
+    base: Annotated[Path | None, typer.Option(help="The base of the artifact; else YOLO11n-pose.")] = None,
+    artifact: Annotated[Path | None, typer.Option(help="Calibrated artifact; else the shipped one.")] = None,
+    train: Train = "train",
+    val: Val = "val",
+    images: Images = None,
+    val_images: ValImages = None,
+    work: Annotated[Path | None, typer.Option(help="Work folder; else beside the artifact.")] = None,
+    novelty_images: NoveltyImages = 300,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Add to a calibrated artifact what tells the usual from the new; heads and calibration stay as they are.
+
+    Learns from training images and corrupted copies of them; p-values come from validation images, but for those
+    the artifact's card keeps for evaluation.
+    """
+    import numpy as np
+
+    from halopose.data.files import make_room
+    from halopose.data.lock import locked
+    from halopose.fitting import pipeline
+    from halopose.fitting.artifact import Artifact
+    from halopose.fitting.novelty import NoveltySettings, collect_copies, fit_novelty
+    from halopose.hosts import shipped
+    from halopose.predictor import host_for
+
+    known = Artifact.load(artifact or shipped.shipped_artifact())
+    host = host_for(known, base or shipped.find_base(), device=device, unsafe=unsafe, end2end=end2end)
+    make_room(output)
+    work = work or output.with_suffix("")
+    training, validation = two_datasets(data, train, val, images, val_images, known.layout)
+    held = np.setdiff1d(validation.image_ids, known.card.get("images", {}).get("evaluation", []))
+    validation = validation.subset(np.setdiff1d(held, known.card.get("images", {}).get("heads", [])))
+    if not len(validation):
+        raise HaloposeError("the heads have seen every validation image: give others")
+    settings = pipeline.FitSettings(imgsz=known.imgsz, head=known.heads.settings)
+    with locked(work), progress() as step:
+        how = NoveltySettings(novelty_images)
+        signals = known.heads.settings.signals
+        copies = collect_copies(host, training, work / "copies", known.imgsz, how, step, signals)
+        store = pipeline.collect_validation(host, validation, work / "val", settings, step)
+        done = fit_novelty(known, copies, store)
+    done.save(output)
+    facts = done.card["novelty"]
+    say(f"fitted on {len(facts['images'])} images, calibrated on {len(facts['calibration'])} -> {output}")
 
 
 def _runways(work: Path) -> tuple[Path, Path]:

@@ -1,4 +1,4 @@
-"""The command that flies an approach: land."""
+"""Commands of the synthetic world: land flies an approach in it, world draws data sets of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from halopose.cli.options import Seed, finite
 from halopose.cli.terminal import progress, say
 from halopose.errors import HaloposeError
 
@@ -39,6 +40,12 @@ def land(
     ] = "irs",
     prune: Annotated[bool, typer.Option(help="Leave out corners called unreliable.")] = True,
     integrity: Annotated[bool, typer.Option(help="Check corners against each other before fusing.")] = True,
+    alarm: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, callback=finite, help="Detections this unlike the data are not used; 0: all are."
+        ),
+    ] = 0.05,
     requirement: Annotated[
         Literal["lpv-200", "cat-1", "cat-2", "cat-3"],
         typer.Option(help="Whose alert limits and integrity risk to hold levels against."),
@@ -67,6 +74,7 @@ def land(
         attitude=attitude,
         prune=prune,
         integrity=integrity,
+        alarm=alarm,
         requirement=requirement,
         sensors=_sensors(without, outage or []),
     )
@@ -82,6 +90,37 @@ def land(
     film = pictures.animate(flight, output / "landing.webp") if animation else None
     write_text(output / "landing.html", page.render_page(flight, summary, film.read_bytes() if film else None))
     say(f"-> {', '.join(str(path) for path in (film, output / 'landing.html', output / 'log.json') if path)}")
+
+
+def world(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for images, labels and json.")],
+    images: Annotated[int, typer.Option(min=1, max=1_000_000, help="Images of a split.")] = 200,
+    weather: Annotated[
+        str | None,
+        typer.Option(
+            help="Weathers, with commas, a split each; else train and val, a third as large, of all but fog."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    empty: Annotated[bool, typer.Option("--empty", help="Land without a runway: nothing is labelled.")] = False,
+    png: Annotated[bool, typer.Option("--png", help="PNG in place of JPEG.")] = False,
+    processes: Annotated[int, typer.Option(min=1, max=256, help="Processes that draw.")] = 1,
+) -> None:
+    """Draw scenes of runways with exact corners: images, YOLO labels, and COCO json with poses and cameras."""
+    from halopose.data.files import make_folder
+    from halopose.landing.world.dataset import write_dataset
+    from halopose.landing.world.scenes import SceneSettings, check_weather
+
+    counts = {"train": images, "val": -(-images // 3)}
+    if weather is not None:
+        names = [name.strip() for name in weather.split(",")]
+        for name in names:
+            check_weather(name)
+        counts = dict.fromkeys(names, images)
+    make_folder(output)
+    settings = SceneSettings(bare=empty)
+    data = write_dataset(output, counts, seed, settings=settings, processes=processes, quality=0 if png else 95)
+    say(f"{', '.join(f'{count} {split}' for split, count in counts.items())} -> {data}")
 
 
 def _sensors(without: str | None, outages: list[str]) -> Sensors:

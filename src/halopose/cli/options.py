@@ -153,6 +153,18 @@ SignalsOption = Annotated[
 Source = Annotated[Literal["matched", "assigned"], typer.Option(help="What to calibrate on.")]
 ImageSize = Annotated[int, typer.Option(min=SMALLEST, max=LARGEST, help="Input size.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything random.")]
+NoveltyImages = Annotated[
+    int, typer.Option(min=0, help="Training images copied and corrupted to learn what is new; 0 for none.")
+]
+Alarm = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        callback=positive,
+        help="Flag what is unlike the data: so many false alarms on usual images.",
+    ),
+]
 Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence threshold.")]
 Iou = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="IoU threshold of NMS.")]
 OtherSize = Annotated[int | None, typer.Option(min=SMALLEST, max=LARGEST, help="Input size; else the artifact's.")]

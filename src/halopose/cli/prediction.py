@@ -30,6 +30,7 @@ class Drawing:
     pruned: bool
     boxes: bool
     legend: bool
+    alarm: float | None = None
 
 
 class _Run:
@@ -40,11 +41,12 @@ class _Run:
         drawing: Drawing | None,
         ids: Mapping[str, int] | None,
         joint: bool,
+        alarm: float | None,
         options: dict[str, Any],
     ) -> None:
         self.model, self.folder, self.drawing, self.ids, self.options = model, folder, drawing, ids, options
-        self.joint = joint
-        settings = [*model.identity(), model.family, options, ids, drawing and asdict(drawing), joint]
+        self.joint, self.alarm = joint, alarm
+        settings = [*model.identity(), model.family, options, ids, drawing and asdict(drawing), joint, alarm]
         self.log = PredictionLog(folder, settings)
 
     def source(self, source: Source, step: Progress) -> None:
@@ -62,7 +64,7 @@ class _Run:
                         f"the picture of {image.path} would take its place: choose another --output"
                     )
                 write_image(target, picture)
-            say(f"{image.name}: {_counts(poses)}")
+            say(f"{image.name}: {_counts(poses, self.alarm)}")
         self.log.done(source.file_name)
 
     def _film(self, source: Source, step: Progress) -> None:
@@ -93,7 +95,13 @@ class _Run:
                 f"the truth knows no image called {name}: leave --truth off, or give the right one"
             )
         identity = image_id(name) if self.ids is None else self.ids[name]
-        entries = [{**entry, "image_id": identity, "file_name": name} for entry in poses.to_json(self.joint)]
+        of_image: dict[str, Any] = {"image_id": identity, "file_name": name}
+        if self.alarm is not None and poses.image_novelty is not None:
+            of_image["image_novelty"] = float(poses.image_novelty[0])
+        entries = [{**entry, **of_image} for entry in poses.to_json(self.joint)]
+        if self.alarm is not None:
+            for entry, usual in zip(entries, poses.in_distribution(self.alarm).tolist(), strict=True):
+                entry["in_distribution"] = usual
         self.log.add(file_name, entries)
         return poses
 
@@ -109,6 +117,7 @@ class _Run:
             legend=self.drawing.legend,
             names=layout.names,
             limbs=layout.limbs,
+            alarm=self.drawing.alarm,
         )
 
 
@@ -137,13 +146,15 @@ def run(
     ids: Mapping[str, int] | None,
     *,
     joint: bool = False,
+    alarm: float | None = None,
     **options: Any,
 ) -> list[str]:
     """Predict every source into the folder; lines about those that could not be read.
 
-    joint: write how keypoints err together, too.
+    joint: write how keypoints err together, too. alarm: say of every detection and every image whether it is like
+    the data, at that rate of false alarms.
     """
-    one = _Run(model, folder, drawing, ids, joint, options)
+    one = _Run(model, folder, drawing, ids, joint, alarm, options)
     left = [source for source in sources if source.file_name not in one.log.finished]
     if len(left) < len(sources):
         say(f"{len(sources) - len(left)} of {len(sources)} were done before: going on")
@@ -181,6 +192,11 @@ def _closed(log: PredictionLog, complete: bool) -> int:
         return 0
 
 
-def _counts(poses: PoseDistributions) -> str:
+def _counts(poses: PoseDistributions, alarm: float | None) -> str:
     keep = np.asarray(poses.keep)
-    return f"{len(keep)} detections, {int(keep.sum())} of {keep.size} keypoints kept"
+    text = f"{len(keep)} detections, {int(keep.sum())} of {keep.size} keypoints kept"
+    if alarm is None:
+        return text
+    text += f", {int((~poses.in_distribution(alarm)).sum())} unlike the data"
+    image = poses.image_novelty
+    return f"{text}; so is the image, p = {image[0]:.3f}" if image is not None and image[0] <= alarm else text

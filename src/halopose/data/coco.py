@@ -194,6 +194,9 @@ def parse_predictions(path: Path | str, content: Any, truth: GroundTruth | None)
         correlation=_correlations(path, content, covariance)
         if _all_or_none(path, content, "correlation")
         else None,
+        novelty=_column(path, content, what, "novelty", np.float64)
+        if content and _all_or_none(path, content, "novelty")
+        else None,
     )
 
 

@@ -65,6 +65,8 @@ def describe(model: ModelProto, artifact: Artifact) -> str:
             "multiply L by `student_scale` of the metadata; the degrees of freedom are `student_dof`. Where the "
             "metadata have `pruned_scale` and `pruned_dof`, those are for keypoints that pruning takes out.",
             "",
+            "Novelty is not part of an exported model: for alarms use the model that it was exported from.",
+            "",
             *_promises(facts),
         ]
     )

@@ -1,4 +1,4 @@
-"""The artifact: trained heads, calibrations, regions, correlation and pruning threshold in one safetensors file.
+"""The artifact: trained heads, calibrations, regions, correlation, pruning threshold and novelty in one file.
 
 It knows the fingerprint of the base it was made for and refuses another, and it carries a card: the data,
 the splits by image id, the settings and the figures measured.
@@ -23,6 +23,7 @@ from halopose.uncertainty.calibration import LARGEST_TAU, Calibrations, Gaussian
 from halopose.uncertainty.conformal import Regions
 from halopose.uncertainty.correlation import Correlation
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
+from halopose.uncertainty.novelty import Novelty
 from halopose.uncertainty.tails import Tails
 
 FORMAT = "halopose-artifact-2"
@@ -52,6 +53,7 @@ class Artifact:
     layout: Keypoints
     imgsz: int
     card: dict[str, Any] = field(default_factory=dict)
+    novelty: Novelty | None = None
 
     def __repr__(self) -> str:
         state = "calibrated" if self.calibrated else "not calibrated"
@@ -84,6 +86,10 @@ class Artifact:
         if fitted.tails is not None:
             parts = (("kept", fitted.tails.kept), ("pruned", fitted.tails.pruned))
             tensors |= {f"{part}.{name}": value for part, law in parts for name, value in law.state_dict().items()}
+        if self.novelty is not None:
+            tensors |= {
+                f"novelty.{name}": _stored(name, value) for name, value in self.novelty.to_tensors().items()
+            }
         content = {
             "format": FORMAT,
             "base": list(self.base),
@@ -167,6 +173,7 @@ class Artifact:
             Correlation.from_json(content["correlation"], keypoints) if "correlation" in content else None,
             Tails(students["kept"], students["pruned"]) if "kept" in students else None,
         )
+        novel = {name[8:]: value for name, value in tensors.items() if name.startswith("novelty.")}
         return cls(
             heads=heads.eval(),
             calibrations=calibrations,
@@ -174,7 +181,13 @@ class Artifact:
             layout=layout,
             imgsz=int(content["imgsz"]),
             card=content["card"],
+            novelty=Novelty.from_tensors(novel) if novel else None,
         )
+
+
+def _stored(name: str, value: torch.Tensor) -> torch.Tensor:
+    """What novelty is computed with in half precision, what it is compared with exactly."""
+    return value if name.startswith("known") else value.half()
 
 
 def _layers(level: Any) -> list[tuple[Any, str]]:

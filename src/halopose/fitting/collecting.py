@@ -35,6 +35,7 @@ from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
 from halopose.keypoints import Keypoints
 from halopose.types import Counter
 from halopose.uncertainty.heads import cut_windows
+from halopose.uncertainty.novelty import pool_images
 
 VIEWS_PER_SHARD = 32
 
@@ -292,7 +293,17 @@ def _collect_batch(
         for number, (selection, view, box) in enumerate(zip(selections, views, boxes, strict=True)):
             size = (int(batch.shape[2]), int(batch.shape[3]))
             rows += _detected_rows(host, output, number, selection, view, box, size, settings.signals)
+        rows.append(("image", 0, _image_row(host, output, views, boxes)))
     return rows
+
+
+def _image_row(host: Host, output: HostOutput, views: list[_View], boxes: list[Letterbox]) -> dict[str, Tensor]:
+    """What novelty compares of whole images."""
+    vectors = pool_images(output.features, host.strides, [box.area for box in boxes])
+    return {
+        "vector": vectors.float().cpu(),
+        "image_id": torch.tensor([view.record.image_id for view in views], dtype=torch.int64),
+    }
 
 
 def _assigned_rows(
@@ -415,7 +426,7 @@ def _with_windows(
 
 def _concatenated(rows: list[tuple[str, int, dict[str, Tensor]]], levels: int) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for kind in ("assigned", "detected"):
+    for kind in ("assigned", "detected", "image"):
         for level in range(levels):
             parts = [part for k, lv, part in rows if (k, lv) == (kind, level)]
             if parts:

@@ -28,6 +28,7 @@ from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.fitting.collecting import collect
 from halopose.fitting.crew import Crew, Ranks
+from halopose.fitting.novelty import NoveltySettings, collect_copies, fit_novelty
 from halopose.fitting.store import Cells, CollectSettings, MatchStore
 from halopose.fitting.training import Trained, TrainSettings, importance_weights, train
 from halopose.hosts.base import Host
@@ -52,6 +53,8 @@ class FitSettings:
     calibration_share: part of the validation images kept for calibration. gamma_ks: similarity from which a
     keypoint counts as reliable when the pruning thresholds are chosen. visibility: whether pruning looks at the
     visibility score beside the confidence. rule, region_scales: ``Protocol``'s threshold_rule and region_scales.
+    novelty_images: training images of which corrupted copies are made to learn what is unlike the data, at most; 0
+    for none.
 
     >>> FitSettings(train=TrainSettings(epochs=4), imgsz=320).calibration
     'matched'
@@ -71,6 +74,7 @@ class FitSettings:
     batch: int = 1
     rule: str = "youden"
     region_scales: bool = False
+    novelty_images: int = 300
 
     @property
     def protocol(self) -> Protocol:
@@ -380,9 +384,31 @@ def fit(
         settings.calibration,
         settings.calibration_share,
     )
+    artifact = _with_novelty(artifact, host, training, val_store, work / "copies", settings, progress)
     images = np.asarray(artifact.card["images"]["evaluation"], dtype=np.int64)
     scores = evaluate_artifact(artifact, host, val_store, images, progress=progress)
     return replace(artifact, card={**artifact.card, "figures": figures(scores)}), scores
+
+
+def _with_novelty(
+    artifact: Artifact,
+    host: Host,
+    training: Dataset,
+    val_store: MatchStore,
+    folder: Path,
+    settings: FitSettings,
+    progress: Progress | None,
+) -> Artifact:
+    """The artifact with novelty, its p-values from the calibration images; as it is where the data are too few."""
+    how = NoveltySettings(images=settings.novelty_images)
+    if not settings.novelty_images:
+        return artifact
+    if min(len(training), how.images) < how.fewest:
+        log.info("%d training images are too few to learn what is unlike them: no novelty", len(training))
+        return artifact
+    copies = collect_copies(host, training, folder, settings.imgsz, how, progress, settings.head.signals)
+    calibration = np.asarray(artifact.card["images"]["calibration"], dtype=np.int64)
+    return fit_novelty(artifact, copies, val_store, calibration, how)
 
 
 def figures(scores: Scores) -> dict[str, Any]:

@@ -176,6 +176,14 @@ class MatchStore:
         order = np.lexsort((-poses.scores, poses.image_ids))
         return poses[order], level[order]
 
+    def image_vectors(self) -> tuple[Array, Array]:
+        """Ids (I,) of the images and what novelty compares of them as a whole (I, D)."""
+        tables = [read_table(path, "image.0") for path in self._sound()]
+        if not any(tables) or any("vector" not in table for table in tables if table):
+            raise HaloposeError(f"{self.folder} holds no vectors of images: collect it again, with --detections")
+        parts = [table for table in tables if table]
+        return tuple(np.concatenate([part[name] for part in parts]) for name in ("image_id", "vector"))  # type: ignore
+
     def ground_truth(self, images: Array | None = None) -> GroundTruth:
         """The annotated objects of the collected images, or of some of them, in original pixels."""
         tables = [read_table(path, "truth") for path in self._sound()]

@@ -90,6 +90,12 @@ class Letterbox:
     gain: tuple[float, float]
     pad: tuple[float, float]
 
+    @property
+    def area(self) -> tuple[float, float, float, float]:
+        """Where the image itself lies in the input: left, top, right, bottom."""
+        (height, width), (left, top) = self.shape, self.pad
+        return left, top, left + self.gain[0] * width, top + self.gain[1] * height
+
     def to_input(self, points: Array) -> Array:
         """Original to input pixels (..., 2)."""
         return np.asarray(points * np.asarray(self.gain) + np.asarray(self.pad))

@@ -18,7 +18,7 @@ from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, Initi
 from halopose.landing.navigation.navigator import NavigationState
 from halopose.landing.navigation.sensors import Deferred, GaussMarkov, IlsSite, Measurement, Truth, simulate
 from halopose.landing.settings import TRUTH_RATE, LandingSettings
-from halopose.landing.sighting import NOTHING, Sightings, associate, detect
+from halopose.landing.sighting import NOTHING, UNLIKE, Sightings, associate, detect, usual
 from halopose.landing.world.approach import Approach, fly
 from halopose.landing.world.render import render
 from halopose.poses import PoseDistributions
@@ -140,7 +140,9 @@ class Watcher:
     """
 
     def __init__(self, eye: Eye, times: Array, detections: Sequence[PoseDistributions]) -> None:
-        self.eye, self.times, self.detections = eye, times, detections
+        self.eye, self.times = eye, times
+        self.detections = [usual(poses, eye.settings.alarm) for poses in detections]
+        self.found = [len(poses) > 0 for poses in detections]
         self.sightings = Sightings.nothing(len(times), student=bool(detections) and detections[0].dof is not None)
         self.reasons = [NOTHING] * len(times)
         self.fixes = [self._solved(n) for n in range(len(times))]
@@ -157,7 +159,7 @@ class Watcher:
         view = self.eye.viewpoint(n, state.position, state.covariance[:3, :3])
         found = associate(self.detections[n], view, self.eye.corners, self.eye.others)
         self.sightings.put(n, self.detections[n], found)
-        self.reasons[n] = found.reason
+        self.reasons[n] = UNLIKE if found.reason == NOTHING and self.found[n] else found.reason
         self.fixes[n] = fix = self._solved(n)
         if not fix.trusted[0]:
             return None

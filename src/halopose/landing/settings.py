@@ -106,11 +106,12 @@ class LandingSettings:
 
     rate: images a second. attitude: ``irs`` solves for the position alone with the attitude of the IRS, ``vision``
     for the whole pose. prune: leave out corners that the artifact calls unreliable, as long as enough are left.
-    conf: lowest score of a detection. lasting, persistence: shares of the variance of vision's error that lasts,
-    and for how many seconds, until 1/e of it is left. camera: how well the camera is known. joint: how corners err
-    together; excess: the variance of corners in flight over what the heads state. integrity: let inconsistent
-    frames not pass, and leave out a corner that does not fit the others; false_alarm and fault_probability as in
-    ``geometry.integrity.Risks``. requirement: whose alert limits and integrity risk apply.
+    conf: lowest score of a detection. alarm: a detection this unlike the data is not used, which on usual data
+    happens to that share of them; 0 for never. lasting, persistence: shares of the variance of vision's error that
+    lasts, and for how many seconds, until 1/e of it is left. camera: how well the camera is known. joint: how
+    corners err together; excess: the variance of corners in flight over what the heads state. integrity: let
+    inconsistent frames not pass, and leave out a corner that does not fit the others; false_alarm and
+    fault_probability as in ``geometry.integrity.Risks``. requirement: whose alert limits and integrity risk apply.
     """
 
     seed: int = 0
@@ -119,6 +120,7 @@ class LandingSettings:
     attitude: Literal["irs", "vision"] = "irs"
     prune: bool = True
     conf: float = 0.7
+    alarm: float = 0.05
     lasting: tuple[float, float, float] = LASTING
     persistence: float = VISION.time_constant
     integrity: bool = True
@@ -138,6 +140,8 @@ class LandingSettings:
         check_weather(self.weather)
         if not 0 <= self.conf <= 1:
             raise HaloposeError(f"conf must lie between 0 and 1, got {self.conf}")
+        if not 0 <= self.alarm <= 1:
+            raise HaloposeError(f"an alarm rate lies between 0 and 1, got {self.alarm}")
         if not 0 < self.persistence < math.inf:
             raise HaloposeError(f"persistence is a number of seconds above 0, got {self.persistence}")
         if not all(0 <= share < 1 for share in self.lasting):

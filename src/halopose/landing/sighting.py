@@ -31,6 +31,7 @@ from halopose.predictor import UncertainPose
 from halopose.types import Array
 
 NOTHING = "no runway detected"
+UNLIKE = "what was detected is unlike anything the detector is known for"
 ELSEWHERE = "what was detected is not where the runway should be"
 AMBIGUOUS = "ambiguous: two runways fit what was detected"
 
@@ -139,6 +140,11 @@ def expected_corners(camera: Camera, mount: Mount, positions: Array, attitudes: 
     return project_points(camera, rotation, eye, corners)
 
 
+def usual(poses: PoseDistributions, alarm: float) -> PoseDistributions:
+    """Only the detections that are like what was calibrated on; all of them where nothing is known of that."""
+    return poses if poses.novelty is None or not alarm else poses[poses.in_distribution(alarm)]
+
+
 def associate(
     poses: PoseDistributions, view: Viewpoint, runway: Array, others: Sequence[Array] = ()
 ) -> Association:
@@ -217,6 +223,7 @@ __all__ = [
     "AMBIGUOUS",
     "ELSEWHERE",
     "NOTHING",
+    "UNLIKE",
     "Association",
     "Sightings",
     "Viewpoint",
@@ -224,4 +231,5 @@ __all__ = [
     "detect",
     "detections",
     "expected_corners",
+    "usual",
 ]

@@ -21,6 +21,7 @@ from halopose.uncertainty.signals import Signals
 
 Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
+Visit = Callable[[int, Tensor, Tensor, Tensor], None]  # level, rows (n,), windows (n, C, W, W), inside (n, W, W)
 
 FEW_WINDOWS = 64  # up to here a matrix product beats torch's convolution (``make bench`` needs both)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -179,6 +180,12 @@ class ProbabilisticHeads(nn.Module):
         """How many cells to each side a level's output depends on."""
         return tuple(int(level.reach) for level in self.levels)  # type: ignore[arg-type]
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of the feature maps, level by level."""
+        templates = [level.trunk for level in self.levels if isinstance(level, LevelHead)]
+        return tuple(int(next(trunk.parameters()).shape[1]) for trunk in templates)
+
     def dense(self, features: Sequence[Tensor]) -> Tensor:
         """Cholesky factors (B, A, K, 2, 2) in input pixels at every cell of all levels."""
         if self.beyond is not None:
@@ -190,11 +197,17 @@ class ProbabilisticHeads(nn.Module):
         return torch.cat(factors, dim=1)
 
     def sparse(
-        self, features: Sequence[Tensor], image: Tensor, cell: Tensor, signals: Signals | None = None
+        self,
+        features: Sequence[Tensor],
+        image: Tensor,
+        cell: Tensor,
+        signals: Signals | None = None,
+        visit: Visit | None = None,
     ) -> Tensor:
         """Cholesky factors (N, K, 2, 2) at the given cells (N,) of images (N,), counted over all levels.
 
-        signals: of those cells, for heads that look beyond their window.
+        signals: of those cells, for heads that look beyond their window. visit: is shown the windows of each
+        level, and which rows they are of.
         """
         channels = RAW_CHANNELS[self.settings.parameterisation]
         raw = features[0].new_empty((len(cell), self.keypoints, channels))
@@ -210,6 +223,8 @@ class ProbabilisticHeads(nn.Module):
                 raw[chosen], more = self._at_level(number, windows, inside)
                 if more is not None:
                     entered[chosen] = more
+                if visit is not None:
+                    visit(number, chosen, windows, inside)
             offset += count
         return self._factors(raw, entered, signals, strides)
 

@@ -80,7 +80,8 @@ class Scene:
     """One frame: the aircraft's position (3,) and attitude (yaw, pitch, roll), its camera, and the world.
 
     seed fixes the surroundings, frame the noise. visibility is the meteorological one; sun is (elevation,
-    azimuth), the azimuth to the right of the landing direction; lights is their share of full intensity.
+    azimuth), the azimuth to the right of the landing direction; lights is their share of full intensity. bare:
+    there is no runway where one would be, and nothing to label.
     """
 
     seed: int
@@ -96,10 +97,13 @@ class Scene:
     sensor: Sensor = field(default_factory=Sensor)
     parallel: Runway | None = None
     frame: int = 0
+    bare: bool = False
 
     @property
     def runways(self) -> tuple[Runway, ...]:
-        """The runway landed on, then its parallel if there is one."""
+        """The runway landed on, then its parallel if there is one; none where the land is bare."""
+        if self.bare:
+            return ()
         return (self.runway,) if self.parallel is None else (self.runway, self.parallel)
 
     @property
@@ -116,7 +120,8 @@ class Scene:
 class SceneSettings:
     """Ranges that scenes are drawn from; distance is log-uniform before the threshold, spreads are sigmas.
 
-    localizer and glide_spread are the angles by which the aircraft is off the centreline and the glide path.
+    localizer and glide_spread are the angles by which the aircraft is off the centreline and the glide path. bare:
+    the runways are taken away.
     """
 
     camera: Camera = field(default_factory=lambda: Camera.from_fov(640, 384, radians(30)))
@@ -130,6 +135,7 @@ class SceneSettings:
     tilt: float = radians(-6.5)
     tilt_spread: float = radians(0.4)
     parallel_share: float = 0.2
+    bare: bool = False
 
 
 def check_weather(weather: str) -> None:
@@ -146,7 +152,7 @@ def sample_scene(seed: int, weather: Weather = "clear", settings: SceneSettings 
     for _ in range(_ATTEMPTS):
         scene = _place(world, rng, settings)
         if np.all(scene.camera.contains(runway_pixels(scene, scene.runway))):
-            return _without_cut_parallel(scene)
+            return replace(_without_cut_parallel(scene), bare=settings.bare)
     raise HaloposeError("the runway is never wholly in view: widen the field of view or the distances")
 
 

@@ -1,0 +1,243 @@
+"""How unlike everything seen a detection is, and an image: distances in feature space and two logistic functions.
+
+In: pooled neck features of a detection and of its image, and its score. Out: p-values, small where
+heads and calibration have seen nothing like it: on data like those calibrated on at most a share p falls below p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Area = tuple[float, float, float, float]
+
+COMPONENTS = ("window", "image", "unreliable", "changed")
+
+
+def pool_windows(windows: Tensor, inside: Tensor) -> Tensor:
+    """Mean features (N, C) of windows (N, C, W, W) over their cells on the map, marked in inside (N, W, W)."""
+    return windows.flatten(2).sum(2) / inside.flatten(1).sum(1, keepdim=True)
+
+
+def pool_images(features: Sequence[Tensor], strides: Sequence[int], areas: Sequence[Area]) -> Tensor:
+    """Mean features (B, D) of whole images, level after level, where the input is image and not padding.
+
+    features: a map (B, C, H, W) per level; areas: left, top, right and bottom of each image in input pixels.
+    """
+    vectors = []
+    for maps, stride in zip(features, strides, strict=True):
+        means = []
+        for number, area in enumerate(areas):
+            left, top, right, bottom = (max(round(side / stride), 0) for side in area)
+            part = maps[number, :, top : max(bottom, top + 1), left : max(right, left + 1)]
+            means.append(part.mean((1, 2)))
+        vectors.append(torch.stack(means))
+    return torch.cat(vectors, dim=1)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of N detections: level (N,), pooled window (N, C) filled up with zeros, image vector (N, D)
+    and score (N,). Nothing of it comes from the heads, so that other heads for the same base keep their
+    novelty."""
+
+    level: Tensor
+    window: Tensor
+    image: Tensor
+    score: Tensor
+
+    def __len__(self) -> int:
+        return len(self.level)
+
+    def __getitem__(self, index: Tensor) -> Evidence:
+        return Evidence(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Evidence]) -> Evidence:
+        """Detections of several images."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+    @property
+    def odds(self) -> Tensor:
+        """Logarithm of the score's odds (N, 1)."""
+        return torch.logit(self.score.clamp(1e-4, 1 - 1e-4))[:, None]
+
+
+class Pooling:
+    """Takes the windows that heads look at, level by level, and keeps their means."""
+
+    def __init__(self, count: int, widths: Sequence[int], like: Tensor) -> None:
+        self.window = like.new_zeros((count, max(widths)))
+        self.level = torch.zeros(count, dtype=torch.long, device=like.device)
+
+    def __call__(self, level: int, rows: Tensor, windows: Tensor, inside: Tensor) -> None:
+        self.window[rows, : windows.shape[1]] = pool_windows(windows, inside)
+        self.level[rows] = level
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """Unit vectors less their mean (C,), times the Cholesky factor (C, C) of their inverse covariance."""
+
+    mean: Tensor
+    factor: Tensor
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """(N, C), of mean square 1 where vectors (N, C) are like those fitted on."""
+        unit = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return (unit - self.mean) @ self.factor
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """Everything fitted, L levels of widths C.
+
+    windows and images: a whitening per level, images shared by the levels. weights (2, D'): of the logistic
+    functions "unreliable" and "changed" over ``inputs``. centre and scale (L, 4): of ``COMPONENTS`` on clean
+    detections. image_weights (D + 1,), image_centre and image_scale (2,): the same for a whole image. known (n,
+    2): scores and values of calibration detections, by rising value; known_images (m,): rising values of
+    calibration images. knots and widening (j,): values, and the factors of covariance from each on.
+    """
+
+    windows: tuple[Whitening, ...]
+    images: tuple[Whitening, ...]
+    odds_centre: Tensor
+    odds_scale: Tensor
+    weights: Tensor
+    centre: Tensor
+    scale: Tensor
+    image_weights: Tensor
+    image_centre: Tensor
+    image_scale: Tensor
+    known: Tensor
+    known_images: Tensor
+    knots: Tensor
+    widening: Tensor
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of every level."""
+        return tuple(len(one.mean) for one in self.windows)
+
+    def components(self, evidence: Evidence) -> Tensor:
+        """Log distances and log-odds (N, 4), in the order of ``COMPONENTS``, as they come."""
+        inputs, window, image = self.inputs(evidence)
+        odds = inputs @ self.weights.T
+        return torch.cat([window[:, None], image[:, None], odds], dim=1)
+
+    def inputs(self, evidence: Evidence) -> tuple[Tensor, Tensor, Tensor]:
+        """What the logistic functions take (N, D'), and the log distances of window and image (N,)."""
+        count, widths = len(evidence), self.widths
+        window = evidence.window.new_zeros((count, sum(widths)))
+        begin = 0
+        for level, (width, whitening) in enumerate(zip(widths, self.windows, strict=True)):
+            rows = torch.nonzero(evidence.level == level).flatten()
+            if len(rows):
+                window[rows, begin : begin + width] = whitening(evidence.window[rows, :width])
+            begin += width
+        image = self._whitened_image(evidence.image)
+        odds = (evidence.odds - self.odds_centre) / self.odds_scale
+        levels = torch.nn.functional.one_hot(evidence.level, len(widths)).to(window)
+        apart = window.square().sum(1).log1p(), image.square().sum(1).log1p()
+        # Distances have as many terms as channels: each side is given the weight of a few numbers.
+        shares = [window * (8 / sum(widths)) ** 0.5, image * (8 / sum(widths)) ** 0.5]
+        return torch.cat([*shares, odds, levels], dim=1), *apart
+
+    def _whitened_image(self, vectors: Tensor) -> Tensor:
+        parts = vectors.split(self.widths, dim=1)
+        return torch.cat([one(part) for one, part in zip(self.images, parts, strict=True)], dim=1)
+
+    def value(self, evidence: Evidence) -> Tensor:
+        """One number (N,) for each detection, larger for what is more unlike."""
+        unit = (self.components(evidence) - self.centre[evidence.level]) / self.scale[evidence.level]
+        return together(unit)
+
+    def image_components(self, vectors: Tensor) -> Tensor:
+        """Log distance and log-odds of being changed (B, 2) of image vectors (B, D)."""
+        white = self._whitened_image(vectors)
+        inputs = white * (8 / white.shape[1]) ** 0.5
+        odds = inputs @ self.image_weights[:-1] + self.image_weights[-1]
+        return torch.stack([white.square().sum(1).log1p(), odds], dim=1)
+
+    def image_value(self, vectors: Tensor) -> Tensor:
+        """One number (B,) for each image, larger for what is more unlike."""
+        return together((self.image_components(vectors) - self.image_centre) / self.image_scale)
+
+    def p_value(self, value: Tensor, conf: float) -> Tensor:
+        """Conformal p-values (N,) among calibration detections of at least the confidence asked for."""
+        return _share_beyond(self.known[self.known[:, 0] >= conf, 1].contiguous(), value)
+
+    def image_p_value(self, value: Tensor) -> Tensor:
+        """Conformal p-values (B,) among calibration images."""
+        return _share_beyond(self.known_images, value)
+
+    def widen(self, value: Tensor) -> Tensor:
+        """Factors of covariance (N,), 1 or more and rising with the value (N,)."""
+        place = torch.searchsorted(self.knots, value.contiguous(), right=True) - 1
+        return torch.where(place >= 0, self.widening[place.clamp(min=0)], 1.0)
+
+    def to(self, device: torch.device) -> Novelty:
+        """The same on another device."""
+        return Novelty.from_tensors({name: value.to(device) for name, value in self.to_tensors().items()})
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """By name; of a symmetric problem's triangular factors only the triangle."""
+        tensors: dict[str, Tensor] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, tuple):
+                for level, one in enumerate(value):
+                    rows, columns = torch.tril_indices(len(one.mean), len(one.mean))
+                    tensors[f"{field.name}.{level}.mean"] = one.mean
+                    tensors[f"{field.name}.{level}.factor"] = one.factor[rows, columns]
+            else:
+                tensors[field.name] = value
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Novelty:
+        """What ``to_tensors`` gave; KeyError or ValueError where something is missing or not finite."""
+        if any(not torch.isfinite(value).all() for value in tensors.values()):
+            raise ValueError("values that are not finite")
+        levels = sum(name.startswith("windows.") and name.endswith(".mean") for name in tensors)
+        values: dict[str, Any] = {
+            name: tuple(_whitening(tensors, f"{name}.{level}") for level in range(levels))
+            for name in ("windows", "images")
+        }
+        values |= {field.name: tensors[field.name].float() for field in fields(cls) if field.name not in values}
+        return cls(**values)
+
+
+def _whitening(tensors: Mapping[str, Tensor], name: str) -> Whitening:
+    mean, packed = tensors[f"{name}.mean"].float(), tensors[f"{name}.factor"].float()
+    factor = packed.new_zeros((len(mean), len(mean)))
+    rows, columns = torch.tril_indices(len(mean), len(mean), device=packed.device)
+    factor[rows, columns] = packed
+    return Whitening(mean, factor)
+
+
+def together(unit: Tensor) -> Tensor:
+    """Standardised components (N, c) as one number: their sum."""
+    return unit.sum(1)
+
+
+def _share_beyond(known: Tensor, value: Tensor) -> Tensor:
+    """(1 + how many of the known values (n,), rising, are as large) / (1 + n)."""
+    below = torch.searchsorted(known, value.contiguous().to(known.dtype), right=False)
+    return (1 + len(known) - below).double() / (1 + len(known))
+
+
+__all__ = [
+    "COMPONENTS",
+    "Evidence",
+    "Novelty",
+    "Pooling",
+    "Whitening",
+    "pool_images",
+    "pool_windows",
+    "together",
+]
