@@ -171,7 +171,8 @@ def _share(hits: Array, image: Array, images: int, draws: int, seed: int) -> Pro
     total = np.bincount(image, minlength=images)
     sums = np.stack([np.bincount(image, column, minlength=images) for column in hits.T], axis=1)
     picks = resamplings(images, draws, seed)
-    shares = sums[picks].sum(1) / np.maximum(total[picks].sum(1), 1)[:, None]
+    drawn = total[picks].sum(1)
+    shares = sums[picks].sum(1)[drawn > 0] / drawn[drawn > 0, None]  # a draw may miss all images of a group
     return Promise(held, tuple(margin_of(column) for column in shares.T), count)
 
 

@@ -17,9 +17,11 @@ from markupsafe import Markup
 
 from halopose.evaluation.calibrations import LAWS
 from halopose.evaluation.scores import Interval, LawScores, PrunedScores, Scores
+from halopose.reports import promises
 from halopose.reports.page import number, page
 from halopose.reports.verdict import coverage_at, verdict
 from halopose.types import Array
+from halopose.uncertainty.conformal import CONDITION
 
 _DIGITS = 5  # what a plot can show; keeps the page small
 _METRICS = {
@@ -59,6 +61,13 @@ def render(scores: Scores, title: str = "Pose uncertainty report") -> str:
         rows=main_table(scores),
         baselines=_baselines(scores),
         pruning=_pruning_table(scores),
+        condition=CONDITION,
+        region_levels=promises.LEVELS,
+        regions=promises.region_rows(scores),
+        region_cut=promises.before_keypoints(scores),
+        region_sizes=promises.sizes(scores),
+        joint=promises.joint_rows(scores),
+        skeletons=promises.skeletons(scores),
         settings=_settings(scores),
         moments=_moments(scores),
         parameters=_parameters(scores),

@@ -1,0 +1,267 @@
+"""Figures of docs/regions.md: do regions hold, is the promise of pruning kept, and what does the joint law change.
+
+    python -m experiments.regions --data coco-pose/data.yaml --work work/ -o results/
+
+The shipped heads of YOLO11n-pose on the val images that they were calibrated on and scored on, and the shipped
+runway detector on 1,000 clear and hazy scenes of a seed of their own. Stores are kept in the work folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from experiments.shipped_results import markdown
+from halopose.cli.terminal import progress, say, write_scores
+from halopose.data.dataset import Dataset
+from halopose.data.files import read_json, write_text
+from halopose.data.loading import load_dataset
+from halopose.evaluation.bootstrap import margin_of, resamplings
+from halopose.evaluation.calibrations import apply_calibrations, fit_gaussian
+from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.promise_scores import REGION_LEVELS, Promise
+from halopose.evaluation.promises import Promises, score_regions
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import MatchedPoses, match_poses
+from halopose.fitting.artifact import Artifact
+from halopose.fitting.pipeline import FitSettings, collect_validation, predictions_of
+from halopose.fitting.store import MatchStore
+from halopose.geometry.camera import Camera, project_points, runway_corners
+from halopose.geometry.joint import solve_jointly
+from halopose.hosts import shipped
+from halopose.hosts.base import Host
+from halopose.hosts.loading import load_host
+from halopose.landing.world.dataset import write_dataset
+from halopose.types import Array
+from halopose.uncertainty.conformal import fit_regions
+from halopose.uncertainty.correlation import Correlation, JointLaw, joint_covariance, whiten
+from halopose.uncertainty.pruning import promise_of, promised_threshold
+
+PROTOCOL = Protocol(area="box", bootstrap=200)
+RULE = "risk:0.05@0.95"
+SPLITS = 200
+UNSEEN, SEED = "unseen", 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="COCO data yaml; without it only the runway")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    parts = []
+    if arguments.data is not None:
+        parts.append(persons(arguments.data, arguments.work, arguments.output))
+    parts.append(runways(arguments.work))
+    text = "\n\n".join(parts)
+    write_text(arguments.output / "regions.md", text + "\n")
+    say(text)
+
+
+def collected(host: Host, dataset: Dataset, folder: Path, settings: FitSettings) -> MatchStore:
+    """The store of a data set, as it is if it is there."""
+    if (folder / "manifest.json").is_file():
+        return MatchStore(folder)
+    with progress() as step:
+        return collect_validation(host, dataset, folder, settings, step)
+
+
+def matched_of(artifact: Artifact, store: MatchStore, images: Array | None = None) -> MatchedPoses:
+    """True positives under the heads' own dispersions."""
+    truth = replace(store.ground_truth(images), layout=artifact.layout)
+    return match_poses(predictions_of(artifact.heads, store, images), truth, PROTOCOL)
+
+
+# --- persons ------------------------------------------------------------------------------------------------
+
+
+def persons(data: Path, work: Path, output: Path) -> str:
+    """Regions of the shipped heads, their size beside constant covariances, pruning with a promise, joint NLL."""
+    artifact, host = Artifact.load(shipped.shipped_artifact()), load_host(shipped.find_base())
+    store = collected(host, load_dataset(data, "val"), work / "val", FitSettings(imgsz=artifact.imgsz))
+    seen, unseen = (
+        matched_of(artifact, store, np.intersect1d(store.images, artifact.card["images"][part]))
+        for part in ("calibration", "evaluation")
+    )
+    laws = apply_calibrations(unseen, artifact.calibrations, PROTOCOL, "the artifact's, fitted on other images")
+    scores = evaluate(unseen, laws, PROTOCOL)
+    write_scores(scores, output / "persons", "YOLO11n-pose")
+    if scores.regions is None or scores.joint is None:
+        raise SystemExit("the artifact has no regions: calibrate it again")
+    found = scores.regions
+    enough = {name: one for name, one in found.per_keypoint.items() if one.count >= 200}
+    worst = min(enough, key=lambda name: enough[name].at(90))
+    rows = [["keypoints", *promise_cells(found.keypoints)]]
+    rows += [[f"{worst}, the lowest at 90 %", *promise_cells(enough[worst])]]
+    rows += [[f"scale: {name}", *promise_cells(one)] for name, one in found.per_scale.items() if one.count > 99]
+    rows += [["whole persons", *promise_cells(found.whole)]]
+    rows += [["whole persons, kept keypoints", *promise_cells(found.whole_kept)]]
+    head = [f"{len(unseen)} persons", *(f"{level} %" for level in REGION_LEVELS)]
+    gains = [f"{name}: {one.gain:.3f} ± {one.margin:.3f}" for name, one in scores.joint.laws.items()]
+    broken, kept, wrong = promise_over_splits(MatchedPoses.concatenate([seen, unseen]))
+    return "\n\n".join(
+        [
+            "### Persons\n\n" + markdown(head, rows),
+            markdown(["median radius, px", *head[1:]], size_rows(seen, unseen, found.size)),
+            f"gain of the joint law in nats a keypoint: {', '.join(gains)}; joint t with {scores.joint.dof:.0f} "
+            f"degrees of freedom, shrinkage {scores.joint.shrinkage:.2f}",
+            f"{RULE} over {SPLITS} random halves: broken in {100 * broken:.1f} %, keeps {100 * kept:.0f} %, "
+            f"{100 * wrong:.1f} % of those wrong",
+        ]
+    )
+
+
+def promise_cells(one: Promise) -> list[str]:
+    return [f"{100 * held:.1f} ± {100 * margin:.1f}" for held, margin in zip(one.held, one.margin, strict=True)]
+
+
+def size_rows(seen: MatchedPoses, unseen: MatchedPoses, heads: tuple[float, ...]) -> list[list[str]]:
+    """Median radius of regions of the heads and of covariances that do not depend on the image."""
+    rows = [["heads", *(f"{size:.1f}" for size in heads)]]
+    for name, unit in (("constant per keypoint, pixels", False), ("constant per keypoint, times box area", True)):
+        parts = []
+        for matched in (seen, unseen):
+            area = matched.box_area if unit else np.ones(len(matched))
+            constant = np.broadcast_to(area[:, None, None, None] * np.eye(2), matched.scale.shape)
+            parts.append(replace(matched, scale=constant))
+        regions = fit_regions(parts[0].distance, parts[0].labelled, parts[0].image_ids)
+        promises = Promises.of(parts[1], regions, Correlation(np.eye(2 * len(seen.layout))))
+        assert promises is not None
+        none = replace(PROTOCOL, bootstrap=0)
+        found = score_regions(parts[1], promises, unseen.labelled, none, {})
+        rows.append(
+            [f"{name} ({100 * found.keypoints.at(90):.1f} at 90 %)", *(f"{size:.1f}" for size in found.size)]
+        )
+    return rows
+
+
+def promise_over_splits(matched: MatchedPoses) -> tuple[float, float, float]:
+    """How often more of what is kept is wrong than promised, the share kept and of that the share wrong."""
+    images = np.unique(matched.image_ids)
+    rng = np.random.default_rng(0)
+    labelled = matched.labelled
+    wrong = (matched.similarity < PROTOCOL.gamma_ks)[labelled]
+    image = np.broadcast_to(matched.image_ids[:, None], labelled.shape)[labelled]
+    outcomes = []
+    for _ in range(SPLITS):
+        chosen = rng.permutation(images)[: len(images) // 2]
+        gaussian = fit_gaussian(matched.select(np.flatnonzero(np.isin(matched.image_ids, chosen))))
+        tau = gaussian.tau_.numpy()[:, None, None]
+        confidence = matched.confidence(tau**2 * matched.covariance, PROTOCOL)[labelled]
+        fitted = np.isin(image, chosen)
+        promise = promise_of(RULE)
+        assert promise is not None
+        limit = promised_threshold(confidence[fitted], ~wrong[fitted], image[fitted], *promise)
+        keep = confidence[~fitted] >= limit
+        share = float(wrong[~fitted][keep].mean()) if keep.any() else 0.0
+        outcomes.append((share > promise[0], float(keep.mean()), share))
+    broken, kept, share = np.mean(outcomes, axis=0).tolist()
+    return broken, kept, share
+
+
+# --- runways ------------------------------------------------------------------------------------------------
+
+
+def runways(work: Path) -> str:
+    """Corners together, each and as one; PnP with independent and with joint covariances."""
+    artifact, host = Artifact.load(shipped.runway_artifact()), load_host(shipped.runway_detector())
+    data = work / "unseen" / "data.yaml"
+    if not (work / "runway-unseen" / "manifest.json").is_file() or not data.is_file():
+        write_dataset(work / "unseen", {UNSEEN: 1000}, SEED, {UNSEEN: ("clear", "haze")}, processes=2)
+    dataset = load_dataset(data, UNSEEN, otherwise=artifact.layout)
+    store = collected(host, dataset, work / "runway-unseen", FitSettings(imgsz=artifact.imgsz))
+    matched = matched_of(artifact, store)
+    fitted = artifact.calibrations
+    if fitted.regions is None or fitted.correlation is None:
+        raise SystemExit("the artifact has no regions: calibrate it again")
+    factor = fitted.gaussian.tau_.numpy()[:, None, None] * np.linalg.cholesky(matched.scale)
+    white = whiten(matched.residual, factor).reshape(len(matched), -1)
+    inner = np.linalg.inv(fitted.correlation.matrix)
+    limit = stats.chi2.ppf(0.95, white.shape[1])
+    held = {
+        "each corner in its 95 % ellipse": (
+            np.square(white).reshape(-1, 4, 2).sum(-1) < stats.chi2.ppf(0.95, 2)
+        ).mean(1),
+        "each corner in its 95 % region": (matched.distance <= fitted.regions.radius(0.95)[0]).mean(1),
+        "all four in the ellipsoid of independent corners": np.square(white).sum(1) < limit,
+        "all four in the ellipsoid of the joint law": np.einsum("ni,ij,nj->n", white, inner, white) < limit,
+        "all four in their whole-object region": matched.distance.max(1) <= fitted.regions.whole_radius(0.95),
+    }
+    gain = JointLaw(factor, fitted.correlation.matrix).gain(matched.residual, matched.labelled) / 4
+    rows = [
+        [name, f"{100 * np.mean(inside):.1f} ± {196 * error(inside, matched.image_ids):.1f}"]
+        for name, inside in held.items()
+    ]
+    rows += positions(work, matched, store, factor, fitted.correlation.matrix)
+    return (
+        "### Runways\n\n"
+        + markdown([f"{len(matched)} runways", "held, %"], rows)
+        + f"\n\ngain of the joint law in nats a corner: {gain.mean():.3f} ± "
+        + f"{1.96 * error(gain, matched.image_ids):.3f}"
+    )
+
+
+def error(values: Array, image_ids: Array) -> float:
+    """Standard error of a mean over objects, images resampled."""
+    images, image = np.unique(image_ids, return_inverse=True)
+    sums, count = np.bincount(image, np.asarray(values, dtype=float)), np.bincount(image)
+    return margin_of([sums[pick].sum() / count[pick].sum() for pick in resamplings(len(images), 500)]) / 1.96
+
+
+def positions(
+    work: Path, matched: MatchedPoses, store: MatchStore, factor: Array, correlation: Array
+) -> list[list[str]]:
+    """How often the position of PnP lies in its 95 % ellipsoid, attitude given, corners independent or not."""
+    content = read_json(work / "unseen" / "annotations" / f"{UNSEEN}.json")
+    images = {entry["id"]: entry for entry in content["images"]}
+    truth = store.ground_truth()
+    inside: dict[str, list[bool]] = {"independent": [], "joint": []}
+    for n in range(len(matched)):
+        entry = images[int(matched.image_ids[n])]
+        lens = entry["camera"]
+        camera = Camera(
+            lens["fx"],
+            lens["fy"],
+            lens["cx"],
+            lens["cy"],
+            entry["width"],
+            entry["height"],
+            tuple(lens["distortion"]),
+        )
+        corners = truth.keypoints[matched.objects[n]]
+        found = own_runway(camera, entry, corners)
+        if found is None:
+            continue
+        points, rotation, eye = found
+        pixels = (corners - matched.residual[n])[None]
+        covariance = (factor[n] @ np.swapaxes(factor[n], 1, 2))[None]
+        for name, matrix in (("independent", np.eye(8)), ("joint", correlation)):
+            solution = solve_jointly(camera, points, pixels, joint_covariance(covariance, matrix), rotation[None])
+            if solution.converged[0]:
+                away = solution.position[0] - eye
+                distance = away @ np.linalg.solve(solution.covariance[0, :3, :3], away)
+                inside[name].append(bool(distance < stats.chi2.ppf(0.95, 3)))
+    return [
+        [
+            f"position of PnP in its 95 % ellipsoid, {name} corners ({len(each)} frames)",
+            f"{100 * np.mean(each):.1f} ± {196 * np.std(each) / np.sqrt(len(each)):.1f}",
+        ]
+        for name, each in inside.items()
+    ]
+
+
+def own_runway(camera: Camera, entry: dict[str, object], corners: Array) -> tuple[Array, Array, Array] | None:
+    """Corners (4, 3) of the runway landed on, if that is what these pixels (4, 2) show, and the camera's pose."""
+    rotation, eye = (np.array(entry[name], dtype=float) for name in ("camera_rotation", "camera_position"))
+    runway = entry["runways"][0]  # type: ignore[index]
+    points = runway_corners(runway["length"], runway["width"])
+    away = np.abs(project_points(camera, rotation, eye, points) - corners).max()
+    return (points, rotation, eye) if away < 0.5 else None
+
+
+if __name__ == "__main__":
+    main()
