@@ -3,8 +3,8 @@
     python -m experiments.regions --data coco-pose/data.yaml --work work/ -o results/
 
 The shipped heads of YOLO11n-pose on val images that they were not trained on: calibrated anew on those that
-settings were chosen on, measured on the others. The shipped runway detector on 1,000 clear and hazy scenes of a seed
-of their own. Stores are kept in the work folder.
+settings were chosen on, measured on the others. The shipped runway detector on 1,000 clear and hazy scenes
+of a seed of their own. Stores are kept in the work folder.
 """
 
 from __future__ import annotations
