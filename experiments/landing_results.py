@@ -30,7 +30,7 @@ from halopose.geometry.camera import rotation_from_angles
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.hosts import shipped as hub
 from halopose.landing.fixes import solve
-from halopose.landing.flight import Flight, conclude, detections_of, eye_of, given_attitudes, truth_of
+from halopose.landing.flight import SimulatedFlight, conclude, detections_of, eye_of, given_attitudes, truth_of
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import SIZES, Sensors
 from halopose.landing.settings import TRUTH_RATE, CameraErrors, LandingSettings
@@ -74,7 +74,7 @@ def main() -> None:
     if arguments.gate:
         say(gate_table(model, work, arguments.approaches))
         return
-    flights: dict[Weather, list[Flight]] = {}
+    flights: dict[Weather, list[SimulatedFlight]] = {}
     with progress() as step:
         for number, weather in enumerate((*TRAINING_WEATHERS, "fog"), start=1):
             seeds = range(number * FIRST_SEED, number * FIRST_SEED + arguments.approaches)
@@ -95,7 +95,7 @@ def main() -> None:
 
 def flown(
     model: UncertainPose, seed: int, weather: Weather, work: Path, step: Callable[[str, int, int], None]
-) -> Flight:
+) -> SimulatedFlight:
     """A flight without its images; what the detector found is kept in a file."""
     settings = LandingSettings(seed=seed, weather=weather, rate=RATE)
     return refly(settings, found(model, settings, work, step))
@@ -121,7 +121,7 @@ def found(
     ]
 
 
-def refly(settings: LandingSettings, poses: Sequence[PoseDistributions]) -> Flight:
+def refly(settings: LandingSettings, poses: Sequence[PoseDistributions]) -> SimulatedFlight:
     """The same flight with these detections and settings."""
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
     truth = truth_of(approach)
@@ -165,9 +165,9 @@ class Frames:
         return float(np.sqrt((each * (self.error**2).sum(1)).sum() / each.sum()))
 
 
-def error_table(flights: Sequence[Flight]) -> str:
+def error_table(flights: Sequence[SimulatedFlight]) -> str:
     """RMSE of the ways to solve, in per cent of the distance, over the frames that all of them solve."""
-    solvers: dict[str, Callable[[Flight], Array]] = {
+    solvers: dict[str, Callable[[SimulatedFlight], Array]] = {
         "position, attitude of the IRS as uncertain as it is, weighted": with_attitude,
         "position alone, attitude of the IRS, weighted": lambda f: _positions(f, weighted=True, full=False),
         "position alone, attitude of the IRS, unweighted": lambda f: _positions(f, weighted=False, full=False),
@@ -218,12 +218,12 @@ def error_table(flights: Sequence[Flight]) -> str:
     return markdown(head, rows)
 
 
-def _lever(flight: Flight) -> Array:
+def _lever(flight: SimulatedFlight) -> Array:
     """From the aircraft's reference point to its camera (N, 3), in runway axes."""
     return flight.approach.world.mount.lever_arm @ rotation_from_angles(*flight.attitude.T)
 
 
-def _positions(flight: Flight, *, weighted: bool, full: bool) -> Array:
+def _positions(flight: SimulatedFlight, *, weighted: bool, full: bool) -> Array:
     """The camera's position (N, 3) by our solver."""
     world, sightings = flight.approach.world, flight.sightings
     spread = sightings.covariance if weighted else np.broadcast_to(np.eye(2), sightings.covariance.shape)
@@ -233,18 +233,18 @@ def _positions(flight: Flight, *, weighted: bool, full: bool) -> Array:
     return solve_position(*known, given_rotation(flight)).position
 
 
-def given_rotation(flight: Flight) -> Array:
+def given_rotation(flight: SimulatedFlight) -> Array:
     """Runway to camera (N, 3, 3) by the IRS of the flight."""
     return flight.approach.world.mount.rotation @ rotation_from_angles(*given_attitudes(flight).T)
 
 
-def with_attitude(flight: Flight) -> Array:
+def with_attitude(flight: SimulatedFlight) -> Array:
     """The camera's position (N, 3) as ``halopose land`` solves for it, before anything is checked."""
     open_ = replace(flight.settings, integrity=False, prune=False, camera=EXACT)
     return refly(open_, detections(flight.sightings)).fixes.position + _lever(flight)
 
 
-def opencv_positions(flight: Flight) -> Array:
+def opencv_positions(flight: SimulatedFlight) -> Array:
     """The camera's position (N, 3) by OpenCV, frame by frame."""
     world = flight.approach.world
     corners, matrix = world.runway.corners(), world.camera.matrix
@@ -261,7 +261,7 @@ def opencv_positions(flight: Flight) -> Array:
 # --- consistency ------------------------------------------------------------------------------------------
 
 
-def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
+def consistency_table(flights: Sequence[SimulatedFlight], artifact: Artifact) -> str:
     """Coverage of vision and NEES of the fused track, with covariances calibrated and as the heads give them."""
     tau = artifact.calibrations.gaussian.tau_.numpy()
     rows = []
@@ -308,7 +308,7 @@ def consistency_table(flights: Sequence[Flight], artifact: Artifact) -> str:
     return markdown(head, rows)
 
 
-def nis_cell(flights: Sequence[Flight]) -> str:
+def nis_cell(flights: Sequence[SimulatedFlight]) -> str:
     """Mean NIS of every source over its degrees of freedom."""
     parts = []
     for source in ("gnss", "localizer", "glide_slope", "radio", "vision"):
@@ -319,19 +319,19 @@ def nis_cell(flights: Sequence[Flight]) -> str:
     return ", ".join(parts)
 
 
-def with_covariance(flight: Flight, factor: Array, settings: LandingSettings) -> Flight:
+def with_covariance(flight: SimulatedFlight, factor: Array, settings: LandingSettings) -> SimulatedFlight:
     """The flight again with the corners' covariances times factors (4,), and other settings."""
     sightings = replace(flight.sightings, covariance=flight.sightings.covariance * factor[:, None, None])
     return refly(settings, detections(sightings))
 
 
-def _outside(flight: Flight) -> Array:
+def _outside(flight: SimulatedFlight) -> Array:
     """Which vision fixes (N,) are outside of their 95 % ellipsoid; NaN where there is none."""
     distance = distances(flight.fixes.position - flight.position, total_covariance(flight))
     return np.where(np.isfinite(distance), distance > LIMIT, np.nan)
 
 
-def _nees_at(flight: Flight) -> Array:
+def _nees_at(flight: SimulatedFlight) -> Array:
     """NEES of the fused position at the INSTANTS of an approach."""
     index = [int(np.abs(-flight.position[:, 0] - distance).argmin()) for distance in INSTANTS]
     return flight.nees[index]
@@ -396,7 +396,7 @@ def unit_errors(settings: LandingSettings, poses: Sequence[PoseDistributions]) -
     return fixes, corners
 
 
-def weather_table(flights: Mapping[Any, list[Flight]]) -> str:
+def weather_table(flights: Mapping[Any, list[SimulatedFlight]]) -> str:
     """By weather: how often vision is there, trusted, and outside of its ellipsoid, and beyond its levels."""
     rows = []
     for weather, group in flights.items():
@@ -430,7 +430,7 @@ def weather_table(flights: Mapping[Any, list[Flight]]) -> str:
 
 def gate_table(model: UncertainPose, work: Path, approaches: int) -> str:
     """The table of weathers for clear air and fog, with flagged detections left out and without."""
-    flights: dict[str, list[Flight]] = {}
+    flights: dict[str, list[SimulatedFlight]] = {}
     with progress() as step:
         for number, weather in ((1, "clear"), (5, "fog")):
             for seed in range(number * FIRST_SEED, number * FIRST_SEED + approaches):
@@ -442,7 +442,7 @@ def gate_table(model: UncertainPose, work: Path, approaches: int) -> str:
     return weather_table(flights)
 
 
-def _beyond(flight: Flight) -> Array:
+def _beyond(flight: SimulatedFlight) -> Array:
     """Which fixes (N,) are off by more than their protection levels."""
     return np.asarray((np.abs(flight.fixes.error(flight.position)) > flight.fixes.levels).any(1))
 

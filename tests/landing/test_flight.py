@@ -10,7 +10,7 @@ import pytest
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import perturb, rotation_from_angles
 from halopose.landing.fixes import angle_axes, solve, usable_corners
-from halopose.landing.flight import Flight, conclude, eye_of, land, sensed, truth_of
+from halopose.landing.flight import SimulatedFlight, conclude, eye_of, land, sensed, truth_of
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Sensors, Truth
 from halopose.landing.settings import CameraErrors, JointLaw, LandingSettings
@@ -48,31 +48,31 @@ def sighted(approach: Any, truth: Truth, times: Array, rng: np.random.Generator,
     return Sightings(pixels, covariance, covariance, keep, np.ones(len(times)))
 
 
-def flown(seed: int, settings: Any = None, wrong: Any = None) -> Flight:
+def flown(seed: int, settings: Any = None, wrong: Any = None) -> SimulatedFlight:
     parts = approach_of(seed)
     settings = replace(settings or LandingSettings(rate=1.0), seed=seed)
     return conclude(*parts, detections(sighted(*parts, np.random.default_rng([seed, 5]), wrong)), settings)
 
 
 @pytest.fixture(scope="module")
-def flights() -> list[Flight]:
+def flights() -> list[SimulatedFlight]:
     return [flown(seed, INDEPENDENT) for seed in range(10)]
 
 
-def test_vision_covers_what_it_promises(flights: list[Flight]) -> None:
+def test_vision_covers_what_it_promises(flights: list[SimulatedFlight]) -> None:
     inside = [
         distances(f.fixes.position - f.position, total_covariance(f))[f.fixes.trusted] < 7.815 for f in flights
     ]
     assert 0.92 < np.concatenate(inside).mean() < 0.98
 
 
-def test_the_fused_track_is_consistent(flights: list[Flight]) -> None:
+def test_the_fused_track_is_consistent(flights: list[SimulatedFlight]) -> None:
     for part in (0.3, 0.6, 0.95):
         values = [flight.nees[int(part * len(flight.nees))] for flight in flights]
         assert consistency(values, 3, probability=0.999).consistent
 
 
-def test_false_alarms_are_as_rare_as_asked_for(flights: list[Flight]) -> None:
+def test_false_alarms_are_as_rare_as_asked_for(flights: list[SimulatedFlight]) -> None:
     alarmed = np.concatenate([~flight.fixes.trusted[flight.sightings.seen] for flight in flights])
     assert alarmed.mean() < 0.01
     assert not any(flight.track.answers.flagged.any() for flight in flights)

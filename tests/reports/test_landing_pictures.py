@@ -17,7 +17,7 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import aircraft_pose, camera_pose, rotation_from_angles
 from halopose.geometry.pnp import solve_position
 from halopose.landing.fixes import VisionFixes
-from halopose.landing.flight import Flight
+from halopose.landing.flight import Flight, Place, SimulatedFlight
 from halopose.landing.navigation.fusion import Initial, fuse
 from halopose.landing.navigation.sensors import GNSS, Sensors, Truth, simulate, vision
 from halopose.landing.settings import LandingSettings
@@ -33,7 +33,7 @@ GREY = 90
 
 def fabricate(
     seed: int = 3, *, start: float = 1500.0, end: float = 900.0, dof: float | None = None, blind: bool = False
-) -> Flight:
+) -> SimulatedFlight:
     """A flight of one frame per second with sightings of noise 0.3 to 1 pixel, over flat grey pictures.
 
     Five frames go wrong, or, blind, the runway is never seen.
@@ -54,9 +54,8 @@ def fabricate(
     nees = np.einsum("ni,ni->n", error, np.linalg.solve(covariance, error[..., None])[..., 0])
     picture = np.full((world.camera.height, world.camera.width, 3), GREY, dtype=np.uint8)
     images = (picture,) * len(times)
-    return Flight(
-        approach,
-        truth,
+    return SimulatedFlight(
+        Place.of_world(world),
         times,
         position,
         attitude,
@@ -68,6 +67,8 @@ def fabricate(
         nees,
         images,
         LandingSettings(seed=seed),
+        approach,
+        truth,
     )
 
 
@@ -130,7 +131,7 @@ def fuse_all(truth: Truth, times: Array, fixes: VisionFixes, seed: int) -> tuple
 
 
 @pytest.fixture(scope="module")
-def flight() -> Flight:
+def flight() -> SimulatedFlight:
     return fabricate()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from halopose.geometry.camera import Camera, Mount
 from halopose.landing.fixes import Eye, VisionFixes, solve
 from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, Initial, fuse
 from halopose.landing.navigation.navigator import NavigationState
@@ -21,6 +22,7 @@ from halopose.landing.settings import TRUTH_RATE, LandingSettings
 from halopose.landing.sighting import NOTHING, UNLIKE, Sightings, associate, detect, usual
 from halopose.landing.world.approach import Approach, fly
 from halopose.landing.world.render import render
+from halopose.landing.world.scenes import Scene
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Array
@@ -32,16 +34,39 @@ _APART = 0.011  # seconds between an image and its attitude: one sample of the I
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a flight takes place: a runway with corners (4, 3), the camera that looks at it, and the air in
+    words."""
+
+    designator: str
+    length: float
+    width: float
+    corners: Array
+    camera: Camera
+    mount: Mount
+    air: str
+
+    @classmethod
+    def of_world(cls, world: Scene) -> Place:
+        """That of a scene."""
+        runway, air = (
+            world.runway,
+            f"{world.weather}, visibility {world.visibility / 1000:.3g}\N{NO-BREAK SPACE}km",
+        )
+        size = runway.designator, runway.length, runway.width
+        return cls(*size, runway.corners(), world.camera, world.mount, air)
+
+
+@dataclass(frozen=True)
 class Flight:
     """A whole approach: its N camera frames, what vision made of them, and the track fused from all sensors.
 
-    frame_times (N,), positions and attitudes of truth at them (N, 3); fused (N, 3) and fused_covariance
-    (N, 3, 3) are the filter's position at the frames, nees (N,) its squared error over its covariance. A fix is
-    part of the fused position of its own frame.
+    frame_times (N,), positions and attitudes at them (N, 3), true or as logged, NaN where nobody knows; fused
+    (N, 3) and fused_covariance (N, 3, 3) are the filter's position at the frames, nees (N,) its squared error over
+    its covariance. A fix is part of the fused position of its own frame.
     """
 
-    approach: Approach
-    truth: Truth
+    place: Place
     frame_times: Array
     position: Array
     attitude: Array
@@ -54,8 +79,26 @@ class Flight:
     images: tuple[Array, ...]
     settings: LandingSettings
 
+    @property
+    def reference(self) -> Array:
+        """Where the aircraft was (N, 3): by truth, or where there is none by the filter."""
+        return np.where(np.isfinite(self.position), self.position, self.fused)
 
-def land(model: UncertainPose, settings: LandingSettings, progress: Progress | None = None) -> Flight:
+    @property
+    def judged(self) -> bool:
+        """Whether the truth is known of any frame."""
+        return bool(np.isfinite(self.position).any())
+
+
+@dataclass(frozen=True)
+class SimulatedFlight(Flight):
+    """A flight in a world of its own, with the whole truth of it."""
+
+    approach: Approach
+    truth: Truth
+
+
+def land(model: UncertainPose, settings: LandingSettings, progress: Progress | None = None) -> SimulatedFlight:
     """Fly the approach of a seed with the camera and all sensors on board."""
     images: list[Array] = []
     found = detections_of(model, settings, progress, images)
@@ -105,7 +148,7 @@ def conclude(
     detections: Sequence[PoseDistributions],
     settings: LandingSettings,
     images: tuple[Array, ...] = (),
-) -> Flight:
+) -> SimulatedFlight:
     """Associate, solve, check and fuse what has been detected at the frame times (N,)."""
     fusion, measured = sensed(approach, truth, settings)
     eye = eye_of(approach, measured, times, settings)
@@ -116,7 +159,8 @@ def conclude(
     track = fuse([*measured, *seen], start_of(truth, settings.seed), fusion, times, latency)
     position, answers = truth.position(times), track.answers
     error = answers.positions - position
-    return Flight(
+    return SimulatedFlight(
+        place=Place.of_world(approach.world),
         approach=approach,
         truth=truth,
         frame_times=times,
@@ -207,7 +251,7 @@ def start_of(truth: Truth, seed: int) -> Initial:
     return Initial(float(truth.times[0]), position, velocity, np.diag(_START_SIGMA**2))
 
 
-def given_attitudes(flight: Flight) -> Array:
+def given_attitudes(flight: SimulatedFlight) -> Array:
     """Yaw, pitch and roll (N, 3) that vision was given at the frames of a flight, NaN where there were none."""
     _, measured = sensed(flight.approach, flight.truth, flight.settings)
     return attitudes_of(measured, flight.frame_times)

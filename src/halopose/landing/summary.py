@@ -47,7 +47,7 @@ def summarise(flight: Flight) -> dict[str, Any]:
     solved, trusted = fixes.solved, fixes.trusted & fixes.solved
     error, required = fixes.error(flight.position), flight.settings.required
     beyond = (np.abs(error) > fixes.levels).any(1)
-    judged = consistency(flight.nees, 3)
+    judged = consistency(flight.nees, 3) if flight.judged else None
     return {
         "frames": len(flight.frame_times),
         "runway_detected": int(flight.sightings.seen.sum()),
@@ -64,8 +64,8 @@ def summarise(flight: Flight) -> dict[str, Any]:
             for axis, (name, limit) in enumerate(zip(LEVELS, required.limits.tolist(), strict=True))
             if np.isfinite(limit)
         },
-        "fused_nees": judged.mean,
-        "fused_nees_inside_95": judged.inside,
+        "fused_nees": judged.mean if judged else float("nan"),
+        "fused_nees_inside_95": judged.inside if judged else float("nan"),
         "root_mean_square_error": {
             axis: {"vision": _rms(vision[trusted, n]), "fused": _rms(fused[:, n])} for n, axis in enumerate(AXES)
         },
@@ -99,11 +99,20 @@ def to_text(summary: dict[str, Any]) -> str:
         if summary["trusted"]:
             outside += f", {100 * summary['trusted_vision_outside_95']:.0f} % of what is trusted"
         lines.append(outside)
+    if np.isnan(summary["fused_nees"]):
+        lines = [line for line in lines[:1] if line]
+        lines.append(
+            "nobody knows the truth of this flight: no errors, what positions say of themselves is on the page"
+        )
+        return "\n".join([*lines, *_reasons(summary)])
     inside = f"{100 * summary['fused_nees_inside_95']:.0f} % inside its 95 % bounds"
     lines.append(f"fused NEES {summary['fused_nees']:.1f}, where 3 is expected, {inside}")
-    lines += [f"{count} frames not used: {why}" for why, count in summary["frames_not_used_because"].items()]
-    lines += [f"flagged for {time:g} s: {why}" for why, time in summary["seconds_flagged_because"].items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_reasons(summary)])
+
+
+def _reasons(summary: dict[str, Any]) -> list[str]:
+    lost = [f"{count} frames not used: {why}" for why, count in summary["frames_not_used_because"].items()]
+    return lost + [f"flagged for {time:g} s: {why}" for why, time in summary["seconds_flagged_because"].items()]
 
 
 def _share(flags: Array, among: Array) -> float:

@@ -56,10 +56,9 @@ _SOURCES = {
 
 def render_page(flight: Flight, summary: dict[str, Any], animation: bytes | None = None) -> str:
     """The page (html) of a flight, with the animation's file embedded if there is one."""
-    world = flight.approach.world
     return page(
         "landing.html",
-        title=f"Landing on runway {world.runway.designator}",
+        title=f"Landing on runway {flight.place.designator}",
         summary=_about(flight),
         lead=_lead(flight),
         facts=_facts(flight),
@@ -161,18 +160,18 @@ def _json(content: Any) -> Any:
 
 
 def _settings(flight: Flight) -> dict[str, Any]:
-    world = flight.approach.world
+    place = flight.place
     chosen = {
         key: value for key, value in vars(flight.settings).items() if isinstance(value, (bool, int, float, str))
     }
     return {
         **chosen,
-        "visibility_m": world.visibility,
-        "runway": world.runway.designator,
-        "runway_length_m": world.runway.length,
-        "runway_width_m": world.runway.width,
-        "image_size": [world.camera.width, world.camera.height],
-        "focal_length_px": world.camera.fx,
+        "air": place.air,
+        "runway": place.designator,
+        "runway_length_m": place.length,
+        "runway_width_m": place.width,
+        "image_size": [place.camera.width, place.camera.height],
+        "focal_length_px": place.camera.fx,
         "frames": len(flight.frame_times),
         "corner_law": "Gaussian" if flight.sightings.dof is None else "Student-t",
     }
@@ -182,15 +181,20 @@ def _settings(flight: Flight) -> dict[str, Any]:
 
 
 def _about(flight: Flight) -> str:
-    world, first, last = flight.approach.world, flight.position[0], flight.position[-1]
-    size, air = f"{world.runway.length:.0f} by {world.runway.width:.0f} m", f"{world.visibility / 1000:.3g}"
+    place, first, last = flight.place, flight.reference[0], flight.reference[-1]
     return (
-        f"From {-first[0] / 1000:.1f} km to {-last[0]:.0f} m before the threshold of a runway of {size}, "
-        f"{world.weather}, visibility {air}\N{NO-BREAK SPACE}km, {len(flight.frame_times)} frames."
+        f"From {-first[0] / 1000:.1f} km to {-last[0]:.0f} m before the threshold of a runway of "
+        f"{place.length:.0f} by {place.width:.0f} m, {place.air}, {len(flight.frame_times)} frames."
     )
 
 
 def _lead(flight: Flight) -> str:
+    if not flight.judged:
+        spread = _quantile(2 * np.sqrt(np.trace(flight.fused_covariance, axis1=1, axis2=2)))
+        return (
+            "Nobody knows the truth of this flight. In 95\N{NO-BREAK SPACE}% of the frames the fused position says "
+            f"of itself to be within {_text(spread)} m, two standard deviations."
+        )
     fused = _quantile(np.linalg.norm(flight.fused - flight.position, axis=1))
     sentence = f"In 95\N{NO-BREAK SPACE}% of the frames the fused position is within {_text(fused)} m of the truth"
     _, _, used = flags(flight)
@@ -350,7 +354,7 @@ def _heard(times: Array) -> list[tuple[float, float]]:
 
 def _silences(flight: Flight) -> list[str]:
     """Outages in words: between two stretches of a sensor, before its first and after its last."""
-    first, last = flight.truth.times[[0, -1]]
+    first, last = flight.frame_times[[0, -1]]
     found = []
     for source, name in _SOURCES.items():
         times = flight.track.times_of(source)

@@ -61,7 +61,7 @@ class Chart:
         self.title, self.label, self.scale, self.width, self.height = title, label, scale, width, height
         self.shapes: list[tuple[str, str]] = []
         self.keys: list[tuple[str, str]] = []
-        self.times = flight.truth.times[[0, -1]]
+        self.times = _ends(flight)
         self.x_marks = self._time_marks(flight)
         self.y_marks = [(float(self.y(tick)), f"{tick:g}".replace("-", "−")) for tick in scale.ticks]
 
@@ -106,8 +106,14 @@ class Chart:
         span = float(self.times[1] - self.times[0])
         step = next((step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if span / step <= 6), 1000)
         times = np.arange(np.ceil(self.times[0] / step) * step, self.times[1] + 1e-9, step)
-        away = -flight.truth.position(times)[:, 0] / 1000
+        away = -np.interp(times, flight.frame_times, flight.reference[:, 0]) / 1000
         return [(float(self.x(t)), f"{t:g} s", f"{d:.1f} km") for t, d in zip(times, away, strict=True)]
+
+
+def _ends(flight: Flight) -> Array:
+    """First and last instant (2,) of a flight, never the same."""
+    first, last = float(flight.frame_times[0]), float(flight.frame_times[-1])
+    return np.array([first, last if last > first else first + 1.0])
 
 
 def _path(x: Array, y: Array) -> str:

@@ -197,11 +197,8 @@ class _Caption:
 
     def __init__(self, figure: Figure, flight: Flight) -> None:
         self.flight = flight
-        world = flight.approach.world
         self.where = _write_at(figure, 24, 36, size=15, weight="bold", color=TRUTH)
-        self.air = (
-            f"runway {world.runway.designator}, {world.weather}, visibility {world.visibility / 1000:.3g} km"
-        )
+        self.air = f"runway {flight.place.designator}, {flight.place.air}"
         self.when = _write_at(figure, 24, 54, color=_MUTED)
         self.state = _write_at(figure, 744, 36, ha="right", size=11, weight="bold")
         self.why = _write_at(figure, 744, 54, ha="right", color=_MUTED)
@@ -211,7 +208,7 @@ class _Caption:
         _write_at(figure, 1256, 36, "metres, ellipses hold 95 %", ha="right", color=_MUTED)
 
     def show(self, n: int) -> None:
-        (x, _, z), time = self.flight.position[n], self.flight.frame_times[n]
+        (x, _, z), time = self.flight.reference[n], self.flight.frame_times[n]
         self.where.set_text(f"{_kilometres(-x)} to the threshold, {z:.0f} m high")
         self.when.set_text(f"{self.air}, {time:.1f} s")
         words, usable = state_of(self.flight, n)
@@ -228,8 +225,8 @@ class _Picture:
         from matplotlib.collections import PolyCollection
         from matplotlib.patches import Rectangle
 
-        self.flight, self.magnified, world = flight, magnified, flight.approach.world
-        camera, mount, corners = world.camera, world.mount, world.runway.corners()
+        self.flight, self.magnified, place = flight, magnified, flight.place
+        camera, mount, corners = place.camera, place.mount, place.corners
         self.true = expected_corners(camera, mount, flight.position, flight.attitude, corners)
         self.fused = expected_corners(camera, mount, flight.fused, flight.attitude, corners)
         self.axes = _place(figure, _MAGNIFIED if magnified else _PICTURE)
@@ -280,7 +277,8 @@ class _Picture:
 
     def _window(self, n: int) -> tuple[float, float, float, float]:
         """Left, right, top, bottom of what is magnified: the runway, steady because truth says where it is."""
-        camera, corners = self.flight.approach.world.camera, self.true[n]
+        camera = self.flight.place.camera
+        corners = self.true[n] if np.isfinite(self.true[n]).all() else self.fused[n]
         if not np.isfinite(corners).all():
             return -0.5, camera.width - 0.5, -0.5, camera.height - 0.5
         low, high = corners.min(0), corners.max(0)
@@ -390,16 +388,17 @@ class _View:
         self.here = plot([], [], "+", color=TRUTH, ms=13, mew=1.3)[0]
 
     def show(self, n: int) -> None:
-        flight, centre, half = self.flight, self.flight.position[n], self.window[n]
+        flight, centre, half = self.flight, self.flight.reference[n], self.window[n]
         low, high = (centre - half)[self.axis], (centre + half)[self.axis]
         ends = (high[0], low[0]) if self.axis[0] == 1 else (low[0], high[0])  # seen from behind, left is left
         self.axes.set(xlim=ends, ylim=(low[1], high[1]))
-        for line, flown in ((self.true, flight.truth), (self.fused, flight.track)):
-            recent = (flown.times <= flight.frame_times[n]) & (abs(flown.positions[:, 0] - centre[0]) <= half[0])
-            line.set_data(*flown.positions[recent][:, self.axis].T)
-        self.here.set_data(*centre[self.axis, None])
+        track, true = flight.track, (flight.frame_times, flight.position)
+        for line, (times, places) in ((self.true, true), (self.fused, (track.times, track.positions))):
+            recent = (times <= flight.frame_times[n]) & (abs(places[:, 0] - centre[0]) <= half[0])
+            line.set_data(*places[recent][:, self.axis].T)
+        self.here.set_data(*flight.position[n][self.axis, None])
         self._show_glide_path(centre, half)
-        past = np.flatnonzero(np.abs(flight.position[: n + 1, 0] - centre[0]) <= half[0])
+        past = np.flatnonzero(np.abs(flight.reference[: n + 1, 0] - centre[0]) <= half[0])
         solved, trusted = flight.fixes.solved.astype(bool), flight.fixes.trusted.astype(bool)
         for line, which in ((self.trusted, trusted), (self.doubted, ~trusted)):
             line.set_data(*flight.fixes.position[past[which[past]]][:, self.axis].T)
@@ -431,7 +430,7 @@ class _View:
 
 def _glide(flight: Flight) -> float:
     """Slope of the straight path to the aiming point that fits the flight best."""
-    along, _, up = (flight.truth.positions * (-1, 1, 1) + (AIMING_POINT, 0, 0)).T
+    along, _, up = (flight.reference * (-1, 1, 1) + (AIMING_POINT, 0, 0)).T
     return float(along @ up / (along @ along))
 
 
