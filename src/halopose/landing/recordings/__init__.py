@@ -1,0 +1,1 @@
+"""Flights that others have recorded: cameras, runways and logs from files, replayed through the same filter."""

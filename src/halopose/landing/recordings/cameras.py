@@ -1,0 +1,181 @@
+"""Camera files: calibrations as OpenCV and ROS write them, with how the camera is mounted if they say so.
+
+In: a yaml file. Out: a ``Lens``. Pinhole and Brown-Conrady lenses are solved with as they are; keypoints of a
+fisheye lens are first moved, with their covariances, to where a pinhole camera would have seen them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import yaml
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import Camera, Mount
+from halopose.poses import PoseDistributions
+from halopose.types import Array
+
+_MODELS = {
+    "plumb_bob": "brown", "rational_polynomial": "brown", "none": "brown", "": "brown",
+    "equidistant": "fisheye", "fisheye": "fisheye", "kannala_brandt": "fisheye",
+}  # fmt: skip
+_STEP = 0.5  # pixels, of the difference that a fisheye's Jacobian is taken by
+
+
+@dataclass(frozen=True)
+class Lens:
+    """A camera, its mounting, and the four coefficients of a fisheye if it is one."""
+
+    camera: Camera
+    mount: Mount = field(default_factory=Mount)
+    fisheye: tuple[float, ...] = ()
+
+    def rectified(self, poses: PoseDistributions) -> PoseDistributions:
+        """Poses as the pinhole ``camera`` would have seen them; the same if this is no fisheye."""
+        if not self.fisheye or not len(poses):
+            return poses
+        step = _STEP * np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
+        ends = [self._moved(poses.keypoints + sign * step[:, None]) for sign in (1, -1)]
+        jacobian = np.moveaxis((ends[0] - ends[1]) / (2 * _STEP), 0, -1)  # (N, K, 2, 2)
+        spread = [
+            jacobian @ np.asarray(each) @ np.swapaxes(jacobian, -1, -2) for each in (poses.covariance, poses.scale)
+        ]
+        return replace(poses, keypoints=self._moved(poses.keypoints), covariance=spread[0], scale=spread[1])
+
+    def _moved(self, pixels: Array) -> Array:
+        matrix, coefficients = self.camera.matrix, np.asarray(self.fisheye)
+        flat = np.ascontiguousarray(pixels, dtype=np.float64).reshape(-1, 1, 2)
+        return np.asarray(cv2.fisheye.undistortPoints(flat, matrix, coefficients, P=matrix)).reshape(pixels.shape)
+
+
+def read_camera(path: Path | str) -> Lens:
+    """The camera of a yaml file: OpenCV's FileStorage, ROS's ``camera_info`` file, or a ``CameraInfo`` message."""
+    path = Path(path)
+    content = _parsed(path)
+    matrix = _numbers(path, content, ("camera_matrix", "K", "k", "Camera_1_matrix"), "the camera matrix", (9,))
+    width, height = (_size(path, content, name) for name in ("width", "height"))
+    model = str(content.get("distortion_model", content.get("camera_model", ""))).lower()
+    if model not in _MODELS:
+        raise HaloposeError(f"{path}: unknown distortion model {model!r}, give plumb_bob or equidistant")
+    keys = ("distortion_coefficients", "D", "d", "dist_coeffs")
+    lens = _numbers(path, content, keys, "the distortion", (0, 4, 5, 8), default=())
+    fx, skew, cx, _, fy, cy = matrix[:6]
+    if abs(skew) > 1e-6 * fx or min(fx, fy) <= 1:
+        raise HaloposeError(
+            f"{path}: focal lengths {fx:g} and {fy:g} with skew {skew:g} are no pinhole's: the matrix is "
+            "[fx 0 cx; 0 fy cy; 0 0 1] in pixels"
+        )
+    if not (0 < cx < width and 0 < cy < height):
+        raise HaloposeError(
+            f"{path}: the principal point ({cx:g}, {cy:g}) lies outside of {width} by {height} pixels: is the "
+            "calibration of another image size?"
+        )
+    mount = _mount(path, content.get("mount"))
+    if _MODELS[model] == "fisheye":
+        if len(lens) != 4:
+            raise HaloposeError(f"{path}: a fisheye takes 4 coefficients, got {len(lens)}")
+        return Lens(Camera(fx, fy, cx, cy, width, height), mount, lens)
+    if len(lens) == 8 and any(lens[5:]):
+        raise HaloposeError(f"{path}: 8 coefficients (rational) are not supported: calibrate with 5, or a fisheye")
+    k1, k2, p1, p2, k3 = (*lens[:5], *([0.0] * 5))[:5]
+    return Lens(Camera(fx, fy, cx, cy, width, height, (k1, k2, p1, p2, k3)), mount)
+
+
+def camera_text(camera: Camera, mount: Mount) -> str:
+    """A file that ``read_camera`` reads: ROS's ``camera_info`` with the mounting beside."""
+    return yaml.safe_dump(
+        {
+            "image_width": camera.width,
+            "image_height": camera.height,
+            "camera_name": "nose",
+            "camera_matrix": {"rows": 3, "cols": 3, "data": camera.matrix.ravel().tolist()},
+            "distortion_model": "plumb_bob",
+            "distortion_coefficients": {"rows": 1, "cols": 5, "data": list(map(float, camera.distortion))},
+            "mount": {
+                "rotation": np.asarray(mount.rotation).ravel().tolist(),
+                "lever_arm": np.asarray(mount.lever_arm).tolist(),
+            },
+        },
+        sort_keys=False,
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """Also reads OpenCV's matrices, as plain mappings."""
+
+
+_Loader.add_constructor(
+    "tag:yaml.org,2002:opencv-matrix", lambda loader, node: loader.construct_mapping(node, True)
+)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise HaloposeError(f"{path} is not text: give a camera file in yaml") from None
+    lines = [line for line in text.splitlines() if not line.startswith("%YAML")]  # OpenCV's is no yaml directive
+    try:
+        content = yaml.load("\n".join(lines), Loader=_Loader)  # noqa: S506  # a SafeLoader with one more tag
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        where = f" (line {place.line + 1})" if place else ""
+        raise HaloposeError(f"{path} is not yaml{where}: write the camera file again") from None
+    if not isinstance(content, dict):
+        raise HaloposeError(f"{path} is no camera file: it needs camera_matrix, image_width and image_height")
+    return content
+
+
+def _numbers(
+    path: Path,
+    content: dict[str, Any],
+    names: Sequence[str],
+    what: str,
+    counts: tuple[int, ...],
+    default: tuple[float, ...] | None = None,
+) -> tuple[float, ...]:
+    found = next((content[name] for name in names if name in content), default)
+    if found is None:
+        raise HaloposeError(f"{path} has no {names[0]}: give a calibration of OpenCV or ROS")
+    values = found.get("data") if isinstance(found, dict) else found
+    try:
+        numbers = tuple(np.asarray(values, dtype=np.float64).ravel().tolist())
+    except (TypeError, ValueError):
+        raise HaloposeError(f"{path}: {what} is not a list of numbers") from None
+    if len(numbers) not in counts or not np.isfinite(numbers).all():
+        wanted = " or ".join(map(str, counts))
+        raise HaloposeError(f"{path}: {what} takes {wanted} finite numbers, got {len(numbers)}")
+    return numbers
+
+
+def _size(path: Path, content: dict[str, Any], name: str) -> int:
+    value = content.get(f"image_{name}", content.get(name))
+    if not isinstance(value, int) or value <= 0:
+        raise HaloposeError(f"{path} has no image_{name}: a calibration is of one image size, say which")
+    return value
+
+
+def _mount(path: Path, given: Any) -> Mount:
+    """Angles in degrees as ``Mount.looking`` takes them, or a rotation (9,), with a lever arm (3,) in metres."""
+    if given is None:
+        return Mount()
+    if not isinstance(given, dict):
+        raise HaloposeError(f"{path}: mount takes yaw_deg, pitch_deg, roll_deg and lever_arm")
+    arm = np.asarray(given.get("lever_arm", (0.0, 0.0, 0.0)), dtype=np.float64)
+    if "rotation" in given:
+        return Mount(np.asarray(given["rotation"], dtype=np.float64).reshape(3, 3), arm)
+    unknown = sorted(set(given) - {"yaw_deg", "pitch_deg", "roll_deg", "lever_arm"})
+    if unknown:
+        raise HaloposeError(f"{path}: mount does not know {unknown[0]!r}: yaw_deg, pitch_deg, roll_deg, lever_arm")
+    yaw, pitch, roll = np.radians([float(given.get(f"{name}_deg", 0.0)) for name in ("yaw", "pitch", "roll")])
+    return Mount.looking(yaw, pitch, roll, arm)
+
+
+__all__ = ["Lens", "camera_text", "read_camera"]
