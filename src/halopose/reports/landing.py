@@ -192,8 +192,8 @@ def _lead(flight: Flight) -> str:
     if not flight.judged:
         spread = _quantile(2 * np.sqrt(np.trace(flight.fused_covariance, axis1=1, axis2=2)))
         return (
-            "Nobody knows the truth of this flight. In 95\N{NO-BREAK SPACE}% of the frames the fused position says "
-            f"of itself to be within {_text(spread)} m, two standard deviations."
+            "Nobody knows the truth of this flight. In 95\N{NO-BREAK SPACE}% of the frames the fused position "
+            f"says of itself to be within {_text(spread)} m, two standard deviations."
         )
     fused = _quantile(np.linalg.norm(flight.fused - flight.position, axis=1))
     sentence = f"In 95\N{NO-BREAK SPACE}% of the frames the fused position is within {_text(fused)} m of the truth"

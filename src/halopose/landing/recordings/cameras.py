@@ -123,7 +123,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise HaloposeError(f"{path} is not text: give a camera file in yaml") from None
     lines = [line for line in text.splitlines() if not line.startswith("%YAML")]  # OpenCV's is no yaml directive
     try:
-        content = yaml.load("\n".join(lines), Loader=_Loader)  # noqa: S506  # a SafeLoader with one more tag
+        content = yaml.load("\n".join(lines), Loader=_Loader)  # a SafeLoader with one more tag
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         where = f" (line {place.line + 1})" if place else ""

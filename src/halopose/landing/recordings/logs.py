@@ -1,0 +1,239 @@
+"""Logs of a flight's sensors: csv files whose column names say quantity and unit, as measurements in runway axes.
+
+In: csv files and the ``Site`` of a runway. Out: ``Measurement``s in order of time.
+
+Every log has a column ``time_s``, which never goes back. Angles end in ``_deg`` or ``_rad``, lengths in ``_m``.
+
+    attitude  heading (from true north) or yaw (right of the landing direction), pitch, roll
+    gnss      latitude_deg, longitude_deg, height_m above the same level as the runway's heights, or x_m, y_m, z_m
+    ils       localizer and glide_slope: angles left of the centreline and above the path, as seen from the antennas
+    radio     height_m above the threshold
+    irs       acceleration_x_mps2, _y_ and _z_ in runway axes, without gravity
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from halopose.data.files import write_text
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import Array
+from halopose.landing.navigation.sensors import Measurement, Sensors, Source, in_order
+from halopose.landing.recordings.runways import Site
+
+Kind = Literal["attitude", "gnss", "ils", "radio", "irs"]
+KINDS: tuple[Kind, ...] = ("attitude", "gnss", "ils", "radio", "irs")
+_FARTHEST = 200e3  # metres from the threshold beyond which a position is a mistake
+_LARGEST = {"pitch": math.radians(60), "roll": math.radians(90), "localizer": 0.7, "glide_slope": 0.5}
+_HIGHEST = 5000.0  # metres by a radio altimeter, which ends at half of that
+
+
+@dataclass(frozen=True)
+class Log:
+    """One csv file: times (N,) in seconds and columns (N,) by name; what is missing in a row is NaN."""
+
+    path: Path
+    times: Array
+    columns: dict[str, Array]
+
+    def angle(self, name: str) -> Array | None:
+        """An angle in radians from ``name_deg`` or ``name_rad``; None if there is neither."""
+        if f"{name}_rad" in self.columns:
+            values = self.columns[f"{name}_rad"]
+            largest = float(np.nanmax(np.abs(values), initial=0.0))
+            if largest > 2 * math.pi + 1e-6:
+                raise HaloposeError(
+                    f"{self.path}: {name}_rad goes to {largest:.3g}: if these are degrees, call it {name}_deg"
+                )
+            return values
+        return np.radians(self.columns[f"{name}_deg"]) if f"{name}_deg" in self.columns else None
+
+    def column(self, name: str) -> Array:
+        """A column that must be there."""
+        if name not in self.columns:
+            raise HaloposeError(f"{self.path} has no column {name}: it has {', '.join(self.columns) or 'none'}")
+        return self.columns[name]
+
+    def needed(self, name: str) -> Array:
+        """An angle in radians that must be there."""
+        found = self.angle(name)
+        if found is None:
+            raise HaloposeError(
+                f"{self.path} has no column {name}_deg or {name}_rad: it has {', '.join(self.columns) or 'none'}"
+            )
+        if float(np.nanmax(np.abs(found), initial=0.0)) > _LARGEST.get(name, math.inf):
+            raise HaloposeError(
+                f"{self.path}: {name} goes to {np.degrees(np.nanmax(np.abs(found))):.0f} degrees: check its unit"
+            )
+        return found
+
+
+def read_log(path: Path | str) -> Log:
+    """A csv file with a header; times must not go back."""
+    path = Path(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except OSError as error:
+        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise HaloposeError(f"{path} is not text: give a csv file") from None
+    if len(rows) < 2:
+        raise HaloposeError(f"{path} has no rows: it needs a header and at least one")
+    header = [name.strip() for name in rows[0]]
+    if "time_s" not in header:
+        raise HaloposeError(f"{path} has no column time_s (seconds): it has {', '.join(header)}")
+    table = np.full((len(rows) - 1, len(header)), np.nan)
+    for number, row in enumerate(rows[1:]):
+        if len(row) != len(header):
+            raise HaloposeError(f"{path}, line {number + 2}: {len(row)} values for {len(header)} columns")
+        for place, text in enumerate(row):
+            try:
+                table[number, place] = float(text) if text.strip() else np.nan
+            except ValueError:
+                raise HaloposeError(f"{path}, line {number + 2}: {text!r} is no number") from None
+    times = table[:, header.index("time_s")]
+    _check_times(path, times)
+    columns = {name: table[:, place] for place, name in enumerate(header) if name != "time_s"}
+    return Log(path, times, columns)
+
+
+def _check_times(path: Path, times: Array) -> None:
+    if not np.isfinite(times).all():
+        raise HaloposeError(
+            f"{path}, line {int(np.argmin(np.isfinite(times))) + 2}: time_s is no number of seconds"
+        )
+    back = np.flatnonzero(np.diff(times) < 0)
+    if len(back):
+        line = int(back[0]) + 3
+        raise HaloposeError(
+            f"{path}, line {line}: time goes back from {times[line - 3]:.3f} to {times[line - 2]:.3f} s: sort the rows"
+        )
+    if len(times) > 1 and np.median(np.diff(times)) > 60:
+        raise HaloposeError(f"{path}: {np.median(np.diff(times)):.3g} s between rows: time_s is in seconds")
+
+
+def measurements(log: Log, kind: Kind, site: Site, sensors: Sensors) -> list[Measurement]:
+    """What a log says, in runway axes, with the noise that ``sensors`` state."""
+    found = _READERS[kind](log, site)
+    result = []
+    for source, values in found:
+        sensor = getattr(sensors, source)
+        if sensor is None:
+            raise HaloposeError(f"{log.path}: {source} is left out of the sensors on board")
+        spread = sensor.covariance
+        known = np.isfinite(values).all(1)
+        rows = zip(log.times[known].tolist(), values[known], strict=True)
+        result += [Measurement(time, source, value, spread) for time, value in rows]
+    return in_order(result)
+
+
+Parts = list[tuple[Source, Array]]
+
+
+def _attitude(log: Log, site: Site) -> Parts:
+    heading = log.angle("heading")
+    yaw = log.needed("yaw") if heading is None else heading - site.heading
+    angles = np.stack([(yaw + math.pi) % (2 * math.pi) - math.pi, log.needed("pitch"), log.needed("roll")], axis=1)
+    if float(np.nanmedian(np.abs(angles[:, 0]))) > math.pi / 2:
+        raise HaloposeError(
+            f"{log.path}: the aircraft heads away from runway {site.designator}: is the heading true, or the runway "
+            "the other end?"
+        )
+    return [("attitude", angles)]
+
+
+def _gnss(log: Log, site: Site) -> Parts:
+    if "x_m" in log.columns:
+        positions = np.stack([log.column(f"{axis}_m") for axis in "xyz"], axis=1)
+    else:
+        places = np.stack([log.column(name) for name in ("latitude_deg", "longitude_deg", "height_m")], axis=1)
+        if float(np.nanmax(np.abs(places[:, 0]), initial=0.0)) > 90:
+            raise HaloposeError(f"{log.path}: a latitude beyond 90 degrees: are latitude and longitude swapped?")
+        positions = site.from_wgs84(places)
+    away = float(np.nanmin(np.linalg.norm(positions, axis=1), initial=math.inf))
+    if away > _FARTHEST:
+        raise HaloposeError(
+            f"{log.path}: never nearer than {away / 1000:.0f} km to runway {site.designator}: are latitude and "
+            "longitude swapped, or the runway another?"
+        )
+    return [("gnss", positions)]
+
+
+def _ils(log: Log, _: Site) -> Parts:
+    return [("localizer", log.needed("localizer")[:, None]), ("glide_slope", log.needed("glide_slope")[:, None])]
+
+
+def _radio(log: Log, _: Site) -> Parts:
+    heights = log.column("height_m")
+    if float(np.nanmax(heights, initial=0.0)) > _HIGHEST:
+        raise HaloposeError(f"{log.path}: a radio altimeter at {np.nanmax(heights):.0f} m: is height_m in feet?")
+    return [("radio", heights[:, None])]
+
+
+def _irs(log: Log, _: Site) -> Parts:
+    columns = [log.column(f"acceleration_{axis}_mps2") for axis in "xyz"]
+    return [("irs", np.stack(columns, axis=1))]
+
+
+_READERS: dict[Kind, Callable[[Log, Site], Parts]] = {
+    "attitude": _attitude, "gnss": _gnss, "ils": _ils, "radio": _radio, "irs": _irs,
+}  # fmt: skip
+
+
+def attitudes_at(measured: Sequence[Measurement], times: Array, apart: float = 0.2) -> Array:
+    """Yaw, pitch and roll (N, 3) at times (N,), linear between samples, NaN where none is within ``apart`` s."""
+    given = [each for each in measured if each.source == "attitude"]
+    if not given:
+        return np.full((len(times), 3), np.nan)
+    stamps, angles = np.array([each.time for each in given]), np.unwrap([each.value for each in given], axis=0)
+    result = np.stack([np.interp(times, stamps, axis) for axis in angles.T], axis=1)
+    after = (
+        np.clip(np.searchsorted(stamps, times), 1, len(stamps) - 1)
+        if len(stamps) > 1
+        else np.zeros(len(times), int)
+    )
+    nearest = np.minimum(np.abs(stamps[after] - times), np.abs(stamps[np.maximum(after - 1, 0)] - times))
+    return np.where((nearest <= apart)[:, None], result, np.nan)
+
+
+def write_logs(folder: Path, measured: Sequence[Measurement], site: Site) -> dict[Kind, Path]:
+    """Logs that ``read_log`` reads, of what was measured, to the last digit."""
+    paths: dict[Kind, Path] = {}
+    heads: dict[Kind, tuple[tuple[Source, ...], str]] = {
+        "attitude": (("attitude",), "yaw_rad,pitch_rad,roll_rad"),
+        "gnss": (("gnss",), "latitude_deg,longitude_deg,height_m"),
+        "ils": (("localizer", "glide_slope"), "localizer_rad,glide_slope_rad"),
+        "radio": (("radio",), "height_m"),
+        "irs": (("irs",), "acceleration_x_mps2,acceleration_y_mps2,acceleration_z_mps2"),
+    }
+    for kind, (sources, head) in heads.items():
+        rows: dict[float, dict[Source, Array]] = {}
+        for each in measured:
+            if each.source in sources:
+                value = site.to_wgs84(each.value) if each.source == "gnss" else each.value
+                rows.setdefault(each.time, {})[each.source] = value
+        if not rows:
+            continue
+        lines = [f"time_s,{head}"]
+        for time in sorted(rows):
+            cells = [cell for source in sources for cell in _cells(rows[time].get(source), head, sources)]
+            lines.append(",".join([repr(time), *cells]))
+        paths[kind] = folder / f"{kind}.csv"
+        write_text(paths[kind], "\n".join(lines) + "\n")
+    return paths
+
+
+def _cells(value: Array | None, head: str, sources: tuple[Source, ...]) -> list[str]:
+    count = (head.count(",") + 1) // len(sources)
+    return [""] * count if value is None else [repr(float(each)) for each in value]
+
+
+__all__ = ["KINDS", "Kind", "Log", "attitudes_at", "measurements", "read_log", "write_logs"]
