@@ -153,28 +153,48 @@ def conclude(
     fusion, measured = sensed(approach, truth, settings)
     eye = eye_of(approach, measured, times, settings)
     stamps = np.maximum(times + settings.camera.offset(settings.seed), truth.times[0])
-    camera = Watcher(eye, stamps, detections)
-    latency = settings.camera.latency
-    seen = camera.deferred(latency)
-    track = fuse([*measured, *seen], start_of(truth, settings.seed), fusion, times, latency)
-    position, answers = truth.position(times), track.answers
-    error = answers.positions - position
+    start = start_of(truth, settings.seed)
+    looked = look(eye, stamps, times, detections, measured, fusion, start, truth.position(times))
     return SimulatedFlight(
         place=Place.of_world(approach.world),
         approach=approach,
         truth=truth,
         frame_times=times,
-        position=position,
         attitude=truth.attitude(times),
-        sightings=camera.seen(),
-        fixes=VisionFixes.together(camera.fixes),
-        track=track,
-        fused=answers.positions,
-        fused_covariance=answers.covariances,
-        nees=(error * np.linalg.solve(answers.covariances, error[..., None])[..., 0]).sum(1),
         images=images,
         settings=settings,
+        **looked,
     )
+
+
+def look(
+    eye: Eye,
+    stamps: Array,
+    times: Array,
+    detections: Sequence[PoseDistributions],
+    measured: Sequence[Measurement],
+    fusion: FusionSettings,
+    start: Initial,
+    position: Array,
+) -> dict[str, Any]:
+    """Fuse detections of images stamped (N,), taken at times (N,), with what was measured: most of a ``Flight``.
+
+    position (N, 3) is the truth at the times, to judge by; NaN where nobody knows it.
+    """
+    camera = Watcher(eye, stamps, detections)
+    latency = eye.settings.camera.latency
+    track = fuse([*measured, *camera.deferred(latency)], start, fusion, times, latency)
+    answers = track.answers
+    error = answers.positions - position
+    return {
+        "position": position,
+        "sightings": camera.seen(),
+        "fixes": VisionFixes.together(camera.fixes),
+        "track": track,
+        "fused": answers.positions,
+        "fused_covariance": answers.covariances,
+        "nees": (error * np.linalg.solve(answers.covariances, error[..., None])[..., 0]).sum(1),
+    }
 
 
 class Watcher:
@@ -230,7 +250,13 @@ def sensed(
     approach: Approach, truth: Truth, settings: LandingSettings
 ) -> tuple[FusionSettings, list[Measurement]]:
     """What the sensors other than the camera say, and a navigator that knows them, the camera and the ILS."""
-    site, sensors, camera = IlsSite.of_runway(approach.world.runway.length), settings.sensors, settings.camera
+    site = IlsSite.of_runway(approach.world.runway.length)
+    return fusion_of(settings, site), simulate(truth, settings.sensors, settings.seed, site)
+
+
+def fusion_of(settings: LandingSettings, site: IlsSite) -> FusionSettings:
+    """A navigator that knows the sensors on board, the camera and the ILS."""
+    sensors, camera = settings.sensors, settings.camera
     known: dict[str, Any] = {
         "radio_scale" if source == "radio" else f"{source}_bias": sensor.bias
         for source, sensor in sensors.on_board()
@@ -240,8 +266,7 @@ def sensed(
     known["vision_bias"] = GaussMarkov((1.0, 1.0, 1.0), settings.persistence)
     known["mounting"] = GaussMarkov((camera.mounting,) * 3)
     lag = max(FusionSettings.lag, 2 * camera.latency)
-    fusion = FusionSettings(site=site, clock=camera.clock, lag=lag, **known)
-    return fusion, simulate(truth, sensors, settings.seed, site)
+    return FusionSettings(site=site, clock=camera.clock, lag=lag, **known)
 
 
 def start_of(truth: Truth, seed: int) -> Initial:

@@ -6,7 +6,7 @@ Every log has a column ``time_s``, which never goes back. Angles end in ``_deg``
 
     attitude  heading (from true north) or yaw (right of the landing direction), pitch, roll
     gnss      latitude_deg, longitude_deg, height_m above the same level as the runway's heights, or x_m, y_m, z_m
-    ils       localizer and glide_slope: angles left of the centreline and above the path, as seen from the antennas
+    ils       localizer and glide_slope: angles left of the centreline and above the path, at the antennas
     radio     height_m above the threshold
     irs       acceleration_x_mps2, _y_ and _z_ in runway axes, without gravity
 """
@@ -114,7 +114,7 @@ def _check_times(path: Path, times: Array) -> None:
     if len(back):
         line = int(back[0]) + 3
         raise HaloposeError(
-            f"{path}, line {line}: time goes back from {times[line - 3]:.3f} to {times[line - 2]:.3f} s: sort the rows"
+            f"{path}, line {line}: time goes back to {times[line - 2]:.3f} from {times[line - 3]:.3f} s: sort it"
         )
     if len(times) > 1 and np.median(np.diff(times)) > 60:
         raise HaloposeError(f"{path}: {np.median(np.diff(times)):.3g} s between rows: time_s is in seconds")
@@ -144,8 +144,8 @@ def _attitude(log: Log, site: Site) -> Parts:
     angles = np.stack([(yaw + math.pi) % (2 * math.pi) - math.pi, log.needed("pitch"), log.needed("roll")], axis=1)
     if float(np.nanmedian(np.abs(angles[:, 0]))) > math.pi / 2:
         raise HaloposeError(
-            f"{log.path}: the aircraft heads away from runway {site.designator}: is the heading true, or the runway "
-            "the other end?"
+            f"{log.path}: the aircraft heads away from runway {site.designator}: is the heading from true north, "
+            "and the runway not the other end?"
         )
     return [("attitude", angles)]
 

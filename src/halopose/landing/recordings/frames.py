@@ -1,0 +1,116 @@
+"""Frames of a recording with their times: of a film, a folder of images, or an MCAP file.
+
+In: a path, perhaps a rate and an offset. Out: ``Frames``, whose images are read one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from halopose.data.films import film_facts
+from halopose.data.images import IMAGE_SUFFIXES, VIDEO_SUFFIXES, as_bgr, read_image, read_source
+from halopose.errors import HaloposeError
+from halopose.landing.recordings.extras import need
+from halopose.landing.recordings.logs import read_log
+from halopose.types import Array
+
+TIMES = "times.csv"  # beside the images of a folder: time_s, one row an image, in the order of their names
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Times (N,) in seconds of the logs' clock, and images in the same order.
+
+    Of a film the number of frames is what its container says: take what ``images`` gives.
+    """
+
+    path: Path
+    times: Array
+
+    def images(self) -> Iterator[tuple[float, Array]]:
+        """Time and pixels (h, w, 3), BGR, one by one."""
+        found = _images(self.path)
+        yield from zip(self.times.tolist(), found, strict=False)
+
+
+def open_frames(path: Path | str, *, rate: float | None = None, offset: float = 0.0) -> Frames:
+    """Frames of a film, a folder or an MCAP file; ``offset`` is added to their times to give the logs' clock.
+
+    A film's times follow its rate, or ``rate``; a folder's are in its ``times.csv``, or follow ``rate``.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise HaloposeError(f"no file {path}: give a film, a folder of images or an MCAP file")
+    if rate is not None and not 0 < rate <= 1000:
+        raise HaloposeError(f"frames come at a rate above 0 and up to 1000 a second, got {rate}")
+    if path.is_dir():
+        return Frames(path, _folder_times(path, rate) + offset)
+    if path.suffix.lower() == ".mcap":
+        return Frames(path, np.array([time for time, _ in _mcap_images(path)]) + offset)
+    if path.suffix.lower() not in VIDEO_SUFFIXES:
+        raise HaloposeError(f"{path} is neither a film nor a folder nor an MCAP file")
+    own, count = film_facts(path)
+    if not count:
+        raise HaloposeError(f"{path} does not say how many frames it has: write it as a folder of images")
+    return Frames(path, np.arange(count) / (rate or own) + offset)
+
+
+def _folder_times(path: Path, rate: float | None) -> Array:
+    files = _files(path)
+    if (path / TIMES).is_file():
+        times = read_log(path / TIMES).times
+        if len(times) != len(files):
+            raise HaloposeError(f"{path / TIMES} has {len(times)} rows for {len(files)} images: one each")
+        return times
+    if rate is None:
+        raise HaloposeError(f"{path} has no {TIMES}: write one with a column time_s, or give --frame-rate")
+    return np.arange(len(files)) / rate
+
+
+def _files(path: Path) -> list[Path]:
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+    if not files:
+        raise HaloposeError(f"no images in {path}")
+    return files
+
+
+def _images(path: Path) -> Iterator[Array]:
+    if path.is_dir():
+        yield from (read_image(file) for file in _files(path))
+    elif path.suffix.lower() == ".mcap":
+        yield from (image for _, image in _mcap_images(path))
+    else:
+        yield from (image.pixels for image in read_source(path))
+
+
+def _mcap_images(path: Path) -> Iterator[tuple[float, Array]]:
+    """Header time and pixels of all ``sensor_msgs/CompressedImage`` of the first topic that has any."""
+    reader, factory = need("mcap.reader"), need("mcap_ros2.decoder")
+    found = None
+    with path.open("rb") as file:
+        try:
+            for schema, channel, _, message in reader.make_reader(
+                file, decoder_factories=[factory.DecoderFactory()]
+            ).iter_decoded_messages():
+                if schema.name.rsplit("/", 1)[-1] != "CompressedImage" or channel.topic != (
+                    found or channel.topic
+                ):
+                    continue
+                found = channel.topic
+                pixels = cv2.imdecode(np.frombuffer(message.data, np.uint8), cv2.IMREAD_UNCHANGED)
+                if pixels is None:
+                    raise HaloposeError(f"{path}: an image of {found} cannot be decoded")
+                stamp = message.header.stamp
+                yield stamp.sec + 1e-9 * stamp.nanosec, np.asarray(as_bgr(pixels))
+        except reader.McapError as error:
+            raise HaloposeError(f"{path} is no whole MCAP file: {error}") from None
+    if found is None:
+        raise HaloposeError(f"{path} has no sensor_msgs/CompressedImage: record compressed images")
+
+
+__all__ = ["TIMES", "Frames", "open_frames"]
