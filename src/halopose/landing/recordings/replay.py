@@ -1,0 +1,232 @@
+"""A recorded approach through the same filter as a simulated one.
+
+In: detections at frame times, a ``Lens``, a ``Site`` and measurements from logs. Out: a ``Flight``, without truth
+where none is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import Array, camera_pose, normalise, rotation_from_angles, to_camera
+from halopose.geometry.pnp import solve_pose
+from halopose.landing.fixes import Eye
+from halopose.landing.flight import Flight, Place, fusion_of, look
+from halopose.landing.navigation.model import Initial
+from halopose.landing.navigation.sensors import IlsSite, Measurement, Sensors, in_order
+from halopose.landing.recordings.cameras import Lens
+from halopose.landing.recordings.frames import Frames
+from halopose.landing.recordings.logs import KINDS, Kind, attitudes_at, measurements, read_log
+from halopose.landing.recordings.runways import Site
+from halopose.landing.settings import TRUTH_RATE, LandingSettings
+from halopose.landing.sighting import detect
+from halopose.poses import PoseDistributions
+from halopose.predictor import UncertainPose
+from halopose.types import Progress
+
+_START_SIGMA = np.array([30.0, 30.0, 20.0, 15.0, 8.0, 5.0])  # m and m/s, about where the flight seems to begin
+_OFFSETS = np.arange(-2.0, 2.0 + 1e-9, 0.02)  # seconds that are tried
+
+
+def settings_for(logs: Mapping[Kind, Path], times: Array, **choices: Any) -> LandingSettings:
+    """Settings for the logs that there are; without an attitude the whole pose is solved for."""
+    sensors = Sensors()
+    gone = {"ils": ("localizer", "glide_slope")}
+    for kind in KINDS:
+        if kind not in logs:
+            sensors = replace(sensors, **dict.fromkeys(gone.get(kind, (kind,))))
+    step = float(np.median(np.diff(times))) if len(times) > 1 else 1.0
+    rate = min(1 / step if step > 0 else 1.0, TRUTH_RATE)
+    return LandingSettings(
+        rate=rate, attitude="irs" if "attitude" in logs else "vision", sensors=sensors, **choices
+    )
+
+
+def missing(logs: Mapping[Kind, Path]) -> str:
+    """What follows from the logs that there are not, in one line; nothing if there are all."""
+    without = [kind for kind in KINDS if kind not in logs]
+    if not without:
+        return ""
+    words = f"no log of {', '.join(without)}"
+    if "attitude" in without:
+        words += ": the whole pose is solved for"
+    return words + ("; vision alone" if not set(logs) - {"attitude"} else "")
+
+
+def read_measurements(logs: Mapping[Kind, Path], site: Site, settings: LandingSettings) -> list[Measurement]:
+    """Everything that the logs say, in order of time."""
+    found = [
+        each for kind, path in logs.items() for each in measurements(read_log(path), kind, site, settings.sensors)
+    ]
+    return in_order(found)
+
+
+def detections_in(
+    model: UncertainPose,
+    frames: Frames,
+    lens: Lens,
+    conf: float,
+    progress: Progress | None = None,
+    images: list[Array] | None = None,
+) -> tuple[Array, list[PoseDistributions]]:
+    """Times (N,) of the frames that there are, and everything in them that looks like a runway, rectified."""
+    times: list[float] = []
+
+    def shown() -> Iterator[Array]:
+        for number, (time, image) in enumerate(frames.images()):
+            _check_size(frames.path, image, lens)
+            times.append(time)
+            if images is not None:
+                images.append(image)
+            yield image
+            if progress:
+                progress("looking", number + 1, len(frames.times))
+
+    found = [lens.rectified(poses) for poses in detect(model, shown(), conf=conf)]
+    return np.array(times), found
+
+
+def _check_size(path: Path, image: Array, lens: Lens) -> None:
+    size, wanted = (image.shape[1], image.shape[0]), (lens.camera.width, lens.camera.height)
+    if size != wanted:
+        raise HaloposeError(
+            f"{path}: frames of {size[0]} by {size[1]}, a calibration of {wanted[0]} by {wanted[1]}: calibrate at the "
+            "size of the frames, or resize them"
+        )
+
+
+def replay(
+    times: Array,
+    detections: Sequence[PoseDistributions],
+    lens: Lens,
+    site: Site,
+    measured: Sequence[Measurement],
+    settings: LandingSettings,
+    *,
+    start: Initial | None = None,
+    truth: Array | None = None,
+    images: tuple[Array, ...] = (),
+    others: tuple[Array, ...] = (),
+) -> Flight:
+    """Associate, solve, check and fuse detections at times (N,); truth (N, 3) in runway axes, if known, judges."""
+    if not len(times):
+        raise HaloposeError("the recording has no frames")
+    attitudes = attitudes_at(measured, times)
+    _check_times(times, measured, attitudes, settings)
+    eye = Eye(lens.camera, lens.mount, site.corners, attitudes, settings, others)
+    start = start or start_from(measured, times, detections, eye)
+    _check_view(eye, measured, times)
+    fusion = fusion_of(settings, IlsSite.of_runway(site.length))
+    known = np.full((len(times), 3), np.nan) if truth is None else truth
+    stamps = np.maximum(times, start.time)
+    place = Place(
+        site.designator, site.length, site.width, site.corners, lens.camera, lens.mount, "as recorded"
+    )  # fmt: skip
+    return Flight(
+        place=place,
+        frame_times=times,
+        attitude=attitudes,
+        images=images,
+        settings=settings,
+        **look(eye, stamps, times, detections, measured, fusion, start, known),
+    )
+
+
+def start_from(
+    measured: Sequence[Measurement], times: Array, detections: Sequence[PoseDistributions], eye: Eye
+) -> Initial:
+    """Where the filter begins: at the first GNSS fixes, else where the first runway seen places the aircraft."""
+    first = float(min([times[0], *(each.time for each in measured[:1])]))
+    fixes = [each for each in measured if each.source == "gnss"][:20]
+    spread = np.diag(_START_SIGMA**2)
+    if len(fixes) > 1 and fixes[-1].time > fixes[0].time:
+        velocity = (fixes[-1].value - fixes[0].value) / (fixes[-1].time - fixes[0].time)
+        return Initial(first, fixes[0].value + velocity * (first - fixes[0].time), velocity, spread)
+    for time, poses in zip(times.tolist(), detections, strict=True):
+        if not len(poses):
+            continue
+        best = slice(int(np.argmax(poses.scores)), int(np.argmax(poses.scores)) + 1)
+        found = solve_pose(eye.camera, eye.corners, poses.keypoints[best], poses.covariance[best])
+        if found.converged[0]:
+            wide = spread.copy()
+            wide[:3, :3] += 9 * found.covariance[0, :3, :3]
+            down = found.position[0] / np.linalg.norm(found.position[0])
+            velocity = -70.0 * down  # m/s towards the threshold, as uncertain as said
+            return Initial(first, found.position[0] + velocity * (first - time), velocity, wide)
+    raise HaloposeError(
+        "no GNSS and no runway in any frame: there is nowhere to begin; give --gnss, or lower --conf"
+    )
+
+
+def _check_times(
+    times: Array, measured: Sequence[Measurement], attitudes: Array, settings: LandingSettings
+) -> None:
+    if (np.diff(times) < 0).any():
+        raise HaloposeError("time stamps of the frames are out of order: sort the frames")
+    if measured and (measured[0].time > times[-1] or measured[-1].time < times[0]):
+        raise HaloposeError(
+            f"frames from {times[0]:.1f} to {times[-1]:.1f} s, logs from {measured[0].time:.1f} to "
+            f"{measured[-1].time:.1f} s: give --offset, the seconds to add to the frames' times"
+        )
+    if settings.attitude == "irs" and not np.isfinite(attitudes).any():
+        raise HaloposeError(
+            "no attitude at any frame: give --offset, or leave out --attitude to solve for the pose"
+        )
+
+
+def _check_view(eye: Eye, measured: Sequence[Measurement], times: Array) -> None:
+    """Refuse a runway that lies behind the camera wherever GNSS and attitude say where they are."""
+    fixes = [each for each in measured if each.source == "gnss"]
+    if not fixes or not eye.oriented.any():
+        return
+    stamps, places = np.array([each.time for each in fixes]), np.array([each.value for each in fixes])
+    position = np.stack([np.interp(times, stamps, axis) for axis in places.T], axis=1)[eye.oriented]
+    rotation, seen_from = camera_pose(rotation_from_angles(*eye.attitudes[eye.oriented].T), position, eye.mount)
+    if (to_camera(rotation, seen_from, eye.corners)[..., 2] <= 0).all():
+        raise HaloposeError(
+            "the runway is behind the camera in every frame: check heading, mounting and which end is landed on"
+        )
+
+
+def estimate_offset(
+    times: Array, detections: Sequence[PoseDistributions], lens: Lens, measured: Sequence[Measurement]
+) -> float:
+    """Seconds to add to the frames' times so that the runway, seen without the aircraft's turns, moves least.
+
+    The best detection's middle is turned back by the attitude at every offset up to 2 s; the wrong ones leave the
+    turns in it, and the right one leaves a smooth approach.
+    """
+    seen = [n for n, poses in enumerate(detections) if len(poses)]
+    if len(seen) < 10:
+        raise HaloposeError(f"an offset takes a runway in ten frames, it is in {len(seen)}: give --offset")
+    middle = np.array([detections[n].keypoints[int(np.argmax(detections[n].scores))].mean(0) for n in seen])
+    rays = np.concatenate([normalise(lens.camera, middle), np.ones((len(seen), 1))], axis=1)
+    rough = []
+    for offset in _OFFSETS:
+        angles = attitudes_at(measured, times[seen] + offset)
+        body = lens.mount.rotation @ rotation_from_angles(*np.nan_to_num(angles).T)
+        level = (np.swapaxes(body, 1, 2) @ rays[..., None])[..., 0]
+        jumps = np.diff(level[:, 1:] / level[:, :1], n=2, axis=0)
+        known = np.isfinite(angles).all(1)
+        used = known[:-2] & known[1:-1] & known[2:]
+        rough.append(float(np.median(np.square(jumps[used]).sum(1))) if used.sum() >= 8 else np.inf)
+    if not np.isfinite(rough).any():
+        raise HaloposeError("frames and attitudes never meet within 2 s: give --offset")
+    return float(np.round(_OFFSETS[int(np.argmin(rough))], 2))
+
+
+__all__ = [
+    "detections_in",
+    "estimate_offset",
+    "missing",
+    "read_measurements",
+    "replay",
+    "settings_for",
+    "start_from",
+]
