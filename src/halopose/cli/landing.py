@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,7 +12,10 @@ from halopose.cli.terminal import progress, say
 from halopose.errors import HaloposeError
 
 if TYPE_CHECKING:
+    from halopose.landing.flight import Flight
     from halopose.landing.navigation.sensors import Sensors
+    from halopose.predictor import UncertainPose
+    from halopose.types import Progress
 
 _ILS = ("localizer", "glide_slope")
 
@@ -36,7 +39,10 @@ def land(
         list[str] | None, typer.Option(help="A sensor's outage in seconds, such as gnss:20-60; repeat for more.")
     ] = None,
     attitude: Annotated[
-        Literal["irs", "vision"], typer.Option(help="Attitude from the IRS, or solved for with the position.")
+        str,
+        typer.Option(
+            help="Of a simulated flight: irs, or vision to solve for it. Of a recorded one: its csv log."
+        ),
     ] = "irs",
     prune: Annotated[bool, typer.Option(help="Leave out corners called unreliable.")] = True,
     integrity: Annotated[bool, typer.Option(help="Check corners against each other before fusing.")] = True,
@@ -54,8 +60,28 @@ def land(
     artifact: Annotated[Path | None, typer.Option(help="Its heads; else those that ship.")] = None,
     animation: Annotated[bool, typer.Option(help="Draw the animation.")] = True,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="A folder to write the simulated flight to: film, camera, runway, logs.")
+    ] = None,
+    frames: Annotated[
+        Path | None, typer.Option(help="Land on these instead: a film, a folder of images or an MCAP file.")
+    ] = None,
+    camera: Annotated[Path | None, typer.Option(help="Its calibration: yaml of OpenCV or ROS.")] = None,
+    runway: Annotated[
+        str | None, typer.Option(help="A json file with four WGS84 corners, or a known one: KSFO/28R.")
+    ] = None,
+    gnss: Annotated[Path | None, typer.Option(help="A csv log of positions.")] = None,
+    ils: Annotated[Path | None, typer.Option(help="A csv log of localizer and glide slope.")] = None,
+    radio: Annotated[Path | None, typer.Option(help="A csv log of a radio altimeter.")] = None,
+    irs: Annotated[Path | None, typer.Option(help="A csv log of accelerations.")] = None,
+    truth: Annotated[Path | None, typer.Option(help="A csv log of positions to judge by, never used.")] = None,
+    offset: Annotated[
+        str, typer.Option(help="Seconds to add to the frames' times to give the logs', or auto.")
+    ] = "0",
+    frame_rate: Annotated[float | None, typer.Option(help="Frames a second, where the frames do not say.")] = None,
+    conf: Annotated[float, typer.Option(min=0, max=1, help="Lowest score of a detection.")] = 0.7,
 ) -> None:
-    """Fly an approach by camera: corners with covariances, weighted PnP, integrity, fusion; animation and page."""
+    """Fly an approach by camera, simulated or recorded: corners, weighted PnP, integrity, fusion; a page."""
     from halopose.data.files import make_folder, write_json, write_text
     from halopose.hosts import shipped as hub
     from halopose.landing.flight import land as fly
@@ -67,23 +93,34 @@ def land(
 
     if (base is None) != (artifact is None):
         raise HaloposeError("give --base and --artifact together: heads belong to one detector")
-    settings = LandingSettings(
-        seed=seed,
-        weather=weather,
-        rate=rate,
-        attitude=attitude,
-        prune=prune,
-        integrity=integrity,
-        alarm=alarm,
-        requirement=requirement,
-        sensors=_sensors(without, outage or []),
-    )
+    choices: dict[str, Any] = {
+        "prune": prune, "integrity": integrity, "alarm": alarm, "requirement": requirement, "conf": conf
+    }  # fmt: skip
+    recorded = {"camera": camera, "runway": runway, "gnss": gnss, "ils": ils, "radio": radio, "irs": irs}
+    if frames is None:
+        named = next((name for name, value in {**recorded, "truth": truth}.items() if value is not None), None)
+        if named:
+            raise HaloposeError(f"--{named} belongs to a recorded flight: give --frames too")
+        sensors = _sensors(without, outage or [])
+        mode: Any = attitude  # checked by the settings
+        settings = LandingSettings(
+            seed=seed, weather=weather, rate=rate, attitude=mode, sensors=sensors, **choices
+        )  # fmt: skip
     if animation:
         pictures.check_animation(output / "landing.webp")
     make_folder(output)
     model = UncertainPose.load(base or hub.runway_detector(), artifact or hub.runway_artifact(), device=device)
+    flight: Flight
     with progress() as step:
-        flight = fly(model, settings, step)
+        if frames is not None:
+            given = _Recorded(frames, {**recorded, "attitude": None if attitude in ("irs", "vision") else Path(attitude)})
+            flight = given.replayed(model, choices, truth, offset, frame_rate, step)
+        else:
+            flight = simulated = fly(model, settings, step)
+            if record is not None:
+                from halopose.landing.recordings.writing import record as write_recording
+
+                write_recording(simulated, record)
     summary = summarise(flight)
     say(to_text(summary))
     write_json(output / "log.json", {"summary": summary, **page.log_of(flight)})
@@ -121,6 +158,73 @@ def world(
     settings = SceneSettings(bare=empty)
     data = write_dataset(output, counts, seed, settings=settings, processes=processes, quality=0 if png else 95)
     say(f"{', '.join(f'{count} {split}' for split, count in counts.items())} -> {data}")
+
+
+class _Recorded:
+    """What a user gave of a recorded flight: frames, and files by the names of their options."""
+
+    def __init__(self, frames: Path, given: dict[str, Any]) -> None:
+        for name in ("camera", "runway"):
+            if given[name] is None:
+                raise HaloposeError(f"--frames needs --{name} too")
+        self.frames, self.given = frames, given
+
+    def replayed(
+        self,
+        model: UncertainPose,
+        choices: dict[str, Any],
+        truth: Path | None,
+        offset: str,
+        rate: float | None,
+        step: Progress,
+    ) -> Flight:
+        """The flight, and on the terminal what was not given and what follows from it."""
+        import numpy as np
+
+        from halopose.landing.recordings import replay as replaying
+        from halopose.landing.recordings.cameras import read_camera
+        from halopose.landing.recordings.frames import open_frames
+        from halopose.landing.recordings.logs import KINDS, measurements, read_log
+        from halopose.landing.recordings.runways import read_runway
+
+        lens, site = read_camera(self.given["camera"]), read_runway(self.given["runway"])
+        logs = {kind: self.given[kind] for kind in KINDS if self.given[kind] is not None}
+        shift = 0.0 if offset == "auto" else _seconds(offset)
+        frames = open_frames(self.frames, rate=rate, offset=shift)
+        settings = replaying.settings_for(logs, frames.times, **choices)
+        measured = replaying.read_measurements(logs, site, settings)
+        judges = None if truth is None else read_log(truth)
+        for words in (site.note, replaying.missing(logs)):
+            if words:
+                say(words)
+        images: list[Any] = []
+        times, found = replaying.detections_in(model, frames, lens, settings.conf, step, images)
+        if offset == "auto":
+            shift = replaying.estimate_offset(times, found, lens, measured)
+            say(f"the frames' clock is {shift:+.2f} s off the logs'")
+            times = times + shift
+        known = None
+        if judges is not None:
+            places = measurements(judges, "gnss", site, _with_gnss(settings.sensors))
+            stamps, values = np.array([m.time for m in places]), np.array([m.value for m in places])
+            known = np.stack([np.interp(times, stamps, axis, np.nan, np.nan) for axis in values.T], axis=1)
+        return replaying.replay(times, found, lens, site, measured, settings, truth=known, images=tuple(images))
+
+
+def _with_gnss(sensors: Sensors) -> Sensors:
+    """Sensors with GNSS on board, which positions to judge by are read as."""
+    from dataclasses import replace
+
+    from halopose.landing.navigation.sensors import GNSS
+
+    return replace(sensors, gnss=GNSS)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise HaloposeError(f"--offset takes seconds or auto, got {text!r}") from None
 
 
 def _sensors(without: str | None, outages: list[str]) -> Sensors:

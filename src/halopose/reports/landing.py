@@ -66,7 +66,7 @@ def render_page(flight: Flight, summary: dict[str, Any], animation: bytes | None
         errors=[error_chart(flight, axis) for axis in range(3)],
         consistency=[nis_chart(flight), nees_chart(flight)],
         integrity=[statistic_chart(flight), *level_charts(flight)],
-        stanford=stanford_charts(flight),
+        stanford=stanford_charts(flight) if flight.judged else [],
         timeline=_timeline(flight),
         silences=_silences(flight),
         tables=_tables(summary),

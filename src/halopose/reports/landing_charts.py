@@ -90,7 +90,7 @@ class Chart:
 
     def dots(self, kind: str, times: Array, values: Array, label: str = "") -> Chart:
         """Dots: strokes without length, whose round ends the style sheet sizes."""
-        known = np.isfinite(values)
+        known = np.isfinite(values) & np.isfinite(times)
         places = zip(self.x(times[known]), self.y(values[known]), strict=True)
         return self._add(f"dots {kind}", "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places), label)
 

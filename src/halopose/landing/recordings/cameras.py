@@ -105,7 +105,7 @@ def camera_text(camera: Camera, mount: Mount) -> str:
     )
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """Also reads OpenCV's matrices, as plain mappings."""
 
 

@@ -96,8 +96,8 @@ def _check_size(path: Path, image: Array, lens: Lens) -> None:
     size, wanted = (image.shape[1], image.shape[0]), (lens.camera.width, lens.camera.height)
     if size != wanted:
         raise HaloposeError(
-            f"{path}: frames of {size[0]} by {size[1]}, a calibration of {wanted[0]} by {wanted[1]}: calibrate at the "
-            "size of the frames, or resize them"
+            f"{path}: frames of {size[0]} by {size[1]}, a calibration of {wanted[0]} by {wanted[1]}: calibrate at "
+            "the size of the frames, or resize them"
         )
 
 
@@ -213,7 +213,7 @@ def estimate_offset(
         body = lens.mount.rotation @ rotation_from_angles(*np.nan_to_num(angles).T)
         level = (np.swapaxes(body, 1, 2) @ rays[..., None])[..., 0]
         jumps = np.diff(level[:, 1:] / level[:, :1], n=2, axis=0)
-        known = np.isfinite(angles).all(1)
+        known: Array = np.asarray(np.isfinite(angles).all(1))
         used = known[:-2] & known[1:-1] & known[2:]
         rough.append(float(np.median(np.square(jumps[used]).sum(1))) if used.sum() >= 8 else np.inf)
     if not np.isfinite(rough).any():

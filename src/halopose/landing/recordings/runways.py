@@ -117,7 +117,7 @@ def from_table(airport: str, designator: str) -> Site:
     far = "high" if near == "low" else "low"
     keys = ("latitude", "longitude", "elevation_m")
     places = np.array([[float(row[f"{end}_{key}"]) for key in keys] for end in (near, far)])
-    site = Site(wanted, np.zeros((4, 3)), *places[0].tolist(), 0.0)
+    site = _site(wanted, np.zeros((4, 3)), places[0], 0.0)
     along = site.from_wgs84(places[1:])[0]
     length = float(np.hypot(along[0], along[1]))
     heading = math.atan2(-along[1], along[0])  # at heading 0, x is north and y is west
@@ -126,13 +126,13 @@ def from_table(airport: str, designator: str) -> Site:
         [[-displaced, half], [-displaced, -half], [length - displaced, -half], [length - displaced, half]]
     )
     rise = along[2] * (flat[:, :1] / length)
-    start = Site(wanted, np.zeros((4, 3)), *places[0].tolist(), heading)
+    start = _site(wanted, np.zeros((4, 3)), places[0], heading)
     threshold = start.to_wgs84(np.array([displaced, 0.0, along[2] * displaced / length]))
     apart = abs(length - float(row["length_m"]))
     note = f"{row['source']}, elevations above sea level"
     if apart > _DOUBTFUL:
         note += f"; its ends are {apart:.0f} m off the published length: give corners of your own"
-    return Site(wanted, np.concatenate([flat, rise], axis=1), *threshold.tolist(), heading, note)
+    return _site(wanted, np.concatenate([flat, rise], axis=1), threshold, heading, note)
 
 
 def from_corners(places: Array, designator: str = "", name: str = "corners") -> Site:
@@ -144,14 +144,21 @@ def from_corners(places: Array, designator: str = "", name: str = "corners") -> 
     if (np.abs(longitude) > 180).any():
         raise HaloposeError(f"{name}: longitudes are degrees from -180 to 180, got {longitude.max():g}")
     middle = places[:2].mean(0)
-    rough = Site(designator, np.zeros((4, 3)), *middle.tolist(), 0.0)
+    rough = _site(designator, np.zeros((4, 3)), middle, 0.0)
     seen = rough.from_wgs84(places)
     along = seen[2:].mean(0) - seen[:2].mean(0)
     heading = math.atan2(-along[1], along[0])
-    placed = Site(designator, np.zeros((4, 3)), *middle.tolist(), heading)
-    site = Site(designator or _name(heading), placed.from_wgs84(places), *middle.tolist(), heading)
+    # The middle of two corners lies under the mean of their heights: the earth is round.
+    middle = rough.to_wgs84(seen[:2].mean(0))
+    placed = _site(designator, np.zeros((4, 3)), middle, heading)
+    site = _site(designator or _name(heading), placed.from_wgs84(places), middle, heading)
     _check(site, name)
     return site
+
+
+def _site(designator: str, corners: Array, origin: Array, heading: float, note: str = "") -> Site:
+    latitude, longitude, height = (float(value) for value in origin)
+    return Site(designator, corners, latitude, longitude, height, heading, note)
 
 
 def _check(site: Site, name: str) -> None:

@@ -1,0 +1,158 @@
+"""A simulated approach written to files and read back is the same flight; what cannot be is said in one line."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import Mount
+from halopose.landing.flight import SimulatedFlight, start_of
+from halopose.landing.recordings.cameras import Lens, read_camera
+from halopose.landing.recordings.frames import open_frames
+from halopose.landing.recordings.logs import Kind, measurements, read_log
+from halopose.landing.recordings.replay import (
+    estimate_offset,
+    missing,
+    read_measurements,
+    replay,
+    settings_for,
+    start_from,
+)
+from halopose.landing.recordings.runways import Site, read_runway
+from halopose.landing.recordings.writing import record
+from halopose.landing.settings import CameraErrors, LandingSettings
+from halopose.landing.sighting import detections
+from halopose.landing.summary import summarise, to_text
+from halopose.reports.landing import log_of, render_page
+from tests.landing.test_flight import approach_of, flown, sighted
+
+SETTINGS = LandingSettings(rate=1.0, camera=CameraErrors(clock=0.0))
+SEED = 3
+
+
+class Recorded:
+    """A flight, the folder it was written to, and everything read back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.flight: SimulatedFlight = flown(SEED, SETTINGS)
+        record(self.flight, folder)
+        self.logs: dict[Kind, Path] = {
+            kind: folder / f"{kind}.csv" for kind in ("attitude", "gnss", "ils", "radio", "irs")
+        }
+        self.lens: Lens = read_camera(folder / "camera.yaml")
+        self.site: Site = read_runway(folder / "runway.json")
+        self.settings = replace(SETTINGS, seed=SEED)
+        self.measured = read_measurements(self.logs, self.site, self.settings)
+        self.seen = detections(sighted(*approach_of(SEED), np.random.default_rng([SEED, 5])))
+        self.times = self.flight.frame_times
+
+    def again(self, **changes: Any) -> Any:
+        given = {"start": start_of(self.flight.truth, SEED), **changes}
+        settings = given.pop("settings", self.settings)
+        measured = given.pop("measured", self.measured)
+        times, lens = given.pop("times", self.times), given.pop("lens", self.lens)
+        return replay(times, self.seen, lens, self.site, measured, settings, **given)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return Recorded(tmp_path_factory.mktemp("approach"))
+
+
+def test_the_replay_is_the_simulation(recorded: Recorded) -> None:
+    """The same detections and logs through files: camera, runway on the earth, csv. Positions to a micrometre."""
+    again = recorded.again()
+    np.testing.assert_allclose(again.fused, recorded.flight.fused, atol=1e-6)
+    np.testing.assert_allclose(again.fixes.position, recorded.flight.fixes.position, atol=1e-6)
+    np.testing.assert_allclose(again.fused_covariance, recorded.flight.fused_covariance, rtol=1e-6)
+    assert again.track.source.tolist() == recorded.flight.track.source.tolist()
+    assert again.fixes.reasons == recorded.flight.fixes.reasons
+
+
+def test_without_truth_there_is_a_page_and_a_log_all_the_same(recorded: Recorded) -> None:
+    again = recorded.again()
+    summary = summarise(again)
+    assert "nobody knows the truth" in to_text(summary)
+    page = render_page(again, summary)
+    assert "Nobody knows the truth of this flight" in page
+    assert "nan" not in " ".join(part.split('"')[0] for part in page.split(' d="')[1:])
+    assert log_of(again)["frames"][0]["truth"]["position"] is None
+
+
+def test_with_truth_it_is_judged(recorded: Recorded) -> None:
+    log = read_log(recorded.logs["gnss"].with_name("truth.csv"))
+    places = np.array([m.value for m in measurements(log, "gnss", recorded.site, recorded.settings.sensors)])
+    np.testing.assert_allclose(places, recorded.flight.position, atol=1e-6)
+    again = recorded.again(truth=places)
+    np.testing.assert_allclose(again.nees, recorded.flight.nees, rtol=1e-4)
+    assert summarise(again)["fused_nees"] == pytest.approx(summarise(recorded.flight)["fused_nees"], rel=1e-4)
+
+
+def test_it_begins_where_gnss_is_or_where_the_runway_is_seen_from(recorded: Recorded) -> None:
+    begin = recorded.again(start=None)
+    near = np.abs(begin.fused[3:] - recorded.flight.fused[3:]).max()
+    assert near < 3.0
+    logs: dict[Kind, Path] = {"attitude": recorded.logs["attitude"]}
+    alone = settings_for(logs, recorded.times, camera=CameraErrors(clock=0.0))
+    measured = read_measurements(logs, recorded.site, alone)
+    assert missing(logs) == "no log of gnss, ils, radio, irs; vision alone"
+    found = recorded.again(start=None, settings=alone, measured=measured)
+    error = np.linalg.norm(found.fused - recorded.flight.position, axis=1)
+    sigma = np.sqrt(np.trace(found.fused_covariance, axis1=1, axis2=2))
+    assert np.median(error / sigma) < 3
+
+
+def test_without_an_attitude_the_whole_pose_is_solved_for(recorded: Recorded) -> None:
+    logs = {kind: path for kind, path in recorded.logs.items() if kind != "attitude"}
+    settings = settings_for(logs, recorded.times)
+    assert settings.attitude == "vision"
+    assert "the whole pose is solved for" in missing(logs)
+    again = recorded.again(settings=settings, measured=read_measurements(logs, recorded.site, settings))
+    assert again.fixes.solved.any()
+
+
+def test_an_offset_of_the_clocks_is_found(recorded: Recorded) -> None:
+    """Frames at 10 Hz, exact corners, stamped .46 s early."""
+    approach, truth, _ = approach_of(SEED)
+    times = np.arange(0.5, truth.times[-1] - 1, 0.1)
+    seen = detections(sighted(approach, truth, times, np.random.default_rng(0)))
+    assert estimate_offset(times - 0.46, seen, recorded.lens, recorded.measured) == pytest.approx(0.46, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"times": np.arange(32.0)[::-1]}, "out of order"),
+        ({"times": np.arange(32.0) + 1e6}, "--offset"),
+        ({"lens": "backwards"}, "behind the camera in every frame"),
+        ({"times": np.array([])}, "no frames"),
+    ],
+)
+def test_what_cannot_be_is_one_line(recorded: Recorded, change: dict[str, Any], words: str) -> None:
+    if change.get("lens") == "backwards":
+        change = {"lens": Lens(recorded.lens.camera, Mount.looking(yaw=np.pi))}
+    if "times" in change and len(change["times"]):
+        change = {"times": change["times"][: len(recorded.times)]}
+    with pytest.raises(HaloposeError, match=words) as caught:
+        recorded.again(**change)
+    assert "\n" not in str(caught.value)
+
+
+def test_nowhere_to_begin_is_one_line(recorded: Recorded) -> None:
+    blank = [poses[:0] for poses in recorded.seen]
+    eye: Any = None
+    with pytest.raises(HaloposeError, match="nowhere to begin"):
+        start_from([], recorded.times, blank, eye)
+
+
+def test_frames_without_times_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(HaloposeError, match="no images"):
+        open_frames(tmp_path)
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.raises(HaloposeError, match="--frame-rate"):
+        open_frames(tmp_path)
+    with pytest.raises(HaloposeError, match="neither a film"):
+        open_frames(Path(__file__))
