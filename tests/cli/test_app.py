@@ -239,6 +239,8 @@ NONSENSE = {
     ("export", "--imgsz"): NO_SIZE,
     ("land", "--seed"): NO_COUNT,
     ("land", "--rate"): ("0", "-2", "101", "nan", "inf"),
+    ("land", "--conf"): NO_SHARE,
+    ("land", "--frame-rate"): ("0", "-2", "1001", "nan", "inf"),
     ("land", "--outage"): ("gnss:60-20", "gnss:20-20", "gnss:nan-20", "gnss:20"),
 }
 

@@ -93,6 +93,8 @@ def land(
 
     if (base is None) != (artifact is None):
         raise HaloposeError("give --base and --artifact together: heads belong to one detector")
+    if frame_rate is not None and not 0 < frame_rate <= 1000:
+        raise HaloposeError(f"--frame-rate should be above 0 and up to 1000 a second, got {frame_rate}")
     choices: dict[str, Any] = {
         "prune": prune, "integrity": integrity, "alarm": alarm, "requirement": requirement, "conf": conf
     }  # fmt: skip
@@ -113,7 +115,9 @@ def land(
     flight: Flight
     with progress() as step:
         if frames is not None:
-            given = _Recorded(frames, {**recorded, "attitude": None if attitude in ("irs", "vision") else Path(attitude)})
+            given = _Recorded(
+                frames, {**recorded, "attitude": None if attitude in ("irs", "vision") else Path(attitude)}
+            )
             flight = given.replayed(model, choices, truth, offset, frame_rate, step)
         else:
             flight = simulated = fly(model, settings, step)

@@ -106,7 +106,7 @@ def test_it_begins_where_gnss_is_or_where_the_runway_is_seen_from(recorded: Reco
 
 
 def test_without_an_attitude_the_whole_pose_is_solved_for(recorded: Recorded) -> None:
-    logs = {kind: path for kind, path in recorded.logs.items() if kind != "attitude"}
+    logs: dict[Kind, Path] = {kind: path for kind, path in recorded.logs.items() if kind != "attitude"}
     settings = settings_for(logs, recorded.times)
     assert settings.attitude == "vision"
     assert "the whole pose is solved for" in missing(logs)

@@ -109,9 +109,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """Also reads OpenCV's matrices, as plain mappings."""
 
 
-_Loader.add_constructor(
-    "tag:yaml.org,2002:opencv-matrix", lambda loader, node: loader.construct_mapping(node, True)
-)
+for _tag in ("opencv-matrix", "opencv-nd-matrix"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", lambda loader, node: loader.construct_mapping(node, True))
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array, camera_pose, normalise, rotation_from_angles, to_camera
-from halopose.geometry.pnp import solve_pose
+from halopose.geometry.pnp import Mask, solve_pose
 from halopose.landing.fixes import Eye
 from halopose.landing.flight import Flight, Place, fusion_of, look
 from halopose.landing.navigation.model import Initial
@@ -213,7 +213,7 @@ def estimate_offset(
         body = lens.mount.rotation @ rotation_from_angles(*np.nan_to_num(angles).T)
         level = (np.swapaxes(body, 1, 2) @ rays[..., None])[..., 0]
         jumps = np.diff(level[:, 1:] / level[:, :1], n=2, axis=0)
-        known: Array = np.asarray(np.isfinite(angles).all(1))
+        known: Mask = np.isfinite(angles).all(axis=-1)
         used = known[:-2] & known[1:-1] & known[2:]
         rough.append(float(np.median(np.square(jumps[used]).sum(1))) if used.sum() >= 8 else np.inf)
     if not np.isfinite(rough).any():

@@ -120,7 +120,7 @@ def from_table(airport: str, designator: str) -> Site:
     site = _site(wanted, np.zeros((4, 3)), places[0], 0.0)
     along = site.from_wgs84(places[1:])[0]
     length = float(np.hypot(along[0], along[1]))
-    heading = math.atan2(-along[1], along[0])  # at heading 0, x is north and y is west
+    heading = math.atan2(-along[1], along[0]) % math.tau  # at heading 0, x is north and y is west
     half, displaced = float(row["width_m"]) / 2, float(row[f"{near}_displaced_m"])
     flat = np.array(
         [[-displaced, half], [-displaced, -half], [length - displaced, -half], [length - displaced, half]]
@@ -147,7 +147,7 @@ def from_corners(places: Array, designator: str = "", name: str = "corners") -> 
     rough = _site(designator, np.zeros((4, 3)), middle, 0.0)
     seen = rough.from_wgs84(places)
     along = seen[2:].mean(0) - seen[:2].mean(0)
-    heading = math.atan2(-along[1], along[0])
+    heading = math.atan2(-along[1], along[0]) % math.tau
     # The middle of two corners lies under the mean of their heights: the earth is round.
     middle = rough.to_wgs84(seen[:2].mean(0))
     placed = _site(designator, np.zeros((4, 3)), middle, heading)

@@ -1,0 +1,98 @@
+"""Camera files of OpenCV and ROS against OpenCV's own projection, and their mistakes in one line."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import Camera, Mount, project
+from halopose.landing.recordings.cameras import Lens, camera_text, read_camera
+from halopose.poses import PoseDistributions
+
+MATRIX = np.array([[1200.0, 0.0, 319.5], [0.0, 1190.0, 191.5], [0.0, 0.0, 1.0]])
+BROWN = np.array([-0.2, 0.05, 1e-3, -5e-4, 0.01])
+FISHEYE = np.array([0.02, -0.01, 0.003, -0.001])
+ROS = """
+image_width: 640
+image_height: 384
+camera_matrix: {rows: 3, cols: 3, data: [1200, 0, 319.5, 0, 1190, 191.5, 0, 0, 1]}
+distortion_model: plumb_bob
+distortion_coefficients: {rows: 1, cols: 5, data: [-0.2, 0.05, 0.001, -0.0005, 0.01]}
+mount: {pitch_deg: -6.5, lever_arm: [4, 0, 0.5]}
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "camera.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_opencv_and_ros_say_the_same(tmp_path: Path) -> None:
+    storage = cv2.FileStorage(str(tmp_path / "cv.yaml"), cv2.FILE_STORAGE_WRITE)
+    for name, value in (("camera_matrix", MATRIX), ("distortion_coefficients", BROWN)):
+        storage.write(name, value)
+    storage.write("image_width", 640)
+    storage.write("image_height", 384)
+    storage.release()
+    ros = read_camera(written(tmp_path, ROS))
+    assert read_camera(tmp_path / "cv.yaml").camera == ros.camera
+    points = np.random.default_rng(0).normal(size=(20, 3)) * (2.0, 1.0, 1.0) + (0, 0, 20)
+    by_opencv = cv2.projectPoints(points, np.zeros(3), np.zeros(3), MATRIX, BROWN)[0][:, 0]
+    np.testing.assert_allclose(project(ros.camera, points), by_opencv, atol=1e-9)
+    np.testing.assert_allclose(ros.mount.rotation, Mount.looking(pitch=np.radians(-6.5)).rotation)
+    np.testing.assert_allclose(ros.mount.lever_arm, (4, 0, 0.5))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    camera = Camera(1200.0, 1190.0, 319.5, 191.5, 640, 384, (-0.2, 0.05, 1e-3, -5e-4, 0.01))
+    mount = Mount.looking(0.01, -0.1, 0.02, (4.0, 0.1, 0.5))
+    again = read_camera(written(tmp_path, camera_text(camera, mount)))
+    assert again.camera == camera
+    np.testing.assert_array_equal(again.mount.rotation, mount.rotation)
+
+
+def test_a_fisheye_is_rectified_with_its_covariances() -> None:
+    """Simulated pixels about a fisheye's, moved one by one, spread as the moved covariance says."""
+    lens = Lens(Camera(400.0, 400.0, 319.5, 191.5, 640, 384), fisheye=tuple(FISHEYE.tolist()))
+    points = np.array([[[0.5, 0.2, 1.0], [-0.6, 0.3, 1.0], [0.1, -0.3, 1.0], [0.0, 0.0, 1.0]]])
+    pixels = cv2.fisheye.distortPoints(points[..., :2] / points[..., 2:], lens.camera.matrix, FISHEYE)
+    spread = np.broadcast_to([[0.04, 0.01], [0.01, 0.09]], (1, 4, 2, 2)).copy()
+    poses = PoseDistributions(np.zeros((1, 4)), np.ones(1), np.asarray(pixels, dtype=float), spread, spread)
+    moved = lens.rectified(poses)
+    np.testing.assert_allclose(moved.keypoints, project(lens.camera, points), atol=1e-5)
+    noise = np.random.default_rng(1).multivariate_normal(np.zeros(2), spread[0, 0], 20_000)
+    around = lens.rectified(
+        PoseDistributions(
+            np.zeros((20_000, 4)),
+            np.ones(20_000),
+            pixels + noise[:, None],
+            np.repeat(spread, 20_000, 0),
+            np.repeat(spread, 20_000, 0),
+        )
+    )
+    for corner in range(4):
+        found = np.cov(around.keypoints[:, corner].T)
+        np.testing.assert_allclose(found, moved.covariance[0, corner], atol=0.03 * found.max())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("image_width: 640", ""), "no image_width"),
+        (("image_width: 640", "image_width: 300"), "another image size"),
+        (("plumb_bob", "magic"), "unknown distortion model 'magic'"),
+        (("plumb_bob", "equidistant"), "a fisheye takes 4"),
+        (("data: [1200,", "data: ["), "takes 9 finite numbers, got 8"),
+        (("1200, 0,", "0.0012, 0,"), "in pixels"),
+        (("camera_matrix", "matrix"), "has no camera_matrix"),
+        (("pitch_deg", "pitch"), "does not know 'pitch'"),
+        (("{rows", "{{rows"), "is not yaml"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    with pytest.raises(HaloposeError, match=words) as caught:
+        read_camera(written(tmp_path, ROS.replace(*change)))
+    assert "\n" not in str(caught.value)

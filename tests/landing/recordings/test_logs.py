@@ -1,0 +1,69 @@
+"""Logs as csv: units by name, order of time, and mistakes in one line each."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import runway_corners
+from halopose.landing.navigation.sensors import Sensors
+from halopose.landing.recordings.logs import Kind, attitudes_at, measurements, read_log
+from halopose.landing.recordings.runways import Site
+
+SITE = Site("28", runway_corners(2500.0, 45.0), 37.61, -122.36, 4.0, np.radians(298.0))
+
+
+def read(tmp_path: Path, text: str, kind: Kind) -> list[np.ndarray]:
+    (tmp_path / "log.csv").write_text(text)
+    return [each.value for each in measurements(read_log(tmp_path / "log.csv"), kind, SITE, Sensors())]
+
+
+def test_headings_and_yaws_in_degrees_and_radians_agree(tmp_path: Path) -> None:
+    by_heading = read(tmp_path, "time_s,heading_deg,pitch_deg,roll_deg\n0,300,2,-1\n", "attitude")
+    by_yaw = read(tmp_path, "time_s,yaw_rad,pitch_rad,roll_rad\n0,0.0349066,0.0349066,-0.0174533\n", "attitude")
+    np.testing.assert_allclose(by_heading, by_yaw, atol=1e-6)
+
+
+def test_a_gap_in_a_row_is_passed_over(tmp_path: Path) -> None:
+    found = read(tmp_path, "time_s,localizer_deg,glide_slope_deg\n0,1,\n1,0.5,0.1\n", "ils")
+    assert len(found) == 3
+
+
+def test_attitudes_are_linear_between_samples_and_absent_away_from_them(tmp_path: Path) -> None:
+    text = "time_s,yaw_deg,pitch_deg,roll_deg\n0,179,0,0\n0.1,-179,2,0\n5,0,0,0\n"
+    (tmp_path / "log.csv").write_text(text.replace("179", "79").replace("-79", "81"))
+    measured = measurements(read_log(tmp_path / "log.csv"), "attitude", SITE, Sensors())
+    found = attitudes_at(measured, np.array([0.05, 2.0]))
+    np.testing.assert_allclose(np.degrees(found[0]), (80, 1, 0), atol=1e-9)
+    assert np.isnan(found[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("attitude", "time_s,heading_deg,pitch_deg\n0,1,2\n", "no column roll_deg or roll_rad"),
+        ("attitude", "time_s,heading_rad,pitch_rad,roll_rad\n0,298,2,1\n", "call it heading_deg"),
+        ("attitude", "time_s,heading_deg,pitch_deg,roll_deg\n0,118,2,1\n", "heads away from runway 28"),
+        ("attitude", "time_s,heading_deg,pitch_deg,roll_deg\n0,298,80,1\n", "check its unit"),
+        (
+            "gnss",
+            "time_s,latitude_deg,longitude_deg,height_m\n1,37,-122,9\n0,37,-122,9\n",
+            "line 3: time goes back",
+        ),
+        ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,-122.3,37.6,9\n", "swapped"),
+        ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,48.1,11.5,9\n", "swapped, or the runway another"),
+        ("gnss", "time_s,lat,lon\n0,1,2\n", "no column latitude_deg"),
+        ("gnss", "time,latitude_deg\n0,1\n", "no column time_s"),
+        ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,37,north,9\n", "'north' is no number"),
+        ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,37\n", "2 values for 4 columns"),
+        ("gnss", "time_s\n", "has no rows"),
+        ("radio", "time_s,height_m\n0,7000\n", "in feet"),
+        ("radio", "time_s,height_m\n0,70\n1000,60\n", "in seconds"),
+        ("ils", "time_s,localizer_deg,glide_slope_deg\n0,75,0\n", "check its unit"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, kind: Kind, text: str, words: str) -> None:
+    with pytest.raises(HaloposeError, match=words) as caught:
+        read(tmp_path, text, kind)
+    assert "\n" not in str(caught.value)
