@@ -213,7 +213,7 @@ def estimate_offset(
         body = lens.mount.rotation @ rotation_from_angles(*np.nan_to_num(angles).T)
         level = (np.swapaxes(body, 1, 2) @ rays[..., None])[..., 0]
         jumps = np.diff(level[:, 1:] / level[:, :1], n=2, axis=0)
-        known: Mask = np.isfinite(angles).all(axis=-1)
+        known: Mask = np.asarray(np.isfinite(angles).all(axis=-1), dtype=bool)
         used = known[:-2] & known[1:-1] & known[2:]
         rough.append(float(np.median(np.square(jumps[used]).sum(1))) if used.sum() >= 8 else np.inf)
     if not np.isfinite(rough).any():
