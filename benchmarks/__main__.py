@@ -7,7 +7,7 @@ from benchmarks.epoch import compare_epoch
 from benchmarks.export import compare_export
 from benchmarks.growth import growth
 from benchmarks.interleave import Comparison
-from benchmarks.overhead import compare_novelty, compare_predict, make_model, make_yolonas
+from benchmarks.overhead import compare_novelty, compare_predict, compare_shipped, make_model, make_yolonas
 from benchmarks.pnp import FRAMES, compare_fix, compare_many, compare_one, compare_position
 from benchmarks.protocol import compare_protocol
 from benchmarks.student import compare_student
@@ -30,6 +30,7 @@ def main() -> None:
         print(_cost(f"{name}, 640, base without uncertainty", sparse, "with sparse heads"))
         print(_cost(f"{name}, 640, base without uncertainty", dense, "with dense heads"))
     print(_cost("runways, 640, with sparse heads", compare_novelty(), "with novelty"))
+    print(_cost("YOLO11n-pose, 640, base without uncertainty", compare_shipped(), "with the heads that ship"))
     topk, dense, pytorch = compare_export()
     print(_cost("YOLO11n-pose, 640, Ultralytics' own ONNX", topk, "exported with uncertainty, topk"))
     print(_cost("YOLO11n-pose, 640, Ultralytics' own ONNX", dense, "exported with uncertainty, dense"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 from benchmarks.interleave import Comparison, compare
 from halopose.deploy import onnx_file, predict
 from halopose.deploy.predict import Model
+from halopose.fitting.artifact import Artifact
 from halopose.hosts.shipped import find_base, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics.host import load_model
@@ -80,6 +82,13 @@ def without_factors(path: Path, model: Model) -> Model:
     return Model("", run, model.facts)
 
 
+def without_signals(artifact: Artifact) -> Artifact:
+    """The same heads by their windows alone, which have a dense form."""
+    heads = copy.deepcopy(artifact.heads)
+    heads.beyond, heads.settings = None, replace(heads.settings, claims=False, features=False)
+    return replace(artifact, heads=heads)
+
+
 def compare_export(rounds: int = 40) -> tuple[Comparison, Comparison, Comparison]:
     """The framework's export without uncertainty against topk and dense heads; PyTorch with against topk."""
     pose = UncertainPose.load(find_base(), shipped_artifact())
@@ -89,7 +98,8 @@ def compare_export(rounds: int = 40) -> tuple[Comparison, Comparison, Comparison
         models = []
         for form in ("topk", "dense"):
             path = folder / f"{form}.onnx"
-            onnx_file.write_model(onnx_file.build(pose.host, pose.artifact, onnx_file.ExportSettings(form)), path)
+            artifact = pose.artifact if form == "topk" else without_signals(pose.artifact)
+            onnx_file.write_model(onnx_file.build(pose.host, artifact, onnx_file.ExportSettings(form)), path)
             models.append(predict.Model(str(path)))
         bare = without_factors(ultralytics_onnx(load_model(str(find_base()), unsafe=False), folder), models[0])
     topk, dense = (compare(lambda: bare.detect(image), partial(m.predict, image), rounds) for m in models)

@@ -13,11 +13,12 @@ from halopose.data.images import read_image
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host, HostOutput, Selection
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base, runway_artifact, runway_detector
+from halopose.hosts.shipped import find_base, runway_artifact, runway_detector, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.landing.world.render import render
 from halopose.landing.world.scenes import sample_scene
 from halopose.predictor import UncertainPose
+from halopose.types import Array
 from halopose.uncertainty.calibration import Calibrations
 from halopose.uncertainty.heads import ProbabilisticHeads
 
@@ -44,27 +45,21 @@ def make_yolonas() -> tuple[UncertainPose, float]:
 def _with_heads(host: Host) -> UncertainPose:
     heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count).eval()
     calibrations = Calibrations.none(host.keypoint_count)
-    return UncertainPose(host, Artifact(heads, calibrations, host.fingerprints, host.layout, imgsz=640))
+    artifact = Artifact(heads, calibrations, host.fingerprints, host.layout, imgsz=640)
+    return UncertainPose(host, artifact, uncalibrated=True)
 
 
 def compare_predict(model: UncertainPose, conf: float = 0.25, rounds: int = 40) -> tuple[Comparison, Comparison]:
     """Base against sparse heads, and base against dense heads; end to end with NMS, 640, batch 1."""
     image = read_image(PHOTOGRAPH)
 
-    def detect() -> tuple[HostOutput, Selection]:
-        batch, boxes = model.host.preprocess([image], 640, rectangular=True)
-        output = model.host.forward(batch)
-        selection = model.host.select(output, conf=conf, iou=0.7, letterboxes=boxes)[0]
-        return output, model.host.to_original(selection, boxes[0], (batch.shape[2], batch.shape[3]))
-
-    @torch.inference_mode()
-    def base() -> None:
-        detect()
-
     @torch.inference_mode()
     def dense() -> None:
-        output, selection = detect()
+        output, selection = _detect(model.host, image, conf)
         model.heads.dense(output.features)[0, selection.cell]
+
+    def base() -> None:
+        _detect(model.host, image, conf)
 
     return compare(base, lambda: model.predict(image, conf=conf), rounds), compare(base, dense, rounds)
 
@@ -76,3 +71,17 @@ def compare_novelty(rounds: int = 40) -> Comparison:
     plain, novel = (UncertainPose(host, one) for one in (replace(artifact, novelty=None), artifact))
     image = render(sample_scene(4))
     return compare(lambda: plain.predict(image), lambda: novel.predict(image), rounds)
+
+
+def compare_shipped(rounds: int = 40) -> Comparison:
+    """YOLO11n-pose against the same with the heads that ship, which have signals."""
+    model, image = UncertainPose.load(find_base(), shipped_artifact()), read_image(PHOTOGRAPH)
+    return compare(lambda: _detect(model.host, image, 0.25), lambda: model.predict(image), rounds)
+
+
+@torch.inference_mode()
+def _detect(host: Host, image: Array, conf: float) -> tuple[HostOutput, Selection]:
+    batch, boxes = host.preprocess([image], 640, rectangular=True)
+    output = host.forward(batch)
+    selection = host.select(output, conf=conf, iou=0.7, letterboxes=boxes)[0]
+    return output, host.to_original(selection, boxes[0], (batch.shape[2], batch.shape[3]))

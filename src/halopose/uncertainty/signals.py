@@ -82,11 +82,11 @@ def signals_at(
     own = keypoints[image, cell]
     box = claims.boxes[image, cell]
     # Padded, so that it can be traced for any number of cells: -1 ranks behind every one.
-    best, candidate = F.pad(scores, (0, CANDIDATES), value=-1.0).topk(CANDIDATES, dim=1)
+    best, candidate = F.pad(scores, (0, CANDIDATES), value=-1.0).topk(CANDIDATES, dim=1, sorted=False)
     candidate, best = torch.where(best >= 0, candidate, 0), best.clamp_min(0.0)
     rivals = claims.boxes.gather(1, candidate[..., None].expand(-1, -1, 4))
     weight = torch.where(overlap(box, rivals[image]) >= OVERLAP, best[image], 0.0)
-    weight, place = weight.topk(CLAIMS, dim=1)
+    weight, place = weight.topk(CLAIMS, dim=1, sorted=False)
     claimed = candidate[image].gather(1, place)
     mass = weight.sum(1)
     share = (weight / mass.clamp_min(1e-9)[:, None])[..., None]
