@@ -1,6 +1,7 @@
 """From the command line to a deployed folder and back: export, predict, calibrate, evaluate."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,10 @@ def test_a_model_goes_out_and_is_used(
     assert code == 0, text
     assert {path.name for path in out.iterdir()} == {"model.onnx", "predict.py", "README.md", "card.json"}
     results = []
-    for source in (base, ("--deployed", out)):
-        options = ("-o", tmp_path / "poses", "--conf", 0.5, "--imgsz", 96)
+    for name, source in {"torch": base, "deployed": ("--deployed", out)}.items():
+        options = ("-o", tmp_path / name, "--conf", 0.5, "--imgsz", 96)
         assert run(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *source, *options)[0] == 0
-        results.append(json.loads((tmp_path / "poses" / "predictions.json").read_text())[0]["detections"])
+        results.append(json.loads((tmp_path / name / "predictions.json").read_text()))
     assert len(results[0]) == len(results[1]) > 2
     for ours, theirs in zip(*results, strict=True):
         assert np.allclose(ours["keypoints"], theirs["keypoints"], atol=0.02)
@@ -74,7 +75,7 @@ def test_a_model_goes_out_and_is_used(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["export", "--base", "{base}"], "give --artifact for yours"),
+        (["export", "--base", "{base}"], "give --artifact for your base"),
         (["export", "--half", "--int8", "images"], "--half or --int8, not both"),
         (["predict", "bus.jpg", "--deployed", "nowhere"], "no folder nowhere: write one with `halopose export"),
         (["predict", "bus.jpg", "--deployed", "{empty}"], "no model at"),
@@ -94,6 +95,7 @@ def test_mistakes_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    shutil.copy(ASSETS / "bus.jpg", tmp_path)
     places = {"base": work / "base.pt", "empty": tmp_path / "empty", "data": work / "data.yaml"}
     code, _, error = run(monkeypatch, capsys, *(argument.format(**places) for argument in arguments))
     assert code == 2

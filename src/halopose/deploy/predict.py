@@ -186,11 +186,11 @@ class Poses:
             "score": self.scores.tolist(),
             "keypoints": triples.tolist(),
             "covariance": _triangle(self.covariance).tolist(),
+            "keep": self.keep.tolist(),
         }
         if self.dof is not None:
             columns["scale"] = _triangle(self.scale).tolist()
             columns["dof"] = self.dof.tolist()
-        columns["keep"] = self.keep.tolist()
         return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 

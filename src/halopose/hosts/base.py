@@ -31,6 +31,10 @@ LOAD_ERRORS = (
 )  # fmt: skip
 
 
+# What torch and Ultralytics say of a checkpoint that only unsafe loading would take.
+REFUSED_TYPES = ("unsupported global", "references types outside")
+
+
 @dataclass(frozen=True)
 class HostOutput:
     """What one forward pass yields, per anchor cell (A cells over all levels, finest level first).
@@ -212,7 +216,7 @@ def refusal(path: object, error: Exception, unsafe: bool) -> HaloposeError:
     reason = " ".join(str(error).split())
     _, cause, rest = reason.partition("Unsupported global: GLOBAL ")  # torch says it after much advice
     reason = f"it holds {rest.split()[0]}" if cause else reason[:160]
-    code = cause or "unsupported global" in str(error).lower()  # which nothing but unsafe loading would take
+    code = cause or any(words in str(error).lower() for words in REFUSED_TYPES)
     hint = "; if you trust it, allow that with --unsafe (unsafe=True)" if code and not unsafe else ""
     return HaloposeError(f"cannot load {path} ({reason}){hint}")
 

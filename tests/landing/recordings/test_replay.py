@@ -26,7 +26,7 @@ from halopose.landing.recordings.writing import record
 from halopose.landing.settings import CameraErrors, LandingSettings
 from halopose.landing.sighting import detections
 from halopose.landing.summary import summarise, to_text
-from halopose.reports.landing import log_of, render_page
+from halopose.reports.landing.page import log_of, render_page
 from tests.landing.test_flight import approach_of, flown, sighted
 
 SETTINGS = LandingSettings(rate=1.0, camera=CameraErrors(clock=0.0))

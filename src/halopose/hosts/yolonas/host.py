@@ -126,7 +126,8 @@ class YoloNASHost(Host):
         return _Placer(self.strides[-1])
 
     def to_batch(self, placed: Sequence[Array]) -> Tensor:
-        batch = torch.from_numpy(np.stack(placed))
+        # Joined as they lie in memory, channels last: another order would round otherwise than the framework.
+        batch = torch.cat([torch.from_numpy(pixels)[None] for pixels in placed])
         if self.device.type == "cuda":
             batch = batch.pin_memory()
         return batch.to(self.device, non_blocking=True)

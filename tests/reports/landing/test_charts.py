@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from halopose.landing.requirements import stanford
-from halopose.reports.landing_charts import Diagram, stanford_charts
+from halopose.reports.landing.charts import Diagram, stanford_charts
 from halopose.types import Array
-from tests.reports.test_landing_pictures import fabricate
+from tests.reports.landing.test_pictures import fabricate
 
 
 def places(chart: Diagram, kind: str) -> Array:

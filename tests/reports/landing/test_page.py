@@ -16,11 +16,11 @@ from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import ATTITUDE
 from halopose.landing.settings import CameraErrors
-from halopose.reports.landing import log_of, render_page
-from halopose.reports.landing_charts import error_chart
+from halopose.reports.landing.charts import error_chart
+from halopose.reports.landing.page import log_of, render_page
 from halopose.types import Array
 from tests.helpers.values import present
-from tests.reports.test_landing_pictures import DOUBTED, EXCLUDED, OUTAGE, PRUNED, UNSEEN, UNSOLVED, fabricate
+from tests.reports.landing.test_pictures import DOUBTED, EXCLUDED, OUTAGE, PRUNED, UNSEEN, UNSOLVED, fabricate
 
 SUMMARY = {
     "frames": 9,

@@ -17,7 +17,7 @@ from halopose.landing.flight import Flight
 from halopose.landing.navigation.sensors import SIZES
 from halopose.landing.world.dataset import CORNER_NAMES
 from halopose.landing.world.scenes import Array
-from halopose.reports.landing_charts import (
+from halopose.reports.landing.charts import (
     Chart,
     Scale,
     error_chart,
@@ -29,7 +29,7 @@ from halopose.reports.landing_charts import (
     stanford_charts,
     statistic_chart,
 )
-from halopose.reports.landing_pictures import state_of
+from halopose.reports.landing.pictures import state_of
 from halopose.reports.page import page
 
 _SILENCE = 2.5  # usual intervals without a measurement that make an outage

@@ -23,7 +23,7 @@ from halopose.landing.navigation.sensors import GNSS, Sensors, Truth, simulate, 
 from halopose.landing.settings import LandingSettings
 from halopose.landing.sighting import Sightings, expected_corners
 from halopose.landing.world.approach import fly
-from halopose.reports.landing_pictures import Composition, animate, draw_frame, outlines, state_of
+from halopose.reports.landing.pictures import Composition, animate, draw_frame, outlines, state_of
 from halopose.types import Array
 
 UNSEEN, PRUNED, EXCLUDED, DOUBTED, UNSOLVED = 2, 3, 4, 5, 6  # frames of a made-up flight where something is wrong

@@ -1,0 +1,1 @@
+"""The page of a flight, its charts and its pictures."""
