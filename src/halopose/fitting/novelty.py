@@ -36,6 +36,10 @@ log = logging.getLogger(__name__)
 OUTSIDE = -2 * np.log(0.01)  # squared Mahalanobis distance of the 99 % ellipse
 
 
+class TooFewError(HaloposeError):
+    """What is usual cannot be learnt from so little."""
+
+
 @dataclass(frozen=True)
 class NoveltySettings:
     """images: how many training images are copied, at most; fewest: with less detections nothing is fitted.
@@ -232,7 +236,7 @@ def fit_novelty(
     rows = rows_of(artifact, copies, settings.conf)
     trusted = int((rows.clean & (rows.evidence.score.numpy() >= settings.trusted)).sum())
     if trusted < settings.fewest:
-        raise HaloposeError(
+        raise TooFewError(
             f"{trusted} detections in clean training images are too few to know what is usual: give more images"
         )
     fitted = _fit(rows, settings, heads.widths)

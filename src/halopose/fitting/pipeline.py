@@ -28,7 +28,7 @@ from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.fitting.collecting import collect
 from halopose.fitting.crew import Crew, Ranks
-from halopose.fitting.novelty import NoveltySettings, collect_copies, fit_novelty
+from halopose.fitting.novelty import NoveltySettings, TooFewError, collect_copies, fit_novelty
 from halopose.fitting.store import Cells, CollectSettings, MatchStore
 from halopose.fitting.training import Trained, TrainSettings, importance_weights, train
 from halopose.hosts.base import Host
@@ -408,7 +408,11 @@ def _with_novelty(
         return artifact
     copies = collect_copies(host, training, folder, settings.imgsz, how, progress, settings.head.signals)
     calibration = np.asarray(artifact.card["images"]["calibration"], dtype=np.int64)
-    return fit_novelty(artifact, copies, val_store, calibration, how)
+    try:
+        return fit_novelty(artifact, copies, val_store, calibration, how)
+    except TooFewError as error:
+        log.warning("no novelty: %s", error)
+        return artifact
 
 
 def figures(scores: Scores) -> dict[str, Any]:

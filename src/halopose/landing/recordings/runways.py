@@ -86,7 +86,7 @@ def read_runway(given: Path | str) -> Site:
 
     >>> site = read_runway("KSFO/28R")
     >>> round(site.length), round(site.width), round(np.degrees(site.heading))
-    (3620, 61, 298)
+    (3618, 61, 298)
     """
     text = str(given)
     if not text.lower().endswith(".json"):
