@@ -216,9 +216,18 @@ def refusal(path: object, error: Exception, unsafe: bool) -> HaloposeError:
     reason = " ".join(str(error).split())
     _, cause, rest = reason.partition("Unsupported global: GLOBAL ")  # torch says it after much advice
     reason = f"it holds {rest.split()[0]}" if cause else reason[:160]
-    code = cause or any(words in str(error).lower() for words in REFUSED_TYPES)
+    code = any(words in str(error).lower() for words in REFUSED_TYPES) and _is_pickled(path)
     hint = "; if you trust it, allow that with --unsafe (unsafe=True)" if code and not unsafe else ""
     return HaloposeError(f"cannot load {path} ({reason}){hint}")
+
+
+def _is_pickled(path: object) -> bool:
+    """Whether a file begins as torch's files do, zipped or not; others are no checkpoint at all."""
+    try:
+        with open(str(path), "rb") as file:
+            return file.read(2) in (b"PK", b"\x80\x02")
+    except OSError:
+        return False
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:
