@@ -5,6 +5,11 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Side by side, each process has one thread: several share the cores badly. Set before what reads it is imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(_name, "1")
+
 import pytest
 from hypothesis import settings
 

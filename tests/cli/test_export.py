@@ -15,7 +15,6 @@ from tests.helpers.models import ASSETS, artifact_for, host_of, pose_model, writ
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:no samples for keypoints"),
     pytest.mark.filterwarnings("ignore:.*of .* detections are beyond"),
 ]
 

@@ -19,7 +19,7 @@ from halopose.fitting.store import MatchStore
 from halopose.predictor import UncertainPose
 from tests.helpers.models import artifact_for, host_of, write_scenes
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:no samples for keypoints")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 PROTOCOL = Protocol(area="box")
 SETTINGS = FitSettings(imgsz=64, train_sizes=(64,))
 

@@ -42,3 +42,14 @@ def test_where_nothing_or_all_is_pruned_there_is_nothing_to_part(kept: bool) -> 
     whole = StudentTCalibration(2)
     whole.fit(residual, factors)
     assert Tails.fit(whole, residual, factors, torch.ones_like(keep), torch.full_like(keep, kept)) is None
+
+
+def test_a_keypoint_that_is_never_pruned_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+    residual, factors, keep = two_kinds(400)
+    keep[:, 0] = True
+    whole = StudentTCalibration(2).fit(residual, factors)
+    with caplog.at_level("WARNING", "halopose"):
+        tails = Tails.fit(whole, residual, factors, torch.ones_like(keep), keep)
+    assert tails is not None
+    assert not caplog.text
+    torch.testing.assert_close(tails.pruned.nu_[0], tails.pruned.nu_[1])  # that of all pruned ones

@@ -264,7 +264,14 @@ class Calibration(nn.Module, ABC):
         sample_weight: Tensor | None = None,
     ) -> Fitted:
         """Fit on residuals (N, K, 2) and uncalibrated factors (N, K, 2, 2); returns self."""
-        sample = Sample.of(residual, scale_tril, labelled, sample_weight)
+        self.fit_sample(Sample.of(residual, scale_tril, labelled, sample_weight))
+        empty = torch.nonzero(self.effective_samples_ == 0).flatten().tolist()
+        if empty:
+            log.warning("no samples for keypoints %s: they take the values of all keypoints together", empty)
+        return self
+
+    def fit_sample(self: Fitted, sample: Sample) -> Fitted:
+        """Fit where a keypoint without samples is nothing to warn of; returns self."""
         if sample.mahalanobis.shape[1] != self.keypoints:
             raise HaloposeError(
                 f"this calibration has {self.keypoints} keypoints, the data {sample.mahalanobis.shape[1]}"
@@ -272,9 +279,6 @@ class Calibration(nn.Module, ABC):
         self.effective_samples_ = sample.effective
         if not bool((self.effective_samples_ > 0).any()):
             raise HaloposeError("no labelled keypoint to calibrate on: give more images or check the labels")
-        empty = torch.nonzero(self.effective_samples_ == 0).flatten().tolist()
-        if empty:
-            log.warning("no samples for keypoints %s: they take the values of all keypoints together", empty)
         self._fit(sample)
         return self
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from halopose.uncertainty.calibration import StudentTCalibration
+from halopose.uncertainty.calibration import Sample, StudentTCalibration
 from halopose.uncertainty.distributions import StudentT
 
 
@@ -42,7 +42,7 @@ class Tails:
         fitted = []
         for mask in masks:
             law = StudentTCalibration(whole.keypoints, min_samples=whole.min_samples, covariance=whole.covariance)
-            law.fit(residual, scale_tril, mask)
+            law.fit_sample(Sample.of(residual, scale_tril, mask))  # a keypoint may well never be pruned
             law.moment_tau_ = whole.moment_tau_.clone()
             fitted.append(law)
         return cls(*fitted)
