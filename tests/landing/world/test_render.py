@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.geometry.camera import Camera, Mount, normalise
+from halopose.landing.world.develop import develop
 from halopose.landing.world.layout import Patch
 from halopose.landing.world.render import (
     _coverage,
@@ -19,7 +20,6 @@ from halopose.landing.world.render import (
     _view,
     _windows,
     daylight,
-    develop,
     radiance,
     render,
 )

@@ -18,9 +18,11 @@ import numpy as np
 
 from halopose.data.files import make_folder, write_json, write_text
 from halopose.data.images import write_image
+from halopose.data.runways import CORNER_NAMES, OKS_SIGMAS, box_of
 from halopose.errors import HaloposeError
 from halopose.landing.world.approach import Approach, fly, frames
-from halopose.landing.world.render import develop, radiance, render
+from halopose.landing.world.develop import develop
+from halopose.landing.world.render import radiance, render
 from halopose.landing.world.scenes import (
     TRAINING_WEATHERS,
     WEATHERS,
@@ -36,10 +38,7 @@ from halopose.landing.world.scenes import (
     sample_scene,
 )
 
-CORNER_NAMES = ("near_left", "near_right", "far_right", "far_left")
 FLIP_INDEX = (1, 0, 3, 2)
-OKS_SIGMAS = (0.1,) * 4  # a corner a fifth of the runway's size in the picture off scores exp(-1/2)
-SMALLEST_BOX = 6.0  # pixels: a distant runway's own box is thinner than a detector can tell
 _PER_SPLIT = 1_000_000
 
 
@@ -127,14 +126,6 @@ def _make(task: _Task) -> Scene:
 
 
 # --- labels -----------------------------------------------------------------------------------------------
-
-
-def box_of(corners: Array, width: int, height: int) -> Array:
-    """Box (4,) xyxy of corners (4, 2), at least SMALLEST_BOX wide and high, on the image."""
-    low, high = corners.min(0), corners.max(0)
-    grow = np.maximum(SMALLEST_BOX - (high - low), 0) / 2
-    size = np.array([width, height], dtype=float)
-    return np.concatenate([np.clip(low - grow, 0, size), np.clip(high + grow, 0, size)])
 
 
 def yolo_labels(scene: Scene) -> str:

@@ -7,22 +7,22 @@ In: a ``Scene``. Out: an image (H, W, 3) uint8 BGR, or the linear radiance (3, H
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from math import degrees, sin
 
-import cv2
 import numpy as np
 
-from halopose.geometry.camera import Camera, normalise, project_points
+from halopose.geometry.camera import Camera, project_points
+from halopose.landing.world.clutter import draw_boxes, road_patches
+from halopose.landing.world.develop import colour_planes, develop, pixel_rays
+from halopose.landing.world.filming import as_recorded, through_lens
+from halopose.landing.world.footage import pinhole_for
 from halopose.landing.world.landscape import LANDSCAPES, landscape, noise_texture, sample
 from halopose.landing.world.layout import Patch, field_patches, runway_lights, runway_patches
 from halopose.landing.world.scenes import Array, Runway, Scene
 
 _FAR = 60e3  # metres to what is drawn as the horizon
 _LUMINANCE = 1e4  # cd / m^2 of radiance 1
-_MIDDLE_GREY, _LARGEST_GAIN = 0.22, 350.0
-_POOL = 1 << 21  # normal numbers that the noise of all frames is cut from
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class View:
     length: Array
     rotation: Array
     eye: Array
-    horizon: Array  # pixels above the horizon, (H, W)
+    horizon: Array  # pixels above the end of the ground, (H, W)
+    up: Array  # z, or that above the level where the runway is not level
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,18 @@ class Daylight:
 
 def render(scene: Scene) -> Array:
     """The image (H, W, 3) uint8 BGR of a scene; the same scene always gives the same bytes."""
-    return develop(radiance(scene), scene)
+    return as_recorded(develop(radiance(scene), scene), scene)
 
 
 def radiance(scene: Scene) -> Array:
-    """Linear radiance as planes (3, H, W) float32, blue, green and red, that reaches the lens."""
+    """Linear radiance as planes (3, H, W) float32, blue, green and red, that reaches the sensor."""
+    if scene.footage is None or not scene.camera.distorted:
+        return _radiance(scene)
+    pinhole = pinhole_for(scene.camera)  # windows of patches are those of straight lines
+    return through_lens(_radiance(replace(scene, camera=pinhole)), pinhole, scene.camera)
+
+
+def _radiance(scene: Scene) -> Array:
     view, light = _view(scene), daylight(scene)
     ground = _ground(view, scene.camera)
     image = _sky(scene, view, light)
@@ -81,6 +89,9 @@ def radiance(scene: Scene) -> Array:
     edge = int(np.argmax(ground.cover.min(1) == 1))
     _blend(image[:, ground.top : ground.top + edge], ground.cover[:edge], surface[:, :edge])
     image[:, ground.top + edge :] = surface[:, edge:]
+    if scene.footage is not None:
+        lit = light.direct + light.ambient
+        draw_boxes(image, scene.camera, view.rotation, view.eye, scene, lit, light.horizon)
     if scene.lights > 0:
         _add_lights(image, scene, view)
     return image
@@ -96,20 +107,14 @@ def _blend(planes: Array, share: Array, colour: Array) -> None:
 # --- geometry ---------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4)
-def _grid(camera: Camera) -> tuple[Array, Array, Array]:
-    row, column = np.mgrid[0 : camera.height, 0 : camera.width]
-    plain = normalise(camera, np.stack([column, row], axis=-1).astype(float)).astype(np.float32)
-    return plain[..., 0].copy(), plain[..., 1].copy(), np.sqrt(1 + (plain**2).sum(-1))
-
-
 def _view(scene: Scene) -> View:
     rotation, eye = scene.camera_pose()
-    right, down, length = _grid(scene.camera)
+    right, down, length = pixel_rays(scene.camera)
     turn = rotation.astype(np.float32)
     x, y, z = (turn[0, k] * right + turn[1, k] * down + turn[2, k] for k in range(3))
     slope = np.hypot(rotation[0, 2] / scene.camera.fx, rotation[1, 2] / scene.camera.fy)
-    return View(x, y, z, length, rotation, eye, z / np.float32(slope))
+    up = z if scene.footage is None else z - np.float32(scene.footage.slope) * x
+    return View(x, y, z, length, rotation, eye, z / np.float32(slope), up)
 
 
 def _ground(view: View, camera: Camera) -> Ground:
@@ -216,10 +221,13 @@ def _reflectance(scene: Scene, view: View, ground: Ground) -> Array:
     grain = sample(noise_texture(1.5, 0.6), ground.x, ground.y, ground.fineness)
     surface *= 1 + np.float32(0.10) * grain
     _airfield(surface, scene, rng, ground, grain)
+    if scene.footage is not None:
+        _paint(surface, scene, view, ground, road_patches(scene))
     _paint(surface, scene, view, ground, [p for r in reversed(scene.runways) for p in field_patches(r, rng)])
     for runway in reversed(scene.runways):
         _pave(surface, scene, view, ground, runway, rng)
-        _paint(surface, scene, view, ground, runway_patches(runway, rng.uniform(0.55, 1.0)))
+        worn = scene.footage.wear if scene.footage else 0.0
+        _paint(surface, scene, view, ground, runway_patches(runway, rng.uniform(0.55, 1.0)), worn)
     return surface
 
 
@@ -232,19 +240,14 @@ def _landscape(rng: np.random.Generator, ground: Ground) -> Array:
     y = ground.y * np.float32(flip_y) + np.float32(offset_y)
     root = sample(landscape(number), x, y, ground.fineness)
     root *= root
-    root *= _planes(tint / 255**2)
+    root *= colour_planes(tint / 255**2)
     return root
-
-
-def _planes(colour: Sequence[float] | Array) -> Array:
-    """A colour (3,) that broadcasts over planes."""
-    return np.asarray(colour, np.float32).reshape(3, 1, 1)
 
 
 def _airfield(surface: Array, scene: Scene, rng: np.random.Generator, ground: Ground, grain: Array) -> None:
     """Mown grass around the runways, or sand or snow, with a ragged edge."""
     kinds = np.array([(0.04, 0.115, 0.07), (0.06, 0.14, 0.12), (0.09, 0.17, 0.2), (0.035, 0.09, 0.055)])
-    grass = _planes(kinds[rng.integers(len(kinds))] * np.exp(rng.normal(0, 0.12)))
+    grass = colour_planes(kinds[rng.integers(len(kinds))] * np.exp(rng.normal(0, 0.12)))
     reach = rng.uniform(180.0, 420.0)
     ragged = sample(noise_texture(14.0, 1.4, 1), ground.x, ground.y, ground.fineness)
     for runway in scene.runways:
@@ -260,11 +263,18 @@ def _airfield(surface: Array, scene: Scene, rng: np.random.Generator, ground: Gr
             _blend(surface[:, part], inside[part], mown)
 
 
-def _paint(surface: Array, scene: Scene, view: View, ground: Ground, patches: Sequence[Patch]) -> None:
+def _paint(
+    surface: Array, scene: Scene, view: View, ground: Ground, patches: Sequence[Patch], worn: float = 0.0
+) -> None:
+    """Paint patches in their order; of a worn one the given share is gone, in spots."""
     for patch, window in zip(patches, _windows(scene, view, ground, patches), strict=True):
         if window is not None:
             cover = _coverage(ground, window, patch) * np.float32(patch.opacity)
-            _blend(surface[:, window[0], window[1]], cover, _planes(patch.colour))
+            if worn:
+                x, y = (np.float32(2) * each[window] for each in (ground.x, ground.y))
+                spots = sample(noise_texture(14.0, 1.4, 1), x, y, ground.fineness[window])
+                cover *= np.clip(1 - np.float32(worn) * (1 + np.float32(0.6) * spots), 0, 1)
+            _blend(surface[:, window[0], window[1]], cover, colour_planes(patch.colour))
 
 
 def _pave(
@@ -290,7 +300,7 @@ def _pave(
     tracks = np.exp(-(((np.abs(y) - np.float32(3.2)) / np.float32(3.4)) ** 2))
     landings = _touchdowns(x, runway.length) * np.float32(rubber)
     shade = (1 + np.float32(worn) * stains) * (1 - tracks * (np.float32(0.1) + landings))
-    worn_colour = np.maximum(shade, np.float32(0.2)) * _planes(colour)
+    worn_colour = np.maximum(shade, np.float32(0.2)) * colour_planes(colour)
     _blend(surface[:, window[0], window[1]], _coverage(ground, window, patch), worn_colour)
 
 
@@ -330,7 +340,7 @@ _BLUE, _PALE_BLUE, _LATE_BLUE = np.array([(0.55, 0.27, 0.12), (0.6, 0.5, 0.42), 
 
 
 def _light(*colours: Array) -> Daylight:
-    return Daylight(*(_planes(colour) for colour in colours))
+    return Daylight(*(colour_planes(colour) for colour in colours))
 
 
 def _illumination(scene: Scene, ground: Ground, light: Daylight) -> Array:
@@ -348,7 +358,7 @@ def _sky(scene: Scene, view: View, light: Daylight) -> Array:
     """Planes (3, H, W) with the sky down to the horizon: a gradient, the sun's glow, clouds, hills."""
     image = np.empty((3, *view.x.shape), np.float32)
     rows = slice(0, int(np.flatnonzero(view.horizon.max(1) > -2).max(initial=-1)) + 1)
-    elevation = np.maximum(view.z[rows] / view.length[rows], 0)
+    elevation = np.maximum(view.up[rows] / view.length[rows], 0)
     azimuth = np.arctan2(-view.y[rows], view.x[rows])
     sky = image[:, rows]
     sky[:] = light.zenith
@@ -356,7 +366,7 @@ def _sky(scene: Scene, view: View, light: Daylight) -> Array:
     if scene.weather not in ("night", "fog"):
         glow = np.float32(0.5 if scene.weather == "dusk" else 0.12)
         away = np.maximum(np.cos(azimuth - np.float32(scene.sun[1])), np.float32(-0.3))
-        sky *= 1 + glow * away * _planes((0.3, 0.7, 1.2))
+        sky *= 1 + glow * away * colour_planes((0.3, 0.7, 1.2))
     if scene.weather != "fog":
         _add_clouds(sky, scene, elevation, azimuth, light)
         _add_hills(sky, scene, elevation, azimuth, light)
@@ -389,7 +399,7 @@ def _add_hills(sky: Array, scene: Scene, elevation: Array, azimuth: Array, light
         ridge = np.interp(azimuth[part], bearing, top).astype(np.float32)
         cover = np.clip((ridge - elevation[part]) * focal + np.float32(0.5), 0, 1) * (ridge > 0)
         clear = np.float32(np.exp(-scene.extinction * distance))
-        slope = _planes((0.04, 0.06, 0.045)) * (light.direct + light.ambient)
+        slope = colour_planes((0.04, 0.06, 0.045)) * (light.direct + light.ambient)
         _blend(sky[:, part], cover, slope * clear + light.horizon * (1 - clear))
 
 
@@ -436,57 +446,3 @@ def _splat(image: Array, scene: Scene, view: View, place: Array, colour: Array, 
             index = (corner[:, 1] + step_v) * width + corner[:, 0] + step_u
             for plane, strength in zip(flat, colour.T, strict=True):
                 np.add.at(plane, index, (flux * share * strength).astype(np.float32))
-
-
-# --- camera -----------------------------------------------------------------------------------------------
-
-
-def develop(light: Array, scene: Scene) -> Array:
-    """Image (H, W, 3) uint8 of linear radiance (3, H, W): exposure, lens, motion, and noise.
-
-    The picture is the root of the light, in which the noise of counted photons is the same everywhere.
-    """
-    sensor = scene.sensor
-    middle = float(light[:, light.shape[1] // 3 :: 8, ::8].mean())  # meters the ground rather than the sky
-    gain = min(_MIDDLE_GREY / max(middle, 1e-9), _LARGEST_GAIN) * sensor.exposure
-    image = light * _planes(np.array(sensor.white_balance) * gain)
-    np.minimum(image, 30, out=image)
-    if scene.weather in ("dusk", "night", "fog"):
-        _add_glare(image)
-    spread = [float(np.hypot(sensor.blur, shift / np.sqrt(12))) for shift in sensor.motion]
-    falloff = _falloff(scene.camera, sensor.vignette)
-    grain = _noise(scene, image.size).reshape(image.shape)
-    planes = []
-    for plane, noise in zip(image, grain, strict=True):
-        seen = cv2.GaussianBlur(plane, (7, 7), spread[0], sigmaY=spread[1]) if max(spread) > 0.05 else plane
-        seen *= falloff
-        np.sqrt(seen, out=seen)
-        seen += np.float32(sensor.noise) * noise
-        planes.append(cv2.convertScaleAbs(np.maximum(seen, 0, out=seen), alpha=255))
-    return cv2.merge(planes)
-
-
-def _add_glare(image: Array) -> None:
-    """A wide, faint halo around what is brighter than white, blurred at half the size."""
-    for plane in image:
-        bright = cv2.resize(np.maximum(plane - 1, 0), None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
-        halo = cv2.GaussianBlur(bright, (0, 0), 2)
-        plane += np.float32(0.05) * cv2.resize(halo, plane.shape[::-1], interpolation=cv2.INTER_LINEAR)
-
-
-def _noise(scene: Scene, size: int) -> Array:
-    """Normal noise (size,), a stretch of one pool that the frame chooses."""
-    pool = _noise_pool(max(_POOL, 2 * size))
-    start = int(np.random.default_rng([scene.seed, scene.frame, 8]).integers(len(pool) - size))
-    return pool[start : start + size]
-
-
-def _falloff(camera: Camera, loss: float) -> Array:
-    right, down, _ = _grid(camera)
-    square = right * right + down * down
-    return 1 - np.float32(loss) * square / square.max()
-
-
-@lru_cache(maxsize=2)
-def _noise_pool(size: int) -> Array:
-    return np.random.default_rng(9).standard_normal(size, dtype=np.float32)

@@ -23,6 +23,7 @@ from halopose.geometry.camera import (
     rotation_from_angles,
     runway_corners,
 )
+from halopose.landing.world.footage import Footage, footage_ranges, sample_footage
 
 Array = NDArray[Any]
 Weather = Literal["clear", "haze", "dusk", "night", "fog"]
@@ -81,7 +82,7 @@ class Scene:
 
     seed fixes the surroundings, frame the noise. visibility is the meteorological one; sun is (elevation,
     azimuth), the azimuth to the right of the landing direction; lights is their share of full intensity. bare:
-    there is no runway where one would be, and nothing to label.
+    there is no runway where one would be, and nothing to label. footage: what a real camera and airport add.
     """
 
     seed: int
@@ -98,6 +99,7 @@ class Scene:
     parallel: Runway | None = None
     frame: int = 0
     bare: bool = False
+    footage: Footage | None = None
 
     @property
     def runways(self) -> tuple[Runway, ...]:
@@ -121,7 +123,7 @@ class SceneSettings:
     """Ranges that scenes are drawn from; distance is log-uniform before the threshold, spreads are sigmas.
 
     localizer and glide_spread are the angles by which the aircraft is off the centreline and the glide path. bare:
-    the runways are taken away.
+    the runways are taken away. footage: every scene has a camera and ranges of its own, and what footage adds.
     """
 
     camera: Camera = field(default_factory=lambda: Camera.from_fov(640, 384, radians(30)))
@@ -136,6 +138,7 @@ class SceneSettings:
     tilt_spread: float = radians(0.4)
     parallel_share: float = 0.2
     bare: bool = False
+    footage: bool = False
 
 
 def check_weather(weather: str) -> None:
@@ -147,13 +150,31 @@ def sample_scene(seed: int, weather: Weather = "clear", settings: SceneSettings 
     """The scene of a seed: the whole runway landed on is in view, a parallel one wholly or not at all."""
     check_weather(weather)
     settings = settings or SceneSettings()
+    if settings.footage:
+        settings = _as_footage(seed, settings)
     world = sample_world(seed, weather, settings)
     rng = np.random.default_rng([seed, 1])
     for _ in range(_ATTEMPTS):
         scene = _place(world, rng, settings)
         if np.all(scene.camera.contains(runway_pixels(scene, scene.runway))):
-            return replace(_without_cut_parallel(scene), bare=settings.bare)
+            footage = sample_footage(seed) if settings.footage else None
+            return replace(_without_cut_parallel(scene), bare=settings.bare, footage=footage)
     raise HaloposeError("the runway is never wholly in view: widen the field of view or the distances")
+
+
+def _as_footage(seed: int, settings: SceneSettings) -> SceneSettings:
+    """The settings with the camera of a seed and ranges that suit it."""
+    ranges = footage_ranges(seed)
+    return replace(
+        settings,
+        camera=ranges.camera,
+        distance=(settings.distance[0], min(settings.distance[1], ranges.farthest)),
+        glide=ranges.glide,
+        localizer=ranges.localizer,
+        crab=ranges.crab,
+        roll_spread=ranges.roll_spread,
+        tilt_spread=ranges.tilt_spread,
+    )
 
 
 def sample_world(seed: int, weather: Weather, settings: SceneSettings) -> Scene:

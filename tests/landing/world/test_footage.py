@@ -1,0 +1,40 @@
+"""What footage adds: cameras of many kinds, the same for the same seed, and nothing in the plain world."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halopose.geometry.camera import Camera, normalise
+from halopose.landing.world.develop import develop
+from halopose.landing.world.footage import SIZES, Footage, footage_ranges, pinhole_for, sample_footage
+from halopose.landing.world.render import radiance, render
+from halopose.landing.world.scenes import SceneSettings, corners_in_image, sample_scene
+
+SEEDS = st.integers(0, 2**62)
+
+
+def test_the_plain_world_has_none_of_it() -> None:
+    scene = sample_scene(3, "clear", SceneSettings(camera=Camera.from_fov(160, 96, np.radians(30))))
+    assert scene.footage is None
+    np.testing.assert_array_equal(render(scene), develop(radiance(scene), scene))
+
+
+@settings(max_examples=40)
+@given(SEEDS)
+def test_a_camera_sees_the_runway_whole_and_its_pinhole_sees_all_it_sees(seed: int) -> None:
+    camera = footage_ranges(seed).camera
+    assert (camera.width, camera.height) in SIZES
+    pinhole = pinhole_for(camera)
+    ends = np.array([(u, v) for u in (0.0, camera.width - 1.0) for v in (0.0, camera.height - 1.0)])
+    seen = normalise(camera, ends) * (pinhole.fx, pinhole.fy) + (pinhole.cx, pinhole.cy)
+    assert pinhole.contains(seen).all()
+    scene = sample_scene(seed, "clear", SceneSettings(footage=True))
+    assert scene.camera.contains(corners_in_image(scene)[0]).all()
+    assert scene.footage == sample_footage(seed)
+
+
+def test_every_addition_occurs_and_is_missing() -> None:
+    drawn = [sample_footage(seed) for seed in range(300)]
+    for name, nothing in vars(Footage()).items():
+        share = np.mean([getattr(each, name) != nothing for each in drawn])
+        assert name == "slope" or 0.1 < share < 0.9, name
