@@ -151,8 +151,8 @@ def read_predictions(path: Path | str, truth: GroundTruth | None = None) -> Pose
     """Read COCO keypoint results that carry ``covariance`` [[xx, xy, yy], ...K] per detection.
 
     Optional per detection: ``scale`` (like covariance) and ``dof`` [...K] for a Student-t, ``correlation``
-    (2K x 2K) of all coordinates x1, y1, x2, ..., ``keep`` [...K], and ``bbox`` xywh; a missing box is the
-    keypoints' extent, as in pycocotools.
+    (2K x 2K) of all coordinates x1, y1, x2, ..., ``keep`` [...K], ``offset`` [[x, y], ...K] of the law's mean from
+    the keypoints, and ``bbox`` xywh; a missing box is the keypoints' extent, as in pycocotools.
     """
     return parse_predictions(path, read_json(path), truth)
 
@@ -197,7 +197,16 @@ def parse_predictions(path: Path | str, content: Any, truth: GroundTruth | None)
         novelty=_column(path, content, what, "novelty", np.float64)
         if content and _all_or_none(path, content, "novelty")
         else None,
+        offset=_offset(path, content, count) if _all_or_none(path, content, "offset") else None,
     )
+
+
+def _offset(path: Path | str, content: list[Any], count: int) -> Array:
+    """Offsets (N, K, 2) of the laws' means from the keypoints."""
+    given = _floats([entry["offset"] for entry in content])
+    if given is None or given.shape != (len(content), count, 2) or not np.isfinite(given).all():
+        raise HaloposeError(f"{path}: offset is [[x, y], ...] of {count} keypoints in every detection")
+    return given
 
 
 def _correlations(path: Path | str, content: list[Any], covariance: Array) -> Array | None:

@@ -13,6 +13,7 @@ from halopose.boxes import xywh_to_xyxy
 from halopose.data.coco import parse_ground_truth
 from halopose.data.dataset import Dataset, Objects, Record
 from halopose.data.files import read_json
+from halopose.data.runways import is_runways, polygons_as_keypoints, read_runways
 from halopose.data.yolo import read_yolo
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
@@ -25,9 +26,12 @@ def load_dataset(
 ) -> Dataset:
     """A split of a YOLO data yaml, several joined by commas, or COCO json with its image folder.
 
-    otherwise: keypoints of the model, for what the data do not state.
+    Runways may also be a csv file of LARD, or a folder of images with LabelMe files as BARS has them. otherwise:
+    keypoints of the model, for what the data do not state.
     """
     source = Path(source)
+    if is_runways(source):
+        return read_runways(source)
     if source.suffix == ".json":
         return _coco(source, images, otherwise)
     return Dataset.join([read_yolo(source, part.strip(), otherwise) for part in split.split(",")])
@@ -35,6 +39,8 @@ def load_dataset(
 
 def _coco(path: Path, images: Path | str | None, otherwise: Keypoints | None) -> Dataset:
     content = read_json(path)
+    if isinstance(content, dict):
+        content = polygons_as_keypoints(content)
     truth = parse_ground_truth(path, content, otherwise=otherwise)
     if images is None:
         raise HaloposeError(f"{path} needs the folder of its images: give --images")

@@ -78,3 +78,36 @@ def test_mistakes_are_one_line(tmp_path: Path, content: dict[str, Any], words: s
     with pytest.raises(HaloposeError, match=words) as caught:
         read_runway(tmp_path / "runway.json")
     assert "\n" not in str(caught.value)
+
+
+def lard_content(order: tuple[int, int, int, int]) -> dict[str, object]:
+    """The table's runway in LARD's form; order: which of our corners its A, B, C and D are."""
+    site = read_runway("KSFO/28R")
+    places = site.to_wgs84(site.corners).tolist()
+    keys = ("latitude", "longitude", "altitude")
+    corners = {
+        name: {"coordinate": dict(zip(keys, places[k], strict=True))}
+        for name, k in zip("ABCD", order, strict=True)
+    }
+    return {"KSFO": {"28R": corners, "10L": {"A": {}}}}
+
+
+@pytest.mark.parametrize("order", [(2, 3, 0, 1), (3, 2, 1, 0), (3, 2, 0, 1)])
+def test_a_runway_of_lard_s_data_base_is_the_same_one(tmp_path: Path, order: tuple[int, int, int, int]) -> None:
+    path = tmp_path / "runways_database.json"
+    path.write_text(json.dumps(lard_content(order)))
+    table, found = read_runway("KSFO/28R"), read_runway(f"{path}#KSFO/28R")
+    np.testing.assert_allclose(found.corners[:, :2] - found.corners[:2, :2].mean(0),
+                               table.corners[:, :2] - table.corners[:2, :2].mean(0), atol=0.02)  # fmt: skip
+    assert found.heading == pytest.approx(table.heading, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("KLAX/24R", "no airport"), ("KSFO/19", "no runway"), ("KSFO/10L", "corners A to D")]
+)
+def test_what_lard_has_not_is_one_line(tmp_path: Path, name: str, words: str) -> None:
+    path = tmp_path / "runways_database.json"
+    path.write_text(json.dumps(lard_content((2, 3, 0, 1))))
+    with pytest.raises(HaloposeError, match=words) as caught:
+        read_runway(f"{path}#{name}")
+    assert "\n" not in str(caught.value)

@@ -79,7 +79,7 @@ class Site:
 
 
 def read_runway(given: Path | str) -> Site:
-    """The runway of a json file, or of ``KSFO/28R`` in the table.
+    """The runway of a json file, ``KSFO/28R`` of the table, or ``database.json#LFPO/24`` of a file of LARD's.
 
     A file holds ``corners``: near left, near right, far right, far left as seen on approach, each with latitude,
     longitude and height, and perhaps a ``designator``; or an ``airport`` and a ``designator`` of the table.
@@ -89,6 +89,9 @@ def read_runway(given: Path | str) -> Site:
     (3618, 61, 298)
     """
     text = str(given)
+    path, mark, name = text.partition("#")
+    if mark:
+        return from_lard(path, *name.partition("/")[::2])
     if not text.lower().endswith(".json"):
         airport, _, designator = text.partition("/")
         return from_table(airport, designator)
@@ -133,6 +136,31 @@ def from_table(airport: str, designator: str) -> Site:
     if apart > _DOUBTFUL:
         note += f"; its ends are {apart:.0f} m off the published length: give corners of your own"
     return _site(wanted, np.concatenate([flat, rise], axis=1), threshold, heading, note)
+
+
+def from_lard(path: Path | str, airport: str, designator: str) -> Site:
+    """A runway of LARD's data base: corners C and D are near, A and B far, left and right in any order."""
+    content = read_json(path)
+    airports = content if isinstance(content, dict) else {}
+    if airport not in airports or not isinstance(airports[airport], dict):
+        known = ", ".join(sorted(airports)[:8])
+        raise HaloposeError(f"{path} has no airport {airport!r}: give FILE#AIRPORT/RUNWAY; it has {known} ...")
+    runways = airports[airport]
+    if designator not in runways:
+        raise HaloposeError(f"{path} has no runway {designator!r} at {airport}: {', '.join(sorted(runways))}")
+    try:
+        given = [runways[designator][name]["coordinate"] for name in "CDBA"]
+        places = np.array([[float(each[key]) for key in ("latitude", "longitude", "altitude")] for each in given])
+    except (KeyError, TypeError, ValueError):
+        raise HaloposeError(
+            f"{path}: {airport}/{designator} needs corners A to D, each with a coordinate: latitude, longitude, "
+            "altitude"
+        ) from None
+    east = places[:, 1] * math.cos(math.radians(places[0, 0]))
+    along = np.array([east[2:].mean() - east[:2].mean(), places[2:, 0].mean() - places[:2, 0].mean()])
+    left = along[0] * (places[:, 0] - places[:, 0].mean()) - along[1] * (east - east.mean())
+    near, far = sorted((0, 1), key=lambda k: -left[k]), sorted((2, 3), key=lambda k: left[k])
+    return from_corners(places[[*near, *far]], designator, f"{path}#{airport}/{designator}")
 
 
 def from_corners(places: Array, designator: str = "", name: str = "corners") -> Site:
@@ -215,4 +243,4 @@ def _geodesy() -> Any:
     return need("pymap3d")
 
 
-__all__ = ["Site", "from_corners", "from_table", "read_runway", "runway_content"]
+__all__ = ["Site", "from_corners", "from_lard", "from_table", "read_runway", "runway_content"]
