@@ -83,7 +83,7 @@ def draw_poses(
         _draw_pruned(canvas, poses, axes, angles)
     for n, k in np.argwhere(poses.keep):
         colour = _colour(int(k), poses.keypoint_count, names)
-        _outline(canvas, poses.keypoints[n, k], axes[n, k], angles[n, k], colour, width)
+        _outline(canvas, poses.mean[n, k], axes[n, k], angles[n, k], colour, width)
     if truth is not None:
         _draw_residuals(canvas, poses, truth, width, show_pruned)
     if boxes:
@@ -102,7 +102,7 @@ def _draw_pruned(canvas: Array, poses: PoseDistributions, axes: Array, angles: A
     """Keypoints not to be relied on, half transparent."""
     layer = canvas.copy()
     for n, k in np.argwhere(~np.asarray(poses.keep)):
-        _outline(layer, poses.keypoints[n, k], axes[n, k], angles[n, k], _PRUNED, 1)
+        _outline(layer, poses.mean[n, k], axes[n, k], angles[n, k], _PRUNED, 1)
     cv2.addWeighted(layer, 0.5, canvas, 0.5, 0, dst=canvas)
 
 
@@ -189,7 +189,7 @@ def _fill_ellipses(
     layer = canvas.copy()
     for n, k in np.argwhere(poses.keep):
         colour = _colour(int(k), poses.keypoint_count, names)
-        _ellipse(layer, poses.keypoints[n, k], axes[n, k], angles[n, k], colour, cv2.FILLED)
+        _ellipse(layer, poses.mean[n, k], axes[n, k], angles[n, k], colour, cv2.FILLED)
     cv2.addWeighted(layer, 0.3, canvas, 0.7, 0, dst=canvas)
 
 

@@ -36,7 +36,8 @@ class PoseDistributions:
     Gaussian; visibility (N, K) or None; keep (N, K), the pruning mask (a pruned keypoint keeps its coordinates);
     class_ids (N,) or None, counted from 1 as COCO's categories are; image_ids (N,) or None;
     novelty (N,), the share of calibration detections that are as unlike the data, or None; image_novelty (I,), the
-    same of the I whole images these are from.
+    same of the I whole images these are from; offset (N, K, 2), by which the law's mean is off the keypoints, or
+    None where they are its mean.
 
     Where the calibration has them: dispersion (N, K, 2, 2), the heads' own before any calibration, which
     ``regions`` are multiples of; correlation (N, 2K, 2K), how whitened residuals of different keypoints go
@@ -67,6 +68,7 @@ class PoseDistributions:
     together: float = field(default=math.inf, metadata=_SHARED)
     novelty: Array | None = None
     image_novelty: Array | None = field(default=None, metadata=_BY_IMAGE)
+    offset: Array | None = None
 
     def __post_init__(self) -> None:
         n, k = self.keypoints.shape[:2] if self.keypoints.ndim == 3 else (-1, -1)
@@ -88,6 +90,7 @@ class PoseDistributions:
             "dispersion": (n, k, 2, 2),
             "correlation": (n, 2 * k, 2 * k),
             "novelty": (n,),
+            "offset": (n, k, 2),
             "image_novelty": (-1,) if self.image_novelty is None else (self.image_novelty.size,),
         }
         for name, shape in expected.items():
@@ -134,6 +137,11 @@ class PoseDistributions:
     def keypoint_count(self) -> int:
         return int(self.keypoints.shape[1])
 
+    @property
+    def mean(self) -> Array:
+        """Where keypoints are expected (N, K, 2): the base's own, unless its errors were found to be biased."""
+        return self.keypoints if self.offset is None else np.asarray(self.keypoints + self.offset)
+
     @classmethod
     def concatenate(cls, parts: Sequence[PoseDistributions]) -> PoseDistributions:
         """Join detections of several images; the parts must have the same keypoints and the same law."""
@@ -156,7 +164,7 @@ class PoseDistributions:
     # --- regions with a guarantee ---------------------------------------------------------------------------
 
     def region(self, probability: float) -> Array:
-        """Matrices M (N, K, 2, 2): the region is (y - keypoint)' M^-1 (y - keypoint) <= 1.
+        """Matrices M (N, K, 2, 2): the region is (y - mean)' M^-1 (y - mean) <= 1.
 
         It holds the true keypoint with at least the stated probability, whatever its law: of a detection that
         matches an object, on images like those of calibration (``uncertainty.conformal``).
@@ -196,7 +204,7 @@ class PoseDistributions:
 
     def sample(self, count: int, seed: int = 0) -> Array:
         """Whole poses (count, N, K, 2) that might be the true ones."""
-        return self.keypoints + self.joint.sample(count, np.random.default_rng(seed))
+        return self.mean + self.joint.sample(count, np.random.default_rng(seed))
 
     def given(self, known: Array) -> PoseDistributions:
         """The same detections with some keypoints known: ``known`` (N, K, 2) has their places, NaN elsewhere.
@@ -207,10 +215,11 @@ class PoseDistributions:
         if known.shape != self.keypoints.shape:
             raise HaloposeError(f"known should have shape {self.keypoints.shape}, got {known.shape}")
         mask = np.asarray(np.isfinite(known).all(-1))
-        mean, spread = self.joint.given(known - self.keypoints, mask).moments()
-        place = np.where(mask[..., None], known, self.keypoints + mean)
+        mean, spread = self.joint.given(known - self.mean, mask).moments()
+        place = np.where(mask[..., None], known, self.mean + mean)
         spread = np.where(mask[..., None, None], 0.0, spread)
         gone: dict[str, Any] = {"dof": None, "dispersion": None, "correlation": None, "regions": None}
+        gone["offset"] = None
         return replace(self, keypoints=place, covariance=spread, scale=spread, together=math.inf, **gone)
 
     # --- what is unlike the data ------------------------------------------------------------------------------
@@ -263,6 +272,8 @@ class PoseDistributions:
             columns["correlation"] = (joint / deviation[:, :, None] / deviation[:, None]).tolist()
         if self.novelty is not None:
             columns["novelty"] = self.novelty.tolist()
+        if self.offset is not None:
+            columns["offset"] = self.offset.tolist()
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def save(self, path: Path | str) -> None:

@@ -125,7 +125,8 @@ class UncertainPose:
         fitted = self.artifact.calibrations
         taus = fitted.gaussian.tau_.tolist()
         known = None if self.novelty is None else [len(self.novelty.known), float(self.novelty.known[:, 1].sum())]
-        return [self.artifact.base, taus, fitted.threshold, fitted.visibility_threshold, known, self.widen]
+        moved = [] if fitted.offset is None else [fitted.offset.tolist()]
+        return [self.artifact.base, taus, fitted.threshold, fitted.visibility_threshold, known, self.widen, *moved]
 
     def predict(
         self,
@@ -266,6 +267,9 @@ def describe(
         visibility_threshold = calibrations.visibility_threshold
     keep = keep_mask(confidence, calibrations.threshold, visibility, visibility_threshold)
     law = calibrations.law(factors, family, torch.from_numpy(keep))
+    offset = None
+    if calibrations.offset is not None:
+        offset = calibrations.offset.numpy() * np.sqrt(box_area(boxes))[:, None, None]
     return PoseDistributions(
         boxes=boxes,
         scores=detections.scores.cpu().numpy(),
@@ -276,6 +280,7 @@ def describe(
         visibility=visibility,
         keep=keep,
         class_ids=detections.class_ids.cpu().numpy() + 1,
+        offset=offset,
         **_promises(calibrations, factors),
     )
 

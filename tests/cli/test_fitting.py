@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from halopose.boxes import box_area
 from halopose.data.dataset import Dataset
 from halopose.data.files import write_json
 from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.keypoints import Keypoints
+from halopose.predictor import UncertainPose
 from tests.helpers.commands import base, refused, run
 from tests.helpers.models import ASSETS, pose_model, write_scenes
 from tests.helpers.values import present
@@ -194,3 +196,42 @@ def test_fit_into_a_folder_is_refused(
     monkeypatch.chdir(tmp_path)
     assert refused(monkeypatch, capsys, "fit", "-o", ".").endswith("it is a folder, name a file\n")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_camera_of_ones_own_is_adapted_to(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Annotated images instead of a store; with --offset laws get means, and keypoints stay as they are."""
+    heads = *base(work), "--artifact", work / "a.safetensors"
+    run("calibrate", work / "data.yaml", *heads, "--split", "test", "-o", tmp_path / "plain.safetensors")
+    said = run(
+        "calibrate", work / "data.yaml", *heads, "--split", "test", "--offset", "-o", tmp_path / "own.safetensors"
+    )
+    assert "temperature" in said
+    assert "calibrate without --offset to be rid of the means" in said
+    plain, own = (Artifact.load(tmp_path / f"{name}.safetensors") for name in ("plain", "own"))
+    assert plain.calibrations.offset is None
+    assert own.card["images"]["calibration"] == plain.card["images"]["calibration"]
+    means = torch.full((17, 2), 0.25, dtype=torch.float64)  # an untrained base has no bias worth finding
+    assert own.calibrations.offset is not None
+    moved = replace(own, calibrations=replace(own.calibrations, offset=means))
+    moved.save(tmp_path / "moved.safetensors")
+    image = load_dataset(work / "data.yaml", "test").records[0].path
+    models = [UncertainPose.load(work / "base.pt", each) for each in (plain, tmp_path / "moved.safetensors")]
+    before, after = (model.predict(image, conf=0.01)[0] for model in models)
+    assert len(before)
+    np.testing.assert_array_equal(before.keypoints, after.keypoints)
+    np.testing.assert_array_equal(before.mean, before.keypoints)
+    size = np.sqrt(box_area(after.boxes))
+    np.testing.assert_allclose(after.mean - after.keypoints, np.tile(0.25 * size[:, None, None], (1, 17, 2)))
+    assert model_identity(models[0]) != model_identity(models[1])
+    line = refused(monkeypatch, capsys, "export", *base(work), "--artifact", tmp_path / "moved.safetensors",
+                   "-o", tmp_path / "deployed")  # fmt: skip
+    assert "calibrate them without --offset" in line
+    line = refused(monkeypatch, capsys, "calibrate", work / "data.yaml", *heads, "--split", "test", "--offset",
+                   "--source", "assigned", "-o", tmp_path / "x.safetensors")  # fmt: skip
+    assert "--offset" in line
+
+
+def model_identity(model: UncertainPose) -> str:
+    return json.dumps(model.identity()[-1])

@@ -16,6 +16,7 @@ from halopose.evaluation.calibrations import (
     cross_fitted,
     fit_calibrations,
     fit_gaussian,
+    fit_offset,
     fit_student,
     given_law,
 )
@@ -241,3 +242,27 @@ def test_folds_of_which_some_have_a_visibility_threshold() -> None:
     assert np.isfinite(visible(laws)[fold == 1]).all()
     unseen = (laws.confidence >= laws.threshold[:, None])[fold == 0]
     np.testing.assert_array_equal(laws.kept(matched)[fold == 0], unseen)
+
+
+def test_a_bias_is_found_where_there_is_one_and_taken_out() -> None:
+    """Residuals of two keypoints are moved by shares of the object's size; the third has none to find."""
+    matched = poses(400, 3, None, seed=3)
+    true = np.array([[0.3, -0.2], [-0.25, 0.35], [0.0, 0.0]])
+    centred = matched.residual - matched.residual.mean(0)
+    moved = replace(matched, residual=centred + true * np.sqrt(matched.box_area)[:, None, None])
+    found = fit_offset(moved).numpy()
+    spread = (centred / np.sqrt(matched.box_area)[:, None, None]).std(0) / 20
+    assert (np.abs(found - true) < 5 * spread).all()
+    assert (found[2] == 0).all()
+    back = moved.moved(found)
+    left, before = (np.abs(each.residual.mean(0)[:2]) for each in (back, moved))
+    assert (left < 0.3 * before).all()
+    narrow, wide = (fit_gaussian(each).tau_[:2] for each in (back, moved))
+    assert (narrow < wide).all()
+    assert moved.moved(None) is moved
+
+
+def test_a_bias_of_a_few_objects_is_none() -> None:
+    matched = poses(400, 3, None, seed=3)
+    moved = replace(matched, residual=matched.residual + 50.0).select(np.arange(7))
+    assert (fit_offset(moved) == 0).all()

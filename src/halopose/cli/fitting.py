@@ -47,7 +47,10 @@ from halopose.errors import HaloposeError
 
 if TYPE_CHECKING:
     from halopose.data.dataset import Dataset
+    from halopose.fitting.artifact import Artifact
     from halopose.fitting.pipeline import FitSettings
+    from halopose.fitting.store import MatchStore
+    from halopose.hosts.base import Host
     from halopose.keypoints import Keypoints
     from halopose.uncertainty.heads import HeadSettings
 
@@ -240,13 +243,14 @@ def train(
 
 def calibrate(
     store: Annotated[
-        Path, typer.Argument(help="Match store of calibration images; with --deployed, annotated images.")
+        Path,
+        typer.Argument(help="Annotated images (data yaml, or COCO json with --images), or a match store of them."),
     ],
     base: MaybeBase = None,
     artifact: MaybeArtifact = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Calibrated artifact to write.")] = None,
     deployed: Deployed = None,
-    split: Annotated[str, typer.Option(help="With --deployed, split of the data yaml.")] = "val",
+    split: Annotated[str, typer.Option(help="Split of the data yaml.")] = "val",
     images: Images = None,
     source: Source = "matched",
     share: Annotated[
@@ -254,18 +258,25 @@ def calibrate(
     ] = 1.0,
     rule: Rule = "youden",
     region_scales: RegionScales = False,
+    offset: Annotated[
+        bool, typer.Option("--offset", help="Centre the law beside the keypoint where its errors are biased.")
+    ] = False,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Calibrate trained heads and choose the pruning thresholds on images they have not seen."""
+    """Calibrate trained heads and choose the pruning thresholds on images they have not seen.
+
+    A few dozen annotated frames of a camera of your own adapt heads to it; the base's keypoints stay as they are.
+    """
     from halopose.data.files import make_room
     from halopose.fitting import pipeline
     from halopose.fitting.artifact import Artifact
-    from halopose.fitting.store import MatchStore
     from halopose.predictor import host_for
 
     if deployed is not None:
+        if offset:
+            raise HaloposeError("an exported model has no place for an offset: leave --offset out")
         calibrate_deployed(store, deployed, split, images)
         return
     base, artifact, output = given(base, "base"), given(artifact, "artifact"), given(output, "output")
@@ -273,9 +284,52 @@ def calibrate(
     host = host_for(trained, base, device=device, unsafe=unsafe, end2end=end2end)
     make_room(output)
     changes = {"rule": rule, "region_scales": region_scales}
-    done = pipeline.calibrate_artifact(trained, host, MatchStore(store), source, share, **changes)
+    found = _store_of(store, split, images, trained, host, output)
+    done = pipeline.calibrate_artifact(trained, host, found, source, share, offset=offset, **changes)
     done.save(output)
+    for line in _changes(trained, done):
+        say(line)
     say(f"calibrated on {len(done.card['images']['calibration'])} images -> {output}")
+
+
+def _store_of(
+    given: Path, split: str, images: Path | None, trained: Artifact, host: Host, output: Path
+) -> MatchStore:
+    """The match store of a folder, or one collected from annotated images beside the output."""
+    from dataclasses import replace
+
+    from halopose.data.loading import load_dataset
+    from halopose.data.runways import is_runways
+    from halopose.fitting import pipeline
+    from halopose.fitting.store import MatchStore
+
+    if not is_runways(given) and (given.is_dir() or not given.exists()):
+        return MatchStore(given)
+    dataset = load_dataset(given, split, images=images, otherwise=trained.layout)
+    stated = dataset.layout
+    if (stated.names, stated.sigmas) == (trained.layout.names, trained.layout.sigmas):
+        dataset = replace(
+            dataset, layout=trained.layout
+        )  # limbs, which labels draw in their own way, do not count
+    settings = replace(pipeline.FitSettings.from_json(trained.card["settings"]), imgsz=trained.imgsz)
+    with progress() as step:
+        return pipeline.collect_validation(host, dataset, output.with_suffix("") / "store", settings, step)
+
+
+def _changes(before: Artifact, after: Artifact) -> list[str]:
+    """What a calibration did to every keypoint: its temperature and, if asked for, its mean."""
+    old, new = before.calibrations.gaussian.tau_, after.calibrations.gaussian.tau_
+    offset = after.calibrations.offset
+    lines = []
+    for k, name in enumerate(after.layout.names):
+        line = f"{name:16} temperature {float(old[k]):.2f} -> {float(new[k]):.2f}"
+        if offset is not None:
+            x, y = (100 * offset[k]).tolist()
+            line += f", mean {x:+.1f} {y:+.1f} % of the object's size" if x or y else ", no bias found"
+        lines.append(line)
+    if offset is not None:
+        lines.append("the base's keypoints stay; calibrate without --offset to be rid of the means")
+    return lines
 
 
 def novelty(
@@ -355,7 +409,12 @@ def two_datasets(
 ) -> tuple[Dataset, Dataset]:
     """Training and validation data. otherwise: keypoints of the model, for what the data do not state."""
     from halopose.data.loading import load_dataset
+    from halopose.data.runways import is_runways
 
+    if is_runways(data):
+        if not Path(val).exists():
+            raise HaloposeError("with LARD or BARS give the validation annotations too: --val other.csv or folder")
+        return load_dataset(data, ""), load_dataset(val, "")
     if data.suffix == ".json":
         if not val.endswith(".json"):
             raise HaloposeError("with COCO json give the validation annotations too: --val other.json")

@@ -124,6 +124,10 @@ def facts_of(host: Host, traceable: Traceable, artifact: Artifact, settings: Exp
 
 def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
     """The same with other calibrations; the Student-t's are relative to the Gaussian's, which is folded in."""
+    if fitted.offset is not None:
+        raise HaloposeError(
+            "these heads have an offset, which exported models do not: calibrate them without --offset first"
+        )
     gaussian, student = fitted.gaussian, fitted.student if fitted.tails is None else fitted.tails.kept
     pruned = None if fitted.tails is None else fitted.tails.pruned
     tau = gaussian.tau_.double().numpy()

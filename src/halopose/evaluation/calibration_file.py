@@ -134,6 +134,7 @@ class CalibrationFile:
             image_ids=predictions.image_ids,
             dispersion=predictions.scale,
             regions=self.regions,
+            offset=predictions.offset,
             **self._together(len(predictions)),
         )
 

@@ -26,6 +26,8 @@ from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, sc
 from halopose.uncertainty.pruning import keep_mask, promise_of, promised_threshold, select_threshold
 from halopose.uncertainty.tails import Tails
 
+_BIASED, _FEWEST = 3.0, 8  # standard errors from which a mean counts as a bias, and objects it takes
+
 # The laws to compare, and what people are told they are called.
 LAWS = {"uncalibrated": "Uncalibrated", "gaussian": "Gaussian", "student_t": "Student-t"}
 
@@ -86,6 +88,21 @@ def fit_student(
     calibration = StudentTCalibration(matched.labelled.shape[1], min_samples=min_samples, covariance=covariance)
     calibration.fit(*_residuals(matched, matched.scale), torch.from_numpy(matched.labelled))
     return calibration
+
+
+def fit_offset(matched: MatchedPoses) -> Tensor:
+    """Mean residuals (K, 2) of true positives as shares of the root of the box area; 0 where there is no bias.
+
+    There is one where the mean is more than three standard errors off, images taken as independent of each other.
+    """
+    share = matched.residual / np.sqrt(matched.box_area)[:, None, None]
+    share = np.where(matched.labelled[..., None], share, np.nan)
+    count = matched.labelled.sum(0)[:, None]
+    seen = np.maximum(count, 2)
+    mean = np.nansum(share, axis=0) / np.maximum(count, 1)
+    error = np.sqrt(np.nansum(np.square(share - mean), axis=0) / (seen - 1) / seen)
+    biased = (np.abs(mean) > _BIASED * error) & (count >= _FEWEST)
+    return torch.from_numpy(np.where(biased, mean, 0.0))
 
 
 def _residuals(matched: MatchedPoses, dispersion: Array) -> tuple[Tensor, Tensor]:
@@ -245,6 +262,7 @@ __all__ = [
     "cross_fitted",
     "fit_calibrations",
     "fit_gaussian",
+    "fit_offset",
     "fit_student",
     "given_law",
 ]

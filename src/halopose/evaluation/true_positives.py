@@ -83,6 +83,12 @@ class MatchedPoses:
         names = [field.name for field in fields(self) if field.name != "layout"]
         return [name for name in names if getattr(self, name) is not None]
 
+    def moved(self, offset: Array | None) -> MatchedPoses:
+        """Residuals from means off the keypoints by shares (K, 2) of the size of the object; None: not off."""
+        if offset is None:
+            return self
+        return replace(self, residual=self.residual - offset * np.sqrt(self.box_area)[:, None, None])
+
     def confidence(self, covariance: Array, protocol: Protocol) -> Array:
         """Localization confidence (M, K) of covariances (M, K, 2, 2) (eq. 19)."""
         area = self.area if protocol.area == "annotation" else self.box_area * self.layout.area_factor
@@ -114,7 +120,7 @@ def match_poses(
     return MatchedPoses(
         image_ids=truth.image_ids[objects],
         objects=objects,
-        residual=truth.keypoints[objects] - predictions.keypoints[detections],
+        residual=truth.keypoints[objects] - predictions.mean[detections],
         labelled=truth.labelled[objects],
         covariance=predictions.covariance[detections],
         scale=predictions.scale[detections],

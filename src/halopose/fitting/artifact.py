@@ -83,6 +83,8 @@ class Artifact:
         fitted = self.calibrations
         tensors |= {f"gaussian.{name}": value for name, value in fitted.gaussian.state_dict().items()}
         tensors |= {f"student.{name}": value for name, value in fitted.student.state_dict().items()}
+        if fitted.offset is not None:
+            tensors["offset"] = fitted.offset
         if fitted.tails is not None:
             parts = (("kept", fitted.tails.kept), ("pruned", fitted.tails.pruned))
             tensors |= {f"{part}.{name}": value for part, law in parts for name, value in law.state_dict().items()}
@@ -172,6 +174,7 @@ class Artifact:
             Regions.from_json(content["regions"], keypoints) if "regions" in content else None,
             Correlation.from_json(content["correlation"], keypoints) if "correlation" in content else None,
             Tails(students["kept"], students["pruned"]) if "kept" in students else None,
+            _offset(tensors.get("offset"), keypoints),
         )
         novel = {name[8:]: value for name, value in tensors.items() if name.startswith("novelty.")}
         return cls(
@@ -183,6 +186,13 @@ class Artifact:
             card=content["card"],
             novelty=Novelty.from_tensors(novel) if novel else None,
         )
+
+
+def _offset(given: torch.Tensor | None, keypoints: int) -> torch.Tensor | None:
+    """Mean residuals (K, 2) as they were written."""
+    if given is not None and (given.shape != (keypoints, 2) or not bool(torch.isfinite(given).all())):
+        raise ValueError("an offset that is not finite or of other keypoints")
+    return given
 
 
 def _stored(name: str, value: torch.Tensor) -> torch.Tensor:

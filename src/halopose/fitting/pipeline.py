@@ -20,7 +20,7 @@ from torch import Tensor
 from halopose.data.dataset import Dataset
 from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import LAWS, apply_calibrations, fit_calibrations
+from halopose.evaluation.calibrations import LAWS, apply_calibrations, fit_calibrations, fit_offset
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
@@ -204,17 +204,26 @@ def _factors(heads: ProbabilisticHeads, cells: Cells) -> Tensor:
 
 
 def calibrate_heads(
-    heads: ProbabilisticHeads, store: MatchStore, images: Array, settings: FitSettings
+    heads: ProbabilisticHeads, store: MatchStore, images: Array, settings: FitSettings, *, offset: bool = False
 ) -> Calibrations:
-    """Calibrate on the given images of a validation store, and choose the pruning thresholds there."""
+    """Calibrate on the given images of a validation store, and choose the pruning thresholds there.
+
+    offset: where residuals are biased the laws get a mean of their own.
+    """
     matched = match_poses(predictions_of(heads, store, images), store.ground_truth(images), settings.protocol)
     if not len(matched):
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
     _warn_of_few(matched.labelled.sum(0), store.layout.names, len(images))
-    gaussian = student = None
+    gaussian = student = moved = None
+    if offset:
+        if settings.calibration == "assigned":
+            raise HaloposeError("an offset is measured on detections: leave out --source assigned, or --offset")
+        moved = fit_offset(matched)
+        matched = matched.moved(moved.numpy())
     if settings.calibration == "assigned":
         gaussian, student = _calibrate_assigned(heads, store, images, settings)
-    return fit_calibrations(matched, settings.protocol, gaussian=gaussian, student=student)
+    fitted = fit_calibrations(matched, settings.protocol, gaussian=gaussian, student=student)
+    return fitted if moved is None else replace(fitted, offset=moved)
 
 
 def _warn_of_few(objects: Array, names: Sequence[str], images: int) -> None:
@@ -282,11 +291,14 @@ def calibrate_artifact(
     store: MatchStore,
     source: CalibrationSource,
     share: float = 1.0,
+    *,
+    offset: bool = False,
     **changes: Any,
 ) -> Artifact:
     """Calibrate trained heads on a share of a store's images, none of which they may have been trained on.
 
-    changes: of the settings that the artifact was made with.
+    offset: with a mean per keypoint where residuals are biased. changes: of the settings that the artifact was
+    made with.
     """
     artifact.check(host)
     store.check(host)
@@ -308,7 +320,7 @@ def calibrate_artifact(
         calibration_share=share,
         **changes,
     )
-    fitted = calibrate_heads(artifact.heads.to(host.device).eval(), store, images, settings)
+    fitted = calibrate_heads(artifact.heads.to(host.device).eval(), store, images, settings, offset=offset)
     card = {
         **artifact.card,
         "settings": asdict(settings),
@@ -341,6 +353,8 @@ def evaluate_artifact(
     truth = replace(store.ground_truth(images), layout=artifact.layout)
     heads = artifact.heads.to(host.device).eval()
     matched = match_poses(predictions_of(heads, store, images), truth, protocol)
+    if artifact.calibrations.offset is not None:
+        matched = matched.moved(artifact.calibrations.offset.numpy())
     source = "the artifact's, fitted on other images"
     laws = apply_calibrations(matched, artifact.calibrations, protocol, source) if len(matched) else None
     return evaluate(matched, laws, protocol, named(progress, "resampling images"))

@@ -96,7 +96,7 @@ class Sightings:
             0,
         )
         if found.index is not None:
-            self.pixels[n] = poses.keypoints[found.index]
+            self.pixels[n] = poses.mean[found.index]
             self.covariance[n], self.scale[n] = poses.covariance[found.index], poses.scale[found.index]
             self.keep[n] = True if poses.keep is None else poses.keep[found.index]
             self.score[n] = poses.scores[found.index]
@@ -180,14 +180,14 @@ def _distances(poses: PoseDistributions, view: Viewpoint, corners: Array) -> Arr
         for corner in range(4):
             part = slice(2 * corner, 2 * corner + 2)
             total[part, part] += poses.covariance[n, corner]
-        away = poses.keypoints[n].ravel() - expected
+        away = poses.mean[n].ravel() - expected
         result[n] = min(away[rows] @ np.linalg.solve(total[np.ix_(rows, rows)], away[rows]) for rows in _THREE)
     return result
 
 
 def _alike(poses: PoseDistributions, one: int, other: int) -> bool:
     """Whether two detections are of one runway: most of their corners lie within their covariances."""
-    away = poses.keypoints[one] - poses.keypoints[other]
+    away = poses.mean[one] - poses.mean[other]
     spread = poses.covariance[one] + poses.covariance[other]
     distance = (away * np.linalg.solve(spread, away[..., None])[..., 0]).sum(1)
     return bool(np.sort(distance)[2] < chdtri(2, 1e-3))

@@ -38,7 +38,7 @@ def epipolar_distance(first: View, second: View, one: PoseDistributions, other: 
 
 def _rays(view: View, poses: PoseDistributions) -> tuple[Array, Array]:
     """Rays (N, K, 3) with last entry 1, and covariances (N, K, 2, 2) of the others."""
-    plain = normalise(view.camera, poses.keypoints)
+    plain = normalise(view.camera, poses.mean)
     focal = np.array([view.camera.fx, view.camera.fy])
     ray = np.concatenate([plain, np.ones((*plain.shape[:-1], 1))], axis=-1)
     return ray, poses.covariance / (focal[:, None] * focal)

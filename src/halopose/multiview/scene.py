@@ -152,7 +152,7 @@ def _rows(poses: Sequence[PoseDistributions], members: Array, frame: int, number
         if member < 0:
             continue
         pose = poses[view][int(member)]
-        pixels[:, view], covariance[:, view] = pose.keypoints[0], pose.covariance[0]
+        pixels[:, view], covariance[:, view] = pose.mean[0], pose.covariance[0]
         scale[:, view], used[:, view] = pose.scale[0], np.asarray(pose.keep)[0]
         scores[:, view] = 1.0 if pose.visibility is None else pose.visibility[0]
         if pose.dof is not None:

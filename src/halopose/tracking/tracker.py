@@ -126,7 +126,7 @@ class Tracker:
         """Tracks and detections that belong together: first the surer detections, then the others."""
         used, tolerance = self._used(poses), self._tolerance(poses)
         place, spread = self._state.place
-        similar = similarity(place, spread, poses.keypoints, poses.covariance, used, tolerance)
+        similar = similarity(place, spread, poses.mean, poses.covariance, used, tolerance)
         free, found = np.arange(len(place)), []
         for group in (poses.scores >= self.settings.score, poses.scores < self.settings.score):
             columns = np.flatnonzero(group)
@@ -159,7 +159,7 @@ class Tracker:
         used = np.asarray(chosen.keep, dtype=bool) | (not self.settings.prune)
         nu = None if chosen.dof is None else np.broadcast_to(chosen.dof, used.shape)
         factor = np.linalg.cholesky(chosen.scale)
-        state, _ = update(state, self.motion, chosen.keypoints, factor, used, nu, None)
+        state, _ = update(state, self.motion, chosen.mean, factor, used, nu, None)
         mean, covariance = self._state.mean.copy(), self._state.covariance.copy()
         mean[rows], covariance[rows] = state
         self._state = State(mean, covariance)
@@ -192,15 +192,15 @@ class Tracker:
         nothing = np.zeros((1, 1, 2, 2))
         seen_now = np.array([track.rows[-1] >= 0 for track in self._live], dtype=bool)
         overlap = similarity(
-            place[seen_now], nothing, new.keypoints, nothing, self._used(new), self._tolerance(new)
+            place[seen_now], nothing, new.mean, nothing, self._used(new), self._tolerance(new)
         ).expected
         fresh = np.flatnonzero(~(overlap > self.settings.duplicate).any(0))
         new = new[fresh]
         used = np.asarray(new.keep, dtype=bool) | (not self.settings.prune)
         size = sizes(new, self.layout)
-        first = begin(new.keypoints, used, size)
+        first = begin(new.mean, used, size)
         nu = None if new.dof is None else np.broadcast_to(new.dof, used.shape)
-        first, _ = update(first, self.motion, new.keypoints, np.linalg.cholesky(new.scale), used, nu, None)
+        first, _ = update(first, self.motion, new.mean, np.linalg.cholesky(new.scale), used, nu, None)
         for number in fresh:
             self._identities += 1
             self._live.append(Track(self._identities, self._frame, [left[int(number)]]))

@@ -185,7 +185,7 @@ def measure(
         if row < 0:
             continue
         pose = frames[one.first + frame][row]
-        seen[frame], factor[frame] = pose.keypoints[0], np.linalg.cholesky(pose.scale[0])
+        seen[frame], factor[frame] = pose.mean[0], np.linalg.cholesky(pose.scale[0])
         used[frame] = np.asarray(pose.keep[0]) if settings.prune and pose.keep is not None else True
         if nu is not None and pose.dof is not None:
             nu[frame] = np.broadcast_to(pose.dof, (1, count))[0]

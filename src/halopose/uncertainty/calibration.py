@@ -383,7 +383,8 @@ class Calibrations:
     threshold: of the localization confidence; -inf prunes nothing. visibility_threshold: of the visibility score
     (eq. 22), None where the confidence decides alone. regions: radii that hold whatever the law. correlation: how
     keypoints of an object err together. tails: Student-t laws of kept and of pruned keypoints, which then take the
-    place of ``student``, the law of all of them.
+    place of ``student``, the law of all of them. offset: mean residuals (K, 2) as shares of the root of an
+    object's box area, which the laws are centred at; None: at the keypoints.
     """
 
     gaussian: GaussianCalibration
@@ -393,6 +394,7 @@ class Calibrations:
     regions: Regions | None = None
     correlation: Correlation | None = None
     tails: Tails | None = None
+    offset: Tensor | None = None
 
     @classmethod
     def none(cls, keypoints: int) -> Calibrations:

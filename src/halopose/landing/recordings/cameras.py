@@ -40,12 +40,14 @@ class Lens:
         if not self.fisheye or not len(poses):
             return poses
         step = _STEP * np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
-        ends = [self._moved(poses.keypoints + sign * step[:, None]) for sign in (1, -1)]
+        ends = [self._moved(poses.mean + sign * step[:, None]) for sign in (1, -1)]
         jacobian = np.moveaxis((ends[0] - ends[1]) / (2 * _STEP), 0, -1)  # (N, K, 2, 2)
         spread = [
             jacobian @ np.asarray(each) @ np.swapaxes(jacobian, -1, -2) for each in (poses.covariance, poses.scale)
         ]
-        return replace(poses, keypoints=self._moved(poses.keypoints), covariance=spread[0], scale=spread[1])
+        moved = self._moved(poses.keypoints)
+        offset = None if poses.offset is None else self._moved(poses.mean) - moved
+        return replace(poses, keypoints=moved, covariance=spread[0], scale=spread[1], offset=offset)
 
     def _moved(self, pixels: Array) -> Array:
         matrix, coefficients = self.camera.matrix, np.asarray(self.fisheye)

@@ -152,7 +152,7 @@ def start_from(
         if not len(poses):
             continue
         best = slice(int(np.argmax(poses.scores)), int(np.argmax(poses.scores)) + 1)
-        found = solve_pose(eye.camera, eye.corners, poses.keypoints[best], poses.covariance[best])
+        found = solve_pose(eye.camera, eye.corners, poses.mean[best], poses.covariance[best])
         if found.converged[0]:
             wide = spread.copy()
             wide[:3, :3] += 9 * found.covariance[0, :3, :3]
@@ -205,7 +205,7 @@ def estimate_offset(
     seen = [n for n, poses in enumerate(detections) if len(poses)]
     if len(seen) < 10:
         raise HaloposeError(f"an offset takes a runway in ten frames, it is in {len(seen)}: give --offset")
-    middle = np.array([detections[n].keypoints[int(np.argmax(detections[n].scores))].mean(0) for n in seen])
+    middle = np.array([detections[n].mean[int(np.argmax(detections[n].scores))].mean(0) for n in seen])
     rays = np.concatenate([normalise(lens.camera, middle), np.ones((len(seen), 1))], axis=1)
     rough = []
     for offset in _OFFSETS:
