@@ -76,10 +76,23 @@ def test_a_tag_and_a_chessboard_are_where_they_are_said_to_be(run: Callable[...,
         assert np.abs(error).max() < 4
 
 
+def test_a_ros_node_says_where_the_camera_is(run: Callable[..., Any]) -> None:
+    """Without ROS: the message of a drawn frame, whose position is as far off as it says."""
+    names, said = run("ros2_node.py")
+    assert said.count("stated standard deviation") == 3
+    content = names["main"]()
+    scene = names["sample_scene"](5)
+    place = np.array([content["pose"]["pose"]["position"][axis] for axis in "xyz"])
+    spread = np.reshape(content["pose"]["covariance"], (6, 6))[:3, :3]
+    error = place - scene.camera_pose()[1]
+    assert error @ np.linalg.solve(spread, error) < 16
+    assert content["header"]["frame_id"] == "runway"
+
+
 def test_every_example_is_run_and_told_of() -> None:
     here, told = Path(__file__).read_text(encoding="utf-8"), (EXAMPLES / "README.md").read_text(encoding="utf-8")
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
-    assert len(scripts) == 5
+    assert len(scripts) == 6
     for name in scripts:
         assert f'"{name}"' in here
         assert f"[{name}]({name})" in told

@@ -14,6 +14,7 @@ from halopose.errors import HaloposeError
 if TYPE_CHECKING:
     from halopose.landing.flight import Flight
     from halopose.landing.navigation.sensors import Sensors
+    from halopose.landing.recordings.runways import Site
     from halopose.predictor import UncertainPose
     from halopose.types import Progress
 
@@ -80,6 +81,10 @@ def land(
     ] = "0",
     frame_rate: Annotated[float | None, typer.Option(help="Frames a second, where the frames do not say.")] = None,
     conf: Annotated[float, typer.Option(min=0, max=1, help="Lowest score of a detection.")] = 0.7,
+    write: Annotated[
+        str | None,
+        typer.Option(help="Positions for others to read, with commas: csv, mcap (ROS 2 messages), rerun."),
+    ] = None,
 ) -> None:
     """Fly an approach by camera, simulated or recorded: corners, weighted PnP, integrity, fusion; a page."""
     from halopose.data.files import make_folder, write_json, write_text
@@ -107,17 +112,20 @@ def land(
         settings = LandingSettings(
             seed=seed, weather=weather, rate=rate, attitude=mode, sensors=sensors, **choices
         )  # fmt: skip
+    wanted = _formats(write)
     if animation:
         pictures.check_animation(output / "landing.webp")
     make_folder(output)
     model = UncertainPose.load(base or hub.runway_detector(), artifact or hub.runway_artifact(), device=device)
     flight: Flight
+    site: Site | None = None
     with progress() as step:
         if frames is not None:
             given = _Recorded(
                 frames, {**recorded, "attitude": None if attitude in ("irs", "vision") else Path(attitude)}
             )
             flight = given.replayed(model, choices, truth, offset, frame_rate, step)
+            site = given.site
         else:
             flight = simulated = fly(model, settings, step)
             if record is not None:
@@ -129,7 +137,49 @@ def land(
     write_json(output / "log.json", {"summary": summary, **page.log_of(flight)})
     film = pictures.animate(flight, output / "landing.webp") if animation else None
     write_text(output / "landing.html", page.render_page(flight, summary, film.read_bytes() if film else None))
-    say(f"-> {', '.join(str(path) for path in (film, output / 'landing.html', output / 'log.json') if path)}")
+    others = _write(flight, site, wanted, output)
+    shown = [path for path in (film, output / "landing.html", output / "log.json", *others) if path]
+    say(f"-> {', '.join(str(path) for path in shown)}")
+
+
+_FORMATS = {"csv": "positions.csv", "mcap": "positions.mcap", "rerun": "landing.rrd"}
+
+
+def _formats(given: str | None) -> list[str]:
+    """What to write beside page and log, checked before anything flies."""
+    from halopose.landing.recordings.extras import need
+
+    wanted = [name.strip() for name in given.split(",")] if given else []
+    for name in wanted:
+        if name not in _FORMATS:
+            raise HaloposeError(f"--write knows {', '.join(_FORMATS)}, not {name!r}")
+    if wanted:
+        need("pymap3d")
+    if "mcap" in wanted:
+        need("mcap_ros2.writer"), need("rosbags.typesys")
+    if "rerun" in wanted:
+        need("rerun", "rerun")
+    return wanted
+
+
+def _write(flight: Flight, site: Site | None, wanted: list[str], output: Path) -> list[Path]:
+    """Write a flight in the wanted formats; a simulated one is laid down at San Francisco."""
+    if not wanted:
+        return []
+    from halopose.landing.recordings.messages import write_mcap
+    from halopose.landing.recordings.positions import positions_of, write_csv
+    from halopose.landing.recordings.rerun_file import write_rerun
+    from halopose.landing.recordings.writing import site_of
+
+    positions = positions_of(flight, site or site_of(flight))
+    paths = {name: output / _FORMATS[name] for name in wanted}
+    if "csv" in paths:
+        write_csv(positions, paths["csv"])
+    if "mcap" in paths:
+        write_mcap(positions, paths["mcap"])
+    if "rerun" in paths:
+        write_rerun(flight, positions, paths["rerun"])
+    return list(paths.values())
 
 
 def world(
@@ -143,6 +193,10 @@ def world(
     ] = None,
     seed: Seed = 0,
     empty: Annotated[bool, typer.Option("--empty", help="Land without a runway: nothing is labelled.")] = False,
+    footage: Annotated[
+        bool,
+        typer.Option("--footage", help="As real cameras record: cockpits, rain, lenses, clutter, compression."),
+    ] = False,
     png: Annotated[bool, typer.Option("--png", help="PNG in place of JPEG.")] = False,
     processes: Annotated[int, typer.Option(min=1, max=256, help="Processes that draw.")] = 1,
 ) -> None:
@@ -158,7 +212,7 @@ def world(
             check_weather(name)
         counts = dict.fromkeys(names, images)
     make_folder(output)
-    settings = SceneSettings(bare=empty)
+    settings = SceneSettings(bare=empty, footage=footage)
     data = write_dataset(output, counts, seed, settings=settings, processes=processes, quality=0 if png else 95)
     say(f"{', '.join(f'{count} {split}' for split, count in counts.items())} -> {data}")
 
@@ -171,6 +225,7 @@ class _Recorded:
             if given[name] is None:
                 raise HaloposeError(f"--frames needs --{name} too")
         self.frames, self.given = frames, given
+        self.site: Site | None = None
 
     def replayed(
         self,
@@ -190,7 +245,8 @@ class _Recorded:
         from halopose.landing.recordings.logs import KINDS, measurements, read_log
         from halopose.landing.recordings.runways import read_runway
 
-        lens, site = read_camera(self.given["camera"]), read_runway(self.given["runway"])
+        lens = read_camera(self.given["camera"])
+        self.site = site = read_runway(self.given["runway"])
         logs = {kind: self.given[kind] for kind in KINDS if self.given[kind] is not None}
         shift = 0.0 if offset == "auto" else _seconds(offset)
         frames = open_frames(self.frames, rate=rate, offset=shift)

@@ -13,7 +13,7 @@ import numpy as np
 
 from halopose.data.files import make_folder, write_json, write_text
 from halopose.data.films import FilmWriter
-from halopose.landing.flight import SimulatedFlight, sensed
+from halopose.landing.flight import Flight, SimulatedFlight, sensed
 from halopose.landing.recordings.cameras import camera_text
 from halopose.landing.recordings.logs import write_logs
 from halopose.landing.recordings.runways import Site, runway_content
@@ -26,7 +26,7 @@ ORIGIN = (
 )  # latitude, longitude, height, heading: as at San Francisco
 
 
-def site_of(flight: SimulatedFlight) -> Site:
+def site_of(flight: Flight) -> Site:
     """The flight's runway, laid down somewhere on the earth."""
     return Site(flight.place.designator, flight.place.corners, *ORIGIN)
 
