@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from experiments.shipped_data import PARTS, Splits, arguments, collect_part, collect_val, load_splits
+from experiments.shipped_data import PARTS, Part, Splits, arguments, collect_part, collect_val, load_splits
 from experiments.shipped_heads import SETTINGS
 from halopose.cli.terminal import progress, say
 from halopose.data.files import read_json, write_json, write_text
@@ -40,6 +40,7 @@ DRAWS = 300
 SCORES = ("skill", "ace", "ence", "nll")
 PLAIN = HeadSettings()
 BOTH = HeadSettings(claims=True, features=True)
+MIRRORED = Part("extra", 640, 0.5, mirrored=True)
 SHORT = replace(SETTINGS.train, epochs=5, patience=5)
 
 
@@ -78,6 +79,7 @@ def rows() -> list[Row]:
         Row("alpha 2", replace(SHORT, alpha=2.0)),
         Row("trunk twice as wide", trunk=2.0),
         Row("diagonal dispersion", head=replace(BOTH, parameterisation="diagonal")),
+        Row("with half of them mirrored too", parts=(MIRRORED.name,)),
     ]
 
 
@@ -86,7 +88,7 @@ def main() -> None:
     host, splits = load_host(find_base()), load_splits(given.data, given.extra)
     with progress() as step:
         val = collect_val(host, splits, given.work, step)
-    known = {part.name: part for part in PARTS}
+    known = {part.name: part for part in (*PARTS, MIRRORED)}
     draws: dict[str, dict[str, list[float]]] = {}
     for row in rows():
         path = given.work / "search" / f"{slug(row.name)}.json"

@@ -24,7 +24,9 @@ from experiments.shipped_heads import SETTINGS, scored
 from halopose.boxes import box_area
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.files import write_text
+from halopose.evaluation.calibrations import cross_fitted
 from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.metrics import expected_normalized_calibration_error, variance_bins
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import LawScores, Scores, Summary
 from halopose.evaluation.true_positives import MatchedPoses, match_poses
@@ -59,7 +61,7 @@ def main() -> None:
     text = "\n\n".join(
         [
             f"{heads.matched_instances} instances, {heads.keypoints} keypoints of {heads.images} images.",
-            "### Core figures (paper, table 1)\n\n" + core_table(heads),
+            "### Core figures (paper, table 1)\n\n" + core_table(heads) + "\n\n" + study.variance_note(),
             "### Pruning (paper, table 2)\n\n" + pruning_table(heads),
             "### Rivals\n\n" + rival_table(heads, others, cost),
             "### Scalarisations (paper, table 4)\n\n" + scalarisation_table(variants),
@@ -86,6 +88,24 @@ class Study:
 
     def shipped(self) -> Scores:
         return self._score(self._detections(), self.protocol)
+
+    def variance_note(self) -> str:
+        """ENCE of the evaluation images and of all of val, beside what a sample like each shows of a right law."""
+        matched = match_poses(self._detections(), self.store.ground_truth(), self.protocol)
+        laws = cross_fitted(matched, self.protocol)
+        lines = []
+        for name, images in (("evaluation images", self.splits.evaluation), ("all of val", self.store.images)):
+            chosen = np.flatnonzero(np.isin(matched.image_ids, images))
+            part = matched.select(chosen)
+            covariance = laws.select(chosen).laws["gaussian"].covariance.numpy()
+            ence = ence_of(part.residual, covariance, part.labelled)
+            right = right_law_ence(part.residual, covariance, part.labelled)
+            low, high = np.percentile(right, [2.5, 97.5])
+            lines.append(
+                f"ENCE, Gaussian, {name}: {_short(ence, 3)}; residuals dealt out anew among the persons: "
+                f"{_short(float(right.mean()), 3)} ({_short(low, 3)} to {_short(high, 3)})."
+            )
+        return "\n".join(lines)
 
     def variants(self) -> dict[str, Scores]:
         """Other scalarisations and threshold rules, each with its own threshold."""
@@ -136,6 +156,27 @@ class Study:
 
     def _truth(self, images: Array) -> GroundTruth:
         return self.store.ground_truth(images)
+
+
+def ence_of(residual: Array, covariance: Array, among: Array) -> float:
+    """ENCE of the keypoints ``among`` (M, K)."""
+    predicted, squared = np.trace(covariance, axis1=2, axis2=3) / 2, (residual**2).sum(-1) / 2
+    return expected_normalized_calibration_error(variance_bins(predicted[among], squared[among]))
+
+
+def right_law_ence(residual: Array, covariance: Array, labelled: Array, rounds: int = 200) -> Array:
+    """ENCE (rounds,) that a sample of this size shows where variances are right.
+
+    Whitened residuals are dealt out anew among the persons, all keypoints of a person together: tails and
+    dependence stay, and whatever the predicted variance could have missed is gone.
+    """
+    factor, rng = np.linalg.cholesky(covariance), np.random.default_rng(0)
+    white = np.linalg.solve(factor, residual[..., None])
+    found = []
+    for _ in range(rounds):
+        order = rng.permutation(len(residual))
+        found.append(ence_of((factor @ white[order])[..., 0], covariance, labelled & labelled[order]))
+    return np.array(found)
 
 
 def _given(detections: PoseDistributions, covariance: Array) -> PoseDistributions:
