@@ -12,6 +12,7 @@ from halopose.deploy.graph import OVERLAP, Deployable, TopkSettings, WindowHead,
 from halopose.deploy.predict import suppress
 from halopose.errors import HaloposeError
 from halopose.uncertainty.heads import HeadSettings, cut_windows
+from halopose.uncertainty.novelty import pool_windows
 from tests.helpers.models import KINDS, artifact_for, host_of, photograph
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,11 +42,12 @@ def test_windows_give_what_the_heads_give_at_every_cell(kind: str, settings: Hea
         cell = torch.arange(12).expand(2, -1)
         with torch.no_grad():
             places, inside = windows_of(cell[:, None], torch.tensor([[4, 3]]), max(heads.reaches))
-            hidden = WindowHead(level)(maps, places[:, 0], inside[:, 0]).flatten(0, 1)
+            hidden, pooled = WindowHead(level)(maps, places[:, 0], inside[:, 0])
             image = torch.arange(2).repeat_interleave(12)
             windows, inside = cut_windows(maps, image, cell.reshape(-1), heads.reaches[number])
             expected = level.hidden_at(windows, inside)
-        assert torch.allclose(hidden, expected, atol=1e-5, rtol=1e-5)
+        assert torch.allclose(hidden.flatten(0, 1), expected, atol=1e-5, rtol=1e-5)
+        assert torch.allclose(pooled.flatten(0, 1), pool_windows(windows, inside), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

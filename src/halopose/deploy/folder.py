@@ -65,8 +65,6 @@ def describe(model: ModelProto, artifact: Artifact) -> str:
             "multiply L by `student_scale` of the metadata; the degrees of freedom are `student_dof`. Where the "
             "metadata have `pruned_scale` and `pruned_dof`, those are for keypoints that pruning takes out.",
             "",
-            "Novelty is not part of an exported model: for alarms use the model that it was exported from.",
-            "",
             *_promises(facts),
         ]
     )
@@ -83,17 +81,26 @@ def _promises(facts: predict.Facts) -> list[str]:
         ]
     if facts.correlation is not None:
         lines += ["`poses.joint_covariance()` is the covariance of all keypoints of a detection together.", ""]
+    if facts.novelty is not None:
+        lines += [
+            "`poses.novelty` is small for a detection unlike anything seen, `poses.image_novelty` for such "
+            "an image: on data like those of calibration at most a share p falls below p.",
+            "",
+        ]
     return lines
 
 
 _MEANINGS = {
     "images": "input",
+    "area": "left, top, right, bottom of each image in the input, without its padding",
     "boxes": "x1, y1, x2, y2 of each cell, in pixels of the input",
     "scores": "of each cell, a class",
     "keypoints_xy": "x, y of each cell's keypoints, in pixels of the input",
     "keypoints_conf": "visibilities of each cell's keypoints",
     "factors": "l11, l21, l22 of the Gaussian's Cholesky factors, in pixels of the input",
     "cells": "the cell that a row of `factors` belongs to, -1 for none",
+    "novelty": "how unlike the data the cell of each row of `factors` is, compared with `known` of the metadata",
+    "image_novelty": "how unlike the data the image is, compared with `known_images` of the metadata",
     "rows": "the cell that a row of `output0` comes from",
 }
 

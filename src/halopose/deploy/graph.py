@@ -2,11 +2,14 @@
 
 In: images (B, 3, H, W). Out: the framework's own outputs; ``factors`` (B, M, K, 3), the entries l11, l21, l22 of
 calibrated Gaussian factors in pixels of the input; ``cells`` (B, M), the cell of each row, -1 for none, where M is
-not every cell in order; ``rows`` (B, R), the cells of the framework's rows, where it has chosen them itself.
+not every cell in order; ``rows`` (B, R), the cells of the framework's rows, where it has chosen them itself. With
+novelty also in: ``area`` (B, 4), where each image lies in the input; out: ``novelty`` (B, M) and ``image_novelty``
+(B,).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from halopose.deploy.novelty import NoveltyAt
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.tracing import Traceable, Traced
@@ -49,20 +53,26 @@ class Deployable(nn.Module):
         self.model = model
         if form == "dense" and artifact.heads.settings.signals:
             raise HaloposeError("heads that look beyond their window have no dense form: export them as topk")
-        self.heads = TopkHeads(artifact.heads, settings) if form == "topk" else DenseHeads(artifact.heads)
+        self.heads = TopkHeads(artifact, settings) if form == "topk" else DenseHeads(artifact.heads)
         self.register_buffer("temperature", artifact.calibrations.gaussian.tau_.float()[:, None])
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, images: Tensor, area: Tensor | None = None) -> tuple[Tensor, ...]:
         traced = self.model(images)
         rows = () if traced.rows is None else (traced.rows,)
-        *cells, factors = self.heads(traced)
-        return (*traced.native, factors * self.temperature, *cells, *rows)
+        factors, *others = self.heads(traced, area)
+        return (*traced.native, factors * self.temperature, *others, *rows)
+
+    @property
+    def novel(self) -> bool:
+        """Whether the graph knows novelty, for which it is told where the image lies."""
+        return isinstance(self.heads, TopkHeads) and self.heads.novelty is not None
 
     @property
     def output_names(self) -> list[str]:
         rows = ["rows"] if self.model.layout == "ultralytics-end2end" else []
         cells = ["cells"] if isinstance(self.heads, TopkHeads) else []
-        return [*self.model.output_names, "factors", *cells, *rows]
+        novelty = ["novelty", "image_novelty"] if self.novel else []
+        return [*self.model.output_names, "factors", *cells, *novelty, *rows]
 
 
 class DenseHeads(nn.Module):
@@ -72,7 +82,7 @@ class DenseHeads(nn.Module):
         super().__init__()
         self.heads = heads
 
-    def forward(self, traced: Traced) -> tuple[Tensor]:
+    def forward(self, traced: Traced, area: Tensor | None) -> tuple[Tensor]:
         """Factors (B, A, K, 3)."""
         factors = []
         for level, maps, stride in zip(self.heads.levels, traced.features, self.heads.strides, strict=True):
@@ -98,16 +108,18 @@ class TopkHeads(nn.Module):
     strides: Tensor
     better: Tensor
 
-    def __init__(self, heads: ProbabilisticHeads, settings: TopkSettings) -> None:
+    def __init__(self, artifact: Artifact, settings: TopkSettings) -> None:
         super().__init__()
-        self.settings, self.heads = settings, heads
+        self.settings, self.heads = settings, artifact.heads
+        heads, known = artifact.heads, artifact.novelty
+        self.novelty = None if known is None else NoveltyAt(known, heads.strides, settings.windows)
         strides = torch.tensor(heads.strides, dtype=torch.float32)
         self.register_buffer("strides", strides.repeat_interleave(settings.windows))
         self.register_buffer("better", torch.ones(settings.candidates, settings.candidates).tril(-1))
         self.levels = nn.ModuleList(WindowHead(level) for level in heads.levels if isinstance(level, LevelHead))
 
-    def forward(self, traced: Traced) -> tuple[Tensor, Tensor]:
-        """Cells (B, M) and factors (B, M, K, 3), M windows over all levels, finest level first."""
+    def forward(self, traced: Traced, area: Tensor | None) -> tuple[Tensor, ...]:
+        """Factors (B, M, K, 3) and cells (B, M), M windows over all levels, finest level first; their novelty."""
         sizes = torch.stack(
             [torch.stack([torch.as_tensor(side) for side in maps.shape[2:]]) for maps in traced.features]
         )
@@ -123,18 +135,25 @@ class TopkHeads(nn.Module):
         places, inside = windows_of(
             torch.where(best >= 0, chosen - starts[:, None], 0), sizes, max(self.heads.reaches)
         )
-        hidden = [
-            level(maps, places[:, number], inside[:, number])
-            for number, (level, maps) in enumerate(zip(self.levels, traced.features, strict=True))
-        ]
+        hidden, pooled = zip(
+            *(
+                level(maps, places[:, number], inside[:, number])
+                for number, (level, maps) in enumerate(zip(self.levels, traced.features, strict=True))
+            ),
+            strict=True,
+        )
         last = (level.last for level in self.heads.levels if isinstance(level, LevelHead))
         raw = torch.cat([_linear(each, layer) for each, layer in zip(hidden, last, strict=True)], dim=1)
         if self.heads.beyond is not None:
             raw = raw + self._beyond(hidden, traced, cells.flatten(1).clamp(min=0))
         factors = _entries(_by_keypoint(raw.transpose(1, 2), self.heads), self.heads)
-        return cells.flatten(1), (factors * self.strides).permute(0, 3, 1, 2)
+        cells = cells.flatten(1)
+        found = (factors * self.strides).permute(0, 3, 1, 2), cells
+        if self.novelty is None or area is None:
+            return found
+        return *found, *self.novelty(traced, cells.clamp(min=0), pooled, area)
 
-    def _beyond(self, hidden: list[Tensor], traced: Traced, cells: Tensor) -> Tensor:
+    def _beyond(self, hidden: Sequence[Tensor], traced: Traced, cells: Tensor) -> Tensor:
         """What signals at cells (B, M) add to raw parameters (B, M, K * channels); hidden by level."""
         network = self.heads.beyond
         assert network is not None
@@ -190,8 +209,11 @@ class WindowHead(nn.Module):
         super().__init__()
         self.head = head
 
-    def forward(self, maps: Tensor, places: Tensor, inside: Tensor) -> Tensor:
-        """The trunk's last activations (B, M, H) of maps (B, C, H, W) at windows (B, M, side, side) of places."""
+    def forward(self, maps: Tensor, places: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+        """The trunk's last activations (B, M, H) of maps (B, C, H, W) at windows (B, M, side, side) of places.
+
+        And the mean features (B, M, C) of the windows.
+        """
         batch, channels, height, width = maps.shape
         side = 2 * self.head.reach + 1
         spare = (int(places.shape[3]) - side) // 2
@@ -203,6 +225,7 @@ class WindowHead(nn.Module):
             maps.permute(0, 2, 3, 1).reshape(-1, channels)[places.reshape(-1)].reshape(-1, side * side, channels)
         )
         values = values * inside.reshape(-1, side * side, 1)
+        pooled = (values.sum(1) / inside.sum((1, 2))[:, None]).reshape(batch, -1, channels)
         for layer, activation in zip(self.head.trunk, self.head.activations, strict=True):
             assert isinstance(layer, nn.Conv2d)
             values = ACTIVATIONS[activation](_product(values, layer, side))
@@ -213,7 +236,7 @@ class WindowHead(nn.Module):
                 inside = inside[:, border : border + side, border : border + side]
             if side > 1:  # a convolution sees zeros over the border; the cell itself is never there
                 values = values * inside.reshape(-1, side * side, 1)
-        return values.reshape(batch, -1, self.head.last.weight.shape[1])
+        return values.reshape(batch, -1, self.head.last.weight.shape[1]), pooled
 
 
 def _linear(values: Tensor, layer: nn.Conv2d) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 
 from halopose.data.files import write_bytes
 from halopose.deploy.graph import DenseHeads, Deployable, Form, TopkSettings
+from halopose.deploy.novelty import known_values
 from halopose.deploy.predict import Facts, Problem
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
@@ -57,21 +58,24 @@ def build(host: Host, artifact: Artifact, settings: ExportSettings | None = None
 def _trace(graph: Deployable) -> ModelProto:
     """By the TorchScript exporter, as both frameworks do: the dynamo one still fails on parts of these models."""
     onnx = require_onnx()
-    images, axes = torch.zeros((2, 3, *TRACED_SIZE)), _dynamic_axes(graph)
+    given, axes = (torch.zeros((2, 3, *TRACED_SIZE)),), _dynamic_axes(graph)
+    if graph.novel:
+        height, width = TRACED_SIZE
+        given = (*given, torch.tensor([[0.0, 0.0, width, height]]).repeat(2, 1))
     buffer = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that sizes are read off tensors, and that the exporter is old
         torch.onnx.export(
             graph,
-            (images,),
+            given,
             buffer,  # type: ignore[arg-type]
             opset_version=OPSET,
             dynamo=False,
-            input_names=["images"],
+            input_names=["images", "area"][: len(given)],
             output_names=graph.output_names,
             dynamic_axes=axes,
         )
-        outputs = graph(images)
+        outputs = graph(*given)
     model = onnx.load_from_string(buffer.getvalue())
     for value, output in zip(model.graph.output, outputs, strict=True):
         free = axes[value.name]  # the exporter loses track of what is always the same
@@ -85,6 +89,8 @@ def _trace(graph: Deployable) -> ModelProto:
 def _dynamic_axes(graph: Deployable) -> dict[str, dict[int, str]]:
     axes = {name: {0: "batch"} for name in graph.output_names}
     axes["images"] = {0: "batch", 2: "height", 3: "width"}
+    if graph.novel:
+        axes["area"] = {0: "batch"}
     if graph.model.layout == "ultralytics":
         axes["output0"][2] = "anchors"
     elif graph.model.layout == "yolonas":
@@ -118,6 +124,7 @@ def facts_of(host: Host, traceable: Traceable, artifact: Artifact, settings: Exp
         student_moment=None,
         pruned_dof=None,
         pruned_scale=None,
+        novelty=None if artifact.novelty is None or settings.form == "dense" else known_values(artifact.novelty),
     )
     return calibrated_facts(blank, artifact.calibrations)
 

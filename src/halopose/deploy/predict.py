@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -29,7 +29,7 @@ except ImportError:
     Image = ImageOps = None
 
 Array = Any
-Run = Callable[[Array], Dict[str, Array]]  # input batch (B, 3, H, W) to named outputs
+Run = Callable[..., Dict[str, Array]]  # input batch (B, 3, H, W), with novelty also areas (B, 4), to named outputs
 
 FORMAT = "halopose-deployed-"
 VERSION = 2
@@ -57,7 +57,8 @@ class Facts:
     ``student_moment`` (K,), or the law's own where that is null. ``pruned_dof`` and ``pruned_scale`` (K,), unless
     null, are of keypoints that pruning takes out; ``student_dof`` and ``student_scale`` are then of the rest.
     ``regions``: squared radii of regions that hold whatever the law; ``correlation``: how keypoints err together;
-    both as `halopose` writes them, or null.
+    both as `halopose` writes them, or null. ``novelty``: scores and values of calibration detections and values of
+    calibration images, both by rising value, or null.
     """
 
     layout: str
@@ -82,6 +83,7 @@ class Facts:
     pruned_scale: Optional[List[float]] = None
     regions: Optional[Dict[str, Any]] = None
     correlation: Optional[Dict[str, Any]] = None
+    novelty: Optional[Dict[str, Any]] = None
 
     @classmethod
     def read(cls, properties: Mapping[str, str], where: str) -> Facts:
@@ -126,7 +128,8 @@ class Poses:
     boxes (N, 4) xyxy; scores (N,); class_ids (N,), from 1; keypoints (N, K, 2); visibility (N, K) or None;
     covariance and scale (N, K, 2, 2); dof (N, K) of a Student-t, else None; keep (N, K), false where pruned.
     dispersion (N, K, 2, 2): as the heads gave it, which ``regions`` are multiples of; correlation (2K, 2K) of
-    whitened residuals, in the order x1, y1, x2, ..., or None.
+    whitened residuals, in the order x1, y1, x2, ..., or None. novelty (N,): the share of calibration detections
+    that are as unlike the data, image_novelty (1,): the same of images, or None.
     """
 
     boxes: Array
@@ -141,6 +144,8 @@ class Poses:
     dispersion: Optional[Array] = None
     regions: Optional[Dict[str, Any]] = None
     correlation: Optional[Array] = None
+    novelty: Optional[Array] = None
+    image_novelty: Optional[Array] = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -191,12 +196,17 @@ class Poses:
         if self.dof is not None:
             columns["scale"] = _triangle(self.scale).tolist()
             columns["dof"] = self.dof.tolist()
+        if self.novelty is not None:
+            columns["novelty"] = self.novelty.tolist()
         return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 @dataclass(frozen=True)
 class Detections:
-    """What the model says of one image: as in ``Poses``, and Gaussian factors (N, K, 3) of l11, l21, l22."""
+    """What the model says of one image: as in ``Poses``, and Gaussian factors (N, K, 3) of l11, l21, l22.
+
+    novelty (N,) and image_novelty (1,) are p-values, among calibration detections of the confidence asked for.
+    """
 
     boxes: Array
     scores: Array
@@ -204,10 +214,14 @@ class Detections:
     keypoints: Array
     visibility: Optional[Array]
     factors: Array
+    novelty: Optional[Array] = None
+    image_novelty: Optional[Array] = None  # (1,)
 
     def __getitem__(self, index: Array) -> Detections:
-        values = (getattr(self, field.name) for field in fields(self))
-        return Detections(*(None if value is None else value[index] for value in values))
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        image = values.pop("image_novelty")
+        each = {name: None if value is None else value[index] for name, value in values.items()}
+        return Detections(**each, image_novelty=image)
 
 
 def _triangle(matrices: Array) -> Array:
@@ -250,11 +264,14 @@ class Model:
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
             raise Problem(f"give images as uint8 arrays (h, w, 3), got {image.dtype} {image.shape}")
         pixels, box = prepare(image, self.facts, imgsz or self.facts.imgsz)
-        outputs = self.run(pixels[None])
+        area = [] if self.facts.novelty is None else [np.array([box.area], dtype=np.float32)]
+        outputs = self.run(pixels[None], *area)
         select = _select_yolonas if self.facts.layout == "yolonas" else _select_ultralytics
         cell, found = select(self.facts, outputs, box, conf, iou, max_detections)
         factors = outputs["factors"][0]
         cells = outputs["cells"][0] if "cells" in outputs else np.arange(len(factors))
+        if self.facts.novelty is not None:
+            found = _with_novelty(found, cell, cells, outputs, self.facts.novelty, conf)
         return _with_factors(found, cell, cells, factors, box)
 
 
@@ -272,8 +289,8 @@ def _open(path: str) -> Tuple[Run, Facts]:
     except Exception as error:  # noqa: BLE001  the runtime's errors have no common class but this
         raise Problem(f"{path} is damaged or no ONNX model ({' '.join(str(error).split())[:120]})") from None
     facts = Facts.read(properties, path)
-    given, names = session.get_inputs()[0].name, [output.name for output in session.get_outputs()]
-    return lambda batch: dict(zip(names, session.run(names, {given: batch}))), facts
+    names = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
+    return lambda *given: dict(zip(names[1], session.run(names[1], dict(zip(names[0], given))))), facts
 
 
 def _with_factors(found: Detections, cell: Array, cells: Array, factors: Array, box: Letterbox) -> Detections:
@@ -290,7 +307,26 @@ def _with_factors(found: Detections, cell: Array, cells: Array, factors: Array, 
         )
     scale = np.array([box.gain[0], box.gain[1], box.gain[1]])
     whole = factors[row[cell]].astype(np.float64) / scale
-    return Detections(found.boxes, found.scores, found.class_ids, found.keypoints, found.visibility, whole)[known]
+    return replace(found, factors=whole)[known]
+
+
+def _with_novelty(
+    found: Detections, cell: Array, cells: Array, outputs: Dict[str, Array], known: Mapping[str, Any], conf: float
+) -> Detections:
+    """Detections with p-values: the share of calibration detections, and images, whose values are as large."""
+    values = np.zeros(max(int(cells.max(initial=0)), int(cell.max(initial=0))) + 1)
+    given = np.flatnonzero(cells >= 0)
+    values[cells[given]] = outputs["novelty"][0][given]
+    scores, seen = np.array(known["known"], dtype=np.float64).reshape(-1, 2).T
+    novelty = _share_beyond(seen[scores >= conf], values[cell])
+    return replace(
+        found, novelty=novelty, image_novelty=_share_beyond(known["known_images"], outputs["image_novelty"][:1])
+    )
+
+
+def _share_beyond(known: Array, value: Array) -> Array:
+    """(1 + how many of the known values, rising, are as large) / (1 + all of them)."""
+    return (1 + len(known) - np.searchsorted(np.asarray(known, np.float64), value)) / (1 + len(known))
 
 
 def describe(facts: Facts, found: Detections, family: str) -> Poses:
@@ -326,6 +362,8 @@ def describe(facts: Facts, found: Detections, family: str) -> Poses:
         dispersion=covariances(found.factors / np.asarray(facts.temperature)[:, None]),
         regions=facts.regions,
         correlation=None if facts.correlation is None else np.array(facts.correlation["matrix"]),
+        novelty=found.novelty,
+        image_novelty=found.image_novelty,
     )
 
 
@@ -351,6 +389,12 @@ class Letterbox:
     shape: Tuple[int, int]
     gain: Tuple[float, float]
     pad: Tuple[int, int]
+
+    @property
+    def area(self) -> Tuple[float, float, float, float]:
+        """Left, top, right and bottom of the image in the input."""
+        (height, width), (left, top) = self.shape, self.pad
+        return left, top, left + self.gain[0] * width, top + self.gain[1] * height
 
 
 def prepare(image: Array, facts: Facts, imgsz: int) -> Tuple[Array, Letterbox]:
@@ -606,6 +650,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--family", choices=FAMILIES, default="gaussian", help="law")
     parser.add_argument("--imgsz", type=int, help="input size; else the model's")
     parser.add_argument("--probability", type=float, default=0.95, help="probability that an ellipse holds")
+    parser.add_argument(
+        "--alarm", type=float, help="count detections whose p-value of novelty is as low, e.g. 0.05"
+    )
     options = parser.parse_args(arguments)
     try:
         _run(options)
@@ -619,15 +666,18 @@ def _run(options: argparse.Namespace) -> None:
     if not 0 < options.probability < 1:
         raise Problem(f"--probability lies between 0 and 1, got {options.probability}")
     model, results = Model(options.model), []
+    if options.alarm is not None and model.facts.novelty is None:
+        raise Problem("--alarm: this model knows nothing of novelty: add it with `halopose novelty`, export again")
     for path in _images(options.images):
         image, name = read_image(path), os.path.splitext(os.path.basename(path))[0]
         poses = model.predict(image, options.conf, options.iou, options.family, options.imgsz)
         results.append({"image": name, "detections": poses.to_json()})
         if options.json:
             continue
-        sys.stdout.write(
-            f"{name}: {len(poses)} detections, {int(poses.keep.sum())} of {poses.keep.size} keypoints kept\n"
-        )
+        line = f"{name}: {len(poses)} detections, {int(poses.keep.sum())} of {poses.keep.size} keypoints kept"
+        if options.alarm is not None:
+            line += f", {int((poses.novelty <= options.alarm).sum())} unlike anything seen"
+        sys.stdout.write(line + "\n")
         if cv2 is not None:
             os.makedirs(options.output, exist_ok=True)
             target = os.path.join(options.output, f"{name}.jpg")

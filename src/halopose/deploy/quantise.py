@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from halopose.data.images import NamedImage
 from halopose.deploy import predict
 from halopose.deploy.onnx_file import checked, read_facts, read_model, require_onnx, write_facts, write_model
@@ -135,7 +137,9 @@ class _Reader:
         for number, image in enumerate(images):
             if number == MOST_IMAGES:
                 return
-            yield {"images": predict.prepare(image.pixels, facts, facts.imgsz)[0][None]}
+            pixels, box = predict.prepare(image.pixels, facts, facts.imgsz)
+            area = {} if facts.novelty is None else {"area": np.array([box.area], dtype=np.float32)}
+            yield {"images": pixels[None], **area}
 
     def get_next(self) -> dict[str, Array] | None:
         return next(self.inputs, None)

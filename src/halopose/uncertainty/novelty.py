@@ -64,7 +64,8 @@ class Evidence:
     @property
     def odds(self) -> Tensor:
         """Logarithm of the score's odds (N, 1)."""
-        return torch.logit(self.score.clamp(1e-4, 1 - 1e-4))[:, None]
+        share = self.score.clamp(1e-4, 1 - 1e-4)
+        return (share / (1 - share)).log()[:, None]
 
 
 class Pooling:
@@ -131,17 +132,17 @@ class Novelty:
 
     def inputs(self, evidence: Evidence) -> tuple[Tensor, Tensor, Tensor]:
         """What the logistic functions take (N, D'), and the log distances of window and image (N,)."""
-        count, widths = len(evidence), self.widths
-        window = evidence.window.new_zeros((count, sum(widths)))
-        begin = 0
-        for level, (width, whitening) in enumerate(zip(widths, self.windows, strict=True)):
-            rows = torch.nonzero(evidence.level == level).flatten()
-            if len(rows):
-                window[rows, begin : begin + width] = whitening(evidence.window[rows, :width])
-            begin += width
+        widths = self.widths
+        levels = (evidence.level[:, None] == torch.arange(len(widths), device=evidence.level.device)).float()
+        window = torch.cat(
+            [
+                whitening(evidence.window[:, :width]) * levels[:, level : level + 1]
+                for level, (width, whitening) in enumerate(zip(widths, self.windows, strict=True))
+            ],
+            dim=1,
+        )
         image = self._whitened_image(evidence.image)
         odds = (evidence.odds - self.odds_centre) / self.odds_scale
-        levels = torch.nn.functional.one_hot(evidence.level, len(widths)).to(window)
         apart = window.square().sum(1).log1p(), image.square().sum(1).log1p()
         # Distances have as many terms as channels: each side is given the weight of a few numbers.
         shares = [window * (8 / sum(widths)) ** 0.5, image * (8 / sum(widths)) ** 0.5]

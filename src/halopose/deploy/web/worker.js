@@ -26,16 +26,23 @@ async function open(library, model, provider) {
   ort.env.logLevel = "error";
   session = await ort.InferenceSession.create(model, { executionProviders: [provider] });
   Tensor = ort.Tensor;
-  const { data, dims } = prepare(new Uint8ClampedArray(4 * 64 * 64), 64, 64, facts, 320);
-  await session.run({ images: new Tensor("float32", data, dims) }); // the first run is slow: let it be this one
+  await run(prepare(new Uint8ClampedArray(4 * 64 * 64), 64, 64, facts, 320)); // the first run is slow: let it be this one
+}
+
+function run({ data, dims, box }) {
+  const feeds = { images: new Tensor("float32", data, dims) };
+  if (facts.novelty) { // the model is told where the image lies in its input
+    const [left, top] = box.pad;
+    feeds.area = new Tensor("float32", [left, top, left + box.inner[0], top + box.inner[1]], [1, 4]);
+  }
+  return session.run(feeds);
 }
 
 self.onmessage = async ({ data: { number, pixels, width, height, imgsz, conf, iou } }) => {
   try {
     const begin = performance.now();
-    const { data, dims, box } = prepare(new Uint8ClampedArray(pixels), width, height, facts, imgsz);
-    const outputs = await session.run({ images: new Tensor("float32", data, dims) });
-    const found = select(facts, outputs, box, conf, iou);
+    const input = prepare(new Uint8ClampedArray(pixels), width, height, facts, imgsz);
+    const found = select(facts, await run(input), input.box, conf, iou);
     self.postMessage({ kind: "poses", number, found, milliseconds: performance.now() - begin });
   } catch (error) {
     self.postMessage({ kind: "problem", text: `The model could not run: ${error.message}` });
