@@ -58,10 +58,9 @@ def build(host: Host, artifact: Artifact, settings: ExportSettings | None = None
 def _trace(graph: Deployable) -> ModelProto:
     """By the TorchScript exporter, as both frameworks do: the dynamo one still fails on parts of these models."""
     onnx = require_onnx()
-    given, axes = (torch.zeros((2, 3, *TRACED_SIZE)),), _dynamic_axes(graph)
-    if graph.novel:
-        height, width = TRACED_SIZE
-        given = (*given, torch.tensor([[0.0, 0.0, width, height]]).repeat(2, 1))
+    axes, (height, width) = _dynamic_axes(graph), TRACED_SIZE
+    images, area = torch.zeros((2, 3, height, width)), torch.tensor([[0.0, 0.0, width, height]]).repeat(2, 1)
+    given = (images, area) if graph.novel else (images,)
     buffer = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that sizes are read off tensors, and that the exporter is old
