@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -206,6 +207,19 @@ def test_keypoints_without_visibility_and_several_classes() -> None:
     assert len(np.unique(found.class_ids)) > 1
     assert np.array_equal(found.class_ids, present(expected.class_ids))
     assert np.allclose(found.covariance, expected.covariance, rtol=1e-3, atol=1e-3 * expected.covariance.max())
+
+
+def test_a_mean_that_is_off_the_keypoints_goes_out(tmp_path: Path) -> None:
+    host = host_of("11")
+    artifact = artifact_for(host, imgsz=SIZE)
+    offset = torch.linspace(-0.05, 0.05, 2 * host.keypoint_count, dtype=torch.float64).reshape(-1, 2)
+    moved = replace(artifact, calibrations=replace(artifact.calibrations, offset=offset))
+    write_model(build(host, moved, ExportSettings(topk=MANY)), tmp_path / "model.onnx")
+    [expected] = UncertainPose(host, moved).predict(photograph("bus.jpg"), conf=0.4)
+    found = Deployed(tmp_path / "model.onnx").predict(photograph("bus.jpg"), Detecting(conf=0.4), "gaussian")
+    assert np.allclose(present(found.offset), present(expected.offset), atol=1e-2)
+    assert np.abs(present(found.offset)).max() > 1
+    assert np.allclose(found.keypoints, expected.keypoints, atol=1e-2)  # the base's own stay
 
 
 def test_detections_beyond_the_windows_are_left_out_with_a_warning(tmp_path: Path) -> None:

@@ -130,10 +130,6 @@ def facts_of(host: Host, traceable: Traceable, artifact: Artifact, settings: Exp
 
 def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
     """The same with other calibrations; the Student-t's are relative to the Gaussian's, which is folded in."""
-    if fitted.offset is not None:
-        raise HaloposeError(
-            "these heads have an offset, which exported models do not: calibrate them without --offset first"
-        )
     gaussian, student = fitted.gaussian, fitted.student if fitted.tails is None else fitted.tails.kept
     pruned = None if fitted.tails is None else fitted.tails.pruned
     tau = gaussian.tau_.double().numpy()
@@ -148,6 +144,7 @@ def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
         student_moment=moment,
         regions=None if fitted.regions is None else fitted.regions.to_json(),
         correlation=None if fitted.correlation is None else fitted.correlation.to_json(),
+        offset=None if fitted.offset is None else fitted.offset.tolist(),
         pruned_dof=None if pruned is None else pruned.nu_.tolist(),
         pruned_scale=None if pruned is None else (pruned.tau_.double().numpy() / tau).tolist(),
     )

@@ -58,7 +58,8 @@ class Facts:
     null, are of keypoints that pruning takes out; ``student_dof`` and ``student_scale`` are then of the rest.
     ``regions``: squared radii of regions that hold whatever the law; ``correlation``: how keypoints err together;
     both as `halopose` writes them, or null. ``novelty``: scores and values of calibration detections and values of
-    calibration images, both by rising value, or null.
+    calibration images, both by rising value, or null. ``offset`` (K, 2): by how many roots of the box area the
+    law's mean is off the keypoint, or null.
     """
 
     layout: str
@@ -84,6 +85,7 @@ class Facts:
     regions: Optional[Dict[str, Any]] = None
     correlation: Optional[Dict[str, Any]] = None
     novelty: Optional[Dict[str, Any]] = None
+    offset: Optional[List[List[float]]] = None
 
     @classmethod
     def read(cls, properties: Mapping[str, str], where: str) -> Facts:
@@ -129,7 +131,8 @@ class Poses:
     covariance and scale (N, K, 2, 2); dof (N, K) of a Student-t, else None; keep (N, K), false where pruned.
     dispersion (N, K, 2, 2): as the heads gave it, which ``regions`` are multiples of; correlation (2K, 2K) of
     whitened residuals, in the order x1, y1, x2, ..., or None. novelty (N,): the share of calibration detections
-    that are as unlike the data, image_novelty (1,): the same of images, or None.
+    that are as unlike the data, image_novelty (1,): the same of images, or None. offset (N, K, 2),
+    by which the law's mean is off the keypoints, or None.
     """
 
     boxes: Array
@@ -146,6 +149,7 @@ class Poses:
     correlation: Optional[Array] = None
     novelty: Optional[Array] = None
     image_novelty: Optional[Array] = None
+    offset: Optional[Array] = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -198,6 +202,8 @@ class Poses:
             columns["dof"] = self.dof.tolist()
         if self.novelty is not None:
             columns["novelty"] = self.novelty.tolist()
+        if self.offset is not None:
+            columns["offset"] = self.offset.tolist()
         return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
@@ -334,7 +340,8 @@ def describe(facts: Facts, found: Detections, family: str) -> Poses:
     if family not in FAMILIES:
         raise Problem(f"unknown family {family!r}: {' or '.join(FAMILIES)}")
     gaussian = covariances(found.factors)
-    area = np.maximum((found.boxes[:, 2:] - found.boxes[:, :2]).prod(1), 1.0) * facts.area_factor
+    extent = np.maximum((found.boxes[:, 2:] - found.boxes[:, :2]).prod(1), 1.0)
+    area = extent * facts.area_factor
     trace = gaussian[..., 0, 0] + gaussian[..., 1, 1]
     confidence = -trace / (area[:, None] * (2 * np.asarray(facts.sigmas)) ** 2)
     keep = confidence >= (-math.inf if facts.threshold is None else facts.threshold)
@@ -364,6 +371,7 @@ def describe(facts: Facts, found: Detections, family: str) -> Poses:
         correlation=None if facts.correlation is None else np.array(facts.correlation["matrix"]),
         novelty=found.novelty,
         image_novelty=found.image_novelty,
+        offset=None if facts.offset is None else np.sqrt(extent)[:, None, None] * np.asarray(facts.offset),
     )
 
 
@@ -572,12 +580,13 @@ def draw(image: Array, poses: Poses, names: Sequence[str], probability: float = 
     """The image with limbs and ellipses; pruned keypoints are thin and grey."""
     canvas, layer, width = image.copy(), image.copy(), max(1, round(max(image.shape[:2]) / 640))
     axes, angles = ellipses(poses, probability)
+    centres = poses.keypoints if poses.offset is None else poses.keypoints + poses.offset
     colours = [_colour(name) for name in names]
 
     def ellipse(target: Array, n: int, k: int, colour: Tuple[int, int, int], line: int) -> None:
         size = tuple(max(1, round(min(float(axis), 1e4) * 16)) for axis in axes[n, k])
         degrees = math.degrees(angles[n, k])
-        cv2.ellipse(target, _pixel(poses.keypoints[n, k]), size, degrees, 0, 360, colour, line, cv2.LINE_AA, 4)
+        cv2.ellipse(target, _pixel(centres[n, k]), size, degrees, 0, 360, colour, line, cv2.LINE_AA, 4)
 
     for n, k in np.argwhere(poses.keep):
         ellipse(layer, n, k, colours[k], cv2.FILLED)

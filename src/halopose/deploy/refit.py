@@ -113,8 +113,9 @@ def _covariance(facts: Facts) -> Any:
 
 def score(deployed: Deployed, seen: Seen, protocol: Protocol, step: Counter | None = None) -> Scores:
     """The whole protocol, with the calibrations and the thresholds that the model file carries."""
-    matched = match_poses(seen.detections, seen.truth, protocol)
     fitted, source = calibrations_of(deployed.facts), "the model file's, fitted on other images"
+    matched = match_poses(seen.detections, seen.truth, protocol)
+    matched = matched.moved(None if fitted.offset is None else fitted.offset.numpy())
     laws = apply_calibrations(matched, fitted, protocol, source) if len(matched) else None
     return evaluate(matched, laws, protocol, step)
 
@@ -131,7 +132,9 @@ def calibrations_of(facts: Facts) -> Calibrations:
     threshold = float("-inf") if facts.threshold is None else facts.threshold
     regions = None if facts.regions is None else Regions.from_json(facts.regions, len(tau))
     together = None if facts.correlation is None else Correlation.from_json(facts.correlation, len(tau))
-    return Calibrations(gaussian, student, threshold, facts.visibility_threshold, regions, together, tails)
+    offset = None if facts.offset is None else torch.tensor(facts.offset, dtype=torch.float64)
+    visible = facts.visibility_threshold
+    return Calibrations(gaussian, student, threshold, visible, regions, together, tails, offset)
 
 
 def _student(facts: Facts, dof: list[float], scale: list[float]) -> StudentTCalibration:
