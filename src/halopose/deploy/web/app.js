@@ -195,14 +195,16 @@ function drawPose(pose, family, probability, all, unit) {
     pen.lineTo(...pose.keypoints[b]);
     pen.stroke();
   }
+  const size = Math.sqrt(Math.max((pose.box[2] - pose.box[0]) * (pose.box[3] - pose.box[1]), 1));
   pose.keypoints.forEach(([x, y], k) => {
     if (!pose.keep[k] && !all) return;
+    const [right, down] = facts.offset ? facts.offset[k] : [0, 0]; // where errors were found to be biased
     const { major, minor, angle } = ellipse(pose.scale[k], pose.dof[k], probability);
     const colour = pose.keep[k] ? COLOURS[side(facts.keypoint_names[k])] : COLOURS.gone;
     pen.strokeStyle = pen.fillStyle = colour;
     pen.lineWidth = (pose.keep[k] ? 1.6 : 0.8) * unit;
     pen.beginPath();
-    pen.ellipse(x, y, major, minor, angle, 0, 2 * Math.PI);
+    pen.ellipse(x + right * size, y + down * size, major, minor, angle, 0, 2 * Math.PI);
     pen.globalAlpha = pose.keep[k] ? 0.28 : 0;
     pen.fill();
     pen.globalAlpha = pose.keep[k] ? 1 : 0.6;
