@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -46,13 +47,13 @@ START = 40.0  # seconds, of every fault
 STEP = 0.5  # seconds between the instants looked at
 LONGEST = 5.0  # seconds that an error may stay beyond its bound without a flag
 DRIFT, LASTING = GaussMarkov((1.0, 1.0, 1.0), 18.0), (0.62, 0.38, 0.45)  # of vision's error, flown and believed
-RATE = 25.0  # Hz of the IRS, for speed; its noise per root hertz is the usual one
+RATE = 10.0  # Hz of the IRS, for speed; its noise per root hertz is the usual one
 SENSORS = Sensors(
-    irs=replace(IRS, rate=RATE, noise=(0.015,) * 3),
+    irs=replace(IRS, rate=RATE, noise=(0.03 * math.sqrt(RATE / IRS.rate),) * 3),
     attitude=replace(ATTITUDE, rate=RATE),
-    localizer=replace(LOCALIZER, rate=5.0),
-    glide_slope=replace(GLIDE_SLOPE, rate=5.0),
-    radio=replace(RADIO, rate=5.0),
+    localizer=replace(LOCALIZER, rate=2.5),
+    glide_slope=replace(GLIDE_SLOPE, rate=2.5),
+    radio=replace(RADIO, rate=2.5),
 )
 
 
@@ -144,7 +145,7 @@ def flown(case: Case, seed: int) -> Outcome:
     broken = {name: replace(getattr(SENSORS, name), faults=(each,)) for name, each in case.faults}
     measured = simulate(truth, replace(SENSORS, **broken), seed, site)
     times = np.arange(0.0, truth.times[-1], STEP)
-    settings = FusionSettings(site=site, irs_rate=RATE, vision_bias=DRIFT)
+    settings = FusionSettings(site=site, irs_rate=RATE, irs_hold=2 / RATE, vision_bias=DRIFT)
     track = fuse([*measured, *camera(truth, seed, case)], start_of(truth, seed), settings, times)
     return judged(track, truth)
 
