@@ -12,6 +12,7 @@ from halopose.landing.navigation.ramps import CHANCE, EVERY, LONGEST, Ramps
 from halopose.landing.navigation.sensors import ATTITUDE, IRS, RADIO, Fault, IlsSite, Sensors, simulate
 from halopose.landing.requirements import path_axes
 from halopose.landing.world.approach import fly
+from tests.helpers.values import present
 
 RATE = 25.0
 SENSORS = Sensors(
@@ -29,7 +30,7 @@ def flown(
 ) -> list[NavigationState]:
     """States after every GNSS position."""
     navigator = Navigator(start_of(TRUTH, seed), replace(SETTINGS, gate=gate))
-    broken = sensors if fault is None else replace(sensors, gnss=replace(sensors.gnss, faults=(fault,)))
+    broken = sensors if fault is None else replace(sensors, gnss=replace(present(sensors.gnss), faults=(fault,)))
     states = []
     for measurement in simulate(TRUTH, broken, seed, SETTINGS.site):
         if measurement.source != "attitude" and measurement.time <= until:
