@@ -225,9 +225,6 @@ def test_a_camera_of_ones_own_is_adapted_to(
     size = np.sqrt(box_area(after.boxes))
     np.testing.assert_allclose(after.mean - after.keypoints, np.tile(0.25 * size[:, None, None], (1, 17, 2)))
     assert model_identity(models[0]) != model_identity(models[1])
-    line = refused(monkeypatch, capsys, "export", *base(work), "--artifact", tmp_path / "moved.safetensors",
-                   "-o", tmp_path / "deployed")  # fmt: skip
-    assert "calibrate them without --offset" in line
     line = refused(monkeypatch, capsys, "calibrate", work / "data.yaml", *heads, "--split", "test", "--offset",
                    "--source", "assigned", "-o", tmp_path / "x.safetensors")  # fmt: skip
     assert "--offset" in line

@@ -268,10 +268,12 @@ def calibrate(
     """Calibrate trained heads and choose the pruning thresholds on images they have not seen.
 
     A few dozen annotated frames of a camera of your own adapt heads to it; the base's keypoints stay as they are.
+    For heads that ship name the model, as `--base runway`.
     """
     from halopose.data.files import make_room
     from halopose.fitting import pipeline
     from halopose.fitting.artifact import Artifact
+    from halopose.hosts import shipped
     from halopose.predictor import host_for
 
     if deployed is not None:
@@ -279,6 +281,9 @@ def calibrate(
             raise HaloposeError("an exported model has no place for an offset: leave --offset out")
         calibrate_deployed(store, deployed, split, images)
         return
+    named = shipped.find_model(str(base)) if base is not None and artifact is None else None
+    if named is not None:
+        base, artifact = named.base(), named.artifact()
     base, artifact, output = given(base, "base"), given(artifact, "artifact"), given(output, "output")
     trained = Artifact.load(artifact)
     host = host_for(trained, base, device=device, unsafe=unsafe, end2end=end2end)

@@ -95,7 +95,7 @@ def land(
     from halopose.predictor import UncertainPose
     from halopose.reports.landing import page, pictures
 
-    if (base is None) != (artifact is None):
+    if base is not None and artifact is None:
         raise HaloposeError("give --base and --artifact together: heads belong to one detector")
     if frame_rate is not None and not 0 < frame_rate <= 1000:
         raise HaloposeError(f"--frame-rate should be above 0 and up to 1000 a second, got {frame_rate}")

@@ -195,7 +195,7 @@ Rule = Annotated[
     ),
 ]
 RegionScales = Annotated[
-    bool, typer.Option("--region-scales", help="Regions and correlation of their own at every object scale.")
+    bool, typer.Option("--region-scales", help="Regions have radii of their own at every object scale.")
 ]
 Deployed = Annotated[Path | None, typer.Option("--deployed", help="Folder of `halopose export`, not --base.")]
 MaybeBase = Annotated[Path | None, typer.Option("--base", help="Trained pose model, a .pt checkpoint.")]

@@ -1,0 +1,204 @@
+"""What the runway detector and its heads are worth on real cockpit frames, and what 40 frames of adaptation bring.
+
+    python -m experiments.real_footage --data ../shared/runway-real -o results/
+
+The data are a folder with `runway_keypoints.json`, COCO keypoints whose images also say their `sequence`, and
+`images/`. Prints, for each sequence, how often the runway is found at confidence .5, how far its corners are off,
+and how many of them lie in their 95 % ellipses: as shipped, and calibrated on 40 frames of the other sequence,
+without and with means (`halopose calibrate`, with and without `--offset`), and on the first 40 frames of the same
+sequence. Neighbouring frames show nearly the same picture, so that they are no independent samples: intervals come
+from resampling blocks of ten consecutive frames, and even those are of one approach. Two controls: frames whose
+runway is painted over, where nothing should be found, and mirrored ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from halopose.cli.terminal import progress, say
+from halopose.data.dataset import Dataset
+from halopose.data.files import make_folder, write_json
+from halopose.data.loading import load_dataset
+from halopose.evaluation.calibrations import apply_calibrations
+from halopose.evaluation.true_positives import MatchedPoses, match_poses
+from halopose.fitting.artifact import Artifact
+from halopose.fitting.pipeline import FitSettings, calibrate_heads, collect_validation, predictions_of
+from halopose.fitting.store import MatchStore
+from halopose.hosts.base import Host
+from halopose.hosts.loading import load_host
+from halopose.hosts.shipped import runway_artifact, runway_detector
+from halopose.predictor import UncertainPose
+from halopose.types import Array
+from halopose.uncertainty.calibration import Calibrations
+
+CONF, PROBABILITY, BLOCK, FRAMES, DRAWS = 0.5, 0.95, 10, 40, 2000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--base", type=Path, help="another detector, with --artifact")
+    parser.add_argument("--artifact", type=Path)
+    arguments = parser.parse_args()
+    host = load_host(arguments.base or runway_detector())
+    artifact = Artifact.load(arguments.artifact or runway_artifact())
+    truth = arguments.data / "runway_keypoints.json"
+    data = load_dataset(truth, "", images=arguments.data / "images", otherwise=artifact.layout)
+    data = replace(data, layout=artifact.layout)
+    content = json.loads(truth.read_text(encoding="utf-8"))
+    sequences: dict[str, list[int]] = {}
+    for image in content["images"]:
+        sequences.setdefault(str(image["sequence"]), []).append(int(image["id"]))
+    work = make_folder(arguments.output)
+    with progress() as step:
+        store = collect_validation(host, data, work / "store", settings_of(artifact), step)
+        results = {name: told(store, artifact, ids, others_of(sequences, name)) for name, ids in sequences.items()}
+        results["controls"] = controls(host, artifact, data)
+    write_json(work / "real_footage.json", results)
+    say(table(results))
+    say(f"-> {work / 'real_footage.json'}")
+
+
+def settings_of(artifact: Artifact) -> FitSettings:
+    return replace(FitSettings.from_json(artifact.card["settings"]), imgsz=artifact.imgsz, conf=0.05)
+
+
+def others_of(sequences: dict[str, list[int]], name: str) -> list[int]:
+    return sorted(number for other, ids in sequences.items() if other != name for number in ids)
+
+
+def told(store: MatchStore, artifact: Artifact, ids: list[int], others: list[int]) -> dict[str, Any]:
+    """Everything of one sequence (ids), with adaptation to frames of the others."""
+    images = np.array(sorted(ids), dtype=np.int64)
+    matched = found_in(store, artifact, images)
+    blocks = np.arange(len(images)) // BLOCK
+    seen = np.isin(images, matched.image_ids)
+    error = np.hypot(*np.moveaxis(matched.residual, 2, 0))
+    of_block = blocks[np.searchsorted(images, matched.image_ids)]
+    chosen = np.array(others, dtype=np.int64)[np.linspace(0, len(others) - 1, FRAMES).round().astype(int)]
+    settings, heads = settings_of(artifact), artifact.heads.eval()
+    ways = {
+        "as shipped": artifact.calibrations,
+        "temperature": calibrate_heads(heads, store, chosen, settings),
+        "temperature and means": calibrate_heads(heads, store, chosen, settings, offset=True),
+    }
+    return {
+        "frames": len(images),
+        "found": interval(seen.astype(float), blocks, np.mean),
+        "median error, px": interval(error, of_block, np.median),
+        "90 % of errors, px": interval(error, of_block, lambda values: np.quantile(values, 0.9)),
+        "object size, px": float(np.sqrt(matched.area).mean()),
+        "mean residual, px": matched.residual.mean(0).round(2).tolist(),
+        "largest mean residual, px": float(np.linalg.norm(matched.residual.mean(0), axis=1).max()),
+        "spread over stated": spread_over_stated(matched, artifact.calibrations),
+        "coverage": {name: interval(inside(matched, fitted), of_block, np.mean) for name, fitted in ways.items()},
+        "temperatures": {name: fitted.gaussian.tau_.tolist() for name, fitted in ways.items()},
+        "same sequence": same_sequence(store, artifact, images),
+    }
+
+
+def same_sequence(store: MatchStore, artifact: Artifact, images: Array) -> dict[str, list[float]]:
+    """Coverage in the later frames of a sequence after adaptation to its first ones, a block apart."""
+    first, later = images[:FRAMES], images[FRAMES + BLOCK :]
+    settings, heads = settings_of(artifact), artifact.heads.eval()
+    matched = found_in(store, artifact, later)
+    of_block = np.searchsorted(later, matched.image_ids) // BLOCK
+    return {
+        way: interval(
+            inside(matched, calibrate_heads(heads, store, first, settings, offset=means)), of_block, np.mean
+        )
+        for way, means in (("temperature", False), ("temperature and means", True))
+    }
+
+
+def found_in(store: MatchStore, artifact: Artifact, images: Array) -> MatchedPoses:
+    """True positives among what is found at the confidence asked for."""
+    predictions = predictions_of(artifact.heads.eval(), store, images)
+    return match_poses(predictions[predictions.scores >= CONF], store.ground_truth(images))
+
+
+def inside(matched: MatchedPoses, fitted: Calibrations) -> Array:
+    """Which corners (M, 4) lie in their ellipses."""
+    moved = matched if fitted.offset is None else matched.moved(fitted.offset.numpy())
+    law = apply_calibrations(moved, fitted, FitSettings().protocol).laws["gaussian"]
+    residual = torch.from_numpy(moved.residual)
+    return np.asarray((law.mahalanobis_cdf(law.mahalanobis(residual)) <= PROBABILITY).double().numpy())
+
+
+def spread_over_stated(matched: MatchedPoses, fitted: Calibrations) -> float:
+    """Residuals around their mean, corner by corner, over the standard deviations that the heads state."""
+    law = apply_calibrations(matched, fitted, FitSettings().protocol).laws["gaussian"]
+    centred = torch.from_numpy(matched.residual - matched.residual.mean(0))
+    return float((law.mahalanobis(centred).mean() / 2).sqrt())
+
+
+def interval(values: Array, blocks: Array, statistic: Callable[[Array], Any]) -> list[float]:
+    """A statistic of values (N, ...) and its 95 % interval, by drawing whole blocks (N,) anew."""
+    parts = [values[blocks == block] for block in np.unique(blocks)]
+    rng = np.random.default_rng(0)
+    drawn = [
+        statistic(np.concatenate([parts[k] for k in rng.integers(len(parts), size=len(parts))]))
+        for _ in range(DRAWS)
+    ]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return [float(statistic(values)), float(low), float(high)]
+
+
+def controls(host: Host, artifact: Artifact, data: Dataset) -> dict[str, float]:
+    """How often a runway is found near the truth in every fifth frame with it painted over, and mirrored."""
+    model = UncertainPose(host, artifact)
+    counts = {"erased": 0, "mirrored": 0}
+    records = data.records[::5]
+    for record in records:
+        image, objects = record.read()
+        corners = objects.keypoints[0]
+        middle, size = corners.mean(0), np.sqrt(objects.area[0])
+        mask = np.zeros(image.shape[:2], np.uint8)
+        cv2.fillConvexPoly(mask, np.rint(corners).astype(np.int32), 255)
+        erased = cv2.inpaint(image, cv2.dilate(mask, np.ones((9, 9), np.uint8)), 5, cv2.INPAINT_TELEA)
+        turned = np.array([image.shape[1] - 1 - middle[0], middle[1]])
+        for name, picture, place in (("erased", erased, middle), ("mirrored", image[:, ::-1].copy(), turned)):
+            poses = model.predict(picture, conf=CONF)[0]
+            away = np.linalg.norm(poses.keypoints.mean(1) - place, axis=1)
+            counts[name] += bool((away < size).any())
+    return {name: count / len(records) for name, count in counts.items()}
+
+
+def table(results: dict[str, Any]) -> str:
+    """For the terminal: a sequence in each column."""
+    names = [name for name in results if name != "controls"]
+
+    def row(title: str, cells: list[list[float]], scale: float, unit: str) -> str:
+        told = [f"{scale * a:.1f}{unit} ({scale * b:.1f} to {scale * c:.1f})" for a, b, c in cells]
+        return f"{title:42}" + "".join(f"{cell:>28}" for cell in told)
+
+    lines = [f"{'':42}" + "".join(f"{f'sequence {name}':>28}" for name in names)]
+    lines.append(f"{'frames':42}" + "".join(f"{results[name]['frames']:>28}" for name in names))
+    lines.append(row(f"found at confidence {CONF}", [results[name]["found"] for name in names], 100, " %"))
+    for key in ("median error, px", "90 % of errors, px"):
+        lines.append(row(key, [results[name][key] for name in names], 1, ""))
+    for key in ("largest mean residual, px", "spread over stated"):
+        lines.append(f"{key:42}" + "".join(f"{results[name][key]:>28.2f}" for name in names))
+    for way in results[names[0]]["coverage"]:
+        cells = [results[name]["coverage"][way] for name in names]
+        lines.append(row(f"in 95 % ellipses, {way}", cells, 100, " %"))
+    for way in results[names[0]]["same sequence"]:
+        cells = [results[name]["same sequence"][way] for name in names]
+        lines.append(row(f"the same, {way} of its first {FRAMES}", cells, 100, " %"))
+    erased, mirrored = (100 * results["controls"][name] for name in ("erased", "mirrored"))
+    lines.append(f"controls, every fifth frame: found in {erased:.0f} % erased, {mirrored:.0f} % mirrored")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
