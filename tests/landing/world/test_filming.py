@@ -66,6 +66,8 @@ def test_corners_of_a_distorted_runway_are_where_the_labels_say() -> None:
         Footage(quality=20),
         Footage(text=True),
         Footage(wear=0.8),
+        Footage(shoulder=20.0),
+        Footage(lightness=0.9, shoulder=20.0),
         Footage(roads=8),
         Footage(buildings=150),
         Footage(slope=0.012),

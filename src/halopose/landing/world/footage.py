@@ -28,7 +28,8 @@ _PLAIN_FOCAL = 1194.3  # pixels, of the plain world's 640 px and 30 degrees
 class Footage:
     """What is added to a frame; nothing where it is 0.
 
-    wear: share of the paint that is gone. slope: the runway's rise, by which the horizon is tilted. roads,
+    wear: share of the paint that is gone. shoulder: metres of pavement beside the runway, in place of its own;
+    lightness: of it, 1 is as light as concrete. slope: the runway's rise, by which the horizon is tilted. roads,
     buildings: how many. frame: kind of cockpit frame, 1 to 4. glare: of the window, at full scale. drops: of rain.
     dust: specks. grey: a sensor without colour. contrast: how far the picture is stretched to its whole range.
     tone: exponent of the tone curve, 1 is none. sharpening: of edges. scale: the recording's size over the
@@ -36,6 +37,8 @@ class Footage:
     """
 
     wear: float = 0.0
+    shoulder: float = 0.0
+    lightness: float = 0.0
     slope: float = 0.0
     roads: int = 0
     buildings: int = 0
@@ -96,6 +99,8 @@ def sample_footage(seed: int) -> Footage:
 
     return Footage(
         wear=sometimes(0.6, 0.1, 0.85),
+        shoulder=sometimes(0.5, 3.0, 25.0),
+        lightness=sometimes(0.7, 0.2, 1.0),
         slope=float(np.clip(rng.normal(0, 0.006), -0.015, 0.015)),
         roads=int(sometimes(0.8, 1, 9)),
         buildings=int(sometimes(0.8, 5, 250)),

@@ -22,6 +22,7 @@ from halopose.landing.world.layout import Patch, field_patches, runway_lights, r
 from halopose.landing.world.scenes import Array, Runway, Scene
 
 _FAR = 60e3  # metres to what is drawn as the horizon
+_CONCRETE = 0.4  # reflectance of a light shoulder
 _LUMINANCE = 1e4  # cd / m^2 of radiance 1
 
 
@@ -286,8 +287,13 @@ def _pave(
     worn, rubber, warm = rng.uniform(0.05, 0.16), rng.uniform(0.2, 0.65), rng.uniform(-0.05, 0.07)
     along = (x0, x0 + runway.length)
     colour, dark = ((g * (1 - warm), g, g * (1 + warm)) for g in (grey, 0.62 * grey + 0.02))
-    if runway.shoulder:
-        edges = ((y0 - half - runway.shoulder, y0 + half + runway.shoulder),)
+    beside = runway.shoulder
+    if scene.footage is not None:
+        beside, light = scene.footage.shoulder or beside, scene.footage.lightness
+        blue, green, red = (tone + light * (_CONCRETE - tone) for tone in dark)
+        dark = blue, green, red
+    if beside:
+        edges = ((y0 - half - beside, y0 + half + beside),)
         _paint(surface, scene, view, ground, [Patch(along, edges, dark)])
     patch = Patch(along, ((y0 - half, y0 + half),), colour)
     window = _windows(scene, view, ground, [patch])[0]
