@@ -1,5 +1,6 @@
 """The landing command: sensors by name, whole flights of an oracle, and what it refuses in one line."""
 
+import csv
 import json
 import sys
 from collections.abc import Callable
@@ -77,6 +78,41 @@ def test_a_flight_is_written_and_told(land: Callable[..., Any]) -> None:
     assert "landing.webp" not in said
 
 
+def test_positions_are_written_for_others(land: Callable[..., Any], tmp_path: Path) -> None:
+    log, said = land("--write", "csv, mcap,rerun")
+    with (tmp_path / "positions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["x_m"]) for row in rows] == [frame["fused"]["position"][0] for frame in log["frames"]]
+    assert (tmp_path / "positions.mcap").read_bytes().startswith(b"\x89MCAP")
+    assert (tmp_path / "landing.rrd").stat().st_size > 1000
+    assert "positions.mcap" in said
+
+
+def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any], tmp_path: Path) -> None:
+    """Simulated, written as film, yaml, json and csv, and flown again from those with the same detections."""
+    there = tmp_path / "approach"
+    simulated, _ = land("--record", there)
+    files = [
+        item for name in ("gnss", "ils", "radio", "irs", "truth") for item in (f"--{name}", there / f"{name}.csv")
+    ]
+    named = (
+        "--camera",
+        there / "camera.yaml",
+        "--runway",
+        there / "runway.json",
+        "--attitude",
+        there / "attitude.csv",
+    )
+    recorded, said = land("--frames", there / "video.mp4", *named, *files, "--write", "csv")
+    assert recorded["summary"]["frames"] == simulated["summary"]["frames"]
+    assert recorded["summary"]["trusted"] >= simulated["summary"]["trusted"] - 1
+    last = [log["frames"][-1]["fused"]["position"] for log in (simulated, recorded)]
+    np.testing.assert_allclose(*last, atol=3.0)  # it begins elsewhere: at the first GNSS fixes
+    assert "positions.csv" in said
+    with (tmp_path / "positions.csv").open(newline="") as file:
+        assert all(37.5 < float(row["latitude_deg"]) < 37.7 for row in csv.DictReader(file))
+
+
 def test_nothing_detected_is_a_flight_too(land: Callable[..., Any]) -> None:
     log, said = land(model=Blind())
     assert log["summary"]["runway_detected"] == log["summary"]["trusted"] == 0
@@ -127,6 +163,9 @@ def test_without_an_attitude_there_is_no_position(land: Callable[..., Any]) -> N
         (["--base", "mine.pt"], "give --base and --artifact together"),
         (["-o", __file__], "cannot write to"),
         (["--seed", "-1"], "seed"),
+        (["--write", "csv,xml"], "--write knows csv, mcap, rerun, not 'xml'"),
+        (["--frames", "film.mp4"], "--frames needs --camera too"),
+        (["--gnss", "gnss.csv"], "--gnss belongs to a recorded flight: give --frames too"),
     ],
 )
 def test_mistakes_are_one_line(

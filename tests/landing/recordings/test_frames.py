@@ -1,0 +1,84 @@
+"""Frames of folders and MCAP files with their times; another size than the calibration's is one line."""
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from mcap_ros2.writer import Writer
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import Camera
+from halopose.landing.recordings.cameras import Lens
+from halopose.landing.recordings.frames import open_frames
+from halopose.landing.recordings.messages import definition, header
+from halopose.landing.recordings.replay import detections_in
+from halopose.types import Array
+from tests.cli.test_landing import Blind
+
+TIMES = (10.0, 10.5, 11.25)
+
+
+def pictures() -> list[Array]:
+    return [np.full((48, 64, 3), 40 * n, np.uint8) for n in (1, 2, 3)]
+
+
+def folder_of(path: Path, times: tuple[float, ...] = TIMES) -> Path:
+    for n, picture in enumerate(pictures()):
+        cv2.imwrite(str(path / f"{n}.png"), picture)
+    (path / "times.csv").write_text("time_s\n" + "\n".join(map(str, times)) + "\n")
+    return path
+
+
+def mcap_of(path: Path, kind: str = "sensor_msgs/msg/CompressedImage") -> Path:
+    """As a camera driver records: PNG images on one topic, and another topic that must not be mixed in."""
+    with path.open("wb") as file:
+        writer = Writer(file)
+        schema = writer.register_msgdef(kind, definition(kind))
+        for time, picture in zip(TIMES, pictures(), strict=True):
+            coded = cv2.imencode(".png", picture)[1].tobytes()
+            for topic, data in (("/nose", coded), ("/tail", b"")):
+                message = {"header": header(time, "camera"), "format": "png", "data": data}
+                writer.write_message(topic, schema, message, log_time=round(time * 1e9))
+        writer.finish()
+    return path
+
+
+@pytest.mark.parametrize("form", ["folder", "mcap"])
+def test_frames_come_with_their_times(tmp_path: Path, form: str) -> None:
+    path = folder_of(tmp_path) if form == "folder" else mcap_of(tmp_path / "flight.mcap")
+    frames = open_frames(path, offset=-10.0)
+    found = list(frames.images())
+    np.testing.assert_allclose([time for time, _ in found], np.array(TIMES) - 10)
+    for (_, image), picture in zip(found, pictures(), strict=True):
+        np.testing.assert_array_equal(image, picture)
+
+
+def test_an_mcap_file_without_images_or_cut_off_is_one_line(tmp_path: Path) -> None:
+    path = mcap_of(tmp_path / "flight.mcap")
+    (tmp_path / "cut.mcap").write_bytes(path.read_bytes()[:300])
+    with pytest.raises(HaloposeError, match="no whole MCAP file") as caught:
+        open_frames(tmp_path / "cut.mcap")
+    assert "\n" not in str(caught.value)
+    with (tmp_path / "empty.mcap").open("wb") as file:
+        Writer(file).finish()
+    with pytest.raises(HaloposeError, match="record compressed images"):
+        open_frames(tmp_path / "empty.mcap")
+
+
+def test_times_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(HaloposeError, match="2 rows for 3 images"):
+        open_frames(folder_of(tmp_path, TIMES[:2]))
+    with pytest.raises(HaloposeError, match="time goes back"):
+        open_frames(folder_of(tmp_path, TIMES[::-1]))
+
+
+def test_frames_of_another_size_than_the_calibration_are_one_line(tmp_path: Path) -> None:
+    frames = open_frames(folder_of(tmp_path))
+    model: Any = Blind()
+    times, found = detections_in(model, frames, Lens(Camera.from_fov(64, 48, 0.5)), 0.5)
+    assert len(times) == len(found) == 3
+    with pytest.raises(HaloposeError, match="frames of 64 by 48, a calibration of 128 by 96") as caught:
+        detections_in(model, frames, Lens(Camera.from_fov(128, 96, 0.5)), 0.5)
+    assert "\n" not in str(caught.value)
