@@ -34,7 +34,7 @@ def folder_of(path: Path, times: tuple[float, ...] = TIMES) -> Path:
 def mcap_of(path: Path, kind: str = "sensor_msgs/msg/CompressedImage") -> Path:
     """As a camera driver records: PNG images on one topic, and another topic that must not be mixed in."""
     with path.open("wb") as file:
-        writer = Writer(file)
+        writer: Any = Writer(file)
         schema = writer.register_msgdef(kind, definition(kind))
         for time, picture in zip(TIMES, pictures(), strict=True):
             coded = cv2.imencode(".png", picture)[1].tobytes()
@@ -62,7 +62,8 @@ def test_an_mcap_file_without_images_or_cut_off_is_one_line(tmp_path: Path) -> N
         open_frames(tmp_path / "cut.mcap")
     assert "\n" not in str(caught.value)
     with (tmp_path / "empty.mcap").open("wb") as file:
-        Writer(file).finish()
+        empty: Any = Writer(file)
+        empty.finish()
     with pytest.raises(HaloposeError, match="record compressed images"):
         open_frames(tmp_path / "empty.mcap")
 
