@@ -24,7 +24,7 @@ def test_functions_fit_on_a_screen() -> None:
     paths = [path for path in SOURCE.rglob("*.py") if "cli" not in path.relative_to(SOURCE).parts]
     long = [
         f"{path.relative_to(ROOT)}: {function.name}"
-        for path in [*paths, *(ROOT / "experiments").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+        for path in [*paths, *(ROOT / "experiments").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
         for function in functions_of(path)
         if (function.end_lineno or 0) - function.lineno + 1 > LONGEST_FUNCTION
     ]

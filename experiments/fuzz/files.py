@@ -1,40 +1,42 @@
-"""Damaged and hostile files through every reader: each is read or refused in one line; nothing else, and at once.
-
-    python -m experiments.fuzz --cases 6000 --seed 0
-
-Prints a table of readers with how many cases were read and refused, and every traceback or hang with the number
-that makes it again (``--only reader --seed N --cases 1``). Exits with 1 if there is any.
-"""
+"""Files of results, data sets, artifacts, stores, pictures and settings, and what reads them."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import copy
 import io
 import json
 import math
 import os
 import random
-import signal
 import sys
-import tempfile
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 import torch
 import yaml
+from safetensors.torch import load_file
 
+from experiments.fuzz.damage import (
+    Reader,
+    damaged_bytes,
+    damaged_json,
+    damaged_words,
+    damaged_yaml,
+    dump,
+    mangle,
+    spoil,
+)
 from halopose.cli.app import main as command_line
-from halopose.cli.options import read_config
-from halopose.data.coco import image_ids_by_name, read_ground_truth, read_predictions
-from halopose.data.files import read_json
+from halopose.data.coco import (
+    image_ids_by_name,
+    parse_ground_truth,
+    parse_predictions,
+    read_ground_truth,
+    read_predictions,
+)
+from halopose.data.files import read_json, write_json
 from halopose.data.images import read_source
 from halopose.data.loading import load_dataset
 from halopose.data.prediction_log import PredictionLog
@@ -42,116 +44,18 @@ from halopose.data.synthetic import World, synthesize
 from halopose.data.tensors import read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.evaluation.calibration_file import CalibrationFile, _checksum
+from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import Scores
+from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.store import FORMAT, MatchStore
+from halopose.fitting.training import TrainSettings, train
 from halopose.keypoints import Keypoints
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.heads import ConvTemplate, ProbabilisticHeads
 
-WORKING, WAITING = 20.0, 300.0  # seconds of the processor, and of the clock, until a case counts as a hang
-ODD: list[Any] = [
-    None, True, False, 0, -1, 1, 0.5, 2**31, 2**63, 10**30, -(10**400), 1e308, -1e-320, math.nan, math.inf, "",
-    "nan", "inf", "1e400", "٣", "²", "\0", "\ud800", "../../x", "a" * 5000, "<script>", [], {}, [[]], [None],
-    [[[[[]]]]], {"": ""}, [1, [2, 3]], ["a", 1, None], {"names": 1}, [math.nan] * 4, [0] * 60,
-    [["1", "0", "1"]] * 4,
-]  # fmt: skip
+LABEL = "0 0.5 0.5 0.2 0.2 0.5 0.5 2 0.4 0.4 2\n"
 NAMES = ["\0", "x" * 5000, "\udcff.jpg", "-", "--help", "a\nb.png", "*.png", "[", "~", "con.png", "rtsp://", "99"]
-
-
-class Hang(BaseException):
-    """Raised in a case that takes too long."""
-
-
-@dataclass(frozen=True)
-class Reader:
-    """What makes a good input in a folder once, what damages it, and what reads it."""
-
-    name: str
-    share: float
-    prepare: Callable[[Path], None]
-    damage: Callable[[Path, random.Random], None]
-    read: Callable[[Path], object]
-
-
-def mangle(content: Any, rng: random.Random) -> Any:
-    """Content with one to three values anywhere in it replaced, removed, repeated or shuffled."""
-    content = copy.deepcopy(content)
-    for _ in range(rng.randint(1, 3)):
-        node = content
-        while isinstance(node, (dict, list)) and node:
-            key = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
-            if isinstance(node[key], (dict, list)) and node[key] and rng.random() < 0.75:
-                node = node[key]
-                continue
-            action = rng.choice(["replace", "replace", "remove", "repeat", "shuffle"])
-            if action == "replace":
-                node[key] = copy.deepcopy(rng.choice(ODD))
-            elif action == "remove":
-                del node[key]
-            elif action == "repeat" and isinstance(node, list):
-                node.extend(copy.deepcopy(node[key]) for _ in range(rng.choice([1, 2, 50])))
-            elif isinstance(node, list):
-                rng.shuffle(node)
-            break
-    return content
-
-
-def spoil(data: bytes, rng: random.Random) -> bytes:
-    """Bytes with bits flipped, parts cut out, repeated or overwritten, or something else altogether."""
-    content = bytearray(data)
-    action = rng.choice(["flip", "flip", "flip", "cut", "remove", "repeat", "zero", "noise", "prefix", "other"])
-    place = rng.randrange(len(content) or 1)
-    length = rng.choice([1, 8, 100, 1000])
-    if action == "flip":
-        for _ in range(rng.choice([1, 1, 3, 20])):
-            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    elif action == "cut":
-        del content[place:]
-    elif action == "remove":
-        del content[place : place + length]
-    elif action == "repeat":
-        content[place:place] = content[place : place + length]
-    elif action == "zero":
-        content[place : place + length] = bytes(length)
-    elif action == "noise":
-        content[place : place + length] = rng.randbytes(length)
-    elif action == "prefix":
-        content[:0] = rng.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\0" * 8, b"PK\x03\x04"])
-    else:
-        content = bytearray(rng.choice([b"", b"{", b"[" * 100_000, b"null", b"\x80\x04.", rng.randbytes(300)]))
-    return bytes(content)
-
-
-def dump(path: Path, content: Any) -> None:
-    """Json as other programs might write it: NaN, infinities and lone surrogates included."""
-    path.write_bytes(json.dumps(content).encode("utf-8", "surrogatepass"))
-
-
-def damaged_json(name: str) -> Callable[[Path, random.Random], None]:
-    """Damages a json file: its values, or, one time in four, its bytes."""
-
-    def damage(folder: Path, rng: random.Random) -> None:
-        whole = (folder / f"good-{name}").read_bytes()
-        if rng.random() < 0.25:
-            (folder / name).write_bytes(spoil(whole, rng))
-        else:
-            dump(folder / name, mangle(json.loads(whole), rng))
-
-    return damage
-
-
-def damaged_bytes(*names: str) -> Callable[[Path, random.Random], None]:
-    """Damages the bytes of one of several files, and puts the good ones back in place of the others."""
-
-    def damage(folder: Path, rng: random.Random) -> None:
-        chosen = rng.choice(names)
-        for name in names:
-            whole = (folder / f"good-{name}").read_bytes()
-            (folder / name).write_bytes(spoil(whole, rng) if name == chosen else whole)
-
-    return damage
-
 
 # --- json ---------------------------------------------------------------------------------------------------
 
@@ -180,11 +84,6 @@ def resealed_calibration(folder: Path, rng: random.Random) -> None:
 
 
 def scores_file(folder: Path) -> None:
-    from halopose.data.coco import parse_ground_truth, parse_predictions
-    from halopose.data.files import write_json
-    from halopose.evaluation.evaluate import evaluate
-    from halopose.evaluation.true_positives import match_poses
-
     truth, results = synthesize(World(images=12, persons=40))
     objects = parse_ground_truth("truth", truth)
     scores = evaluate(match_poses(parse_predictions("results", results, objects), objects))
@@ -209,14 +108,21 @@ def damaged_artifact(folder: Path, rng: random.Random) -> None:
     if rng.random() < 0.5:
         (folder / "heads.safetensors").write_bytes(spoil(good.read_bytes(), rng))
         return
-    from safetensors.torch import load_file
+    resealed(folder, "heads.safetensors", rng)
 
-    tensors = load_file(good)
-    if rng.random() < 0.4:
-        name = rng.choice(sorted(tensors))
-        value = rng.choice([math.nan, math.inf, 0.0, -1.0, 1e200])
-        tensors[name] = rng.choice([torch.full_like(tensors[name], value), tensors[name][:1], torch.zeros(0)])
-    write_tensors(folder / "heads.safetensors", tensors, mangle(read_content(good), rng))
+
+def resealed(folder: Path, name: str, rng: random.Random) -> None:
+    """Other content under the right checksum, so that what lies behind it is reached."""
+    tensors, content = load_file(folder / f"good-{name}"), read_content(folder / f"good-{name}")
+    if rng.random() < 0.5:
+        chosen = rng.choice(sorted(tensors))
+        value = tensors[chosen]
+        odd = [value[:1], torch.zeros(0), value.double(), value[None], value.flip(0), value.to(torch.int8)]
+        odd += [torch.full_like(value.float(), number) for number in (math.nan, math.inf, 0.0, -1.0, 1e38)]
+        tensors[chosen] = rng.choice(odd)
+    else:
+        content = mangle(content, rng)
+    write_tensors(folder / name, tensors, content)
 
 
 def store_folder(folder: Path) -> None:
@@ -248,8 +154,25 @@ def store_folder(folder: Path) -> None:
 
 def damaged_store(folder: Path, rng: random.Random) -> None:
     damaged_bytes("shard-00000.safetensors", "manifest.json")(folder, rng)
-    if rng.random() < 0.6:
+    what = rng.random()
+    if what < 0.4:
         dump(folder / "manifest.json", mangle(json.loads((folder / "good-manifest.json").read_bytes()), rng))
+    elif what < 0.7:
+        (folder / "manifest.json").write_bytes((folder / "good-manifest.json").read_bytes())
+        resealed(folder, "shard-00000.safetensors", rng)
+
+
+def training_state(folder: Path) -> None:
+    store_folder(folder)
+    for name in ("shard-00000.safetensors", "manifest.json"):
+        (folder / f"good-{name}").rename(folder / name)
+    train(small_heads(), MatchStore(folder), TrainSettings(epochs=2), checkpoint=folder / "good-state.safetensors")
+
+
+def read_training_state(folder: Path) -> object:
+    return train(
+        small_heads(), MatchStore(folder), TrainSettings(epochs=2), checkpoint=folder / "state.safetensors"
+    )
 
 
 def read_store(folder: Path) -> object:
@@ -267,7 +190,7 @@ def yolo_folder(folder: Path) -> None:
         (folder / kind / "train").mkdir(parents=True)
     for number in range(3):
         cv2.imwrite(str(folder / f"images/train/{number}.png"), np.full((12, 16, 3), 80, np.uint8))
-        (folder / f"labels/train/{number}.txt").write_text("0 0.5 0.5 0.2 0.2 0.5 0.5 2 0.4 0.4 2\n")
+        (folder / f"labels/train/{number}.txt").write_text(LABEL)
     content = {
         "path": ".", "train": "images/train", "val": "images/train", "kpt_shape": [2, 3], "names": {0: "thing"},
         "kpt_names": {0: ["a", "b"]}, "kpt_oks_sigmas": [0.1, 0.1], "flip_idx": [1, 0],
@@ -276,28 +199,21 @@ def yolo_folder(folder: Path) -> None:
 
 
 def damaged_yolo(folder: Path, rng: random.Random) -> None:
-    whole = (folder / "good-data.yaml").read_bytes()
-    label = folder / f"labels/train/{rng.randrange(3)}.txt"
-    good = "0 0.5 0.5 0.2 0.2 0.5 0.5 2 0.4 0.4 2\n"
     for number in range(3):
-        (folder / f"labels/train/{number}.txt").write_text(good)
-    (folder / "data.yaml").write_bytes(whole)
-    what = rng.choice(["values", "values", "bytes", "labels", "numbers"])
-    if what == "values":
-        text = yaml.dump(mangle(yaml.safe_load(whole), rng), allow_unicode=False)
-        (folder / "data.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
-    elif what == "bytes":
-        (folder / "data.yaml").write_bytes(spoil(whole, rng))
-    elif what == "labels":
-        label.write_bytes(spoil(good.encode(), rng))
+        (folder / f"labels/train/{number}.txt").write_text(LABEL)
+    (folder / "data.yaml").write_bytes((folder / "good-data.yaml").read_bytes())
+    if rng.random() < 0.6:
+        damaged_yaml("data.yaml")(folder, rng)
     else:
-        words = good.split()
-        words[rng.randrange(len(words))] = rng.choice(["nan", "1e999", "-1", "0.5", "x", "٣", "640", "1e-320"])
-        label.write_text(" ".join(words))
+        (folder / f"labels/train/{rng.randrange(3)}.txt").write_bytes(damaged_words(LABEL, rng, " "))
 
 
 def read_yolo_set(folder: Path) -> object:
     return [record.read() for record in load_dataset(folder / "data.yaml", "train").records]
+
+
+def read_coco_set(folder: Path) -> object:
+    return load_dataset(folder / "truth.json", "train", images=folder).records
 
 
 def pictures(folder: Path) -> None:
@@ -352,7 +268,8 @@ def read_log(folder: Path) -> object:
 
 
 def config_file(folder: Path) -> None:
-    (folder / "good-config.yaml").write_text("predict:\n  conf: 0.3\n  boxes: true\nfit:\n  epochs: 3\n")
+    text = "synthesize:\n  images: 3\n  persons: 4\n  dof: 5.0\n  gaussian: true\nfit:\n  epochs: 3\n"
+    (folder / "good-config.yaml").write_text(text)
 
 
 def run_command(*words: str) -> Callable[[Path], object]:
@@ -394,86 +311,12 @@ READERS = (
            lambda f: Scores.from_json(read_json(f / "metrics.json"))),
     Reader("artifact", 1.0, artifact_file, damaged_artifact, lambda f: Artifact.load(f / "heads.safetensors")),
     Reader("store", 1.0, store_folder, damaged_store, read_store),
+    Reader("stopped training", 0.3, training_state, damaged_bytes("state.safetensors"), read_training_state),
     Reader("YOLO data", 1.0, yolo_folder, damaged_yolo, read_yolo_set),
+    Reader("COCO data", 0.6, coco_files, damaged_json("truth.json"), read_coco_set),
     Reader("pictures, films", 1.0, pictures, damaged_picture, lambda f: list(read_source(f / "place"))),
     Reader("names", 0.2, lambda f: None, odd_name, read_odd_name),
-    Reader("stopped run", 0.5, log_file, damaged_bytes(".predictions.jsonl"), read_log),
-    Reader("config", 0.5, config_file, damaged_bytes("config.yaml"),
-           lambda f: read_config(f / "config.yaml", ["predict", "fit"])),
+    Reader("stopped predict", 0.5, log_file, damaged_bytes(".predictions.jsonl"), read_log),
+    Reader("config", 0.5, config_file, damaged_yaml("config.yaml"),
+           run_command("--quiet", "--config", "@/config.yaml", "synthesize", "-o", "@/out")),
 )  # fmt: skip
-
-
-@contextlib.contextmanager
-def time_limit() -> Iterator[None]:
-    """Ends a case that hangs, where the system has a timer."""
-
-    def stop(*_: object) -> None:
-        raise Hang
-
-    if not hasattr(signal, "setitimer"):
-        yield
-        return
-    timers = ((signal.SIGPROF, signal.ITIMER_PROF, WORKING), (signal.SIGALRM, signal.ITIMER_REAL, WAITING))
-    for alarm, timer, seconds in timers:
-        signal.signal(alarm, stop)
-        signal.setitimer(timer, seconds)
-    try:
-        yield
-    finally:
-        for _, timer, _ in timers:
-            signal.setitimer(timer, 0)
-
-
-def outcome(reader: Reader, folder: Path, seed: int) -> tuple[str, str]:
-    """How one case ended, and the traceback if it ended in one."""
-    rng = random.Random(f"{reader.name} {seed}")
-    reader.damage(folder, rng)
-    try:
-        with time_limit():
-            reader.read(folder)
-    except HaloposeError as error:
-        return ("refused", "") if "\n" not in str(error).strip() else ("traceback", f"several lines: {error}")
-    except Hang:
-        return "hang", traceback.format_exc()
-    except Exception:  # noqa: BLE001, whatever it is, it is what is looked for
-        return "traceback", traceback.format_exc()
-    return "read", ""
-
-
-def run(cases: int, seed: int, only: str | None) -> Counter[tuple[str, str]]:
-    """All cases; the outcomes by reader."""
-    readers = [reader for reader in READERS if only in (None, reader.name)]
-    whole = sum(reader.share for reader in readers)
-    found: Counter[tuple[str, str]] = Counter()
-    for reader in readers:
-        with tempfile.TemporaryDirectory() as place:
-            reader.prepare(Path(place))
-            for number in range(math.ceil(cases * reader.share / whole)):
-                kind, text = outcome(reader, Path(place), seed + number)
-                found[reader.name, kind] += 1
-                if text:
-                    print(f"--- {kind}: --only {reader.name!r} --seed {seed + number} --cases 1\n{text}")
-    return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=6000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=[reader.name for reader in READERS])
-    given = parser.parse_args()
-    os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
-        found = run(given.cases, given.seed, given.only)
-    kinds = ("read", "refused", "traceback", "hang")
-    print(f"{'reader':18}" + "".join(f"{kind:>11}" for kind in ("cases", *kinds)))
-    for name in dict.fromkeys(name for name, _ in found):
-        counts = [found[name, kind] for kind in kinds]
-        print(f"{name:18}{sum(counts):11}" + "".join(f"{count:11}" for count in counts))
-    totals = [sum(count for (_, what), count in found.items() if what == kind) for kind in kinds]
-    print(f"{'all':18}{sum(totals):11}" + "".join(f"{count:11}" for count in totals))
-    return int(totals[2] + totals[3] > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
