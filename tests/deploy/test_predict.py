@@ -23,7 +23,7 @@ from halopose.boxes import box_area
 from halopose.deploy import predict
 from halopose.deploy.deployed import Deployed, Detecting
 from halopose.deploy.graph import Form, TopkSettings
-from halopose.deploy.onnx_file import ExportSettings, build, write_model
+from halopose.deploy.onnx_file import ExportSettings, build, sealed, write_model
 from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.predictor import UncertainPose
 from halopose.types import Family
@@ -53,7 +53,7 @@ MANY = TopkSettings(candidates=400, windows=100)
 @cache
 def exported(kind: str, form: Form = "topk") -> bytes:
     artifact = artifact_for(host_of(kind), imgsz=SIZE)
-    return build(host_of(kind), artifact, ExportSettings(form, MANY)).SerializeToString()
+    return sealed(build(host_of(kind), artifact, ExportSettings(form, MANY)))
 
 
 @pytest.fixture

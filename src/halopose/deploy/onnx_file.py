@@ -5,6 +5,7 @@ In: a host and the artifact made for it. Out: an ``onnx.ModelProto`` that carrie
 
 from __future__ import annotations
 
+import hashlib
 import io
 import warnings
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import torch
 from halopose.data.files import write_bytes
 from halopose.deploy.graph import DenseHeads, Deployable, Form, TopkSettings
 from halopose.deploy.novelty import known_values
-from halopose.deploy.predict import Facts, Problem
+from halopose.deploy.predict import BLANK, SEAL, Facts, Problem, check_seal
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host
@@ -167,21 +168,33 @@ def read_facts(model: ModelProto, where: Path | str) -> Facts:
 
 
 def read_model(path: Path | str) -> ModelProto:
-    """Load a model file."""
+    """Load a model file that is as it was written."""
     onnx = require_onnx()
-    from google.protobuf.message import DecodeError  # onnx brings it along
-
-    if not Path(path).is_file():
-        raise HaloposeError(f"no model at {path}: write it with `halopose export`")
     try:
-        return onnx.load(str(path))
-    except (DecodeError, OSError) as error:
-        raise HaloposeError(f"{path} is damaged or no ONNX model ({error}): export it again") from None
+        check_seal(str(path))
+    except Problem as problem:
+        raise HaloposeError(str(problem)) from None
+    return onnx.load(str(path))
 
 
 def write_model(model: ModelProto, path: Path | str) -> None:
-    """Write a model file whole or not at all."""
-    write_bytes(path, model.SerializeToString())
+    """Write a model file whole or not at all, with its checksum."""
+    write_bytes(path, sealed(model))
+
+
+def sealed(model: ModelProto) -> bytes:
+    """What ``write_model`` writes; the checksum is that of the file without it, and stands in the file."""
+    for entry in [entry for entry in model.metadata_props if entry.key == "checksum"]:
+        model.metadata_props.remove(entry)  # of the file that it was read from
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "checksum", BLANK.decode()
+    data = model.SerializeToString()
+    model.metadata_props.remove(entry)
+    found = SEAL.search(data)
+    if found is None:
+        raise RuntimeError("protobuf writes entries in another form than it did")
+    seal = hashlib.sha256(data).hexdigest().encode()
+    return b"".join([data[: found.start(1)], seal, data[found.end(1) :]])
 
 
 def checked(model: ModelProto) -> ModelProto:

@@ -9,9 +9,11 @@ In: BGR uint8 images (h, w, 3). Out: ``Poses`` in pixels of the image. This file
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
+import re
 import sys
 import warnings
 from dataclasses import dataclass, fields, replace
@@ -33,6 +35,8 @@ Run = Callable[..., Dict[str, Array]]  # input batch (B, 3, H, W), with novelty 
 
 FORMAT = "halopose-deployed-"
 VERSION = 2
+BLANK = b"0" * 64  # what stands for the checksum while it is taken
+SEAL = re.compile(rb"\n\x08checksum\x12@([0-9a-f]{64})")  # an entry of the metadata, as protobuf has it
 FAMILIES = ("gaussian", "student-t")
 COCO_LIMBS = (
     (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9),
@@ -41,8 +45,31 @@ COCO_LIMBS = (
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".npy")
 
 
+LAYOUTS = ("ultralytics", "ultralytics-end2end", "yolonas")
+_OPTIONAL = ("student_moment", "pruned_dof", "pruned_scale")
+_TABLES = ("sigmas", "temperature", "student_dof", "student_scale", *_OPTIONAL)
+
+
 class Problem(ValueError):
     """A user's mistake, in one line that says what to do."""
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _is_table(value: Any, shape: Tuple[Optional[int], ...]) -> bool:
+    """Whether nested lists hold finite numbers in a shape; None stands for any length."""
+    try:
+        table = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    fits = table.ndim == len(shape) and all(want in (None, size) for want, size in zip(shape, table.shape))
+    return fits and bool(np.isfinite(table).all())
 
 
 # What is written in the model file --------------------------------------------------------------------------
@@ -108,11 +135,43 @@ class Facts:
             except ValueError:
                 raise Problem(f"{where}: the metadata key {field.name!r} is damaged: export it again") from None
         facts = cls(**values)
-        tables = [facts.sigmas, facts.temperature, facts.student_dof, facts.student_scale]
-        tables += [table for table in (facts.pruned_dof, facts.pruned_scale) if table is not None]
-        if any(not isinstance(table, list) or len(table) != len(facts.keypoint_names) for table in tables):
-            raise Problem(f"{where}: its metadata speak of different numbers of keypoints: export it again")
+        facts._check(where)
         return facts
+
+    def _check(self, where: str) -> None:
+        """Refuse what nothing could be predicted with."""
+        for name in ("strides", "class_names", "keypoint_names"):
+            kind = int if name == "strides" else str
+            entries = getattr(self, name)
+            if not isinstance(entries, list) or not entries or not all(type(entry) is kind for entry in entries):
+                raise Problem(f"{where}: the metadata key {name!r} is damaged: export it again")
+        count = len(self.keypoint_names)
+        tables = {name: getattr(self, name) for name in _TABLES}
+        given = {name: table for name, table in tables.items() if table is not None or name not in _OPTIONAL}
+        if any(not isinstance(table, list) or len(table) != count for table in given.values()):
+            raise Problem(f"{where}: its metadata speak of different numbers of keypoints: export it again")
+        novel = self.novelty if isinstance(self.novelty, dict) else {}
+        together = self.correlation if isinstance(self.correlation, dict) else {}
+        sound = {name: all(_is_positive(value) for value in table) for name, table in given.items()}
+        sound.update(
+            (name, _is_positive(getattr(self, name))) for name in ("area_factor", "imgsz", "fewest_cells")
+        )
+        for name in ("threshold", "visibility_threshold"):
+            sound[name] = getattr(self, name) is None or _is_number(getattr(self, name))
+        sound["layout"] = self.layout in LAYOUTS
+        sound["strides"] = all(1 <= stride <= 1024 for stride in self.strides)
+        sound["imgsz"] = type(self.imgsz) is int and 1 <= self.imgsz <= 16384
+        sound["regions"] = self.regions is None or isinstance(self.regions, dict)
+        sound["correlation"] = self.correlation is None or _is_table(
+            together.get("matrix"), (2 * count, 2 * count)
+        )
+        sound["offset"] = self.offset is None or _is_table(self.offset, (count, 2))
+        sound["novelty"] = self.novelty is None or (
+            _is_table(novel.get("known"), (None, 2)) and _is_table(novel.get("known_images"), (None,))
+        )
+        wrong = [name for name, good in sound.items() if not good]
+        if wrong:
+            raise Problem(f"{where}: the metadata key {wrong[0]!r} is damaged: export it again")
 
     def write(self) -> Dict[str, str]:
         """Key-value pairs for a model file."""
@@ -281,12 +340,29 @@ class Model:
         return _with_factors(found, cell, cells, factors, box)
 
 
+def check_seal(path: str) -> None:
+    """Refuse a file that is not as `halopose export` wrote it: a flipped bit may change every covariance."""
+    if not os.path.isfile(path):
+        raise Problem(f"no model at {path}: give the folder or file that `halopose export` wrote")
+    with open(path, "rb") as file:
+        data = file.read()
+    if FORMAT.encode() not in data:
+        raise Problem(f"{path} is damaged or was not written by `halopose export`: export your model with it")
+    found = SEAL.search(data)
+    if found is None:
+        raise Problem(f"{path} is damaged: it has no checksum, export it again")
+    digest = hashlib.sha256(data[: found.start(1)])
+    digest.update(BLANK)
+    digest.update(memoryview(data)[found.end(1) :])
+    if digest.hexdigest().encode() != found.group(1):
+        raise Problem(f"{path} is damaged: its checksum does not match, export it again")
+
+
 def _open(path: str) -> Tuple[Run, Facts]:
     """A session of ONNX Runtime and the file's metadata."""
     import onnxruntime
 
-    if not os.path.isfile(path):
-        raise Problem(f"no model at {path}: give the folder or file that `halopose export` wrote")
+    check_seal(path)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:

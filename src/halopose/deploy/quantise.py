@@ -16,7 +16,7 @@ import numpy as np
 
 from halopose.data.images import NamedImage
 from halopose.deploy import predict
-from halopose.deploy.onnx_file import checked, read_facts, read_model, require_onnx, write_facts, write_model
+from halopose.deploy.onnx_file import checked, read_facts, require_onnx, write_facts, write_model
 from halopose.deploy.predict import Facts
 from halopose.errors import HaloposeError
 from halopose.types import Array
@@ -82,7 +82,7 @@ def to_int8(model: ModelProto, images: Iterable[NamedImage]) -> ModelProto:
 
     The framework's head stays in float as well: its outputs are pixels, and there 8 bits cost most.
     """
-    require_onnx()
+    onnx = require_onnx()
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     facts = read_facts(model, "the model")
@@ -104,7 +104,7 @@ def to_int8(model: ModelProto, images: Iterable[NamedImage]) -> ModelProto:
             calibrate_method=CalibrationMethod.MinMax,
             extra_options={"CalibMovingAverage": True},
         )
-        small = read_model(target)
+        small = onnx.load(str(target))
     _take_unrounded(small, spared)
     write_facts(small, replace(facts, precision="int8"))
     return checked(small)
