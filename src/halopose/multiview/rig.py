@@ -18,6 +18,10 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera, project, projection_jacobian, to_camera
 from halopose.types import Array
 
+_NOT_ONE = (
+    KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError,
+    ElementTree.ParseError, cv2.error,
+)  # fmt: skip
 _UNITS = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 _SUBPIXELS = 64.0  # of Qualisys, to a pixel
 _FLIP = np.diag([1.0, -1.0, -1.0])  # Qualisys looks along minus z, with y up
@@ -77,8 +81,11 @@ def read_calibration(path: Path, unit: str | None = None) -> list[View]:
             views, usual = _opencv(path), "m"
         else:
             raise HaloposeError(f"{path} is of no known kind: .toml, .qca.txt, or OpenCV's .yml, .yaml, .xml")
-    except (KeyError, TypeError, ValueError, AttributeError, ElementTree.ParseError, cv2.error) as error:
+    except _NOT_ONE as error:
         raise HaloposeError(f"{path} is no calibration that is known here: {error}") from None
+    for view in views:
+        if not (np.isfinite(view.rotation).all() and np.isfinite(view.position).all()):
+            raise HaloposeError(f"{path}: camera {view.name} is nowhere: its rotation or position is not finite")
     if len(views) < 2:
         raise HaloposeError(f"{path} has {len(views)} cameras: it takes two to triangulate")
     scale = _UNITS[unit or usual]
@@ -150,7 +157,10 @@ def _is_number(text: str) -> bool:
 
 def _opencv(path: Path) -> list[View]:
     """OpenCV's FileStorage: names, and K_, dist_, R_ (or Rot_) and T_ of each camera, as EasyMocap has them."""
-    store = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
+    try:
+        store = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
+    except SystemError:  # what comes of OpenCV's own error in a constructor
+        raise ValueError("OpenCV cannot read it") from None
     try:
         listed = store.getNode("names")
         names = [listed.at(n).string() for n in range(listed.size())]

@@ -1,10 +1,12 @@
 """Models as safetensors: what is read computes what was written, and damage is named."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from halopose.errors import HaloposeError
@@ -38,6 +40,35 @@ def test_a_model_comes_back_as_it_was(kind: str, tmp_path: Path) -> None:
 def test_a_fused_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="fused"):
         save_model(UltralyticsHost(pose_model("11")).model, tmp_path / "model.safetensors", "AGPL-3.0")
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("activation", "open('{0}', 'w')"),
+        ("activation", "nn.SiLU().register_buffer(str(open('{0}', 'w')), None)"),
+        ("head", [[-1, 1, "check_requirements", ["x"]]]),
+        ("head", [[-1, 1, "nn.init.zeros_", []]]),
+        ("head", [[-1, 1, "torch_safe_load", ["{0}"]]]),
+        ("backbone", [[-1, 10**9, "Conv", [64, 3, 2]]]),
+        ("backbone", [[-1, 1, "Conv", [2**31, 3, 2]]]),
+        ("backbone", None),
+        ("head", "Conv"),
+    ],
+)
+def test_an_architecture_that_would_run_code_or_never_end_is_refused(
+    part: str, value: Any, tmp_path: Path
+) -> None:
+    """The framework evaluates an activation and calls what a layer's name stands for: neither is reached."""
+    save_model(pose_model("11"), tmp_path / "model.safetensors", "AGPL-3.0")
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        content = json.loads(file.metadata()["halopose"])
+    evidence = tmp_path / "evidence"
+    content["yaml"][part] = json.loads(json.dumps(value).replace("{0}", str(evidence)))
+    save_file({"a": torch.zeros(2)}, tmp_path / "evil.safetensors", metadata={"halopose": json.dumps(content)})
+    with pytest.raises(HaloposeError, match="none of the framework's"):
+        read_model(tmp_path / "evil.safetensors")
+    assert not evidence.exists()
 
 
 def test_foreign_and_damaged_files_are_named(tmp_path: Path) -> None:

@@ -1,24 +1,32 @@
 """Ultralytics pose models as safetensors: weights in half precision, architecture and names as JSON beside them.
 
-In: a trained ``PoseModel``, or such a file. Out: the other. Nothing is unpickled: any file is safe to read.
+In: a trained ``PoseModel``, or such a file. Out: the other. Nothing is unpickled, and of an architecture only the
+framework's own layers are built: any file is safe to read.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from ultralytics.nn import modules
 from ultralytics.nn.tasks import PoseModel
 
 from halopose.errors import HaloposeError
+from halopose.hosts.base import LOAD_ERRORS
 
 FORMAT = "halopose ultralytics pose model 1"
 _ATTRIBUTES = ("names", "kpt_names", "kpt_oks_sigmas")
+_ACTIVATION = re.compile(
+    r"(torch\.)?nn\.\w+\((inplace=True)?\)"
+)  # the framework would evaluate whatever stands there
+_WIDEST, _DEEPEST = 8192, 100  # channels or classes, and repetitions of a layer, beyond which nothing is a model
 
 
 def save_model(model: PoseModel, path: Path | str, licence: str) -> None:
@@ -42,17 +50,52 @@ def read_model(path: Path | str) -> PoseModel:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError):
         raise HaloposeError(f"{path} is damaged or no safetensors file: get it again") from None
-    if content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise HaloposeError(f"{path} does not say which model it holds: give a .pt file, or one of halopose")
-    model = PoseModel(content["yaml"], verbose=False)
+    architecture = content.get("yaml")
+    if not _is_architecture(architecture):
+        raise HaloposeError(f"{path} names an architecture that is none of the framework's: get it again")
     try:
+        model = PoseModel(architecture, verbose=False)
         model.load_state_dict({name: _full(value) for name, value in tensors.items()})
-    except RuntimeError:
-        raise HaloposeError(f"the weights in {path} do not fit the architecture it names") from None
-    for name in _ATTRIBUTES:
-        if name in content:
-            setattr(model, name, _restored(content[name]))
+        for name in _ATTRIBUTES:
+            if name in content:
+                setattr(model, name, _restored(content[name]))
+    except LOAD_ERRORS:
+        raise HaloposeError(f"the weights in {path} do not fit the architecture it names: get it again") from None
     return model.eval()
+
+
+def _is_architecture(content: Any) -> bool:
+    """Whether content is one of layers that the framework or torch has, of sizes that a model may have.
+
+    The framework itself would call whatever it finds under a layer's name, and evaluate an activation as code.
+    """
+    if not isinstance(content, dict) or not _is_small(content):
+        return False
+    activation = content.get("activation")
+    if activation is not None and not (isinstance(activation, str) and _ACTIVATION.fullmatch(activation)):
+        return False
+    layers = [content.get(part) for part in ("backbone", "head")]
+    return all(isinstance(part, list) and part and all(map(_is_layer, part)) for part in layers)
+
+
+def _is_layer(layer: Any) -> bool:
+    """From, repetitions, the name of a module, arguments."""
+    if not isinstance(layer, list) or len(layer) != 4 or not isinstance(layer[2], str):
+        return False
+    place, name = (nn, layer[2][3:]) if layer[2].startswith("nn.") else (modules, layer[2])
+    kind = getattr(place, name, None)
+    repeated = isinstance(layer[1], int) and 1 <= layer[1] <= _DEEPEST
+    return repeated and isinstance(layer[3], list) and isinstance(kind, type) and issubclass(kind, nn.Module)
+
+
+def _is_small(value: Any, depth: int = 0) -> bool:
+    """Whether no number in nested content is beyond what a model has, and nothing nests deeper than one does."""
+    if isinstance(value, (dict, list)):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth < 6 and all(_is_small(entry, depth + 1) for entry in inner)
+    return not isinstance(value, (int, float)) or -_DEEPEST <= value <= _WIDEST
 
 
 def _half(value: Tensor) -> Tensor:

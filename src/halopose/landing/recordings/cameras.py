@@ -148,7 +148,7 @@ def _numbers(
     values = found.get("data") if isinstance(found, dict) else found
     try:
         numbers = tuple(np.asarray(values, dtype=np.float64).ravel().tolist())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise HaloposeError(f"{path}: {what} is not a list of numbers") from None
     if len(numbers) not in counts or not np.isfinite(numbers).all():
         wanted = " or ".join(map(str, counts))
@@ -169,14 +169,18 @@ def _mount(path: Path, given: Any) -> Mount:
         return Mount()
     if not isinstance(given, dict):
         raise HaloposeError(f"{path}: mount takes yaw_deg, pitch_deg, roll_deg and lever_arm")
-    arm = np.asarray(given.get("lever_arm", (0.0, 0.0, 0.0)), dtype=np.float64)
+    arm = np.array(_numbers(path, given, ("lever_arm",), "the lever arm", (3,), default=(0.0, 0.0, 0.0)))
     if "rotation" in given:
-        return Mount(np.asarray(given["rotation"], dtype=np.float64).reshape(3, 3), arm)
-    unknown = sorted(set(given) - {"yaw_deg", "pitch_deg", "roll_deg", "lever_arm"})
+        turn = np.array(_numbers(path, given, ("rotation",), "the mount's rotation", (9,))).reshape(3, 3)
+        if not np.allclose(turn @ turn.T, np.eye(3), atol=1e-4):
+            raise HaloposeError(f"{path}: the mount's rotation is not orthonormal")
+        return Mount(turn, arm)
+    unknown = sorted(str(key) for key in set(given) - {"yaw_deg", "pitch_deg", "roll_deg", "lever_arm"})
     if unknown:
         raise HaloposeError(f"{path}: mount does not know {unknown[0]!r}: yaw_deg, pitch_deg, roll_deg, lever_arm")
-    yaw, pitch, roll = np.radians([float(given.get(f"{name}_deg", 0.0)) for name in ("yaw", "pitch", "roll")])
-    return Mount.looking(yaw, pitch, roll, arm)
+    names = ("yaw_deg", "pitch_deg", "roll_deg")
+    yaw, pitch, roll = (_numbers(path, given, (name,), name, (1,), default=(0.0,))[0] for name in names)
+    return Mount.looking(np.radians(yaw), np.radians(pitch), np.radians(roll), arm)
 
 
 __all__ = ["Lens", "camera_text", "read_camera"]
