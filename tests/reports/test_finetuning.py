@@ -9,7 +9,7 @@ import pytest
 
 from halopose.evaluation.metrics import LEVELS
 from halopose.evaluation.scores import AXES
-from halopose.reports.finetuning import coverage_plots, render, sentence, table
+from halopose.reports.finetuning import coverage_plots, render, sentence, table, to_text
 from halopose.studies.finetuning import SHOWN, BaseScores, differences
 from tests.helpers.html_pages import EVIL, parsed
 
@@ -134,3 +134,12 @@ def test_the_page_is_whole_and_inert(bases: tuple[str, ...]) -> None:
     assert page.tags.count("polyline") == 6 * (1 + len(bases))
     for title in SHOWN.values():
         assert title in text
+
+
+def test_terminal_and_page_agree_to_the_digit() -> None:
+    scores = scored(before=(0.06, 0.7), poks=(0.02, 0.68), oks=(0.061, 0.7))
+    page = render(scores, "title")
+    shown = re.findall(r"[+−]?\d+\.\d+", to_text(scores))
+    assert len(shown) > 6 * len(SHOWN)
+    for value in shown:
+        assert value in page

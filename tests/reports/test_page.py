@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.evaluation.bootstrap import Difference
-from halopose.reports.page import number, page, signed
+from halopose.reports.page import number, page, percent, signed
 from tests.helpers.html_pages import EVIL, parsed
 
 
@@ -20,7 +20,17 @@ def test_a_number_reads_back_and_zero_has_no_sign(value: float, digits: int) -> 
         assert "−" not in text
 
 
+@given(st.floats(0, 1))
+def test_a_share_is_all_or_nothing_only_where_it_is(share: float) -> None:
+    text = percent(share)
+    assert text.endswith("\N{NO-BREAK SPACE}%")
+    assert (text[:-2] == "100") == (share == 1)
+    assert (text[:-2] == "0") == (share == 0)
+    assert float(text[:-2]) == pytest.approx(100 * share, abs=0.1)
+
+
 def test_what_is_not_a_number_is_a_dash() -> None:
+    assert [percent(value) for value in (None, float("nan"))] == ["–"] * 2
     assert [number(value, 2) for value in (None, float("nan"), float("inf"))] == ["–"] * 3
 
 

@@ -18,6 +18,7 @@ import pytest
 from halopose.data.files import read_json, write_json
 from halopose.evaluation.calibrations import LAWS
 from halopose.evaluation.scores import METRICS, Scores
+from halopose.reports.page import percent
 from halopose.reports.scores import main_table, render, rounded
 from tests.helpers.evaluations import real_scores, with_law, with_pruned_law
 
@@ -141,7 +142,7 @@ def test_intervals_are_shown_where_they_exist() -> None:
     page = render(replace(scores, interval={"akp_skill": (0.4, 0.6)}))
     assert page.count("<small>") == 2
     assert "<small>−1.250 to 2.500</small>" in page
-    assert "<small>0.4000 to 0.6000</small>" in page
+    assert "<small>0.400 to 0.600</small>" in page
 
 
 def test_page_reads_without_script() -> None:
@@ -165,9 +166,7 @@ def test_ways_to_prune_are_listed_with_what_they_keep() -> None:
     page = render(scores)
     assert [rule.name for rule in scores.pruned.rules] == ["nothing pruned", "localization confidence"]
     for rule in scores.pruned.rules:
-        cells = "".join(
-            f"<td>{100 * value:.1f}\N{NO-BREAK SPACE}%</td>" for value in (rule.kept_fraction, rule.reliability)
-        )
+        cells = "".join(f"<td>{percent(value)}</td>" for value in (rule.kept_fraction, rule.reliability))
         assert f'<tr><th scope="row">{rule.name}</th>{cells}</tr>' in page
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import replace
 
 import pytest
 
 from halopose.evaluation.calibrations import LAWS
 from halopose.evaluation.scores import METRICS, PruningRule, Summary
-from halopose.reports.text import to_csv, to_text
+from halopose.reports.scores import main_table, render
+from halopose.reports.text import TITLES, to_csv, to_text
 from tests.helpers.evaluations import real_scores
 
 
@@ -38,14 +40,32 @@ def test_table_shows_the_laws_before_and_after_pruning() -> None:
     lines = to_text(scores).splitlines()
     assert lines[0].startswith(f"{scores.matched_instances} matched instances, {scores.keypoints} keypoints")
     for metric in METRICS:
-        shown = next(line.split() for line in lines if line.startswith(f"{metric} "))
+        shown = next(line.split() for line in lines if line.startswith(f"{TITLES[metric]}  "))
         expected = [part.law(name).metric(metric) for name in LAWS for part in (scores, scores.pruned)]
-        assert [float(value) for value in shown[1:]] == pytest.approx(expected, abs=5.1e-5)
+        values = [float(value.replace("−", "-")) for value in shown[-6:]]
+        assert values == pytest.approx(expected, abs=5.1e-4 if metric == "nll" else 5.1e-5)
+
+
+def test_terminal_and_page_agree_to_the_digit() -> None:
+    scores = real_scores()
+    lines = to_text(scores).splitlines()
+    for label, cells in main_table(scores):
+        shown = next(line[len(label) :].split() for line in lines if line.startswith(f"{label}  "))
+        whole, pruned = ([cell.text for cell in part] for part in (cells[:3], cells[3:]))
+        assert shown == [text for pair in zip(whole, pruned, strict=True) for text in pair]
+    page = render(scores)
+    ranking = next(line for line in lines if line.startswith("ranking"))
+    for value in re.findall(r"\d\.\d+", ranking)[1:]:
+        assert f"<dd>{value}</dd>" in page
+    for line in lines[lines.index(ranking) + 1 :]:
+        for share in re.findall(r"[\d.]+\N{NO-BREAK SPACE}%", line):
+            assert share in page
 
 
 def test_table_lists_the_ways_to_prune() -> None:
     rules = (PruningRule("localization confidence", 0.7, 0.9), PruningRule("both", 0.625, 0.951))
     scores = real_scores()
     text = to_text(replace(scores, pruned=replace(scores.pruned, rules=rules)))
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
     assert "  localization confidence keeps  70.0 %,  90.0 % of those reliable" in text
     assert "  both                    keeps  62.5 %,  95.1 % of those reliable" in text

@@ -91,9 +91,10 @@ def land(
     from halopose.hosts import shipped as hub
     from halopose.landing.flight import land as fly
     from halopose.landing.settings import LandingSettings
-    from halopose.landing.summary import summarise, to_text
+    from halopose.landing.summary import summarise
     from halopose.predictor import UncertainPose
     from halopose.reports.landing import page, pictures
+    from halopose.reports.landing.text import to_text
 
     if base is not None and artifact is None:
         raise HaloposeError("give --base and --artifact together: heads belong to one detector")
@@ -135,8 +136,9 @@ def land(
     summary = summarise(flight)
     say(to_text(summary))
     write_json(output / "log.json", {"summary": summary, **page.log_of(flight)})
-    film = pictures.animate(flight, output / "landing.webp") if animation else None
-    write_text(output / "landing.html", page.render_page(flight, summary, film.read_bytes() if film else None))
+    pictured = pictures.draw_film(flight) if animation else []
+    film = pictures.write_film(pictured, output / "landing.webp") if animation else None
+    write_text(output / "landing.html", page.render_page(flight, summary, pictures.stills(pictured)))
     others = _write(flight, site, wanted, output)
     shown = [path for path in (film, output / "landing.html", output / "log.json", *others) if path]
     say(f"-> {', '.join(str(path) for path in shown)}")

@@ -194,7 +194,7 @@ def finetune(
     write_json(output.with_suffix(".json"), about | tuning.to_json(scores))
     page = output.with_suffix(".html")
     write_text(page, finetune_page.render(scores, f"Fine-tuning of {base.name}"))
-    say(tuning.to_text(scores))
+    say(finetune_page.to_text(scores))
     say(f"-> {output}, {output.with_suffix('.json')}, {page}")
 
 

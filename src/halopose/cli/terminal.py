@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 
 _quiet = False
+_PLAIN = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{NO-BREAK SPACE}": " "})
 
 
 def say(text: str, always: bool = False) -> None:
-    """A line for the user; only if ``always`` where the user wants quiet."""
+    """A line for the user, in characters that a terminal has; only if ``always`` where the user wants quiet."""
     if not _quiet or always:
-        sys.stdout.write(text.encode(errors="replace").decode() + "\n")
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.translate(_PLAIN).encode(encoding, errors="replace").decode(encoding) + "\n")
         sys.stdout.flush()
 
 

@@ -64,6 +64,8 @@ def _is_positive(value: Any) -> bool:
 
 def _is_table(value: Any, shape: Tuple[Optional[int], ...]) -> bool:
     """Whether nested lists hold finite numbers in a shape; None stands for any length."""
+    if value == [] and shape[0] is None:
+        return True
     try:
         table = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

@@ -1,6 +1,6 @@
 """A flight in numbers: how far vision and the filter are off, and whether they said so.
 
-In: a ``Flight``. Out: a plain dictionary for the terminal, the page and the log.
+In: a ``Flight``. Out: a plain dictionary, which the terminal, the page and the log show.
 """
 
 from __future__ import annotations
@@ -81,38 +81,6 @@ def _flagged(flight: Flight) -> dict[str, float]:
     """Seconds for which the navigator was not to be relied upon, by reason."""
     count = Counter(word for words in flight.track.answers.flags for word in words)
     return {word: frames / flight.settings.rate for word, frames in count.items()}
-
-
-def to_text(summary: dict[str, Any]) -> str:
-    """The summary for the terminal."""
-    errors = summary["root_mean_square_error"]
-    lines = [
-        f"{summary['frames']} frames: runway detected in {summary['runway_detected']}, position solved in "
-        f"{summary['position_solved']}, trusted in {summary['trusted']}",
-        f"{'RMSE, metres':16}" + "".join(f"{axis:>10}" for axis in errors),
-    ]
-    for source, name in (("vision", "trusted vision"), ("fused", "fused")):
-        cells = [row[source] for row in errors.values()]
-        lines.append(f"{name:16}" + "".join(f"{'-' if np.isnan(cell) else f'{cell:.2f}':>10}" for cell in cells))
-    if summary["position_solved"]:
-        outside = f"outside its 95 % ellipsoid: {100 * summary['vision_outside_95']:.0f} % of vision"
-        if summary["trusted"]:
-            outside += f", {100 * summary['trusted_vision_outside_95']:.0f} % of what is trusted"
-        lines.append(outside)
-    if np.isnan(summary["fused_nees"]):
-        lines = [line for line in lines[:1] if line]
-        lines.append(
-            "nobody knows the truth of this flight: no errors, what positions say of themselves is on the page"
-        )
-        return "\n".join([*lines, *_reasons(summary)])
-    inside = f"{100 * summary['fused_nees_inside_95']:.0f} % inside its 95 % bounds"
-    lines.append(f"fused NEES {summary['fused_nees']:.1f}, where 3 is expected, {inside}")
-    return "\n".join([*lines, *_reasons(summary)])
-
-
-def _reasons(summary: dict[str, Any]) -> list[str]:
-    lost = [f"{count} frames not used: {why}" for why, count in summary["frames_not_used_because"].items()]
-    return lost + [f"flagged for {time:g} s: {why}" for why, time in summary["seconds_flagged_because"].items()]
 
 
 def _share(flags: Array, among: Array) -> float:

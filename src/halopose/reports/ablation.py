@@ -15,22 +15,22 @@ import numpy as np
 from halopose.evaluation.bootstrap import Difference
 from halopose.evaluation.scores import AXES
 from halopose.reports.charts import Axis, Curve, Plot
-from halopose.reports.page import number, page, signed
+from halopose.reports.page import digits_of, number, page, signed
 from halopose.studies.ablation import DEFAULT, OTHER_SEED, Result
-from halopose.studies.findings import Judged, judge
+from halopose.studies.findings import ENOUGH_KEYPOINTS, MATTERS, Judged, judge
 
 COLUMNS = {
-    "gaussian.ace": ("ACE", "Gaussian", 4),
-    "gaussian.ence": ("ENCE", "Gaussian", 4),
-    "gaussian.nll": ("NLL", "Gaussian", 3),
-    "student_t.ace": ("ACE", "Student-t", 4),
-    "student_t.ence": ("ENCE", "Student-t", 4),
-    "student_t.nll": ("NLL", "Student-t", 3),
-    "gaussian.akp": ("AKP", "Ranking", 4),
-    "akp_skill": ("Skill", "Ranking", 3),
-    "kept_fraction": ("Kept", "After pruning", 3),
-    "pruned.gaussian.nll": ("NLL, Gaussian", "After pruning", 3),
-    "pruned.student_t.nll": ("NLL, Student-t", "After pruning", 3),
+    "gaussian.ace": ("ACE", "Gaussian"),
+    "gaussian.ence": ("ENCE", "Gaussian"),
+    "gaussian.nll": ("NLL", "Gaussian"),
+    "student_t.ace": ("ACE", "Student-t"),
+    "student_t.ence": ("ENCE", "Student-t"),
+    "student_t.nll": ("NLL", "Student-t"),
+    "gaussian.akp": ("AKP", "Ranking"),
+    "akp_skill": ("Skill", "Ranking"),
+    "kept_fraction": ("Kept", "After pruning"),
+    "pruned.gaussian.nll": ("NLL, Gaussian", "After pruning"),
+    "pruned.student_t.nll": ("NLL, Student-t", "After pruning"),
 }
 REGIMES = {"gaussian": "Gaussian", "student_t": "Student-t"}
 _KINDS = ("gaussian", "uncalibrated")  # colours of the default and of what it is compared with
@@ -51,7 +51,7 @@ def table(results: Sequence[Result]) -> list[tuple[str, list[Cell]]]:
     """Title and cells of each row."""
     default = _named(results, DEFAULT)
     return [
-        (result.title, [_cell(result, default, metric, digits) for metric, (_, _, digits) in COLUMNS.items()])
+        (result.title, [_cell(result, default, metric, digits_of(metric)) for metric in COLUMNS])
         for result in results
     ]
 
@@ -120,7 +120,7 @@ def _pruned(result: Result, regime: str, title: str) -> list[str]:
     cells = [title]
     for name in ("ace", "ence", "nll"):
         after, before = f"pruned.{regime}.{name}", f"{regime}.{name}"
-        cells += [*_values(result, [after]), signed(result.minus(result, after, before), _digits(name))]
+        cells += [*_values(result, [after]), signed(result.minus(result, after, before), digits_of(name))]
     return cells
 
 
@@ -128,12 +128,8 @@ def _values(result: Result, metrics: Sequence[str]) -> list[str]:
     """Each with half of its interval."""
     return [
         f"{number(result.estimate[metric], digits)} ± {number(result.margin(metric), digits)}"
-        for metric, digits in ((metric, _digits(metric)) for metric in metrics)
+        for metric, digits in ((metric, digits_of(metric)) for metric in metrics)
     ]
-
-
-def _digits(metric: str) -> int:
-    return 3 if metric.endswith(("nll", "kept_fraction")) else 4
 
 
 def notes(results: Sequence[Result]) -> list[str]:
@@ -155,7 +151,7 @@ def notes(results: Sequence[Result]) -> list[str]:
 def to_markdown(results: Sequence[Result], title: str) -> str:
     """Findings, values and paired differences."""
     rows = table(results)
-    head = ["Row", *(f"{group}: {label}" for label, group, _ in COLUMNS.values())]
+    head = ["Row", *(f"{group}: {label}" for label, group in COLUMNS.values())]
     values = [[name, *(f"{cell.value} ± {cell.margin}" for cell in cells)] for name, cells in rows]
     differences = [
         [name, *(f"**{cell.difference}**" if cell.decided else cell.difference for cell in cells)]
@@ -203,13 +199,15 @@ def to_csv(results: Sequence[Result]) -> str:
 
 def render(results: Sequence[Result], title: str) -> str:
     """The page (html)."""
-    groups = [group for _, group, _ in COLUMNS.values()]
+    groups = [group for _, group in COLUMNS.values()]
     about, *rest = notes(results)
     return page(
         "ablation.html",
         title=title,
         summary=about,
         notes=rest,
+        matters=", ".join(f"{name.upper()} {MATTERS[name]:g}" for name in ("ace", "ence", "nll", "akp")),
+        enough=f"{ENOUGH_KEYPOINTS:,}",
         findings=[(one.text, one.verdict, evidence(one)) for one in judge(results)],
         groups=[(group, groups.count(group)) for group in dict.fromkeys(groups)],
         columns=[(label, number > 0 and groups[number] != groups[number - 1]) for number, label in _labels()],
@@ -221,7 +219,7 @@ def render(results: Sequence[Result], title: str) -> str:
 
 
 def _labels() -> list[tuple[int, str]]:
-    return [(number, label) for number, (label, _, _) in enumerate(COLUMNS.values())]
+    return [(number, label) for number, (label, _) in enumerate(COLUMNS.values())]
 
 
 def scale_plot(results: Sequence[Result]) -> Plot | None:

@@ -144,7 +144,8 @@ def _percent(value: float | None) -> str:
 def _shade(value: float | None) -> str:
     if value is None:
         return ""
-    return f"rgba(var(--{'over' if value > 0 else 'under'}), {min(abs(value), 1):.2f})"
+    colour = "over" if value > 0 else "under"
+    return f"color-mix(in srgb, var(--{colour}) {100 * min(abs(value), 1):.0f}%, transparent)"
 
 
 def _strongest(result: dict[str, Any]) -> str:

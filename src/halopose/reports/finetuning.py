@@ -11,7 +11,7 @@ from halopose.evaluation.bootstrap import Difference
 from halopose.evaluation.metrics import LEVELS
 from halopose.evaluation.scores import AXES
 from halopose.reports.charts import Axis, Curve, Plot
-from halopose.reports.page import number, page, signed
+from halopose.reports.page import digits_of, number, page, signed
 from halopose.studies.finetuning import SHOWN, BaseScores, differences
 
 _ACE = "gaussian.ace"
@@ -109,7 +109,7 @@ def table(scores: dict[str, BaseScores]) -> list[tuple[str, list[tuple[str, str]
     between = differences(scores)
     rows = []
     for metric, name in SHOWN.items():
-        digits = 3 if metric.endswith("nll") else 4
+        digits = digits_of(metric)
         values = [
             (number(one.estimate[metric], digits), number(one.margin(metric), digits)) for one in scores.values()
         ]
@@ -119,6 +119,15 @@ def table(scores: dict[str, BaseScores]) -> list[tuple[str, list[tuple[str, str]
     rows.append(("ν, median", [(number(one.nu, 1), "") for one in scores.values()], blank))
     rows.append(("Matched instances", [(f"{one.matched_instances:,}", "") for one in scores.values()], blank))
     return rows
+
+
+def to_text(scores: dict[str, BaseScores]) -> str:
+    """The table for the terminal."""
+    lines = [f"{'':18}" + "".join(f"{name:>18}" for name in (*scores, *differences(scores)))]
+    for name, values, paired in table(scores):
+        cells = [f"{value} ± {margin}" if margin else value for value, margin in values]
+        lines.append(f"{name:18}" + "".join(f"{cell:>18}" for cell in [*cells, *(text for text, _ in paired)]))
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def coverage_plots(scores: dict[str, BaseScores]) -> list[Plot]:
@@ -148,4 +157,4 @@ def _capital(name: str) -> str:
     return "Before" if name == "before" else _LOSSES[name]
 
 
-__all__ = ["coverage_plots", "render", "sentence", "table"]
+__all__ = ["coverage_plots", "render", "sentence", "table", "to_text"]

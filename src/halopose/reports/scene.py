@@ -5,15 +5,12 @@ In: a ``Scene``. Out: one html file that needs nothing else.
 
 from __future__ import annotations
 
-import json
-from importlib import resources
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from halopose.multiview.scene import Scene
-from halopose.reports.page import page
+from halopose.reports.page import asset, embedded, page
 from halopose.types import Array
 
 _MOST_FRAMES = 600  # that a page carries; of longer scenes every so many
@@ -33,14 +30,12 @@ def render_scene(scene: Scene, title: str = "Scene") -> str:
         "rate": scene.rate / step,
         "centre": np.median(every, axis=0).round(3).tolist(),
     }
-    script = (resources.files("halopose.reports") / "templates" / "scene.js").read_text(encoding="utf-8")
     count = len(scene.persons)
     summary = (
         f"{count} {'person' if count == 1 else 'persons'} in {scene.frames} frames by {len(scene.views)} cameras. "
         "Ellipses hold each keypoint with 95 % probability, as seen from where you look."
     )
-    data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return page("scene.html", title=title, summary=summary, data=Markup(data), script=Markup(script))
+    return page("scene.html", title=title, summary=summary, data=embedded(content), script=asset("scene.js"))
 
 
 def _person(identity: int, frames: Array, person: Any, step: int) -> dict[str, Any]:

@@ -6,34 +6,22 @@ the plots drawn by its script from the metrics embedded in it.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from halopose.evaluation.calibrations import LAWS
-from halopose.evaluation.scores import Interval, LawScores, PrunedScores, Scores
+from halopose.evaluation.scores import METRICS, Interval, LawScores, PrunedScores, Scores
 from halopose.reports import promises
-from halopose.reports.page import number, page
+from halopose.reports.page import asset, digits_of, embedded, number, page, percent
+from halopose.reports.text import TITLES
 from halopose.reports.verdict import coverage_at, verdict
 from halopose.types import Array
 from halopose.uncertainty.conformal import CONDITION
 
 _DIGITS = 5  # what a plot can show; keeps the page small
-_METRICS = {
-    "ace": ("ACE", 4),
-    "ace_x": ("ACE x", 4),
-    "ace_y": ("ACE y", 4),
-    "ence": ("ENCE", 4),
-    "ence_x": ("ENCE x", 4),
-    "ence_y": ("ENCE y", 4),
-    "nll": ("NLL", 3),
-    "akp": ("AKP", 4),
-}
 _HIGHER_IS_BETTER = ("akp",)
 
 
@@ -51,13 +39,13 @@ def render(scores: Scores, title: str = "Pose uncertainty report") -> str:
     return page(
         "report.html",
         title=title,
-        js=_asset("report.js"),
-        data=_embedded(rounded(scores.to_json())),
+        js=asset("report.js"),
+        data=embedded(rounded(scores.to_json())),
         verdict=[sentence.replace(" %", "\N{NO-BREAK SPACE}%") for sentence in verdict(scores)],
         summary=_summary(scores),
         regimes=LAWS,
-        held={name: _percent(coverage_at(scores, name, 95)) for name in LAWS},
-        kept=_percent(scores.pruned.kept_fraction, 0),
+        held={name: percent(coverage_at(scores, name, 95)) for name in LAWS},
+        kept=percent(scores.pruned.kept_fraction),
         rows=main_table(scores),
         baselines=_baselines(scores),
         pruning=_pruning_table(scores),
@@ -87,18 +75,6 @@ def rounded(content: Any) -> Any:
     return content
 
 
-def _embedded(content: Any) -> Markup:
-    """Json that cannot end its script element: ascii only, and no character that html looks for."""
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
-
-
-def _asset(name: str) -> Markup:
-    return Markup((resources.files("halopose.reports") / "templates" / name).read_text(encoding="utf-8"))
-
-
 def _summary(scores: Scores) -> str:
     counts = f"{scores.images:,} images, {scores.matched_instances:,} matched instances, "
     source = scores.calibration.source
@@ -108,8 +84,11 @@ def _summary(scores: Scores) -> str:
 def main_table(scores: Scores) -> list[tuple[str, list[Cell]]]:
     """Label and cells of each metric: the laws over all keypoints, then the laws after pruning."""
     return [
-        (label, [cell for part in (scores, scores.pruned) for cell in _cells(part, key, decimals)])
-        for key, (label, decimals) in _METRICS.items()
+        (
+            TITLES[key],
+            [cell for part in (scores, scores.pruned) for cell in _cells(part, key, digits_of(key))],
+        )
+        for key in METRICS
     ]
 
 
@@ -141,19 +120,14 @@ def _baselines(scores: Scores) -> list[tuple[str, str, str]]:
         "akp_skill": "Skill of the covariance",
     }
     return [
-        (label, number(getattr(scores, key), 4), _interval(scores.interval.get(key), 4))
+        (label, number(getattr(scores, key), digits_of(key)), _interval(scores.interval.get(key), digits_of(key)))
         for key, label in keys.items()
     ]
 
 
 def _pruning_table(scores: Scores) -> list[tuple[str, str, str]]:
     """Ways to prune: name, share kept, share of those that are reliable."""
-    return [(rule.name, _percent(rule.kept_fraction), _percent(rule.reliability)) for rule in scores.pruned.rules]
-
-
-def _percent(share: float | None, decimals: int = 1) -> str:
-    known = share is not None and math.isfinite(share)
-    return f"{100 * share:.{decimals}f}\N{NO-BREAK SPACE}%" if known and share is not None else "–"
+    return [(rule.name, percent(rule.kept_fraction), percent(rule.reliability)) for rule in scores.pruned.rules]
 
 
 def _settings(scores: Scores) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ In: a ``Shift``. Out: the page's text, and a table for the terminal.
 from __future__ import annotations
 
 from halopose.reports.charts import Axis, Curve, Plot
-from halopose.reports.page import number, page
+from halopose.reports.page import number, page, percent
 from halopose.studies.shift import CLEAN, Ranking, Shift, ShiftRow
 
 HEAD = ("", "detections", "in 95 %", "not flagged", "ACE", "not flagged", "AKP", "error, px", "sigma, px",
@@ -19,17 +19,17 @@ def table(shift: Shift) -> list[list[str]]:
         [
             _name(row),
             str(row.detections),
-            _percent(row.coverage),
-            _percent(row.coverage_kept),
+            percent(row.coverage),
+            percent(row.coverage_kept),
             number(row.ace, 3),
             number(row.ace_kept, 3),
             number(row.akp, 3),
             number(row.error, 1),
             number(row.sigma, 1),
-            _percent(row.alarms),
-            _percent(row.image_alarms),
-            _percent(row.wrong),
-            _percent(row.wrong_kept),
+            percent(row.alarms),
+            percent(row.image_alarms),
+            percent(row.wrong),
+            percent(row.wrong_kept),
         ]
         for row in shift.rows
     ]
@@ -51,11 +51,6 @@ def ranking_text(one: Ranking) -> str:
 
 def _name(row: ShiftRow) -> str:
     return f"{row.name} {row.severity}" if row.severity else row.name
-
-
-def _percent(value: float) -> str:
-    text = number(100 * value, 1)
-    return f"{text} %" if text != "–" else text
 
 
 def render(shift: Shift, title: str) -> str:

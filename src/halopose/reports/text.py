@@ -12,8 +12,13 @@ from typing import Any
 
 from halopose.evaluation.calibrations import LAWS
 from halopose.evaluation.scores import METRICS, Scores, Summary
+from halopose.reports.page import digits_of, number, percent
 
-_TITLES = LAWS | {"uncalibrated": "as given"}
+TITLES = {
+    "ace": "ACE", "ace_x": "ACE x", "ace_y": "ACE y", "ence": "ENCE", "ence_x": "ENCE x", "ence_y": "ENCE y",
+    "nll": "NLL", "akp": "AKP",
+}  # fmt: skip
+_LAWS = LAWS | {"uncalibrated": "as given"}
 
 
 def to_text(scores: Scores) -> str:
@@ -21,22 +26,24 @@ def to_text(scores: Scores) -> str:
     pruned = scores.pruned
     lines = [
         f"{scores.matched_instances} matched instances, {scores.keypoints} keypoints, {scores.images} images",
-        f"{'':10}" + "".join(f"{_TITLES[name]:>22}" for name in LAWS),
+        f"{'':10}" + "".join(f"{_LAWS[name]:>22}" for name in LAWS),
         f"{'':10}" + f"{'all':>13}{'pruned':>9}" * len(LAWS),
     ]
     for key in METRICS:
-        cells = "".join(
-            f"{scores.law(name).metric(key):13.4f}{pruned.law(name).metric(key):9.4f}" for name in LAWS
-        )
-        lines.append(f"{key:10}{cells}")
+        values = [(scores.law(name).metric(key), pruned.law(name).metric(key)) for name in LAWS]
+        texts = [[number(value, digits_of(key)) for value in pair] for pair in values]
+        lines.append(f"{TITLES[key]:10}" + "".join(f"{whole:>13}{kept:>9}" for whole, kept in texts))
+    ranked = {
+        name: number(getattr(scores, f"akp_{name}"), digits_of(name)) for name in ("visibility", "random", "skill")
+    }
     lines.append(
-        f"ranking: AKP {scores.gaussian.akp:.4f}, visibility score {scores.akp_visibility:.4f}, "
-        f"random {scores.akp_random:.4f}, skill {scores.akp_skill:.3f}"
+        f"ranking: AKP {number(scores.gaussian.akp, digits_of('akp'))}, visibility score {ranked['visibility']}, "
+        f"random {ranked['random']}, skill {ranked['skill']}"
     )
-    lines.append(f"pruning keeps {100 * pruned.kept_fraction:.1f} % of keypoints")
+    lines.append(f"pruning keeps {percent(pruned.kept_fraction)} of keypoints")
     for rule in pruned.rules:
-        kept, correct = 100 * rule.kept_fraction, 100 * rule.reliability
-        lines.append(f"  {rule.name:24}keeps {kept:5.1f} %, {correct:5.1f} % of those reliable")
+        kept, correct = percent(rule.kept_fraction), percent(rule.reliability)
+        lines.append(f"  {rule.name:24}keeps {kept:>7}, {correct:>7} of those reliable")
     return "\n".join(lines)
 
 

@@ -223,18 +223,6 @@ def to_json(scores: dict[str, BaseScores]) -> dict[str, Any]:
     }
 
 
-def to_text(scores: dict[str, BaseScores]) -> str:
-    """The comparison as a table for the terminal."""
-    between = differences(scores)
-    lines = [f"{'':16}" + "".join(f"{name:>18}" for name in (*scores, *between))]
-    for metric, title in SHOWN.items():
-        cells = [f"{one.estimate[metric]:.4f} ± {one.margin(metric):.4f}" for one in scores.values()]
-        cells += [f"{d.value:+.4f} ± {d.margin:.4f}" for d in (pair[metric] for pair in between.values())]
-        lines.append(f"{title:16}" + "".join(f"{cell:>18}" for cell in cells))
-    lines.append(f"{'nu, median':16}" + "".join(f"{one.nu:>18.1f}" for one in scores.values()))
-    return "\n".join(lines)
-
-
 def _first(device: str | None) -> str | None:
     """The device to evaluate on: the first of those to train on, which the framework calls by number."""
     if device is None:
@@ -250,6 +238,5 @@ __all__ = [
     "finetune",
     "measure",
     "to_json",
-    "to_text",
     "tuner",
 ]

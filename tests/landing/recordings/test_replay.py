@@ -25,8 +25,9 @@ from halopose.landing.recordings.runways import Site, read_runway
 from halopose.landing.recordings.writing import record
 from halopose.landing.settings import CameraErrors, LandingSettings
 from halopose.landing.sighting import detections
-from halopose.landing.summary import summarise, to_text
+from halopose.landing.summary import summarise
 from halopose.reports.landing.page import log_of, render_page
+from halopose.reports.landing.text import to_text
 from tests.landing.test_flight import approach_of, flown, sighted
 
 SETTINGS = LandingSettings(rate=1.0, camera=CameraErrors(clock=0.0))

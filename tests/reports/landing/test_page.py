@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from halopose.data.files import read_json, write_json
-from halopose.errors import HaloposeError
 from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import ATTITUDE
 from halopose.landing.settings import CameraErrors
 from halopose.reports.landing.charts import error_chart
 from halopose.reports.landing.page import log_of, render_page
+from halopose.reports.landing.pictures import PHOTOGRAPHS, SPLIT
 from halopose.types import Array
 from tests.helpers.values import present
 from tests.reports.landing.test_pictures import DOUBTED, EXCLUDED, OUTAGE, PRUNED, UNSEEN, UNSOLVED, fabricate
@@ -31,7 +31,7 @@ SUMMARY = {
     "error": {"vision": {"x": 54.25, "z": -3.5}, "fused": {"x": 0.875}},
     "sources": {"glide_slope": 321},
 }
-FILM = b"RIFF\x00\x00\x00\x00WEBPVP8 and so on"
+STILLS = [b"RIFF and so on", b"RIFF another"]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def flight() -> Flight:
 
 @pytest.fixture(scope="module")
 def page(flight: Flight) -> str:
-    return render_page(flight, SUMMARY, FILM)
+    return render_page(flight, SUMMARY, STILLS)
 
 
 def drawings(page: str) -> list[ElementTree.Element]:
@@ -53,17 +53,30 @@ def numbers(path: str) -> Array:
 
 
 def test_page_needs_nothing_else(page: str) -> None:
-    assert not re.search(r"https?://|<script|<link(?! rel=\"icon\" href=\"data:,\")|@import|url\(", page)
+    assert not re.search(r"https?://|<script src|<link(?! rel=\"icon\" href=\"data:,\")|@import|url\(", page)
     assert set(re.findall(r'src="([a-z]+):', page)) == {"data"}
 
 
-def test_animation_is_embedded_as_it_is(page: str, flight: Flight) -> None:
-    kind, content = present(re.search(r'src="data:([^;]+);base64,([^"]+)"', page)).groups()
-    assert kind == "image/webp"
-    assert base64.b64decode(content) == FILM
-    assert "<img" not in render_page(flight, SUMMARY)
-    with pytest.raises(HaloposeError, match="neither WebP nor GIF nor PNG"):
-        render_page(flight, SUMMARY, b"mp4")
+def test_the_film_s_stills_are_embedded_as_they_are_and_can_be_stopped(page: str, flight: Flight) -> None:
+    film = json.loads(present(re.search(r'id="stills">(.*?)</script>', page))[1])
+    content = [still.removeprefix("data:image/webp;base64,") for still in film["stills"]]
+    assert [base64.b64decode(each) for each in content] == STILLS
+    assert '<button id="play" type="button">Pause</button>' in page
+    assert page.count(f'src="{film["stills"][0]}"') == 3  # what is drawn in two halves, and above it what was seen
+    bare = render_page(flight, SUMMARY)
+    assert "<img" not in bare
+    assert "<script" not in bare
+
+
+def test_what_the_camera_saw_is_never_inverted(page: str) -> None:
+    outline = present(re.search(r"polygon\((.*?)\)", page))[1]
+    corners = np.array([[float(part.rstrip("%")) for part in place.split()] for place in outline.split(", ")])
+    pixels = corners / 100 * [SPLIT, 720]
+    for (left, top, width, height), found in zip(PHOTOGRAPHS, (pixels[:5], pixels[5:10]), strict=True):
+        np.testing.assert_allclose(
+            [*found.min(0), *found.max(0)], [left, top, left + width, top + height], atol=0.01
+        )
+    assert page.count(".film .drawn { filter: invert(") == 2  # dark by the system, and dark by the switch
 
 
 def test_summary_is_shown_whole(page: str) -> None:

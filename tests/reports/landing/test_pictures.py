@@ -23,8 +23,9 @@ from halopose.landing.navigation.sensors import GNSS, Sensors, Truth, simulate, 
 from halopose.landing.settings import LandingSettings
 from halopose.landing.sighting import Sightings, expected_corners
 from halopose.landing.world.approach import fly
-from halopose.reports.landing.pictures import Composition, animate, draw_frame, outlines, state_of
+from halopose.reports.landing.pictures import Composition, draw_film, outlines, state_of, stills, write_film
 from halopose.types import Array
+from tests.helpers.values import present
 
 UNSEEN, PRUNED, EXCLUDED, DOUBTED, UNSOLVED = 2, 3, 4, 5, 6  # frames of a made-up flight where something is wrong
 OUTAGE = (3.0, 5.0)  # of GNSS
@@ -181,9 +182,13 @@ def test_every_frame_draws(composition: Composition, n: int) -> None:
     assert drawn == (n != UNSEEN)
 
 
+def drawn(flight: Flight, n: int) -> Array:
+    return Composition(flight).draw(n)
+
+
 def test_a_used_composition_draws_as_a_new_one(flight: Flight, composition: Composition) -> None:
     composition.draw(PRUNED)
-    np.testing.assert_array_equal(composition.draw(0), draw_frame(flight, 0))
+    np.testing.assert_array_equal(composition.draw(0), drawn(flight, 0))
 
 
 @pytest.mark.parametrize("dof", [None, 4.0])
@@ -192,7 +197,7 @@ def test_corner_ellipses_are_drawn_where_their_law_says(dof: float | None) -> No
     pixels = np.array([[100.0, 300.0], [540.0, 300.0], [540.0, 100.0], [100.0, 100.0]])
     scale = np.array([[400.0, 150.0], [150.0, 100.0]])
     flight.sightings.pixels[0], flight.sightings.scale[0] = pixels, scale
-    shown = camera_part(draw_frame(flight, 0))
+    shown = camera_part(drawn(flight, 0))
     points = outlines(pixels, np.tile(scale, (4, 1, 1)), None if dof is None else np.full(4, dof))
     reach = 1 if dof is None else np.sqrt(2 * f.ppf(0.95, 2, dof) / chi2.ppf(0.95, 2))
     assert np.ptp(points[0, :, 0]) / 2 == pytest.approx(reach * np.sqrt(400 * chi2.ppf(0.95, 2)), rel=2e-3)
@@ -211,7 +216,7 @@ def test_views_show_vision_where_it_is(flight: Flight) -> None:
     for left in (0.0, 3.0):
         position = flight.position + np.array([0.0, left, 0.0])
         moved = replace(flight, fixes=replace(flight.fixes, position=position, covariance=covariance))
-        orange = nearly(draw_frame(moved, 0), "#d9600a")
+        orange = nearly(drawn(moved, 0), "#d9600a")
         top, front = orange[84:248, 828:1256], orange[508:672, 828:1256]
         centres.append([np.argwhere(top).mean(0)[0], np.argwhere(front).mean(0)[1]])
     higher, farther_left = np.array(centres[0]) - np.array(centres[1])
@@ -220,7 +225,7 @@ def test_views_show_vision_where_it_is(flight: Flight) -> None:
 
 
 def test_a_blind_flight_draws() -> None:
-    frame = draw_frame(fabricate(blind=True), 1)
+    frame = drawn(fabricate(blind=True), 1)
     assert not nearly(camera_part(frame), "#ff9a2e", 40).any()
     assert not nearly(frame[84:700, 828:], "#d9600a").any()
     assert nearly(frame[84:700, 828:], "#0b6aa6").any()
@@ -228,7 +233,7 @@ def test_a_blind_flight_draws() -> None:
 
 @pytest.mark.parametrize("suffix", [".webp", ".gif", ".apng"])
 def test_animation_decodes(flight: Flight, tmp_path: Path, suffix: str) -> None:
-    path = animate(flight, tmp_path / "new" / f"film{suffix}", 4.0, most=3)
+    path = write_film(draw_film(flight, most=3), tmp_path / "new" / f"film{suffix}", 4.0)
     found, film = cv2.imreadanimation(str(path))
     assert found
     shown = range(0, len(flight.frame_times), -(-len(flight.frame_times) // 3))
@@ -240,17 +245,25 @@ def test_animation_decodes(flight: Flight, tmp_path: Path, suffix: str) -> None:
 
 
 def test_lossless_animation_holds_the_frames(flight: Flight, composition: Composition, tmp_path: Path) -> None:
-    _, film = cv2.imreadanimation(str(animate(flight, tmp_path / "film.png", most=2)))
+    _, film = cv2.imreadanimation(str(write_film(draw_film(flight, most=2), tmp_path / "film.png")))
     np.testing.assert_array_equal(film.frames[0][..., :3], composition.draw(0))
+
+
+def test_stills_decode_to_nearly_the_frames(composition: Composition) -> None:
+    frame = composition.draw(0)
+    (still,) = stills([frame])
+    assert still.startswith(b"RIFF")
+    found = present(cv2.imdecode(np.frombuffer(still, np.uint8), cv2.IMREAD_COLOR))
+    assert np.abs(found.astype(int) - frame).mean() < 2
 
 
 def test_mistakes_are_named(
     flight: Flight, composition: Composition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(HaloposeError, match=re.escape("cannot animate as film.mp4: name it .webp")):
-        animate(flight, tmp_path / "film.mp4", 10.0)
+        write_film([composition.draw(0)], tmp_path / "film.mp4")
     with pytest.raises(HaloposeError, match="a rate above 0"):
-        animate(flight, tmp_path / "film.webp", 0.0)
+        write_film([composition.draw(0)], tmp_path / "film.webp", 0.0)
     with pytest.raises(HaloposeError, match="there is no frame 99"):
         composition.draw(99)
     with pytest.raises(HaloposeError, match="0 images"):

@@ -16,6 +16,7 @@ from halopose.landing.navigation.fusion import consistency
 from halopose.landing.requirements import LEVELS, stanford
 from halopose.landing.summary import total_covariance
 from halopose.landing.world.scenes import Array
+from halopose.reports.page import percent
 
 AXES = ("x", "y", "z")
 _MEANING = ("along the runway", "to the left", "up")
@@ -26,11 +27,6 @@ def flags(flight: Flight) -> tuple[Array, Array, Array]:
     seen = np.asarray(flight.sightings.seen, dtype=bool)
     solved = seen & np.asarray(flight.fixes.solved, dtype=bool)
     return seen, solved, solved & np.asarray(flight.fixes.trusted, dtype=bool)
-
-
-def percent(share: float) -> str:
-    """Never 100 % unless it is all."""
-    return f"{100 * share:.{0 if share in (0, 1) else 1}f}\N{NO-BREAK SPACE}%".replace("100.0", "99.9")
 
 
 @dataclass(frozen=True)
@@ -271,7 +267,6 @@ __all__ = [
     "level_charts",
     "nees_chart",
     "nis_chart",
-    "percent",
     "stanford_charts",
     "statistic_chart",
 ]

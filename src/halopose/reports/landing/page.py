@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from halopose.errors import HaloposeError
 from halopose.landing.flight import Flight
 from halopose.landing.navigation.sensors import SIZES
 from halopose.landing.world.dataset import CORNER_NAMES
@@ -25,25 +24,14 @@ from halopose.reports.landing.charts import (
     level_charts,
     nees_chart,
     nis_chart,
-    percent,
     stanford_charts,
     statistic_chart,
 )
-from halopose.reports.landing.pictures import state_of
-from halopose.reports.page import page
+from halopose.reports.landing.pictures import HEIGHT, PHOTOGRAPHS, RATE, SPLIT, WIDTH, Box, state_of
+from halopose.reports.landing.text import LABELS, said
+from halopose.reports.page import asset, page, percent
 
 _SILENCE = 2.5  # usual intervals without a measurement that make an outage
-_KINDS = {b"RIFF": "image/webp", b"GIF8": "image/gif", b"\x89PNG": "image/png"}
-_LABELS = {
-    "vision_outside_95": "vision outside its 95 % ellipsoid, share",
-    "trusted_vision_outside_95": "trusted vision outside it, share",
-    "beyond_protection_level": "trusted frames beyond a protection level",
-    "available": "frames by alert limit (Stanford diagram)",
-    "fused_nees": "fused NEES, should be 3",
-    "fused_nees_inside_95": "fused NEES inside its 95 % bounds, share",
-    "root_mean_square_error": "root mean square error, metres",
-    "rejected_by_filter": "measurements rejected by the filter",
-}
 _SOURCES = {
     "irs": "IRS",
     "gnss": "GNSS",
@@ -54,15 +42,21 @@ _SOURCES = {
 }
 
 
-def render_page(flight: Flight, summary: dict[str, Any], animation: bytes | None = None) -> str:
-    """The page (html) of a flight, with the animation's file embedded if there is one."""
+def render_page(flight: Flight, summary: dict[str, Any], stills: Sequence[bytes] = ()) -> str:
+    """The page (html) of a flight, with the WebP files of its film embedded if there are any."""
     return page(
         "landing.html",
         title=f"Landing on runway {flight.place.designator}",
         summary=_about(flight),
         lead=_lead(flight),
         facts=_facts(flight),
-        animation=None if animation is None else _embedded(animation),
+        doubts=_doubts(summary),
+        film=[_embedded(still) for still in stills],
+        rate=RATE,
+        size=(WIDTH, HEIGHT),
+        split=SPLIT,
+        photographs=_outline(PHOTOGRAPHS),
+        player=asset("film.js"),
         errors=[error_chart(flight, axis) for axis in range(3)],
         consistency=[nis_chart(flight), nees_chart(flight)],
         integrity=[statistic_chart(flight), *level_charts(flight)],
@@ -70,7 +64,7 @@ def render_page(flight: Flight, summary: dict[str, Any], animation: bytes | None
         timeline=_timeline(flight),
         silences=_silences(flight),
         tables=_tables(summary),
-        settings=[(name.replace("_", " "), _text(value)) for name, value in _settings(flight).items()],
+        settings=[(name.replace("_", " "), said(name, value)) for name, value in _settings(flight).items()],
     )
 
 
@@ -193,15 +187,17 @@ def _lead(flight: Flight) -> str:
         spread = _quantile(2 * np.sqrt(np.trace(flight.fused_covariance, axis1=1, axis2=2)))
         return (
             "Nobody knows the truth of this flight. In 95\N{NO-BREAK SPACE}% of the frames the fused position "
-            f"says of itself to be within {_text(spread)} m, two standard deviations."
+            f"says of itself to be within {said('', spread)} m, two standard deviations."
         )
     fused = _quantile(np.linalg.norm(flight.fused - flight.position, axis=1))
-    sentence = f"In 95\N{NO-BREAK SPACE}% of the frames the fused position is within {_text(fused)} m of the truth"
+    sentence = (
+        f"In 95\N{NO-BREAK SPACE}% of the frames the fused position is within {said('', fused)} m of the truth"
+    )
     _, _, used = flags(flight)
     if not used.any():
         return f"{sentence}; vision gave no position to be trusted."
     vision = _quantile(np.linalg.norm((flight.fixes.position - flight.position)[used], axis=1))
-    return f"{sentence}, that of vision alone within {_text(vision)} m."
+    return f"{sentence}, that of vision alone within {said('', vision)} m."
 
 
 def _quantile(values: Array) -> float:
@@ -214,11 +210,25 @@ def _facts(flight: Flight) -> list[tuple[str, str]]:
     return [(label, percent(float(np.mean(flags)))) for label, flags in zip(labels, flags(flight), strict=True)]
 
 
-def _embedded(animation: bytes) -> str:
-    kind = next((kind for start, kind in _KINDS.items() if animation.startswith(start)), None)
-    if kind is None:
-        raise HaloposeError("the animation is neither WebP nor GIF nor PNG: write it with animate")
-    return f"data:{kind};base64,{base64.b64encode(animation).decode('ascii')}"
+def _embedded(still: bytes) -> str:
+    return f"data:image/webp;base64,{base64.b64encode(still).decode('ascii')}"
+
+
+def _outline(boxes: Sequence[Box]) -> str:
+    """The parts of a still's left half that are photographs, as the polygon of a style sheet."""
+    around = ((0, 0), (1, 0), (1, 1), (0, 1), (0, 0))
+    corners = [(left + x * width, top + y * height) for left, top, width, height in boxes for x, y in around]
+    # Back to where it began, so that the way from one to the next has no width.
+    return ", ".join(f"{100 * x / SPLIT:.3f}% {100 * y / HEIGHT:.3f}%" for x, y in [*corners, corners[0]])
+
+
+def _doubts(summary: dict[str, Any]) -> list[str]:
+    """Why frames were not used, the most frequent reason first."""
+    lost = summary.get("frames_not_used_because", {})
+    return [
+        f"{count} {'frame' if count == 1 else 'frames'} not used: {why}."
+        for why, count in sorted(lost.items(), key=lambda entry: -entry[1])
+    ]
 
 
 @dataclass(frozen=True)
@@ -232,7 +242,7 @@ class Table:
 
 def _tables(summary: dict[str, Any]) -> list[Table]:
     """The summary as tables: single values in one, every dictionary of values or of dictionaries in its own."""
-    single = [(_words(key), [_text(value)]) for key, value in summary.items() if not isinstance(value, dict)]
+    single = [(_words(key), [said(key, value)]) for key, value in summary.items() if not isinstance(value, dict)]
     tables = [Table("Summary", [], single)] if single else []
     for key, part in summary.items():
         if not isinstance(part, dict) or not part:
@@ -240,7 +250,10 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
         inner = [value for value in part.values() if isinstance(value, dict)]
         columns = list(dict.fromkeys(str(name) for value in inner for name in value))
         rows = [
-            (_words(name), [_text(value.get(c)) for c in columns] if isinstance(value, dict) else [_text(value)])
+            (
+                _words(name),
+                [said(key, value.get(c)) for c in columns] if isinstance(value, dict) else [said(key, value)],
+            )
             for name, value in part.items()
         ]
         tables.append(Table(_words(key, first=str.upper), [column.replace("_", " ") for column in columns], rows))
@@ -248,23 +261,8 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def _words(name: Any, first: Callable[[str], str] = str) -> str:
-    words = _SOURCES.get(str(name)) or _LABELS.get(str(name)) or str(name).replace("_", " ")
+    words = _SOURCES.get(str(name)) or LABELS.get(str(name)) or str(name).replace("_", " ")
     return first(words[:1]) + words[1:]
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, (bool, np.bool_)):
-        return "yes" if value else "no"
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return ", ".join(_text(entry) for entry in value)
-    if isinstance(value, (float, np.floating)):
-        if not np.isfinite(value):
-            return "–"
-        text = f"{value:.0f}" if abs(float(value)) >= 1000 else f"{value:.3g}"
-        return text.replace("-", "−")
-    return str(value)
 
 
 # --- sensors over time ------------------------------------------------------------------------------------
@@ -303,7 +301,7 @@ def _timeline(flight: Flight) -> Timeline:
     present = [source for source in _SOURCES if len(flight.track.times_of(source))]
     height = 30 * (len(present) + 2)
     chart = Chart(flight, "Sensors", "", Scale(0, 1, (), np.asarray), 1080, height + 70)
-    chart.left, chart.right = 250.0, 12.0
+    chart.left, chart.right = 250.0, 26.0
     chart.x_marks = chart._time_marks(flight)
     rows = [_sensor_row(flight, chart, source, 30.0 * k + 30) for k, source in enumerate(present)]
     below = 30.0 * len(present) + 30

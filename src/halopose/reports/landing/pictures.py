@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Box = tuple[float, float, float, float]  # left, top, width, height in pixels
 
 WIDTH, HEIGHT = 1280, 720
+RATE, QUALITY = 10.0, 75  # of films: frames a second, and how exact WebP is
 ANIMATIONS = (".webp", ".gif", ".png", ".apng")
 PROBABILITY = 0.95
 TRUTH, VISION, FUSED = "#16171a", "#d9600a", "#0b6aa6"
@@ -46,6 +48,8 @@ _STYLE: dict[Any, Any] = {
 }
 _PICTURE: Box = (24, 64, 720, 432)
 _MAGNIFIED: Box = (24, 512, 240, 184)
+SPLIT = 776  # pixels from the left: what is seen and its numbers, and to the right the views
+PHOTOGRAPHS = (_PICTURE, _MAGNIFIED)  # what is seen, not drawn, and so never inverted
 _VIEWS = (("Top", 0, 1), ("Side", 0, 2), ("Front", 1, 2))
 _AXES = ("x", "y", "z")
 _NEAREST = np.array([25.0, 2.0, 2.0])  # metres: no view shows less to either side of the aircraft
@@ -55,32 +59,37 @@ _CIRCLE = np.stack([f(np.linspace(0, 2 * np.pi, 73)) for f in (np.cos, np.sin)],
 _CORNERS = ("near left", "near right", "far right", "far left")
 
 
-def draw_frame(flight: Flight, n: int) -> Array:
-    """The composition (720, 1280, 3) of frame n, uint8 BGR. For many frames one ``Composition`` is faster."""
-    return Composition(flight).draw(n)
+def draw_film(flight: Flight, most: int = 200) -> list[Array]:
+    """The compositions (720, 1280, 3), uint8 BGR, of all frames; of more than ``most`` every second, third, ..."""
+    if most < 1:
+        raise HaloposeError(f"a film takes one frame or more, got {most}")
+    composition = Composition(flight)
+    return [
+        composition.draw(n) for n in range(0, len(flight.frame_times), math.ceil(len(flight.frame_times) / most))
+    ]
 
 
-def animate(flight: Flight, path: Path | str, rate: float = 10.0, *, most: int = 200, quality: int = 75) -> Path:
-    """Write an animation that loops, WebP, GIF or APNG by suffix, at ``rate`` frames per second.
-
-    Of a flight with more than ``most`` frames every second, third, ... is shown: all are in memory at once.
-    """
+def write_film(frames: Sequence[Array], path: Path | str, rate: float = RATE, quality: int = QUALITY) -> Path:
+    """Write an animation that loops, WebP, GIF or APNG by suffix, at ``rate`` frames per second."""
     path = Path(path)
     check_animation(path)
-    if not (rate > 0 and most > 0):
-        raise HaloposeError(f"an animation takes a rate above 0 and one frame or more, got {rate} and {most}")
-    composition = Composition(flight)
-    chosen = range(0, len(flight.frame_times), math.ceil(len(flight.frame_times) / most))
+    if not rate > 0:
+        raise HaloposeError(f"a film takes a rate above 0, got {rate}")
     film = cv2.Animation()
-    film.frames = [composition.draw(n) for n in chosen]
-    film.durations = [round(1000 / rate)] * len(chosen)
+    film.frames = list(frames)
+    film.durations = [round(1000 / rate)] * len(film.frames)
     film.loop_count = 0  # for ever
     _write(film, path, [cv2.IMWRITE_WEBP_QUALITY, quality] if path.suffix.lower() == ".webp" else [])
     return path
 
 
+def stills(frames: Sequence[Array], quality: int = QUALITY) -> list[bytes]:
+    """Each frame as a WebP file, for a page that can stop at any of them."""
+    return [cv2.imencode(".webp", frame, [cv2.IMWRITE_WEBP_QUALITY, quality])[1].tobytes() for frame in frames]
+
+
 def check_animation(path: Path) -> None:
-    """Refuse what ``animate`` cannot do, before a flight that it would be of."""
+    """Refuse what ``write_film`` cannot do, before a flight that it would be of."""
     if path.suffix.lower() not in ANIMATIONS:
         raise HaloposeError(f"cannot animate as {path.name}: name it {', '.join(ANIMATIONS)}")
     if not hasattr(cv2, "imwriteanimation"):
@@ -306,7 +315,7 @@ class _Table:
         for row, (axis, meaning) in enumerate(zip(_AXES, ("along", "left", "up"), strict=True)):
             _write_at(figure, 292, _row(row), axis, size=12, weight="bold", color=TRUTH)
             _write_at(figure, 306, _row(row), meaning, color=_MUTED)
-        note = "In the picture: corners detected, runway by the fused position, dashed by truth"
+        note = "In the picture: corners as detected, runway as fused, dashed as it is"
         _write_at(figure, 292, 694, note, color=_MUTED)
         self.cells = [
             [

@@ -342,7 +342,7 @@
     // Square root: a few points off must show beside a cell that is wildly off.
     const strength = Math.min(Math.sqrt(Math.abs(points) / 25), 1) * 0.72;
     const text = (points > 0 ? "+" : "") + minus(points.toFixed(1));
-    const style = `background:rgba(var(--${points < 0 ? "over" : "under"}),${strength.toFixed(3)})`;
+    const style = `background:color-mix(in srgb, var(--${points < 0 ? "over" : "under"}) ${(100 * strength).toFixed(1)}%, transparent)`;
     return html("td", { class: count < 100 ? "few" : null, style, title: `holds ${percent(value)} of ${count} keypoints` }, text);
   }
 
@@ -422,16 +422,6 @@
     select.value = state.keypoint;
     select.addEventListener("change", () => { state.keypoint = Number(select.value); drawQq(); });
   }
-  function themeButton() {
-    const root = document.documentElement, button = byId("theme");
-    const asked = location.hash.match(/^#(dark|light)$/);
-    const apply = (dark) => { root.dataset.theme = dark ? "dark" : "light"; button.setAttribute("aria-pressed", dark); };
-    const system = matchMedia("(prefers-color-scheme: dark)");
-    if (asked) apply(asked[1] === "dark"); else button.setAttribute("aria-pressed", system.matches);
-    button.addEventListener("click", () => apply(button.getAttribute("aria-pressed") !== "true"));
-    button.hidden = false;
-  }
-
   function drawBarsOfBoth() {
     bars(byId("by-keypoint"), "per_keypoint", names);
     bars(byId("by-scale"), "per_scale", scales);
@@ -439,7 +429,6 @@
   function drawCurves() { panels("coverage", coverageSpec); panels("variance", varianceSpec); drawQq(); }
   function draw() { drawCurves(); drawBarsOfBoth(); drawHeat(); drawPruning(); }
 
-  themeButton();
   byId("plots").hidden = false;
   document.body.classList.toggle("many", names.length > 40);
   regimeToggles();

@@ -15,10 +15,12 @@
     return [[-sy, cy, 0], [-cy * sp, -sy * sp, cp], [cy * cp, sy * cp, sp]];  // right, up, towards the eye
   };
   const dot = (a, b) => a[0] * b[0] + a[1] * b[1] + a[2] * b[2];
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  let palette = {};  // of one drawing: the theme may change before the next
+  const colour = (name) => palette[name] ??= (canvas.style.color = `var(${name})`, getComputedStyle(canvas).color);
   const side = (name) => name.includes("left") ? "--student_t" : name.includes("right") ? "--uncalibrated" : "--gaussian";
 
   function draw() {
+    palette = {};
     const ratio = window.devicePixelRatio || 1, wide = canvas.clientWidth, high = canvas.clientHeight;
     if (canvas.width !== Math.round(wide * ratio)) canvas.width = Math.round(wide * ratio);
     if (canvas.height !== Math.round(high * ratio)) canvas.height = Math.round(high * ratio);
@@ -120,5 +122,6 @@
   });
   new ResizeObserver(draw).observe(canvas);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  document.getElementById("swap").addEventListener("change", draw);
   draw();
 })();
