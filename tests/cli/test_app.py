@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.main import get_command
 from typer.testing import CliRunner
 
+import halopose
 from halopose.cli.app import app, main
 from halopose.data.synthetic import World, synthesize
 from halopose.evaluation.calibration_file import _checksum
 from halopose.evaluation.scores import METRICS
 from tests.helpers.mangling import mangled
 from tests.helpers.values import present
+
+COMMANDS: dict[str, Any] = vars(get_command(app))["commands"]
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +128,20 @@ def test_a_calibration_of_other_keypoints_is_refused(
         monkeypatch, capsys, "apply", tmp_path / "c.json", files / "predictions.json", "-o", tmp_path / "x"
     )
     assert (code, error) == (2, "halopose: the calibration has 5 keypoints, the predictions 17\n")
+
+
+def test_a_calibration_of_keypoints_in_another_order_is_refused(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "c.json")
+    content = json.loads((tmp_path / "c.json").read_text())
+    content["keypoints"] = content["keypoints"][::-1]
+    content["checksum"] = _checksum(content)
+    (tmp_path / "c.json").write_text(json.dumps(content))
+    arguments = (files / "predictions.json", files / "truth.json", "-o", tmp_path / "x", "--bootstrap", 0)
+    code, error = run_main(monkeypatch, capsys, "score", *arguments, "--calibration", tmp_path / "c.json")
+    assert code == 2
+    assert "in another order" in error
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", '{"format": "halopose-calibration-1"}'])
@@ -321,6 +339,59 @@ def test_what_no_command_knows_is_one_line(
     assert error.count("\n") == 1
     assert message in error
     assert error.endswith("--help)\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(5, "Input/output error"),
+        MemoryError(),
+        UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"),
+        RecursionError("too deep"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_and_debug_shows_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("halopose.data.synthetic.synthesize", fail)
+    code, said = run_main(monkeypatch, capsys, "synthesize", "-o", tmp_path)
+    assert code == 2
+    assert said.startswith(f"halopose: {type(error).__name__}: ")
+    assert said.endswith("(--debug shows where)\n")
+    assert said.count("\n") == 1
+    monkeypatch.setattr(sys, "argv", ["halopose", "synthesize", "-o", str(tmp_path), "--debug"])
+    with pytest.raises(type(error)):
+        main()
+
+
+def test_help_has_short_and_long_names_and_no_line_is_cut() -> None:
+    listed = run("-h")
+    assert listed == run("--help")
+    assert run("--version").strip() == f"halopose {halopose.__version__}"
+    for name, command in COMMANDS.items():
+        whole = (command.callback.__doc__ or "").splitlines()[0]
+        assert whole in listed, name
+        assert "..." not in run(name, "-h").replace("[OPTIONS]...", "").replace("SOURCES...", "").replace(
+            "FILMS...", ""
+        )
+
+
+def test_the_shell_completes_commands_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, expected in (("halopose pred", "predict"), ("halopose predict --prob", "--probability")):
+        monkeypatch.setenv("_HALOPOSE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        monkeypatch.setattr(sys, "argv", ["halopose"])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 0
+        assert expected in capsys.readouterr().out.split()
+    monkeypatch.delenv("_HALOPOSE_COMPLETE")
 
 
 def test_no_arguments_are_a_call_for_help(

@@ -18,6 +18,7 @@ from halopose.data.dataset import Dataset
 from halopose.data.films import FilmWriter, film_facts
 from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
+from halopose.hosts import shipped
 from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
@@ -247,6 +248,18 @@ def test_a_film_becomes_a_film(work: Path, tmp_path: Path) -> None:
     output = run("predict", tmp_path / "clip.mp4", ASSETS / "bus.jpg", *heads, "-o", tmp_path / "out")
     assert "clip: 3 frames" in output
     assert film_facts(tmp_path / "out" / "clip.mp4") == (10.0, 3)
+    assert (tmp_path / "out" / "bus.jpg").is_file()
+
+
+def test_the_shipped_heads_are_found_for_their_base(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Given with --base alone, the base that the shipped heads are for needs no --artifact; others do."""
+    words = ("predict", ASSETS / "bus.jpg", *base(work), "-o", tmp_path / "out")
+    assert "give --artifact" in refused(monkeypatch, capsys, *words)
+    monkeypatch.setattr(shipped, "is_default_base", lambda path: True)
+    monkeypatch.setattr(shipped, "shipped_artifact", lambda: work / "a.safetensors")
+    run(*words)
     assert (tmp_path / "out" / "bus.jpg").is_file()
 
 

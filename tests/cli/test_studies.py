@@ -1,12 +1,15 @@
 """The commands that study the method: outputs that cannot be written are refused before any work."""
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from halopose.cli.app import main
+from halopose.cli.app import app, main
+from halopose.cli.studies import _fit_command
 
 
 @pytest.fixture
@@ -64,3 +67,17 @@ def test_a_tuned_base_is_a_pt_file(
     line = refused("finetune", "data.yaml", "--base", "base.pt", "-o", name)
     assert line == f"halopose: the fine-tuned base is a .pt file: name it so, got -o {name}\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_an_analysis_ends_with_a_fit_command_that_has_all_its_options() -> None:
+    advice = [
+        {"setting": "dispersion", "value": "full"},
+        {"setting": "alpha", "value": "2"},
+        {"setting": "scale-weight", "value": "off"},
+    ]
+    words = shlex.split(_fit_command(Path("a b.yaml"), Path("base.pt"), Path("images"), 640, advice))
+    assert words[:3] == ["halopose", "fit", "a b.yaml"]
+    command = vars(get_command(app))["commands"]["fit"]
+    parsed = command.make_context("fit", words[2:], resilient_parsing=False).params
+    assert (parsed["dispersion"], parsed["alpha"], parsed["scale_weight"]) == ("full", 2.0, False)
+    assert (parsed["images"], parsed["imgsz"]) == (Path("images"), 640)

@@ -152,6 +152,16 @@ def test_annotations_that_cannot_be_are_counted_and_named(
         parse_ground_truth("t.json", content)
 
 
+def test_ground_truth_without_annotations_is_one_line_or_nothing_to_find() -> None:
+    content, _ = synthesize(World(images=2, persons=2))
+    assert len(parse_ground_truth("truth", content | {"annotations": []}).image_ids) == 0
+    wrongs: list[Any] = [{key: value for key, value in content.items() if key != "annotations"}, {}, [], None]
+    for wrong in wrongs:
+        with pytest.raises(HaloposeError, match="truth") as error:
+            parse_ground_truth("truth", wrong)
+        assert "\n" not in str(error.value)
+
+
 def test_image_ids_are_found_by_file_name(tmp_path: Path) -> None:
     images = [{"id": 4, "file_name": "a/b.jpg"}, {"id": 9, "file_name": "c.jpg"}]
     write_json(tmp_path / "t.json", {"images": images})

@@ -118,6 +118,8 @@ def test_missing_and_empty_labels_mean_no_objects(tmp_path: Path) -> None:
         ("0 .5 .5 .2 .2 .1 .1 2 .1 .1 2 nan .1 2", "not finite"),
         ("0 .5 .5 .2 .2 .1 .1 2 .1 .1 2 inf .1 2", "not finite"),
         ("0 .5 .5 .2 .2 .1 .1 2 .1 .1 2 abc .1 2", "not a number"),
+        ("\xb2 .5 .5 .2 .2 .1 .1 2 .1 .1 2 .1 .1 2", "labels"),  # a digit in other alphabets, and no utf-8
+        ("\xc2\xb2 .5 .5 .2 .2 .1 .1 2 .1 .1 2 .1 .1 2", "not a number"),  # a digit that int does not know
         ("\xff\xfe", "labels"),
     ],
 )

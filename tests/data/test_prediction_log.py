@@ -68,6 +68,12 @@ def test_a_damaged_log_starts_anew(tmp_path: Path, content: str) -> None:
     assert PredictionLog(tmp_path, None).finished == set()
 
 
+def test_a_folder_where_the_log_belongs_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".predictions.jsonl").mkdir()
+    with pytest.raises(HaloposeError, match=r"predictions\.jsonl"):
+        PredictionLog(tmp_path, None)
+
+
 def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="cannot write"):
         PredictionLog(tmp_path / "missing", None)

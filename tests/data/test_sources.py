@@ -62,6 +62,12 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         next(source.images())  # nothing is left
 
 
+def test_a_folder_where_a_half_written_film_belongs_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".film.partial.mp4").mkdir()
+    with pytest.raises(HaloposeError, match="cannot write the film"), FilmWriter(tmp_path / "film.mp4", 5) as film:
+        film.write(np.zeros((16, 16, 3), np.uint8))
+
+
 def test_films_out_are_whole_or_not_there(tmp_path: Path) -> None:
     path = tmp_path / "film.mp4"
     with FilmWriter(path, 12.5) as film:

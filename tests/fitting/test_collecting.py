@@ -199,6 +199,14 @@ def test_unreadable_images_are_skipped_and_listed(
     assert len(truth.images) == 5
 
 
+def test_a_data_set_without_a_readable_image_is_refused(tmp_path: Path) -> None:
+    data = write_scenes(tmp_path, host_of(KIND), {"train": 2})
+    for path in (tmp_path / "images" / "train").iterdir():
+        path.write_bytes(b"no picture")
+    with pytest.raises(HaloposeError, match="none of the 2 images could be read"):
+        collect(host_of(KIND), load_dataset(data, "train"), tmp_path / "store", SETTINGS)
+
+
 # Resuming --------------------------------------------------------------------------------------------------
 
 KILLED = """

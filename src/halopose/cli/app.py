@@ -90,10 +90,10 @@ def main() -> None:
         sys.exit(130)
     except HaloposeError as error:
         message = str(error)
-    except (OSError, MemoryError, UnicodeError) as error:
+    except (OSError, MemoryError, RecursionError, UnicodeError) as error:
         if "--debug" in sys.argv:
             raise
-        message = f"{type(error).__name__}: {error or 'not enough memory'} (--debug shows where)"
+        message = f"{type(error).__name__}: {str(error) or 'not enough memory'} (--debug shows where)"
     except _UsageError as error:
         message = f"{error.format_message()} ({error.ctx.command_path if error.ctx else 'halopose'} --help)"
     sys.stderr.write(f"halopose: {' '.join(message.split())}\n")
