@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -373,25 +375,19 @@ def test_help_has_short_and_long_names_and_no_line_is_cut() -> None:
     assert run("--version").strip() == f"halopose {halopose.__version__}"
     for name, command in COMMANDS.items():
         whole = (command.callback.__doc__ or "").splitlines()[0]
-        assert whole in listed, name
-        assert "..." not in run(name, "-h").replace("[OPTIONS]...", "").replace("SOURCES...", "").replace(
-            "FILMS...", ""
-        )
+        assert whole in " ".join(listed.split()), name
+        assert not re.search(r"[a-z]\.\.\.", run(name, "-h")), name  # a metavariable may end so
 
 
-def test_the_shell_completes_commands_and_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words, expected in (("halopose pred", "predict"), ("halopose predict --prob", "--probability")):
-        monkeypatch.setenv("_HALOPOSE_COMPLETE", "complete_bash")
-        monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
-        monkeypatch.setattr(sys, "argv", ["halopose"])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        assert stop.value.code == 0
-        assert expected in capsys.readouterr().out.split()
-    monkeypatch.delenv("_HALOPOSE_COMPLETE")
+@pytest.mark.parametrize(("words", "expected"), [("pred", "predict"), ("predict --prob", "--probability")])
+def test_the_shell_completes_commands_and_options(words: str, expected: str) -> None:
+    script = "import sys; sys.argv = ['halopose']; from halopose.cli.app import main; main()"
+    asked = {"_HALOPOSE_COMPLETE": "complete_bash", "COMP_WORDS": f"halopose {words}"}
+    environment = {**os.environ, **asked, "COMP_CWORD": str(words.count(" ") + 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert expected in done.stdout.split()
 
 
 def test_no_arguments_are_a_call_for_help(
