@@ -10,6 +10,7 @@ from benchmarks.interleave import Comparison
 from benchmarks.overhead import compare_novelty, compare_predict, compare_shipped, make_model, make_yolonas
 from benchmarks.pnp import FRAMES, compare_fix, compare_many, compare_one, compare_position
 from benchmarks.protocol import compare_protocol
+from benchmarks.regions import KEYPOINTS, PERSONS, compare_regions, correlation_seconds
 from benchmarks.student import compare_student
 from benchmarks.world import images_a_second
 from halopose.fitting.crew import Crew
@@ -31,6 +32,11 @@ def main() -> None:
         print(_cost(f"{name}, 640, base without uncertainty", dense, "with dense heads"))
     print(_cost("runways, 640, with sparse heads", compare_novelty(), "with novelty"))
     print(_cost("YOLO11n-pose, 640, base without uncertainty", compare_shipped(), "with the heads that ship"))
+    print(
+        _cost("YOLO11n-pose, 640, with the heads that ship", compare_regions(), "and regions, joint covariances")
+    )
+    correlation = f"correlation of {KEYPOINTS} keypoints, {PERSONS:,} persons"
+    print(f"{correlation:48}{correlation_seconds():8.2f} s")
     topk, dense, pytorch = compare_export()
     print(_cost("YOLO11n-pose, 640, Ultralytics' own ONNX", topk, "exported with uncertainty, topk"))
     print(_cost("YOLO11n-pose, 640, Ultralytics' own ONNX", dense, "exported with uncertainty, dense"))

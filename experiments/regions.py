@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -32,7 +33,7 @@ from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import FitSettings, collect_validation, predictions_of
 from halopose.fitting.store import MatchStore
 from halopose.geometry.camera import Camera, project_points, runway_corners
-from halopose.geometry.joint import solve_jointly
+from halopose.geometry.joint import position_ellipsoid, solve_jointly
 from halopose.hosts import shipped
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
@@ -45,7 +46,7 @@ from halopose.uncertainty.pruning import promise_of, promised_threshold
 PROTOCOL = Protocol(area="box", bootstrap=200)
 RULE = "risk:0.05@0.95"
 SPLITS = 200
-UNSEEN, SEED = "unseen", 16
+UNSEEN, SEED = "unseen", 46  # nothing was chosen on these scenes; those of seed 16 told what was wrong
 
 
 def main() -> None:
@@ -171,40 +172,50 @@ def promise_over_splits(matched: MatchedPoses) -> tuple[float, float, float]:
 def runways(work: Path) -> str:
     """Corners together, each and as one; PnP with independent and with joint covariances."""
     artifact, host = Artifact.load(shipped.runway_artifact()), load_host(shipped.runway_detector())
-    data = work / "unseen" / "data.yaml"
-    if not (work / "runway-unseen" / "manifest.json").is_file() or not data.is_file():
-        write_dataset(work / "unseen", {UNSEEN: 1000}, SEED, {UNSEEN: ("clear", "haze")}, processes=2)
+    scenes, folder = work / f"unseen-{SEED}", work / f"runway-unseen-{SEED}"
+    data = write_dataset(scenes, {UNSEEN: 1000}, SEED, {UNSEEN: ("clear", "haze")}, processes=2)
     dataset = load_dataset(data, UNSEEN, otherwise=artifact.layout)
-    store = collected(host, dataset, work / "runway-unseen", FitSettings(imgsz=artifact.imgsz))
+    store = collected(host, dataset, folder, FitSettings(imgsz=artifact.imgsz))
     matched = matched_of(artifact, store)
     fitted = artifact.calibrations
     if fitted.regions is None or fitted.correlation is None:
         raise SystemExit("the artifact has no regions: calibrate it again")
-    factor = fitted.gaussian.tau_.numpy()[:, None, None] * np.linalg.cholesky(matched.scale)
-    white = whiten(matched.residual, factor).reshape(len(matched), -1)
-    inner = np.linalg.inv(fitted.correlation.matrix)
-    limit = stats.chi2.ppf(0.95, white.shape[1])
+    factor, tail = (
+        law.tau_.numpy()[:, None, None] * np.linalg.cholesky(matched.scale)
+        for law in (fitted.gaussian, fitted.student)
+    )
+    together = fitted.correlation.of_objects(matched.box_area)
+    nu = fitted.student.nu_.numpy()
+    residual, apart = matched.residual, np.broadcast_to(np.eye(8), together.shape)
+    laws = {
+        "independent Gaussian corners": JointLaw(factor, apart),
+        "the joint Gaussian": JointLaw(factor, together),
+        "the joint Student-t": JointLaw(tail, together, nu, fitted.correlation.dof),
+    }
+    single = np.square(whiten(residual, factor)).sum(-1)
     held = {
-        "each corner in its 95 % ellipse": (
-            np.square(white).reshape(-1, 4, 2).sum(-1) < stats.chi2.ppf(0.95, 2)
+        "each corner in its 95 % ellipse": (single < stats.chi2.ppf(0.95, 2)).mean(1),
+        "each corner in its 95 % region": (
+            matched.distance <= fitted.regions.of_objects(0.95, matched.box_area)
         ).mean(1),
-        "each corner in its 95 % region": (matched.distance <= fitted.regions.radius(0.95)[0]).mean(1),
-        "all four in the ellipsoid of independent corners": np.square(white).sum(1) < limit,
-        "all four in the ellipsoid of the joint law": np.einsum("ni,ij,nj->n", white, inner, white) < limit,
+        **{f"all four in the ellipsoid of {name}": law.holds(residual, 0.95) for name, law in laws.items()},
         "all four in their whole-object region": matched.distance.max(1) <= fitted.regions.whole_radius(0.95),
     }
-    gain = JointLaw(factor, fitted.correlation.matrix).gain(matched.residual, matched.labelled) / 4
+    gains = {
+        name: law.gain(residual, matched.labelled) / 4
+        for name, law in laws.items()
+        if name.startswith("the joint")
+    }
     rows = [
         [name, f"{100 * np.mean(inside):.1f} ± {196 * error(inside, matched.image_ids):.1f}"]
         for name, inside in held.items()
     ]
-    rows += positions(work, matched, store, factor, fitted.correlation.matrix)
-    return (
-        "### Runways\n\n"
-        + markdown([f"{len(matched)} runways", "held, %"], rows)
-        + f"\n\ngain of the joint law in nats a corner: {gain.mean():.3f} ± "
-        + f"{1.96 * error(gain, matched.image_ids):.3f}"
-    )
+    rows += positions(scenes, matched, store, factor, together, fitted.correlation.dof)
+    better = [
+        f"{name} {gain.mean():.3f} ± {1.96 * error(gain, matched.image_ids):.3f}" for name, gain in gains.items()
+    ]
+    table = markdown([f"{len(matched)} runways", "held, %"], rows)
+    return f"### Runways\n\n{table}\n\ngain in nats a corner over independent ones: {', '.join(better)}"
 
 
 def error(values: Array, image_ids: Array) -> float:
@@ -215,25 +226,16 @@ def error(values: Array, image_ids: Array) -> float:
 
 
 def positions(
-    work: Path, matched: MatchedPoses, store: MatchStore, factor: Array, correlation: Array
+    scenes: Path, matched: MatchedPoses, store: MatchStore, factor: Array, together: Array, dof: float
 ) -> list[list[str]]:
     """How often the position of PnP lies in its 95 % ellipsoid, attitude given, corners independent or not."""
-    content = read_json(work / "unseen" / "annotations" / f"{UNSEEN}.json")
+    content = read_json(scenes / "annotations" / f"{UNSEEN}.json")
     images = {entry["id"]: entry for entry in content["images"]}
     truth = store.ground_truth()
-    inside: dict[str, list[bool]] = {"independent": [], "joint": []}
+    inside: dict[str, list[bool]] = {}
     for n in range(len(matched)):
         entry = images[int(matched.image_ids[n])]
-        lens = entry["camera"]
-        camera = Camera(
-            lens["fx"],
-            lens["fy"],
-            lens["cx"],
-            lens["cy"],
-            entry["width"],
-            entry["height"],
-            tuple(lens["distortion"]),
-        )
+        camera = camera_of(entry)
         corners = truth.keypoints[matched.objects[n]]
         found = own_runway(camera, entry, corners)
         if found is None:
@@ -241,19 +243,29 @@ def positions(
         points, rotation, eye = found
         pixels = (corners - matched.residual[n])[None]
         covariance = (factor[n] @ np.swapaxes(factor[n], 1, 2))[None]
-        for name, matrix in (("independent", np.eye(8)), ("joint", correlation)):
+        for name, matrix, nu in (
+            ("independent Gaussian corners", np.eye(8), np.inf),
+            ("the joint Gaussian", together[n], np.inf),
+            ("the joint Student-t", together[n], dof),
+        ):
             solution = solve_jointly(camera, points, pixels, joint_covariance(covariance, matrix), rotation[None])
             if solution.converged[0]:
                 away = solution.position[0] - eye
-                distance = away @ np.linalg.solve(solution.covariance[0, :3, :3], away)
-                inside[name].append(bool(distance < stats.chi2.ppf(0.95, 3)))
+                region = position_ellipsoid(solution, 0.95, nu)[0]
+                inside.setdefault(name, []).append(bool(away @ np.linalg.solve(region, away) <= 1))
     return [
         [
-            f"position of PnP in its 95 % ellipsoid, {name} corners ({len(each)} frames)",
+            f"position of PnP in its 95 % ellipsoid, {name} ({len(each)} frames)",
             f"{100 * np.mean(each):.1f} ± {196 * np.std(each) / np.sqrt(len(each)):.1f}",
         ]
         for name, each in inside.items()
     ]
+
+
+def camera_of(entry: dict[str, Any]) -> Camera:
+    """The camera of an image."""
+    lens, size = entry["camera"], (entry["width"], entry["height"])
+    return Camera(lens["fx"], lens["fy"], lens["cx"], lens["cy"], *size, tuple(lens["distortion"]))
 
 
 def own_runway(camera: Camera, entry: dict[str, object], corners: Array) -> tuple[Array, Array, Array] | None:

@@ -26,7 +26,7 @@ from halopose.hosts.base import Host, Selection
 from halopose.hosts.loading import load_host
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
-from halopose.types import Family
+from halopose.types import Array, Family
 from halopose.uncertainty.calibration import Calibrations
 from halopose.uncertainty.distributions import Gaussian, StudentT
 from halopose.uncertainty.novelty import Evidence, Novelty, Pooling, pool_images
@@ -281,18 +281,17 @@ def describe(
         keep=keep,
         class_ids=detections.class_ids.cpu().numpy() + 1,
         offset=offset,
-        **_promises(calibrations, factors),
+        **_promises(calibrations, factors, boxes),
     )
 
 
-def _promises(calibrations: Calibrations, factors: Tensor) -> dict[str, Any]:
+def _promises(calibrations: Calibrations, factors: Tensor, boxes: Array) -> dict[str, Any]:
     """What poses need for regions and for the joint law, where the calibration has them."""
     found: dict[str, Any] = {}
     if calibrations.regions is not None:
         found = {"regions": calibrations.regions, "dispersion": Gaussian(factors).covariance.numpy()}
     if calibrations.correlation is not None:
-        matrix = calibrations.correlation.matrix
-        found["correlation"] = np.broadcast_to(matrix, (len(factors), *matrix.shape))
+        found["correlation"] = calibrations.correlation.of_objects(box_area(boxes))
         found["together"] = calibrations.correlation.dof
     return found
 

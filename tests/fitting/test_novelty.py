@@ -18,6 +18,7 @@ from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect
 from halopose.fitting.novelty import (
     NoveltySettings,
+    calibrate_novelty,
     collect_copies,
     fit_novelty,
     isotonic,
@@ -168,6 +169,22 @@ def test_it_refuses_what_it_cannot_fit(stores: tuple[MatchStore, MatchStore]) ->
         fit_novelty(artifact, stores[0], stores[0], settings=SETTINGS)
     with pytest.raises(HaloposeError, match="no detection"):
         rows_of(artifact, stores[1], 0.2, np.zeros(0, dtype=np.int64))
+
+
+def test_p_values_may_come_from_other_images(stores: tuple[MatchStore, MatchStore], fitted: Artifact) -> None:
+    """What was fitted stays bit for bit, and so do p-values if the images are the same ones."""
+    same = calibrate_novelty(fitted, stores[1])
+    before, after = present(fitted.novelty).to_tensors(), present(same.novelty).to_tensors()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    fewer = calibrate_novelty(fitted, stores[1], stores[1].images[:5])
+    changed = present(fewer.novelty).to_tensors()
+    assert {name for name in before if not torch.equal(before[name], changed[name])} == {"known", "known_images"}
+    assert len(changed["known_images"]) == 5
+    assert fewer.card["novelty"]["calibration"] == sorted(stores[1].images[:5].tolist())
+    with pytest.raises(HaloposeError, match="fitted on"):
+        calibrate_novelty(fitted, stores[0])
+    with pytest.raises(HaloposeError, match="no novelty"):
+        calibrate_novelty(replace(fitted, novelty=None), stores[1])
 
 
 def test_fitting_is_deterministic(stores: tuple[MatchStore, MatchStore], fitted: Artifact) -> None:

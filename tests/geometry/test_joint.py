@@ -8,7 +8,7 @@ import pytest
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import own_blocks, solve_with_attitude
 from halopose.geometry.camera import Array, Camera, look, pose_difference, project_points, runway_corners
-from halopose.geometry.joint import solve_jointly
+from halopose.geometry.joint import position_ellipsoid, solve_jointly
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.geometry.propagation import (
     monte_carlo_covariance,
@@ -114,3 +114,26 @@ def test_mistakes_are_named() -> None:
         solve_jointly(CAMERA, CORNERS, pixels, own_blocks(joint))
     with pytest.raises(HaloposeError, match="takes a given rotation"):
         solve_jointly(CAMERA, CORNERS, pixels, joint, attitude=np.eye(3))
+
+
+@pytest.mark.parametrize("nu", [np.inf, 8.0])
+def test_positions_lie_in_their_ellipsoids_as_often_as_said(nu: float) -> None:
+    """Pixels of a joint Student-t with the covariance that the solver is told."""
+    count, rng = 2000, np.random.default_rng(3)
+    correlation, covariance = correlated()
+    joint = joint_covariance(0.2 * covariance, correlation)[0]
+    noise = rng.multivariate_normal(np.zeros(8), joint, size=count)
+    if np.isfinite(nu):
+        noise *= np.sqrt((nu - 2) / rng.chisquare(nu, size=count))[:, None]
+    pixels = project_points(CAMERA, TURN, EYE, CORNERS) + noise.reshape(count, 4, 2)
+    turned = np.broadcast_to(TURN, (count, 3, 3))
+    found = solve_jointly(CAMERA, CORNERS, pixels, np.broadcast_to(joint, (count, 8, 8)), turned)
+    away = found.position - EYE
+    for probability in (0.5, 0.95, 0.99):
+        region = position_ellipsoid(found, probability, nu)
+        inside = np.einsum("ni,ni->n", away, np.linalg.solve(region, away[..., None])[..., 0]) <= 1
+        assert inside.mean() == pytest.approx(
+            probability, abs=3.5 * np.sqrt(probability * (1 - probability) / count)
+        )
+    with pytest.raises(HaloposeError, match="degrees of freedom"):
+        position_ellipsoid(found, 0.95, 2.0)

@@ -191,3 +191,41 @@ def test_json_round_trip_and_damage() -> None:
             Correlation.from_json({**content, key: value}, KEYPOINTS)
     with pytest.raises(HaloposeError, match="identities"):
         own_and_shared(np.tile(np.eye(2), (1, KEYPOINTS, 1, 1)), 2 * np.eye(8))
+
+
+@pytest.mark.parametrize("together", [math.inf, 9.0])
+def test_ellipsoids_of_whole_objects_hold_what_they_say(together: float) -> None:
+    nu = None if math.isinf(together) else np.array([5.0, 9.0, 12.0, 30.0])
+    law = JointLaw(some_factors(1), some_correlation(), nu, together)
+    drawn = law.sample(4000, np.random.default_rng(5))[:, 0]
+    many = JointLaw(np.repeat(law.scale_tril, 4000, axis=0), law.correlation, nu, together)
+    for probability in (0.5, 0.95):
+        error = math.sqrt(probability * (1 - probability) / 4000)
+        assert many.holds(drawn, probability).mean() == pytest.approx(probability, abs=3.5 * error)
+
+
+def test_every_scale_has_its_own_correlation_where_it_has_enough_objects() -> None:
+    """Small objects err together, large ones do not, and of huge ones there are too few."""
+    rng = np.random.default_rng(6)
+    count = {10.0: 3000, 100.0: 3000, 1000.0: 20}
+    area = np.repeat(list(count), list(count.values()))
+    common = rng.normal(size=(len(area), 1, 2)) * (area == 10.0)[:, None, None]
+    residual = common + rng.normal(size=(len(area), 2, 2))
+    factors = np.tile(np.eye(2), (len(area), 2, 1, 1))
+    found = fit_correlation(residual, factors, area=area, edges=(25.0, 250.0), area_factor=0.5)
+    shared = [float(matrix[0, 2]) for matrix in found.of_objects(np.array([10.0, 100.0, 1000.0]))]
+    assert shared[0] == pytest.approx(0.5, abs=0.05)
+    assert abs(shared[1]) < 0.05
+    assert shared[2] == found.matrix[0, 2]
+    assert Correlation.from_json(found.to_json(), 2) == found
+    assert found.of_objects(area[:0]).shape == (0, 4, 4)
+    plain = fit_correlation(residual, factors)
+    np.testing.assert_array_equal(plain.matrix, found.matrix)
+    np.testing.assert_array_equal(plain.of_objects(area[:3]), np.tile(plain.matrix, (3, 1, 1)))
+    assert plain != found
+    damaged = found.to_json()
+    damaged["scales"]["edges"] = [250.0, 25.0]
+    with pytest.raises(ValueError, match="edges"):
+        Correlation.from_json(damaged, 2)
+    with pytest.raises(HaloposeError, match="areas"):
+        fit_correlation(residual, factors, edges=(25.0,))

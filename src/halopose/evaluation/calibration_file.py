@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from halopose.boxes import box_area
 from halopose.data.coco import SEEN_MARK, parse_predictions
 from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
@@ -135,15 +136,17 @@ class CalibrationFile:
             dispersion=predictions.scale,
             regions=self.regions,
             offset=predictions.offset,
-            **self._together(len(predictions)),
+            **self._together(predictions.boxes),
         )
 
-    def _together(self, count: int) -> dict[str, Any]:
-        """How keypoints of so many detections err together."""
+    def _together(self, boxes: Array) -> dict[str, Any]:
+        """How keypoints of detections with boxes (N, 4) err together."""
         if self.correlation is None:
             return {}
-        matrix = self.correlation.matrix
-        return {"correlation": np.broadcast_to(matrix, (count, *matrix.shape)), "together": self.correlation.dof}
+        return {
+            "correlation": self.correlation.of_objects(box_area(boxes)),
+            "together": self.correlation.dof,
+        }
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ mask, none of them fitted on the images it is used on.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -138,17 +138,11 @@ def fit_calibrations(
         if best > visibility[among].min(initial=np.inf):
             visible = best
     keep = keep_mask(every, threshold, matched.visibility, visible)
-    regions = fit_regions(
-        matched.distance,
-        matched.labelled,
-        matched.image_ids,
-        keep=keep,
-        area=matched.box_area,
-        edges=protocol.scale_edges if protocol.region_scales else (),
-        area_factor=matched.layout.area_factor,
-    )
+    edges, factor = protocol.scale_edges if protocol.region_scales else (), matched.layout.area_factor
+    scales: dict[str, Any] = {"area": matched.box_area, "edges": edges, "area_factor": factor}
+    regions = fit_regions(matched.distance, matched.labelled, matched.image_ids, keep=keep, **scales)
     factors = np.linalg.cholesky(matched.scale)
-    together = fit_correlation(matched.residual, factors, matched.labelled, matched.layout.mirror)
+    together = fit_correlation(matched.residual, factors, matched.labelled, matched.layout.mirror, **scales)
     tails = None
     if protocol.tails and not given:
         labelled = torch.from_numpy(matched.labelled)

@@ -147,7 +147,7 @@ def _gain(matched: MatchedPoses, law: Bivariate, promises: Promises) -> Array:
     for number, fitted in enumerate(promises.correlations):
         rows = np.flatnonzero(promises.fold == number)
         own = None if dof is None else dof[rows]
-        joint = JointLaw(factor[rows], fitted.matrix, own, fitted.dof)
+        joint = JointLaw(factor[rows], fitted.of_objects(matched.box_area[rows]), own, fitted.dof)
         gain[rows] = joint.gain(matched.residual[rows], matched.labelled[rows])
     return gain
 

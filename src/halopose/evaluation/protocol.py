@@ -19,7 +19,8 @@ class Protocol:
     its threshold is not given. threshold_rule: youden, distance, f1, or a promise such as risk:0.05@0.95. tails:
     whether kept and pruned keypoints get a Student-t each. min_samples: as in ``Calibration``. scale_edges: areas
     that part the object scales. folds: how many parts the images are cut into, so that each is scored with a
-    calibration that never saw it. region_scales: if regions have radii of their own at every object scale.
+    calibration that never saw it. region_scales: whether every object scale has regions and a correlation
+    of its own.
 
     >>> Protocol(area="box", bootstrap=200).oks_threshold
     0.5

@@ -229,29 +229,31 @@ def fit_novelty(
     settings = settings or NoveltySettings()
     heads = artifact.heads.eval()
     artifact = replace(artifact, heads=heads)
-    seen = copies.images[copies.images < COPY]
-    chosen = calibration.images if images is None else images
-    if len(np.intersect1d(seen, chosen)):
-        raise HaloposeError("novelty would be calibrated on images that it was fitted on: give others")
     rows = rows_of(artifact, copies, settings.conf)
     trusted = int((rows.clean & (rows.evidence.score.numpy() >= settings.trusted)).sum())
     if trusted < settings.fewest:
         raise TooFewError(
             f"{trusted} detections in clean training images are too few to know what is usual: give more images"
         )
-    fitted = _fit(rows, settings, heads.widths)
-    held = rows_of(artifact, calibration, calibration.settings.conf, images)
-    fitted = _calibrated(fitted, held)
-    card = {
-        **artifact.card,
-        "novelty": {
-            "settings": asdict(settings),
-            "images": seen.tolist(),
-            "calibration": np.sort(chosen).tolist(),
-            "detections": len(held.poses),
-        },
-    }
-    return replace(artifact, novelty=fitted, card=card)
+    seen = copies.images[copies.images < COPY]
+    card = {**artifact.card, "novelty": {"settings": asdict(settings), "images": seen.tolist()}}
+    fitted = replace(artifact, novelty=_fit(rows, settings, heads.widths), card=card)
+    return calibrate_novelty(fitted, calibration, images)
+
+
+def calibrate_novelty(artifact: Artifact, calibration: MatchStore, images: Array | None = None) -> Artifact:
+    """The artifact with the p-values of its novelty from other images; what was fitted stays, bit for bit."""
+    if artifact.novelty is None:
+        raise HaloposeError("the artifact has no novelty to calibrate: halopose novelty adds it")
+    facts = artifact.card["novelty"]
+    chosen = calibration.images if images is None else images
+    if len(np.intersect1d(facts["images"], chosen)):
+        raise HaloposeError("novelty would be calibrated on images that it was fitted on: give others")
+    lowest = max(calibration.settings.conf, facts["settings"]["conf"])
+    held = rows_of(replace(artifact, heads=artifact.heads.eval()), calibration, lowest, images)
+    facts = {**facts, "calibration": np.sort(chosen).tolist(), "detections": len(held.poses)}
+    fitted = _calibrated(artifact.novelty, held)
+    return replace(artifact, novelty=fitted, card={**artifact.card, "novelty": facts})
 
 
 def _calibrated(fitted: Novelty, held: Rows) -> Novelty:
@@ -427,6 +429,7 @@ def isotonic(values: Array, weight: Array) -> Array:
 __all__ = [
     "NoveltySettings",
     "Rows",
+    "calibrate_novelty",
     "collect_copies",
     "fit_novelty",
     "isotonic",

@@ -7,6 +7,7 @@ have in common; it starts where each of them alone leads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from halopose.errors import HaloposeError
 from halopose.geometry.attitude import block_diagonal, linearised_pose, own_blocks, placed_at, solve_with_attitude
 from halopose.geometry.camera import Array, Camera, perturb
 from halopose.geometry.pnp import Failure, Mask, Solution, solve_pose
+from halopose.uncertainty.correlation import squared_radius
 
 _STEPS = 10
 _CONVERGED = 1e-6  # standard deviations that the last step may still go
@@ -78,6 +80,30 @@ def solve_jointly(
     )
 
 
+def position_ellipsoid(solution: Solution, probability: float, nu: float = math.inf) -> Array:
+    """Matrices M (N, 3, 3): (p - position)' M^-1 (p - position) <= 1 holds the true p with a probability.
+
+    nu: degrees of freedom of the keypoints' joint Student-t, ``PoseDistributions.together``. A position is linear
+    in the pixels as far as its covariance is true, and what is linear in a t is a t with as many.
+
+    >>> from halopose.geometry.camera import look, project_points, runway_corners
+    >>> camera, corners = Camera.from_fov(640, 384, 0.5), runway_corners(2500.0, 45.0)
+    >>> eye = np.array([-900.0, 5.0, 50.0])
+    >>> pixels = project_points(camera, look(eye, [300.0, 0, 0]), eye, corners)[None]
+    >>> solution = solve_jointly(camera, corners, pixels, np.eye(8)[None])
+    >>> sizes = [np.sqrt(position_ellipsoid(solution, 0.95, nu)[0, 0, 0]) for nu in (np.inf, 10.0)]
+    >>> bool(1.0 < sizes[1] / sizes[0] < 1.1)
+    True
+    """
+    if not (0 < probability < 1 and nu > 2):
+        raise HaloposeError(
+            "an ellipsoid takes a probability between 0 and 1 and more than 2 degrees of freedom, "
+            f"got {probability} and {nu}"
+        )
+    scale = 1.0 if math.isinf(nu) else (nu - 2) / nu
+    return np.asarray(solution.covariance[:, :3, :3] * (scale * squared_radius(3, probability, nu)))
+
+
 def _refined(
     camera: Camera,
     points: Array,
@@ -109,4 +135,4 @@ def _refined(
     return rotation, position, cost, total, np.asarray(gone < 1e-2)
 
 
-__all__ = ["solve_jointly"]
+__all__ = ["position_ellipsoid", "solve_jointly"]

@@ -15,7 +15,7 @@ R and ``dof`` are fitted to ranks of distances and to directions: no temperature
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from halopose.types import Array
 
 SMALLEST_EIGENVALUE = 0.02  # of R; less is more than so many images can tell
 DOF_RANGE = (2.5, 1e4)
+MIN_OBJECTS = 200  # a scale with fewer has the correlation of all of them
 _OBJECTS = 1000  # that the tails are fitted to
 _CHUNK = 2048  # objects whose matrices are factored at once
 _TINY = 1e-300
@@ -35,7 +36,8 @@ _TINY = 1e-300
 class Correlation:
     """R (2K, 2K) in the order x1, y1, x2, y2, ..., and the degrees of freedom of the joint Student-t.
 
-    shrinkage: the share of the identity in R. objects: how many it was fitted on.
+    shrinkage: the share of the identity in R. objects: how many it was fitted on. scales (S, 2K, 2K): R by object
+    scale, parted by edges (S - 1,), areas of predicted boxes times ``area_factor``; None if all scales share one.
 
     >>> rng = np.random.default_rng(0)
     >>> together = rng.normal(size=(2000, 1, 2))  # one half of the variance is common to both keypoints
@@ -49,13 +51,15 @@ class Correlation:
     dof: float = math.inf
     shrinkage: float = 0.0
     objects: int = 0
+    scales: Array | None = None
+    edges: tuple[float, ...] = ()
+    area_factor: float = 1.0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Correlation):
             return NotImplemented
-        return np.array_equal(self.matrix, other.matrix) and (
-            (self.dof, self.shrinkage, self.objects) == (other.dof, other.shrinkage, other.objects)
-        )
+        names = ("matrix", "dof", "shrinkage", "objects", "scales", "edges", "area_factor")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     __hash__ = None  # type: ignore[assignment]  # arrays inside may change
 
@@ -63,15 +67,26 @@ class Correlation:
     def keypoints(self) -> int:
         return len(self.matrix) // 2
 
+    def of_objects(self, area: Array) -> Array:
+        """R (N, 2K, 2K) of objects with predicted boxes of these areas (N,)."""
+        if self.scales is None:
+            return np.broadcast_to(self.matrix, (len(area), *self.matrix.shape))
+        place = np.searchsorted(np.asarray(self.edges), area * self.area_factor, side="left")
+        return np.asarray(self.scales[place])
+
     def to_json(self) -> dict[str, Any]:
         """Plain json content."""
         dof = self.dof if math.isfinite(self.dof) else None
-        return {
+        content = {
             "matrix": self.matrix.tolist(),
             "dof": dof,
             "shrinkage": self.shrinkage,
             "objects": self.objects,
         }
+        if self.scales is None:
+            return content
+        scales = {"matrices": self.scales.tolist(), "edges": list(self.edges), "area_factor": self.area_factor}
+        return {**content, "scales": scales}
 
     @classmethod
     def from_json(cls, content: Any, keypoints: int) -> Correlation:
@@ -82,7 +97,16 @@ class Correlation:
         dof = math.inf if content["dof"] is None else float(content["dof"])
         if not dof > 0:
             raise ValueError("degrees of freedom are positive")
-        return cls(matrix, dof, float(content["shrinkage"]), int(content["objects"]))
+        known = matrix, dof, float(content["shrinkage"]), int(content["objects"])
+        if "scales" not in content:
+            return cls(*known)
+        parts = content["scales"]
+        scales, edges = np.array(parts["matrices"], dtype=float), tuple(float(edge) for edge in parts["edges"])
+        if scales.shape != (len(edges) + 1, *matrix.shape) or list(edges) != sorted(edges):
+            raise ValueError("correlations by scale do not fit their edges")
+        if not is_correlation(scales):
+            raise ValueError("not correlations of whitened residuals")
+        return cls(*known, scales, edges, float(parts["area_factor"]))
 
 
 def is_correlation(matrix: Array) -> bool:
@@ -98,11 +122,19 @@ def is_correlation(matrix: Array) -> bool:
 
 
 def fit_correlation(
-    residual: Array, scale_tril: Array, labelled: Array | None = None, mirror: tuple[int, ...] | None = None
+    residual: Array,
+    scale_tril: Array,
+    labelled: Array | None = None,
+    mirror: tuple[int, ...] | None = None,
+    *,
+    area: Array | None = None,
+    edges: tuple[float, ...] = (),
+    area_factor: float = 1.0,
 ) -> Correlation:
     """Fit to residuals (M, K, 2) under factors (M, K, 2, 2); labelled (M, K), by default all.
 
-    mirror: which keypoint each becomes in the mirror. Objects and their mirror images then count alike.
+    mirror: which keypoint each becomes in the mirror. Objects and their mirror images then count alike. area (M,):
+    of the predicted boxes, for an R of its own between ``edges`` of area times ``area_factor``.
     """
     labelled = np.ones(residual.shape[:2], dtype=bool) if labelled is None else labelled
     survival, direction = _ranked(whiten(residual, scale_tril), labelled)
@@ -114,7 +146,20 @@ def fit_correlation(
     size = len(matrix)
     matrix = (1 - shrinkage) * matrix + shrinkage * np.eye(size)
     found = Correlation(matrix, math.inf, shrinkage, int((labelled.sum(1) > 1).sum()))
-    return Correlation(matrix, _tails(found, survival, direction, labelled), shrinkage, found.objects)
+    found = replace(found, dof=_tails(found, survival, direction, labelled))
+    if not edges:
+        return found
+    if area is None:
+        raise HaloposeError("a correlation by object scale needs the objects' areas")
+    place = np.searchsorted(np.asarray(edges), area * area_factor, side="left")
+    parts = []
+    for number in range(len(edges) + 1):
+        chosen = (place == number) & (labelled.sum(1) > 1)
+        own = found
+        if chosen.sum() >= MIN_OBJECTS:
+            own = fit_correlation(residual[chosen], scale_tril[chosen], labelled[chosen], mirror)
+        parts.append(own.matrix)
+    return replace(found, scales=np.array(parts), edges=tuple(edges), area_factor=area_factor)
 
 
 def _ranked(white: Array, labelled: Array) -> tuple[Array, Array]:
@@ -229,6 +274,12 @@ class JointLaw:
         distance, log_det = _distances(shared, self.correlation, labelled)
         return _dependence(shared, distance, labelled, self._common) - log_det
 
+    def holds(self, residual: Array, probability: float) -> Array:
+        """Whether all keypoints of objects (N,) with residuals (N, K, 2) lie in the ellipsoid of a probability."""
+        labelled = np.ones(residual.shape[:2], dtype=bool)
+        distance, _ = _distances(self._shared(whiten(residual, self.scale_tril)), self.correlation, labelled)
+        return np.asarray(distance <= squared_radius(2 * residual.shape[1], probability, self._common))
+
     def sample(self, count: int, rng: np.random.Generator) -> Array:
         """Residuals (count, N, K, 2)."""
         root = np.linalg.cholesky(self.correlation)
@@ -306,6 +357,13 @@ class Given:
         mean = drawn.mean(0)
         apart = drawn - mean
         return mean, np.einsum("cnki,cnkj->nkij", apart, apart) / draws
+
+
+def squared_radius(size: int, probability: float, dof: float = math.inf) -> float:
+    """Of the ellipsoid that holds a probability of a t in so many dimensions, in units of its scale matrix."""
+    if math.isinf(dof):
+        return float(special.chdtri(size, 1 - probability))
+    return float(size * special.fdtri(size, dof, probability))
 
 
 def joint_covariance(covariance: Array, correlation: Array) -> Array:
@@ -429,6 +487,7 @@ __all__ = [
     "is_correlation",
     "joint_covariance",
     "own_and_shared",
+    "squared_radius",
     "whiten",
     "whitened_correlation",
 ]

@@ -10,7 +10,7 @@ source lies, its filter is the one that does not know. Covariances move on only 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -31,6 +31,7 @@ from halopose.landing.navigation.model import (
     observe,
     transition,
 )
+from halopose.landing.navigation.ramps import Ramps
 from halopose.landing.navigation.sensors import SIZES, Measurement, Source
 
 _WIDEST = np.square([1e4] * 3 + [100.0] * 3)  # variances beyond which nothing is searched for, m^2 and m^2/s^2
@@ -42,7 +43,8 @@ class Bank:
     it.
 
     ``without`` (F) names the source that each leaves out, None for the first. ``acceleration`` (3,), its noise
-    ``density`` (3, 3) and ``driven_until`` are of the last IRS sample.
+    ``density`` (3, 3) and ``driven_until`` are of the last IRS sample. ``ramps``: what slow lies would have done
+    to the first filter.
     """
 
     settings: FusionSettings
@@ -54,6 +56,7 @@ class Bank:
     acceleration: Array | None = None
     density: Array | None = None
     driven_until: float = -math.inf
+    ramps: Ramps = field(default_factory=Ramps.none)
 
     @classmethod
     def start(cls, initial: Initial, settings: FusionSettings) -> Bank:
@@ -111,17 +114,21 @@ class Bank:
         return bank._moved(time) if time > bank.time else bank
 
     def _moved(self, time: float) -> Bank:
-        dt = time - self.time
-        states = self.states.copy()
-        states[:, POSITION] += dt * states[:, VELOCITY]
+        dt, count = time - self.time, len(self.states)
+        states = np.concatenate(
+            [self.states, self.ramps.shift]
+        )  # shifts move as states do, but nothing pushes them
+        pushed = np.zeros((len(states), 3))
         if self.time < self.driven_until and self.acceleration is not None:
-            pushed = self.acceleration - self.states @ PUSH.T
+            pushed -= states @ PUSH.T
+            pushed[:count] += self.acceleration
             if "irs" in self.without:
                 pushed[self.without.index("irs")] = 0.0
-            states[:, POSITION] += 0.5 * dt**2 * pushed
-            states[:, VELOCITY] += dt * pushed
+        states[:, POSITION] += dt * states[:, VELOCITY] + 0.5 * dt**2 * pushed
+        states[:, VELOCITY] += dt * pushed
         states[:, 6:] *= _decay(round(dt, 9), self.settings)
-        return replace(self, time=time, states=states)
+        ramps = replace(self.ramps, shift=states[count:])
+        return replace(self, time=time, states=states[:count], ramps=ramps)
 
     def driven(self, measurement: Measurement) -> Bank:
         """With an IRS sample as the acceleration from now on, and as the end of a ramp since the last one."""
@@ -150,9 +157,14 @@ class Bank:
         updated = rest @ self.covariances @ np.swapaxes(rest, 1, 2)
         updated += gain @ innovation.noise @ np.swapaxes(gain, 1, 2)
         states = self.states + (gain @ innovation.value[..., None])[..., 0]
-        return replace(
-            self, states=states, settled=(updated + np.swapaxes(updated, 1, 2)) / 2, settled_at=self.time
-        )
+        settled = (updated + np.swapaxes(updated, 1, 2)) / 2
+        return replace(self, states=states, settled=settled, settled_at=self.time)
+
+    def suspecting(self, source: Source, innovation: Innovation) -> Bank:
+        """With the drifts of GNSS that the first filter's innovation, by which it is corrected, speaks for."""
+        ramps = self.ramps.at(self.time) if source == "gnss" else self.ramps
+        first = innovation.value[0], innovation.covariance[0], innovation.jacobian[0], innovation.gain[0]
+        return replace(self, ramps=ramps.corrected(self.time, source == "gnss", *first))
 
     def renewed(self, states: slice, chosen: Mask, value: float | None, variance: Array) -> Bank:
         """With some states of the chosen filters (F,) anew: these variances, and no correlation with anything."""
@@ -162,12 +174,13 @@ class Bank:
                 means[n, states] = value
             covariances[n, states] = covariances[n, :, states] = 0.0
             covariances[n, states, states] = np.diag(variance)
-        return replace(self, states=means, settled=covariances, settled_at=self.time)
+        return replace(self, states=means, settled=covariances, settled_at=self.time, ramps=Ramps.none())
 
     def led_by(self, member: int) -> Bank:
         """With the state of one member in all filters: what it leaves out is left out of all."""
         index = np.full(len(self.without), member)
-        return replace(self, states=self.states[index], settled=self.covariances[index], settled_at=self.time)
+        settled = self.covariances[index]
+        return replace(self, states=self.states[index], settled=settled, settled_at=self.time, ramps=Ramps.none())
 
     def widened(self, measurement: Measurement) -> Bank | None:
         """With all filters so unsure of their motion that a measurement fits; None if nothing helps."""

@@ -9,6 +9,7 @@ error, whichever source it is. ``NavigationState.levels`` is that bound. A flag 
 
 - most of what a source said over ``patience`` seconds has been rejected,
 - the position without one source is more than ``apart`` standard deviations away for ``confirm`` seconds,
+- GNSS looks as if it drifted away (``ramps``),
 - a source is left out, or the filter has started anew.
 
 What then happens to a source that does not fit: if there is exactly one source without which all others are at
@@ -84,7 +85,8 @@ class Step:
 class NavigationState:
     """Where the aircraft is believed to be, how far off that may be, and whether to believe it.
 
-    ``covariance`` is what errors are if no source lies; ``levels`` what bounds them if any one does.
+    ``covariance`` is what errors are if no source lies, wider by how far GNSS seems to have drifted beyond chance;
+    ``levels`` what bounds them if any one does.
     """
 
     bank: Bank
@@ -106,10 +108,12 @@ class NavigationState:
         """(3,) in runway axes."""
         return self.bank.states[0, VELOCITY]
 
-    @property
+    @cached_property
     def covariance(self) -> Array:
         """(6, 6) of position and velocity."""
-        return self.bank.covariances[0, MOTION, MOTION]
+        total = self.bank.covariances[0, MOTION, MOTION].copy()
+        total[POSITION, POSITION] += self.bank.ramps.spread
+        return total
 
     @property
     def flagged(self) -> bool:
@@ -268,7 +272,8 @@ def _after(moment: _Moment, given: Measurement | Deferred) -> tuple[_Moment, Ste
     uses = np.array([name != source for name in moment.bank.without])
     accepted = uses & (innovation.nis <= gate)
     moment = _counted(moment, source, uses, accepted, np.minimum(innovation.nis, gate))
-    moment = replace(moment, bank=moment.bank.corrected(innovation, accepted))
+    bank = moment.bank.suspecting(source, innovation) if accepted[0] else moment.bank
+    moment = replace(moment, bank=bank.corrected(innovation, accepted))
     step = _step(measurement, innovation, gate, bool(accepted[0]), "fits" if accepted[0] else "beyond the gate")
     if _restless(moment)[0, _COLUMN[source]]:
         moment, step = _act(moment, measurement, innovation, step)
@@ -390,6 +395,8 @@ def _watched(moment: _Moment) -> _Moment:
         for n in np.flatnonzero(now - since[: len(out)] >= bank.settings.confirm)
         if bank.without[n] not in moment.probation
     ]
+    if bank.ramps.sure:
+        words.append("GNSS seems to drift")
     flags = {text: until for text, until in moment.flags.items() if until >= now}
     return replace(moment, apart=since, flags=flags).flagged(*words)
 
