@@ -7,6 +7,7 @@ mask, none of them fitted on the images it is used on.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,12 +18,13 @@ from halopose.data.splits import image_folds
 from halopose.errors import HaloposeError
 from halopose.evaluation.promises import Promises
 from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.side_by_side import side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.types import Array
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.conformal import fit_regions
 from halopose.uncertainty.correlation import fit_correlation
-from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
+from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 from halopose.uncertainty.pruning import keep_mask, promise_of, promised_threshold, select_threshold
 from halopose.uncertainty.tails import Tails
 
@@ -67,7 +69,7 @@ class Laws:
 
 def given_law(matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment") -> Bivariate:
     """The predictions' own law over (M, K): Student-t if they have degrees of freedom, else Gaussian."""
-    scale_tril = scale_tril_from_covariance(torch.from_numpy(matched.scale))
+    scale_tril = torch.from_numpy(matched.scale_tril)
     if matched.dof is None:
         return Gaussian(scale_tril)
     moment = torch.from_numpy(matched.covariance) if covariance == "moment" else None
@@ -77,7 +79,7 @@ def given_law(matched: MatchedPoses, covariance: Literal["moment", "paper"] = "m
 def fit_gaussian(matched: MatchedPoses, min_samples: float = 50.0) -> GaussianCalibration:
     """Calibrate the predicted covariances on true positives."""
     calibration = GaussianCalibration(matched.labelled.shape[1], min_samples=min_samples)
-    calibration.fit(*_residuals(matched, matched.covariance), torch.from_numpy(matched.labelled))
+    calibration.fit(*_residuals(matched, matched.covariance_tril), torch.from_numpy(matched.labelled))
     return calibration
 
 
@@ -86,7 +88,7 @@ def fit_student(
 ) -> StudentTCalibration:
     """Calibrate scale and tails of the predicted scale matrices on true positives."""
     calibration = StudentTCalibration(matched.labelled.shape[1], min_samples=min_samples, covariance=covariance)
-    calibration.fit(*_residuals(matched, matched.scale), torch.from_numpy(matched.labelled))
+    calibration.fit(*_residuals(matched, matched.scale_tril), torch.from_numpy(matched.labelled))
     return calibration
 
 
@@ -105,8 +107,8 @@ def fit_offset(matched: MatchedPoses) -> Tensor:
     return torch.from_numpy(np.where(biased, mean, 0.0))
 
 
-def _residuals(matched: MatchedPoses, dispersion: Array) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(matched.residual), scale_tril_from_covariance(torch.from_numpy(dispersion))
+def _residuals(matched: MatchedPoses, scale_tril: Array) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(matched.residual), torch.from_numpy(scale_tril)
 
 
 def fit_calibrations(
@@ -141,12 +143,13 @@ def fit_calibrations(
     edges, factor = protocol.scale_edges if protocol.region_scales else (), matched.layout.area_factor
     scales: dict[str, Any] = {"area": matched.box_area, "edges": edges, "area_factor": factor}
     regions = fit_regions(matched.distance, matched.labelled, matched.image_ids, keep=keep, **scales)
-    factors = np.linalg.cholesky(matched.scale)
-    together = fit_correlation(matched.residual, factors, matched.labelled, matched.layout.mirror, **scales)
+    together = fit_correlation(
+        matched.residual, matched.scale_tril, matched.labelled, matched.layout.mirror, **scales
+    )
     tails = None
     if protocol.tails and not given:
         labelled = torch.from_numpy(matched.labelled)
-        tails = Tails.fit(student, *_residuals(matched, matched.scale), labelled, torch.from_numpy(keep))
+        tails = Tails.fit(student, *_residuals(matched, matched.scale_tril), labelled, torch.from_numpy(keep))
     return Calibrations(gaussian, student, threshold, visible, regions, together, tails)
 
 
@@ -166,7 +169,7 @@ def _threshold(confidence: Array, correct: Array, matched: MatchedPoses, protoco
 
 
 def _gaussian_confidence(matched: MatchedPoses, gaussian: GaussianCalibration, protocol: Protocol) -> Array:
-    law = gaussian(scale_tril_from_covariance(torch.from_numpy(matched.covariance)))
+    law = gaussian(torch.from_numpy(matched.covariance_tril))
     return matched.confidence(law.covariance.numpy(), protocol)
 
 
@@ -178,10 +181,8 @@ def apply_calibrations(matched: MatchedPoses, fitted: Calibrations, protocol: Pr
     return Laws(
         laws={
             "uncalibrated": given_law(matched, fitted.student.covariance),
-            "gaussian": fitted.gaussian(scale_tril_from_covariance(torch.from_numpy(matched.covariance))),
-            "student_t": fitted.law(
-                scale_tril_from_covariance(torch.from_numpy(matched.scale)), "student-t", keep
-            ),
+            "gaussian": fitted.gaussian(torch.from_numpy(matched.covariance_tril)),
+            "student_t": fitted.law(torch.from_numpy(matched.scale_tril), "student-t", keep),
         },
         confidence=confidence,
         threshold=np.full(count, fitted.threshold),
@@ -205,15 +206,18 @@ def cross_fitted(
         given = Calibrations(gaussian, student, threshold)
         return apply_calibrations(matched, given, protocol, "given: gaussian, student, threshold")
     fold = image_folds(matched.image_ids, protocol.folds)
-    parts: list[Laws] = []
-    indices: list[Array] = []
-    for number in np.unique(fold):
-        others = matched.select(np.flatnonzero(fold != number))
-        fitted = fit_calibrations(others, protocol, gaussian=gaussian, student=student, threshold=threshold)
-        indices.append(np.flatnonzero(fold == number))
-        parts.append(apply_calibrations(matched.select(indices[-1]), fitted, protocol))
-    known = {"gaussian": gaussian, "student": student, "threshold": threshold}
-    names = [name for name, value in known.items() if value is not None]
+    # What every fold needs is worked out once.
+    _ = matched.scale_tril, matched.covariance_tril, matched.distance, matched.similarity
+    given_ones: dict[str, Any] = {"gaussian": gaussian, "student": student, "threshold": threshold}
+
+    def laws_of(number: int) -> Laws:
+        fitted = fit_calibrations(matched.select(np.flatnonzero(fold != number)), protocol, **given_ones)
+        return apply_calibrations(matched.select(np.flatnonzero(fold == number)), fitted, protocol)
+
+    numbers = np.unique(fold).tolist()
+    parts = side_by_side([partial(laws_of, number) for number in numbers])
+    indices = [np.flatnonzero(fold == number) for number in numbers]
+    names = [name for name, value in given_ones.items() if value is not None]
     source = f"{len(parts)} folds of images, each scored with what was fitted on the others"
     if names:
         source = f"given: {', '.join(names)}; {source}"

@@ -6,8 +6,9 @@ result of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from halopose.evaluation.scores import (
     Scale,
     Scores,
 )
+from halopose.evaluation.side_by_side import side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.types import Array, Counter
 from halopose.uncertainty.distributions import Bivariate, StudentT
@@ -95,10 +97,11 @@ def _promises(
         return {}
     scale = np.searchsorted(edges, matched.area, side="left")
     masks = {one.name: scale == number for number, one in enumerate(scales)}
-    return {
-        "regions": score_regions(matched, laws.promises, laws.kept(matched), protocol, masks),
-        "joint": score_joint(matched, laws.laws, laws.promises, protocol),
-    }
+    pieces: list[Callable[[], Any]] = [
+        partial(score_regions, matched, laws.promises, laws.kept(matched), protocol, masks),
+        partial(score_joint, matched, laws.laws, laws.promises, protocol),
+    ]
+    return dict(zip(("regions", "joint"), side_by_side(pieces), strict=True))
 
 
 def _law_scores(
@@ -107,16 +110,20 @@ def _law_scores(
     """``LawScores`` by law, of all keypoints and of those kept."""
     names = matched.layout.names
     keypoint, scale = measured.keypoint, measured.scale
-    whole = {
-        name: _one_law(statistics, keypoint, scale, names, scales, names)
-        for name, statistics in measured.statistics.items()
-    }
+    whole = [
+        partial(_one_law, statistics, keypoint, scale, names, scales, names)
+        for statistics in measured.statistics.values()
+    ]
     keypoint, scale = keypoint[measured.kept], scale[measured.kept]
-    kept = {
-        name: _one_law(statistics, keypoint, scale, names, scales, ())
-        for name, statistics in measured.pruned.items()
-    }
-    return whole, kept
+    kept = [
+        partial(_one_law, statistics, keypoint, scale, names, scales, ())
+        for statistics in measured.pruned.values()
+    ]
+    found = side_by_side([*whole, *kept])
+    return (
+        dict(zip(measured.statistics, found[: len(whole)], strict=True)),
+        dict(zip(measured.pruned, found[len(whole) :], strict=True)),
+    )
 
 
 def _one_law(

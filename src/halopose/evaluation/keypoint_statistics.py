@@ -96,6 +96,7 @@ class Statistics:
         by_variance = {axis: place[order[mask[order]]] for axis, order in self.by_variance.items()}
         vars(taken)["by_variance"] = by_variance
         vars(taken)["by_confidence"] = place[self.by_confidence[mask[self.by_confidence]]]
+        vars(taken)["grade"] = self.grade.take(index)
         return taken
 
     @cached_property
@@ -109,9 +110,14 @@ class Statistics:
         return metrics.falling_order(self.confidence)
 
     @cached_property
+    def grade(self) -> Array:
+        """How many similarity thresholds each keypoint reaches."""
+        return metrics.grade(self.similarity)
+
+    @cached_property
     def hits(self) -> list[Array]:
         """Ranks of the correct keypoints at each similarity threshold."""
-        return metrics.hits_by_threshold(self.similarity[self.by_confidence])
+        return metrics.hits_by_threshold(self.grade[self.by_confidence])
 
     @cached_property
     def in_variance_order(self) -> dict[str, tuple[Array, Array]]:
@@ -157,7 +163,7 @@ def summaries(statistics: Statistics, group: Array, count: int) -> list[Summary]
     totals = np.bincount(group, weights=statistics.nll, minlength=count)
     columns["nll"] = [float(t / n) if n else float("nan") for t, n in zip(totals, sizes, strict=True)]
     columns["akp"] = [
-        metrics.average_keypoint_precision(members, statistics.similarity[members], presorted=True)
+        metrics.keypoint_precision_at(metrics.hits_by_threshold(statistics.grade[members]), len(members))
         for members in _members(statistics.by_confidence, group, sizes)
     ]
     columns["count"] = sizes.tolist()

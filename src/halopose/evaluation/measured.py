@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -19,8 +19,10 @@ from halopose.evaluation.calibrations import Laws
 from halopose.evaluation.keypoint_statistics import Statistics
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import AXES
+from halopose.evaluation.side_by_side import side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.types import Array
+from halopose.uncertainty.distributions import Bivariate
 
 
 def demand_matches(matched: MatchedPoses, protocol: Protocol) -> None:
@@ -64,22 +66,22 @@ class Measured:
         labelled = matched.labelled
         instance, keypoint = np.nonzero(labelled)
         kept = laws.kept(matched)[labelled]
-        statistics = {
-            name: Statistics.of(
-                law,
-                matched.residual,
-                labelled,
-                matched.confidence(law.covariance.numpy(), protocol),
-                matched.similarity,
-            )
-            for name, law in laws.laws.items()
-        }
+        similarity = matched.similarity
+
+        def of_law(law: Bivariate) -> tuple[Statistics, Statistics]:
+            confidence = matched.confidence(law.covariance.numpy(), protocol)
+            found = Statistics.of(law, matched.residual, labelled, confidence, similarity)
+            return found, found.take(kept)
+
+        found = dict(
+            zip(laws.laws, side_by_side([partial(of_law, law) for law in laws.laws.values()]), strict=True)
+        )
         images = np.unique(matched.image_ids if images is None else images)
         scale = np.searchsorted(scale_edges, matched.area, side="left")
         visibility = np.ones(labelled.shape) if matched.visibility is None else matched.visibility
         return cls(
-            statistics=statistics,
-            pruned={name: one.take(kept) for name, one in statistics.items()},
+            statistics={name: whole for name, (whole, _) in found.items()},
+            pruned={name: pruned for name, (_, pruned) in found.items()},
             kept=kept,
             keypoint=keypoint,
             scale=scale[instance],
@@ -136,7 +138,7 @@ class Measured:
     def _by_visibility(self) -> tuple[Array, list[Array]]:
         """Keypoints by falling visibility score, and the ranks of the correct ones."""
         order = metrics.falling_order(self.visibility)
-        return order, metrics.hits_by_threshold(self.similarity[order])
+        return order, metrics.hits_by_threshold(metrics.grade(self.similarity)[order])
 
     @property
     def coverage(self) -> dict[str, dict[str, Array]]:

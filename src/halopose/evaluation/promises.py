@@ -19,7 +19,7 @@ from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.types import Array
 from halopose.uncertainty.conformal import Regions, whole_distance
-from halopose.uncertainty.correlation import Correlation, JointLaw
+from halopose.uncertainty.correlation import Correlation, JointLaw, gains
 from halopose.uncertainty.distributions import Bivariate, StudentT
 
 
@@ -120,9 +120,11 @@ def score_joint(
     images, image = np.unique(matched.image_ids, return_inverse=True)
     count = np.bincount(image, matched.labelled.sum(1))
     scores = {}
+    fitted = [name for name in names if name != "uncalibrated"]
+    gain_of = dict(zip(fitted, _gains(matched, [laws[name] for name in fitted], promises), strict=True))
     for name in names:
         law = laws[name]
-        gain = _given_gain(matched, law) if name == "uncalibrated" else _gain(matched, law, promises)
+        gain = _given_gain(matched, law) if name == "uncalibrated" else gain_of[name]
         independent = -law.log_prob(torch.from_numpy(matched.residual)).numpy()
         alone = float(independent[matched.labelled].sum() / count.sum())
         by_image = np.bincount(image, gain)
@@ -139,17 +141,23 @@ def score_joint(
     )
 
 
-def _gain(matched: MatchedPoses, law: Bivariate, promises: Promises) -> Array:
-    """How much likelier objects (M,) are than with independent keypoints, fold by fold."""
-    factor = law.scale_tril.numpy()
-    dof = law.dof.expand(factor.shape[:2]).numpy() if isinstance(law, StudentT) else None
-    gain = np.zeros(len(matched))
+def _gains(matched: MatchedPoses, laws: Sequence[Bivariate], promises: Promises) -> list[Array]:
+    """How much likelier objects (M,) are under each law than with independent keypoints, fold by fold."""
+    factors = [law.scale_tril.numpy() for law in laws]
+    dofs = [
+        law.dof.expand(law.scale_tril.shape[:2]).numpy() if isinstance(law, StudentT) else None for law in laws
+    ]
+    result = [np.zeros(len(matched)) for _ in laws]
     for number, fitted in enumerate(promises.correlations):
         rows = np.flatnonzero(promises.fold == number)
-        own = None if dof is None else dof[rows]
-        joint = JointLaw(factor[rows], fitted.of_objects(matched.box_area[rows]), own, fitted.dof)
-        gain[rows] = joint.gain(matched.residual[rows], matched.labelled[rows])
-    return gain
+        matrix = fitted.of_objects(matched.box_area[rows])
+        joint = [
+            JointLaw(factor[rows], matrix, None if dof is None else dof[rows], fitted.dof)
+            for factor, dof in zip(factors, dofs, strict=True)
+        ]
+        for whole, part in zip(result, gains(joint, matched.residual[rows], matched.labelled[rows]), strict=True):
+            whole[rows] = part
+    return result
 
 
 def _given_gain(matched: MatchedPoses, law: Bivariate) -> Array:

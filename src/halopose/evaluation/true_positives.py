@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from halopose.boxes import box_area
 from halopose.errors import HaloposeError
@@ -20,7 +21,10 @@ from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
 from halopose.uncertainty.correlation import whiten
+from halopose.uncertainty.distributions import scale_tril_from_covariance
 from halopose.uncertainty.pruning import localization_confidence
+
+_WORKED_OUT = ("scale_tril", "covariance_tril", "distance", "similarity")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,12 @@ class MatchedPoses:
     def select(self, index: Array) -> MatchedPoses:
         """The true positives at the given indices."""
         chosen: dict[str, Any] = {name: getattr(self, name)[index] for name in self._columns()}
-        return replace(self, **chosen)
+        if self.scale is self.covariance:
+            chosen["scale"] = chosen["covariance"]
+        selected = replace(self, **chosen)
+        # What has been worked out row by row stays valid.
+        vars(selected).update({name: vars(self)[name][index] for name in _WORKED_OUT if name in vars(self)})
+        return selected
 
     def _columns(self) -> list[str]:
         """Fields with a row per true positive."""
@@ -95,9 +104,21 @@ class MatchedPoses:
         return localization_confidence(covariance, area, self.layout.kappa, protocol.scalarisation)
 
     @cached_property
+    def scale_tril(self) -> Array:
+        """Cholesky factors (M, K, 2, 2) of the scale matrices as given."""
+        return scale_tril_from_covariance(torch.from_numpy(self.scale)).numpy()
+
+    @cached_property
+    def covariance_tril(self) -> Array:
+        """Cholesky factors (M, K, 2, 2) of the covariances as given."""
+        if self.scale is self.covariance:
+            return self.scale_tril
+        return scale_tril_from_covariance(torch.from_numpy(self.covariance)).numpy()
+
+    @cached_property
     def distance(self) -> Array:
         """Squared Mahalanobis distance (M, K) of every keypoint under its scale matrix as given."""
-        return np.square(whiten(self.residual, np.linalg.cholesky(self.scale))).sum(-1)
+        return np.square(whiten(self.residual, self.scale_tril)).sum(-1)
 
     @cached_property
     def similarity(self) -> Array:
@@ -117,13 +138,14 @@ def match_poses(
     detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
     order = np.lexsort((objects, truth.image_ids[objects]))
     detections, objects = detections[order], objects[order]
+    covariance = predictions.covariance[detections]
     return MatchedPoses(
         image_ids=truth.image_ids[objects],
         objects=objects,
         residual=truth.keypoints[objects] - predictions.mean[detections],
         labelled=truth.labelled[objects],
-        covariance=predictions.covariance[detections],
-        scale=predictions.scale[detections],
+        covariance=covariance,
+        scale=covariance if predictions.scale is predictions.covariance else predictions.scale[detections],
         visibility=None if predictions.visibility is None else predictions.visibility[detections],
         area=truth.area[objects],
         box_area=box_area(predictions.boxes[detections]),

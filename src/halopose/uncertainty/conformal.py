@@ -123,13 +123,13 @@ def fit_regions(
             raise HaloposeError("regions by object scale need the objects' areas")
         scale = np.searchsorted(np.asarray(edges), area * area_factor, side="left")
     tables, counts = [], []
-    everything = _pooled(distance, labelled, image_ids)
+    everything = _pooled(distance, labelled, image_ids) if edges else None
     for number in range(len(edges) + 1):
         chosen = np.flatnonzero(scale == number)
         part = distance[chosen], labelled[chosen], image_ids[chosen]
         images = np.array([len(np.unique(part[2][part[1][:, k]])) for k in range(distance.shape[1])])
         pooled = _pooled(*part)
-        pooled = np.where(np.isfinite(pooled), pooled, everything)
+        pooled = pooled if everything is None else np.where(np.isfinite(pooled), pooled, everything)
         own = [
             hierarchical_quantiles(part[0][part[1][:, k], k], part[2][part[1][:, k]])
             for k in range(distance.shape[1])
@@ -154,7 +154,7 @@ def whole_distance(distance: Array, chosen: Array, image_ids: Array) -> tuple[Ar
 def hierarchical_quantiles(scores: Array, image_ids: Array, probabilities: Array = PROBABILITIES) -> Array:
     """Conformal quantiles (P,) of scores (n,), images (n,) counting alike; inf where images are too few."""
     _, image, count = np.unique(image_ids, return_inverse=True, return_counts=True)
-    order = np.argsort(scores, kind="stable")
+    order = np.argsort(scores)  # equal scores are one value, in whichever order their images come
     weight = 1 / (count[image[order]] * (len(count) + 1))
     place = np.searchsorted(np.cumsum(weight), np.asarray(probabilities) - _SLACK)
     return np.append(scores[order], np.inf)[place]

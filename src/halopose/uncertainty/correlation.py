@@ -15,6 +15,7 @@ R and ``dof`` are fitted to ranks of distances and to directions: no temperature
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +24,12 @@ from scipy import optimize, special
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
+from halopose.uncertainty.partly_labelled import distances, pairings
 
 SMALLEST_EIGENVALUE = 0.02  # of R; less is more than so many images can tell
 DOF_RANGE = (2.5, 1e4)
 MIN_OBJECTS = 200  # a scale with fewer has the correlation of all of them
 _OBJECTS = 1000  # that the tails are fitted to
-_CHUNK = 2048  # objects whose matrices are factored at once
 _TINY = 1e-300
 
 
@@ -225,14 +226,15 @@ def _tails(found: Correlation, survival: Array, direction: Array, labelled: Arra
     if not len(rows):
         return math.inf
     survival, direction, labelled = survival[rows], direction[rows], labelled[rows]
-    root = np.linalg.cholesky(_masked(found.matrix, np.repeat(labelled, 2, axis=1)))
-    inverse = np.linalg.inv(root)
+    forms = pairings(direction, found.matrix, labelled)
+    known = np.square(direction).sum(-1)  # 1, or 0 where there is no direction
 
     def loss(log_dof: float) -> float:
         dof = math.exp(log_dof)
-        stretched = direction * np.sqrt(_squared_length(survival, dof))[..., None]
-        distance = np.square(inverse @ stretched.reshape(len(rows), -1, 1)).sum((1, 2))
-        return -float(_dependence(stretched, distance, labelled, dof).mean())
+        squared = _squared_length(survival, dof) * known
+        length = np.sqrt(squared)
+        distance = ((forms @ length[..., None])[..., 0] * length).sum(1)
+        return -float(_dependence(squared, distance, labelled, dof).mean())
 
     best = optimize.minimize_scalar(
         loss, bounds=tuple(np.log(DOF_RANGE)), method="bounded", options={"xatol": 0.02}
@@ -269,15 +271,13 @@ class JointLaw:
 
     def gain(self, residual: Array, labelled: Array) -> Array:
         """How much likelier objects (N,) are than if their keypoints erred independently, in nats."""
-        white = np.where(labelled[..., None], whiten(residual, self.scale_tril), 0.0)
-        shared = self._shared(white)
-        distance, log_det = _distances(shared, self.correlation, labelled)
-        return _dependence(shared, distance, labelled, self._common) - log_det
+        return gains([self], residual, labelled)[0]
 
     def holds(self, residual: Array, probability: float) -> Array:
         """Whether all keypoints of objects (N,) with residuals (N, K, 2) lie in the ellipsoid of a probability."""
         labelled = np.ones(residual.shape[:2], dtype=bool)
-        distance, _ = _distances(self._shared(whiten(residual, self.scale_tril)), self.correlation, labelled)
+        shared = self._shared(whiten(residual, self.scale_tril))
+        [distance], _ = distances([shared], self.correlation, labelled)
         return np.asarray(distance <= squared_radius(2 * residual.shape[1], probability, self._common))
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
@@ -323,6 +323,17 @@ class JointLaw:
     def _residual(self, shared: Array) -> Array:
         white = shared if self.dof is None else _stretched(shared, self._common, self.dof)
         return np.asarray((self.scale_tril @ white[..., None])[..., 0])
+
+
+def gains(laws: Sequence[JointLaw], residual: Array, labelled: Array) -> list[Array]:
+    """``JointLaw.gain`` (N,) of several laws of the same objects that have one correlation."""
+    whites = [np.where(labelled[..., None], whiten(residual, law.scale_tril), 0.0) for law in laws]
+    shared = [law._shared(white) for law, white in zip(laws, whites, strict=True)]
+    squares, log_det = distances(shared, laws[0].correlation, labelled)
+    return [
+        _dependence(np.square(each).sum(-1), distance, labelled, law._common) - log_det
+        for law, each, distance in zip(laws, shared, squares, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -412,27 +423,12 @@ def whiten(residual: Array, scale_tril: Array) -> Array:
     return np.stack([first, second], axis=-1)
 
 
-def _distances(shared: Array, correlation: Array, labelled: Array) -> tuple[Array, Array]:
-    """v' R^-1 v (N,) of the labelled keypoints of v (N, K, 2), and half the log-determinants of their R (N,)."""
-    mask = np.repeat(labelled, 2, axis=1)
-    flat = np.where(mask, shared.reshape(mask.shape), 0.0)
-    distance, log_det = np.empty(len(flat)), np.empty(len(flat))
-    for start in range(0, len(flat), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        matrix = correlation if correlation.ndim == 2 else correlation[part]
-        root = np.linalg.cholesky(_masked(matrix, mask[part]))
-        left = flat[part].copy()
-        for row in range(left.shape[1]):  # forward substitution, all objects at once
-            left[:, row] -= np.einsum("nj,nj->n", root[:, row, :row], left[:, :row])
-            left[:, row] /= root[:, row, row]
-        distance[part] = np.square(left).sum(1)
-        log_det[part] = np.log(np.einsum("nii->ni", root)).sum(1)
-    return distance, log_det
+def _dependence(squared: Array, distance: Array, labelled: Array, dof: float) -> Array:
+    """Log-density (N,) of v under the joint law, less R's determinant, less that of independent ones.
 
-
-def _dependence(shared: Array, distance: Array, labelled: Array, dof: float) -> Array:
-    """Log-density (N,) of v (N, K, 2) under the joint law, less R's determinant, less that of independent ones."""
-    squared = np.where(labelled, np.square(shared).sum(-1), 0.0)
+    squared: lengths (N, K) of v.
+    """
+    squared = np.where(labelled, squared, 0.0)
     if math.isinf(dof):
         return np.asarray((squared.sum(1) - distance) / 2)
     size = 2 * labelled.sum(1)
@@ -484,6 +480,7 @@ __all__ = [
     "Given",
     "JointLaw",
     "fit_correlation",
+    "gains",
     "is_correlation",
     "joint_covariance",
     "own_and_shared",

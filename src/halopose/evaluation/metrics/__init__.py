@@ -7,6 +7,7 @@ sample, exactly. Resampling images (bootstrap) is then a change of weights, not 
 from halopose.evaluation.metrics.akp import (
     average_keypoint_precision,
     average_precision,
+    grade,
     hits_by_threshold,
     keypoint_precision_at,
     random_keypoint_precision,
@@ -40,6 +41,7 @@ __all__ = [
     "coverage_of_levels",
     "expected_normalized_calibration_error",
     "falling_order",
+    "grade",
     "hits_by_threshold",
     "keypoint_precision_at",
     "level_index",

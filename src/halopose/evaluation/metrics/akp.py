@@ -82,12 +82,17 @@ def average_keypoint_precision(
         order = falling_order(np.asarray(confidence))
         similarity = np.asarray(similarity)[order]
         weight = None if weight is None else np.asarray(weight)[order]
-    return keypoint_precision_at(hits_by_threshold(similarity), len(similarity), weight)
+    return keypoint_precision_at(hits_by_threshold(grade(similarity)), len(similarity), weight)
 
 
-def hits_by_threshold(similarity: Array) -> list[Array]:
-    """Positions of the correct keypoints at each of KS_THRESHOLDS, in a ranking of similarities (N,)."""
-    return [np.flatnonzero(similarity >= threshold) for threshold in KS_THRESHOLDS]
+def grade(similarity: Array) -> Array:
+    """How many of KS_THRESHOLDS similarities (N,) reach, which is all that a ranking needs of them."""
+    return np.searchsorted(KS_THRESHOLDS, similarity, side="right").astype(np.uint8)
+
+
+def hits_by_threshold(grades: Array) -> list[Array]:
+    """Positions of the correct keypoints at each of KS_THRESHOLDS, in a ranking of grades (N,)."""
+    return [np.flatnonzero(grades > number) for number in range(len(KS_THRESHOLDS))]
 
 
 def keypoint_precision_at(hits: list[Array], count: int, weight: Array | None = None) -> float:
@@ -103,11 +108,11 @@ def random_keypoint_precision(
 ) -> float:
     """AKP of a random ranking: the mean of ``rounds`` seeded shuffles."""
     generator = np.random.default_rng(seed)
-    values = []
+    grades, values = grade(similarity), []
     for _ in range(rounds):
         order = generator.permutation(len(similarity))
         shuffled = None if weight is None else weight[order]
-        values.append(average_keypoint_precision(order, similarity[order], shuffled, presorted=True))
+        values.append(keypoint_precision_at(hits_by_threshold(grades[order]), len(order), shuffled))
     return float(np.mean(values))
 
 

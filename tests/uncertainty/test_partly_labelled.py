@@ -1,0 +1,34 @@
+"""Quadratic forms of partly labelled objects against the same solved one by one."""
+
+import numpy as np
+import pytest
+
+from halopose.uncertainty.partly_labelled import distances, pairings
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_forms_are_those_of_each_object_alone(own: bool) -> None:
+    rng = np.random.default_rng(0)
+    objects, keypoints = 40, 5
+    root = rng.normal(size=(objects if own else 1, 2 * keypoints, 2 * keypoints))
+    matrices = np.broadcast_to(root @ np.swapaxes(root, 1, 2) + np.eye(2 * keypoints), (objects, 10, 10))
+    labelled = rng.random((objects, keypoints)) < 0.6
+    labelled[0] = False
+    first, second = rng.normal(size=(2, objects, keypoints, 2))
+    found, log_det = distances([first, second], matrices if own else matrices[0], labelled)
+    direction = first / np.linalg.norm(first, axis=-1, keepdims=True)
+    length = np.linalg.norm(second, axis=-1)
+    forms = pairings(direction, matrices if own else matrices[0], labelled)
+    for number in range(objects):
+        chosen = np.repeat(labelled[number], 2)
+        inner = matrices[number][np.ix_(chosen, chosen)]
+
+        def form(v: np.ndarray, inner: np.ndarray = inner, chosen: np.ndarray = chosen) -> float:
+            flat = v.ravel()[chosen]
+            return float(flat @ np.linalg.solve(inner, flat)) if chosen.any() else 0.0
+
+        assert found[0][number] == pytest.approx(form(first[number]))
+        assert found[1][number] == pytest.approx(form(second[number]))
+        assert log_det[number] == pytest.approx(np.linalg.slogdet(inner)[1] / 2 if chosen.any() else 0.0)
+        stretched = direction[number] * length[number][:, None]
+        assert length[number] @ forms[number] @ length[number] == pytest.approx(form(stretched))
