@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 .PHONY: demo test lint docs dist smoke bench clean
 
 CODE   := src tests benchmarks experiments examples models docs/_site
-EXTRAS := dev,docs,ultralytics,yolonas,landing,recordings,rerun,studies,onnx,ray,models
+EXTRAS := dev,docs,ultralytics,yolonas,landing,recordings,rerun,studies,onnx,ray,cloud,models
 
 $(VENV)/.ready: pyproject.toml models/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,17 +1,31 @@
-"""Collecting by one process against a crew: with a real model, and with one that takes next to no time."""
+"""Collecting: the crew of the machine against one process, memory, how busy the model is, and a model of no cost.
+
+python -m benchmarks.collecting --data data.yaml --images 587
+"""
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import multiprocessing
+import os
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.interleave import Comparison, compare
+from benchmarks.memory import peak_of
 from benchmarks.overhead import PHOTOGRAPH, make_model
 from benchmarks.stub import StubHost
+from benchmarks.table import Row, as_text, faster
 from halopose.data.dataset import Dataset, Objects, Record
+from halopose.data.loading import load_dataset
 from halopose.fitting.collecting import collect
 from halopose.fitting.crew import Crew
 from halopose.fitting.store import CollectSettings
@@ -20,33 +34,100 @@ from halopose.keypoints import Keypoints
 
 IMAGES = 128  # four shards
 BATCH_SECONDS = 2e-3
+READERS = (2, 16)
+SLOTS = 1024  # processes whose time is kept apart
+MODEL = ("forward", "assign", "select")  # what the framework itself does
 
 
-def compare_collecting(crew: Crew, rounds: int = 3) -> Comparison:
-    """YOLO11n-pose at 640: the crew of the machine against one process with all of torch's threads."""
+def collecting_rows(data: Path | None, images: int = IMAGES, rounds: int = 3) -> Iterator[Row]:
+    """All of them; photographs from a data yaml, or two that come with Ultralytics in turns."""
     host = make_model().host
-    return _compare(host, CollectSettings(detections=20), CollectSettings(detections=20), crew, rounds)
+    dataset = _photographs(data, host.layout, images)
+    crew, settings = Crew.of_machine("cpu"), CollectSettings(detections=20)
+    found = _compare(host, dataset, (settings, crew), (settings, Crew()), rounds)
+    rate = f"{len(dataset) / found.ours:.1f} images a second"
+    what = f"collecting {len(dataset)} photographs, YOLO11n-pose, 640, {crew.processes} processes, {rate}"
+    yield faster(what, found, "--workers 1 --batch 1, all threads")
+    yield from _busy(host, dataset, settings, crew)
+    stub = StubHost(keypoints=17, seconds=BATCH_SECONDS)
+    yield from _stub_rows(stub, replace(dataset, layout=stub.layout), rounds)
 
 
-def compare_reading(readers: int, rounds: int = 3) -> Comparison:
-    """A model that takes next to no time: readers and batches of 16 against one process that reads one by one."""
-    host = StubHost(keypoints=17, seconds=BATCH_SECONDS)
-    return _compare(host, CollectSettings(batch=16), CollectSettings(), Crew(readers=readers), rounds)
+def _stub_rows(stub: Host, dataset: Dataset, rounds: int) -> Iterator[Row]:
+    """A model that takes next to no time: what is left is reading, cutting windows and writing."""
+    cores, batched = os.cpu_count() or 1, CollectSettings(batch=16)
+    for what, crew in (
+        (f"{cores} readers, batches of 16", Crew(readers=cores)),
+        (f"{cores} processes, batches of 16", Crew(processes=cores)),
+    ):
+        found = _compare(stub, dataset, (batched, crew), (CollectSettings(), Crew()), rounds)
+        rate = f"{len(dataset) / found.ours:.0f} images a second"
+        yield faster(f"the same, a model of 2 ms a batch, {what}, {rate}", found, "one process, batch 1")
+    for readers in READERS:
+        peak = peak_of(lambda: _run(stub, dataset, batched, Crew(readers=readers)))  # noqa: B023
+        yield Row(f"its peak memory, {readers} readers", f"{peak:.2f} GiB")
 
 
-def _compare(host: Host, ours: CollectSettings, theirs: CollectSettings, crew: Crew, rounds: int) -> Comparison:
-    dataset = _photographs(host.layout)
+def _busy(host: Host, dataset: Dataset, settings: CollectSettings, crew: Crew) -> Iterator[Row]:
+    """Share of the processes' time that is the model's own, and their memory in all."""
+    spent = multiprocessing.get_context("fork").RawArray("d", SLOTS)
+    with _timed(host, spent):
+        begin = time.perf_counter()
+        peak = peak_of(lambda: _run(host, dataset, settings, crew))
+        wall = time.perf_counter() - begin
+    yield Row("time of these processes that is the model's", f"{sum(spent) / (wall * crew.processes):.1%}")
+    yield Row(f"their peak memory, {crew.processes} processes", f"{peak:.2f} GiB")
+
+
+class _timed:
+    """While it holds, the host's own methods add their seconds to the slot of their process."""
+
+    def __init__(self, host: Host, spent: Any) -> None:
+        self.host, self.spent = host, spent
+
+    def __enter__(self) -> None:
+        for name in MODEL:
+            setattr(self.host, name, self._watched(getattr(self.host, name)))
+
+    def __exit__(self, *error: object) -> None:
+        for name in MODEL:
+            delattr(self.host, name)
+
+    def _watched(self, action: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*given: Any, **named: Any) -> Any:
+            begin = time.perf_counter()
+            result = action(*given, **named)
+            self.spent[os.getpid() % SLOTS] += time.perf_counter() - begin
+            return result
+
+        return watched
+
+
+def _run(host: Host, dataset: Dataset, settings: CollectSettings, crew: Crew) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        collect(host, dataset, folder, settings, crew=crew)
+
+
+def _compare(
+    host: Host,
+    dataset: Dataset,
+    ours: tuple[CollectSettings, Crew],
+    theirs: tuple[CollectSettings, Crew],
+    rounds: int,
+) -> Comparison:
     with tempfile.TemporaryDirectory() as name:
         fresh = (Path(name) / str(number) for number in itertools.count())
         return compare(
-            lambda: collect(host, dataset, next(fresh), ours, crew=crew),
-            lambda: collect(host, dataset, next(fresh), theirs),
+            lambda: collect(host, dataset, next(fresh), ours[0], crew=ours[1]),
+            lambda: collect(host, dataset, next(fresh), theirs[0], crew=theirs[1]),
             rounds,
         )
 
 
-def _photographs(layout: Keypoints) -> Dataset:
-    """Two photographs in turns, with one object each."""
+def _photographs(data: Path | None, layout: Keypoints, count: int) -> Dataset:
+    if data is not None:
+        found = load_dataset(data, "train", otherwise=layout)
+        return replace(found, records=found.records[:count])
     files = [PHOTOGRAPH, PHOTOGRAPH.with_name("zidane.jpg")]
     objects = Objects(
         boxes=np.array([[100.0, 100.0, 400.0, 600.0]]),
@@ -56,5 +137,20 @@ def _photographs(layout: Keypoints) -> Dataset:
         area=np.array([8e4]),
         crowd=np.zeros(1, dtype=bool),
     )
-    records = tuple(Record(files[number % 2], number, objects, False, 1.0) for number in range(IMAGES))
+    records = tuple(Record(files[number % 2], number, objects, False, 1.0) for number in range(count))
     return Dataset(records, layout, "annotation")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What collecting costs.")
+    parser.add_argument("--data", type=Path, help="YOLO data yaml")
+    parser.add_argument("--images", type=int, default=IMAGES)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(os.cpu_count() or 1)
+    for row in collecting_rows(given.data, given.images, given.rounds):
+        print(as_text(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

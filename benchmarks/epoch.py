@@ -7,21 +7,27 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from benchmarks.interleave import Comparison, compare
 from benchmarks.overhead import PHOTOGRAPH, make_model
 from halopose.data.dataset import Dataset, Objects, Record
 from halopose.fitting.collecting import collect, to_targets
-from halopose.fitting.store import CollectSettings
+from halopose.fitting.store import CollectSettings, MatchStore
 from halopose.fitting.training import TrainSettings, train, weighted_nll
 from halopose.predictor import UncertainPose
+from halopose.uncertainty.heads import LevelHead, ProbabilisticHeads
 
 IMAGES = 24
 EPOCHS = 4
 
 
-def compare_epoch(rounds: int = 3) -> Comparison:
-    """The same images, the same assigned cells; the peer runs base, assigner and dense heads with backward."""
+def compare_epoch(rounds: int = 5) -> tuple[Comparison, Comparison]:
+    """The same images, the same assigned cells; the peer runs base, assigner and dense heads with backward.
+
+    Second: the epoch against nothing but its convolutions, what is left if all else were free.
+    """
     model = make_model()
     host = model.host
     photographs = [PHOTOGRAPH, PHOTOGRAPH.with_name("zidane.jpg")]  # three persons an image, as in COCO
@@ -56,7 +62,23 @@ def compare_epoch(rounds: int = 3) -> Comparison:
                 optimizer.step()
 
         result = compare(ours, peer, rounds)
-        return Comparison(result.ours / EPOCHS, result.peer, result.ratio * EPOCHS)
+        limit = compare(lambda: _convolutions(heads, store), ours, rounds)
+    return (
+        Comparison(result.ours / EPOCHS, result.peer, result.ratio * EPOCHS),
+        Comparison(limit.ours, limit.peer / EPOCHS, limit.ratio / EPOCHS),
+    )
+
+
+def _convolutions(heads: ProbabilisticHeads, store: MatchStore) -> None:
+    """Forward and backward of the trunks alone, on all rows of the store."""
+    for cells in store.cells("assigned"):
+        level = heads.levels[cells.level]
+        assert isinstance(level, LevelHead)
+        values = cells.windows.float()
+        for convolution in level.trunk:
+            assert isinstance(convolution, nn.Conv2d)
+            values = F.conv2d(values, convolution.weight, convolution.bias)
+        torch.autograd.backward(values, values)
 
 
 def _objects(model: UncertainPose, path: Path) -> Objects:

@@ -1,4 +1,4 @@
-"""Time and memory of matching and the whole protocol as the data grow, each size in a process of its own."""
+"""Time and peak memory of what sees all of the data, as the data grow; each size in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,43 +6,121 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from halopose.data.coco import parse_ground_truth, parse_predictions
+from benchmarks.stored import HEADS, STORED, grown_store
+from halopose.data.coco import parse_ground_truth, parse_predictions, read_ground_truth
 from halopose.data.synthetic import World, synthesize
+from halopose.evaluation.calibrations import fit_calibrations
 from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.true_positives import match_poses
+from halopose.fitting.pipeline import FitSettings, calibrate_heads
+from halopose.fitting.store import MatchStore
+from halopose.fitting.training import TrainSettings, train
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
 
 COCO_VAL = World(images=2693, persons=6352)
+POOL = 256 * 2**20
+Work = Callable[[], object]
 
 
-def growth(times: int) -> tuple[float, float] | None:
-    """Seconds and peak GiB of the protocol on so many times as many persons; None where that does not fit."""
-    command = [sys.executable, "-m", "benchmarks.growth", str(times)]
+@dataclass(frozen=True)
+class Grown:
+    """Seconds, the peak in GiB, and what the process held before it began."""
+
+    seconds: float
+    peak: float
+    before: float
+
+    def each(self, times: int) -> str:
+        """Time and memory of a person."""
+        persons = times * COCO_VAL.persons
+        added = max(self.peak - self.before, 0.0)
+        return (
+            f"{self.seconds / persons * 1e6:.0f} µs, {added * 2**20 / persons:.2g} KiB a person beside the input"
+        )
+
+
+def grown(kind: str, times: int) -> Grown:
+    """Measure one of KINDS on so many times as many persons."""
+    command = [sys.executable, "-m", "benchmarks.growth", kind, str(times)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        return None
-    seconds, memory = json.loads(done.stdout)
-    return float(seconds), float(memory)
+        last = (done.stderr.strip().splitlines() or [f"ended {done.returncode}"])[-1]
+        raise RuntimeError(f"{kind}, {times} times: {last}")
+    return Grown(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def _measure(times: int) -> tuple[float, float]:
+def _measure(kind: str, times: int) -> Grown:
+    with tempfile.TemporaryDirectory() as name:
+        work = WORKS[kind](times, Path(name))
+        before, begin = _peak(), time.perf_counter()
+        work()
+        return Grown(time.perf_counter() - begin, _peak(), before)
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def _protocol(times: int, _: Path) -> Work:
+    poses, truth = _persons(times)
+    return lambda: evaluate(match_poses(poses, truth))
+
+
+def _calibration(times: int, _: Path) -> Work:
+    poses, truth = _persons(times)
+    protocol = Protocol(tails=True, visibility=True)
+    return lambda: fit_calibrations(match_poses(poses, truth, protocol), protocol)
+
+
+def _store(times: int, folder: Path) -> Work:
+    grown_store(folder, images=times * COCO_VAL.images, persons=times * COCO_VAL.persons)
+
+    def work() -> None:
+        store = MatchStore(folder)
+        calibrate_heads(HEADS(), store, store.images, FitSettings(imgsz=STORED))
+        train(HEADS(), store, TrainSettings(epochs=1, pool_bytes=POOL))
+
+    return work
+
+
+def _annotations(times: int, folder: Path) -> Work:
+    """COCO json with outlines, which nobody needs here but every such file has."""
+    objects, _ = synthesize(COCO_VAL)
+    path, step = folder / "truth.json", len(objects["images"]) + 1
+    outline = [[round(0.1 * number, 1) for number in range(60)]]
+    with open(path, "w", encoding="utf-8") as file:
+        for key in ("images", "annotations"):
+            file.write(f'{"{" if key == "images" else ", "}"{key}": [')
+            for number in range(times):
+                rows = [_moved(entry, key, number * step, outline) for entry in objects[key]]
+                file.write((", " if number else "") + json.dumps(rows)[1:-1])
+            file.write("]")
+        file.write(f', "categories": {json.dumps(objects["categories"])}}}')
+    return lambda: read_ground_truth(path)
+
+
+def _moved(entry: dict[str, Any], key: str, by: int, outline: list[list[float]]) -> dict[str, Any]:
+    if key == "images":
+        return {**entry, "id": entry["id"] + by}
+    return {**entry, "image_id": entry["image_id"] + by, "segmentation": outline}
+
+
+def _persons(times: int) -> tuple[PoseDistributions, GroundTruth]:
+    """The same images again under other ids."""
     objects, results = synthesize(COCO_VAL)
     truth = parse_ground_truth("truth", objects)
-    poses, truth = _repeated(parse_predictions("predictions", results, truth), truth, times)
-    begin = time.perf_counter()
-    evaluate(match_poses(poses, truth))
-    return time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def _repeated(poses: PoseDistributions, truth: GroundTruth, times: int) -> tuple[PoseDistributions, GroundTruth]:
-    """The same images again under other ids."""
+    poses = parse_predictions("predictions", results, truth)
     step = int(truth.images.max()) + 1
     assert poses.image_ids is not None
 
@@ -54,10 +132,24 @@ def _repeated(poses: PoseDistributions, truth: GroundTruth, times: int) -> tuple
 
     columns = ("class_ids", "keypoints", "labelled", "boxes", "area", "crowd", "ignore")
     more: dict[str, Any] = {name: rows(getattr(truth, name)) for name in columns}
-    grown = replace(truth, images=ids(truth.images), image_ids=ids(truth.image_ids), **more)
     found = PoseDistributions.concatenate([poses] * times)
-    return replace(found, image_ids=ids(poses.image_ids)), grown
+    found = replace(found, image_ids=ids(poses.image_ids))
+    return found, replace(truth, images=ids(truth.images), image_ids=ids(truth.image_ids), **more)
 
+
+KINDS = {
+    "protocol": "matching and the whole protocol",
+    "calibration": "matching and calibrating",
+    "store": "calibrating and one epoch of training from a store",
+    "annotations": "reading COCO json",
+}
+WORKS: dict[str, Callable[[int, Path], Work]] = {
+    "protocol": _protocol,
+    "calibration": _calibration,
+    "store": _store,
+    "annotations": _annotations,
+}
 
 if __name__ == "__main__":
-    print(json.dumps(_measure(int(sys.argv[1]))))
+    measured = _measure(sys.argv[1], int(sys.argv[2]))
+    print(json.dumps([measured.seconds, measured.peak, measured.before]))

@@ -1,6 +1,6 @@
 """Maximum-likelihood temperatures and tails from squared Mahalanobis distances (paper, equations 12 and 18).
 
-In: distances (N, K) and their weights, as a ``Sample``. Out: tau (K,) of a Gaussian, nu and tau (K,) of a Student-t.
+In: distances (N, K) and weights, as a ``Sample``. Out: tau (K,) of a Gaussian, nu and tau (K,) of a Student-t.
 """
 
 from __future__ import annotations

@@ -1,0 +1,117 @@
+"""What ``make bench`` measures, part by part; each imports what it needs when its turn comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.table import Row, cost, faster, in_time
+
+GROWTH = (1, 10, 100)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Its heading, and its rows as they are measured; photographs may come from a data yaml."""
+
+    title: str
+    rows: Callable[[Path | None], Iterator[Row]]
+
+
+def _protocol(_: Path | None) -> Iterator[Row]:
+    from benchmarks.protocol import compare_protocol
+
+    what = "whole protocol (three laws, per keypoint and scale, before and after pruning), 6,352 persons"
+    slow, fast = compare_protocol()
+    yield faster(what, slow, "pycocotools, AP alone")
+    yield faster(what, fast, "faster-coco-eval, AP alone")
+
+
+def _student(_: Path | None) -> Iterator[Row]:
+    from benchmarks.student import compare_student
+
+    for nu in (2.5, 4.0, 30.0):
+        found, gap = compare_student(nu)
+        what = f"17 Student-t families on 1,000,000 residuals, nu {nu:g}"
+        yield faster(what, found, f"scipy, better by {gap:.0e} nats at most")
+
+
+def _growth(_: Path | None) -> Iterator[Row]:
+    from benchmarks.growth import KINDS, grown
+
+    for kind, what in KINDS.items():
+        first = None
+        for times in GROWTH:
+            found = grown(kind, times)
+            first = first or found
+            ratio = f"{found.seconds / first.seconds:.1f}"
+            ours = f"{found.seconds:.1f} s, {found.peak:.2f} GiB"
+            yield Row(f"{what}, {times} x 6,352 persons", ours, found.each(times), ratio)
+
+
+def _predicting(_: Path | None) -> Iterator[Row]:
+    from benchmarks.overhead import compare_novelty, compare_predict, compare_shipped, make_model, make_yolonas
+    from benchmarks.regions import KEYPOINTS, PERSONS, compare_regions, correlation_seconds
+
+    for name, model in (("YOLO11n-pose", lambda: (make_model(),)), ("YOLO-NAS-Pose Nano", make_yolonas)):
+        sparse, dense = compare_predict(*model())
+        yield cost(f"predicting with sparse heads, {name}, 640, batch 1, with NMS", sparse)
+        yield cost("the same with dense heads", dense)
+    yield cost("predicting with the heads that ship, YOLO11n-pose", compare_shipped())
+    yield cost("regions and joint covariances beside them", compare_regions())
+    yield cost("novelty beside sparse heads, runways", compare_novelty())
+    what = f"fitting the correlation of {KEYPOINTS} keypoints to {PERSONS:,} persons"
+    yield Row(what, in_time(correlation_seconds()))
+
+
+def _exporting(_: Path | None) -> Iterator[Row]:
+    from benchmarks.export import compare_export
+
+    topk, dense, pytorch = compare_export()
+    yield cost("exported with uncertainty (topk), ONNX Runtime, YOLO11n-pose", topk, "in Ultralytics' own export")
+    yield cost("the same with dense heads", dense, "in Ultralytics' own export")
+    yield cost("exported with uncertainty (topk)", pytorch, "in PyTorch, with uncertainty")
+
+
+def _landing(_: Path | None) -> Iterator[Row]:
+    from benchmarks.pnp import FRAMES, compare_fix, compare_many, compare_one, compare_position
+    from benchmarks.world import images_a_second
+
+    one, gap = compare_one()
+    yield faster("one weighted PnP with covariance", one, f"scipy least_squares, cost gap {gap:+.0e}")
+    one, gap = compare_position()
+    yield faster("one position with covariance, attitude given", one, f"scipy least_squares, cost gap {gap:+.0e}")
+    yield faster(
+        "whole fix of one frame: position, check, levels", compare_fix(), "every subset of corners solved anew"
+    )
+    yield faster(
+        f"{FRAMES:,} weighted PnP at once", compare_many(), "loop over OpenCV solvePnP and solvePnPRefineLM"
+    )
+    yield Row("world, 640 x 384", f"{images_a_second():.0f} images a second and core")
+
+
+def _training(_: Path | None) -> Iterator[Row]:
+    from benchmarks.epoch import compare_epoch
+
+    found, limit = compare_epoch()
+    yield faster("one epoch on the match store, three persons an image", found, "running the frozen base")
+    yield faster("its convolutions alone, forward and backward", limit, "the whole epoch")
+
+
+def _collecting(data: Path | None) -> Iterator[Row]:
+    from benchmarks.collecting import collecting_rows
+
+    yield from collecting_rows(data)
+
+
+PARTS = {
+    "protocol": Part("Protocol", _protocol),
+    "student": Part("Student-t", _student),
+    "predicting": Part("Predicting", _predicting),
+    "exporting": Part("Exported models", _exporting),
+    "training": Part("Training", _training),
+    "collecting": Part("Collecting", _collecting),
+    "landing": Part("Landing", _landing),
+    "growth": Part("Growth", _growth),
+}
