@@ -101,8 +101,8 @@ class Mirrored(Record):
     def of(cls, record: Record) -> Mirrored:
         return cls(record.path, record.image_id, record.objects, record.relative, record.area_factor)
 
-    def read(self) -> tuple[Array, Objects]:
-        image, objects = super().read()
+    def read(self, encoded: bytes | None = None) -> tuple[Array, Objects]:
+        image, objects = super().read(encoded)
         width = image.shape[1]
         boxes = objects.boxes.copy()
         boxes[:, [0, 2]] = width - objects.boxes[:, [2, 0]]

@@ -102,7 +102,7 @@ def test_predict_on_a_full_disk_is_one_line(
 def test_predict_then_score_without_touching_a_file(work: Path, tmp_path: Path) -> None:
     """Ids are those of the data: numbers where names are numbers, else of the name; or the truth's own."""
     dataset = load_dataset(work / "data.yaml", "val")
-    folder = dataset.records[0].path.parent
+    folder = Path(str(dataset.records[0].path)).parent
     truth = coco_beside(dataset, tmp_path)
     heads = *base(work), "--artifact", work / "a.safetensors"
     run("predict", folder, *heads, "--conf", 0.01, "-o", tmp_path / "poses")
@@ -126,7 +126,7 @@ def coco_beside(dataset: Dataset, folder: Path) -> Path:
     links = folder / "data"
     links.mkdir()
     for record in dataset.records:
-        shutil.copy(record.path, links)
+        shutil.copy(str(record.path), links)
     moved = replace(dataset, records=tuple(replace(r, path=links / r.path.name) for r in dataset.records))
     return as_coco(moved, folder / "truth.json")
 

@@ -98,7 +98,7 @@ def as_coco(dataset: Dataset, path: Path) -> Path:
     annotations: list[dict[str, Any]] = []
     for record in dataset.records:
         pixels, objects = record.read()
-        name = str(record.path.relative_to(path.parent / "data"))
+        name = str(Path(str(record.path)).relative_to(path.parent / "data"))
         images.append({"id": record.image_id, "file_name": name, "height": pixels.shape[0]})
         for n in range(len(objects)):
             points = np.concatenate([objects.keypoints[n], 2.0 * objects.labelled[n][:, None]], axis=1)

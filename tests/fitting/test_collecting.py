@@ -353,19 +353,19 @@ def test_only_what_changed_is_collected_again(
     monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 2)
     caplog.set_level("INFO", "halopose")
     collect(host_of(KIND), load_dataset(own, "train"), tmp_path / "store", SETTINGS)
-    before, record = stamps(tmp_path / "store"), load_dataset(own, "train").records[3]
+    before, path = stamps(tmp_path / "store"), Path(str(load_dataset(own, "train").records[3].path))
     if what == "labels":
-        label = own.parent / "labels" / "train" / record.path.with_suffix(".txt").name
+        label = own.parent / "labels" / "train" / path.with_suffix(".txt").name
         rows = [line.split() for line in label.read_text().splitlines()]
         label.write_text("\n".join(" ".join([*row[:5], "0.5", *row[6:]]) for row in rows))
     elif what == "pixels":
-        cv2.imwrite(str(record.path), 255 - read_picture(record.path))
+        cv2.imwrite(str(path), 255 - read_picture(path))
     elif what == "time":
-        os.utime(record.path, (1, 1))  # as after a copy: the same bytes
+        os.utime(path, (1, 1))  # as after a copy: the same bytes
     store = collect(host_of(KIND), load_dataset(own, "train"), tmp_path / "store", SETTINGS)
     changed = {name for name, stamp in stamps(tmp_path / "store").items() if stamp != before[name]}
     assert changed == ({"shard-00001.safetensors"} if what in ("labels", "pixels") else set())
-    assert (str(record.path) in caplog.text) is bool(changed)
+    assert (str(path) in caplog.text) is bool(changed)
     fresh = collect(host_of(KIND), load_dataset(own, "train"), tmp_path / "fresh", SETTINGS)
     for mine, theirs in zip(store.cells("assigned"), fresh.cells("assigned"), strict=True):
         assert torch.equal(mine.windows, theirs.windows)

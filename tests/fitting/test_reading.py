@@ -20,7 +20,7 @@ READER = Reader(place, True)
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     dataset = noise_pictures(tmp_path_factory.mktemp("pictures"), 12)
-    dataset.records[5].path.write_bytes(b"broken")
+    Path(str(dataset.records[5].path)).write_bytes(b"broken")
     return dataset
 
 

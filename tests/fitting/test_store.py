@@ -13,10 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.data.loading import load_dataset
+from halopose.data.storage.address import Address
 from halopose.errors import HaloposeError
-from halopose.fitting import collecting
+from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.true_positives import match_poses
+from halopose.fitting import collecting, pipeline
 from halopose.fitting.collecting import collect
 from halopose.fitting.store import CollectSettings, MatchStore, shard_path
+from halopose.uncertainty.heads import ProbabilisticHeads
 from tests.helpers.mangling import mangled, refusal
 from tests.helpers.models import host_of, write_scenes
 
@@ -48,6 +52,54 @@ def test_ground_truth_is_the_data_set(data: Path, folder: Path) -> None:
         assert np.allclose(truth.boxes[mine][:, :2] + truth.boxes[mine][:, 2:], objects.boxes[:, 2:])
         assert np.allclose(truth.area[mine], objects.area)
     assert len(store.ground_truth(dataset.image_ids[:1]).images) == 1
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_store_at_an_address_is_that_in_a_folder(
+    kind: str, data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole or resumed: what was there is not collected again, and what is missing is named."""
+    pytest.importorskip("fsspec")
+    monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 2)
+    host, dataset = host_of(KIND), load_dataset(data, "train")
+    collect(host, dataset, folder, SETTINGS)
+    there = Address(f"memory://{tmp_path.name}" if kind == "memory" else (tmp_path / "there").as_uri())
+    store = collect(host, dataset, there, SETTINGS)
+    names = sorted(path.name for path in folder.iterdir())
+    assert sorted(path.name for path in there.files()) == names
+    assert all((there / name).read_bytes() == (folder / name).read_bytes() for name in names)
+    mine, theirs = list(store.cells("assigned")), list(MatchStore(folder).cells("assigned"))
+    assert all(bool((a.windows == b.windows).all()) for a, b in zip(mine, theirs, strict=True))
+    assert store.digest() == MatchStore(folder).digest()
+    shard_path(there, 1).unlink()
+    with pytest.raises(HaloposeError, match=r"not complete \(of 3 shards 1 missing: shard-00001\)"):
+        MatchStore(there)
+    first = there / shard_path(there, 0).name
+    kept = first.stamp()
+    collect(host, dataset, there, SETTINGS)
+    assert first.stamp() == kept
+    shard_path(there, 1).write_bytes(shard_path(folder, 1).read_bytes()[:-1] + b"x")
+    with pytest.raises(HaloposeError, match=r"shard-00001.* is damaged: its checksum"):
+        list(MatchStore(there).cells("assigned"))
+
+
+def test_true_positives_part_by_part_are_those_of_the_whole(
+    data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "VIEWS_PER_SHARD", 1)
+    host = host_of(KIND)
+    store = collect(host, load_dataset(data, "train"), folder, SETTINGS)
+    heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count).eval()
+    protocol = Protocol(oks_threshold=0.01)
+    whole = match_poses(pipeline.predictions_of(heads, store), store.ground_truth(), protocol)
+    assert len(whole) > 2
+    for shards in (1, 4):
+        monkeypatch.setattr(pipeline, "SHARDS_AT_ONCE", shards)
+        parts = pipeline.true_positives(heads, store, None, protocol)
+        for name, column in vars(whole).items():
+            assert np.array_equal(getattr(parts, name), column) if isinstance(column, np.ndarray) else True
+    with pytest.raises(HaloposeError, match="no detection in these images"):
+        pipeline.true_positives(heads, store, np.array([10**9]), protocol)
 
 
 def test_incomplete_and_foreign_stores_are_refused(

@@ -285,7 +285,7 @@ def _example_pictures(model: UncertainPose, dataset: Dataset, folder: Path, **op
     from halopose.data.images import distinct_names, write_image
     from halopose.reports.pictures import draw_example
 
-    names = distinct_names([record.path for record in dataset.records])
+    names = distinct_names([Path(str(record.path)) for record in dataset.records])
     for record, name in zip(dataset.records, names, strict=True):
         picture = draw_example(model, record, **options)
         if picture is not None:

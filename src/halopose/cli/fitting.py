@@ -188,7 +188,10 @@ def collect(
         return
     collected = finished(output)
     say_skipped(collected)
-    say(f"{sum(len(cells) for cells in collected.cells('assigned'))} assigned cells -> {output}")
+    if isinstance(collected.folder, Path):
+        say(f"{sum(len(cells) for cells in collected.cells('assigned'))} assigned cells -> {output}")
+    else:  # counting them would fetch the store
+        say(f"{collected.manifest['shards']} shards -> {collected.folder}")
 
 
 def train(

@@ -6,35 +6,111 @@ and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
 from halopose.boxes import xywh_to_xyxy
 from halopose.data.faults import Faults
-from halopose.data.files import read_json
+from halopose.data.files import read_entries, read_json
+from halopose.data.storage.address import Place
+from halopose.data.storage.json_stream import LIST
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
 from halopose.uncertainty.correlation import whitened_correlation
 
+CHUNK = 4096  # entries of json that are held at once
+_LISTS = {"images", "annotations", "categories"}
 SEEN_MARK = "calibrated_on"  # true in a detection whose image was used to fit the calibration applied to it
 
 
-def read_ground_truth(path: Path | str, sigmas: Sequence[float] | None = None) -> GroundTruth:
-    """Read COCO keypoint annotations.
+@dataclass(frozen=True)
+class Annotated:
+    """Ground truth, and the ids (I,) and file names of its images in the order of the file.
+
+    classes: ids of the categories that have keypoints.
+    """
+
+    truth: GroundTruth
+    images: Array
+    names: tuple[str | None, ...]
+    classes: Array
+
+
+def read_ground_truth(path: Place | str, sigmas: Sequence[float] | None = None) -> GroundTruth:
+    """Read COCO keypoint annotations, a few at a time: only arrays of what is needed are held.
 
     Keypoint names and limbs come from the category, sigmas from ``sigmas``, else the category's ``sigmas``,
     else COCO's own if there are 17 keypoints, else 1 / K.
     """
-    return parse_ground_truth(path, read_json(path), sigmas)
+    return read_annotated(path, sigmas).truth
+
+
+# From categories to others, and what then becomes of an annotation; None where they stay as they are.
+Conversion = Callable[[list[Any]], Optional[tuple[list[Any], Callable[[Any], Any]]]]
+
+
+def read_annotated(
+    path: Place | str,
+    sigmas: Sequence[float] | None = None,
+    otherwise: Keypoints | None = None,
+    convert: Conversion | None = None,
+) -> Annotated:
+    """The same with the images' names. otherwise: keypoints of the model, for what the category does not state.
+
+    convert: for files that are not quite COCO keypoints.
+    """
+    images, names, categories, complete = _read_head(path)
+    if not complete:
+        raise HaloposeError(f"{path} is not COCO ground truth: it needs images, annotations and categories")
+    converted = convert(categories) if convert else None
+    if converted is not None:
+        categories = converted[0]
+    layout, ids = _keypoint_category(path, categories, sigmas, otherwise)
+    entries = read_entries(path)
+    annotations = (value for key, value in entries if key == "annotations" and value is not LIST)
+    if converted is not None:
+        annotations = (converted[1](value) for value in annotations)
+    return Annotated(_parse(path, images, annotations, layout, ids), images, names, np.sort(ids))
+
+
+def _read_head(path: Place | str) -> tuple[Array, tuple[str | None, ...], list[Any], bool]:
+    """Ids and names of the images, the categories, and whether all that ground truth needs is there."""
+    ids: list[Array] = [np.zeros(0, dtype=np.int64)]
+    names: list[str | None] = []
+    images: list[Any] = []
+    categories: list[Any] = []
+    lists: set[str] = set()
+
+    def put_away() -> None:
+        ids.append(_column(path, images, "image", "id", np.int64, first=len(names)))
+        named = (entry.get("file_name") for entry in images)
+        names.extend(name if isinstance(name, str) else None for name in named)
+        images.clear()
+
+    for key, value in read_entries(path):
+        if value is LIST:
+            lists.add(key)
+            if lists >= _LISTS and key == "annotations":
+                break  # they come last, so that nothing else is to be read
+        elif key == "images":
+            images.append(value)
+            if len(images) == CHUNK:
+                put_away()
+        elif key == "categories":
+            categories.append(value)
+    put_away()
+    return np.concatenate(ids), tuple(names), categories, lists >= _LISTS
 
 
 def parse_ground_truth(
-    path: Path | str,
+    path: Place | str,
     content: Any,
     sigmas: Sequence[float] | None = None,
     otherwise: Keypoints | None = None,
@@ -43,47 +119,60 @@ def parse_ground_truth(
 
     otherwise: keypoints of the model, for what the category does not state.
     """
-    if not isinstance(content, dict) or not all(
-        isinstance(content.get(key), list) for key in ("images", "annotations", "categories")
-    ):
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in _LISTS):
         raise HaloposeError(f"{path} is not COCO ground truth: it needs images, annotations and categories")
     layout, categories = _keypoint_category(path, content["categories"], sigmas, otherwise)
-    count = len(layout)
     images = _column(path, content["images"], "image", "id", np.int64)
+    return _parse(path, images, content["annotations"], layout, categories)
+
+
+def _parse(
+    path: Place | str, images: Array, annotations: Iterable[Any], layout: Keypoints, categories: list[Any]
+) -> GroundTruth:
+    """Ground truth of images (I,); of the annotations only so many are held at once."""
     if not len(images):
         raise HaloposeError(f"{path} lists no images")
     if len(np.unique(images)) != len(images):
         raise HaloposeError(f"{path} lists an image id twice: make the ids unique")
-    annotations = _usable(path, content["annotations"], categories)
-    image_ids = _column(path, annotations, "annotation", "image_id", np.int64)
-    _check_known_images(path, "annotation", image_ids, np.sort(images))
-    keypoints = _matrix(path, annotations, "annotation", "keypoints", 3 * count).reshape(-1, count, 3)
-    crowd = _column(path, annotations, "annotation", "iscrowd", np.int64, default=0) != 0
+    faults, entries, seen = Faults(str(path)), iter(annotations), 0
+    parts = [_annotation_columns(path, [], len(layout), 0)]
+    while chunk := list(islice(entries, CHUNK)):
+        usable = _usable(faults, chunk, categories, seen)
+        parts.append(_annotation_columns(path, usable, len(layout), sum(len(part["area"]) for part in parts)))
+        seen += len(chunk)
+    faults.judge()
+    columns: dict[str, Any] = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
+    _check_known_images(path, "annotation", columns["image_ids"], np.sort(images))
+    ignore = columns["crowd"] | ~columns["labelled"].any(1)
+    return GroundTruth(images=np.sort(images), ignore=ignore, layout=layout, **columns)
+
+
+def _annotation_columns(path: Place | str, entries: list[Any], count: int, first: int) -> dict[str, Array]:
+    """Columns of ``GroundTruth`` from annotations; ``first`` is the number of the first of them in messages."""
+    what = "annotation"
+    image_ids = _column(path, entries, what, "image_id", np.int64, first=first)
+    keypoints = _matrix(path, entries, what, "keypoints", 3 * count, first).reshape(-1, count, 3)
     labelled = keypoints[..., 2] > 0
-    area = _column(path, annotations, "annotation", "area", np.float64)
+    area = _column(path, entries, what, "area", np.float64, first=first)
     bad = np.flatnonzero((area <= 0) & labelled.any(1))
     if len(bad):
-        raise HaloposeError(f"{path}: annotation {bad[0]} has keypoints but area {area[bad[0]]}")
-    return GroundTruth(
-        images=np.sort(images),
-        image_ids=image_ids,
-        class_ids=_column(path, annotations, "annotation", "category_id", np.int64),
-        keypoints=keypoints[..., :2],
-        labelled=labelled,
-        boxes=_matrix(path, annotations, "annotation", "bbox", 4),
-        area=area,
-        crowd=crowd,
-        ignore=crowd | ~labelled.any(1),
-        layout=layout,
-    )
+        raise HaloposeError(f"{path}: annotation {first + bad[0]} has keypoints but area {area[bad[0]]}")
+    return {
+        "image_ids": image_ids,
+        "class_ids": _column(path, entries, what, "category_id", np.int64, first=first),
+        "keypoints": np.ascontiguousarray(keypoints[..., :2]),
+        "labelled": labelled,
+        "boxes": _matrix(path, entries, what, "bbox", 4, first),
+        "area": area,
+        "crowd": _column(path, entries, what, "iscrowd", np.int64, default=0, first=first) != 0,
+    }
 
 
-def _usable(path: Path | str, entries: list[Any], categories: list[Any]) -> list[Any]:
+def _usable(faults: Faults, entries: list[Any], categories: list[Any], first: int) -> list[Any]:
     """The annotations of the given categories; those without a category or a box are counted and named."""
-    faults = Faults(str(path))
     faults.seen(len(entries))
     usable = []
-    for index, entry in enumerate(entries):
+    for index, entry in enumerate(entries, first):
         category = entry.get("category_id") if isinstance(entry, dict) else None
         if not isinstance(entry, dict):
             usable.append(entry)  # refused with its number by what reads it
@@ -95,12 +184,11 @@ def _usable(path: Path | str, entries: list[Any], categories: list[Any]) -> list
                 faults.add("a box without width or height", f"annotation {index}")
             else:
                 usable.append(entry)
-    faults.judge()
     return usable
 
 
 def _keypoint_category(
-    path: Path | str, entries: list[Any], sigmas: Sequence[float] | None, otherwise: Keypoints | None
+    path: Place | str, entries: list[Any], sigmas: Sequence[float] | None, otherwise: Keypoints | None
 ) -> tuple[Keypoints, list[Any]]:
     """The keypoints of the categories that have any, which must share them, and the ids of those."""
     found = [entry for entry in entries if isinstance(entry, dict) and entry.get("keypoints")]
@@ -131,23 +219,20 @@ def _limbs(skeleton: Any, count: int) -> list[tuple[int, int]] | None:
     return [(int(a) - 1, int(b) - 1) for a, b in pairs]
 
 
-def image_ids_by_name(path: Path | str) -> dict[str, int]:
+def image_ids_by_name(path: Place | str) -> dict[str, int]:
     """Ids of the images of COCO ground truth by the names of their files, folders left out."""
-    content = read_json(path)
-    images = content.get("images") if isinstance(content, dict) else None
-    if not isinstance(images, list) or not images:
+    ids, names, _, _ = _read_head(path)
+    if not len(ids):
         raise HaloposeError(f"{path} lists no images: give COCO json that does")
-    ids = _column(path, images, "image", "id", np.int64).tolist()
-    names = [entry.get("file_name") for entry in images]
-    if not all(isinstance(name, str) for name in names):
+    if None in names:
         raise HaloposeError(f"{path}: an image has no file_name: its id cannot be told from its name")
-    found = {Path(name).name: identity for name, identity in zip(names, ids, strict=True)}
+    found = {Path(name).name: identity for name, identity in zip(names, ids.tolist(), strict=True) if name}
     if len(found) < len(ids):
         raise HaloposeError(f"{path}: two images have the same file name: their ids cannot be told from it")
     return found
 
 
-def read_predictions(path: Path | str, truth: GroundTruth | None = None) -> PoseDistributions:
+def read_predictions(path: Place | str, truth: GroundTruth | None = None) -> PoseDistributions:
     """Read COCO keypoint results that carry ``covariance`` [[xx, xy, yy], ...K] per detection.
 
     Optional per detection: ``scale`` (like covariance) and ``dof`` [...K] for a Student-t, ``correlation``
@@ -157,7 +242,7 @@ def read_predictions(path: Path | str, truth: GroundTruth | None = None) -> Pose
     return parse_predictions(path, read_json(path), truth)
 
 
-def parse_predictions(path: Path | str, content: Any, truth: GroundTruth | None) -> PoseDistributions:
+def parse_predictions(path: Place | str, content: Any, truth: GroundTruth | None) -> PoseDistributions:
     """Check already parsed results; ``path`` only names them in messages."""
     what = "detection"
     if not isinstance(content, list):
@@ -201,7 +286,7 @@ def parse_predictions(path: Path | str, content: Any, truth: GroundTruth | None)
     )
 
 
-def _offset(path: Path | str, content: list[Any], count: int) -> Array:
+def _offset(path: Place | str, content: list[Any], count: int) -> Array:
     """Offsets (N, K, 2) of the laws' means from the keypoints."""
     given = _floats([entry["offset"] for entry in content])
     if given is None or given.shape != (len(content), count, 2) or not np.isfinite(given).all():
@@ -209,7 +294,7 @@ def _offset(path: Path | str, content: list[Any], count: int) -> Array:
     return given
 
 
-def _correlations(path: Path | str, content: list[Any], covariance: Array) -> Array | None:
+def _correlations(path: Place | str, content: list[Any], covariance: Array) -> Array | None:
     """Whitened correlations (N, 2K, 2K) from those of all coordinates, which must agree with the covariances."""
     if not _all_or_none(path, content, "correlation"):
         return None
@@ -237,14 +322,14 @@ def _correlations(path: Path | str, content: list[Any], covariance: Array) -> Ar
     return whitened_correlation(whole)
 
 
-def _keypoints_of_first(path: Path | str, content: list[Any]) -> int:
+def _keypoints_of_first(path: Place | str, content: list[Any]) -> int:
     first = content[0].get("covariance") if isinstance(content[0], dict) else None
     if not isinstance(first, list) or not first:
         raise HaloposeError(f'{path}: detection 0 has no "covariance": [[xx, xy, yy], ...]')
     return len(first)
 
 
-def _covariances(path: Path | str, content: list[Any], key: str, count: int) -> Array:
+def _covariances(path: Place | str, content: list[Any], key: str, count: int) -> Array:
     """(N, K, 2, 2) from rows of [[xx, xy, yy], ...K], each positive definite."""
     values = [entry.get(key) if isinstance(entry, dict) else None for entry in content]
     triangle = _floats(values)
@@ -267,14 +352,14 @@ def _covariances(path: Path | str, content: list[Any], key: str, count: int) -> 
     return np.stack([xx, xy, xy, yy], axis=-1).reshape(len(content), count, 2, 2)
 
 
-def _dof(path: Path | str, content: list[Any], count: int) -> Array:
+def _dof(path: Place | str, content: list[Any], count: int) -> Array:
     dof = _matrix(path, content, "detection", "dof", count)
     if (dof <= 0).any():
         raise HaloposeError(f"{path}: dof must be positive, got {dof.min()}")
     return dof
 
 
-def _keep(path: Path | str, content: list[Any], count: int) -> Array:
+def _keep(path: Place | str, content: list[Any], count: int) -> Array:
     """The pruning mask (N, K)."""
     for index, entry in enumerate(content):
         mask = entry["keep"]
@@ -283,7 +368,7 @@ def _keep(path: Path | str, content: list[Any], count: int) -> Array:
     return np.array([entry["keep"] for entry in content], dtype=bool).reshape(-1, count)
 
 
-def _all_or_none(path: Path | str, content: list[Any], key: str) -> bool:
+def _all_or_none(path: Place | str, content: list[Any], key: str) -> bool:
     present = [isinstance(entry, dict) and entry.get(key) is not None for entry in content]
     if any(present) and not all(present):
         raise HaloposeError(f"{path}: detection {present.index(False)} has no {key}, but others have")
@@ -299,8 +384,8 @@ def _floats(values: Any) -> Array | None:
     return array.astype(np.float64) if array.dtype.kind in "iuf" else None
 
 
-def _matrix(path: Path | str, entries: list[Any], what: str, key: str, width: int) -> Array:
-    """(N, width) finite floats from a list-valued field."""
+def _matrix(path: Place | str, entries: list[Any], what: str, key: str, width: int, first: int = 0) -> Array:
+    """(N, width) finite floats from a list-valued field; ``first`` numbers the entries in messages."""
     values = [entry.get(key) if isinstance(entry, dict) else None for entry in entries]
     if not values:
         return np.zeros((0, width))
@@ -310,13 +395,21 @@ def _matrix(path: Path | str, entries: list[Any], what: str, key: str, width: in
             row = _floats(value) if isinstance(value, list) else None
             if row is None or row.shape != (width,):
                 length = len(value) if isinstance(value, list) else "none"
-                raise HaloposeError(f"{path}: {what} {index} needs {key} of {width} numbers, has {length}")
+                raise HaloposeError(f"{path}: {what} {first + index} needs {key} of {width} numbers, has {length}")
         raise HaloposeError(f"{path}: every {what} needs {key} of {width} numbers")
-    _check_finite(path, what, key, matrix)
+    _check_finite(path, what, key, matrix, first)
     return matrix
 
 
-def _column(path: Path | str, entries: list[Any], what: str, key: str, dtype: Any, default: Any = None) -> Array:
+def _column(
+    path: Place | str,
+    entries: list[Any],
+    what: str,
+    key: str,
+    dtype: Any,
+    default: Any = None,
+    first: int = 0,
+) -> Array:
     """(N,) numbers of a scalar field."""
     values = [entry.get(key, default) if isinstance(entry, dict) else None for entry in entries]
     column = _floats(values)
@@ -329,8 +422,8 @@ def _column(path: Path | str, entries: list[Any], what: str, key: str, dtype: An
             ),
             0,
         )
-        raise HaloposeError(f"{path}: {what} {bad} needs a number as {key}")
-    _check_finite(path, what, key, column)
+        raise HaloposeError(f"{path}: {what} {first + bad} needs a number as {key}")
+    _check_finite(path, what, key, column, first)
     if dtype is np.int64 and (column != np.round(column)).any():
         raise HaloposeError(f"{path}: {key} must be whole numbers")
     if dtype is np.int64 and (np.abs(column) > 2**53).any():
@@ -338,13 +431,13 @@ def _column(path: Path | str, entries: list[Any], what: str, key: str, dtype: An
     return np.asarray(column.astype(dtype))
 
 
-def _check_finite(path: Path | str, what: str, key: str, values: Array) -> None:
+def _check_finite(path: Place | str, what: str, key: str, values: Array, first: int = 0) -> None:
     if not np.isfinite(values).all():
-        index = np.argwhere(~np.isfinite(values))[0][0]
+        index = first + np.argwhere(~np.isfinite(values))[0][0]
         raise HaloposeError(f"{path}: {what} {index} has a {key} that is not finite")
 
 
-def _check_known_images(path: Path | str, what: str, image_ids: Array, images: Array) -> None:
+def _check_known_images(path: Place | str, what: str, image_ids: Array, images: Array) -> None:
     unknown = np.setdiff1d(image_ids, images)
     if len(unknown):
         shown = ", ".join(str(identity) for identity in unknown[:3])
@@ -353,7 +446,7 @@ def _check_known_images(path: Path | str, what: str, image_ids: Array, images: A
         )
 
 
-def _check_known_classes(path: Path | str, class_ids: Array, truth: GroundTruth) -> None:
+def _check_known_classes(path: Place | str, class_ids: Array, truth: GroundTruth) -> None:
     unknown = np.setdiff1d(class_ids, truth.class_ids)
     if len(unknown) and len(truth):
         raise HaloposeError(

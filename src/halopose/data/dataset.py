@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from halopose.data.images import read_image
+from halopose.data.images import decode_image, read_encoded
+from halopose.data.storage.archive import Stored
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.types import Array
@@ -33,29 +34,39 @@ class Objects:
     def __len__(self) -> int:
         return len(self.boxes)
 
-    def select(self, index: Array) -> Objects:
-        """The objects of an index or mask."""
+    def select(self, index: Array | slice) -> Objects:
+        """The objects of an index or mask; a slice shares their memory."""
         return Objects(*(getattr(self, column.name)[index] for column in fields(self)))
 
 
 @dataclass(frozen=True)
 class Record:
-    """One image: its file, its id, and its objects, normalised by the image's size if ``relative``."""
+    """One image: where it is, its id, and its objects, normalised by the image's size if ``relative``."""
 
-    path: Path
+    path: Stored
     image_id: int
     objects: Objects
     relative: bool
     area_factor: float
 
-    def state(self) -> list[Any]:
-        """What a later run compares to see whether labels or pixels have changed."""
+    def state(self, encoded: bytes | None = None) -> list[Any]:
+        """What a later run compares to see whether labels or pixels have changed.
+
+        encoded: the bytes of the image's file, where they have been read already.
+        """
         try:
-            found = self.path.stat()
-            pixels = hashlib.sha256(self.path.read_bytes()).hexdigest()
+            stamp = self._stamp()
+            pixels = hashlib.sha256(self.path.read_bytes() if encoded is None else encoded).hexdigest()
         except (OSError, ValueError):
             return [self.image_id, self._labels(), 0, 0, ""]
-        return [self.image_id, self._labels(), found.st_size, found.st_mtime_ns, pixels]
+        return [self.image_id, self._labels(), *stamp, pixels]
+
+    def _stamp(self) -> tuple[int, int]:
+        """Size of the image's file, and a number that changes when it is written again."""
+        if not isinstance(self.path, Path):
+            return self.path.stamp()
+        found = self.path.stat()
+        return found.st_size, found.st_mtime_ns
 
     def _labels(self) -> str:
         digest = hashlib.sha256(f"{self.relative} {self.area_factor}".encode())
@@ -71,17 +82,17 @@ class Record:
         if not isinstance(state, list) or len(state) != 5:
             return False
         try:
-            found = self.path.stat()
+            stamp = self._stamp()
         except (OSError, ValueError):
             return [self.image_id, self._labels()] == state[:2]
-        if [found.st_size, found.st_mtime_ns] == state[2:4]:
+        if list(stamp) == state[2:4]:
             return self._labels() == state[1] and self.image_id == state[0]
         now = self.state()
         return [now[0], now[1], now[4]] == [state[0], state[1], state[4]]
 
-    def read(self) -> tuple[Array, Objects]:
-        """The image (h, w, 3) and its objects in pixels."""
-        image = read_image(self.path)
+    def read(self, encoded: bytes | None = None) -> tuple[Array, Objects]:
+        """The image (h, w, 3) and its objects in pixels; ``encoded`` as for ``state``."""
+        image = decode_image(read_encoded(self.path) if encoded is None else encoded, self.path)
         if not self.relative:
             return image, self.objects
         size = np.array([image.shape[1], image.shape[0]], dtype=float)
@@ -123,7 +134,7 @@ class Dataset:
             raise HaloposeError("the splits have different numbers of keypoints")
         joined = replace(parts[0], records=tuple(record for part in parts for record in part.records))
         if len(set(joined.image_ids.tolist())) < len(joined):
-            raise HaloposeError("an image is in two of the splits: their file names must differ")
+            raise HaloposeError("an image is in two of the splits or archives: their file names must differ")
         return joined
 
 

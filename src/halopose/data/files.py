@@ -1,44 +1,76 @@
 """User files: json in, and whatever is written whole or not at all.
 
-In: paths. Out: parsed json, or one line that names the file, what is wrong with it and what to do.
+In: paths or addresses. Out: parsed json, or one line that names the file, what is wrong with it and what to do.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from halopose.data.storage.address import Address, Place, to_place
+from halopose.data.storage.json_stream import Entries
 from halopose.errors import HaloposeError
 
 
-def read_json(path: Path | str) -> Any:
+def read_json(path: Place | str) -> Any:
     """Parse a json file, or say in one line why it cannot be read."""
-    path = Path(path)
+    with _text(path) as stream:
+        text = stream.read()
+        if not text.strip():
+            raise HaloposeError(f"{path} is empty: write it again")
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise _incomplete(path, error.lineno, error.colno) from None
+
+
+def read_entries(path: Place | str) -> Iterator[tuple[str, Any]]:
+    """``Entries`` of a json file that may be too long for memory, with what ``read_json`` says of a bad one."""
+    with _text(path) as stream:
+        entries = Entries(stream)
+        if entries.empty():
+            raise HaloposeError(f"{path} is empty: write it again")
+        try:
+            yield from entries
+        except json.JSONDecodeError as error:
+            raise _incomplete(path, *entries.where(error)) from None
+
+
+def _incomplete(path: Place | str, line: int, column: int) -> HaloposeError:
+    return HaloposeError(f"{path} is not complete json (line {line}, column {column}): write it again")
+
+
+@contextmanager
+def _text(path: Place | str) -> Iterator[IO[str]]:
+    """A file of json opened as text; what goes wrong while it is read is one line."""
+    place = to_place(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+        opened: Any = place.open() if isinstance(place, Address) else place.open("rb")
+        with io.TextIOWrapper(opened, encoding="utf-8-sig") as stream:  # some editors begin a file with a mark
+            yield stream
+    except HaloposeError:
+        raise
     except OSError as error:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise HaloposeError(f"{path} is not text: expected json in UTF-8") from None
-    except ValueError as error:  # a name that no file can have
-        raise HaloposeError(f"cannot read {str(path)!r}: {error}") from None
-    if not text.strip():
-        raise HaloposeError(f"{path} is empty: write it again")
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise HaloposeError(
-            f"{path} is not complete json (line {error.lineno}, column {error.colno}): write it again"
-        ) from None
-    except (RecursionError, ValueError):
+    except RecursionError:
         raise HaloposeError(f"{path} is json that cannot be read: write it again") from None
+    except ValueError as error:  # a name that no file can have, or a number that none is
+        known = isinstance(place, Address) or "\0" not in str(place)
+        reason = f"{path} is json that cannot be read: write it again"
+        raise HaloposeError(reason if known else f"cannot read {str(path)!r}: {error}") from None
 
 
 def check_regular(path: Path | str) -> None:
@@ -58,6 +90,11 @@ def in_bytes(count: float) -> str:
     units = ("KiB", "MiB", "GiB", "TiB")
     power = min(int(math.log2(max(count, 1)) // 10), len(units))
     return f"{count / 1024**power:.1f} {units[power - 1]}" if power else f"{count:.0f} bytes"
+
+
+def is_file(path: Place | str) -> bool:
+    """Whether there is a file, here or at an address."""
+    return to_place(path).is_file()
 
 
 def make_folder(path: Path | str) -> Path:
@@ -80,10 +117,13 @@ def make_room(path: Path | str) -> Path:
     return path
 
 
-def write_bytes(path: Path | str, content: bytes | memoryview) -> None:
+def write_bytes(path: Place | str, content: bytes | memoryview) -> None:
     """Write a file whole or not at all."""
-    path = Path(path)
+    path = to_place(path)
     try:
+        if isinstance(path, Address):
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -98,12 +138,12 @@ def write_bytes(path: Path | str, content: bytes | memoryview) -> None:
         raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def write_text(path: Path | str, text: str) -> None:
+def write_text(path: Place | str, text: str) -> None:
     """Write a file of text in UTF-8 whole or not at all."""
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path | str, content: Any, indent: int | None = None) -> None:
+def write_json(path: Place | str, content: Any, indent: int | None = None) -> None:
     """Write json whole or not at all; NaN becomes null."""
     write_text(path, json.dumps(_without_nan(content), indent=indent, allow_nan=False) + "\n")
 

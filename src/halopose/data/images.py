@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 
 from halopose.data.files import check_regular, write_bytes
+from halopose.data.storage.archive import Stored
 from halopose.errors import HaloposeError
 from halopose.types import Array
 
@@ -37,13 +38,25 @@ class NamedImage:
     path: Path | None = None
 
 
-def read_image(path: Path | str) -> Array:
+def read_image(path: Stored | str) -> Array:
     """BGR uint8 image of a file, or one line that says why not."""
-    check_regular(path)
+    return decode_image(read_encoded(path), path)
+
+
+def read_encoded(path: Stored | str) -> bytes:
+    """The bytes of an image's file, here, at an address or in an archive."""
+    if isinstance(path, (str, Path)):
+        check_regular(path)
+        path = Path(path)
     try:
-        content = np.fromfile(str(path), np.uint8)
+        return path.read_bytes()
     except OSError as error:
         raise HaloposeError(f"cannot read image {path}: {error.strerror or error}") from None
+
+
+def decode_image(encoded: bytes, path: Stored | str) -> Array:
+    """BGR uint8 image of a file's bytes; ``path`` names it in messages."""
+    content = np.frombuffer(encoded, np.uint8)
     if not content.size:
         raise HaloposeError(f"image {path} is an empty file: remove it or copy it again")
     try:

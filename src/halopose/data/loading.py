@@ -1,19 +1,22 @@
-"""A data set from whatever describes it: a YOLO data yaml, or COCO json with an image folder.
+"""A data set from whatever describes it: a YOLO data yaml, or COCO json with its images.
 
 In: a path and a split. Out: a ``Dataset``.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from halopose.boxes import xywh_to_xyxy
-from halopose.data.coco import parse_ground_truth
+from halopose.data.coco import read_annotated
 from halopose.data.dataset import Dataset, Objects, Record
-from halopose.data.files import read_json
+from halopose.data.images import IMAGE_SUFFIXES
 from halopose.data.runways import is_runways, polygons_as_keypoints, read_runways
+from halopose.data.storage.address import Place, to_place
+from halopose.data.storage.archive import Stored, find_archives, is_archive, read_samples
 from halopose.data.yolo import read_yolo
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
@@ -24,40 +27,54 @@ from halopose.types import Array
 def load_dataset(
     source: Path | str, split: str, *, images: Path | str | None = None, otherwise: Keypoints | None = None
 ) -> Dataset:
-    """A split of a YOLO data yaml, several joined by commas, or COCO json with its image folder.
+    """A split of a YOLO data yaml, several joined by commas, or COCO json with its images.
+
+    source, and images of COCO json: paths, or addresses of fsspec; images may be tar archives, ``{00..99}.tar``.
 
     Runways may also be a csv file of LARD, or a folder of images with LabelMe files as BARS has them. otherwise:
     keypoints of the model, for what the data do not state.
     """
-    source = Path(source)
-    if is_runways(source):
-        return read_runways(source)
-    if source.suffix == ".json":
-        return _coco(source, images, otherwise)
-    return Dataset.join([read_yolo(source, part.strip(), otherwise) for part in split.split(",")])
+    place = to_place(source)
+    if isinstance(place, Path) and is_runways(place):
+        return read_runways(place)
+    if place.suffix == ".json":
+        return _coco(place, images, otherwise)
+    return Dataset.join([read_yolo(place, part.strip(), otherwise) for part in split.split(",")])
 
 
-def _coco(path: Path, images: Path | str | None, otherwise: Keypoints | None) -> Dataset:
-    content = read_json(path)
-    if isinstance(content, dict):
-        content = polygons_as_keypoints(content)
-    truth = parse_ground_truth(path, content, otherwise=otherwise)
+def _coco(path: Place, images: Path | str | None, otherwise: Keypoints | None) -> Dataset:
+    found = read_annotated(path, otherwise=otherwise, convert=polygons_as_keypoints)
     if images is None:
         raise HaloposeError(f"{path} needs the folder of its images: give --images")
-    entries = content["images"]
-    classes = np.sort([entry["id"] for entry in content["categories"] if entry.get("keypoints")])
-    records = []
+    where = _finder(to_place(images))
+    truth = found.truth
     order = np.argsort(truth.image_ids, kind="stable")
-    bounds = np.searchsorted(truth.image_ids[order], [entry["id"] for entry in entries])
-    ends = np.searchsorted(truth.image_ids[order], [entry["id"] for entry in entries], side="right")
-    for entry, begin, end in zip(entries, bounds, ends, strict=True):
-        name = entry.get("file_name")
-        if not isinstance(name, str):
-            raise HaloposeError(f"{path}: image {entry['id']} has no file_name")
-        objects = _coco_objects(truth, order[begin:end], classes)
-        records.append(Record(Path(images) / name, int(entry["id"]), objects, relative=False, area_factor=1.0))
-    records.sort(key=lambda record: record.image_id)
+    objects = _coco_objects(truth, order, found.classes)
+    begins, ends = (np.searchsorted(truth.image_ids[order], found.images, side) for side in ("left", "right"))
+    records = []
+    for number in np.argsort(found.images).tolist():
+        identity, name = int(found.images[number]), found.names[number]
+        if name is None:
+            raise HaloposeError(f"{path}: image {identity} has no file_name")
+        own = slice(begins[number], ends[number])  # views: a million images hold their objects once
+        records.append(Record(where(name), identity, objects.select(own), relative=False, area_factor=1.0))
     return Dataset(tuple(records), truth.layout, "annotation")
+
+
+def _finder(images: Place) -> Callable[[str], Stored]:
+    """From the name of an image to where it is: in a folder, or in archives by its name or path in them."""
+    if not is_archive(images):
+        return lambda name: images / name
+    members = [image for shard in find_archives(images) for image, _ in read_samples(shard, IMAGE_SUFFIXES, False)]
+    known = {image.name: image for image in members} | {image.file: image for image in members}
+
+    def find(name: str) -> Stored:
+        member = known.get(name) or known.get(PurePosixPath(name).name)
+        if member is None:
+            raise HaloposeError(f"{images} has no image {name}: give the archives that hold it")
+        return member
+
+    return find
 
 
 def _coco_objects(truth: GroundTruth, index: Array, classes: Array) -> Objects:

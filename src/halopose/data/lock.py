@@ -9,22 +9,27 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import IO
 
 from halopose.data.files import make_folder
+from halopose.data.storage.address import Address, Place, to_place
 from halopose.errors import HaloposeError
 
 _NAME = ".halopose-lock"
 
 
 @contextmanager
-def locked(folder: Path | str, part: tuple[int, int] = (0, 1)) -> Iterator[Path]:
+def locked(folder: Place | str, part: tuple[int, int] = (0, 1)) -> Iterator[Place]:
     """The folder, made if need be, for this process alone; refused if another command works there.
 
-    part: one of several, from 0; each has a lock of its own.
+    part: one of several, from 0; each has a lock of its own. At an address nothing can be locked: what is written
+    there is whole or absent, so that a second command costs no more than its time.
     """
-    folder = make_folder(folder)
+    place = to_place(folder)
+    if isinstance(place, Address):
+        yield place
+        return
+    folder = make_folder(place)
     name = _NAME if part[1] == 1 else f"{_NAME}-{part[0] + 1}-of-{part[1]}"
     try:
         file = open(folder / name, "a+")  # noqa: SIM115, held until the work is done

@@ -8,7 +8,8 @@ corners in orders of their own: near ones are those lower in the image, left and
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Any
 from zlib import crc32
@@ -130,35 +131,36 @@ def _polygon(path: Path, shape: dict[str, Any]) -> Array | None:
     return points if points.shape == (4, 2) and np.isfinite(points).all() else None
 
 
-def polygons_as_keypoints(content: dict[str, Any]) -> dict[str, Any]:
+def polygons_as_keypoints(categories: list[Any]) -> tuple[list[Any], Callable[[Any], Any]] | None:
     """COCO instances as COCO keypoints: runways whose polygon has four points, the others as crowds.
 
-    Content that is something else comes back as it is.
+    The categories then, and what becomes of an annotation; None where the categories are something else.
     """
-    categories = content.get("categories")
-    if not isinstance(categories, list) or any(entry.get("keypoints") for entry in categories):
-        return content
-    runway = [entry.get("id") for entry in categories if entry.get("name") == RUNWAY]
+    known = [entry for entry in categories if isinstance(entry, dict)]
+    if any(entry.get("keypoints") for entry in known):
+        return None
+    runway = [entry.get("id") for entry in known if entry.get("name") == RUNWAY]
     if not runway:
-        return content
-    annotations = []
-    for entry in content.get("annotations", []):
-        if entry.get("category_id") != runway[0]:
-            continue
-        parts = entry.get("segmentation")
-        flat = parts[0] if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], list) else []
-        whole = len(flat) == 8
-        corners = corners_in_order(np.asarray(flat, dtype=np.float64).reshape(4, 2)) if whole else np.zeros((4, 2))
-        visible = np.full((4, 1), 2 if whole else 0)
-        told = {"keypoints": np.concatenate([corners, visible], axis=1).ravel().tolist()}
-        told["num_keypoints"], told["iscrowd"] = (4, 0) if whole else (0, 1)
-        if whole:
-            low, high = corners.min(0), corners.max(0)
-            told["bbox"] = [*low.tolist(), *(high - low).tolist()]
-            told["area"] = float(np.maximum(high - low, 1.0).prod())
-        annotations.append({**entry, **told})
+        return None
     category = {"id": runway[0], "name": RUNWAY, "keypoints": list(CORNER_NAMES), "sigmas": list(OKS_SIGMAS)}
-    return {**content, "annotations": annotations, "categories": [category]}
+    return [category], partial(_polygon_as_keypoints, runway[0])
+
+
+def _polygon_as_keypoints(runway: Any, entry: Any) -> Any:
+    if not isinstance(entry, dict) or entry.get("category_id") != runway:
+        return entry
+    parts = entry.get("segmentation")
+    flat = parts[0] if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], list) else []
+    whole = len(flat) == 8
+    corners = corners_in_order(np.asarray(flat, dtype=np.float64).reshape(4, 2)) if whole else np.zeros((4, 2))
+    visible = np.full((4, 1), 2 if whole else 0)
+    told: dict[str, Any] = {"keypoints": np.concatenate([corners, visible], axis=1).ravel().tolist()}
+    told["num_keypoints"], told["iscrowd"] = (4, 0) if whole else (0, 1)
+    if whole:
+        low, high = corners.min(0), corners.max(0)
+        told["bbox"] = [*low.tolist(), *(high - low).tolist()]
+        told["area"] = float(np.maximum(high - low, 1.0).prod())
+    return {**entry, **told}
 
 
 def _record(path: Path, name: str, runways: Sequence[Array], width: int, height: int) -> Record:

@@ -17,14 +17,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from halopose.data.files import write_bytes
+from halopose.data.storage.address import Address, Place
 from halopose.errors import HaloposeError
 
 _BLANK = "0" * 64
+_LONGEST = 100_000_000  # bytes of a header, as safetensors has it
 # The json stands in the header behind its checksum, as one entry: the order of several would not be fixed.
 _SEAL = re.compile(rb'"halopose":"([0-9a-f]{64})')
 
 
-def write_tensors(path: Path | str, tensors: Mapping[str, Tensor], content: Any) -> None:
+def write_tensors(path: Place | str, tensors: Mapping[str, Tensor], content: Any) -> None:
     """Write a file whole or not at all; equal tensors and content are equal bytes."""
     write_bytes(path, sealed(tensors, content))
 
@@ -40,8 +42,10 @@ def sealed(tensors: Mapping[str, Tensor], content: Any) -> bytes:
     return b"".join([data[:begin], seal, data[begin + len(seal) :]])
 
 
-def read_content(path: Path | str) -> Any:
-    """The json of a file, unchecked; None where the file is not one of ours."""
+def read_content(path: Place | str) -> Any:
+    """The json of a file, unchecked; None where the file is not one of ours. Only that is fetched."""
+    if isinstance(path, Address):
+        return _content_at(path)
     try:
         with safe_open(path, framework="np") as file:
             body = (file.metadata() or {}).get("halopose", "")[len(_BLANK) :]
@@ -50,10 +54,21 @@ def read_content(path: Path | str) -> Any:
         raise HaloposeError(f"{path} is damaged") from None
 
 
-def check_seal(path: Path | str) -> None:
+def _content_at(address: Address) -> Any:
+    """The same from the header alone: its length in 8 bytes, then json."""
+    try:
+        length = int.from_bytes(address.part(0, 8), "little")
+        header = json.loads(address.part(8, 8 + min(length, _LONGEST)))
+        body = header.get("__metadata__", {}).get("halopose", "")[len(_BLANK) :]
+        return json.loads(body) if body else None
+    except (OSError, ValueError, AttributeError):
+        raise HaloposeError(f"{address} is damaged") from None
+
+
+def check_seal(path: Place | str) -> None:
     """Refuse a file of ours that is not as it was written."""
     try:
-        data = Path(path).read_bytes()
+        data = (path.local() if isinstance(path, Address) else Path(path)).read_bytes()
     except OSError as error:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
     header = data[: 8 + int.from_bytes(data[:8], "little")] if len(data) >= 8 else b""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import yaml
@@ -19,6 +19,8 @@ from halopose.data.dataset import Dataset, Objects, Record, image_id
 from halopose.data.faults import Faults
 from halopose.data.files import make_folder, write_text
 from halopose.data.images import IMAGE_SUFFIXES, read_image
+from halopose.data.storage.address import Address, Place, beside, read_together, to_place
+from halopose.data.storage.archive import Member, Stored, find_archives, is_archive, read_samples
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.types import Array
@@ -27,8 +29,11 @@ NO_SPLITS = {"path", "names", "nc", "download", "kpt_shape", "kpt_names", "kpt_o
 FARTHEST_BOX, FARTHEST_POINT = 1.05, 3.0  # shares of the image's sides; keypoints may lie outside
 
 
-def read_yolo(path: Path, split: str, otherwise: Keypoints | None = None) -> Dataset:
-    """A split of a YOLO data yaml; ``otherwise``: keypoints of the model, for what the yaml does not state."""
+def read_yolo(path: Place, split: str, otherwise: Keypoints | None = None) -> Dataset:
+    """A split of a YOLO data yaml: folders or lists of images, here or at an address, or tar archives.
+
+    otherwise: keypoints of the model, for what the yaml does not state.
+    """
     content = read_yaml(path)
     shape = content.get("kpt_shape")
     whole = isinstance(shape, list) and len(shape) == 2 and all(type(value) is int for value in shape)
@@ -45,37 +50,50 @@ def read_yolo(path: Path, split: str, otherwise: Keypoints | None = None) -> Dat
         mirror=_mirror(content.get("flip_idx"), count),
         otherwise=otherwise,
     )
-    root = (path.parent / str(content.get("path") or ".")).resolve()
-    files = _image_files(root, content[split], path)
+    root = _root(path, content)
+    samples = _samples(root, content[split], path)
     shared = _shared_names(root, content, path)
     faults = Faults(str(path))
     records = tuple(
         Record(
-            file,
-            image_id(_below(file, root) if file.name in shared else file.name),
-            _read_labels(file, count, dimensions, faults),
+            image,
+            image_id(_below(image, root) if image.name in shared else image.name),
+            _read_labels(name, text, count, dimensions, faults),
             relative=True,
             area_factor=layout.area_factor,
         )
-        for file in files
+        for image, name, text in _with_labels(samples)
     )
     faults.judge()
     return Dataset(records, layout, f"{layout.area_factor:g} x box")
 
 
-def _shared_names(root: Path, content: dict[str, Any], path: Path) -> set[str]:
-    """Names that several files of the data set have, in whichever split: such images are told by their paths."""
-    files: set[Path] = set()
+def _root(path: Place, content: dict[str, Any]) -> Place:
+    """The folder that the splits are in."""
+    named = beside(path, str(content.get("path") or "."))
+    return named.resolve() if isinstance(named, Path) else named
+
+
+def _shared_names(root: Place, content: dict[str, Any], path: Place) -> set[str]:
+    """Names that several files of the data set have, in whichever split: such images are told by their paths.
+
+    Images of archives are not among them: their names tell samples apart, as WebDataset has it.
+    """
+    files: set[Stored] = set()
     for key in content.keys() - NO_SPLITS:
         with suppress(HaloposeError):  # a split that is not there is not asked for
-            files |= set(_image_files(root, content[key], path))
+            files |= {image for image, _ in _samples(root, content[key], path, archives=False)}
     counts = Counter(file.name for file in files)
     return {name for name, count in counts.items() if count > 1}
 
 
-def _below(file: Path, root: Path) -> str:
+def _below(file: Stored, root: Place) -> str:
     """The path of a file as the data set names it, the same wherever the data set lies."""
-    return Path(os.path.relpath(file, root)).as_posix()
+    if isinstance(file, Member):
+        return file.file
+    if isinstance(file, Address):
+        return file.below(root) if isinstance(root, Address) else str(file)
+    return Path(os.path.relpath(file, str(root))).as_posix()
 
 
 def _mirror(given: Any, count: int) -> list[int] | None:
@@ -84,7 +102,7 @@ def _mirror(given: Any, count: int) -> list[int] | None:
     return given if whole and sorted(given) == list(range(count)) and given != list(range(count)) else None
 
 
-def _sigmas(given: Any, count: int, path: Path) -> Array | None:
+def _sigmas(given: Any, count: int, path: Place) -> Array | None:
     if given is None:
         return None
     numbers = isinstance(given, list) and all(isinstance(value, (int, float)) and value > 0 for value in given)
@@ -93,10 +111,10 @@ def _sigmas(given: Any, count: int, path: Path) -> Array | None:
     return np.asarray(given, dtype=float)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Place) -> dict[str, Any]:
     """A yaml file that holds a mapping, or one line that says why not."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        content = yaml.safe_load(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError):
@@ -112,37 +130,85 @@ def _names(content: dict[str, Any], count: int) -> list[str] | None:
     return [str(name) for name in first] if isinstance(first, list) and len(first) == count else None
 
 
-def _image_files(root: Path, entry: Any, path: Path) -> list[Path]:
-    files: list[Path] = []
+# An image, and the text of its labels where that was beside it in an archive.
+Sample = tuple[Stored, Optional[str]]
+
+
+def _samples(root: Place, entry: Any, path: Place, archives: bool = True) -> list[Sample]:
+    """What a split of the yaml names; of archives only if they are asked for."""
+    found: list[Sample] = []
     for item in entry if isinstance(entry, list) else [entry]:
-        place = root / str(item)
-        if place.is_dir():
-            files += [file for file in place.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES]
-        elif place.suffix == ".txt" and place.is_file():
-            files += [
-                (place.parent / line.strip()).resolve() for line in place.read_text().splitlines() if line.strip()
-            ]
+        place = to_place(str(item))
+        place = place if isinstance(place, Address) else root / str(item)
+        if is_archive(place):
+            shards = find_archives(place) if archives else []
+            found += [sample for shard in shards for sample in read_samples(shard, IMAGE_SUFFIXES)]
         else:
-            raise HaloposeError(f"{path}: there is no folder {place}")
-    if not files:
+            found += [(image, None) for image in _image_files(place, path)]
+    if not found and archives:
         raise HaloposeError(f"{path}: no images in {root / str(entry)}")
-    return sorted(files)
+    return found if any(isinstance(image, Member) for image, _ in found) else sorted(found, key=_order)
 
 
-def _read_labels(image: Path, count: int, dimensions: int, faults: Faults) -> Objects:
-    """The label file beside an image, as YOLO looks for it; a missing or empty one means no objects."""
+def _order(sample: Sample) -> Any:
+    return sample[0] if isinstance(sample[0], Path) else Path(str(sample[0]))
+
+
+def _image_files(place: Place, path: Place) -> Sequence[Path | Address]:
+    if place.is_dir():
+        if isinstance(place, Address):
+            return [file for file in place.files() if file.suffix.lower() in IMAGE_SUFFIXES]
+        return [file for file in place.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES]
+    if place.suffix == ".txt" and place.is_file():
+        lines = [line.strip() for line in place.read_bytes().decode().splitlines() if line.strip()]
+        if isinstance(place, Address):
+            return [named for named in (beside(place, line) for line in lines) if isinstance(named, Address)]
+        return [(place.parent / line).resolve() for line in lines]
+    raise HaloposeError(f"{path}: there is no folder {place}")
+
+
+def _with_labels(samples: Sequence[Sample]) -> Iterator[tuple[Stored, str, str]]:
+    """Each image, the name of its labels, and their text, empty where there are none."""
+    addresses = [_labels_of(image) for image, _ in samples if isinstance(image, Address)]
+    known = read_together([one for one in addresses if isinstance(one, Address)]) if addresses else {}
+    for image, text in samples:
+        if isinstance(image, Member):
+            yield image, f"labels of {image}", text or ""
+        elif isinstance(image, Address):
+            labels = _labels_of(image)
+            yield image, str(labels), _decoded(known.get(str(labels), b""), str(labels))
+        else:
+            labels = _labels_of(image)
+            try:
+                yield image, str(labels), _decoded(labels.read_bytes(), str(labels))
+            except FileNotFoundError:
+                yield image, str(labels), ""
+            except OSError as error:
+                raise HaloposeError(f"cannot read labels {labels}: {error}") from None
+
+
+def _decoded(content: bytes, name: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise HaloposeError(f"cannot read labels {name}: {error}") from None
+
+
+def _labels_of(image: Path | Address) -> Path | Address:
+    """The label file beside an image, as YOLO looks for it."""
     parts = list(image.parts)
     for index in reversed(range(len(parts) - 1)):
         if parts[index] == "images":
             parts[index] = "labels"
             break
-    file = Path(*parts).with_suffix(".txt")
-    try:
-        rows = [line.split() for line in file.read_text().splitlines() if line.strip()]
-    except FileNotFoundError:
-        rows = []
-    except (OSError, UnicodeDecodeError) as error:
-        raise HaloposeError(f"cannot read labels {file}: {error}") from None
+    if isinstance(image, Address):
+        return Address(parts[0] + "/".join(parts[1:])).with_suffix(".txt")
+    return Path(*parts).with_suffix(".txt")
+
+
+def _read_labels(file: str, text: str, count: int, dimensions: int, faults: Faults) -> Objects:
+    """The objects of a label file's text; an empty one means none."""
+    rows = [line.split() for line in text.splitlines() if line.strip()]
     width = 5 + count * dimensions
     for number, row in enumerate(rows):
         if len(row) != width:
@@ -170,7 +236,7 @@ def _read_labels(image: Path, count: int, dimensions: int, faults: Faults) -> Ob
     )
 
 
-def _sound(values: Array, count: int, dimensions: int, file: Path, faults: Faults) -> Array:
+def _sound(values: Array, count: int, dimensions: int, file: str, faults: Faults) -> Array:
     """Which rows (M,) can be what they should; the others are noted with the reason."""
     points = np.abs(values[:, 5:].reshape(-1, count, dimensions)[..., :2]).max((1, 2), initial=0)
     bad = {
@@ -201,7 +267,7 @@ def write_yolo(dataset: Dataset, folder: Path, class_names: Sequence[str], dimen
             link.unlink()
     for record in dataset.records:
         link = images / f"{record.image_id:015d}{record.path.suffix.lower()}"
-        _link(link, record.path.resolve())
+        _link(link, local_image(record).resolve())
         rows = label_rows(_relative(record), dimensions)
         text = "\n".join(" ".join(f"{value:.9g}" for value in row) for row in rows)
         write_text((labels / link.name).with_suffix(".txt"), text)
@@ -221,6 +287,13 @@ def write_yolo(dataset: Dataset, folder: Path, class_names: Sequence[str], dimen
     path = folder / "data.yaml"
     write_text(path, yaml.safe_dump(content))
     return path
+
+
+def local_image(record: Record) -> Path:
+    """The image's file here, which frameworks read themselves."""
+    if not isinstance(record.path, Path):
+        raise HaloposeError(f"frameworks train on files: copy the images here, {record.path} is not a file here")
+    return record.path
 
 
 def _link(link: Path, target: Path) -> None:
@@ -262,4 +335,4 @@ def label_rows(objects: Objects, dimensions: int) -> Array:
     return np.asarray(rows[(size > 0).all(1)])
 
 
-__all__ = ["label_rows", "read_yolo", "write_yolo"]
+__all__ = ["label_rows", "local_image", "read_yolo", "write_yolo"]

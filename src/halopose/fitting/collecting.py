@@ -23,14 +23,15 @@ import torch
 from torch import Tensor
 
 from halopose.data.dataset import Dataset, Objects, Record
-from halopose.data.files import in_bytes, read_json, write_json
+from halopose.data.files import in_bytes, is_file, read_json, write_json
+from halopose.data.storage.address import Place, to_place
 from halopose.data.tensors import write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.crew import Crew, Tick, share_out
 from halopose.fitting.ray_engine import collect_on_ray
 from halopose.fitting.reading import Reader, Reading, Task, read_ahead
 from halopose.fitting.reading import View as _View
-from halopose.fitting.store import FORMAT, CollectSettings, MatchStore, shard_metadata, shard_path
+from halopose.fitting.store import FORMAT, CollectSettings, MatchStore, known_shards, shard_metadata, shard_path
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
 from halopose.keypoints import Keypoints
 from halopose.types import Counter
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 def collect(
     host: Host,
     dataset: Dataset,
-    folder: Path | str,
+    folder: Place | str,
     settings: CollectSettings | None = None,
     progress: Counter | None = None,
     crew: Crew | None = None,
@@ -58,7 +59,7 @@ def collect(
     return finished(folder)
 
 
-def finished(folder: Path | str) -> MatchStore:
+def finished(folder: Place | str) -> MatchStore:
     """The store that all parts have made; refused if there was nothing to read."""
     store = MatchStore(folder)
     skipped, images = store.skipped(), len(store.images)
@@ -70,13 +71,13 @@ def finished(folder: Path | str) -> MatchStore:
 def collect_shards(
     host: Host,
     dataset: Dataset,
-    folder: Path | str,
+    folder: Place | str,
     settings: CollectSettings | None = None,
     progress: Counter | None = None,
     crew: Crew | None = None,
 ) -> None:
     """The crew's part of the shards; the store is complete when all parts are done."""
-    work = Collection.open(host, dataset, Path(folder), settings or CollectSettings(), crew or Crew())
+    work = Collection.open(host, dataset, to_place(folder), settings or CollectSettings(), crew or Crew())
     missing = work.missing()
     views = sum(len(work.views(number)) for number in work.ours())
     before = views - sum(len(work.views(number)) for number in missing)
@@ -100,12 +101,14 @@ class Collection:
 
     host: Host
     dataset: Dataset
-    folder: Path
+    folder: Place
     settings: CollectSettings
     crew: Crew
 
     @classmethod
-    def open(cls, host: Host, dataset: Dataset, folder: Path, settings: CollectSettings, crew: Crew) -> Collection:
+    def open(
+        cls, host: Host, dataset: Dataset, folder: Place, settings: CollectSettings, crew: Crew
+    ) -> Collection:
         """Begin a store or go on with one; refuses data that do not fit the model, or a disk that is too small."""
         host.check_layout(dataset.layout)
         unknown = {int(k) for record in dataset.records for k in record.objects.class_ids} - set(
@@ -118,11 +121,12 @@ class Collection:
             )
         work = cls(host, dataset, folder, settings, crew)
         _open_store(host, dataset, folder, settings, work.shards)
-        ours = {shard_path(folder, number).name for number in work.ours()}
-        for leftover in folder.glob(".shard-*"):  # of a run that was killed while it wrote
-            if leftover.name[1:].rpartition(".")[0] in ours:
-                leftover.unlink(missing_ok=True)
-        _check_disk(host, dataset, folder, settings, work.shards)
+        if isinstance(folder, Path):
+            ours = {shard_path(folder, number).name for number in work.ours()}
+            for leftover in folder.glob(".shard-*"):  # of a run that was killed while it wrote
+                if leftover.name[1:].rpartition(".")[0] in ours:
+                    leftover.unlink(missing_ok=True)
+            _check_disk(host, dataset, folder, settings, work.shards)
         return work
 
     @property
@@ -140,13 +144,14 @@ class Collection:
 
     def missing(self) -> list[int]:
         """Shards of ours that are still to be collected; those whose images have changed are removed."""
-        missing = []
+        missing, known = [], known_shards(self.folder)
         for number in self.ours():
             path = shard_path(self.folder, number)
-            if path.is_file() and (changed := _changed(path, self.views(number))):
+            if path.name not in known:
+                missing.append(number)
+            elif changed := _changed(path, self.views(number)):
                 log.info("%s changed since %s was collected: collecting that part again", changed, path)
                 path.unlink()
-            if not path.is_file():
                 missing.append(number)
         return missing
 
@@ -180,7 +185,7 @@ def _tick_from(tick: Tick, before: int, done: int) -> None:
     tick(before + done)
 
 
-def _changed(path: Path, views: list[tuple[Record, int]]) -> str:
+def _changed(path: Place, views: list[tuple[Record, int]]) -> str:
     """What of a shard's views is no longer what was collected, in words; empty if nothing."""
     try:
         known = shard_metadata(path)["views"]
@@ -194,7 +199,7 @@ def _changed(path: Path, views: list[tuple[Record, int]]) -> str:
     return f"{changed[0]}{f' and {len(changed) - 1} more' * (len(changed) > 1)}" if changed else ""
 
 
-def _open_store(host: Host, dataset: Dataset, folder: Path, settings: CollectSettings, shards: int) -> None:
+def _open_store(host: Host, dataset: Dataset, folder: Place, settings: CollectSettings, shards: int) -> None:
     """Write the manifest, or check that an existing one asks for the same thing."""
     manifest = {
         "format": FORMAT,
@@ -209,7 +214,7 @@ def _open_store(host: Host, dataset: Dataset, folder: Path, settings: CollectSet
     }
     manifest = json.loads(json.dumps(manifest))  # as it reads back
     path = folder / "manifest.json"
-    if path.is_file():
+    if is_file(path):
         if read_json(path) != manifest:
             raise HaloposeError(f"{folder} was collected with other data or settings: choose another folder")
         return
@@ -218,7 +223,7 @@ def _open_store(host: Host, dataset: Dataset, folder: Path, settings: CollectSet
 
 def _check_disk(host: Host, dataset: Dataset, folder: Path, settings: CollectSettings, shards: int) -> None:
     """Refuse before starting if the disk cannot hold the largest possible store."""
-    missing = sum(not shard_path(folder, number).is_file() for number in range(shards))
+    missing = shards - len(known_shards(folder))
     needed = predicted_bytes(host, dataset, settings) * missing / max(shards, 1)
     free = shutil.disk_usage(folder).free
     if needed > 0.95 * free:
@@ -454,7 +459,7 @@ def _truth_table(views: list[_View], imgsz: int) -> dict[str, Tensor]:
     return {f"truth.{name}": torch.from_numpy(np.ascontiguousarray(value)) for name, value in columns.items()}
 
 
-def _write_shard(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+def _write_shard(path: Place, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """A shard is whole or absent."""
     try:
         write_tensors(path, tensors, metadata)

@@ -135,8 +135,8 @@ class CorruptedRecord(Record):
     def _labels(self) -> str:
         return f"{super()._labels()} {self.kind} {self.severity}"
 
-    def read(self) -> tuple[Array, Objects]:
-        image, objects = super().read()
+    def read(self, encoded: bytes | None = None) -> tuple[Array, Objects]:
+        image, objects = super().read(encoded)
         return corrupt(image, self.kind, self.severity, self.image_id), objects
 
 

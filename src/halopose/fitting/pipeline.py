@@ -24,14 +24,15 @@ from halopose.evaluation.calibrations import LAWS, apply_calibrations, fit_calib
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
-from halopose.evaluation.true_positives import match_poses
+from halopose.evaluation.true_positives import MatchedPoses, match_poses
 from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.fitting.collecting import collect
 from halopose.fitting.crew import Crew, Ranks
 from halopose.fitting.novelty import NoveltySettings, TooFewError, collect_copies, fit_novelty
-from halopose.fitting.store import Cells, CollectSettings, MatchStore
+from halopose.fitting.store import Cells, CollectSettings, MatchStore, NoDetectionError
 from halopose.fitting.training import Trained, TrainSettings, importance_weights, train
 from halopose.hosts.base import Host
+from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.types import Array, Progress, named
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 CalibrationSource = Literal["assigned", "matched"]
 FEW_OBJECTS = 50  # with fewer a keypoint's calibration is mostly noise
 DETECTIONS = 20  # of an image in a validation store, as many as COCO scores
+SHARDS_AT_ONCE = 64  # whose detections are in memory together, some 40 MB of a 17 keypoint model's
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,34 @@ def predictions_of(heads: ProbabilisticHeads, store: MatchStore, images: Array |
     return store.detections(covariance_of, images)[0]
 
 
+def true_positives(
+    heads: ProbabilisticHeads,
+    store: MatchStore,
+    images: Array | None = None,
+    protocol: Protocol | None = None,
+    layout: Keypoints | None = None,
+) -> MatchedPoses:
+    """Stored detections matched to the objects of their images; layout: keypoints, where not the store's own.
+
+    Goes through the store part by part and keeps only what matches, so that memory grows with the objects.
+    """
+    found, before = [], 0
+    nothing = HaloposeError(f"{store.folder} holds no images: collect some")
+    for part in store.parts(SHARDS_AT_ONCE):
+        try:
+            poses = predictions_of(heads, part, images)
+        except NoDetectionError as error:
+            nothing = error
+            continue
+        truth = part.ground_truth(images)
+        matched = match_poses(poses, truth if layout is None else replace(truth, layout=layout), protocol)
+        found.append(replace(matched, objects=matched.objects + before))
+        before += len(truth)
+    if not found:
+        raise nothing
+    return MatchedPoses.concatenate(found)
+
+
 @torch.inference_mode()
 def _factors(heads: ProbabilisticHeads, cells: Cells) -> Tensor:
     """Uncalibrated Cholesky factors (N, K, 2, 2) in input pixels."""
@@ -210,7 +240,7 @@ def calibrate_heads(
 
     offset: where residuals are biased the laws get a mean of their own.
     """
-    matched = match_poses(predictions_of(heads, store, images), store.ground_truth(images), settings.protocol)
+    matched = true_positives(heads, store, images, settings.protocol)
     if not len(matched):
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
     _warn_of_few(matched.labelled.sum(0), store.layout.names, len(images))
@@ -350,9 +380,8 @@ def evaluate_artifact(
     artifact.check(host)
     store.check(host)
     protocol = protocol or Protocol(bootstrap=200, area="box")
-    truth = replace(store.ground_truth(images), layout=artifact.layout)
     heads = artifact.heads.to(host.device).eval()
-    matched = match_poses(predictions_of(heads, store, images), truth, protocol)
+    matched = true_positives(heads, store, images, protocol, artifact.layout)
     if artifact.calibrations.offset is not None:
         matched = matched.moved(artifact.calibrations.offset.numpy())
     source = "the artifact's, fitted on other images"

@@ -19,6 +19,7 @@ from typing import Any
 import cv2
 
 from halopose.data.dataset import Objects, Record
+from halopose.data.images import read_encoded
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Letterbox, Placer
 from halopose.types import Array
@@ -58,9 +59,13 @@ class Reader:
 
     def __call__(self, task: Task) -> Reading:
         record, imgsz = task
-        state = record.state()
         try:
-            image, objects = record.read()
+            encoded = read_encoded(record.path)
+        except HaloposeError as error:
+            return Reading(record.state(), None, str(error))
+        state = record.state(encoded)
+        try:
+            image, objects = record.read(encoded)
             pixels, box = self.place(image, imgsz, self.rectangular)
         except HaloposeError as error:
             return Reading(state, None, str(error))

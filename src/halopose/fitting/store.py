@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from halopose.boxes import xyxy_to_xywh
 from halopose.data.files import read_json
+from halopose.data.storage.address import Address, Place, to_place
 from halopose.data.tensors import check_seal, read_content
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host
@@ -32,6 +33,10 @@ from halopose.uncertainty.signals import Signals
 FORMAT = "halopose-matches-2"
 MOST_SHARDS, MOST_LEVELS = 1_000_000, 16  # what a manifest may claim without being absurd
 NAMED = 5  # of the shards that are missing
+
+
+class NoDetectionError(HaloposeError):
+    """Nothing was detected in the images asked for."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,8 @@ class Cells:
 class MatchStore:
     """A collected data set on disk: its keypoints, the ids (I,) of its images, and how it was collected."""
 
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Place | str) -> None:
+        self.folder = to_place(folder)
         manifest = read_json(self.folder / "manifest.json")
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise HaloposeError(f"{self.folder} is not a match store: collect it again")
@@ -114,15 +119,28 @@ class MatchStore:
                 raise ValueError("bases without names")
         except (KeyError, TypeError, ValueError, OverflowError):
             raise HaloposeError(f"{self.folder} has a damaged manifest: collect it again") from None
-        self._checked: set[Path] = set()
+        self._checked: set[Place] = set()
+        self._some: list[Place] | None = None  # the shards of a part
         if missing := missing_shards(self.folder):
             raise HaloposeError(
                 f"{self.folder} is not complete (of {manifest['shards']} shards {missing}): "
                 "run the same collect again, it resumes"
             )
 
-    def _paths(self) -> list[Path]:
+    def _paths(self) -> list[Place]:
+        if self._some is not None:
+            return self._some
         return [shard_path(self.folder, number) for number in range(self.manifest["shards"])]
+
+    def parts(self, shards: int) -> Iterator[MatchStore]:
+        """The store in parts of so many shards, each with its own images; whole if images have several sizes."""
+        paths = self._paths()
+        if len(self.settings.imgsz) > 1:
+            shards = len(paths)
+        for begin in range(0, len(paths), shards):
+            part = copy(self)
+            part._some = paths[begin : begin + shards]
+            yield part
 
     def digest(self) -> str:
         """All that could be learnt from it, in a few characters: base, settings, every view."""
@@ -130,7 +148,7 @@ class MatchStore:
         parts.append([shard_metadata(path)["views"] for path in self._paths()])
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def _sound(self) -> Iterator[Path]:
+    def _sound(self) -> Iterator[Place]:
         """The shards, each refused where it is not as it was written; checked once."""
         for path in self._paths():
             if path not in self._checked:
@@ -169,7 +187,7 @@ class MatchStore:
         """
         parts = [cells for cells in (part.of_images(images) for part in self.cells("detected")) if len(cells)]
         if not parts:
-            raise HaloposeError("no detection in these images: check that the base detects anything there")
+            raise NoDetectionError("no detection in these images: check that the base detects anything there")
         poses = PoseDistributions.concatenate([_poses(cells, covariance_of(cells)) for cells in parts])
         level = np.concatenate([np.full(len(cells), cells.level) for cells in parts])
         assert poses.image_ids is not None
@@ -239,27 +257,35 @@ def _poses(cells: Cells, covariance: Array) -> PoseDistributions:
     )
 
 
-def shard_path(folder: Path, number: int) -> Path:
+def shard_path(folder: Place, number: int) -> Place:
     return folder / f"shard-{number:05d}.safetensors"
 
 
-def missing_shards(folder: Path | str) -> str:
+def known_shards(folder: Place) -> set[str]:
+    """Names of the shards that are there; one look at the folder, however many they are."""
+    found = folder.files() if isinstance(folder, Address) else folder.glob("shard-*.safetensors")
+    return {path.name for path in found}
+
+
+def missing_shards(folder: Place | str) -> str:
     """Which shards of a store are missing, in words; empty if none."""
-    folder = Path(folder)
-    count = read_json(folder / "manifest.json")["shards"]
-    missing = [path.stem for path in (shard_path(folder, number) for number in range(count)) if not path.is_file()]
+    folder = to_place(folder)
+    count, known = read_json(folder / "manifest.json")["shards"], known_shards(folder)
+    paths = (shard_path(folder, number) for number in range(count))
+    missing = [path.stem for path in paths if path.name not in known]
     named, more = ", ".join(missing[:NAMED]), len(missing) - NAMED
     return f"{len(missing)} missing: {named}{f' and {more} more' * (more > 0)}" if missing else ""
 
 
-def _opened(path: Path, framework: str) -> Any:
+def _opened(path: Place, framework: str) -> Any:
+    """A shard, memory-mapped; one at an address is copied here first."""
     try:
-        return safe_open(path, framework=framework)
+        return safe_open(path.local() if isinstance(path, Address) else path, framework=framework)
     except (SafetensorError, OSError):
         raise HaloposeError(f"{path} is damaged: remove it and run the same collect again") from None
 
 
-def read_shard(path: Path, kind: str, levels: int) -> list[Cells]:
+def read_shard(path: Place, kind: str, levels: int) -> list[Cells]:
     """Memory-mapped cells by level."""
     with _opened(path, "pt") as file:
         names = list(file.keys())
@@ -272,13 +298,13 @@ def read_shard(path: Path, kind: str, levels: int) -> list[Cells]:
         return result
 
 
-def read_table(path: Path, kind: str) -> dict[str, Array]:
+def read_table(path: Place, kind: str) -> dict[str, Array]:
     with _opened(path, "np") as file:
         prefix = f"{kind}."
         return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
 
 
-def shard_metadata(path: Path) -> dict[str, Any]:
+def shard_metadata(path: Place) -> dict[str, Any]:
     """What a shard says of itself: the views it holds and the files that could not be read."""
     try:
         content = read_content(path)

@@ -20,6 +20,7 @@ from torch import nn
 
 from halopose.data.dataset import Dataset
 from halopose.data.files import write_bytes
+from halopose.data.yolo import local_image
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host
 
@@ -61,7 +62,7 @@ def data_key(host: Host, datasets: Sequence[Dataset], settings: Any) -> str:
     digest = hashlib.sha256(json.dumps(parts).encode())
     for record in (record for dataset in datasets for record in dataset.records):
         objects = record.objects
-        digest.update(f"{record.path.resolve()} {record.image_id}".encode())
+        digest.update(f"{local_image(record).resolve()} {record.image_id}".encode())
         for values in (objects.boxes, objects.class_ids, objects.keypoints, objects.labelled, objects.crowd):
             digest.update(np.ascontiguousarray(values).tobytes())
     return digest.hexdigest()[:12]

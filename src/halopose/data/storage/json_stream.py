@@ -1,0 +1,136 @@
+"""Json too long for memory: an object's lists entry by entry, or a list's own, as the standard library reads them.
+
+In: an open file of text. Out: its entries, one at a time; only the one being read is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import IO, Any
+
+CHUNK = 2**20  # characters
+_CUT = 2  # characters that may be left of a number which the end of a chunk cuts, as in 1e-
+LIST = type("_List", (), {"__repr__": lambda _: "LIST"})()  # a list begins
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
+
+
+class Entries:
+    """The entries of one json text, in turn, as (key, value).
+
+    Of an object: ``LIST`` and then each entry of a list under the list's key, anything else once. Of a list: the
+    same under "".
+
+    >>> import io
+    >>> list(Entries(io.StringIO('{"info": {"year": 2017}, "images": [{"id": 1}, {"id": 2}]}')))
+    [('info', {'year': 2017}), ('images', LIST), ('images', {'id': 1}), ('images', {'id': 2})]
+    """
+
+    def __init__(self, stream: IO[str], chunk: int = CHUNK) -> None:
+        self._stream, self._chunk = stream, chunk
+        self._text, self._place, self._ended = "", 0, False
+        self._lines, self._column = 1, 1  # of the beginning of the text held
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        first = self._peek()
+        if first == "[":
+            yield "", LIST
+            yield from (("", value) for value in self._list())
+        elif first == "{":
+            yield from self._object()
+        else:
+            yield "", self._value()
+        if self._peek():
+            self._fail()
+
+    def empty(self) -> bool:
+        """Whether there is nothing but space."""
+        return not self._peek()
+
+    def _object(self) -> Iterator[tuple[str, Any]]:
+        self._take("{")
+        if self._peek() == "}":
+            self._take("}")
+            return
+        while True:
+            key = self._value()
+            if not isinstance(key, str):
+                self._fail()
+            self._take(":")
+            if self._peek() == "[":
+                yield key, LIST
+                for value in self._list():
+                    yield key, value
+            else:
+                yield key, self._value()
+            if self._take(",}") == "}":
+                return
+
+    def _list(self) -> Iterator[Any]:
+        self._take("[")
+        if self._peek() == "]":
+            self._take("]")
+            return
+        while True:
+            yield self._value()
+            if self._take(",]") == "]":
+                return
+
+    def _value(self) -> Any:
+        """The next value, reading on until it is whole."""
+        self._peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._place)
+            except json.JSONDecodeError:
+                if not self._more():
+                    raise
+                continue
+            if len(self._text) - end <= _CUT and self._more():  # a number may go on, from 1. to 1.5
+                continue
+            self._place = end
+            return value
+
+    def _peek(self) -> str:
+        """The next character that is no space, without taking it; empty at the end."""
+        while True:
+            found = _SPACE.match(self._text, self._place)
+            self._place = found.end() if found else self._place
+            if self._place < len(self._text):
+                return self._text[self._place]
+            if not self._more():
+                return ""
+
+    def _take(self, expected: str) -> str:
+        found = self._peek()
+        if not found or found not in expected:
+            self._fail()
+        self._place += 1
+        return found
+
+    def _more(self) -> bool:
+        """Read on, as much again as is held: a long value is not begun too often. False at the end."""
+        left = len(self._text) - self._place
+        read = "" if self._ended else self._stream.read(max(self._chunk, left))
+        if not read:
+            self._ended = True
+            return False
+        done = self._text[: self._place]
+        lines = done.count("\n")
+        self._column = len(done) - done.rfind("\n") if lines else self._column + len(done)
+        self._lines += lines
+        self._text, self._place = self._text[self._place :] + read, 0
+        return True
+
+    def _fail(self) -> None:
+        raise json.JSONDecodeError("unexpected", self._text, self._place)
+
+    def where(self, error: json.JSONDecodeError) -> tuple[int, int]:
+        """Line and column in the whole text of an error that reading raised."""
+        column = error.colno if error.lineno > 1 else self._column + error.colno - 1
+        return self._lines + error.lineno - 1, column
+
+
+__all__ = ["LIST", "Entries"]

@@ -1,0 +1,130 @@
+"""The same data set from folders, tar archives and addresses, as yaml and as COCO json."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from halopose.data import coco
+from halopose.data.coco import parse_ground_truth, read_ground_truth
+from halopose.data.dataset import Dataset
+from halopose.data.loading import load_dataset
+from halopose.data.storage.address import Address
+from halopose.data.synthetic import World, synthesize
+from halopose.errors import HaloposeError
+from tests.data.test_dataset import as_coco, yolo_set
+
+fsspec = pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Address]:
+    yield Address(f"memory://{tmp_path.name}")
+    fsspec.filesystem("memory").store.clear()
+
+
+def same(one: Dataset, other: Dataset) -> bool:
+    """Whether both have the same images and labels, wherever they are."""
+    for mine, theirs in zip(one.records, other.records, strict=True):
+        image, objects = mine.read()
+        assert np.array_equal(image, theirs.read()[0])
+        for name, column in vars(theirs.read()[1]).items():
+            assert np.allclose(getattr(objects, name), column)
+        assert mine.state()[0] == theirs.state()[0]
+        assert mine.state()[4] == theirs.state()[4] != ""
+        assert mine.is_as_it_was(mine.state())
+    return one.layout == other.layout
+
+
+def tarred(files: dict[str, Path]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as opened:
+        for name, path in files.items():
+            opened.add(path, name)
+    return buffer.getvalue()
+
+
+def samples(root: Path, split: str) -> dict[str, Path]:
+    """Images and labels of a split by their names in an archive."""
+    images = sorted((root / "images" / split).iterdir())
+    labels = sorted((root / "labels" / split).glob("*.txt"))
+    return {path.name: path for path in [*images, *labels]}
+
+
+def test_archives_hold_what_folders_do(tmp_path: Path, memory: Address) -> None:
+    data = yolo_set(tmp_path / "data")
+    content = yaml.safe_load(data.read_text())
+    both = {**samples(tmp_path / "data", "train"), **samples(tmp_path / "data", "val")}
+    for number, part in enumerate(({"7", "8"}, {"9"})):
+        chosen = {name: path for name, path in both.items() if path.stem in part}
+        (tmp_path / f"train-{number}.tar").write_bytes(tarred(chosen))
+        (memory / f"train-{number}.tar").write_bytes(tarred(chosen))
+    expected = load_dataset(data, "train,val")
+    (tmp_path / "tar.yaml").write_text(yaml.safe_dump({**content, "path": ".", "train": "train-{0..1}.tar"}))
+    (memory / "tar.yaml").write_bytes(yaml.safe_dump({**content, "path": ".", "train": "train-*.tar"}).encode())
+    assert same(load_dataset(tmp_path / "tar.yaml", "train"), expected)
+    assert same(load_dataset(str(memory / "tar.yaml"), "train"), expected)
+    as_coco(expected, tmp_path / "truth.json")
+    inside = load_dataset(tmp_path / "truth.json", "", images=tmp_path / "train-{0..1}.tar")
+    assert same(inside, expected)
+    assert same(load_dataset(tmp_path / "truth.json", "", images=str(memory / "train-*.tar")), expected)
+    with pytest.raises(HaloposeError, match=r"has no image 9\.png"):
+        load_dataset(tmp_path / "truth.json", "", images=tmp_path / "train-0.tar")
+
+
+def test_addresses_hold_what_folders_do(tmp_path: Path, memory: Address) -> None:
+    data = yolo_set(tmp_path / "data")
+    data.write_text(yaml.safe_dump({**yaml.safe_load(data.read_text()), "path": "."}))
+    for file in (tmp_path / "data").rglob("*"):
+        if file.is_file():
+            (memory / file.relative_to(tmp_path / "data").as_posix()).write_bytes(file.read_bytes())
+    for split in ("train", "val", "train,val"):
+        expected = load_dataset(data, split)
+        assert same(load_dataset(str(memory / data.name), split), expected)
+        assert same(load_dataset(data.as_uri(), split), expected)
+    content = {**yaml.safe_load(data.read_text()), "path": str(memory)}
+    (tmp_path / "remote.yaml").write_text(yaml.safe_dump(content))
+    assert same(load_dataset(tmp_path / "remote.yaml", "val"), load_dataset(data, "val"))
+
+
+def test_an_image_twice_in_the_archives_is_one_line(tmp_path: Path) -> None:
+    data = yolo_set(tmp_path / "data")
+    for number in range(2):
+        (tmp_path / f"{number}.tar").write_bytes(tarred(samples(tmp_path / "data", "train")))
+    content = {**yaml.safe_load(data.read_text()), "path": ".", "train": ["0.tar", "1.tar"]}
+    (tmp_path / "tar.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(HaloposeError, match="two of the splits or archives"):
+        load_dataset(tmp_path / "tar.yaml", "train")
+
+
+@pytest.mark.parametrize(
+    "order", [("images", "categories", "annotations"), ("annotations", "images", "categories")]
+)
+@pytest.mark.parametrize("chunk", [7, 4096])
+def test_long_json_is_read_as_short_json_is(
+    order: tuple[str, ...], chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coco, "CHUNK", chunk)
+    objects, _ = synthesize(World(images=20, persons=50))
+    expected = parse_ground_truth("truth", objects)
+    path = tmp_path / "truth.json"
+    path.write_text(json.dumps({"info": {"year": 2017}, **{key: objects[key] for key in order}, "licenses": []}))
+    found = read_ground_truth(path)
+    for name, column in vars(expected).items():
+        assert np.array_equal(column, getattr(found, name)) if name != "layout" else found.layout == column
+
+
+def test_a_bad_entry_keeps_its_number_in_long_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coco, "CHUNK", 7)
+    objects, _ = synthesize(World(images=20, persons=50))
+    objects["annotations"][33]["area"] = "large"
+    (tmp_path / "truth.json").write_text(json.dumps(objects))
+    with pytest.raises(HaloposeError, match=r"truth\.json: annotation 33 needs a number as area$"):
+        read_ground_truth(tmp_path / "truth.json")
