@@ -126,7 +126,8 @@ class UncertainPose:
         taus = fitted.gaussian.tau_.tolist()
         known = None if self.novelty is None else [len(self.novelty.known), float(self.novelty.known[:, 1].sum())]
         moved = [] if fitted.offset is None else [fitted.offset.tolist()]
-        return [self.artifact.base, taus, fitted.threshold, fitted.visibility_threshold, known, self.widen, *moved]
+        rest = [*moved, *(["half"] if self.host.half else [])]
+        return [self.artifact.base, taus, fitted.threshold, fitted.visibility_threshold, known, self.widen, *rest]
 
     def predict(
         self,

@@ -80,6 +80,31 @@ def one_line(error: pytest.ExceptionInfo[HaloposeError]) -> str:
 # The base is left alone ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["11", "nas"])
+def test_half_precision_is_near_and_can_be_left_again(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host: Any = make_host(kind, pose_model(kind))
+    batch = torch.rand(1, 3, 64, 96)
+    whole = host.forward(batch)
+    dataset = load_dataset(write_scenes(tmp_path, host, {"val": 1}), "val")
+    settings = CollectSettings(imgsz=(64,), detections=5)
+    assert "half" not in collect(host, dataset, tmp_path / "whole", settings).manifest["settings"]
+    host.use_half()
+    assert "half precision on cpu" in caplog.text
+    half = host.forward(batch)
+    for mine, theirs in zip(half.features, whole.features, strict=True):
+        assert mine.dtype == torch.float32
+        assert 0 < float((mine - theirs).norm() / theirs.norm()) < 0.2
+    assert half.keypoints.dtype == half.scores.dtype == torch.float32
+    assert float((half.keypoints - whole.keypoints).abs().max()) < 20
+    assert collect(host, dataset, tmp_path / "half", settings).manifest["settings"]["half"] is True
+    with pytest.raises(HaloposeError, match="other data or settings"):
+        collect(host, dataset, tmp_path / "whole", settings)
+    host.half = False
+    assert all(torch.equal(a, b) for a, b in zip(host.forward(batch).features, whole.features, strict=True))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_touches_the_base(kind: str, tmp_path: Path) -> None:
     model = pose_model(kind).train()

@@ -18,6 +18,7 @@ from halopose.cli.options import (
     Device,
     End2End,
     Family,
+    Half,
     Images,
     Iou,
     MaybeArtifact,
@@ -191,6 +192,7 @@ def predict(
     alarm: Alarm = None,
     widen: Annotated[bool, typer.Option("--widen", help="Larger ellipses for what is unlike the data.")] = False,
     uncalibrated: Uncalibrated = False,
+    half: Half = False,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
@@ -210,6 +212,8 @@ def predict(
         raise HaloposeError("a deployed folder has its base and heads in it: leave --base and --artifact out")
     if base is not None and artifact is None and not shipped.is_default_base(base):
         raise HaloposeError("the shipped heads are for YOLO11n-pose: give --artifact for your base")
+    if deployed is not None and half:
+        raise HaloposeError("a deployed folder has its own precision: export it with --half, or leave it out here")
     if deployed is not None:
         model = UncertainPose.load(folder_of(deployed), family=family, widen=widen)
     else:
@@ -223,6 +227,8 @@ def predict(
             uncalibrated=uncalibrated,
             widen=widen,
         )
+    if half:
+        model.host.use_half()
     if alarm is not None and model.novelty is None:
         raise HaloposeError(
             "these heads know nothing of novelty: add it with `halopose novelty`, or leave --alarm off"

@@ -19,6 +19,7 @@ from halopose.cli.options import (
     Dispersion,
     End2End,
     Epochs,
+    Half,
     Images,
     ImageSize,
     MaybeArtifact,
@@ -158,6 +159,7 @@ def collect(
     part: Annotated[
         str | None, typer.Option(help="Only this part of the store, such as 3/8; others see to the rest.")
     ] = None,
+    half: Half = False,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
@@ -176,6 +178,8 @@ def collect(
 
     chosen, views = parse_part(part) if part is not None else None, sizes(imgsz, "sizes")
     host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
+    if half:
+        host.use_half()
     settings = CollectSettings(
         imgsz=views, detections=detections, batch=batch or batch_for(host.device), signals=signals
     )

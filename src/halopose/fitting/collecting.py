@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -119,6 +119,7 @@ class Collection:
                 f"the data have class {min(unknown)}, the model only {len(host.class_names)} classes: "
                 "they do not fit"
             )
+        settings = replace(settings, half=host.half)
         work = cls(host, dataset, folder, settings, crew)
         _open_store(host, dataset, folder, settings, work.shards)
         if isinstance(folder, Path):
@@ -207,7 +208,7 @@ def _open_store(host: Host, dataset: Dataset, folder: Place, settings: CollectSe
         "layout": dataset.layout.to_json(),
         "levels": len(host.strides),
         "strides": list(host.strides),
-        "settings": {**asdict(settings), "imgsz": list(settings.imgsz)},
+        "settings": settings.to_json(),
         "images": dataset.image_ids.tolist(),
         "area": dataset.area,
         "shards": shards,

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,8 @@ class CollectSettings:
 
     cells_per_object caps the assigned cells of an object, best scores first. conf, iou and detections are the
     post-processing of the retained detections; without ``detections`` only assigned cells are stored. signals:
-    what heads that look beyond their window need (``uncertainty.signals``), two or three times as much disk.
+    what heads that look beyond their window need (``uncertainty.signals``), two or three times as much disk. half:
+    in half precision, which the host says.
     """
 
     imgsz: tuple[int, ...] = (640,)
@@ -57,6 +58,12 @@ class CollectSettings:
     detections: int = 0
     batch: int = 1
     signals: bool = False
+    half: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As a manifest has them; half precision only where it was used."""
+        content = {**asdict(self), "imgsz": list(self.imgsz)}
+        return content if self.half else {name: value for name, value in content.items() if name != "half"}
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,17 @@ post-processing, and describes the pose head that the probabilistic heads mirror
 from __future__ import annotations
 
 import hashlib
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from halopose.errors import HaloposeError
 from halopose.hosts.tracing import Traceable
@@ -23,6 +25,8 @@ from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
 from halopose.uncertainty.signals import Claims, Signals, signals_at
+
+log = logging.getLogger(__name__)
 
 # What loaders of checkpoints raise, by how a file is damaged or what it asks to be unpickled.
 LOAD_ERRORS = (
@@ -126,9 +130,39 @@ class Host(ABC):
     fingerprints: tuple[str, ...]
     description: str
 
+    half: bool = False  # whether ``use_half`` was asked for
+
     @property
     def keypoint_count(self) -> int:
         return len(self.layout)
+
+    def use_half(self) -> None:
+        """Run all before the head in half precision from now on: faster on a GPU, and never the default.
+
+        Outputs are then no longer those of the framework bit for bit.
+        """
+        kind = self.device.type
+        log.warning("half precision on %s: keypoints and covariances are not those of the model as it is", kind)
+        self.half = True
+
+    @contextmanager
+    def precision(self, head: nn.Module) -> Iterator[None]:
+        """What the model runs in. In half precision the head, which says where things are, stays in full."""
+        if not self.half:
+            yield
+            return
+        kind, own = self.device.type, head.forward
+
+        def in_full(features: Any, *rest: Any) -> Any:
+            with torch.autocast(kind, enabled=False):
+                return own([maps.float() for maps in features], *rest)
+
+        head.forward = in_full  # type: ignore[method-assign]
+        try:
+            with torch.autocast(kind, dtype=torch.bfloat16 if kind == "cpu" else torch.float16):
+                yield
+        finally:
+            del head.forward
 
     def check_layout(self, layout: Keypoints) -> None:
         """Refuse data of another number of keypoints than the model has."""

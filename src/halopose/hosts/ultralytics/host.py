@@ -133,7 +133,8 @@ class UltralyticsHost(Host):
 
     @torch.inference_mode()
     def forward(self, batch: Tensor) -> HostOutput:
-        decoded, predictions = self.model(batch)
+        with self.precision(self.head):
+            decoded, predictions = self.model(batch)
         branch = predictions
         if "one2one" in predictions:
             branch = predictions["one2one" if self.end2end else "one2many"]

@@ -134,9 +134,11 @@ class YoloNASHost(Host):
 
     @torch.inference_mode()
     def forward(self, batch: Tensor) -> HostOutput:
-        features = self.model.neck(self.model.backbone(batch))
-        raw = self.model.heads(features)
+        with self.precision(self.model.heads):
+            features = self.model.neck(self.model.backbone(batch))
+            raw = self.model.heads(features)
         _, scores, keypoints, _ = raw[0]
+        features = [maps.float() for maps in features]
         return HostOutput(features=tuple(features), scores=scores.amax(-1), keypoints=keypoints, raw=raw)
 
     @torch.inference_mode()
