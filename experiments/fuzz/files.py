@@ -39,7 +39,7 @@ from halopose.data.coco import (
 from halopose.data.files import read_json, write_json
 from halopose.data.images import read_source
 from halopose.data.loading import load_dataset
-from halopose.data.prediction_log import PredictionLog
+from halopose.data.storage.prediction_log import PredictionLog
 from halopose.data.synthetic import World, synthesize
 from halopose.data.tensors import read_content, write_tensors
 from halopose.errors import HaloposeError

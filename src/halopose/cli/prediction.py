@@ -14,8 +14,8 @@ from halopose.cli.terminal import progress, say
 from halopose.data.dataset import image_id
 from halopose.data.films import FilmWriter, film_facts
 from halopose.data.images import NamedImage, write_image
-from halopose.data.prediction_log import PredictionLog
 from halopose.data.sources import Source
+from halopose.data.storage.prediction_log import PredictionLog
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose

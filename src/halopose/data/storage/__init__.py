@@ -1,1 +1,1 @@
-"""Where bytes are when they are not in a folder here: at an address, in an archive, in long json."""
+"""Where bytes are: at an address, in an archive, in long json, in the log of a run that was stopped."""

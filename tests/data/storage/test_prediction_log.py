@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halopose.data.prediction_log import PredictionLog
+from halopose.data.storage.prediction_log import PredictionLog
 from halopose.errors import HaloposeError
 
 
