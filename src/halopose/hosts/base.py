@@ -157,7 +157,7 @@ class Host(ABC):
             with torch.autocast(kind, enabled=False):
                 return own([maps.float() for maps in features], *rest)
 
-        head.forward = in_full  # type: ignore[method-assign]
+        head.forward = in_full
         try:
             with torch.autocast(kind, dtype=torch.bfloat16 if kind == "cpu" else torch.float16):
                 yield
