@@ -391,3 +391,16 @@ def test_a_store_of_another_base_is_refused(data: Path, tmp_path: Path) -> None:
     changed = UltralyticsHost(pose_model("11", seed=1))
     with pytest.raises(HaloposeError, match="other data or settings"):
         fit(changed, load_dataset(data, "train"), load_dataset(data, "val"), tmp_path, SETTINGS)
+
+
+@pytest.mark.usefixtures("published_base")
+def test_images_without_anybody_are_no_mistake() -> None:
+    """Heads that look beyond their window have nothing to look at then."""
+    model = UncertainPose.load()
+    empty = np.full((90, 160, 3), 114, np.uint8)
+    families: tuple[Family, ...] = ("gaussian", "student-t")
+    for family in families:
+        found = model.predict([empty, photograph("bus.jpg"), empty], family=family)
+        assert [len(poses) > 0 for poses in found] == [False, True, False]
+        assert found[0].covariance.shape == (0, 17, 2, 2)
+    assert len(model.predict(empty)[0]) == 0

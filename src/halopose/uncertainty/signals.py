@@ -143,7 +143,7 @@ def features_at(maps: Sequence[Tensor], strides: Sequence[int], image: Tensor, p
     parts = []
     for level, values in enumerate(maps):
         rows = values.permute(0, 2, 3, 1).reshape(-1, values.shape[1])
-        found = rows[cell[:, :, level].flatten()].reshape(*cell.shape[:2], 4, -1)
+        found = rows[cell[:, :, level].flatten()].reshape(*cell.shape[:2], 4, values.shape[1])
         parts.append((share[:, :, level, None] @ found)[:, :, 0])
     return torch.cat(parts, dim=2)
 
