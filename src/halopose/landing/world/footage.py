@@ -69,10 +69,10 @@ class FootageRanges:
 
 
 def footage_ranges(seed: int) -> FootageRanges:
-    """A camera of 22 to 70 degrees; as far out as the runway is as large as the plain world's at 6 km."""
+    """A camera of 9 degrees, as a part of a large picture has, to 70; no farther out than a runway can be seen."""
     rng = np.random.default_rng([seed, 30])
     width, height = SIZES[int(rng.choice(len(SIZES), p=_SHARES))]
-    fov = radians(float(np.exp(rng.uniform(np.log(22.0), np.log(70.0)))))
+    fov = radians(float(np.exp(rng.uniform(np.log(9.0), np.log(70.0)))))
     plain = Camera.from_fov(width, height, fov)
     # Barrel distortion grows with the field of view; at the corner it moves a point by up to an eighth.
     corner = tan(fov / 2) ** 2 * (1 + (height / width) ** 2)
