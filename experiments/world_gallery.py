@@ -1,6 +1,7 @@
 """A contact sheet of the synthetic world: weathers down, distances across, corners drawn on request.
 
 python -m experiments.world_gallery -o world.png --seed 0 --corners
+python -m experiments.world_gallery -o footage.jpg --footage    # as real cameras record them
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("world.png"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--corners", action="store_true")
+    parser.add_argument("--footage", action="store_true")
     options = parser.parse_args()
+    if options.footage:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(options.output), footage(options.seed), [cv2.IMWRITE_JPEG_QUALITY, 85])
+        print(f"Open {options.output}")
+        return
     rows = [
         np.hstack([picture(options.seed + 10 * row + column, weather, range_, options.corners)
                    for column, range_ in enumerate(DISTANCES)])
@@ -52,6 +59,16 @@ def picture(seed: int, weather: Weather, distance: tuple[float, float], corners:
             centre = (round(float(u) * 16), round(float(v) * 16))
             cv2.circle(image, centre, 5 * 16, (0, 255, 255) if seen else (0, 0, 255), 1, cv2.LINE_AA, shift=4)
     return image
+
+
+def footage(seed: int) -> Array:
+    """Twelve scenes of footage, all at one size."""
+    kinds: tuple[Weather, ...] = ("clear", "haze", "clear", "dusk", "clear", "night")
+    frames = [
+        cv2.resize(render(sample_scene(seed + n, kinds[n % 6], SceneSettings(footage=True))), (320, 192))
+        for n in range(12)
+    ]
+    return np.vstack([np.hstack(frames[row : row + 4]) for row in (0, 4, 8)])
 
 
 if __name__ == "__main__":
