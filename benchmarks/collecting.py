@@ -42,7 +42,7 @@ MODEL = ("forward", "assign", "select")  # what the framework itself does
 def collecting_rows(data: Path | None, images: int = IMAGES, rounds: int = 3) -> Iterator[Row]:
     """All of them; photographs from a data yaml, or two that come with Ultralytics in turns."""
     host = make_model().host
-    dataset = _photographs(data, host.layout, images)
+    dataset = photographs(data, host.layout, images)
     crew, settings = Crew.of_machine("cpu"), CollectSettings(detections=20)
     found = _compare(host, dataset, (settings, crew), (settings, Crew()), rounds)
     rate = f"{len(dataset) / found.ours:.1f} images a second"
@@ -124,7 +124,8 @@ def _compare(
         )
 
 
-def _photographs(data: Path | None, layout: Keypoints, count: int) -> Dataset:
+def photographs(data: Path | None, layout: Keypoints, count: int) -> Dataset:
+    """So many training images of a data yaml, or two photographs that come with Ultralytics in turns."""
     if data is not None:
         found = load_dataset(data, "train", otherwise=layout)
         return replace(found, records=found.records[:count])

@@ -1,6 +1,10 @@
 """Kill ``halopose fit`` at random moments, run it again, and compare the artifact with an undisturbed one.
 
     python -m experiments.kills --kills 20
+    python -m experiments.kills --kills 4 --ranks 2
+
+With ``--ranks``: kill -9 of one rank of ``collect`` and of ``train`` under torchrun, and both run again; the store
+is compared with that of one process, the heads with those of as many ranks that nobody disturbed.
 
 The data are the two photographs that come with ultralytics, cut into views and labelled with the base's own
 predictions plus noise; nothing else is needed.
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import random
 import signal
 import subprocess
@@ -33,11 +38,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=1)
     arguments = parser.parse_args()
     generator = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_data(folder / "data")
+        if arguments.ranks > 1:
+            kill_ranks(folder, arguments.ranks, arguments.kills, generator)
+            return
         start = time.monotonic()
         run(folder, "whole", None)
         duration = time.monotonic() - start
@@ -85,6 +94,59 @@ def run(folder: Path, name: str, kill_after: float | None) -> bool:
         if process.returncode:
             sys.exit(error.decode())
         return True
+
+
+def kill_ranks(folder: Path, ranks: int, kills: int, generator: random.Random) -> None:
+    """Ranks of collect and of train killed so many times each."""
+    data, base = str(folder / "data" / "data.yaml"), ["--base", str(find_base())]
+    collect = ["collect", data, *base, "--sizes", "320", "--workers", "1", "-o"]
+    torchrun(1, [*collect, str(folder / "one")])
+    expected = digest_of(folder / "one")
+    killed = killed_often(ranks, [*collect, str(folder / "ranks")], kills, generator)
+    if digest_of(folder / "ranks") != expected:
+        sys.exit("the stores differ")
+    print(f"collect: {killed} ranks killed; the store equals that of one process byte for byte")
+    train = ["train", str(folder / "one"), *base, "--epochs", "30", "-o"]
+    torchrun(ranks, [*train, str(folder / "whole.safetensors")])
+    killed = killed_often(ranks, [*train, str(folder / "killed.safetensors")], kills, generator)
+    check(folder)
+    print(f"train: {killed} ranks killed; the heads equal those of {ranks} undisturbed ranks byte for byte")
+
+
+def killed_often(ranks: int, words: list[str], kills: int, generator: random.Random) -> int:
+    """Kill one rank of each of so many runs, then let one finish; how many were killed before they were done."""
+    killed = sum(torchrun(ranks, words, generator) for _ in range(kills))
+    torchrun(ranks, words)
+    return killed
+
+
+def torchrun(ranks: int, words: list[str], killer: random.Random | None = None) -> bool:
+    """Run a command in so many ranks of one thread; a killer kills one of them, which ends them all."""
+    begin = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*begin, "-m", "halopose", *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        if killer is not None:
+            while process.poll() is None and len(children := ranks_of(process.pid)) < ranks:
+                time.sleep(0.1)
+            time.sleep(killer.uniform(2, 25))
+            if process.poll() is None and (children := ranks_of(process.pid)):
+                os.kill(killer.choice(children), signal.SIGKILL)
+        _, error = process.communicate()
+        if process.returncode and killer is None:
+            sys.exit(error.decode()[-2000:])
+        return process.returncode != 0
+
+
+def ranks_of(process: int) -> list[int]:
+    """Processes that torchrun started (Linux)."""
+    tasks = Path(f"/proc/{process}/task")
+    names = [name for task in tasks.iterdir() for name in (task / "children").read_text().split()]
+    return [int(name) for name in names if b"RANK=" in Path(f"/proc/{name}/environ").read_bytes()]
+
+
+def digest_of(folder: Path) -> dict[str, str]:
+    return {path.name: digest(path) for path in folder.iterdir() if not path.name.startswith(".")}
 
 
 def make_data(folder: Path) -> None:
