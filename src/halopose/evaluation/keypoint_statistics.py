@@ -63,7 +63,9 @@ class Statistics:
             statistic = _surprise(distance, standard, tail, dof)
         squared = np.square(r.numpy())
         return cls(
-            level={axis: metrics.level_index(value.numpy()) for axis, value in probability.items()},
+            level={
+                axis: metrics.level_index(value.numpy()).astype(np.uint8) for axis, value in probability.items()
+            },
             statistic={axis: value.numpy() for axis, value in statistic.items()},
             variance={
                 "joint": (covariance[:, 0, 0] + covariance[:, 1, 1]) / 2,
@@ -204,7 +206,9 @@ def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str]) -> 
 
 
 def _variance_curve(statistics: Statistics, axis: str) -> Points:
-    bins = metrics.variance_bins(*statistics.in_variance_order[axis], presorted=True)
+    order = statistics.by_variance[axis]
+    predicted, squared = statistics.variance[axis][order], statistics.squared[axis][order]
+    bins = metrics.variance_bins(predicted, squared, presorted=True)
     return Points(bins.predicted, bins.empirical)
 
 
