@@ -7,7 +7,8 @@ The data are a folder with `runway_keypoints.json`, COCO keypoints whose images 
 and how many of them lie in their 95 % ellipses: as shipped, and calibrated on 40 frames of the other sequence,
 without and with means (`halopose calibrate`, with and without `--offset`), and on the first 40 frames of the same
 sequence. Neighbouring frames show nearly the same picture, so that they are no independent samples: intervals come
-from resampling blocks of ten consecutive frames, and even those are of one approach. Two controls: frames whose
+from resampling blocks of ten consecutive frames, and even those are of one approach. What is unlike the
+data by novelty (`--alarm`) and widened for it (`--widen`) stands beside. Two controls: frames whose
 runway is painted over, where nothing should be found, and mirrored ones.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from scipy.stats import chi2
 
 from halopose.cli.terminal import progress, say
 from halopose.data.dataset import Dataset
@@ -36,11 +38,13 @@ from halopose.fitting.store import MatchStore
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.hosts.shipped import runway_artifact, runway_detector
+from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Array
 from halopose.uncertainty.calibration import Calibrations
+from halopose.uncertainty.correlation import whiten
 
-CONF, PROBABILITY, BLOCK, FRAMES, DRAWS = 0.5, 0.95, 10, 40, 2000
+CONF, PROBABILITY, BLOCK, FRAMES, DRAWS, ALARM = 0.5, 0.95, 10, 40, 2000, 0.05
 
 
 def main() -> None:
@@ -63,6 +67,10 @@ def main() -> None:
     with progress() as step:
         store = collect_validation(host, data, work / "store", settings_of(artifact), step)
         results = {name: told(store, artifact, ids, others_of(sequences, name)) for name, ids in sequences.items()}
+        if artifact.novelty is not None:
+            widened = widened_poses(host, artifact, data)
+            for name, ids in sequences.items():
+                results[name] |= unlike(widened, store, np.array(sorted(ids), dtype=np.int64))
         results["controls"] = controls(host, artifact, data)
     write_json(work / "real_footage.json", results)
     say(table(results))
@@ -125,6 +133,29 @@ def found_in(store: MatchStore, artifact: Artifact, images: Array) -> MatchedPos
     """True positives among what is found at the confidence asked for."""
     predictions = predictions_of(artifact.heads.eval(), store, images)
     return match_poses(predictions[predictions.scores >= CONF], store.ground_truth(images))
+
+
+def widened_poses(host: Host, artifact: Artifact, data: Dataset) -> PoseDistributions:
+    """Everything found in all frames, with covariances widened where it is unlike the data (``--widen``)."""
+    model = UncertainPose(host, artifact, widen=True)
+    parts = []
+    for record in data.records:
+        poses = model.predict(record.path, conf=CONF)[0]
+        parts.append(replace(poses, image_ids=np.full(len(poses), record.image_id, dtype=np.int64)))
+    return PoseDistributions.concatenate(parts)
+
+
+def unlike(widened: PoseDistributions, store: MatchStore, images: Array) -> dict[str, Any]:
+    """Which detections of a sequence are flagged as unlike the data, and what their widened ellipses hold."""
+    poses = widened[np.isin(np.asarray(widened.image_ids), images)]
+    matched = match_poses(poses, store.ground_truth(images))
+    distance = np.square(whiten(matched.residual, np.linalg.cholesky(matched.covariance))).sum(-1)
+    held = (distance <= chi2.ppf(PROBABILITY, 2)).astype(float)
+    of_block = np.searchsorted(images, matched.image_ids) // BLOCK
+    return {
+        "flagged as unlike": float((~poses.in_distribution(ALARM)).mean()),
+        "widened": interval(held, of_block, np.mean),
+    }
 
 
 def inside(matched: MatchedPoses, fitted: Calibrations) -> Array:
@@ -195,6 +226,13 @@ def table(results: dict[str, Any]) -> str:
     for way in results[names[0]]["same sequence"]:
         cells = [results[name]["same sequence"][way] for name in names]
         lines.append(row(f"the same, {way} of its first {FRAMES}", cells, 100, " %"))
+    if "widened" in results[names[0]]:
+        lines.append(
+            row("the same, as shipped, widened (--widen)", [results[n]["widened"] for n in names], 100, " %")
+        )
+        flagged = [100 * results[name]["flagged as unlike"] for name in names]
+        title = f"flagged as unlike at {ALARM}"
+        lines.append(f"{title:42}" + "".join(f"{share:>26.0f} %" for share in flagged))
     erased, mirrored = (100 * results["controls"][name] for name in ("erased", "mirrored"))
     lines.append(f"controls, every fifth frame: found in {erased:.0f} % erased, {mirrored:.0f} % mirrored")
     return "\n".join(lines)

@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,33 @@ def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any],
     assert "positions.csv" in said
     with (tmp_path / "positions.csv").open(newline="") as file:
         assert all(37.5 < float(row["latitude_deg"]) < 37.7 for row in csv.DictReader(file))
+
+
+class Strange(Oracle):
+    """Detections that are all unlike the data."""
+
+    def predict(self, image: Array, conf: float) -> list[PoseDistributions]:
+        return [replace(poses, novelty=np.full(len(poses), 1e-3)) for poses in super().predict(image, conf)]
+
+
+def test_a_recording_unlike_the_data_says_what_to_do(land: Callable[..., Any], tmp_path: Path) -> None:
+    there = tmp_path / "approach"
+    land("--record", there)
+    named = (
+        "--camera",
+        there / "camera.yaml",
+        "--runway",
+        there / "runway.json",
+        "--attitude",
+        there / "attitude.csv",
+    )
+    film = "--frames", there / "video.mp4", *named, "--gnss", there / "gnss.csv"
+    log, said = land(*film, model=Strange(LandingSettings(rate=0.1)))
+    assert log["summary"]["trusted"] == 0
+    assert "use it with --alarm 0 --widen" in said
+    log, said = land(*film, "--alarm", "0", model=Strange(LandingSettings(rate=0.1)))
+    assert log["summary"]["trusted"] > 0
+    assert "--widen" not in said
 
 
 def test_nothing_detected_is_a_flight_too(land: Callable[..., Any]) -> None:

@@ -57,6 +57,10 @@ def land(
         Literal["lpv-200", "cat-1", "cat-2", "cat-3"],
         typer.Option(help="Whose alert limits and integrity risk to hold levels against."),
     ] = "lpv-200",
+    widen: Annotated[
+        bool,
+        typer.Option("--widen", help="Larger ellipses for what is unlike the data; with --alarm 0 it is used."),
+    ] = False,
     base: Annotated[Path | None, typer.Option(help="A runway detector; else the one that ships.")] = None,
     artifact: Annotated[Path | None, typer.Option(help="Its heads; else those that ship.")] = None,
     animation: Annotated[bool, typer.Option(help="Draw the animation.")] = True,
@@ -91,6 +95,7 @@ def land(
     from halopose.hosts import shipped as hub
     from halopose.landing.flight import land as fly
     from halopose.landing.settings import LandingSettings
+    from halopose.landing.sighting import UNLIKE
     from halopose.landing.summary import summarise
     from halopose.predictor import UncertainPose
     from halopose.reports.landing import page, pictures
@@ -117,7 +122,8 @@ def land(
     if animation:
         pictures.check_animation(output / "landing.webp")
     make_folder(output)
-    model = UncertainPose.load(base or hub.runway_detector(), artifact or hub.runway_artifact(), device=device)
+    heads = artifact or hub.runway_artifact()
+    model = UncertainPose.load(base or hub.runway_detector(), heads, device=device, widen=widen)
     flight: Flight
     site: Site | None = None
     with progress() as step:
@@ -135,6 +141,8 @@ def land(
                 write_recording(simulated, record)
     summary = summarise(flight)
     say(to_text(summary))
+    if 2 * summary["frames_not_used_because"].get(UNLIKE, 0) > summary["frames"] and frames is not None:
+        say("most of what was detected is unlike the data of these heads: use it with --alarm 0 --widen")
     write_json(output / "log.json", {"summary": summary, **page.log_of(flight)})
     pictured = pictures.draw_film(flight) if animation else []
     film = pictures.write_film(pictured, output / "landing.webp") if animation else None
