@@ -28,6 +28,7 @@ from halopose.data.dataset import Dataset, Objects, Record
 from halopose.data.loading import load_dataset
 from halopose.fitting.collecting import collect
 from halopose.fitting.crew import Crew
+from halopose.fitting.reading import Reader
 from halopose.fitting.store import CollectSettings
 from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
@@ -35,6 +36,7 @@ from halopose.keypoints import Keypoints
 IMAGES = 128  # four shards
 BATCH_SECONDS = 2e-3
 READERS = (2, 16)
+READ = 32  # photographs, to see what reading alone takes
 SLOTS = 1024  # processes whose time is kept apart
 MODEL = ("forward", "assign", "select")  # what the framework itself does
 
@@ -47,7 +49,7 @@ def collecting_rows(data: Path | None, images: int = IMAGES, rounds: int = 3) ->
     found = _compare(host, dataset, (settings, crew), (settings, Crew()), rounds)
     rate = f"{len(dataset) / found.ours:.1f} images a second"
     what = f"collecting {len(dataset)} photographs, YOLO11n-pose, 640, {crew.processes} processes, {rate}"
-    yield faster(what, found, "--workers 1 --batch 1, all threads")
+    yield faster(what, found, "--workers 1 --batch 1, the model on all threads")
     yield from _busy(host, dataset, settings, crew)
     stub = StubHost(keypoints=17, seconds=BATCH_SECONDS)
     yield from _stub_rows(stub, replace(dataset, layout=stub.layout), rounds)
@@ -56,6 +58,12 @@ def collecting_rows(data: Path | None, images: int = IMAGES, rounds: int = 3) ->
 def _stub_rows(stub: Host, dataset: Dataset, rounds: int) -> Iterator[Row]:
     """A model that takes next to no time: what is left is reading, cutting windows and writing."""
     cores, batched = os.cpu_count() or 1, CollectSettings(batch=16)
+    reader, some = Reader(stub.placer(), True), dataset.records[:READ]
+    begin = time.process_time()
+    for record in some:
+        reader((record, 640))
+    limit = cores * len(some) / (time.process_time() - begin)
+    yield Row(f"reading these photographs, all that {cores} cores could", f"{limit:.0f} images a second")
     for what, crew in (
         (f"{cores} readers, batches of 16", Crew(readers=cores)),
         (f"{cores} processes, batches of 16", Crew(processes=cores)),

@@ -98,9 +98,17 @@ def _store(times: int, folder: Path) -> Work:
 
 
 def _annotations(times: int, folder: Path) -> Work:
+    """The file is written by another process, whose memory is not ours."""
+    path = folder / "truth.json"
+    code = f"from benchmarks.growth import write_annotations; write_annotations({str(path)!r}, {times})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return lambda: read_ground_truth(path)
+
+
+def write_annotations(path: str, times: int) -> None:
     """COCO json with outlines, which nobody needs here but every such file has."""
     objects, _ = synthesize(COCO_VAL)
-    path, step = folder / "truth.json", len(objects["images"]) + 1
+    step = len(objects["images"]) + 1
     outline = [[round(0.1 * number, 1) for number in range(60)]]
     with open(path, "w", encoding="utf-8") as file:
         for key in ("images", "annotations"):
@@ -110,7 +118,6 @@ def _annotations(times: int, folder: Path) -> Work:
                 file.write((", " if number else "") + json.dumps(rows)[1:-1])
             file.write("]")
         file.write(f', "categories": {json.dumps(objects["categories"])}}}')
-    return lambda: read_ground_truth(path)
 
 
 def _moved(entry: dict[str, Any], key: str, by: int, outline: list[list[float]]) -> dict[str, Any]:
