@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,13 @@ def test_a_flight_is_written_and_told(land: Callable[..., Any]) -> None:
 
 
 def test_positions_are_written_for_others(land: Callable[..., Any], tmp_path: Path) -> None:
-    log, said = land("--write", "csv, mcap,rerun")
+    viewer = find_spec("rerun") is not None  # which Python 3.10 does not have
+    log, said = land("--write", "csv, mcap,rerun" if viewer else "csv, mcap")
     with (tmp_path / "positions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["x_m"]) for row in rows] == [frame["fused"]["position"][0] for frame in log["frames"]]
     assert (tmp_path / "positions.mcap").read_bytes().startswith(b"\x89MCAP")
-    assert (tmp_path / "landing.rrd").stat().st_size > 1000
+    assert not viewer or (tmp_path / "landing.rrd").stat().st_size > 1000
     assert "positions.mcap" in said
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from rerun.chunk import RrdReader
+import pytest
 
 from halopose.landing.recordings.positions import positions_of
 from halopose.landing.recordings.rerun_file import ellipse, write_rerun
@@ -15,13 +15,14 @@ from tests.landing.test_flight import flown
 
 
 def test_it_reads_back(tmp_path: Path) -> None:
+    chunks = pytest.importorskip("rerun.chunk")  # which Python 3.10 does not have
     flight = flown(3, LandingSettings(rate=0.5, camera=CameraErrors(clock=0.0)))
     grey = np.full((flight.place.camera.height, flight.place.camera.width, 3), 90, np.uint8)
     count = len(flight.frame_times)
     flight = replace(flight, images=(grey,) * count)
     path = write_rerun(flight, positions_of(flight, site_of(flight)), tmp_path / "landing.rrd")
     rows: Counter[str] = Counter()
-    for chunk in RrdReader(path).stream().to_chunks():
+    for chunk in chunks.RrdReader(path).stream().to_chunks():
         rows[chunk.entity_path] += chunk.num_rows
     for name in ("track", "fused", "vision", "camera/image", "camera/corners"):
         assert rows[f"/runway/{name}"] == count, name
