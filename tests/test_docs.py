@@ -96,7 +96,9 @@ def test_options_within_sentences_exist_somewhere() -> None:
     ],
 )
 def test_experiments_exist_with_their_options(page: str, words: list[str]) -> None:
-    source = (ROOT / f"{words[2].replace('.', '/')}.py").read_text()
+    place = ROOT / words[2].replace(".", "/")
+    files = sorted(place.glob("*.py")) if (place / "__main__.py").is_file() else [place.with_suffix(".py")]
+    source = "".join(file.read_text() for file in files)
     if "experiments.shipped_data" in source:  # which has the options of all scripts about the shipped heads
         source += (ROOT / "experiments" / "shipped_data.py").read_text()
     for option in (word for word in words if word.startswith("-") and word != "-m"):
