@@ -56,8 +56,12 @@ def _predicting(_: Path | None) -> Iterator[Row]:
     from benchmarks.overhead import compare_novelty, compare_predict, compare_shipped, make_model, make_yolonas
     from benchmarks.regions import KEYPOINTS, PERSONS, compare_regions, correlation_seconds
 
-    for name, model in (("YOLO11n-pose", lambda: (make_model(),)), ("YOLO-NAS-Pose Nano", make_yolonas)):
-        sparse, dense = compare_predict(*model())
+    nas, conf = make_yolonas()
+    for name, model, least, rounds in (
+        ("YOLO11n-pose", make_model(), 0.25, 40),
+        ("YOLO-NAS-Pose Nano", nas, conf, 15),
+    ):
+        sparse, dense = compare_predict(model, least, rounds)
         yield cost(f"predicting with sparse heads, {name}, 640, batch 1, with NMS", sparse)
         yield cost("the same with dense heads", dense)
     yield cost("predicting with the heads that ship, YOLO11n-pose", compare_shipped())
