@@ -39,7 +39,7 @@ from halopose.studies.shift import auroc
 from halopose.types import Array, Progress, named
 from halopose.uncertainty.novelty import COMPONENTS, Novelty, together
 
-COUNTS = {"fog": 300, "bare": 150}
+COUNTS = {"fog": 200, "bare": 80}
 OF_WEATHER = 100
 COPIED = 300
 TEST_SEED, FOG_SEED = 41, 43  # heads, detector and gate have seen others, and nothing was chosen on these
