@@ -129,8 +129,8 @@ def read_deployed(folder: Path) -> object:
 
 
 READERS = (
-    Reader("base, safetensors", 0.6, own_base, damaged_own_base, lambda f: load_host(f / "base.safetensors")),
-    Reader("base, Ultralytics", 0.6, checkpoint, damaged_checkpoint, lambda f: load_host(f / "base.pt")),
-    Reader("base, YOLO-NAS", 0.1, nas_checkpoint, damaged_checkpoint, lambda f: load_host(f / "base.pt")),
-    Reader("deployed folder", 0.6, deployed_folder, damaged_deployed, read_deployed),
+    Reader("base, safetensors", 0.4, own_base, damaged_own_base, lambda f: load_host(f / "base.safetensors")),
+    Reader("base, Ultralytics", 0.4, checkpoint, damaged_checkpoint, lambda f: load_host(f / "base.pt")),
+    Reader("base, YOLO-NAS", 0.05, nas_checkpoint, damaged_checkpoint, lambda f: load_host(f / "base.pt")),
+    Reader("deployed folder", 0.4, deployed_folder, damaged_deployed, read_deployed),
 )  # fmt: skip

@@ -136,12 +136,12 @@ def film_results(folder: Path) -> None:
 
 READERS = (
     Reader("flight", 1.0, recorded_flight, damaged_flight, read_flight),
-    Reader("camera of OpenCV", 0.3, opencv_camera, damaged_bytes("camera.yml"),
+    Reader("camera of OpenCV", 0.6, opencv_camera, damaged_bytes("camera.yml"),
            lambda f: read_camera(f / "camera.yml")),
     Reader("rig of cameras", 0.6, rigs, damaged_rig,
            lambda f: read_calibration(next(f.glob("rig.*")))),
-    Reader("track", 0.3, film_results, damaged_json("film.json"),
+    Reader("track", 0.2, film_results, damaged_json("film.json"),
            run_command("--quiet", "track", "@/film.json", "-o", "@/tracks", "--confirm", "1")),
-    Reader("triangulate", 0.3, film_results, damaged_json("films.json"),
+    Reader("triangulate", 0.2, film_results, damaged_json("films.json"),
            run_command("--quiet", "triangulate", "@/good-rig.toml", "@/films.json", "-o", "@/scene")),
 )  # fmt: skip

@@ -132,10 +132,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=[*READERS], help="This reader alone.")
+    parser.add_argument("--only", nargs="+", choices=[*READERS], help="These readers alone.")
     given = parser.parse_args()
     print(f"{'reader':20}" + "".join(f"{kind:>10}" for kind in ("cases", *KINDS)))
-    found = run(given.cases, given.seed, [given.only] if given.only else [*READERS])
+    found = run(given.cases, given.seed, given.only or [*READERS])
     totals = [sum(count for (_, what), count in found.items() if what == kind) for kind in KINDS]
     tell("all", totals)
     return int(sum(totals[2:]) > 0)

@@ -1,31 +1,22 @@
 """The commands that study the method: outputs that cannot be written are refused before any work."""
 
 import shlex
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
-from halopose.cli.app import app, main
+from halopose.cli.app import app
 from halopose.cli.studies import _fit_command
+from tests.helpers import commands
 
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """The line of a refusal. The data named do not exist: that it is about the output shows that it came first."""
-
-    def line(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["halopose", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        error = capsys.readouterr().err
-        assert stop.value.code == 2
-        assert error.count("\n") == 1
-        return error
-
-    return line
+    return partial(commands.refused, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(

@@ -24,22 +24,11 @@ from halopose.fitting.store import CollectSettings, MatchStore
 from halopose.hosts.base import Targets
 from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.uncertainty.heads import HeadSettings
+from tests.fitting.conftest import KIND, SETTINGS
 from tests.helpers.models import artifact_for, host_of, pose_model, run_script, scenes, write_scenes, write_yolo
 from tests.helpers.values import read_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KIND = "v8"
-SETTINGS = CollectSettings(imgsz=(64,), detections=5, conf=0.05)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
-    return write_scenes(tmp_path_factory.mktemp("data"), host_of(KIND), {"train": 6, "val": 3})
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
 
 
 def with_broken_image(data: Path, root: Path) -> Path:

@@ -19,24 +19,13 @@ from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.true_positives import match_poses
 from halopose.fitting import collecting, pipeline
 from halopose.fitting.collecting import collect
-from halopose.fitting.store import CollectSettings, MatchStore, shard_path
+from halopose.fitting.store import MatchStore, shard_path
 from halopose.uncertainty.heads import ProbabilisticHeads
+from tests.fitting.conftest import KIND, SETTINGS
 from tests.helpers.mangling import mangled, refusal
-from tests.helpers.models import host_of, write_scenes
+from tests.helpers.models import host_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KIND = "v8"
-SETTINGS = CollectSettings(imgsz=(64,), detections=5, conf=0.05)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
-    return write_scenes(tmp_path_factory.mktemp("data"), host_of(KIND), {"train": 6, "val": 3})
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
 
 
 def test_ground_truth_is_the_data_set(data: Path, folder: Path) -> None:

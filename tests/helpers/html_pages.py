@@ -1,9 +1,17 @@
-"""A parser that checks that an html page is whole, for tests of pages."""
+"""A parser that checks that an html page is whole, and a browser that shows it, for tests of pages."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 EVIL = "</style><script>alert(1)</script>{{ 7 * 7 }}"
 
 
@@ -34,3 +42,19 @@ def parsed(text: str) -> _Page:
     page.close()
     assert not page.open
     return page
+
+
+def shown(text: str, probe: str, width: int, folder: Path) -> dict[str, str]:
+    """What a script that runs when the page is loaded leaves in the body's data; nothing may reach the console."""
+    page = folder / "page.html"
+    script = f'<script>addEventListener("load", () => {{ {probe} }});</script>'
+    # A page without a script allows none; the probe is not part of it.
+    text = text.replace("default-src 'none'", "default-src 'unsafe-inline'").replace("</body>", script + "</body>")
+    page.write_text(text, encoding="utf-8")
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+    command += ["--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    body = re.search(r"<body[^>]*>", done.stdout)
+    assert body is not None
+    return dict(re.findall(r'data-(\w+)="([^"]*)"', body[0]))

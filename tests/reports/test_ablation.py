@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from halopose.reports.ablation import (
 )
 from halopose.studies.ablation import DEFAULT, SCALES, Result, rows_of
 from halopose.studies.findings import FINDINGS
-from tests.helpers.html_pages import EVIL, parsed
+from tests.helpers.html_pages import EVIL, needs_chromium, parsed, shown
 
 METRICS = [
     *(f"{part}{regime}.{name}" for part in ("", "pruned.") for regime in ("gaussian", "student_t")
@@ -123,6 +124,15 @@ def test_the_page_is_whole_and_inert() -> None:
     assert page.tags.count("circle") == 2 * SCALES + 3 * 2 * 20
     for result in made:
         assert result.title in text
+
+
+@needs_chromium
+def test_all_columns_are_there_at_1280_pixels(tmp_path: Path) -> None:
+    probe = """
+      const places = [...document.querySelectorAll(".scroll")];
+      document.body.dataset.beyond = Math.max(...places.map((place) => place.scrollWidth - place.clientWidth));
+    """
+    assert shown(render(results(), "Ablation"), probe, 1280, tmp_path) == {"beyond": "0"}
 
 
 def test_a_page_of_few_rows_leaves_out_plots_it_cannot_draw() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,8 +19,8 @@ from halopose.evaluation.scores import METRICS, Scores
 from halopose.reports.page import percent
 from halopose.reports.scores import main_table, render, rounded
 from tests.helpers.evaluations import real_scores, with_law, with_pruned_law
+from tests.helpers.html_pages import needs_chromium, shown
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EVIL = "</script><img src=x onerror=alert(1)>\u2028{{ 7 * 7 }}"
 
 
@@ -179,34 +177,24 @@ def test_settings_say_how_it_was_pruned() -> None:
     assert re.search(r"visibility threshold</\w+>\s*<\w+>0\.25<", render(seen))
 
 
-PROBE = """<script>addEventListener("load", () => {
+PROBE = """
   for (const button of document.querySelectorAll("button")) button.click();
+  document.getElementById("swap").click();
   const set = (node, value, event) => { node.value = value; node.dispatchEvent(new Event(event)); };
-  const select = document.querySelector("select"), slider = document.querySelector("input");
+  const select = document.querySelector("select"), slider = document.querySelector("input[type=range]");
   for (const option of select.options) set(select, option.value, "change");
   for (const value of [0, slider.max]) set(slider, value, "input");
   const root = document.documentElement;
   document.body.dataset.overflow = root.scrollWidth - root.clientWidth;
   document.body.dataset.bad = /NaN|undefined|Infinity/.test(document.querySelector("main").innerHTML);
   document.body.dataset.plots = document.querySelectorAll("svg").length;
-});</script>"""
+"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@needs_chromium
 @pytest.mark.parametrize("names", [("tip",), (EVIL, *(f"a_very_long_keypoint_name_{k}" for k in range(60)))])
 def test_script_draws_every_plot_and_survives_every_control(names: tuple[str, ...], tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    text = render(without_values(names)).replace("</body>", PROBE + "</body>")
-    page.write_text(text, encoding="utf-8")
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900"]
-    command += ["--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"]
-    command += ["--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in done.stderr
-    body = re.search(r"<body[^>]*>", done.stdout)
-    assert body is not None
+    found = shown(render(without_values(names)), PROBE, 500, tmp_path)
     # Three kinds of curves by three directions, two bar charts, two pruning curves; and where there are several
     # keypoints, how they err together, as given and on a skeleton.
-    assert f'data-plots="{13 if len(names) == 1 else 15}"' in body[0]
-    assert 'data-overflow="0"' in body[0]
-    assert 'data-bad="false"' in body[0]
+    assert found == {"plots": "13" if len(names) == 1 else "15", "overflow": "0", "bad": "false"}

@@ -133,7 +133,6 @@ Sigmas = Annotated[
 ]
 Data = Annotated[Path, typer.Argument(help="YOLO data yaml, or COCO keypoint json.")]
 Base = Annotated[Path, typer.Option(help="Trained pose model, a .pt checkpoint.")]
-ArtifactIn = Annotated[Path, typer.Option("--artifact", help="Artifact made for this base.")]
 Images = Annotated[Path | None, typer.Option(help="Folder of the images of COCO json.")]
 Workers = Annotated[
     int | None, typer.Option(min=0, max=MANY, help="Processes: that run the model on a CPU, or read for a GPU.")

@@ -19,7 +19,8 @@ from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
-_FRAME = re.compile(r"(.*)_(\d{6,})$")
+_FRAME = re.compile(r"(.*)_([0-9]{6,9})$")
+MOST_FRAMES = 1_000_000  # eleven hours at 25 a second
 
 
 def film_facts(path: Path) -> tuple[float, int]:
@@ -75,15 +76,24 @@ def by_film(
     path: Path | str, content: list[dict[str, Any]], poses: PoseDistributions
 ) -> dict[str, list[PoseDistributions]]:
     """Frames of every film by its name, from the ``file_name`` of each detection, such as ``clip_000012``."""
+    if not content:
+        raise HaloposeError(f"{path} holds no detection")
     names = [_FRAME.match(str(entry.get("file_name", ""))) for entry in content]
     if not all(names):
         raise HaloposeError(f"{path}: a detection has no file_name of a film's frame, such as clip_000012")
     film = np.array([match[1] for match in names if match])
     frame = np.array([int(match[2]) for match in names if match])
+    if frame.max(initial=0) > MOST_FRAMES:
+        raise HaloposeError(f"{path}: frame {frame.max()} is beyond what a film has, up to {MOST_FRAMES}")
     result = {}
     for name in sorted(set(film.tolist())):
-        of_film = film == name
-        result[name] = [poses[of_film & (frame == n)] for n in range(int(frame[of_film].max()) + 1)]
+        rows = np.flatnonzero(film == name)
+        rows = rows[np.argsort(frame[rows], kind="stable")]
+        numbers, starts = np.unique(frame[rows], return_index=True)
+        frames = [poses[rows[:0]]] * (int(numbers[-1]) + 1)
+        for number, part in zip(numbers.tolist(), np.split(rows, starts[1:]), strict=True):
+            frames[number] = poses[part]
+        result[name] = frames
     return result
 
 

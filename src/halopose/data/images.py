@@ -151,14 +151,6 @@ def read_source(source: Any) -> Iterator[NamedImage]:
         raise HaloposeError(f"cannot take images from a {type(source).__name__}")
 
 
-def check_source(source: Any) -> None:
-    """Refuse paths that are not there, before a model is loaded or anything is written."""
-    if isinstance(source, (str, Path)) and "://" not in str(source):
-        missing = next((path for path in _paths(str(source)) if not os.path.exists(path)), None)
-        if missing is not None:
-            raise HaloposeError(f"no file {missing}: give an image, a folder, a pattern, a video or a stream")
-
-
 def distinct_names(paths: Sequence[Path]) -> list[str]:
     """Names for the results of files: their stems, if no two of them are alike.
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,8 +33,6 @@ OPSET = 17
 IR_VERSION = 10  # what ONNX Runtime has read since 1.18
 TEMPERATURE = "temperature"  # the initializer that holds the Gaussian's tau
 TRACED_SIZE = (320, 256)  # any size will do; not square, so that a mix-up of sides shows
-
-Precision = Literal["float", "half", "int8"]
 
 
 @dataclass(frozen=True)

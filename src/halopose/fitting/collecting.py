@@ -29,8 +29,7 @@ from halopose.data.tensors import write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.crew import Crew, Tick, share_out
 from halopose.fitting.ray_engine import collect_on_ray
-from halopose.fitting.reading import Reader, Reading, Task, read_ahead
-from halopose.fitting.reading import View as _View
+from halopose.fitting.reading import Reader, Reading, Task, View, read_ahead
 from halopose.fitting.store import FORMAT, CollectSettings, MatchStore, known_shards, shard_metadata, shard_path
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
 from halopose.keypoints import Keypoints
@@ -271,9 +270,9 @@ def _collect_views(
     return tensors, {"skipped": skipped, "views": [reading.state for reading in readings]}
 
 
-def _batches(views: list[_View], size: int) -> Iterator[list[_View]]:
+def _batches(views: list[View], size: int) -> Iterator[list[View]]:
     """Views of equal shape and input size, in batches."""
-    groups: dict[Any, list[_View]] = {}
+    groups: dict[Any, list[View]] = {}
     for view in views:
         groups.setdefault((view.shape, view.imgsz), []).append(view)
     for group in groups.values():
@@ -281,7 +280,7 @@ def _batches(views: list[_View], size: int) -> Iterator[list[_View]]:
 
 
 def _collect_batch(
-    host: Host, views: list[_View], settings: CollectSettings, layout: Keypoints
+    host: Host, views: list[View], settings: CollectSettings, layout: Keypoints
 ) -> list[tuple[str, int, dict[str, Tensor]]]:
     batch, boxes = host.to_batch([view.pixels for view in views]), [view.box for view in views]
     output = host.forward(batch)
@@ -303,7 +302,7 @@ def _collect_batch(
     return rows
 
 
-def _image_row(host: Host, output: HostOutput, views: list[_View], boxes: list[Letterbox]) -> dict[str, Tensor]:
+def _image_row(host: Host, output: HostOutput, views: list[View], boxes: list[Letterbox]) -> dict[str, Tensor]:
     """What novelty compares of whole images."""
     vectors = pool_images(output.features, host.strides, [box.area for box in boxes])
     return {
@@ -315,7 +314,7 @@ def _image_row(host: Host, output: HostOutput, views: list[_View], boxes: list[L
 def _assigned_rows(
     host: Host,
     output: HostOutput,
-    views: list[_View],
+    views: list[View],
     boxes: list[Letterbox],
     settings: CollectSettings,
     layout: Keypoints,
@@ -376,7 +375,7 @@ def _detected_rows(
     output: HostOutput,
     number: int,
     selection: Selection,
-    view: _View,
+    view: View,
     box: Letterbox,
     size: tuple[int, int],
     signals: bool,
@@ -441,7 +440,7 @@ def _concatenated(rows: list[tuple[str, int, dict[str, Tensor]]], levels: int) -
     return tensors
 
 
-def _truth_table(views: list[_View], imgsz: int) -> dict[str, Tensor]:
+def _truth_table(views: list[View], imgsz: int) -> dict[str, Tensor]:
     """Annotated objects in original pixels, once per image."""
     once = [view for view in views if view.imgsz == imgsz]
     objects = [view.objects for view in once]

@@ -125,7 +125,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     lines = [line for line in text.splitlines() if not line.startswith("%YAML")]  # OpenCV's is no yaml directive
     try:
         content = yaml.load("\n".join(lines), Loader=_Loader)  # a SafeLoader with one more tag
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         place = getattr(error, "problem_mark", None)
         where = f" (line {place.line + 1})" if place else ""
         raise HaloposeError(f"{path} is not yaml{where}: write the camera file again") from None

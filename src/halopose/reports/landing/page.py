@@ -226,7 +226,7 @@ def _doubts(summary: dict[str, Any]) -> list[str]:
     """Why frames were not used, the most frequent reason first."""
     lost = summary.get("frames_not_used_because", {})
     return [
-        f"{count} {'frame' if count == 1 else 'frames'} not used: {why}."
+        f"{count} {'frame' if count == 1 else 'frames'} not used: {why.removeprefix('not trusted: ')}."
         for why, count in sorted(lost.items(), key=lambda entry: -entry[1])
     ]
 
