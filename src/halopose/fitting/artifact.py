@@ -128,7 +128,7 @@ class Artifact:
         except HaloposeError as error:
             again = "" if "halopose fit" in str(error) else ": make it again with `halopose fit`"
             raise HaloposeError(f"{error}{again}") from None
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, IndexError):
+        except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError, OverflowError):
             raise HaloposeError(f"{path} is damaged: make it again with `halopose fit`") from None
 
     @classmethod
