@@ -29,6 +29,7 @@ SMALLEST_BOX = 6.0  # pixels: a distant runway's own box is thinner than a detec
 RUNWAY = "runway"  # the label that both call it by
 LAYOUT = Keypoints.of(4, names=CORNER_NAMES, sigmas=OKS_SIGMAS)
 _LARD = [f"{axis}_{corner}" for corner in "ABCD" for axis in "xy"]
+FARTHEST = 1e6  # pixels, beyond which a corner is a mistake
 
 
 def corners_in_order(points: Array) -> Array:
@@ -151,7 +152,7 @@ def _polygon_as_keypoints(runway: Any, entry: Any) -> Any:
         return entry
     parts = entry.get("segmentation")
     flat = parts[0] if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], list) else []
-    whole = len(flat) == 8
+    whole = len(flat) == 8 and all(type(value) in (int, float) and abs(value) < FARTHEST for value in flat)
     corners = corners_in_order(np.asarray(flat, dtype=np.float64).reshape(4, 2)) if whole else np.zeros((4, 2))
     visible = np.full((4, 1), 2 if whole else 0)
     told: dict[str, Any] = {"keypoints": np.concatenate([corners, visible], axis=1).ravel().tolist()}

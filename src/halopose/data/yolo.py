@@ -26,6 +26,7 @@ from halopose.keypoints import Keypoints
 from halopose.types import Array
 
 NO_SPLITS = {"path", "names", "nc", "download", "kpt_shape", "kpt_names", "kpt_oks_sigmas", "flip_idx"}
+LONGEST_NAME = 255  # bytes of one part of a path, wherever
 FARTHEST_BOX, FARTHEST_POINT = 1.05, 3.0  # shares of the image's sides; keypoints may lie outside
 
 
@@ -50,6 +51,7 @@ def read_yolo(path: Place, split: str, otherwise: Keypoints | None = None) -> Da
         mirror=_mirror(content.get("flip_idx"), count),
         otherwise=otherwise,
     )
+    _check_name(content.get("path"), path)
     root = _root(path, content)
     samples = _samples(root, content[split], path)
     shared = _shared_names(root, content, path)
@@ -138,6 +140,7 @@ def _samples(root: Place, entry: Any, path: Place, archives: bool = True) -> lis
     """What a split of the yaml names; of archives only if they are asked for."""
     found: list[Sample] = []
     for item in entry if isinstance(entry, list) else [entry]:
+        _check_name(item, path)
         place = to_place(str(item))
         place = place if isinstance(place, Address) else root / str(item)
         if is_archive(place):
@@ -148,6 +151,13 @@ def _samples(root: Place, entry: Any, path: Place, archives: bool = True) -> lis
     if not found and archives:
         raise HaloposeError(f"{path}: no images in {root / str(entry)}")
     return found if any(isinstance(image, Member) for image, _ in found) else sorted(found, key=_order)
+
+
+def _check_name(name: Any, path: Place) -> None:
+    """Refuse what no folder or file can be called."""
+    parts = str(name).replace("\\", "/").split("/")
+    if "\0" in str(name) or any(len(part.encode("utf-8", "replace")) > LONGEST_NAME for part in parts):
+        raise HaloposeError(f"{path}: {str(name)[:40]!r} is the name of no folder")
 
 
 def _order(sample: Sample) -> Any:

@@ -55,7 +55,7 @@ class Problem(ValueError):
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and -1e300 < value < 1e300  # which whole numbers of any length are held to
 
 
 def _is_positive(value: Any) -> bool:
@@ -334,7 +334,10 @@ class Model:
         area = [] if self.facts.novelty is None else [np.array([box.area], dtype=np.float32)]
         outputs = self.run(pixels[None], *area)
         select = _select_yolonas if self.facts.layout == "yolonas" else _select_ultralytics
-        cell, found = select(self.facts, outputs, box, conf, iou, max_detections)
+        try:
+            cell, found = select(self.facts, outputs, box, conf, iou, max_detections)
+        except (ValueError, IndexError, KeyError) as error:
+            raise Problem(f"the model's outputs do not fit its metadata ({error}): export it again") from None
         factors = outputs["factors"][0]
         cells = outputs["cells"][0] if "cells" in outputs else np.arange(len(factors))
         if self.facts.novelty is not None:
