@@ -82,7 +82,9 @@ def test_commands_within_sentences_have_their_options() -> None:
 
 def test_options_within_sentences_exist_somewhere() -> None:
     known = set().union(*map(options_of, COMMANDS.values()))
-    known |= set(re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in ROOT.glob("experiments/*.py"))))
+    known |= set(
+        re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in ROOT.glob("experiments/**/*.py")))
+    )
     for page, text in inline():
         if text.startswith("--"):
             assert text.split()[0] in known, f"{page}: {text}"
