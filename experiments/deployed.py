@@ -83,7 +83,10 @@ class Base:
 
 
 def bases(weights: Path | None) -> Iterator[Base]:
-    """Every architecture; by chance where no weights are at hand, every layer so that it matters."""
+    """Architectures with weights at hand, and YOLO-NAS by chance; YOLO12 by chance is left to the tests.
+
+    At this size its scores are all but 1 and its boxes fill the image: which is which cannot be told any more.
+    """
     yield ultralytics_base("YOLO11n", load_model(str(find_base()), unsafe=False))
     for name, (content, file, end2end) in WEIGHTS.items() if weights else ():
         model = PoseModel(content, nc=1, verbose=False)
@@ -93,10 +96,6 @@ def bases(weights: Path | None) -> Iterator[Base]:
         tensors = load_file(weights / file) if weights else {}
         model.load_state_dict({key: value.float() for key, value in tensors.items()}, strict=False)
         yield ultralytics_base(name, model, end2end)
-    model = pose_model("12")
-    for branch in model.model[-1].cv3:
-        branch[-1].weight.data *= 0.1  # scores short of 1, which would be equal
-    yield ultralytics_base("YOLO12n by chance", model)
     model = pose_model("nas")
     yield Base("YOLO-NAS N by chance", load_host(model), partial(libreyolo_onnx, model), trained=False)
 
@@ -124,10 +123,10 @@ def row(base: Base, images: list[NamedImage]) -> str:
         both, others = both + same * len(torch_poses), others + (not same) * len(torch_poses)
         if not same or not len(torch_poses):
             continue
-        covariance = predict.covariances(ours.factors)
-        gap = np.abs(covariance - torch_poses.covariance) / np.abs(torch_poses.covariance).max(
-            (2, 3), keepdims=True
-        )
+        # By box: chance gives scores so close to each other that runtimes differ in their order.
+        order = np.abs(ours.boxes[:, None] - torch_poses.boxes).sum(2).argmin(1)
+        expected = torch_poses.covariance[order]
+        gap = np.abs(predict.covariances(ours.factors) - expected) / np.abs(expected).max((2, 3), keepdims=True)
         values = [
             np.abs(getattr(ours, key) - getattr(framework, key)).max() for key in ("boxes", "keypoints", "scores")
         ]
