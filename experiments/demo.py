@@ -80,7 +80,10 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
 
 def index(found: dict[str, list[dict[str, Any]]]) -> str:
     """A page with the pictures and links to the other pages."""
-    pictures = tuple((f"poses/{name}.jpg", f"{name}: {len(entries)} persons") for name, entries in found.items())
+    pictures = tuple(
+        (f"poses/{name}.jpg", f"{name}: {len(entries)} {'person' if len(entries) == 1 else 'persons'}")
+        for name, entries in found.items()
+    )
     return render(
         "Poses that know how sure they are",
         "What `make demo` made: photographs, a landing, and a report on predictions whose truth is known.",
