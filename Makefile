@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint docs dist smoke bench clean
+.PHONY: demo test coverage lint docs dist smoke bench clean
 
 CODE   := src tests benchmarks experiments examples models docs/_site
 EXTRAS := dev,docs,ultralytics,yolonas,landing,recordings,rerun,studies,onnx,ray,cloud,models
@@ -17,7 +17,11 @@ demo: $(VENV)/.ready
 	$(BIN)/python -m experiments.demo -o demo
 
 test: $(VENV)/.ready lint
-	$(BIN)/python -m pytest -n auto --dist loadfile --cov --durations=10
+	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10
+
+# The same with the share of lines that tests run, which costs about a third more.
+coverage: $(VENV)/.ready
+	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10 --cov
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check $(CODE)

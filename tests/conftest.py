@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from halopose.cli import terminal
 
-settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60, database=None)
+settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=30, database=None)
 # Longer hunts for rare failures: HYPOTHESIS_PROFILE=hunt pytest
 settings.register_profile("hunt", deadline=None, max_examples=1000, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

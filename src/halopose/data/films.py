@@ -68,8 +68,8 @@ class FilmWriter:
         self._writer.release()
         if kind is None:
             self._partial.replace(self.path)
-        else:
-            self._partial.unlink(missing_ok=True)
+        elif self._partial.is_file():  # a folder there is somebody else's
+            self._partial.unlink()
 
 
 def by_film(

@@ -44,7 +44,7 @@ class Artifact:
     >>> from halopose.hosts.shipped import runway_artifact
     >>> artifact = Artifact.load(runway_artifact())
     >>> artifact.imgsz, sorted(artifact.card["images"])
-    (640, ['calibration', 'evaluation', 'heads'])
+    (640, ['calibration', 'heads'])
     """
 
     heads: ProbabilisticHeads
