@@ -767,6 +767,18 @@ def test_sizes_are_told_by_the_weights(size: str, millions: float) -> None:
     assert sum(value.numel() for value in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
+def test_a_checkpoint_whose_parts_are_not_what_they_are_named_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a few changed bytes of a pickle can do, and safe loading lets pass."""
+    model = pose_model("11")
+    model.model[0]._state_dict_pre_hooks = dict  # type: ignore[assignment]
+    (tmp_path / "mine.pt").write_bytes(b"PK")
+    monkeypatch.setattr("halopose.hosts.ultralytics.host.load_model", lambda *_: model)
+    with pytest.raises(HaloposeError, match=r"mine.pt is damaged \(TypeError\)"):
+        UltralyticsHost.load(tmp_path / "mine.pt")
+
+
 def test_foreign_pickles_of_yolonas_are_refused_and_never_run(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     contents = {

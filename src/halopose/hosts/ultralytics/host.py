@@ -115,7 +115,13 @@ class UltralyticsHost(Host):
         if not Path(path).is_file():
             raise HaloposeError(f"no checkpoint at {path}: give the path of a .pt file")
         model = load_model(str(path), unsafe)
-        return cls(model, end2end=end2end, device=device, description=Path(path).name)
+        try:
+            return cls(model, end2end=end2end, device=device, description=Path(path).name)
+        except HaloposeError:
+            raise
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            # A damaged pickle may give a model whose parts are not what they are named.
+            raise HaloposeError(f"{path} is damaged ({type(error).__name__}): get it again") from None
 
     @property
     def device(self) -> torch.device:
