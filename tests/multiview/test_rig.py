@@ -72,8 +72,9 @@ def test_qualisys(tmp_path: Path) -> None:
     same(read_calibration(path), rig())
 
 
-def test_opencv(tmp_path: Path) -> None:
-    path = tmp_path / "cameras.yml"
+@pytest.mark.parametrize("name", ["cameras.yml", "cameras.xml"])
+def test_opencv(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     store = cv2.FileStorage(str(path), cv2.FILE_STORAGE_WRITE)
     store.startWriteStruct("names", cv2.FileNode_SEQ)
     for view in rig():

@@ -72,8 +72,13 @@ def read_yolo(path: Place, split: str, otherwise: Keypoints | None = None) -> Da
 
 def _root(path: Place, content: dict[str, Any]) -> Place:
     """The folder that the splits are in."""
-    named = beside(path, str(content.get("path") or "."))
-    return named.resolve() if isinstance(named, Path) else named
+    try:
+        named = beside(path, str(content.get("path") or "."))
+        return named.resolve() if isinstance(named, Path) else named
+    except HaloposeError:
+        raise
+    except (OSError, UnicodeError, RuntimeError, ValueError):  # a name that no file system has
+        raise HaloposeError(f"{path}: its path is no folder's name: mend it") from None
 
 
 def _shared_names(root: Place, content: dict[str, Any], path: Place) -> set[str]:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera, project, projection_jacobian, to_camera
+from halopose.geometry.opencv_file import matrix_of, read_opencv
 from halopose.types import Array
 
 _NOT_ONE = (
@@ -157,24 +158,18 @@ def _is_number(text: str) -> bool:
 
 def _opencv(path: Path) -> list[View]:
     """OpenCV's FileStorage: names, and K_, dist_, R_ (or Rot_) and T_ of each camera, as EasyMocap has them."""
-    try:
-        store = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
-    except SystemError:  # what comes of OpenCV's own error in a constructor
-        raise ValueError("OpenCV cannot read it") from None
-    try:
-        listed = store.getNode("names")
-        names = [listed.at(n).string() for n in range(listed.size())]
-        views = []
-        for name in names:
-            matrix, lens, turn, full, offset = (
-                store.getNode(f"{key}_{name}").mat() for key in ("K", "dist", "R", "Rot", "T")
-            )
-            if matrix is None or offset is None or (turn is None and full is None):
-                raise KeyError(f"camera {name} needs K_{name}, R_{name} and T_{name}")
-            views.append(View.from_opencv(name, matrix, lens, full if turn is None else turn, offset))
-        return views
-    finally:
-        store.release()
+    content = read_opencv(path)
+    names = content["names"]
+    views = []
+    for name in map(str, names if isinstance(names, list) else [names]):
+        matrix, lens, turn, full, offset = (
+            None if entry is None else matrix_of(entry)
+            for entry in (content.get(f"{key}_{name}") for key in ("K", "dist", "R", "Rot", "T"))
+        )
+        if matrix is None or offset is None or (turn is None and full is None):
+            raise KeyError(f"camera {name} needs K_{name}, R_{name} and T_{name}")
+        views.append(View.from_opencv(name, matrix, lens, full if turn is None else turn, offset))
+    return views
 
 
 __all__ = ["View", "read_calibration"]

@@ -17,6 +17,7 @@ import yaml
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera, Mount
+from halopose.geometry.opencv_file import read_opencv
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
@@ -58,7 +59,7 @@ class Lens:
 def read_camera(path: Path | str) -> Lens:
     """The camera of a yaml file: OpenCV's FileStorage, ROS's ``camera_info`` file, or a ``CameraInfo`` message."""
     path = Path(path)
-    content = _parsed(path)
+    content = read_opencv(path)
     matrix = _numbers(path, content, ("camera_matrix", "K", "k", "Camera_1_matrix"), "the camera matrix", (9,))
     width, height = (_size(path, content, name) for name in ("width", "height"))
     model = str(content.get("distortion_model", content.get("camera_model", ""))).lower()
@@ -105,33 +106,6 @@ def camera_text(camera: Camera, mount: Mount) -> str:
         },
         sort_keys=False,
     )
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Also reads OpenCV's matrices, as plain mappings."""
-
-
-for _tag in ("opencv-matrix", "opencv-nd-matrix"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", lambda loader, node: loader.construct_mapping(node, True))
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise HaloposeError(f"{path} is not text: give a camera file in yaml") from None
-    lines = [line for line in text.splitlines() if not line.startswith("%YAML")]  # OpenCV's is no yaml directive
-    try:
-        content = yaml.load("\n".join(lines), Loader=_Loader)  # a SafeLoader with one more tag
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        place = getattr(error, "problem_mark", None)
-        where = f" (line {place.line + 1})" if place else ""
-        raise HaloposeError(f"{path} is not yaml{where}: write the camera file again") from None
-    if not isinstance(content, dict):
-        raise HaloposeError(f"{path} is no camera file: it needs camera_matrix, image_width and image_height")
-    return content
 
 
 def _numbers(
