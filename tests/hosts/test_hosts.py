@@ -772,7 +772,7 @@ def test_a_checkpoint_whose_parts_are_not_what_they_are_named_is_one_line(
 ) -> None:
     """What a few changed bytes of a pickle can do, and safe loading lets pass."""
     model = pose_model("11")
-    model.model[0]._state_dict_pre_hooks = dict  # type: ignore[assignment]
+    model.model[0]._state_dict_pre_hooks = dict
     (tmp_path / "mine.pt").write_bytes(b"PK")
     monkeypatch.setattr("halopose.hosts.ultralytics.host.load_model", lambda *_: model)
     with pytest.raises(HaloposeError, match=r"mine.pt is damaged \(TypeError\)"):

@@ -166,9 +166,10 @@ def _opencv(path: Path) -> list[View]:
             None if entry is None else matrix_of(entry)
             for entry in (content.get(f"{key}_{name}") for key in ("K", "dist", "R", "Rot", "T"))
         )
-        if matrix is None or offset is None or (turn is None and full is None):
+        turn = full if turn is None else turn
+        if matrix is None or offset is None or turn is None:
             raise KeyError(f"camera {name} needs K_{name}, R_{name} and T_{name}")
-        views.append(View.from_opencv(name, matrix, lens, full if turn is None else turn, offset))
+        views.append(View.from_opencv(name, matrix, lens, turn, offset))
     return views
 
 
