@@ -19,7 +19,7 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready lint
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10
 
-# The same with the share of lines that tests run, which costs about a third more.
+# The same with the share of lines that tests run, which takes longer.
 coverage: $(VENV)/.ready
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10 --cov
 
