@@ -85,7 +85,7 @@ def test_half_precision_is_near_and_can_be_left_again(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     host: Any = make_host(kind, pose_model(kind))
-    batch = torch.rand(1, 3, 64, 96)
+    batch = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
     whole = host.forward(batch)
     dataset = load_dataset(write_scenes(tmp_path, host, {"val": 1}), "val")
     settings = CollectSettings(imgsz=(64,), detections=5)
@@ -97,7 +97,8 @@ def test_half_precision_is_near_and_can_be_left_again(
         assert mine.dtype == torch.float32
         assert 0 < float((mine - theirs).norm() / theirs.norm()) < 0.2
     assert half.keypoints.dtype == half.scores.dtype == torch.float32
-    assert float((half.keypoints - whole.keypoints).abs().max()) < 20
+    # Of weights by chance: single keypoints may go anywhere.
+    assert float((half.keypoints - whole.keypoints).abs().median()) < 5
     assert collect(host, dataset, tmp_path / "half", settings).manifest["settings"]["half"] is True
     with pytest.raises(HaloposeError, match="other data or settings"):
         collect(host, dataset, tmp_path / "whole", settings)
