@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
+from mcap_ros2.writer import Writer
 
 from experiments.fuzz.damage import Reader, damaged_bytes, damaged_json, damaged_words, damaged_yaml, dump
 from experiments.fuzz.files import run_command
@@ -16,6 +18,7 @@ from halopose.geometry.camera import Camera, Mount, look, runway_corners
 from halopose.landing.recordings.cameras import camera_text, read_camera
 from halopose.landing.recordings.frames import TIMES, open_frames
 from halopose.landing.recordings.logs import KINDS
+from halopose.landing.recordings.messages import definition, header
 from halopose.landing.recordings.replay import read_measurements, replay, settings_for
 from halopose.landing.recordings.runways import Site, read_runway, runway_content
 from halopose.multiview.rig import read_calibration
@@ -124,6 +127,19 @@ def damaged_rig(folder: Path, rng: random.Random) -> None:
     (folder / name).write_bytes(damaged_words((folder / f"good-{name}").read_text(), rng, between))
 
 
+def recorded_images(folder: Path) -> None:
+    """As a camera driver records: compressed images in MCAP."""
+    kind = "sensor_msgs/msg/CompressedImage"
+    coded = cv2.imencode(".png", np.full((16, 24, 3), 80, np.uint8))[1].tobytes()
+    with (folder / "good-film.mcap").open("wb") as file:
+        writer: Any = Writer(file)
+        schema = writer.register_msgdef(kind, definition(kind))
+        for second in range(3):
+            message = {"header": header(float(second), "camera"), "format": "png", "data": coded}
+            writer.write_message("/nose", schema, message, log_time=second * 10**9)
+        writer.finish()
+
+
 def film_results(folder: Path) -> None:
     """Poses of 12 frames of a film, as `halopose predict` writes them."""
     _, results = synthesize(World(images=12, persons=12))
@@ -140,6 +156,8 @@ READERS = (
            lambda f: read_camera(f / "camera.yml")),
     Reader("rig of cameras", 0.6, rigs, damaged_rig,
            lambda f: read_calibration(next(f.glob("rig.*")))),
+    Reader("images in MCAP", 0.6, recorded_images, damaged_bytes("film.mcap"),
+           lambda f: list(open_frames(f / "film.mcap").images())),
     Reader("track", 0.2, film_results, damaged_json("film.json"),
            run_command("--quiet", "track", "@/film.json", "-o", "@/tracks", "--confirm", "1")),
     Reader("triangulate", 0.2, film_results, damaged_json("films.json"),

@@ -68,6 +68,19 @@ def test_an_mcap_file_without_images_or_cut_off_is_one_line(tmp_path: Path) -> N
         open_frames(tmp_path / "empty.mcap")
 
 
+def test_damaged_bytes_anywhere_in_an_mcap_file_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    whole, rng = mcap_of(tmp_path / "flight.mcap").read_bytes(), np.random.default_rng(0)
+    lines = []
+    for place in rng.integers(len(whole), size=60):
+        (tmp_path / "damaged.mcap").write_bytes(whole[:place] + rng.bytes(4) + whole[place + 4 :])
+        try:
+            list(open_frames(tmp_path / "damaged.mcap").images())
+        except HaloposeError as error:
+            lines.append(str(error))
+    assert len(lines) > 10
+    assert not any("\n" in line for line in lines)
+
+
 def test_times_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="2 rows for 3 images"):
         open_frames(folder_of(tmp_path, TIMES[:2]))

@@ -90,27 +90,31 @@ def _images(path: Path) -> Iterator[Array]:
 
 def _mcap_images(path: Path) -> Iterator[tuple[float, Array]]:
     """Header time and pixels of all ``sensor_msgs/CompressedImage`` of the first topic that has any."""
-    reader, factory = need("mcap.reader"), need("mcap_ros2.decoder")
     found = None
-    with path.open("rb") as file:
-        try:
-            for schema, channel, _, message in reader.make_reader(
-                file, decoder_factories=[factory.DecoderFactory()]
-            ).iter_decoded_messages():
-                if schema.name.rsplit("/", 1)[-1] != "CompressedImage" or channel.topic != (
-                    found or channel.topic
-                ):
-                    continue
-                found = channel.topic
-                pixels = cv2.imdecode(np.frombuffer(message.data, np.uint8), cv2.IMREAD_UNCHANGED)
-                if pixels is None:
-                    raise HaloposeError(f"{path}: an image of {found} cannot be decoded")
-                stamp = message.header.stamp
-                yield stamp.sec + 1e-9 * stamp.nanosec, np.asarray(as_bgr(pixels))
-        except reader.McapError as error:
-            raise HaloposeError(f"{path} is no whole MCAP file: {error}") from None
+    for topic, seconds, coded in _mcap_messages(path):
+        if topic != (found or topic):
+            continue
+        found = topic
+        pixels = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_UNCHANGED) if coded else None
+        if pixels is None:
+            raise HaloposeError(f"{path}: an image of {found} cannot be decoded")
+        yield seconds, np.asarray(as_bgr(pixels))
     if found is None:
         raise HaloposeError(f"{path} has no sensor_msgs/CompressedImage: record compressed images")
+
+
+def _mcap_messages(path: Path) -> Iterator[tuple[str, float, bytes]]:
+    """Topic, header time and bytes of every ``sensor_msgs/CompressedImage``."""
+    reader, factory = need("mcap.reader"), need("mcap_ros2.decoder")
+    try:
+        with path.open("rb") as file:
+            messages = reader.make_reader(file, decoder_factories=[factory.DecoderFactory()])
+            for schema, channel, _, message in messages.iter_decoded_messages():
+                if schema.name.rsplit("/", 1)[-1] == "CompressedImage":
+                    stamp = message.header.stamp
+                    yield channel.topic, stamp.sec + 1e-9 * stamp.nanosec, bytes(message.data)
+    except Exception as error:  # noqa: BLE001 - damaged bytes lead these libraries to any of a dozen classes
+        raise HaloposeError(f"{path} is no whole MCAP file ({type(error).__name__}): record it again") from None
 
 
 __all__ = ["TIMES", "Frames", "open_frames"]
