@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -272,6 +273,26 @@ def test_detections_past_the_cap_have_no_pairs() -> None:
     assert candidate_pairs(predictions, truth).rank.max() == 19
     assert sorted(set(candidate_pairs(predictions, truth, 3).detection.tolist())) == [0, 1, 2]
     assert taken_by(truth, predictions)[20:] == [-1] * 5
+
+
+@settings(max_examples=25)
+@given(SEEDS, st.sampled_from([0.01, 0.3, 0.5, 0.9]))
+def test_only_pairs_below_the_least_similarity_are_left_out(seed: int, least: float) -> None:
+    rng = np.random.default_rng(seed)
+    truth = random_truth(rng, int(rng.integers(4, 30)))
+    predictions = random_predictions(rng, truth, int(rng.integers(1, 150)))
+    every, near = candidate_pairs(predictions, truth), candidate_pairs(predictions, truth, least=least)
+    found = {(d, g): oks for d, g, oks in zip(near.detection, near.object, near.oks, strict=True)}
+    for d, g, oks in zip(every.detection, every.object, every.oks, strict=True):
+        assert found[d, g] == oks if (d, g) in found else oks < least
+
+
+def test_far_objects_have_no_pairs_unless_unlabelled() -> None:
+    truth = one_object(2, labelled=np.array([[True] * 17, [False] * 17]))
+    far = replace(copies(truth, [0.9]), keypoints=copies(truth, [0.9]).keypoints + 1e4)
+    assert candidate_pairs(far, truth, least=0.5).object.tolist() == [1]
+    lost = replace(far, keypoints=np.full_like(far.keypoints, np.nan))
+    assert len(candidate_pairs(lost, truth, least=0.5).object) == 2
 
 
 def test_nothing_to_match() -> None:

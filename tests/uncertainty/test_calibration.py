@@ -258,6 +258,17 @@ def test_weights_may_be_per_keypoint_and_scale_freely() -> None:
     assert_same(both, GaussianCalibration(2).fit(residual, factors, sample_weight=weight * 1e-6), rtol=1e-12)
 
 
+def test_distances_are_as_good_as_residuals() -> None:
+    generator = torch.Generator().manual_seed(0)
+    residual = torch.randn(50, 3, 2, dtype=torch.float64, generator=generator)
+    factors = torch.diag_embed(torch.rand(50, 3, 2, dtype=torch.float64, generator=generator) + 0.1)
+    labelled = torch.rand(50, 3, generator=generator) < 0.6
+    ours = Sample.of_distances(Gaussian(factors).mahalanobis(residual), labelled)
+    expected = Sample.of(residual, factors, labelled)
+    assert torch.equal(ours.mahalanobis, expected.mahalanobis)
+    assert torch.equal(ours.weight, expected.weight)
+
+
 def test_effective_samples_are_kishs() -> None:
     weight = np.array([1.0, 1, 1, 0, 5])
     assert float(column(np.ones(5), weight).effective) == pytest.approx(8**2 / 28)

@@ -79,8 +79,9 @@ def given_law(matched: MatchedPoses, covariance: Literal["moment", "paper"] = "m
 def fit_gaussian(matched: MatchedPoses, min_samples: float = 50.0) -> GaussianCalibration:
     """Calibrate the predicted covariances on true positives."""
     calibration = GaussianCalibration(matched.labelled.shape[1], min_samples=min_samples)
-    calibration.fit(*_residuals(matched, matched.covariance_tril), torch.from_numpy(matched.labelled))
-    return calibration
+    if matched.covariance is matched.scale:
+        return calibration.fit_sample(matched.sample)
+    return calibration.fit(*_residuals(matched, matched.covariance_tril), torch.from_numpy(matched.labelled))
 
 
 def fit_student(
@@ -88,8 +89,7 @@ def fit_student(
 ) -> StudentTCalibration:
     """Calibrate scale and tails of the predicted scale matrices on true positives."""
     calibration = StudentTCalibration(matched.labelled.shape[1], min_samples=min_samples, covariance=covariance)
-    calibration.fit(*_residuals(matched, matched.scale_tril), torch.from_numpy(matched.labelled))
-    return calibration
+    return calibration.fit_sample(matched.sample)
 
 
 def fit_offset(matched: MatchedPoses) -> Tensor:

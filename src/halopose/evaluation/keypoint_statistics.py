@@ -142,7 +142,7 @@ class Statistics:
             result[f"ence{suffix}"] = metrics.expected_normalized_calibration_error(bins)
         total = weight.sum()
         result["nll"] = float(weight @ self.nll / total) if total else float("nan")
-        result["akp"] = metrics.keypoint_precision_at(self.hits, len(self.nll), weight[self.by_confidence])
+        result["akp"] = metrics.keypoint_precision_at(self.hits, weight[self.by_confidence])
         return result
 
 
@@ -154,30 +154,23 @@ def summaries(statistics: Statistics, group: Array, count: int) -> list[Summary]
         suffix = "" if axis == "joint" else f"_{axis}"
         curves = metrics.coverage_of_levels(statistics.level[axis], None, group, count)
         columns[f"ace{suffix}"] = metrics.average_coverage_error(curves).tolist()
-        columns[f"ence{suffix}"] = [
-            metrics.expected_normalized_calibration_error(
-                metrics.variance_bins(
-                    statistics.variance[axis][members], statistics.squared[axis][members], presorted=True
-                )
-            )
-            for members in _members(statistics.by_variance[axis], group, sizes)
-        ]
+        members = _members(statistics.by_variance[axis], group, count)
+        columns[f"ence{suffix}"] = metrics.normalized_calibration_errors(
+            statistics.variance[axis].take(members), statistics.squared[axis].take(members), sizes
+        )
     totals = np.bincount(group, weights=statistics.nll, minlength=count)
     columns["nll"] = [float(t / n) if n else float("nan") for t, n in zip(totals, sizes, strict=True)]
-    columns["akp"] = [
-        metrics.keypoint_precision_at(metrics.hits_by_threshold(statistics.grade[members]), len(members))
-        for members in _members(statistics.by_confidence, group, sizes)
-    ]
+    ranked = statistics.grade.take(_members(statistics.by_confidence, group, count))
+    columns["akp"] = metrics.keypoint_precisions(ranked, sizes).tolist()
     columns["count"] = sizes.tolist()
     return [Summary(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
-def _members(order: Array, group: Array, sizes: Array) -> list[Array]:
-    """Indices of each group, in the given order."""
-    if len(sizes) == 1:
-        return [order]
-    grouped = order[np.argsort(group[order].astype(np.int16), kind="stable")]
-    return np.split(grouped, np.cumsum(sizes)[:-1])
+def _members(order: Array, group: Array, count: int) -> Array:
+    """Indices (n,) group by group, each in the given order."""
+    if count == 1:
+        return order
+    return order.take(np.argsort(group.astype(np.int16).take(order), kind="stable"))
 
 
 def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str]) -> Curves:
@@ -188,17 +181,15 @@ def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str]) -> 
     empirical, predicted = metrics.moment_matching(statistics.residual, statistics.covariance)
     everyone = np.arange(len(keypoint))
     sizes = np.bincount(keypoint, minlength=len(names))
-    members = _members(everyone, keypoint, sizes) if names else []
+    members = np.split(_members(everyone, keypoint, len(names)), np.cumsum(sizes)[:-1]) if names else []
     return Curves(
         coverage={axis: metrics.coverage_of_levels(statistics.level[axis])[0] for axis in AXES},
         variance={axis: _variance_curve(statistics, axis) for axis in AXES},
         moments_empirical=empirical,
         moments_predicted=predicted,
-        qq=None
-        if statistics.dof is not None
-        else {axis: _qq(statistics, axis, everyone, _POINTS) for axis in AXES},
+        qq=None if statistics.dof is not None else _qq(statistics, everyone, _POINTS),
         qq_keypoints={
-            name: {axis: _qq(statistics, axis, index, _KEYPOINT_POINTS) for axis in AXES}
+            name: _qq(statistics, index, _KEYPOINT_POINTS)
             for name, index in zip(names, members, strict=False)
             if len(index)
         },
@@ -212,18 +203,24 @@ def _variance_curve(statistics: Statistics, axis: str) -> Points:
     return Points(bins.predicted, bins.empirical)
 
 
-def _qq(statistics: Statistics, axis: str, members: Array, points: int) -> Points:
+def _qq(statistics: Statistics, members: Array, points: int) -> dict[str, Points]:
+    """Q-Q points by axis of some keypoints, under the median of their degrees of freedom."""
     unit = torch.eye(2, dtype=torch.float64)
     law: Bivariate = Gaussian(unit)
     if statistics.dof is not None:
-        law = StudentT(unit, torch.tensor(np.median(statistics.dof[members])))
-    quantile = law.mahalanobis_quantile if axis == "joint" else law.standard_quantile
-    theoretical, empirical = metrics.qq_points(
-        statistics.statistic[axis][members], lambda p: quantile(torch.from_numpy(p)).numpy(), points
-    )
-    if isinstance(law, StudentT):
-        empirical = _from_surprise(empirical, float(law.dof), axis)
-    return Points(theoretical, empirical)
+        law = StudentT(unit, torch.tensor(np.median(statistics.dof.take(members))))
+    found = {}
+    for axis in AXES:
+        quantile = law.mahalanobis_quantile if axis == "joint" else law.standard_quantile
+        theoretical, empirical = metrics.qq_points(
+            statistics.statistic[axis].take(members),
+            lambda p: quantile(torch.from_numpy(p)).numpy(),  # noqa: B023
+            points,
+        )
+        if isinstance(law, StudentT):
+            empirical = _from_surprise(empirical, float(law.dof), axis)
+        found[axis] = Points(theoretical, empirical)
+    return found
 
 
 def _surprise(distance: Tensor, standard: Tensor, tail: Tensor, dof: Tensor) -> dict[str, Tensor]:

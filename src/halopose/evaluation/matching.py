@@ -17,6 +17,7 @@ from halopose.types import Array
 
 OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 MAX_DETECTIONS = 20
+_SLACK = 1e-6  # of a bound on the exponent, far more than its rounding
 
 
 def keypoint_similarity(residual: Array, area: Array, kappa: Array) -> Array:
@@ -53,9 +54,7 @@ def object_keypoint_similarity(
     counts = truth.labelled.sum(1)
     # A stable sort puts each object's labelled keypoints first, in order.
     first = np.argsort(~truth.labelled, axis=1, kind="stable")
-    found, wanted = (
-        np.moveaxis(points, 2, 0).reshape(2, -1) for points in (predictions.keypoints, truth.keypoints)
-    )
+    found, wanted = (_by_axis(points).reshape(2, -1) for points in (predictions.keypoints, truth.keypoints))
     oks = np.empty(len(detection))
     pair_counts = counts[object]
     for count in np.unique(pair_counts):
@@ -77,6 +76,32 @@ def object_keypoint_similarity(
     return oks
 
 
+def _by_axis(points: Array) -> Array:
+    """Points (N, K, 2) as (2, N, K)."""
+    return np.ascontiguousarray(np.moveaxis(points, 2, 0))
+
+
+def _within_reach(
+    predictions: PoseDistributions, truth: GroundTruth, detection: Array, object: Array, least: float
+) -> Array:
+    """Whether the OKS of detections and objects given by index (P,) can be ``least`` or more.
+
+    No keypoint is nearer to its own than the boxes around all of them are to each other.
+    """
+    labelled = truth.labelled
+    found, wanted = _by_axis(predictions.keypoints), _by_axis(truth.keypoints)
+    low, high = found.min(-1), found.max(-1)
+    begin, end = np.where(labelled, wanted, np.inf).min(-1), np.where(labelled, wanted, -np.inf).max(-1)
+    squared = np.zeros(len(detection))
+    for axis in range(2):
+        before = begin[axis].take(object) - high[axis].take(detection)
+        after = low[axis].take(detection) - end[axis].take(object)
+        squared += np.square(np.maximum(np.maximum(before, after), 0))
+    reach = 2 * (-np.log(least) + _SLACK) * truth.layout.kappa.max() ** 2 * (truth.area + np.spacing(1))
+    # Without labelled keypoints boxes are compared; what is not a number is left to the similarity.
+    return ~((squared > np.where(labelled.any(1), reach, np.inf).take(object)) & np.isfinite(squared))
+
+
 def _distance_to_doubled_box(points: Array, boxes: Array) -> Array:
     """Per-axis distance (P, K, 2) of points to the box grown by its size on every side."""
     corner, size = boxes[:, None, :2], boxes[:, None, 2:]
@@ -85,9 +110,12 @@ def _distance_to_doubled_box(points: Array, boxes: Array) -> Array:
 
 
 def candidate_pairs(
-    predictions: PoseDistributions, truth: GroundTruth, max_detections: int = MAX_DETECTIONS
+    predictions: PoseDistributions, truth: GroundTruth, max_detections: int = MAX_DETECTIONS, least: float = 0.0
 ) -> Pairs:
-    """All pairs that COCO compares: same image, same class, the best ``max_detections`` by score."""
+    """All pairs that COCO compares: same image, same class, the best ``max_detections`` by score.
+
+    least: an OKS below which pairs are not needed; those that are too far apart for it are left out.
+    """
     image_ids, class_ids = _ids(predictions, truth)
     classes = np.unique(np.concatenate([truth.class_ids, class_ids]))
     group_of = np.searchsorted(truth.images, image_ids) * len(classes) + np.searchsorted(classes, class_ids)
@@ -106,6 +134,11 @@ def candidate_pairs(
     within = np.arange(len(expanded)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
     position = begin[expanded] + within
     detection, object = detections[expanded], objects[position]
+    if least > 0 and len(detection):
+        near = np.flatnonzero(_within_reach(predictions, truth, detection, object, least))
+        expanded, position, detection, object = (
+            values.take(near) for values in (expanded, position, detection, object)
+        )
     return Pairs(
         rank=ranks[expanded],
         slot=slots[position],
@@ -152,8 +185,11 @@ def greedy_match(
     ignore and crowd (M,) are flags of the objects.
     """
     taken = np.full((len(thresholds), detections), -1, dtype=np.int64)
-    if not len(pairs.oks):
+    thresholds = np.minimum(thresholds, 1 - 1e-10)
+    near = np.flatnonzero(pairs.oks >= thresholds.min(initial=1.0))
+    if not len(near):
         return taken
+    pairs = Pairs(**{name: values.take(near) for name, values in vars(pairs).items()})
     # Within (rank, detection): other objects before ignored ones, then by OKS, then by position.
     order = np.lexsort((pairs.slot, pairs.oks, ~ignore[pairs.object], pairs.detection, pairs.rank))
     rank, detection, object, oks = (
@@ -163,7 +199,7 @@ def greedy_match(
         pairs.oks[order],
     )
     bounds = np.searchsorted(rank, np.arange(rank[-1] + 2))
-    for t, threshold in enumerate(np.minimum(thresholds, 1 - 1e-10)):
+    for t, threshold in enumerate(thresholds):
         free = np.ones(len(ignore), dtype=bool)
         for begin, end in itertools.pairwise(bounds):
             eligible = begin + np.flatnonzero((oks[begin:end] >= threshold) & free[object[begin:end]])
@@ -184,7 +220,7 @@ def true_pairs(
     """Detections (P,) that are true positives, and the object (P,) of each; ignored objects match nobody here."""
     if not len(truth):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    pairs = candidate_pairs(predictions, truth, max_detections)
+    pairs = candidate_pairs(predictions, truth, max_detections, oks_threshold)
     taken = greedy_match(pairs, len(predictions), truth.ignore, truth.crowd, np.array([oks_threshold]))[0]
     detections = np.flatnonzero((taken >= 0) & ~truth.ignore[taken])
     return detections, taken[detections]

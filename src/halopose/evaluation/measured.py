@@ -120,7 +120,7 @@ class Measured:
         return result | {
             "akp_random": chance,
             "akp_skill": metrics.skill(result["gaussian.akp"], chance),
-            "akp_visibility": metrics.keypoint_precision_at(hits, len(order), weight[order]),
+            "akp_visibility": metrics.keypoint_precision_at(hits, weight[order]),
             "kept_fraction": float(weight @ self.kept / total) if total else float("nan"),
         }
 

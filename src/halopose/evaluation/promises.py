@@ -150,7 +150,7 @@ def _gains(matched: MatchedPoses, laws: Sequence[Bivariate], promises: Promises)
     result = [np.zeros(len(matched)) for _ in laws]
     for number, fitted in enumerate(promises.correlations):
         rows = np.flatnonzero(promises.fold == number)
-        matrix = fitted.of_objects(matched.box_area[rows])
+        matrix = fitted.matrix if fitted.scales is None else fitted.of_objects(matched.box_area[rows])
         joint = [
             JointLaw(factor[rows], matrix, None if dof is None else dof[rows], fitted.dof)
             for factor, dof in zip(factors, dofs, strict=True)

@@ -22,6 +22,7 @@ from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
 from halopose.uncertainty.correlation import whiten
 from halopose.uncertainty.distributions import scale_tril_from_covariance
+from halopose.uncertainty.estimation import Sample
 from halopose.uncertainty.pruning import localization_confidence
 
 _WORKED_OUT = ("scale_tril", "covariance_tril", "distance", "similarity")
@@ -119,6 +120,11 @@ class MatchedPoses:
     def distance(self) -> Array:
         """Squared Mahalanobis distance (M, K) of every keypoint under its scale matrix as given."""
         return np.square(whiten(self.residual, self.scale_tril)).sum(-1)
+
+    @cached_property
+    def sample(self) -> Sample:
+        """The same of the labelled ones, as calibrations take it."""
+        return Sample.of_distances(torch.from_numpy(self.distance), torch.from_numpy(self.labelled))
 
     @cached_property
     def similarity(self) -> Array:

@@ -63,14 +63,10 @@ class Calibration(nn.Module, ABC):
         sample_weight: Tensor | None = None,
     ) -> Fitted:
         """Fit on residuals (N, K, 2) and uncalibrated factors (N, K, 2, 2); returns self."""
-        self.fit_sample(Sample.of(residual, scale_tril, labelled, sample_weight))
-        empty = torch.nonzero(self.effective_samples_ == 0).flatten().tolist()
-        if empty:
-            log.warning("no samples for keypoints %s: they take the values of all keypoints together", empty)
-        return self
+        return self.fit_sample(Sample.of(residual, scale_tril, labelled, sample_weight))
 
-    def fit_sample(self: Fitted, sample: Sample) -> Fitted:
-        """Fit where a keypoint without samples is nothing to warn of; returns self."""
+    def fit_sample(self: Fitted, sample: Sample, *, quiet: bool = False) -> Fitted:
+        """Fit on squared distances; returns self. quiet: a keypoint without samples is nothing to warn of."""
         if sample.mahalanobis.shape[1] != self.keypoints:
             raise HaloposeError(
                 f"this calibration has {self.keypoints} keypoints, the data {sample.mahalanobis.shape[1]}"
@@ -79,6 +75,9 @@ class Calibration(nn.Module, ABC):
         if not bool((self.effective_samples_ > 0).any()):
             raise HaloposeError("no labelled keypoint to calibrate on: give more images or check the labels")
         self._fit(sample)
+        empty = torch.nonzero(self.effective_samples_ == 0).flatten().tolist()
+        if empty and not quiet:
+            log.warning("no samples for keypoints %s: they take the values of all keypoints together", empty)
         return self
 
     @abstractmethod

@@ -123,25 +123,22 @@ def fit_regions(
             raise HaloposeError("regions by object scale need the objects' areas")
         scale = np.searchsorted(np.asarray(edges), area * area_factor, side="left")
     tables, counts = [], []
-    everything = _pooled(distance, labelled, image_ids) if edges else None
+    image = np.unique(image_ids, return_inverse=True)[1]
+    everything = _pooled(distance, labelled, image) if edges else None
     for number in range(len(edges) + 1):
         chosen = np.flatnonzero(scale == number)
-        part = distance[chosen], labelled[chosen], image_ids[chosen]
-        images = np.array([len(np.unique(part[2][part[1][:, k]])) for k in range(distance.shape[1])])
+        part = distance[chosen], labelled[chosen], image[chosen]
         pooled = _pooled(*part)
         pooled = pooled if everything is None else np.where(np.isfinite(pooled), pooled, everything)
-        own = [
-            hierarchical_quantiles(part[0][part[1][:, k], k], part[2][part[1][:, k]])
-            for k in range(distance.shape[1])
-        ]
+        rows = [np.flatnonzero(column) for column in part[1].T]
+        found = [_quantiles(part[0][row, k], part[2][row]) for k, row in enumerate(rows)]
+        own, images = np.array([radii for radii, _ in found]), np.array([seen for _, seen in found])
         enough = (images >= MIN_IMAGES)[:, None] & np.isfinite(own)
         # Where one takes over from the other a region of more probability must not be the smaller one.
         tables.append(np.maximum.accumulate(np.where(enough, own, pooled), axis=1))
         counts.append(images)
     kept = labelled if keep is None else labelled & keep
-    whole, whole_kept = (
-        hierarchical_quantiles(*whole_distance(distance, mask, image_ids)) for mask in (labelled, kept)
-    )
+    whole, whole_kept = (_quantiles(*whole_distance(distance, mask, image))[0] for mask in (labelled, kept))
     return Regions(np.array(tables), whole, whole_kept, np.array(counts), edges, area_factor)
 
 
@@ -153,18 +150,22 @@ def whole_distance(distance: Array, chosen: Array, image_ids: Array) -> tuple[Ar
 
 def hierarchical_quantiles(scores: Array, image_ids: Array, probabilities: Array = PROBABILITIES) -> Array:
     """Conformal quantiles (P,) of scores (n,), images (n,) counting alike; inf where images are too few."""
-    _, image, count = np.unique(image_ids, return_inverse=True, return_counts=True)
+    return _quantiles(scores, np.unique(image_ids, return_inverse=True)[1], probabilities)[0]
+
+
+def _quantiles(scores: Array, image: Array, probabilities: Array = PROBABILITIES) -> tuple[Array, int]:
+    """``hierarchical_quantiles`` (P,) by the number of the image (n,), and on how many images there are scores."""
+    count = np.bincount(image)
+    images = int(np.count_nonzero(count))
     order = np.argsort(scores)  # equal scores are one value, in whichever order their images come
-    weight = 1 / (count[image[order]] * (len(count) + 1))
+    weight = 1 / (count[image[order]] * (images + 1))
     place = np.searchsorted(np.cumsum(weight), np.asarray(probabilities) - _SLACK)
-    return np.append(scores[order], np.inf)[place]
+    return np.append(scores[order], np.inf)[place], images
 
 
-def _pooled(distance: Array, labelled: Array, image_ids: Array) -> Array:
+def _pooled(distance: Array, labelled: Array, image: Array) -> Array:
     """Quantiles (P,) of all keypoints together."""
-    return hierarchical_quantiles(
-        distance[labelled], np.broadcast_to(image_ids[:, None], labelled.shape)[labelled]
-    )
+    return _quantiles(distance[labelled], np.broadcast_to(image[:, None], labelled.shape)[labelled])[0]
 
 
 def _finite(radii: Array, probability: float) -> Array:

@@ -20,10 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import optimize, special
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
+from halopose.uncertainty.order import rising_order
 from halopose.uncertainty.partly_labelled import distances, pairings
 
 SMALLEST_EIGENVALUE = 0.02  # of R; less is more than so many images can tell
@@ -172,9 +174,8 @@ def _ranked(white: Array, labelled: Array) -> tuple[Array, Array]:
     survival = np.zeros(length.shape)
     for k in range(length.shape[1]):
         rows = np.flatnonzero(labelled[:, k])
-        order = np.empty(len(rows))
-        order[np.argsort(length[rows, k], kind="stable")] = np.arange(len(rows))
-        survival[rows, k] = np.log1p(-(order + 0.5) / max(len(rows), 1))
+        shares = (np.arange(len(rows)) + 0.5) / max(len(rows), 1)
+        survival[rows[rising_order(length[rows, k])], k] = np.log1p(-shares)
     direction = np.where((labelled & (length > 0))[..., None], white / np.maximum(length, _TINY)[..., None], 0.0)
     return survival, direction
 
@@ -186,10 +187,10 @@ def _moments(scores: Array, labelled: Array) -> tuple[Array, Array]:
     """
     objects, keypoints = labelled.shape
     flat = scores.reshape(objects, 2 * keypoints)
-    both = labelled.T.astype(float) @ labelled
+    both = _gram(labelled.astype(float))
     pairs = np.repeat(np.repeat(both, 2, 0), 2, 1)
-    product = flat.T @ flat / np.maximum(pairs, 1)
-    spread = np.square(flat).T @ np.square(flat) / np.maximum(pairs, 1)
+    product = _gram(flat) / np.maximum(pairs, 1)
+    spread = _gram(np.square(flat)) / np.maximum(pairs, 1)
     own = _blocks(product)[np.arange(keypoints), np.arange(keypoints)]
     values, vectors = np.linalg.eigh(own)
     root = (vectors / np.sqrt(np.maximum(values, 1e-6))[:, None, :]) @ np.swapaxes(vectors, 1, 2)
@@ -199,6 +200,15 @@ def _moments(scores: Array, labelled: Array) -> tuple[Array, Array]:
     matrix = wide @ product @ wide
     _blocks(matrix)[np.arange(keypoints), np.arange(keypoints)] = np.eye(2)
     return (matrix + matrix.T) / 2, np.where(pairs > 1, (spread - product**2) / np.maximum(pairs, 1), 1.0)
+
+
+def _gram(rows: Array) -> Array:
+    """The product (C, C) of rows (N, C) with themselves.
+
+    By torch, which keeps to the threads it may use: numpy's takes all cores, also those that other folds are on.
+    """
+    columns = torch.from_numpy(rows)
+    return np.asarray((columns.T @ columns).numpy())
 
 
 def _shrinkage(matrix: Array, noise: Array) -> float:

@@ -61,7 +61,15 @@ class Sample:
             if not bool((torch.isfinite(sample_weight) & (sample_weight >= 0)).all()):
                 raise HaloposeError("sample weights must be finite and not negative")
             weight = weight * (sample_weight[:, None] if sample_weight.ndim == 1 else sample_weight)
-        mahalanobis = Gaussian(scale_tril.double()).mahalanobis(residual.double())
+        return cls._of_labelled(Gaussian(scale_tril.double()).mahalanobis(residual.double()), labelled, weight)
+
+    @classmethod
+    def of_distances(cls, mahalanobis: Tensor, labelled: Tensor) -> Sample:
+        """Squared distances (N, K) of labelled keypoints (N, K), each of weight 1."""
+        return cls._of_labelled(mahalanobis, labelled, torch.ones_like(mahalanobis))
+
+    @classmethod
+    def _of_labelled(cls, mahalanobis: Tensor, labelled: Tensor | None, weight: Tensor) -> Sample:
         if labelled is not None:
             weight = weight * labelled
             mahalanobis = torch.where(labelled, mahalanobis, 0.0)

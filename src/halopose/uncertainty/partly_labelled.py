@@ -31,7 +31,7 @@ def _groups(labelled: Array) -> Iterator[tuple[Array, Array]]:
 def _factored(correlation: Array, rows: Array, place: Array) -> Tensor:
     """Cholesky factors (n, 2c, 2c) of R at some coordinates (n, 2c) of objects (n,)."""
     if correlation.ndim == 2:
-        matrix = correlation[place[:, :, None], place[:, None, :]]
+        matrix = correlation.take(len(correlation) * place[:, :, None] + place[:, None, :])
     else:
         matrix = correlation[rows[:, None, None], place[:, :, None], place[:, None, :]]
     return torch.linalg.cholesky(torch.from_numpy(matrix))

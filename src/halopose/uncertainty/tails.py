@@ -42,7 +42,7 @@ class Tails:
         fitted = []
         for mask in masks:
             law = StudentTCalibration(whole.keypoints, min_samples=whole.min_samples, covariance=whole.covariance)
-            law.fit_sample(Sample.of(residual, scale_tril, mask))  # a keypoint may well never be pruned
+            law.fit_sample(Sample.of(residual, scale_tril, mask), quiet=True)  # a keypoint may never be pruned
             law.moment_tau_ = whole.moment_tau_.clone()
             fitted.append(law)
         return cls(*fitted)

@@ -13,6 +13,8 @@ from halopose.evaluation.metrics import (
     average_keypoint_precision,
     average_precision,
     falling_order,
+    grade,
+    keypoint_precisions,
     random_keypoint_precision,
     skill,
 )
@@ -136,6 +138,19 @@ def test_monotone_transforms_of_the_confidence_do_not_matter(seed: int) -> None:
 def test_falling_order_keeps_ties_in_order(seed: int, n: int) -> None:
     confidence, _ = random_case(np.random.default_rng(seed), n)
     assert falling_order(confidence).tolist() == sorted(range(n), key=lambda i: -confidence[i])
+
+
+@given(SEEDS, st.lists(st.integers(0, 200), min_size=1, max_size=6), st.sampled_from([0.05, 0.5, 0.95, 1.0]))
+def test_rankings_together_are_each_one_alone(seed: int, sizes: list[int], share: float) -> None:
+    """Looked at from the misses, to the last bit what looking at every hit of one ranking gives."""
+    rng = np.random.default_rng(seed)
+    parts = [np.where(rng.random(size) < share, rng.uniform(0.45, 1, size), 0.0) for size in sizes]
+    together = keypoint_precisions(grade(np.concatenate(parts)), np.array(sizes))
+    ones = [np.ones(size, dtype=int) for size in sizes]
+    alone = [
+        average_keypoint_precision(part, part, one, presorted=True) for part, one in zip(parts, ones, strict=True)
+    ]
+    np.testing.assert_array_equal(together, alone)
 
 
 def test_edges() -> None:

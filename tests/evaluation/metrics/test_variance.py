@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from halopose.evaluation.metrics import (
     expected_normalized_calibration_error,
     moment_matching,
+    normalized_calibration_errors,
     variance_bins,
 )
 from halopose.evaluation.metrics.variance import VarianceBins
@@ -128,3 +129,13 @@ def test_moments_equal_a_loop(seed: int, n: int) -> None:
         outer = sum(np.outer(residual[i], residual[i]) for i in copies) / len(copies)
         np.testing.assert_allclose(empirical, outer, rtol=1e-12, atol=1e-13)
         np.testing.assert_allclose(predicted, covariance[copies].mean(0), rtol=1e-12, atol=1e-13)
+
+
+@given(SEEDS, st.lists(st.integers(0, 90), min_size=1, max_size=6))
+def test_groups_together_are_each_one_alone(seed: int, sizes: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    parts = [heteroscedastic(rng, size) for size in sizes]
+    parts = [(one[np.argsort(one)], other) for one, other in parts]
+    predicted, squared = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    alone = [expected_normalized_calibration_error(variance_bins(*part, presorted=True)) for part in parts]
+    np.testing.assert_array_equal(normalized_calibration_errors(predicted, squared, np.array(sizes)), alone)

@@ -10,6 +10,7 @@ from halopose.evaluation.metrics.akp import (
     grade,
     hits_by_threshold,
     keypoint_precision_at,
+    keypoint_precisions,
     random_keypoint_precision,
     skill,
 )
@@ -20,15 +21,16 @@ from halopose.evaluation.metrics.coverage import (
     coverage_of_levels,
     level_index,
 )
-from halopose.evaluation.metrics.order import falling_order, rising_order
 from halopose.evaluation.metrics.qq import qq_points
 from halopose.evaluation.metrics.reliability import ReliabilityCurve, reliability_curve
 from halopose.evaluation.metrics.variance import (
     VarianceBins,
     expected_normalized_calibration_error,
     moment_matching,
+    normalized_calibration_errors,
     variance_bins,
 )
+from halopose.uncertainty.order import falling_order, rising_order
 
 __all__ = [
     "LEVELS",
@@ -44,8 +46,10 @@ __all__ = [
     "grade",
     "hits_by_threshold",
     "keypoint_precision_at",
+    "keypoint_precisions",
     "level_index",
     "moment_matching",
+    "normalized_calibration_errors",
     "qq_points",
     "random_keypoint_precision",
     "reliability_curve",

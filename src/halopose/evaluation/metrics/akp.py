@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halopose.evaluation.metrics.order import falling_order
 from halopose.types import Array
+from halopose.uncertainty.order import falling_order
 
 KS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _RECALLS = np.linspace(0.0, 1.0, 101)
@@ -26,8 +26,8 @@ def average_precision(
     have no sample at all; NaN if there is none to find.
     """
     order = falling_order(np.asarray(confidence))
-    hits = np.flatnonzero(np.asarray(correct)[order])
-    return _precision_at(hits, None if weight is None else _Counts.of(np.asarray(weight)[order]), positives)
+    weight = np.ones(len(order), dtype=np.int64) if weight is None else np.asarray(weight)[order]
+    return _precision_at(np.flatnonzero(np.asarray(correct)[order]), _Counts.of(weight), positives)
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,16 @@ class _Counts:
         return cls(weight, np.cumsum(weight))
 
 
-def _precision_at(hits: Array, counts: _Counts | None, positives: int | None = None) -> float:
+def _precision_at(hits: Array, counts: _Counts, positives: int | None = None) -> float:
     """AP of a ranking that is right at the positions ``hits``."""
-    if counts is None:
-        found, ranks = np.arange(1, len(hits) + 1), hits + 1
-    else:
-        found, ranks = np.cumsum(counts.each[hits]), counts.running[hits]
+    found, ranks = np.cumsum(counts.each[hits]), counts.running[hits]
     total = int(found[-1]) if len(found) else 0
     positives = total if positives is None else positives
     if positives == 0:
         return float("nan")
     if total == 0:
         return 0.0
-    first = np.searchsorted(found, _needed(positives)) if counts else _needed(positives) - 1
+    first = np.searchsorted(found, _needed(positives))
     # Precision's upper envelope from each recall on: a maximum per stretch between recalls, then backwards.
     precision = found / np.maximum(ranks, 1)
     stretches = np.maximum.reduceat(precision, first[first < len(hits)])
@@ -62,7 +59,7 @@ def _precision_at(hits: Array, counts: _Counts | None, positives: int | None = N
     return float(envelope.sum() / len(_RECALLS))
 
 
-def _needed(positives: int) -> Array:
+def _needed(positives: int | Array) -> Array:
     """Hits needed for each recall: the smallest n >= 1 with n / positives >= recall, in floating point."""
     guess = np.ceil(_RECALLS * positives)
     guess -= (guess - 1) / positives >= _RECALLS
@@ -82,7 +79,9 @@ def average_keypoint_precision(
         order = falling_order(np.asarray(confidence))
         similarity = np.asarray(similarity)[order]
         weight = None if weight is None else np.asarray(weight)[order]
-    return keypoint_precision_at(hits_by_threshold(grade(similarity)), len(similarity), weight)
+    if weight is None:
+        return float(keypoint_precisions(grade(similarity), np.array([len(similarity)]))[0])
+    return keypoint_precision_at(hits_by_threshold(grade(similarity)), weight)
 
 
 def grade(similarity: Array) -> Array:
@@ -90,16 +89,54 @@ def grade(similarity: Array) -> Array:
     return np.searchsorted(KS_THRESHOLDS, similarity, side="right").astype(np.uint8)
 
 
+def keypoint_precisions(grades: Array, sizes: Array) -> Array:
+    """AKP (G,) of rankings of ``sizes`` (G,) keypoints that stand one after the other, by grades (N,)."""
+    ends = np.cumsum(sizes)
+    closed = np.insert(grades, ends, 0)  # every ranking ends with a miss
+    begin = np.append(0, ends + np.arange(1, len(sizes) + 1))
+    values = np.zeros((len(sizes), len(KS_THRESHOLDS)))
+    for number in range(len(KS_THRESHOLDS)):
+        values[:, number] = _precisions(np.flatnonzero(closed <= number), begin)
+    return np.where(sizes > 0, values.mean(1), np.nan)
+
+
+def _precisions(misses: Array, begin: Array) -> Array:
+    """AP (G,) of rankings that are wrong at ``misses`` and begin at (G + 1,), 0 where they are never right.
+
+    Precision rises from hit to hit and falls at misses, so the highest between two recalls is found before a miss
+    or at the last hit between them: misses, which are few, are all that need to be looked at.
+    """
+    hits = misses - np.arange(len(misses))  # before each miss, over all rankings
+    bounds = np.searchsorted(misses, begin)
+    counts = np.diff(bounds)
+    before = begin[:-1] - bounds[:-1]  # hits in the rankings before
+    positives = np.diff(begin) - counts
+    some = np.flatnonzero(positives)
+    values = np.zeros(len(counts))
+    if not len(some):
+        return values
+    precision = (hits - np.repeat(before, counts)) / np.maximum(misses - np.repeat(begin[:-1], counts), 1)
+    needed = _needed(positives[some, None])
+    last = np.append(np.maximum(needed[:, 1:] - 1, needed[:, :-1]), positives[some, None], axis=1)
+    offset = before[some, None]
+    stretches = np.maximum.reduceat(precision, np.searchsorted(hits, offset + needed).ravel()).reshape(last.shape)
+    rank = last + np.searchsorted(hits, offset + last) - bounds[some, None]
+    stretches = np.maximum(stretches, last / rank)
+    envelope = np.maximum.accumulate(stretches[:, ::-1], axis=1)[:, ::-1]
+    values[some] = np.ascontiguousarray(envelope).sum(1) / len(_RECALLS)  # rounds as one ranking alone does
+    return values
+
+
 def hits_by_threshold(grades: Array) -> list[Array]:
     """Positions of the correct keypoints at each of KS_THRESHOLDS, in a ranking of grades (N,)."""
     return [np.flatnonzero(grades > number) for number in range(len(KS_THRESHOLDS))]
 
 
-def keypoint_precision_at(hits: list[Array], count: int, weight: Array | None = None) -> float:
-    """AKP of a ranking of ``count`` keypoints with the given ``hits_by_threshold``."""
-    if not count or (weight is not None and not weight.any()):
+def keypoint_precision_at(hits: list[Array], weight: Array) -> float:
+    """AKP of a ranking of keypoints with the given ``hits_by_threshold``, each counted ``weight`` (N,) times."""
+    if not weight.any():
         return float("nan")
-    counts = None if weight is None else _Counts.of(weight)
+    counts = _Counts.of(weight)
     return float(np.nan_to_num([_precision_at(positions, counts) for positions in hits]).mean())
 
 
@@ -108,11 +145,14 @@ def random_keypoint_precision(
 ) -> float:
     """AKP of a random ranking: the mean of ``rounds`` seeded shuffles."""
     generator = np.random.default_rng(seed)
-    grades, values = grade(similarity), []
+    grades = grade(similarity)
+    if weight is None:
+        shuffled = np.concatenate([generator.permutation(grades) for _ in range(rounds)])
+        return float(keypoint_precisions(shuffled, np.full(rounds, len(grades))).mean())
+    values = []
     for _ in range(rounds):
-        order = generator.permutation(len(similarity))
-        shuffled = None if weight is None else weight[order]
-        values.append(keypoint_precision_at(hits_by_threshold(grades[order]), len(order), shuffled))
+        order = generator.permutation(len(grades))
+        values.append(keypoint_precision_at(hits_by_threshold(grades[order]), weight[order]))
     return float(np.mean(values))
 
 

@@ -7,6 +7,7 @@ Out: theoretical and empirical quantiles at a few hundred of the N plotting posi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,14 +19,17 @@ def qq_points(statistic: Array, quantile: Callable[[Array], Array], points: int 
 
     Half of the points are spread evenly over the ranks, half pile up towards both ends, where tails show.
     """
-    values = np.sort(statistic)
-    count = len(values)
+    ranks = _ranks(len(statistic), points)
+    return np.asarray(quantile((ranks + 0.5) / len(statistic))), np.sort(statistic)[ranks]
+
+
+@lru_cache(maxsize=256)
+def _ranks(count: int, points: int) -> Array:
+    """Which of so many sorted values are shown."""
     if count <= points:
-        ranks = np.arange(count)
-    else:
-        even = np.linspace(0, 1, max(points - points // 2, 1))
-        angle = np.linspace(0, np.pi, points // 2)
-        ends = (1 - np.cos(np.pi * (1 - np.cos(angle)) / 2)) / 2
-        chosen = np.concatenate([[0.0, 1.0], even, ends])[: max(points, 2)]
-        ranks = np.unique(np.round(chosen * (count - 1)).astype(np.int64))
-    return np.asarray(quantile((ranks + 0.5) / count)), values[ranks]
+        return np.arange(count)
+    even = np.linspace(0, 1, max(points - points // 2, 1))
+    angle = np.linspace(0, np.pi, points // 2)
+    ends = (1 - np.cos(np.pi * (1 - np.cos(angle)) / 2)) / 2
+    chosen = np.concatenate([[0.0, 1.0], even, ends])[: max(points, 2)]
+    return np.unique(np.round(chosen * (count - 1)).astype(np.int64))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halopose.evaluation.metrics.order import rising_order
 from halopose.types import Array
+from halopose.uncertainty.order import rising_order
 
 BINS = 20
 
@@ -44,8 +44,7 @@ def variance_bins(
     bins = min(bins, total)
     if not bins:
         return VarianceBins(np.zeros(0), np.zeros(0))
-    size, larger = divmod(total, bins)
-    edges = np.arange(bins + 1) * size + np.minimum(np.arange(bins + 1), larger)
+    edges = _edges(total, bins)
     if weight is None:
         sums = [np.add.reduceat(values, edges[:-1]) for values in (predicted, squared)]
     else:
@@ -58,12 +57,37 @@ def variance_bins(
     return VarianceBins(sums[0] / np.diff(edges), sums[1] / np.diff(edges))
 
 
+def _edges(total: int, bins: int) -> Array:
+    """Where bins begin, and where the last one ends (bins + 1,)."""
+    size, larger = divmod(total, bins)
+    return np.arange(bins + 1) * size + np.minimum(np.arange(bins + 1), larger)
+
+
 def expected_normalized_calibration_error(bins: VarianceBins) -> float:
     """ENCE (eq. 29) on root-mean quantities; NaN without samples."""
-    if not len(bins.predicted):
-        return float("nan")
+    return float(np.mean(_errors(bins))) if len(bins.predicted) else float("nan")
+
+
+def _errors(bins: VarianceBins) -> Array:
     predicted, empirical = np.sqrt(bins.predicted), np.sqrt(bins.empirical)
-    return float(np.mean(np.abs(empirical - predicted) / predicted))
+    return np.asarray(np.abs(empirical - predicted) / predicted)
+
+
+def normalized_calibration_errors(predicted: Array, squared: Array, sizes: Array) -> list[float]:
+    """ENCE of groups of ``sizes`` (G,) that stand one after the other (N,), each sorted by predicted variance."""
+    begin, bins = np.cumsum(sizes) - sizes, np.minimum(sizes, BINS)
+    starts = [
+        at + _edges(size, count)[:-1]
+        for at, size, count in zip(begin.tolist(), sizes.tolist(), bins.tolist(), strict=True)
+        if count
+    ]
+    if not starts:
+        return [float("nan")] * len(sizes)
+    edges = np.concatenate(starts)
+    counts = np.diff(np.append(edges, len(predicted)))
+    errors = _errors(VarianceBins(*(np.add.reduceat(values, edges) / counts for values in (predicted, squared))))
+    parts = np.split(errors, np.cumsum(bins)[:-1])
+    return [float(np.mean(part)) if len(part) else float("nan") for part in parts]
 
 
 def moment_matching(residual: Array, covariance: Array, weight: Array | None = None) -> tuple[Array, Array]:
