@@ -64,7 +64,9 @@ class UncertainPose:
                 "with `halopose calibrate`, or insist on them with uncalibrated (--uncalibrated)"
             )
         self.host, self.artifact = host, artifact
+        # Weights in the order in which windows are multiplied: else every prediction would copy them.
         self.heads = artifact.heads.to(host.device).eval()
+        self.heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.family = _checked(family)
         self.novelty = None if artifact.novelty is None else artifact.novelty.to(host.device)
         if widen and self.novelty is None:

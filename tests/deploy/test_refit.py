@@ -42,6 +42,10 @@ def store(data: Path, tmp_path: Path) -> MatchStore:
     return collect_validation(host_of("11"), load_dataset(data, "val"), tmp_path / "store", SETTINGS)
 
 
+def seen_image(data: Path) -> np.ndarray:
+    return load_dataset(data, "other").records[0].read()[0]
+
+
 def test_scores_are_those_of_the_pipeline(data: Path, folder: Path, store: MatchStore) -> None:
     deployed = Deployed(folder)
     metrics = refit.score(deployed, refit.collect(deployed, load_dataset(data, "val")), PROTOCOL)
@@ -51,6 +55,26 @@ def test_scores_are_those_of_the_pipeline(data: Path, folder: Path, store: Match
         assert metrics.law(law).nll == pytest.approx(expected.law(law).nll, abs=0.02)
         assert metrics.law(law).ace == pytest.approx(expected.law(law).ace, abs=0.01)
     assert metrics.pruned.kept_fraction == pytest.approx(expected.pruned.kept_fraction, abs=0.02)
+
+
+def test_an_offset_is_that_of_the_pipeline_and_moves_the_law_alone(
+    data: Path, folder: Path, store: MatchStore
+) -> None:
+    seen = refit.collect(Deployed(folder), load_dataset(data, "val"))
+    card = {"images": {"heads": []}, "settings": asdict(SETTINGS), "skipped": []}
+    trained = replace(artifact_for(host_of("11")), card=card)
+    expected = calibrate_artifact(trained, host_of("11"), store, "matched", offset=True).calibrations.offset
+    before = UncertainPose.load(folder).predict(seen_image(data), conf=0.1)[0]
+    refit.calibrate(folder, seen, offset=True)
+    found = refit.calibrations_of(Deployed(folder).facts).offset
+    assert found is not None
+    assert expected is not None
+    assert np.allclose(found, expected, atol=0.01)
+    after = UncertainPose.load(folder).predict(seen_image(data), conf=0.1)[0]
+    assert np.array_equal(before.keypoints, after.keypoints)
+    assert after.offset is not None
+    refit.calibrate(folder, seen)
+    assert Deployed(folder).facts.offset is None
 
 
 def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(
@@ -66,7 +90,7 @@ def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(
     assert np.allclose(found.gaussian.tau_, expected.gaussian.tau_, rtol=0.01)
     assert np.allclose(found.student.tau_, expected.student.tau_, rtol=0.03)
     assert np.allclose(found.student.moment_tau_, expected.student.moment_tau_, rtol=0.01)
-    image = load_dataset(data, "other").records[0].read()[0]
+    image = seen_image(data)
     [old], [new] = before.predict(image, conf=0.1), UncertainPose.load(folder).predict(image, conf=0.1)
     ratio = np.square(
         expected.gaussian.tau_.numpy() / artifact_for(host_of("11")).calibrations.gaussian.tau_.numpy()

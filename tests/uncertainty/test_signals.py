@@ -1,5 +1,7 @@
 """Signals against plain loops: who claims an object, how far apart the claims are, features between cells."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -7,20 +9,54 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.uncertainty.signals import CLAIMS, OVERLAP, Claims, Signals, features_at, overlap, signals_at
+from halopose.uncertainty.signals import (
+    CLAIMS,
+    OVERLAP,
+    Signals,
+    best_cells,
+    features_at,
+    overlapping,
+    side_by_side,
+    signals_at,
+    take,
+)
 
 STRIDES = (8, 16)
 
 
-def scene(seed: int, batch: int = 2) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, Claims]:
-    """Maps, scores, keypoints and boxes of 20 cells, many of which overlap."""
+@dataclass(frozen=True)
+class Cells:
+    """What cells say: boxes (B, n, 4), keypoints (B, n, K, 2), visibility (B, n, K) or None."""
+
+    boxes: torch.Tensor
+    keypoints: torch.Tensor
+    visibility: torch.Tensor | None
+
+    def at(self, cell: torch.Tensor) -> torch.Tensor:
+        points = self.keypoints.permute(0, 1, 3, 2).flatten(2)
+        parts = [self.boxes, points] if self.visibility is None else [self.boxes, points, self.visibility]
+        return take(torch.cat(parts, dim=2), cell)
+
+
+def scene(seed: int, batch: int = 2) -> tuple[list[torch.Tensor], torch.Tensor, Cells]:
+    """Maps, scores (batch, 20), and what 20 cells an image say, many of which overlap: (batch, 20, ...)."""
     generator = torch.Generator().manual_seed(seed)
     maps = [torch.randn((batch, 3 + n, 4 >> n, 4 >> n), generator=generator) for n in range(2)]
     corner = torch.rand((batch, 20, 2), generator=generator) * 4
     boxes = torch.cat([corner, corner + 20 + 4 * torch.rand((batch, 20, 2), generator=generator)], dim=2)
     keypoints = torch.rand((batch, 20, 5, 2), generator=generator) * 44 - 6
     visibility = torch.rand((batch, 20, 5), generator=generator)
-    return maps, torch.rand((batch, 20), generator=generator), keypoints, Claims(boxes, visibility)
+    return maps, torch.rand((batch, 20), generator=generator), Cells(boxes, keypoints, visibility)
+
+
+def signals_of(
+    maps: list[torch.Tensor], scores: torch.Tensor, cells: Cells, image: torch.Tensor, cell: torch.Tensor
+) -> Signals:
+    """As a host finds them."""
+    own, place = side_by_side(image, cell, len(scores))
+    best, candidates = best_cells(scores)
+    found = signals_at(maps, STRIDES, (best, cells.at(candidates)), (scores.gather(1, own), cells.at(own)), 5)
+    return found if place is None else found.select(place)
 
 
 def iou(one: list[float], other: list[float]) -> float:
@@ -31,9 +67,10 @@ def iou(one: list[float], other: list[float]) -> float:
 
 @given(st.integers(0, 10_000))
 def test_claims_are_weighed_as_a_plain_loop_weighs_them(seed: int) -> None:
-    maps, scores, keypoints, claims = scene(seed)
+    maps, scores, claims = scene(seed)
+    keypoints = claims.keypoints
     image, cell = torch.tensor([0, 1, 1]), torch.tensor([3, 0, 17])
-    found = signals_at(maps, STRIDES, scores, keypoints, claims, image, cell)
+    found = signals_of(maps, scores, claims, image, cell)
     assert claims.visibility is not None
     for n, (b, c) in enumerate(zip(image.tolist(), cell.tolist(), strict=True)):
         box = claims.boxes[b, c].tolist()
@@ -54,9 +91,9 @@ def test_claims_are_weighed_as_a_plain_loop_weighs_them(seed: int) -> None:
 @given(st.integers(0, 10_000))
 def test_features_are_those_of_torchs_own_sampling(seed: int) -> None:
     """Points lie off the map, too."""
-    maps, _, keypoints, _ = scene(seed)
+    maps, _, cells = scene(seed)
     image = torch.tensor([1, 0, 1])
-    points = keypoints[image, :3].flatten(1, 2)
+    points = cells.keypoints[image, :3].flatten(1, 2)
     found = features_at(maps, STRIDES, image, points)
     parts = []
     for level, stride in zip(maps, STRIDES, strict=True):
@@ -68,25 +105,39 @@ def test_features_are_those_of_torchs_own_sampling(seed: int) -> None:
 
 
 def test_a_cell_alone_agrees_with_itself() -> None:
-    maps, scores, keypoints, claims = scene(1, batch=1)
-    boxes = claims.boxes + 100 * torch.arange(20)[None, :, None]
-    found = signals_at(maps, STRIDES, scores, keypoints, Claims(boxes, None), torch.tensor([0]), torch.tensor([4]))
+    maps, scores, cells = scene(1, batch=1)
+    apart = Cells(cells.boxes + 100 * torch.arange(20)[None, :, None], cells.keypoints, None)
+    found = signals_of(maps, scores, apart, torch.tensor([0]), torch.tensor([4]))
     assert float(found.mass[0]) == pytest.approx(float(scores[0, 4]))
     assert float(found.moment.abs().max()) == float(found.offset.abs().max()) == 0
     assert float(found.visibility.abs().max()) == float(found.seen.abs().max()) == 0
 
 
 def test_columns_and_back() -> None:
-    maps, scores, keypoints, claims = scene(2)
-    cells = torch.tensor([1, 2, 3])
-    found = signals_at(maps, STRIDES, scores, keypoints, claims, torch.tensor([0, 0, 1]), cells)
+    maps, scores, cells = scene(2)
+    found = signals_of(maps, scores, cells, torch.tensor([0, 0, 1]), torch.tensor([1, 2, 3]))
     again = Signals.of_columns(found.columns())
     assert torch.equal(again.moment, found.moment)
     torch.testing.assert_close(again.features, found.features, atol=2e-3, rtol=2e-3)
-    assert torch.equal(found.select(torch.tensor([2])).keypoints, keypoints[1, 3:4])
+    assert torch.equal(found.select(torch.tensor([2])).keypoints, cells.keypoints[1, 3:4])
 
 
-def test_overlap_of_boxes_that_do_not_touch_is_none() -> None:
-    boxes = torch.tensor([[0.0, 0, 2, 2]])
-    others = torch.tensor([[[0.0, 0, 2, 2], [2, 0, 4, 2], [1, 0, 3, 2], [5, 5, 5, 5]]])
-    torch.testing.assert_close(overlap(boxes, others)[0], torch.tensor([1.0, 0, 1 / 3, 0]))
+@given(st.integers(0, 10_000))
+def test_boxes_overlap_where_their_iou_says_so(seed: int) -> None:
+    boxes, others = (scene(seed + n)[2].boxes for n in range(2))
+    found = overlapping(boxes[:, :3], others)
+    for b, one, other in np.ndindex(2, 3, 20):
+        share = iou(boxes[b, one].tolist(), others[b, other].tolist())
+        if abs(share - OVERLAP) > 1e-5:
+            assert bool(found[b, one, other]) == (share > OVERLAP)
+
+
+@given(st.lists(st.integers(0, 3), max_size=12), st.integers(0, 100))
+def test_cells_of_several_images_come_back_in_their_order(images: list[int], seed: int) -> None:
+    cell = torch.randint(0, 50, (len(images),), generator=torch.Generator().manual_seed(seed))
+    image = torch.tensor(images, dtype=torch.long)
+    padded, place = side_by_side(image, cell, 4)
+    assert place is not None
+    assert torch.equal(padded.flatten()[place], cell)
+    assert torch.equal(place // padded.shape[1], image)
+    assert len(torch.unique(place)) == len(images)

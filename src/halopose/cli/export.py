@@ -76,7 +76,7 @@ def folder_of(path: Path) -> Path:
     return path
 
 
-def calibrate_deployed(data: Path, folder: Path, split: str, images: Path | None) -> None:
+def calibrate_deployed(data: Path, folder: Path, split: str, images: Path | None, *, offset: bool) -> None:
     """Fit the calibrations of a deployed folder again, in its own runtime."""
     from halopose.deploy import refit
     from halopose.types import named
@@ -86,7 +86,7 @@ def calibrate_deployed(data: Path, folder: Path, split: str, images: Path | None
         seen = refit.collect(deployed, dataset, step=named(step, "running the deployed model"))
     for line in seen.skipped:
         say(f"skipped: {line}")
-    count = refit.calibrate(folder, seen)
+    count = refit.calibrate(folder, seen, offset=offset)
     say(f"calibrated on {count} objects of {len(seen.truth.images)} images -> {deployed.path}")
 
 

@@ -284,9 +284,7 @@ def calibrate(
     from halopose.predictor import host_for
 
     if deployed is not None:
-        if offset:
-            raise HaloposeError("an exported model has no place for an offset: leave --offset out")
-        calibrate_deployed(store, deployed, split, images)
+        calibrate_deployed(store, deployed, split, images, offset=offset)
         return
     named = shipped.find_model(str(base)) if base is not None and artifact is None else None
     if named is not None:

@@ -23,7 +23,16 @@ from halopose.fitting.artifact import Artifact
 from halopose.hosts.tracing import Traceable, Traced
 from halopose.uncertainty.distributions import RAW_CHANNELS, factor_entries
 from halopose.uncertainty.heads import ACTIVATIONS, LevelHead, ProbabilisticHeads
-from halopose.uncertainty.signals import Claims, signals_at
+from halopose.uncertainty.signals import (
+    CANDIDATES,
+    best_cells,
+    cells_around,
+    images_of,
+    rows_of,
+    sampled,
+    signals_at,
+    take,
+)
 
 Form = Literal["topk", "dense"]
 
@@ -125,15 +134,17 @@ class TopkHeads(nn.Module):
         )
         ends = sizes.prod(dim=1).cumsum(dim=0)
         starts = ends - sizes.prod(dim=1)
-        candidates, merit = self._candidates(traced)
+        score, cell = self._best(traced)
+        said = None if traced.at is None else traced.at(cell)
+        candidates, merit = cell[:, : self.settings.candidates], self._merit(traced, score, cell, said)
         here = (candidates[:, None] >= starts[:, None]) & (candidates[:, None] < ends[:, None])
-        best, place = torch.where(here, merit[:, None], -1.0).topk(
+        merit, place = torch.where(here, merit[:, None], -1.0).topk(
             self.settings.windows, dim=2
         )  # (B, levels, windows)
         chosen = candidates.gather(1, place.flatten(1)).reshape(place.shape)
-        cells = torch.where(best >= 0, chosen, -1)
+        cells = torch.where(merit >= 0, chosen, -1).flatten(1)
         places, inside = windows_of(
-            torch.where(best >= 0, chosen - starts[:, None], 0), sizes, max(self.heads.reaches)
+            torch.where(merit >= 0, chosen - starts[:, None], 0), sizes, max(self.heads.reaches)
         )
         hidden, pooled = zip(
             *(
@@ -145,47 +156,79 @@ class TopkHeads(nn.Module):
         last = (level.last for level in self.heads.levels if isinstance(level, LevelHead))
         raw = torch.cat([_linear(each, layer) for each, layer in zip(hidden, last, strict=True)], dim=1)
         if self.heads.beyond is not None:
-            raw = raw + self._beyond(hidden, traced, cells.flatten(1).clamp(min=0))
+            raw = raw + self._beyond(hidden, traced.features, score, said, place.flatten(1))
         factors = _entries(_by_keypoint(raw.transpose(1, 2), self.heads), self.heads)
-        cells = cells.flatten(1)
         found = (factors * self.strides).permute(0, 3, 1, 2), cells
         if self.novelty is None or area is None:
             return found
         return *found, *self.novelty(traced, cells.clamp(min=0), pooled, area)
 
-    def _beyond(self, hidden: Sequence[Tensor], traced: Traced, cells: Tensor) -> Tensor:
-        """What signals at cells (B, M) add to raw parameters (B, M, K * channels); hidden by level."""
+    def _beyond(
+        self,
+        hidden: Sequence[Tensor],
+        features: Sequence[Tensor],
+        scores: Tensor,
+        said: Tensor | None,
+        place: Tensor,
+    ) -> Tensor:
+        """What signals add to raw parameters (B, M, K * channels) of candidates at places (B, M)."""
         network = self.heads.beyond
         assert network is not None
-        if traced.boxes is None or traced.keypoints is None:
+        if said is None:
             raise HaloposeError("this model has one cell per object, none to compare it with: use other heads")
-        batch, count = cells.shape
-        image = torch.arange(batch)[:, None].expand(batch, count).flatten()
-        scores = traced.scores.amax(dim=2) if int(traced.scores.shape[2]) > 1 else traced.scores[..., 0]
-        claims = Claims(traced.boxes, traced.visibility)
-        signals = signals_at(
-            traced.features, self.heads.strides, scores, traced.keypoints, claims, image, cells.flatten()
-        )
-        each = (self.settings.windows, self.heads.keypoints, -1)
-        entered = [network.enter(level, part.flatten(0, 1)) for level, part in enumerate(hidden)]
-        values = torch.cat([part.reshape(batch, *each) for part in entered], dim=1).flatten(0, 1)
-        added: Tensor = network(values, signals, self.strides.repeat(batch))
-        return added.flatten(1).unflatten(0, (-1, count))
+        keypoints, own = self.heads.keypoints, take(said, place)
+        points = own[..., 4 : 4 + 2 * keypoints].reshape(-1, 2, keypoints).transpose(1, 2)
+        projected = self._projected(features, images_of(place), points)
+        mine = scores.gather(1, place), own
+        signals = signals_at(features, self.heads.strides, (scores, said), mine, keypoints, projected)
+        each = (self.heads.keypoints, self.heads.settings.width)
+        entered = [
+            network.enter(level, part.reshape(-1, int(part.shape[2]))).reshape(-1, self.settings.windows, *each)
+            for level, part in enumerate(hidden)
+        ]
+        strides = (self.strides + torch.zeros_like(place)).reshape(-1)
+        added = network(torch.cat(entered, dim=1).reshape(-1, *each), signals, strides, projected=True)
+        return added.reshape(-1, int(place.shape[1]), each[0] * int(added.shape[2]))
 
-    def _candidates(self, traced: Traced) -> tuple[Tensor, Tensor]:
-        """The best cells (B, C), and what ranks them (B, C): the score, plus 1 for those that will be kept."""
-        count = self.settings.candidates
+    def _projected(self, features: Sequence[Tensor], image: Tensor, points: Tensor) -> Tensor:
+        """Features at points (N, K, 2) after the network's layer for them (N, K, width).
+
+        The layer is linear: where it narrows a level, it runs before cells are gathered, else after.
+        """
+        assert self.heads.beyond is not None
+        layer = self.heads.beyond.features
+        if layer is None:
+            return points.new_zeros(())
+        cell, share = cells_around(features, self.heads.strides, image, points)
+        narrowed, wide, start = [], points.new_zeros(()), 0
+        for level, weight in enumerate(layer.weight.split(self.heads.widths, dim=1)):
+            rows = rows_of(features[level])
+            if weight.shape[1] > weight.shape[0]:
+                narrowed.append((F.linear(rows, weight), cell[level] + start, share[level]))
+                start = start + rows.shape[0]
+            else:
+                wide = wide + F.linear(sampled(rows, cell[level], share[level], self.heads.keypoints), weight)
+        if not narrowed:
+            return wide
+        tables, cells, shares = zip(*narrowed, strict=True)  # one sum over all narrowed levels
+        return wide + sampled(torch.cat(tables), torch.cat(cells, 1), torch.cat(shares, 1), self.heads.keypoints)
+
+    def _best(self, traced: Traced) -> tuple[Tensor, Tensor]:
+        """Scores and cells of the best, at least as many as there are candidates."""
         several = int(traced.scores.shape[2]) > 1
-        confidence = traced.scores.amax(dim=2) if several else traced.scores[..., 0]
-        # Padded, so that the graph takes small images too: -1 ranks behind every cell.
-        score, cell = F.pad(confidence, (0, count), value=-1.0).topk(count, dim=1)
-        cell = torch.where(score >= 0, cell, 0)
-        if traced.boxes is None:
-            return cell, score
-        boxes = traced.boxes.gather(1, cell[..., None].expand(-1, -1, 4))
-        classes = traced.scores.argmax(dim=2).gather(1, cell) if several else None
-        kept = stands(boxes, classes, self.better)
-        return cell, torch.where(score >= 0, score + kept, score)
+        confidence = traced.scores.amax(dim=2) if several else traced.scores.flatten(1)
+        least = 0 if self.heads.beyond is None else CANDIDATES
+        return best_cells(confidence, max(least, self.settings.candidates))
+
+    def _merit(self, traced: Traced, score: Tensor, cell: Tensor, said: Tensor | None) -> Tensor:
+        """What ranks candidates (B, C): the score, plus 1 for those that will be kept."""
+        count = self.settings.candidates
+        score, cell, classes = score[:, :count], cell[:, :count], None
+        if said is None:
+            return score
+        if int(traced.scores.shape[2]) > 1:
+            classes = traced.scores.argmax(dim=2).gather(1, cell)
+        return torch.where(score >= 0, score + stands(said[:, :count, :4], classes, self.better), score)
 
 
 def windows_of(cell: Tensor, sizes: Tensor, reach: int) -> tuple[Tensor, Tensor]:
@@ -221,9 +264,7 @@ class WindowHead(nn.Module):
             places, inside = places[:, :, spare:-spare, spare:-spare], inside[:, :, spare:-spare, spare:-spare]
         places = places + (torch.arange(batch) * (height * width)).reshape(-1, 1, 1, 1)
         inside = inside.reshape(-1, side, side)
-        values = (
-            maps.permute(0, 2, 3, 1).reshape(-1, channels)[places.reshape(-1)].reshape(-1, side * side, channels)
-        )
+        values = rows_of(maps)[places.reshape(-1)].reshape(-1, side * side, channels)
         values = values * inside.reshape(-1, side * side, 1)
         pooled = (values.sum(1) / inside.sum((1, 2))[:, None]).reshape(batch, -1, channels)
         for layer, activation in zip(self.head.trunk, self.head.activations, strict=True):

@@ -19,7 +19,7 @@ from halopose.deploy.deployed import CARD, Deployed, Detecting
 from halopose.deploy.onnx_file import calibrated_facts, read_model, set_temperature, write_facts, write_model
 from halopose.deploy.predict import Facts
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import apply_calibrations, fit_calibrations
+from halopose.evaluation.calibrations import apply_calibrations, fit_calibrations, fit_offset
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
@@ -91,14 +91,19 @@ def _truth(objects: dict[int, Objects], layout: Keypoints) -> GroundTruth:
     )
 
 
-def calibrate(folder: Path | str, seen: Seen) -> int:
-    """Fit both calibrations and the pruning threshold and write them into the folder; from how many objects."""
+def calibrate(folder: Path | str, seen: Seen, *, offset: bool = False) -> int:
+    """Fit both calibrations and the pruning threshold and write them into the folder; from how many objects.
+
+    offset: where residuals are biased the laws get a mean of their own.
+    """
     deployed = Deployed(folder)
     protocol = Protocol(area="box", visibility=True, tails=True, covariance=_covariance(deployed.facts))
     matched = match_poses(seen.detections, seen.truth, protocol)
     if not len(matched):
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
-    facts = calibrated_facts(deployed.facts, fit_calibrations(matched, protocol))
+    moved = fit_offset(matched) if offset else None
+    fitted = fit_calibrations(matched if moved is None else matched.moved(moved.numpy()), protocol)
+    facts = calibrated_facts(deployed.facts, replace(fitted, offset=moved))
     model = read_model(deployed.path)
     set_temperature(model, facts.temperature)
     write_facts(model, facts)

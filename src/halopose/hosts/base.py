@@ -24,7 +24,7 @@ from halopose.hosts.tracing import Traceable
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
-from halopose.uncertainty.signals import Claims, Signals, signals_at
+from halopose.uncertainty.signals import At, Signals, best_cells, side_by_side, signals_at
 
 log = logging.getLogger(__name__)
 
@@ -218,19 +218,23 @@ class Host(ABC):
         suppresses overlaps needs them; without them nothing is clipped.
         """
 
-    def claims(self, output: HostOutput) -> Claims | None:
-        """Boxes and visibility of every cell before suppression; None of a one-to-one model."""
+    def cells(self, output: HostOutput) -> At | None:
+        """What any cells say before suppression; None of a one-to-one model."""
         return None
 
     @torch.inference_mode()
     def signals(self, output: HostOutput, image: Tensor, cell: Tensor) -> Signals:
         """What the pass gives away about cells (N,) of images (N,) beside the windows around them."""
-        claims = self.claims(output)
-        if claims is None:
+        at, scores = self.cells(output), output.scores
+        if at is None:
             raise HaloposeError(
                 f"{self.description} has one cell per object, none to compare it with: use heads without signals"
             )
-        return signals_at(output.features, self.strides, output.scores, output.keypoints, claims, image, cell)
+        own, place = side_by_side(image, cell, len(scores))
+        best, candidates = best_cells(scores)
+        sides = (best, at(candidates)), (scores.gather(1, own), at(own))
+        found = signals_at(output.features, self.strides, *sides, self.keypoint_count)
+        return found if place is None else found.select(place)
 
     @abstractmethod
     def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:

@@ -11,6 +11,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from halopose.uncertainty.signals import At
+
 Layout = Literal["ultralytics", "ultralytics-end2end", "yolonas"]
 
 
@@ -18,18 +20,16 @@ Layout = Literal["ultralytics", "ultralytics-end2end", "yolonas"]
 class Traced:
     """One pass of a model that is being traced, A cells over all levels.
 
-    native: the framework's own outputs; features: a map (B, C, H, W) per level; scores (B, A, classes); boxes
-    (B, A, 4) xyxy, where the framework suppresses overlaps afterwards; rows (B, R): the cells of the rows of an
-    output that is already chosen; keypoints (B, A, K, 2) and visibility (B, A, K), in case heads look at them.
+    native: the framework's own outputs; features: a map (B, C, H, W) per level; scores (B, A, classes); at: what
+    cells say, where the framework suppresses overlaps afterwards; rows (B, R): the cells of the rows of an output
+    that is already chosen.
     """
 
     native: tuple[Tensor, ...]
     features: tuple[Tensor, ...]
     scores: Tensor
-    boxes: Tensor | None
+    at: At | None
     rows: Tensor | None = None
-    keypoints: Tensor | None = None
-    visibility: Tensor | None = None
 
 
 class Traceable(nn.Module):

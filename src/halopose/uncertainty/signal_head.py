@@ -41,10 +41,13 @@ class SignalHead(nn.Module):
         entered: Tensor = self.trunk[level](hidden)[:, None] + self.bias[level]
         return entered
 
-    def forward(self, values: Tensor, signals: Signals, strides: Tensor) -> Tensor:
-        """Corrections (N, K, outputs) of cells with entered values (N, K, width), of levels with strides (N,)."""
+    def forward(self, values: Tensor, signals: Signals, strides: Tensor, *, projected: bool = False) -> Tensor:
+        """Corrections (N, K, outputs) of cells with entered values (N, K, width), of levels with strides (N,).
+
+        projected: the signals' features have been through this network's layer for them.
+        """
         if self.features is not None:
-            values = values + self.features(signals.features)
+            values = values + (signals.features if projected else self.features(signals.features))
         if self.claims is not None:
             values = values + self.claims(claim_inputs(signals, strides))
         values = F.silu(self.middle(F.silu(values)))
@@ -69,7 +72,7 @@ def claim_inputs(signals: Signals, strides: Tensor) -> Tensor:
             each.log() / 2,
             (xy / (xx * yy).sqrt())[..., None],
             away.sign() * (4 * away.abs() + 1).log(),  # near zero as it is, far away like its logarithm
-            row.clamp_min(1e-4).log()[:, None].expand(-1, xx.shape[1], -1),
+            row.clamp_min(1e-4).log()[:, None].expand(-1, int(xx.shape[1]), -1),
             (seen / (1 - seen)).log() / 3,
             place.clamp(-2, 2),
             margin.clamp(-0.5, 0.5)[..., None],

@@ -35,7 +35,7 @@ from halopose.hosts.tracing import Traceable
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
-from halopose.uncertainty.signals import Claims
+from halopose.uncertainty.signals import At
 
 try:
     from ultralytics.cfg import get_cfg
@@ -50,7 +50,7 @@ try:
     from ultralytics.utils.loss import PoseLoss26, v8PoseLoss
     from ultralytics.utils.nms import non_max_suppression
 
-    from halopose.hosts.ultralytics.tracing import TraceablePose
+    from halopose.hosts.ultralytics.tracing import TraceablePose, cells_of
     from halopose.hosts.ultralytics.weights import read_model
 except ImportError as error:
     raise HaloposeError(
@@ -255,17 +255,10 @@ class UltralyticsHost(Host):
             visibility=keypoints[..., 2] if self.dimensions == 3 else None,
         )
 
-    @torch.inference_mode()
-    def claims(self, output: HostOutput) -> Claims | None:
+    def cells(self, output: HostOutput) -> At | None:
         if self.end2end:  # one cell per object: there is nothing to compare it with
             return None
-        decoded = output.raw[0].transpose(1, 2)
-        centre, half = decoded[..., :2], decoded[..., 2:4] / 2
-        keypoints = decoded[..., 4 + len(self.class_names) :].unflatten(2, (self.keypoint_count, self.dimensions))
-        return Claims(
-            boxes=torch.cat([centre - half, centre + half], dim=2),
-            visibility=keypoints[..., 2] if self.dimensions == 3 else None,
-        )
+        return cells_of(output.raw[0], len(self.class_names), (self.keypoint_count, self.dimensions))
 
     def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:
         return Selection(

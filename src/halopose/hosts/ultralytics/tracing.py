@@ -14,6 +14,7 @@ from ultralytics.nn.modules import C2f
 from ultralytics.nn.tasks import PoseModel
 
 from halopose.hosts.tracing import Traceable, Traced
+from halopose.uncertainty.signals import At
 
 
 class TraceablePose(Traceable):
@@ -53,13 +54,23 @@ class TraceablePose(Traceable):
         if self._chosen is not None:
             scores, cells = self._chosen
             return Traced((output,), tuple(self._features), scores, None, cells)
-        centre, size = output[:, :2], output[:, 2:4]
-        boxes = torch.cat([centre - size / 2, centre + size / 2], dim=1).transpose(1, 2)
         scores = output[:, 4 : 4 + self.head.nc].transpose(1, 2)
-        count, dimensions = self.head.kpt_shape
-        found = output[:, 4 + self.head.nc :].transpose(1, 2).unflatten(2, (count, dimensions))
-        seen = found[..., 2] if self.visibility else None
-        return Traced((output,), tuple(self._features), scores, boxes, None, found[..., :2], seen)
+        at = cells_of(output, self.head.nc, tuple(self.head.kpt_shape))
+        return Traced((output,), tuple(self._features), scores, at)
+
+
+def cells_of(decoded: Tensor, classes: int, keypoints: tuple[int, int]) -> At:
+    """Reads the framework's output (B, 4 + classes + K * dimensions, A), at some cells instead of all."""
+    count, dimensions = keypoints
+    order = [4 + classes + dimensions * k + part for part in range(dimensions) for k in range(count)]
+    planes = torch.tensor(order, device=decoded.device)
+
+    def at(cell: Tensor) -> Tensor:
+        found = decoded.gather(2, cell[:, None].expand(-1, int(decoded.shape[1]), -1))
+        centre, half = found[:, :2], found[:, 2:4] / 2
+        return torch.cat([centre - half, centre + half, found[:, planes]], dim=1).transpose(1, 2)
+
+    return at
 
 
 def _gather_rows(values: Tensor, index: Tensor) -> Tensor:

@@ -33,11 +33,11 @@ from halopose.hosts.base import (
 )
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.tracing import Traceable
-from halopose.hosts.yolonas.tracing import TraceableNAS
+from halopose.hosts.yolonas.tracing import TraceableNAS, cells_of
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
-from halopose.uncertainty.signals import Claims
+from halopose.uncertainty.signals import At
 
 try:
     ensure_torchvision()
@@ -232,9 +232,9 @@ class YoloNASHost(Host):
             )
         return selections
 
-    def claims(self, output: HostOutput) -> Claims:
-        boxes, _, _, visibility = output.raw[0]
-        return Claims(boxes, visibility)
+    def cells(self, output: HostOutput) -> At:
+        boxes, _, keypoints, visibility = output.raw[0]
+        return cells_of(boxes, keypoints, visibility)
 
     def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:
         height, width = letterbox.shape

@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from halopose.hosts.tracing import Traceable, Traced
+from halopose.uncertainty.signals import At, take
 
 
 class TraceableNAS(Traceable):
@@ -29,6 +31,15 @@ class TraceableNAS(Traceable):
         features = self.model.neck(self.model.backbone(images))
         output = self.model.heads(features)
         boxes, scores, keypoints, visibility = output[0] if len(output) == 2 else output  # traced: decoded alone
-        return Traced(
-            (boxes, scores, keypoints, visibility), tuple(features), scores, boxes, None, keypoints, visibility
-        )
+        at = cells_of(boxes, keypoints, visibility)
+        return Traced((boxes, scores, keypoints, visibility), tuple(features), scores, at)
+
+
+def cells_of(boxes: Tensor, keypoints: Tensor, visibility: Tensor) -> At:
+    """Reads boxes (B, A, 4), keypoints (B, A, K, 2) and visibility (B, A, K) at some cells."""
+
+    def at(cell: Tensor) -> Tensor:
+        points = take(keypoints, cell)
+        return torch.cat([take(boxes, cell), points[..., 0], points[..., 1], take(visibility, cell)], dim=2)
+
+    return at
