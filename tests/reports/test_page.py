@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.evaluation.bootstrap import Difference
-from halopose.reports.page import number, page, percent, signed
+from halopose.reports.page import freedom, number, page, percent, signed
 from tests.helpers.html_pages import EVIL, parsed
 
 
@@ -32,6 +32,10 @@ def test_a_share_is_all_or_nothing_only_where_it_is(share: float) -> None:
 def test_what_is_not_a_number_is_a_dash() -> None:
     assert [percent(value) for value in (None, float("nan"))] == ["–"] * 2
     assert [number(value, 2) for value in (None, float("nan"), float("inf"))] == ["–"] * 3
+
+
+def test_degrees_of_freedom_of_a_gaussian_are_without_bound() -> None:
+    assert [freedom(value) for value in (None, 4.25, 1e7)] == ["–", "4.2", "∞"]
 
 
 def test_differences_have_sign_and_margin_or_are_the_same() -> None:

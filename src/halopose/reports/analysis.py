@@ -11,7 +11,7 @@ import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.reports.charts import Axis, Curve, Plot
-from halopose.reports.page import number, page
+from halopose.reports.page import freedom, number, page
 from halopose.reports.scores import rounded
 
 _NEEDED = ("tails", "shape", "keypoint_correlation", "dependence", "shift", "downweighting", "recommendations")
@@ -98,7 +98,7 @@ def _downweighting(found: dict[str, Any]) -> Plot:
     curves = [
         Curve("Gaussian", "gaussian", found["radius"], found["gaussian"]),
         Curve("OKS", "uncalibrated", found["radius"], found["oks"]),
-        Curve(f"Student-t, ν {found['nu']:.1f}", "student_t", found["radius"], found["student_t"]),
+        Curve(f"Student-t, ν {freedom(found['nu'])}", "student_t", found["radius"], found["student_t"]),
     ]
     edges, share = found["histogram"]["edges"], found["histogram"]["share"]
     heights = np.array(share, dtype=float) / max(*share, 1e-12)
@@ -113,7 +113,7 @@ def _keypoint_rows(result: dict[str, Any]) -> list[tuple[str, list[str]]]:
     image, limb = result["shape"]["image"], result["shape"].get("limb")
     rows = []
     for k, name in enumerate(result["keypoint_names"]):
-        cells = [f"{constant['count'][k]:,}", number(constant["nu"][k], 1), number(binned["nu"][k], 1)]
+        cells = [f"{constant['count'][k]:,}", freedom(constant["nu"][k]), freedom(binned["nu"][k])]
         cells.append(number(binned["gain"][k], 2))
         cells.append(_starred(image, "ratio", k))
         cells.append(_starred(image, "correlation", k))
@@ -160,7 +160,7 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
     """The figures that stand beside the advice."""
     binned, found = result["tails"]["binned"], result["downweighting"]
     return [
-        ("Median ν, spread explained", number(binned["nu_median"], 1)),
+        ("Median ν, spread explained", freedom(binned["nu_median"])),
         ("Beyond 3 deviations", f"{100 * binned['beyond_3']['empirical']:.1f}\N{NO-BREAK SPACE}%"),
         ("All but ignored by OKS", f"{100 * found['ignored_share']:.1f}\N{NO-BREAK SPACE}%"),
         ("Their part of the squared error", f"{100 * found['ignored_energy']:.0f}\N{NO-BREAK SPACE}%"),

@@ -11,7 +11,7 @@ from halopose.evaluation.bootstrap import Difference
 from halopose.evaluation.metrics import LEVELS
 from halopose.evaluation.scores import AXES
 from halopose.reports.charts import Axis, Curve, Plot
-from halopose.reports.page import digits_of, number, page, signed
+from halopose.reports.page import digits_of, freedom, number, page, signed
 from halopose.studies.finetuning import SHOWN, BaseScores, differences
 
 _ACE = "gaussian.ace"
@@ -116,7 +116,7 @@ def table(scores: dict[str, BaseScores]) -> list[tuple[str, list[tuple[str, str]
         paired = [(signed(pair[metric], digits), pair[metric].decided) for pair in between.values()]
         rows.append((name, values, paired))
     blank = [("", False)] * len(between)
-    rows.append(("ν, median", [(number(one.nu, 1), "") for one in scores.values()], blank))
+    rows.append(("ν, median", [(freedom(one.nu), "") for one in scores.values()], blank))
     rows.append(("Matched instances", [(f"{one.matched_instances:,}", "") for one in scores.values()], blank))
     return rows
 

@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from halopose.evaluation.bootstrap import Difference
+from halopose.uncertainty.estimation import NU_MAX
 
 
 def number(value: float | None, digits: int) -> str:
@@ -22,6 +23,11 @@ def number(value: float | None, digits: int) -> str:
         return "–"
     text = f"{value:.{digits}f}"
     return (text if float(text) else text.lstrip("-")).replace("-", "−")
+
+
+def freedom(dof: float | None, digits: int = 1) -> str:
+    """Degrees of freedom; of a Student-t that is a Gaussian they are without bound."""
+    return "∞" if dof is not None and dof >= NU_MAX else number(dof, digits)
 
 
 def digits_of(metric: str) -> int:

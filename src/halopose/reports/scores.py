@@ -15,7 +15,7 @@ import numpy as np
 from halopose.evaluation.calibrations import LAWS
 from halopose.evaluation.scores import METRICS, Interval, LawScores, PrunedScores, Scores
 from halopose.reports import promises
-from halopose.reports.page import asset, digits_of, embedded, number, page, percent
+from halopose.reports.page import asset, digits_of, embedded, freedom, number, page, percent
 from halopose.reports.text import TITLES
 from halopose.reports.verdict import coverage_at, verdict
 from halopose.types import Array
@@ -160,8 +160,8 @@ def _matrix(matrix: Array) -> list[list[str]]:
 def _parameters(scores: Scores) -> list[tuple[str, list[str]]]:
     """Median calibration parameters (tau, nu, tau of the Student-t) by keypoint."""
     calibration = scores.calibration
-    columns = [calibration.tau, calibration.nu, calibration.tau_t]
+    columns = ((calibration.tau, number), (calibration.nu, freedom), (calibration.tau_t, number))
     return [
-        (name, [number(None if column is None else float(column[k]), 3) for column in columns])
+        (name, [show(None if column is None else float(column[k]), 3) for column, show in columns])
         for k, name in enumerate(scores.keypoint_names)
     ]
