@@ -15,6 +15,7 @@ from halopose.hosts.base import Host, HostOutput, Selection
 from halopose.hosts.loading import load_host
 from halopose.hosts.shipped import find_base, runway_artifact, runway_detector, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.hosts.ultralytics.host import load_model
 from halopose.landing.world.render import render
 from halopose.landing.world.scenes import sample_scene
 from halopose.predictor import UncertainPose
@@ -77,6 +78,18 @@ def compare_shipped(rounds: int = 40) -> Comparison:
     """YOLO11n-pose against the same with the heads that ship, which have signals."""
     model, image = UncertainPose.load(find_base(), shipped_artifact()), read_image(PHOTOGRAPH)
     return compare(lambda: _detect(model.host, image, 0.25), lambda: model.predict(image), rounds)
+
+
+def compare_framework(rounds: int = 40) -> Comparison:
+    """What users run today, ``YOLO.predict``, against prediction with the heads that ship."""
+    ensure_torchvision()
+    from ultralytics import YOLO
+
+    framework = YOLO("yolo11n-pose.yaml", task="pose", verbose=False)
+    framework.model = load_model(str(find_base()), unsafe=False).float()
+    model, image = UncertainPose.load(find_base(), shipped_artifact()), read_image(PHOTOGRAPH)
+    options = {"imgsz": 640, "conf": 0.25, "iou": 0.7, "verbose": False, "device": "cpu"}
+    return compare(lambda: framework.predict(image, **options), lambda: model.predict(image), rounds)
 
 
 @torch.inference_mode()

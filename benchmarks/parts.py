@@ -53,7 +53,14 @@ def _growth(_: Path | None) -> Iterator[Row]:
 
 
 def _predicting(_: Path | None) -> Iterator[Row]:
-    from benchmarks.overhead import compare_novelty, compare_predict, compare_shipped, make_model, make_yolonas
+    from benchmarks.overhead import (
+        compare_framework,
+        compare_novelty,
+        compare_predict,
+        compare_shipped,
+        make_model,
+        make_yolonas,
+    )
     from benchmarks.regions import KEYPOINTS, PERSONS, compare_regions, correlation_seconds
 
     nas, conf = make_yolonas()
@@ -65,6 +72,7 @@ def _predicting(_: Path | None) -> Iterator[Row]:
         yield cost(f"predicting with sparse heads, {name}, 640, batch 1, with NMS", sparse)
         yield cost("the same with dense heads", dense)
     yield cost("predicting with the heads that ship, YOLO11n-pose", compare_shipped())
+    yield cost("the same", compare_framework(), "in Ultralytics' own `YOLO.predict`")
     yield cost("regions and joint covariances beside them", compare_regions())
     yield cost("novelty beside sparse heads, runways", compare_novelty())
     what = f"fitting the correlation of {KEYPOINTS} keypoints to {PERSONS:,} persons"
