@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test coverage lint docs dist smoke bench clean
+.PHONY: demo test lint docs dist smoke bench clean
 
 CODE   := src tests benchmarks experiments examples models docs/_site
 EXTRAS := dev,docs,ultralytics,yolonas,landing,recordings,rerun,studies,onnx,ray,cloud,models
@@ -16,12 +16,11 @@ $(VENV)/.ready: pyproject.toml models/pyproject.toml constraints.txt
 demo: $(VENV)/.ready
 	$(BIN)/python -m experiments.demo -o demo
 
+# Ends with the share of lines that tests run; which lines are not is in build/coverage.txt.
 test: $(VENV)/.ready lint
-	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10
-
-# The same with the share of lines that tests run, which takes longer.
-coverage: $(VENV)/.ready
-	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10 --cov
+	mkdir -p build
+	$(BIN)/python -m slipcover --out build/coverage.txt -m pytest -n auto --dist loadfile --durations=10
+	@tail -1 build/coverage.txt | awk '{ print "lines: " $$2 ", not run: " $$3 ", run: " $$4 " % (build/coverage.txt)" }'
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check $(CODE)

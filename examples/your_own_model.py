@@ -4,7 +4,8 @@ python examples/your_own_model.py [folder]
 
 "Your own" is here a detector of runways with four keypoints, and its data are drawn first, so that nothing else is
 needed. With a model of yours, `base` is its checkpoint and `data` the data.yaml it was trained with. These are far
-too few images for good heads: this runs in a minute. `halopose fit data.yaml --base mine.pt` does the same.
+too few images for good heads, or to learn what is unlike them (novelty_images): this runs in half a minute.
+`halopose fit data.yaml --base mine.pt` does the same.
 """
 
 import sys
@@ -18,11 +19,11 @@ from halopose.hosts.shipped import runway_detector
 from halopose.landing.world.dataset import write_dataset
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "your-own-model")
-data = write_dataset(folder / "data", {"train": 60, "val": 60}, seed=5)
+data = write_dataset(folder / "data", {"train": 40, "val": 40}, seed=5)
 base = runway_detector()
 
 training = TrainSettings(epochs=12, batch=32)  # small batches, for there are few cells
-settings = FitSettings(training, imgsz=320, train_sizes=(320,), calibration_share=0.5)
+settings = FitSettings(training, imgsz=320, train_sizes=(320,), calibration_share=0.5, novelty_images=0)
 artifact, scores = fit(
     load_host(base), load_dataset(data, "train"), load_dataset(data, "val"), folder / "work", settings
 )
