@@ -24,7 +24,7 @@ from halopose.evaluation.matching import candidate_pairs, greedy_match
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect
 from halopose.fitting.corruptions import COPY, with_copies
-from halopose.fitting.store import Cells, CollectSettings, MatchStore
+from halopose.fitting.store import Cells, CollectSettings, MatchStore, stored_poses
 from halopose.hosts.base import Host
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array, Progress, named
@@ -157,7 +157,8 @@ def rows_of(artifact: Artifact, store: MatchStore, conf: float, images: Array | 
         if len(cells):
             factors = _factors(artifact.heads, cells)
             image = torch.from_numpy(vectors[np.searchsorted(ids, cells.columns["image_id"].numpy())])
-            parts.append((_poses(artifact, cells, factors), _evidence(cells, image, width)))
+            covariance = artifact.calibrations.gaussian(factors).covariance.numpy()
+            parts.append((stored_poses(cells, covariance), _evidence(cells, image, width)))
     if not parts:
         raise HaloposeError("no detection in these images: check that the base detects anything there")
     poses = PoseDistributions.concatenate([found for found, _ in parts])
@@ -172,21 +173,6 @@ def rows_of(artifact: Artifact, store: MatchStore, conf: float, images: Array | 
 def _factors(heads: ProbabilisticHeads, cells: Cells) -> Tensor:
     """Uncalibrated factors (N, K, 2, 2) in original pixels."""
     return cells.factors(heads).cpu().double() / cells.columns["gain"].double()[:, None, :, None]
-
-
-def _poses(artifact: Artifact, cells: Cells, factors: Tensor) -> PoseDistributions:
-    """Stored detections with the artifact's calibrated Gaussian."""
-    columns = cells.columns
-    covariance = artifact.calibrations.gaussian(factors).covariance.numpy()
-    return PoseDistributions(
-        boxes=columns["box"].double().numpy(),
-        scores=columns["score"].double().numpy(),
-        keypoints=columns["keypoints"].double().numpy(),
-        covariance=covariance,
-        scale=covariance,
-        class_ids=columns["class_id"].numpy() + 1,
-        image_ids=columns["image_id"].numpy(),
-    )
 
 
 def _evidence(cells: Cells, image: Tensor, width: int) -> Evidence:

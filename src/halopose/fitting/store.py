@@ -195,7 +195,7 @@ class MatchStore:
         parts = [cells for cells in (part.of_images(images) for part in self.cells("detected")) if len(cells)]
         if not parts:
             raise NoDetectionError("no detection in these images: check that the base detects anything there")
-        poses = PoseDistributions.concatenate([_poses(cells, covariance_of(cells)) for cells in parts])
+        poses = PoseDistributions.concatenate([stored_poses(cells, covariance_of(cells)) for cells in parts])
         level = np.concatenate([np.full(len(cells), cells.level) for cells in parts])
         assert poses.image_ids is not None
         order = np.lexsort((-poses.scores, poses.image_ids))
@@ -249,7 +249,7 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _poses(cells: Cells, covariance: Array) -> PoseDistributions:
+def stored_poses(cells: Cells, covariance: Array) -> PoseDistributions:
     """Stored detections with the given covariances (n, K, 2, 2)."""
     columns = cells.columns
     return PoseDistributions(

@@ -84,6 +84,10 @@ class Plot:
     curves: Sequence[Curve] = ()
     bars: Sequence[tuple[float, float, float]] = ()
 
+    def keys(self) -> list[tuple[str, str]]:
+        """Kind and label of every curve that the legend names."""
+        return [(curve.kind, curve.label) for curve in self.curves if curve.label]
+
     def line(self, curve: Curve) -> list[list[float]]:
         """Shares (x, y) of the line, cut at the frame; over what is not a number it goes straight on."""
         points = self._points(curve)

@@ -275,7 +275,7 @@ def test_covariance_grows_through_an_outage_and_shrinks_after(flights: list[Fuse
     spread = np.linalg.eigvalsh(track.answers.covariances)
     assert not ((track.times >= BLIND[0] + 0.2) & (track.times < BLIND[1])).any()
     assert (np.diff(spread, axis=0) > 0).all()
-    assert (np.linalg.eigvalsh(track.position_covariances[-1]) < spread[-1]).all()
+    assert (np.linalg.eigvalsh(track.covariances[-1, :3, :3]) < spread[-1]).all()
 
 
 def test_without_irs_the_filter_coasts() -> None:
@@ -290,7 +290,7 @@ def test_an_irs_sample_counts_for_its_hold() -> None:
     push = Measurement(0.0, "irs", np.array([2.0, 0.0, 0.0]), 1e-12 * np.eye(3))
     last = vision([3.0], np.zeros((1, 3)), 1e12 * np.eye(3)[None])
     track = fuse([push, *last], Initial(0.0, [0, 0, 9], [0, 0, 0], np.eye(6)), replace(SETTINGS, irs_hold=0.5))
-    np.testing.assert_allclose(track.velocities[-1], [1.0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(track.states[-1, 3:6], [1.0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(track.positions[-1, 0], 0.25 + 2.5, atol=1e-6)
 
 

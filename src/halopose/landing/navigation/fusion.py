@@ -21,7 +21,6 @@ from halopose.landing.navigation.model import (
     MOTION,
     POSITION,
     STATES,
-    VELOCITY,
     FusionSettings,
     Initial,
     observe,
@@ -68,9 +67,8 @@ class Answers:
 class FusedTrack:
     """The navigator after each of M measurements, those of the IRS aside.
 
-    Innovations are NaN beyond a source's size. ``recovered`` marks what the filter started anew around;
-    ``reasons`` (M) say what became of each, ``ignored`` in one line each what was passed over and why.
-    ``irs_times`` are those of the samples that drove the prediction.
+    ``recovered`` marks what the filter started anew around; ``reasons`` (M) say what became of each, ``ignored``
+    in one line each what was passed over and why. ``irs_times`` are those of samples that drove the prediction.
     """
 
     times: Array  # (M,)
@@ -78,8 +76,6 @@ class FusedTrack:
     states: Array  # (M, 24)
     covariances: Array  # (M, 24, 24)
     levels: Array  # (M, 3)
-    innovations: Array  # (M, 3)
-    innovation_covariances: Array  # (M, 3, 3)
     nis: Array  # (M,)
     accepted: NDArray[np.bool_]  # (M,)
     recovered: NDArray[np.bool_]  # (M,)
@@ -93,16 +89,6 @@ class FusedTrack:
     def positions(self) -> Array:
         """(M, 3)."""
         return self.states[:, POSITION]
-
-    @property
-    def position_covariances(self) -> Array:
-        """(M, 3, 3)."""
-        return self.covariances[:, POSITION, POSITION]
-
-    @property
-    def velocities(self) -> Array:
-        """(M, 3)."""
-        return self.states[:, VELOCITY]
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -175,19 +161,12 @@ def fuse(
 
 def _track(rows: list[NavigationState], ignored: tuple[str, ...], driven: Array, answers: Answers) -> FusedTrack:
     steps = [row.step for row in rows if row.step is not None]
-    innovations, spreads = np.full((len(rows), 3), np.nan), np.full((len(rows), 3, 3), np.nan)
-    for n, step in enumerate(steps):
-        if step.innovation is not None and step.covariance is not None:
-            size = len(step.innovation)
-            innovations[n, :size], spreads[n, :size, :size] = step.innovation, step.covariance
     return FusedTrack(
         times=np.array([step.time for step in steps], dtype=np.float64),
         source=np.array([step.source for step in steps], dtype=np.str_),
         states=np.array([row.bank.states[0] for row in rows]).reshape(-1, STATES),
         covariances=np.array([row.bank.covariances[0] for row in rows]).reshape(-1, STATES, STATES),
         levels=np.array([row.levels for row in rows]).reshape(-1, 3),
-        innovations=innovations,
-        innovation_covariances=spreads,
         nis=np.array([step.nis for step in steps], dtype=np.float64),
         accepted=np.array([step.accepted for step in steps], dtype=bool),
         recovered=np.array([step.restarted for step in steps], dtype=bool),
