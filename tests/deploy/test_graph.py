@@ -8,11 +8,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.deploy.graph import OVERLAP, Deployable, TopkSettings, WindowHead, stands, windows_of
+from halopose.deploy.graph import (
+    OVERLAP,
+    Deployable,
+    TopkSettings,
+    WindowHead,
+    cells_around,
+    rows_of,
+    sampled,
+    stands,
+    windows_of,
+)
 from halopose.deploy.predict import suppress
 from halopose.errors import HaloposeError
 from halopose.uncertainty.heads import HeadSettings, cut_windows
 from halopose.uncertainty.novelty import pool_windows
+from halopose.uncertainty.signals import features_at
 from tests.helpers.models import KINDS, artifact_for, host_of, photograph
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -87,6 +98,17 @@ def test_signals_in_the_graph_are_those_of_the_host(kind: str) -> None:
     assert len(cell) > 10
     entries = torch.stack([wanted[..., 0, 0], wanted[..., 1, 0], wanted[..., 1, 1]], dim=-1)
     assert torch.allclose(outputs["factors"][image, row], entries, rtol=2e-3, atol=1e-3)
+
+
+@given(st.integers(0, 10_000))
+def test_cells_and_shares_of_the_graph_sample_as_torch_does(seed: int) -> None:
+    """Points lie off the map, too."""
+    generator = torch.Generator().manual_seed(seed)
+    maps = [torch.randn((2, 3 + n, 4 >> n, 6 >> n), generator=generator) for n in range(2)]
+    points = torch.rand((2, 3, 5, 2), generator=generator) * 60 - 8
+    cell, share = cells_around(maps, (8, 16), torch.arange(2).repeat_interleave(3), points.flatten(0, 1))
+    found = [sampled(rows_of(level), cell[n], share[n], 5) for n, level in enumerate(maps)]
+    torch.testing.assert_close(torch.cat(found, 2), features_at(maps, (8, 16), points), atol=1e-4, rtol=1e-4)
 
 
 def test_dense_heads_cannot_look_beyond_their_window() -> None:

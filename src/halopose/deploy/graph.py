@@ -26,10 +26,6 @@ from halopose.uncertainty.heads import ACTIVATIONS, LevelHead, ProbabilisticHead
 from halopose.uncertainty.signals import (
     CANDIDATES,
     best_cells,
-    cells_around,
-    images_of,
-    rows_of,
-    sampled,
     signals_at,
     take,
 )
@@ -229,6 +225,51 @@ class TopkHeads(nn.Module):
         if int(traced.scores.shape[2]) > 1:
             classes = traced.scores.argmax(dim=2).gather(1, cell)
         return torch.where(score >= 0, score + stands(said[:, :count, :4], classes, self.better), score)
+
+
+def images_of(cells: Tensor) -> Tensor:
+    """The image (B * n,) of each of the cells (B, n)."""
+    image = torch.arange(cells.shape[0], device=cells.device)[:, None]
+    return (image + torch.zeros_like(cells, dtype=torch.long)).reshape(-1)
+
+
+def rows_of(maps: Tensor) -> Tensor:
+    """Features (B * H * W, C) cell by cell of maps (B, C, H, W)."""
+    return maps.permute(0, 2, 3, 1).reshape(-1, int(maps.shape[1]))
+
+
+def sampled(rows: Tensor, cell: Tensor, share: Tensor, keypoints: int) -> Tensor:
+    """Weighted sums (N, K, C) of rows (R, C) at cells (N * K, n) with shares (N * K, n)."""
+    count, channels = int(cell.shape[1]), int(rows.shape[1])
+    found = rows[cell.reshape(-1)].reshape(-1, count, channels)
+    return (share[:, None] @ found).reshape(-1, keypoints, channels)
+
+
+def cells_around(
+    maps: Sequence[Tensor], strides: Sequence[int], image: Tensor, points: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The four cells (levels, N * K, 4) around points (N, K, 2), counted over all images, and their shares.
+
+    A cell off the map has no share.
+    """
+    sides = [torch.stack([torch.as_tensor(side) for side in level.shape[3:1:-1]]) for level in maps]
+    sizes = torch.stack(sides).to(points)[..., None]  # (levels, 2, 1): width, height
+    x_y = points.permute(2, 0, 1).reshape(2, -1)
+    place = x_y / torch.tensor(strides, dtype=points.dtype, device=points.device)[:, None, None] - 0.5
+    low = place.floor()
+    part = place - low
+    beside = torch.stack([low, low + 1])  # (2, levels, 2, N * K): points last, which a runtime goes through faster
+    share = torch.stack([1 - part, part]) * ((beside >= 0) & (beside < sizes))
+    beside = beside.clamp_min(0).minimum(sizes - 1)
+    # Whole numbers up to 2^24 are exact in single precision: more cells than any batch has.
+    start = image.to(points)[:, None].repeat(1, int(points.shape[1])).reshape(-1) * sizes[:, 1]
+    row = (start + beside[:, :, 1]) * sizes[:, 0]  # (2, levels, N * K)
+    cell, both = row[:, None] + beside[:, :, 0], share[:, None, :, 1] * share[:, :, 0]  # (2, 2, levels, N * K)
+    levels = len(maps)
+    return (
+        cell.reshape(4, levels, -1).permute(1, 2, 0).long(),
+        both.reshape(4, levels, -1).permute(1, 2, 0).contiguous(),
+    )
 
 
 def windows_of(cell: Tensor, sizes: Tensor, reach: int) -> tuple[Tensor, Tensor]:

@@ -116,7 +116,7 @@ def signals_at(
     if width > end:
         visibility, seen = mine[..., end:].reshape(-1, keypoints), mean[:, 0, end:]
     if features is None:
-        features = features_at(maps, strides, images_of(score), points)
+        features = features_at(maps, strides, points.reshape(-1, count, keypoints, 2))
     height, across = (torch.as_tensor(side) for side in maps[0].shape[2:])
     box = mine[..., :4].reshape(-1, 4)
     extent = (torch.stack([across, height]) * strides[0]).to(box)
@@ -132,12 +132,6 @@ def signals_at(
         features=features,
         extent=extent + torch.zeros_like(box[:, :2]),
     )
-
-
-def images_of(cells: Tensor) -> Tensor:
-    """The image (B * n,) of each of the cells (B, n)."""
-    image = torch.arange(cells.shape[0], device=cells.device)[:, None]
-    return (image + torch.zeros_like(cells, dtype=torch.long)).reshape(-1)
 
 
 def take(rows: Tensor, cell: Tensor) -> Tensor:
@@ -158,50 +152,13 @@ def overlapping(boxes: Tensor, others: Tensor) -> Tensor:
     return shared * (1 + OVERLAP) >= (area + areas) * OVERLAP
 
 
-def features_at(maps: Sequence[Tensor], strides: Sequence[int], image: Tensor, points: Tensor) -> Tensor:
-    """Maps (B, C, H, W) of all levels at points (N, K, 2), bilinear, zero off the map: (N, K, sum of C)."""
-    cell, share = cells_around(maps, strides, image, points)
-    found = [sampled(rows_of(level), cell[n], share[n], points.shape[1]) for n, level in enumerate(maps)]
-    return torch.cat(found, dim=2)
-
-
-def rows_of(maps: Tensor) -> Tensor:
-    """Features (B * H * W, C) cell by cell of maps (B, C, H, W)."""
-    return maps.permute(0, 2, 3, 1).reshape(-1, int(maps.shape[1]))
-
-
-def sampled(rows: Tensor, cell: Tensor, share: Tensor, keypoints: int) -> Tensor:
-    """Weighted sums (N, K, C) of rows (R, C) at cells (N * K, n) with shares (N * K, n)."""
-    count, channels = int(cell.shape[1]), int(rows.shape[1])
-    found = rows[cell.reshape(-1)].reshape(-1, count, channels)
-    return (share[:, None] @ found).reshape(-1, keypoints, channels)
-
-
-def cells_around(
-    maps: Sequence[Tensor], strides: Sequence[int], image: Tensor, points: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The four cells (levels, N * K, 4) around points (N, K, 2), counted over all images, and their shares.
-
-    A cell off the map has no share.
-    """
-    sides = [torch.stack([torch.as_tensor(side) for side in level.shape[3:1:-1]]) for level in maps]
-    sizes = torch.stack(sides).to(points)[..., None]  # (levels, 2, 1): width, height
-    x_y = points.permute(2, 0, 1).reshape(2, -1)
-    place = x_y / torch.tensor(strides, dtype=points.dtype, device=points.device)[:, None, None] - 0.5
-    low = place.floor()
-    part = place - low
-    beside = torch.stack([low, low + 1])  # (2, levels, 2, N * K): points last, which a runtime goes through faster
-    share = torch.stack([1 - part, part]) * ((beside >= 0) & (beside < sizes))
-    beside = beside.clamp_min(0).minimum(sizes - 1)
-    # Whole numbers up to 2^24 are exact in single precision: more cells than any batch has.
-    start = image.to(points)[:, None].repeat(1, int(points.shape[1])).reshape(-1) * sizes[:, 1]
-    row = (start + beside[:, :, 1]) * sizes[:, 0]  # (2, levels, N * K)
-    cell, both = row[:, None] + beside[:, :, 0], share[:, None, :, 1] * share[:, :, 0]  # (2, 2, levels, N * K)
-    levels = len(maps)
-    return (
-        cell.reshape(4, levels, -1).permute(1, 2, 0).long(),
-        both.reshape(4, levels, -1).permute(1, 2, 0).contiguous(),
-    )
+def features_at(maps: Sequence[Tensor], strides: Sequence[int], points: Tensor) -> Tensor:
+    """Maps (B, C, H, W) of all levels at points (B, M, K, 2), bilinear, zero off the map: (B * M, K, sum of C)."""
+    found = []
+    for level, stride in zip(maps, strides, strict=True):
+        half = points.new_tensor([level.shape[3] * stride / 2, level.shape[2] * stride / 2])
+        found.append(F.grid_sample(level, points / half - 1, padding_mode="zeros", align_corners=False))
+    return torch.cat(found, dim=1).permute(0, 2, 3, 1).flatten(0, 1)
 
 
 __all__ = [
@@ -211,12 +168,8 @@ __all__ = [
     "At",
     "Signals",
     "best_cells",
-    "cells_around",
     "features_at",
-    "images_of",
     "overlapping",
-    "rows_of",
-    "sampled",
     "side_by_side",
     "signals_at",
     "take",
