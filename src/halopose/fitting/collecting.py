@@ -161,7 +161,7 @@ class Collection:
         reader = Reader(self.host.placer(), self.settings.rectangular)
         tasks = (task for number in numbers for task in self.views(number))
         depth = VIEWS_PER_SHARD + 2 * self.crew.readers
-        readings = read_ahead(reader, tasks, self.crew.readers, depth)
+        readings = read_ahead(reader, tasks, self.crew.readers, depth, max(self.settings.imgsz))
         with closing(readings), ThreadPoolExecutor(1) as pool:
             writing: Future[None] | None = None
             for number in numbers:
@@ -271,10 +271,11 @@ def _collect_views(
 
 
 def _batches(views: list[View], size: int) -> Iterator[list[View]]:
-    """Views of equal shape and input size, in batches."""
+    """Views that are laid out alike, in batches; one at a time those of equal shape follow each other."""
     groups: dict[Any, list[View]] = {}
     for view in views:
-        groups.setdefault((view.shape, view.imgsz), []).append(view)
+        shape = view.pixels.shape if size > 1 else view.shape
+        groups.setdefault((shape, view.imgsz), []).append(view)
     for group in groups.values():
         yield from (group[begin : begin + size] for begin in range(0, len(group), size))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
+import cv2
 import torch
 from torch import Tensor, distributed
 
@@ -164,6 +165,7 @@ def _member(
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that waits for it stops it
     torch.set_num_threads(1)  # the threads that OpenMP had before the fork are not here
+    cv2.setNumThreads(1)
     before = 0
     for number in numbers:
 

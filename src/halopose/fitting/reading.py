@@ -6,17 +6,19 @@ In: records and input sizes. Out: what was read of each, in the order asked for;
 from __future__ import annotations
 
 import logging
+import mmap
 import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import cv2
+import numpy as np
 
 from halopose.data.dataset import Objects, Record
 from halopose.data.images import read_encoded
@@ -72,31 +74,71 @@ class Reader:
         return Reading(state, View(record, objects, imgsz, image.shape, pixels, box), "")
 
 
+@dataclass(frozen=True)
+class _Slots:
+    """Shared memory where processes lay pixels: several times cheaper than sending them through a pipe."""
+
+    memory: mmap.mmap
+    size: int
+
+    def at(self, number: int, shape: tuple[int, ...]) -> Array:
+        """The pixels in a slot."""
+        count = int(np.prod(shape))
+        return np.frombuffer(self.memory, np.uint8, count, number * self.size).reshape(shape)
+
+
+_slots: _Slots | None = None  # in a process that reads: where it lays pixels
+_Laid = tuple[Reading, tuple[int, ...] | None]  # a reading, and the shape of its pixels if they lie in a slot
+
+
+def _read(reader: Reader, task: Task, number: int) -> _Laid:
+    """In a process that reads: pixels go into a slot where they fit, else along with the reading."""
+    reading = reader(task)
+    view = reading.view
+    if _slots is None or view is None or view.pixels.dtype != np.uint8 or view.pixels.nbytes > _slots.size:
+        return reading, None
+    _slots.at(number, view.pixels.shape)[:] = view.pixels
+    return replace(reading, view=replace(view, pixels=np.empty(0, np.uint8))), view.pixels.shape
+
+
 def read_ahead(
-    reader: Reader, tasks: Iterable[Task], processes: int, depth: int
+    reader: Reader, tasks: Iterable[Task], processes: int, depth: int, largest: int = 640
 ) -> Generator[Reading, None, None]:
     """Readings in the order of their tasks; without processes each when it is asked for.
 
     At most ``depth`` of them wait for the model. If a process is killed, this one reads on: nothing is lost.
+    largest: of the input sizes; room is made for so many pixels.
     """
     if not processes:
         yield from map(reader, tasks)
         return
     tasks = iter(tasks)
-    waiting: deque[tuple[Task, Future[Reading]]] = deque()
-    pool = ProcessPoolExecutor(processes, mp_context=_context(), initializer=_start_reading)
+    context, slots = _context(), None
+    if context.get_start_method() == "fork":
+        slots = _Slots(mmap.mmap(-1, depth * 3 * largest**2), 3 * largest**2)
+    waiting: deque[tuple[Task, int, Future[_Laid]]] = deque()
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_reading, initargs=(slots,))
+
+    def first() -> Reading:
+        _, number, future = waiting[0]
+        reading, shape = future.result()
+        if slots is None or shape is None or reading.view is None:
+            return reading
+        return replace(reading, view=replace(reading.view, pixels=slots.at(number, shape).copy()))
+
     try:
-        for task in tasks:
-            waiting.append((task, pool.submit(reader, task)))
+        for count, task in enumerate(tasks):
+            number = count % depth  # its slot is free: what was there has been taken
+            waiting.append((task, number, pool.submit(_read, reader, task, number)))
             if len(waiting) == depth:
-                yield waiting[0][1].result()
+                yield first()
                 waiting.popleft()
         while waiting:
-            yield waiting[0][1].result()
+            yield first()
             waiting.popleft()
     except BrokenProcessPool:
         log.warning("a process that read images was killed: the rest is read by this one")
-        left = [task for task, _ in waiting]
+        left = [task for task, *_ in waiting]
         yield from map(reader, chain(left, tasks))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -107,8 +149,10 @@ def _context() -> Any:
     return multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
 
 
-def _start_reading() -> None:
+def _start_reading(slots: _Slots | None) -> None:
     """One thread a process, and Ctrl-C is for the one that waits for it."""
+    global _slots
+    _slots = slots
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(1)
 
