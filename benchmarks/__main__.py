@@ -23,7 +23,6 @@ from benchmarks.parts import PARTS
 from benchmarks.table import Row, as_markdown, as_text, machine
 
 MARK = "row: "  # before a row in what a part's process prints
-MOST_SECONDS = 900
 
 
 def main() -> None:
@@ -60,7 +59,7 @@ def _measured(name: str, data: Path | None) -> list[Row]:
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         assert process.stdout is not None
-        watch = threading.Timer(MOST_SECONDS, process.kill)
+        watch = threading.Timer(PARTS[name].most_seconds, process.kill)
         watch.start()
         for line in process.stdout:
             if line.startswith(MARK):
@@ -72,7 +71,9 @@ def _measured(name: str, data: Path | None) -> list[Row]:
         said = [line.strip() for line in errors if line.strip()]
     if ended:
         reason = (
-            f"not done after {MOST_SECONDS} s" if ended == -signal.SIGKILL else (said or [f"ended {ended}"])[-1]
+            f"not done after {PARTS[name].most_seconds} s"
+            if ended == -signal.SIGKILL
+            else (said or [f"ended {ended}"])[-1]
         )
         rows.append(Row(f"{name}: the rest", "skipped", reason))
         print(as_text(rows[-1]), flush=True)

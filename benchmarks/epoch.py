@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.interleave import Comparison, compare
@@ -17,16 +17,17 @@ from halopose.fitting.collecting import collect, to_targets
 from halopose.fitting.store import CollectSettings, MatchStore
 from halopose.fitting.training import TrainSettings, train, weighted_nll
 from halopose.predictor import UncertainPose
-from halopose.uncertainty.heads import LevelHead, ProbabilisticHeads
+from halopose.uncertainty.heads import LevelHead, ProbabilisticHeads, convolve_many
 
 IMAGES = 24
 EPOCHS = 4
 
 
-def compare_epoch(rounds: int = 5) -> tuple[Comparison, Comparison]:
+def compare_epoch(rounds: int = 5) -> tuple[Comparison, Comparison, Comparison]:
     """The same images, the same assigned cells; the peer runs base, assigner and dense heads with backward.
 
-    Second: the epoch against nothing but its convolutions, what is left if all else were free.
+    Second: the epoch against nothing but its convolutions, what is left if all else were free. Third: against
+    matrix products of as many multiplications, what is left if convolutions were as fast as those.
     """
     model = make_model()
     host = model.host
@@ -62,23 +63,52 @@ def compare_epoch(rounds: int = 5) -> tuple[Comparison, Comparison]:
                 optimizer.step()
 
         result = compare(ours, peer, rounds)
-        limit = compare(lambda: _convolutions(heads, store), ours, rounds)
-    return (
-        Comparison(result.ours / EPOCHS, result.peer, result.ratio * EPOCHS),
-        Comparison(limit.ours, limit.peer / EPOCHS, limit.ratio / EPOCHS),
-    )
+        limits = [
+            compare(lambda: _convolutions(heads, store), ours, rounds),
+            compare(_products(heads, store), ours, rounds),
+        ]
+    alone, products = (Comparison(one.ours, one.peer / EPOCHS, one.ratio / EPOCHS) for one in limits)
+    return Comparison(result.ours / EPOCHS, result.peer, result.ratio * EPOCHS), alone, products
 
 
 def _convolutions(heads: ProbabilisticHeads, store: MatchStore) -> None:
     """Forward and backward of the trunks alone, on all rows of the store."""
     for cells in store.cells("assigned"):
-        level = heads.levels[cells.level]
-        assert isinstance(level, LevelHead)
-        values = cells.windows.float()
-        for convolution in level.trunk:
-            assert isinstance(convolution, nn.Conv2d)
-            values = F.conv2d(values, convolution.weight, convolution.bias)
+        values = cells.windows.float().permute(0, 2, 3, 1)
+        for convolution in _trunk(heads, cells.level):
+            values = convolve_many(values, convolution)
         torch.autograd.backward(values, values)
+
+
+def _products(heads: ProbabilisticHeads, store: MatchStore) -> Callable[[], None]:
+    """Matrix products with as many multiplications: of rows with weights, and of rows with gradients.
+
+    All but the first convolution also pass gradients on to what is before them.
+    """
+    pairs = []
+    for cells in store.cells("assigned"):
+        width = cells.windows.shape[-1]
+        for number, convolution in enumerate(_trunk(heads, cells.level)):
+            out, into, kernel, _ = convolution.weight.shape
+            width -= kernel - 1
+            rows, weights = (
+                torch.randn(len(cells) * width**2, into * kernel**2),
+                torch.randn(into * kernel**2, out),
+            )
+            gradient = torch.randn(len(rows), out)
+            pairs += [(rows, weights), (rows.T, gradient), *([(gradient, weights.T)] if number else [])]
+
+    def multiply() -> None:
+        for one, other in pairs:
+            _ = one @ other
+
+    return multiply
+
+
+def _trunk(heads: ProbabilisticHeads, level: int) -> list[nn.Conv2d]:
+    head = heads.levels[level]
+    assert isinstance(head, LevelHead)
+    return [convolution for convolution in head.trunk if isinstance(convolution, nn.Conv2d)]
 
 
 def _objects(model: UncertainPose, path: Path) -> Objects:

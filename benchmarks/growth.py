@@ -30,7 +30,7 @@ from halopose.types import Array
 
 COCO_VAL = World(images=2693, persons=6352)
 POOL = 256 * 2**20
-MOST_SECONDS = 300  # for one size
+MOST_SECONDS = 900  # for one size
 Work = Callable[[], object]
 
 

@@ -17,15 +17,26 @@ class Part:
 
     title: str
     rows: Callable[[Path | None], Iterator[Row]]
+    most_seconds: int = 900  # after which it is ended
 
 
 def _protocol(_: Path | None) -> Iterator[Row]:
-    from benchmarks.protocol import compare_protocol
+    from benchmarks.protocol import compare_protocol, protocol_costs
 
     what = "whole protocol (three laws, per keypoint and scale, before and after pruning), 6,352 persons"
     slow, fast = compare_protocol()
     yield faster(what, slow, "pycocotools, AP alone")
     yield faster(what, fast, "faster-coco-eval, AP alone")
+    costs = protocol_costs()
+    yield Row("its processor time on one thread", in_time(costs.whole))
+    for stage, seconds in costs.stages.items():
+        yield Row(f"of that {stage}", in_time(seconds), f"{seconds / costs.whole:.0%}")
+    rest = costs.whole - sum(costs.stages.values())
+    yield Row(
+        "of that measuring keypoints under three laws, and all else", in_time(rest), f"{rest / costs.whole:.0%}"
+    )
+    share = f"{costs.libraries / costs.whole:.0%}"
+    yield Row("of that sorting, distribution functions and factorisations", in_time(costs.libraries), share)
 
 
 def _student(_: Path | None) -> Iterator[Row]:
@@ -108,9 +119,10 @@ def _landing(_: Path | None) -> Iterator[Row]:
 def _training(_: Path | None) -> Iterator[Row]:
     from benchmarks.epoch import compare_epoch
 
-    found, limit = compare_epoch()
+    found, limit, products = compare_epoch()
     yield faster("one epoch on the match store, three persons an image", found, "running the frozen base")
     yield faster("its convolutions alone, forward and backward", limit, "the whole epoch")
+    yield faster("matrix products of as many multiplications", products, "the whole epoch")
 
 
 def _collecting(data: Path | None) -> Iterator[Row]:
@@ -134,5 +146,5 @@ PARTS = {
     "collecting": Part("Collecting", _collecting),
     "plan": Part("A million images", _plan),
     "landing": Part("Landing", _landing),
-    "growth": Part("Growth", _growth),
+    "growth": Part("Growth", _growth, most_seconds=3600),
 }

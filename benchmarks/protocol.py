@@ -5,19 +5,28 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from faster_coco_eval import COCO as FasterCOCO
 from faster_coco_eval import COCOeval_faster
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from scipy import special
 
 from benchmarks.interleave import Comparison, compare
 from halopose.data.coco import parse_ground_truth, parse_predictions
 from halopose.data.synthetic import World, synthesize
+from halopose.evaluation import evaluate as evaluate_module
+from halopose.evaluation import metrics, true_positives
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.true_positives import match_poses
+from halopose.poses import GroundTruth, PoseDistributions
 
 COCO_VAL = World(images=2693, persons=6352, detections_per_image=20)  # the size of COCO val2017
 
@@ -54,3 +63,84 @@ def _ap(kind: Any, evaluator: Any, truth: Any, detections: Any) -> Callable[[], 
             evaluation.accumulate()
 
     return run
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Processor time of one run on one thread: of all, of each stage, and of what libraries do of it in one call.
+
+    libraries: sorting, distribution functions and factorisations, which no order of the other work can avoid.
+    """
+
+    whole: float
+    stages: dict[str, float]
+    libraries: float
+
+
+def protocol_costs(rounds: int = 3) -> Costs:
+    """The run of ``compare_protocol`` that took least."""
+    truth, detections = synthesize(COCO_VAL)
+    objects = parse_ground_truth("truth", truth)
+    poses = parse_predictions("predictions", detections, objects)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return min((_costs(poses, objects) for _ in range(rounds)), key=lambda found: found.whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _costs(poses: PoseDistributions, objects: GroundTruth) -> Costs:
+    stages, calls = _Stopwatch(), _Stopwatch()
+    with ExitStack() as stack:
+        for module, name, what in STAGES:
+            stack.enter_context(stages.around(module, name, what))
+        for module, name in LIBRARIES:
+            stack.enter_context(calls.around(module, name, name))
+        begin = time.process_time()
+        evaluate_module.evaluate(true_positives.match_poses(poses, objects))
+        whole = time.process_time() - begin
+    return Costs(whole, stages.seconds, sum(calls.seconds.values()))
+
+
+class _Stopwatch:
+    """Processor time by name of functions that are called by their names in a module."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def around(self, module: Any, name: str, what: str) -> Iterator[None]:
+        action = getattr(module, name)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            begin = time.process_time()
+            try:
+                return action(*given, **named)
+            finally:
+                self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - begin
+
+        setattr(module, name, timed)
+        try:
+            yield
+        finally:
+            setattr(module, name, action)
+
+
+STAGES: tuple[tuple[Any, str, str], ...] = (
+    (true_positives, "match_poses", "matching"),
+    (evaluate_module, "cross_fitted", "fitting five folds"),
+    (evaluate_module, "_one_law", "scoring three laws, all keypoints and kept ones"),
+    (evaluate_module, "score_joint", "the joint law"),
+    (evaluate_module, "score_regions", "regions"),
+    (metrics, "random_keypoint_precision", "ten random rankings"),
+)
+LIBRARIES: tuple[tuple[Any, str], ...] = (
+    (np, "argsort"),
+    (np, "sort"),
+    (np, "lexsort"),
+    (special, "stdtr"),
+    (special, "stdtrit"),
+    (torch.linalg, "cholesky"),
+    (torch.linalg, "solve_triangular"),
+)

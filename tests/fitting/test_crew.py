@@ -78,6 +78,25 @@ def test_parts_make_one_store_and_what_is_missing_is_named(
     assert not missing_shards(folder)
 
 
+class Counting(StubHost):
+    """Notes how many images come at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def forward(self, batch: torch.Tensor) -> HostOutput:
+        self.sizes.append(len(batch))
+        return super().forward(batch)
+
+
+def test_batches_hold_all_that_is_laid_out_alike(pictures: Dataset, tmp_path: Path) -> None:
+    """The stub makes squares of pictures of both shapes."""
+    host = Counting()
+    collect(host, pictures, tmp_path / "store", CollectSettings(imgsz=(64,), batch=4))
+    assert host.sizes == [4, 2] * 4 + [1]
+
+
 class Deadly(StubHost):
     """Kills every process but one."""
 

@@ -43,11 +43,12 @@ def same(found: list[Reading], expected: list[Reading]) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_other_processes_read_the_same_in_the_same_order(pictures: Dataset, processes: int) -> None:
+@pytest.mark.parametrize("largest", [64, 32, 1])  # those of 64 pixels do not fit the second, none the third
+def test_other_processes_read_the_same_in_the_same_order(pictures: Dataset, processes: int, largest: int) -> None:
     expected = list(read_ahead(READER, tasks(pictures), 0, 1))
     assert "0005.png" in expected[5].skipped
     assert expected[5].view is None
-    same(list(read_ahead(READER, tasks(pictures), processes, 4)), expected)
+    same(list(read_ahead(READER, tasks(pictures), processes, 4, largest)), expected)
 
 
 def test_only_so_many_wait(pictures: Dataset) -> None:

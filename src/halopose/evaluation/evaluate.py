@@ -65,8 +65,17 @@ def evaluate(
     edges = np.asarray(protocol.scale_edges, dtype=float)
     measured = Measured.of(matched, laws, protocol, edges)
     scales = _scale_table(matched.area, edges)
-    whole, kept = _law_scores(measured, matched, scales)
-    akp_random = metrics.random_keypoint_precision(measured.similarity, seed=protocol.seed)
+    # All at once, what takes longest first: no core waits for another between two kinds of scores.
+    pieces: dict[str, Callable[[], Any]] = {
+        **_promises(matched, laws, protocol, edges, scales),
+        **_law_scores(measured, matched, scales),
+        "akp_random": partial(metrics.random_keypoint_precision, measured.similarity, seed=protocol.seed),
+        "akp_visibility": partial(metrics.average_keypoint_precision, measured.visibility, measured.similarity),
+        "pruning_curve": partial(_pruning_curve, measured.statistics["gaussian"], protocol),
+        "cells": partial(_cells, measured, len(matched.layout)),
+    }
+    found: dict[str, Any] = dict(zip(pieces, side_by_side(list(pieces.values())), strict=True))
+    kept = {name: found.pop(f"pruned.{name}") for name in measured.pruned}
     scores = Scores(
         settings=asdict(protocol),
         given_family="gaussian" if matched.dof is None else "student-t",
@@ -76,54 +85,43 @@ def evaluate(
         keypoints=len(measured.similarity),
         keypoint_names=matched.layout.names,
         scales=scales,
-        **whole,
-        akp_random=akp_random,
-        akp_visibility=metrics.average_keypoint_precision(measured.visibility, measured.similarity),
-        akp_skill=metrics.skill(whole["gaussian"].akp, akp_random),
+        akp_skill=metrics.skill(found["gaussian"].akp, found["akp_random"]),
         pruned=_pruned(measured, matched, laws, protocol, kept),
-        pruning_curve=_pruning_curve(measured.statistics["gaussian"], protocol),
-        cells=_cells(measured, len(matched.layout)),
-        **_promises(matched, laws, protocol, edges, scales),
         limbs=matched.layout.limbs,
+        **found,
     )
     return _with_intervals(scores, measured, protocol, progress) if protocol.bootstrap else scores
 
 
 def _promises(
     matched: MatchedPoses, laws: Laws, protocol: Protocol, edges: Array, scales: Sequence[Scale]
-) -> dict[str, Any]:
-    """Scores of regions and of the joint law, where there are any."""
+) -> dict[str, Callable[[], Any]]:
+    """What scores the joint law and regions, where there are any."""
     if laws.promises is None:
         return {}
     scale = np.searchsorted(edges, matched.area, side="left")
     masks = {one.name: scale == number for number, one in enumerate(scales)}
-    pieces: list[Callable[[], Any]] = [
-        partial(score_regions, matched, laws.promises, laws.kept(matched), protocol, masks),
-        partial(score_joint, matched, laws.laws, laws.promises, protocol),
-    ]
-    return dict(zip(("regions", "joint"), side_by_side(pieces), strict=True))
+    return {
+        "joint": partial(score_joint, matched, laws.laws, laws.promises, protocol),
+        "regions": partial(score_regions, matched, laws.promises, laws.kept(matched), protocol, masks),
+    }
 
 
 def _law_scores(
     measured: Measured, matched: MatchedPoses, scales: Sequence[Scale]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``LawScores`` by law, of all keypoints and of those kept."""
+) -> dict[str, Callable[[], LawScores]]:
+    """What scores the laws, by name, of all keypoints and, ``pruned.`` before it, of those kept."""
     names = matched.layout.names
     keypoint, scale = measured.keypoint, measured.scale
-    whole = [
-        partial(_one_law, statistics, keypoint, scale, names, scales, names)
-        for statistics in measured.statistics.values()
-    ]
+    whole: dict[str, Callable[[], LawScores]] = {
+        name: partial(_one_law, statistics, keypoint, scale, names, scales, names)
+        for name, statistics in measured.statistics.items()
+    }
     keypoint, scale = keypoint[measured.kept], scale[measured.kept]
-    kept = [
-        partial(_one_law, statistics, keypoint, scale, names, scales, ())
-        for statistics in measured.pruned.values()
-    ]
-    found = side_by_side([*whole, *kept])
-    return (
-        dict(zip(measured.statistics, found[: len(whole)], strict=True)),
-        dict(zip(measured.pruned, found[len(whole) :], strict=True)),
-    )
+    return whole | {
+        f"pruned.{name}": partial(_one_law, statistics, keypoint, scale, names, scales, ())
+        for name, statistics in measured.pruned.items()
+    }
 
 
 def _one_law(
