@@ -42,8 +42,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--base", type=Path, help="another detector, with its heads; else those that ship")
+    parser.add_argument("--artifact", type=Path, help="the heads to calibrate")
     given = parser.parse_args()
-    host, artifact = load_host(shipped.runway_detector()), Artifact.load(shipped.runway_artifact())
+    if (given.base is None) != (given.artifact is None):
+        parser.error("--base and --artifact belong together: give both or neither")
+    host = load_host(given.base or shipped.runway_detector())
+    artifact = Artifact.load(given.artifact or shipped.runway_artifact())
+    artifact.check(host)
     settings = FitSettings.from_json(artifact.card["settings"])
     with progress() as step:
         store = calibration_store(host, artifact, given.work, step)
