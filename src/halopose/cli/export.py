@@ -40,7 +40,7 @@ def export(
         bool, typer.Option("--unsafe", help="Load a checkpoint that may run code; trusted files only.")
     ] = False,
 ) -> None:
-    """Leave PyTorch: an ONNX model with calibrated covariances, and a runtime of one file beside it."""
+    """Write an ONNX model that gives calibrated covariances, and a runtime of one file that needs no PyTorch."""
     from halopose.data.files import make_folder
     from halopose.data.images import read_source
     from halopose.deploy import folder, onnx_file, page, quantise

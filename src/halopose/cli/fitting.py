@@ -1,4 +1,4 @@
-"""Commands that make an artifact: fit, and its steps collect, train, calibrate."""
+"""Commands that make an artifact: fit, its steps collect, train and calibrate, and novelty."""
 
 from __future__ import annotations
 

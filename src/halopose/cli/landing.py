@@ -1,4 +1,4 @@
-"""Commands of the synthetic world: land flies an approach in it, world draws data sets of it."""
+"""Commands around landings: land flies a simulated or a recorded approach, world draws data sets of runways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of OpenCV's FileStorage, read without it: damaged ones end its process.
+"""Files of OpenCV's FileStorage, read without OpenCV, which crashes on damaged ones.
 
 In: yaml or xml. Out: what they hold by name; matrices are mappings of rows, cols and data, as in ROS's camera
 files, or of sizes and data.

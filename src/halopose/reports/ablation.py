@@ -1,6 +1,6 @@
 """Ablation results for readers: a markdown text, a flat csv, and a page that needs nothing but a browser.
 
-In: the results of ``ablation.ablate``. Out: strings.
+In: the results of ``studies.ablation.ablate``. Out: strings.
 """
 
 from __future__ import annotations

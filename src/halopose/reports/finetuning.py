@@ -1,6 +1,6 @@
 """What fine-tuning did to a base, as one html page that needs nothing but a browser.
 
-In: the scores of ``finetune.finetune``. Out: the page's text.
+In: the scores of ``studies.finetuning.finetune``. Out: the page's text.
 """
 
 from __future__ import annotations

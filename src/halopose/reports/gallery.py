@@ -1,4 +1,4 @@
-"""A page of pictures that lie beside it, with links to other pages; in the dress of all pages.
+"""A page of pictures that lie beside it, with links to other pages; in the style of all pages.
 
 In: parts with text, a link and pictures. Out: html.
 """

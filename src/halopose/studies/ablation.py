@@ -1,7 +1,7 @@
 """The ablations of the paper (section 5): one collection, a row per variant, and what each difference is worth.
 
 In: a frozen base and annotated images. Out: a result per row, with bootstrap draws over images that all rows
-share, so that differences between rows are paired. ``findings`` judges them, ``ablation_report`` shows them.
+share, so that differences between rows are paired. ``findings`` judges them, ``reports.ablation`` shows them.
 """
 
 from __future__ import annotations

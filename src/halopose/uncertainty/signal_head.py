@@ -1,4 +1,4 @@
-"""A small network that corrects the heads' parameters by what one pass gives away beside the windows.
+"""A small network that corrects the heads' parameters by ``signals``, from outside the windows.
 
 In: the trunk's last activations of a level, and ``Signals``. Out: what to add to the raw dispersion parameters.
 One network for all levels and keypoints; what is theirs alone is a bias at its input and its last layer.

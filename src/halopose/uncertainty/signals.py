@@ -1,4 +1,4 @@
-"""What one pass gives away about a detection beside the window around its cell.
+"""More that one pass of the base tells about a detection, from outside the window around its cell.
 
 Before overlaps are suppressed several cells claim the same object: how far apart they place a keypoint, and how
 far from the cell that was kept, is the disagreement of an ensemble that cost nothing. And the maps hold features

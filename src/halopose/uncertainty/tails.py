@@ -2,7 +2,7 @@
 
 Pruning takes out most of the large residuals. Tails fitted on all keypoints are then too heavy for what is left
 and too light for what is gone, so each part gets its own (tau, nu); together they are calibrated as a whole. The
-second-moment covariance stays that of all keypoints: held-out variances asked for nothing else.
+second-moment covariance stays that of all keypoints: held-out data showed no need for two.
 """
 
 from __future__ import annotations

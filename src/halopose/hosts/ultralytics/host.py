@@ -1,6 +1,6 @@
 """Ultralytics YOLO-Pose: v8, 11, 12 (one-to-many with NMS) and 26 (one-to-many, or one-to-one end to end).
 
-Only files of this name import ultralytics (AGPL-3.0, an optional extra). The model is loaded with safe loading,
+Only this folder imports ultralytics (AGPL-3.0, an optional extra). The model is loaded with safe loading,
 copied, fused as the framework's own predictor does, and never written to.
 """
 

@@ -1,7 +1,7 @@
 """Fine-tuning an Ultralytics pose model with its own trainer, with its own or the pOKS keypoint loss.
 
-In: a checkpoint and annotated images. Out: a checkpoint that differs from the first in weights alone. Beside
-``hosts/ultralytics.py`` the only file that imports ultralytics; it works without a network.
+In: a checkpoint and annotated images. Out: a checkpoint that differs from the first in weights alone; it
+works without a network.
 """
 
 from __future__ import annotations

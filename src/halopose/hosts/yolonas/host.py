@@ -1,6 +1,6 @@
 """YOLO-NAS-Pose (Nano, Small, Medium, Large), as LibreYOLO carries it on from SuperGradients.
 
-The only file that imports libreyolo (MIT, an optional extra). Checkpoints of both are loaded as plain weights,
+Only this folder imports libreyolo (MIT, an optional extra). Checkpoints of both are loaded as plain weights,
 nothing is fetched, and the model runs as LibreYOLO's own predictor runs it: unfused, square, on BGR images.
 """
 

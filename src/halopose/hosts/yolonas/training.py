@@ -1,7 +1,7 @@
 """Fine-tuning a YOLO-NAS-Pose model with LibreYOLO's own trainer, with its own or the pOKS keypoint loss.
 
 In: a checkpoint of LibreYOLO or SuperGradients and annotated images. Out: a LibreYOLO checkpoint that differs
-from the first in weights alone. Beside ``hosts/yolonas.py`` the only file that imports libreyolo.
+from the first in weights alone.
 """
 
 from __future__ import annotations
