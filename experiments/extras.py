@@ -67,6 +67,7 @@ class Answer:
 
 FIT = "halopose fit {{data}} --base {{{base}}} -o mine.safetensors --imgsz 64 --epochs 1 --calibration-share 0.5"
 PREDICT = "halopose predict {photo} --base {base} --artifact {heads} -o poses"
+COLLECT = "halopose collect file://{data} --base {base} --sizes 64 -o file://{here}/store"
 LAND = "halopose land --rate 0.2 --no-animation -o landing"
 ULTRALYTICS, YOLONAS, ONNX = "halopose[ultralytics]", "halopose[yolonas]", "halopose[onnx]"
 ROOMS = {
@@ -151,9 +152,9 @@ ROOMS = {
         (Try(FIT.format(base="base") + " --engine ray"),),
     ),
     "cloud": Room(
-        (Try("halopose predict file://{photo} --deployed {deployed}", ONNX),),
-        "onnx",
-        (Try("halopose predict file://{photo} --deployed {deployed} -o poses"),),
+        (Try(COLLECT, ULTRALYTICS),),
+        "ultralytics",
+        (Try(COLLECT),),
     ),
     "dev": Room(
         (

@@ -205,8 +205,8 @@ def test_the_filter_knows_the_sensors_on_board() -> None:
 class Oracle:
     """Stands in for the detector: it knows where the corners are, frame by frame."""
 
-    def __init__(self, settings: Any) -> None:
-        approach = fly(settings.seed, settings.weather, 100.0)
+    def __init__(self, settings: Any, start: float = 6000.0) -> None:
+        approach = fly(settings.seed, settings.weather, 100.0, start=start)
         truth = truth_of(approach)
         times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
         self.left = list(sighted(approach, truth, times, np.random.default_rng(1)).pixels)

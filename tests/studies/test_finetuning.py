@@ -116,6 +116,7 @@ def test_one_epoch_end_to_end(scenes: tuple[Path, Path], tmp_path: Path) -> None
     before = contents(data.parent) | {"base": base.read_bytes()}
     output = tmp_path / "out.pt"
     options = ["--epochs", 1, "--imgsz", 64, "--batch", 4, "--lr", 1e-5, "--head-epochs", 1, "--freeze", 10]
+    options += ["--bootstrap", 20]
     done = CliRunner().invoke(
         app, ["finetune", str(data), "--base", str(base), "-o", str(output), *map(str, options)]
     )
