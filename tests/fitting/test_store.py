@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.true_positives import match_poses
 from halopose.fitting import collecting, pipeline
 from halopose.fitting.collecting import collect
-from halopose.fitting.store import MatchStore, shard_path
+from halopose.fitting.store import MatchStore, among, shard_path
 from halopose.uncertainty.heads import ProbabilisticHeads
 from tests.fitting.conftest import KIND, SETTINGS
 from tests.helpers.mangling import mangled, refusal
@@ -152,3 +153,9 @@ def test_mangled_manifests_read_or_are_refused(whole: Path, data: st.DataObject)
     if store is not None:
         assert len(store.digest()) == 64
         store.skipped()
+
+
+@given(st.lists(st.integers(-20, 20)), st.lists(st.integers(-20, 20)))
+def test_among_is_isin(ids: list[int], chosen: list[int]) -> None:
+    found = among(torch.tensor(ids, dtype=torch.long), torch.tensor(sorted(chosen), dtype=torch.long))
+    assert found.tolist() == [one in chosen for one in ids]

@@ -149,6 +149,7 @@ def rows_of(artifact: Artifact, store: MatchStore, conf: float, images: Array | 
     order = np.argsort(ids)
     ids, vectors = ids[order], vectors[order]
     if images is not None:
+        images = np.sort(images)
         chosen = np.isin(ids, images)
         ids, vectors = ids[chosen], vectors[chosen]
     parts: list[tuple[PoseDistributions, Evidence]] = []

@@ -274,6 +274,7 @@ def _calibrate_assigned(
 ) -> tuple[GaussianCalibration, StudentTCalibration]:
     """The paper's source: label-assigned cells with their importance weights (eqs. 12, 18)."""
     residual, factors, labelled, weight = [], [], [], []
+    images = np.sort(images)
     for cells in (part.of_images(images) for part in store.cells("assigned")):
         if len(cells):
             columns = cells.columns

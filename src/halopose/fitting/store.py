@@ -91,13 +91,20 @@ class Cells:
         return heads.at_windows(self.level, self.windows.to(device).float(), self.inside.to(device), signals)
 
     def of_images(self, images: Array | None) -> Cells:
-        """The rows of some images (I,) alone, or all of them."""
+        """The rows of some images (I,), sorted by id, alone, or all of them."""
         if images is None:
             return self
-        wanted = torch.isin(self.columns["image_id"], torch.from_numpy(images))
+        wanted = among(self.columns["image_id"], torch.from_numpy(images))
         rows = torch.nonzero(wanted).flatten()
         columns = {name: value[rows] for name, value in self.columns.items()}
         return Cells(self.level, self.windows[rows], self.inside[rows], columns)
+
+
+def among(ids: Tensor, chosen: Tensor) -> Tensor:
+    """Which ids (N,) are among chosen ones (I,), which are sorted; costs hardly more if many are chosen."""
+    if not len(chosen):
+        return torch.zeros(ids.shape, dtype=torch.bool)
+    return chosen[torch.searchsorted(chosen, ids).clamp(max=len(chosen) - 1)] == ids
 
 
 class MatchStore:
@@ -192,7 +199,8 @@ class MatchStore:
 
         covariance_of: covariances (n, K, 2, 2) of rows, in original pixels.
         """
-        parts = [cells for cells in (part.of_images(images) for part in self.cells("detected")) if len(cells)]
+        wanted = None if images is None else np.sort(images)
+        parts = [cells for cells in (part.of_images(wanted) for part in self.cells("detected")) if len(cells)]
         if not parts:
             raise NoDetectionError("no detection in these images: check that the base detects anything there")
         poses = PoseDistributions.concatenate([stored_poses(cells, covariance_of(cells)) for cells in parts])

@@ -25,7 +25,7 @@ from halopose.data.splits import hashed_order
 from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.crew import Ranks
-from halopose.fitting.store import Cells, MatchStore
+from halopose.fitting.store import Cells, MatchStore, among
 from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian
 from halopose.uncertainty.heads import ProbabilisticHeads
@@ -101,7 +101,8 @@ def train(
     settings, ranks = settings or TrainSettings(), ranks or Ranks()
     stores = [stores] if isinstance(stores, MatchStore) else list(stores)
     heads.to(device).train()
-    shards = [chosen for store in stores for shard in store.shards("assigned") if (chosen := _only(shard, images))]
+    wanted = None if images is None else np.sort(images)
+    shards = [chosen for store in stores for shard in store.shards("assigned") if (chosen := _only(shard, wanted))]
     rows = sum(len(cells) for shard in shards for cells in shard)
     if not rows:
         raise HaloposeError("the store has no assigned cells: the training images have no labelled objects")
@@ -120,11 +121,11 @@ def train(
 
 
 def _only(shard: list[Cells], images: Array | None) -> list[Cells]:
-    """A shard's rows of the given images; memory-mapped still where nothing is left out."""
+    """A shard's rows of the given images, sorted; memory-mapped still where nothing is left out."""
     if images is None:
         return shard
     wanted = torch.from_numpy(images)
-    kept = [(cells, torch.isin(cells.columns["image_id"], wanted)) for cells in shard]
+    kept = [(cells, among(cells.columns["image_id"], wanted)) for cells in shard]
     return [
         cells if bool(mask.all()) else _take(cells, torch.nonzero(mask).flatten().numpy())
         for cells, mask in kept
@@ -200,7 +201,7 @@ def _row_table(pieces: list[tuple[Cells, bool]], held_out: Tensor) -> Array:
         begin = filled.get(cells.level, 0)
         place = np.arange(begin, begin + len(cells)) if ours else np.full(len(cells), -1)
         filled[cells.level] = begin + len(cells) * ours
-        keep = ~torch.isin(cells.columns["image_id"], held_out).numpy()
+        keep = ~among(cells.columns["image_id"], held_out).numpy()
         columns.setdefault(cells.level, []).append(place[keep])
     rows = {level: np.concatenate(parts) for level, parts in sorted(columns.items())}
     return np.stack(
@@ -247,7 +248,7 @@ def _holdout_loss(
     total = mass = 0.0
     for shard in shards[ranks.rank :: ranks.size]:
         for cells in shard:
-            index = torch.nonzero(torch.isin(cells.columns["image_id"], held_out)).flatten().numpy()
+            index = torch.nonzero(among(cells.columns["image_id"], held_out)).flatten().numpy()
             if len(index):
                 part, part_mass = _Batch([_take(cells, index)]).loss(heads, settings, device)
                 total, mass = total + float(part), mass + float(part_mass)
