@@ -170,14 +170,16 @@ def _batches(
     generator = np.random.default_rng([settings.seed, epoch])
     sizes = [sum(cells.nbytes for cells in shard) for shard in shards]
     pool: list[int] = []
+    filled = 0
     for place, number in enumerate(generator.permutation(len(shards)).tolist()):
         pool.append(number)
+        filled += sizes[number]
         last = place == len(shards) - 1
-        if last or sum(sizes[n] for n in pool) >= settings.pool_bytes:
+        if last or filled >= settings.pool_bytes:
             ours = {number for number in pool if number % ranks.size == ranks.rank}
             pieces = [(cells, n in ours) for n in sorted(pool) for cells in shards[n]]
             yield from _pool_batches(pieces, held_out, settings.batch, generator)
-            pool = []
+            pool, filled = [], 0
 
 
 def _pool_batches(
