@@ -21,6 +21,9 @@ settings.register_profile("fixed", derandomize=True, deadline=None, max_examples
 settings.register_profile("hunt", deadline=None, max_examples=1000, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
+_log = logging.getLogger("halopose")
+LOG_AT_FIRST = list(_log.handlers), _log.level, _log.propagate
+
 
 @pytest.fixture
 def full_disk() -> Iterator[Callable[[int | None], None]]:
@@ -66,11 +69,9 @@ def _same_draws() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_log() -> Iterator[None]:
-    """A command makes the library's log its own; the next test has it as it was."""
+def _own_log() -> None:
+    """A command makes the library's log its own; a test has it as it was, whatever fixtures ran before."""
     log = logging.getLogger("halopose")
-    before = log.handlers, log.level, log.propagate
-    yield
-    log.handlers, log.propagate = before[0], before[2]
-    log.setLevel(before[1])
+    log.handlers, log.propagate = list(LOG_AT_FIRST[0]), LOG_AT_FIRST[2]
+    log.setLevel(LOG_AT_FIRST[1])
     terminal.listen.__globals__["_quiet"] = False
