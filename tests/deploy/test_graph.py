@@ -81,10 +81,13 @@ def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind
     assert torch.allclose(factors[found], entries, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["11", "nas"])
-def test_signals_in_the_graph_are_those_of_the_host(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "claims", "features"),
+    [("11", True, True), ("nas", True, True), ("11", True, False), ("11", False, True)],
+)
+def test_signals_in_the_graph_are_those_of_the_host(kind: str, claims: bool, features: bool) -> None:
     host = host_of(kind)
-    artifact = artifact_for(host, HeadSettings(claims=True, features=True))
+    artifact = artifact_for(host, HeadSettings(claims=claims, features=features))
     batch, _ = host.preprocess([photograph("bus.jpg"), photograph("zidane.jpg")], 192, rectangular=False)
     graph = Deployable(host.traceable(), artifact, "topk", TopkSettings(64, 8)).eval()
     with torch.inference_mode():

@@ -26,6 +26,7 @@ from halopose.uncertainty.heads import ACTIVATIONS, LevelHead, ProbabilisticHead
 from halopose.uncertainty.signals import (
     CANDIDATES,
     best_cells,
+    overlapping,
     signals_at,
     take,
 )
@@ -177,7 +178,7 @@ class TopkHeads(nn.Module):
         projected = self._projected(features, images_of(place), points)
         mine = scores.gather(1, place), own
         signals = signals_at(features, self.heads.strides, (scores, said), mine, keypoints, projected)
-        each = (self.heads.keypoints, self.heads.settings.width)
+        each = (keypoints, self.heads.settings.width)
         entered = [
             network.enter(level, part.reshape(-1, int(part.shape[2]))).reshape(-1, self.settings.windows, *each)
             for level, part in enumerate(hidden)
@@ -350,24 +351,14 @@ def stands(boxes: Tensor, classes: Tensor | None, better: Tensor) -> Tensor:
     overlaps it. All at once instead of one by one: a round settles those whose rivals are settled, so that
     chains of up to ``ROUNDS`` boxes come out as in greedy suppression.
     """
-    corners = boxes.transpose(1, 2)
-    low, high = corners[:, :2], corners[:, 2:]  # (B, 2, C)
-    overlap = torch.minimum(high[..., None], high[:, :, None]) - torch.maximum(low[..., None], low[:, :, None])
-    shared = _product_of_two(overlap.clamp(min=0))
-    area = _product_of_two(high - low)
-    overlapping = shared * (1 + OVERLAP) > OVERLAP * (area[..., None] + area[:, None])
+    close = overlapping(boxes, boxes, OVERLAP)
     if classes is not None:
-        overlapping = overlapping & (classes[..., None] == classes[:, None])
-    rivals = overlapping.to(boxes.dtype) * better
-    kept = torch.ones_like(area)[..., None]
+        close = close & (classes[..., None] == classes[:, None])
+    rivals = close.to(boxes.dtype) * better
+    kept = torch.ones_like(boxes[..., :1])
     for _ in range(ROUNDS):
         kept = (rivals @ kept < 0.5).to(boxes.dtype)
     return kept[..., 0]
-
-
-def _product_of_two(sides: Tensor) -> Tensor:
-    """Of width and height (B, 2, ...): a runtime multiplies faster than it reduces."""
-    return sides[:, 0] * sides[:, 1]
 
 
 def _by_keypoint(raw: Tensor, heads: ProbabilisticHeads) -> Tensor:

@@ -141,15 +141,18 @@ def take(rows: Tensor, cell: Tensor) -> Tensor:
     return rows.reshape(-1, *shape)[(start + cell).reshape(-1)].reshape(-1, int(cell.shape[1]), *shape)
 
 
-def overlapping(boxes: Tensor, others: Tensor) -> Tensor:
-    """Which of boxes (B, m, 4) and others (B, n, 4) have an IoU of ``OVERLAP`` or more: (B, m, n)."""
+def overlapping(boxes: Tensor, others: Tensor, least: float = OVERLAP) -> Tensor:
+    """Which of boxes (B, m, 4) and others (B, n, 4) have an IoU of ``least`` or more: (B, m, n).
+
+    Products of two numbers instead of reductions: a runtime multiplies faster.
+    """
     boxes, others = boxes.transpose(1, 2)[..., None], others.transpose(1, 2)[:, :, None]
     sides = torch.minimum(boxes[:, 2:], others[:, 2:]) - torch.maximum(boxes[:, :2], others[:, :2])
     shared, area, areas = (
         each[:, 0] * each[:, 1]
         for each in (sides.clamp_min(0), boxes[:, 2:] - boxes[:, :2], others[:, 2:] - others[:, :2])
     )
-    return shared * (1 + OVERLAP) >= (area + areas) * OVERLAP
+    return shared * (1 + least) >= (area + areas) * least
 
 
 def features_at(maps: Sequence[Tensor], strides: Sequence[int], points: Tensor) -> Tensor:
