@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from experiments.runway_heads import calibration_store
+from experiments.runway_heads import PLAIN as PLAIN_SCENES
+from experiments.runway_heads import calibration_store, drawn
 from experiments.shipped_results import markdown
 from halopose.boxes import box_area
 from halopose.cli.terminal import progress, say
@@ -26,7 +27,7 @@ from halopose.data.images import write_image
 from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect
-from halopose.fitting.novelty import NoveltySettings, Rows, collect_copies, ledoit_wolf, rows_of
+from halopose.fitting.novelty import Rows, collect_copies, ledoit_wolf, rows_of
 from halopose.fitting.store import CollectSettings, MatchStore
 from halopose.hosts import shipped
 from halopose.hosts.base import Host
@@ -41,7 +42,6 @@ from halopose.uncertainty.novelty import COMPONENTS, Novelty, together
 
 COUNTS = {"fog": 200, "bare": 80}
 OF_WEATHER = 100
-COPIED = 300
 TEST_SEED, FOG_SEED = 41, 43  # heads, detector and gate have seen others, and nothing was chosen on these
 CONFIDENCES = (0.25, 0.7)
 ALARMS = (0.01, 0.05, 0.1)
@@ -52,6 +52,7 @@ PLAIN = CollectSettings(assigned=False, conf=0.05, detections=10)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--base", type=Path, help="another detector than the one that ships, with --artifact")
     parser.add_argument("--artifact", type=Path, help="heads with novelty, by default those that ship")
     parser.add_argument("--rivals", action="store_true", help="fit what the literature offers beside")
     parser.add_argument("--picture", type=Path, help="draw a clear and a foggy scene with alarms here, and stop")
@@ -59,12 +60,12 @@ def main() -> None:
     if arguments.picture:
         write_image(arguments.picture, picture())
         return
-    host = load_host(shipped.runway_detector())
+    host = load_host(arguments.base or shipped.runway_detector())
     artifact = Artifact.load(arguments.artifact or shipped.runway_artifact())
     with progress() as step:
         stores = collected(host, arguments.work, step)
         if arguments.rivals:
-            stores["val"] = calibration_store(host, artifact, arguments.work, step)
+            stores["val"] = calibration_store(host, arguments.work, step)
             stores["train"] = copied_store(host, arguments.work, step)
     found = {name: rows_of(artifact, store, PLAIN.conf) for name, store in stores.items() if name != "bare"}
     say("### Fog\n\n" + gate_table(artifact, found))
@@ -98,9 +99,7 @@ def collected(host: Host, work: Path, step: Progress) -> dict[str, MatchStore]:
 
 def copied_store(host: Host, work: Path, step: Progress) -> MatchStore:
     """The scenes that the shipped novelty was fitted on, and their corrupted copies."""
-    data = write_dataset(work / "copied", {"train": COPIED}, shipped.RUNWAY_SEED, processes=2)
-    how = NoveltySettings(images=COPIED)
-    return collect_copies(host, load_dataset(data, "train"), work / "copied-store", 640, how, step)
+    return collect_copies(host, drawn(work, "train", PLAIN_SCENES), work / "copies", 640, progress=step)
 
 
 def wrong(rows: Rows) -> Array:

@@ -1,19 +1,18 @@
 """Train a runway detector: YOLO11n-pose with four corners, on the synthetic world.
 
-    python -m experiments.runway_detector --work work/ -o runway.safetensors
-    python -m experiments.runway_detector --plan footage --work work/ -o footage.safetensors
+    python -m experiments.runway_detector --work work/ -o plain.safetensors
+    python -m experiments.runway_detector --plan footage --start plain.safetensors --work more/ -o new.safetensors
 
-The first plan made the detector that ships: it starts from YOLO11n-pose and trains with the framework's own
-trainer on clear, hazy, dusk and night scenes, about an hour on two cores. The second goes on from the one that
-ships, with scenes as real cameras record them beside; three to four hours on one core. Both print corner AP and
-pixel errors on scenes of other seeds, with fog beside. A rerun goes on after the last whole epoch. The result
-derives from an AGPL-3.0 checkpoint and stays under that licence.
+The first plan starts from YOLO11n-pose and trains with the framework's own trainer on clear, hazy, dusk and night
+scenes, about an hour on two cores. The second goes on from its result and made the detector that ships: scenes as
+real cameras record them beside, then parallel runways and land without one; four hours on one core. Both print
+corner AP and pixel errors on scenes of other seeds, with fog beside. A rerun goes on after the last whole epoch.
+The result derives from an AGPL-3.0 checkpoint and stays under that licence.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from halopose.evaluation.true_positives import MatchedPoses, match_poses
 from halopose.fitting.pipeline import FitSettings, collect_validation
 from halopose.fitting.store import MatchStore
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base, runway_detector
+from halopose.hosts.shipped import find_base
 from halopose.hosts.ultralytics.host import load_model
 from halopose.hosts.ultralytics.training import FineTuner
 from halopose.hosts.ultralytics.weights import save_model
@@ -44,9 +43,19 @@ FIT = FitSettings(conf=0.05)
 PROCESSES = 2  # that draw
 
 
+# Scenes to train on, by the name of their split and folder
+WORLDS = {
+    "detector": SceneSettings(),
+    "footage": SceneSettings(footage=True),
+    "parallel": SceneSettings(parallel_share=1.0, distance=(1500.0, 6000.0)),  # two of three scenes show both
+    "bare": SceneSettings(bare=True),  # nothing to find
+}
+BY_DAY: tuple[Weather, ...] = ("clear", "haze", "clear", "dusk", "clear", "night")  # as most footage is
+
+
 @dataclass(frozen=True)
 class Stage:
-    """Epochs at one input size, which varies from batch to batch by the share ``varied``.
+    """Epochs on some scenes of each world at one input size, which varies from batch to batch by ``varied``.
 
     sigma: the loss saturates where a corner is off by more than a few kappa = 2 sigma of the runway's size, and is
     blind to errors of a fraction of it: it begins wide and ends narrow. Mirrored copies come first only: the
@@ -55,6 +64,7 @@ class Stage:
     """
 
     name: str
+    scenes: dict[str, int]
     imgsz: int
     epochs: int
     learning_rate: float
@@ -65,36 +75,33 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Scenes of the plain world and of footage, the stages, and how many images make a step."""
+    """The stages, and how many images make a step."""
 
-    start: Callable[[], Path]
-    plain: int
-    footage: int
     stages: tuple[Stage, ...]
     step: int
 
 
+PLAIN, MIXED = {"detector": 1200}, {"detector": 1200, "footage": 2000}
 PLANS = {
     "plain": Plan(
-        find_base,
-        plain=1200,
-        footage=0,
-        stages=(
-            Stage("small", 448, 8, 1e-3, 0.1, 0.5),
-            Stage("full", 640, 4, 5e-4, 0.1, 0.0),
-            Stage("sharp", 640, 4, 5e-4, 0.03, 0.0),
+        (
+            Stage("small", PLAIN, 448, 8, 1e-3, 0.1, 0.5),
+            Stage("full", PLAIN, 640, 4, 5e-4, 0.1, 0.0),
+            Stage("sharp", PLAIN, 640, 4, 5e-4, 0.03, 0.0),
         ),
         step=64,  # the framework's own; far too few steps for so few images
     ),
     "footage": Plan(
-        runway_detector,
-        plain=1200,
-        footage=2000,
-        stages=(Stage("wide", 448, 5, 1e-3, 0.06, 0.5, 0.25), Stage("fine", 640, 3, 4e-4, 0.03, 0.0, 0.1)),
+        (
+            Stage("wide", MIXED, 448, 5, 1e-3, 0.06, 0.5, 0.25),
+            Stage("fine", MIXED, 640, 3, 4e-4, 0.03, 0.0, 0.1),
+            Stage(
+                "even", {"detector": 1200, "footage": 800, "parallel": 600, "bare": 150}, 640, 3, 3e-4, 0.03, 0.0
+            ),
+        ),
         step=8,
     ),
 }
-BY_DAY: tuple[Weather, ...] = ("clear", "haze", "clear", "dusk", "clear", "night")  # as most footage is
 
 
 class RunwayTrainer(FineTuner):
@@ -105,7 +112,7 @@ class RunwayTrainer(FineTuner):
     def get_dataset(self) -> dict[str, Any]:
         path = Path(self.args.data)
         content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-        train = [str((path.parent / folder).resolve()) for folder in content["train"]]
+        train = str(path.parent.resolve() / content["train"])
         sigmas = {"kpt_oks_sigmas": [self.stage.sigma] * 4}
         return {**content, "train": train, "val": train, "nc": 1, "channels": 3, **sigmas}
 
@@ -115,50 +122,41 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--plan", choices=sorted(PLANS), default="plain")
+    parser.add_argument("--start", type=Path, help="the checkpoint to go on from; YOLO11n-pose by default")
     arguments = parser.parse_args()
     plan, work = PLANS[arguments.plan], arguments.work
+    if arguments.plan == "footage" and arguments.start is None:
+        parser.error("--plan footage goes on from the result of --plan plain: name it with --start")
     if not arguments.output.is_file():
-        training = scenes(
-            work, {"world": {"train_detector": plan.plain}, "footage": {"train_footage": plan.footage}}
-        )
-        content = yaml.safe_load(training[0][0].read_text(encoding="utf-8"))
-        folders = [str(data.parent.relative_to(work) / "images" / split) for data, split in training]
-        write_text(work / "data.yaml", yaml.safe_dump({**content, "train": folders}))
-        train(plan, work, arguments.output)
+        train(plan, arguments.start or find_base(), work, arguments.output)
     host = load_host(arguments.output)
-    judged = {
-        "world": {"choose_detector": 200, "test_detector": 400, "fog": 200},
-        "footage": {"choose_footage": 200},
-    }
+    judged = [("detector", "choose_detector", 200), ("detector", "test_detector", 400), ("detector", "fog", 200)]
+    if arguments.plan == "footage":
+        judged.append(("footage", "choose_footage", 200))
     with progress() as step:
-        for data, split in scenes(work, judged if plan.footage else {"world": judged["world"]}):
-            store = collect_validation(host, load_dataset(data, split), work / split, FIT, step)
+        for world, split, count in judged:
+            data = draw(work, world, split, count)
+            store = collect_validation(host, load_dataset(data, split), work / "stores" / split, FIT, step)
             say(f"{split}: {describe(store)}")
 
 
-def scenes(work: Path, wanted: dict[str, dict[str, int]]) -> list[tuple[Path, str]]:
-    """Data yaml and name of every split, drawn where they are not there yet."""
-    found = []
-    for world, counts in wanted.items():
-        counts = {split: count for split, count in counts.items() if count}
-        weather = dict.fromkeys(counts, BY_DAY) if world == "footage" else None
-        settings = SceneSettings(footage=world == "footage")
-        folder = work / world / "_".join(counts)
-        if counts:
-            data = write_dataset(folder, counts, SEED, weather, settings, processes=PROCESSES)
-            found += [(data, split) for split in counts]
-    return found
+def draw(work: Path, world: str, split: str, count: int) -> Path:
+    """The data yaml of a split, drawn where it is not there yet."""
+    weather = {split: BY_DAY} if world == "footage" else None
+    folder = work / "scenes" / split
+    return write_dataset(folder, {split: count}, SEED, weather, WORLDS[world], processes=PROCESSES)
 
 
-def train(plan: Plan, work: Path, output: Path) -> None:
+def train(plan: Plan, start: Path, work: Path, output: Path) -> None:
     """Most epochs at a small input, the last ones at the full one."""
     base = work / "start.pt"
     if not base.is_file():
-        torch.save({"model": load_model(str(plan.start()), unsafe=False).float()}, base)
+        work.mkdir(parents=True, exist_ok=True)
+        torch.save({"model": load_model(str(start), unsafe=False).float()}, base)
     for stage in plan.stages:
         result = work / f"{stage.name}.pt"
         if not result.is_file():
-            run_stage(stage, plan.step, base, work, result)
+            run_stage(stage, plan.step, base, training_data(stage, work), work, result)
         base = result
     model = load_model(str(base), unsafe=False)
     model.kpt_oks_sigmas, model.kpt_names = list(OKS_SIGMAS), {0: list(CORNER_NAMES)}
@@ -166,13 +164,27 @@ def train(plan: Plan, work: Path, output: Path) -> None:
     say(f"-> {output}")
 
 
-def run_stage(stage: Stage, step: int, base: Path, work: Path, result: Path) -> None:
+def training_data(stage: Stage, work: Path) -> Path:
+    """The data yaml of a stage, with the list of its images beside."""
+    content, images = {}, []
+    for world, count in stage.scenes.items():
+        split = f"train_{world}"
+        data = draw(work, world, split, count)
+        content = yaml.safe_load(data.read_text(encoding="utf-8"))
+        images += sorted((data.parent / "images" / split).resolve().iterdir())[:count]
+    listed = f"{stage.name}.txt"
+    write_text(work / listed, "".join(f"{image}\n" for image in images))
+    write_text(work / f"{stage.name}.yaml", yaml.safe_dump({**content, "train": listed}))
+    return work / f"{stage.name}.yaml"
+
+
+def run_stage(stage: Stage, step: int, base: Path, data: Path, work: Path, result: Path) -> None:
     """Train a stage and write the averaged weights of its last epoch."""
     RunwayTrainer.stage = stage
     trainer = RunwayTrainer(
         overrides={
             "model": str(base),
-            "data": str(work / "data.yaml"),
+            "data": str(data),
             "project": str((work / stage.name).resolve()),
             "name": "run",
             "exist_ok": True,

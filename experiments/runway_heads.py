@@ -1,12 +1,12 @@
-"""Calibrate the runway heads that ship, and what they know of novelty, on many scenes.
+"""Make the runway heads that ship: trained on two worlds, calibrated, with novelty.
 
     python -m experiments.runway_heads --work work/ -o runway-heads.safetensors
 
-The heads stay as ``halopose fit`` trained them, and so does what it learnt of novelty on copies of 300 scenes, bit
-for bit. Drawing is cheap, so 1,600 scenes of a seed of their own, in the four weathers of training, give
-temperatures, thresholds, regions and correlation by object scale, and the p-values of novelty. What is drawn and
-collected stays in the work folder: a rerun goes on where it stopped. The figures on the card are of scenes of the
-heads' own seed that neither they nor the calibration have seen.
+Heads learn from 1,800 scenes of the plain world and 1,200 of footage, novelty from copies of 300 plain ones.
+Drawing is cheap, so 1,600 further scenes of the plain world, in the four weathers of training, give temperatures,
+thresholds, regions and correlation by object scale, and the p-values of novelty. What is drawn and collected stays
+in the work folder: a rerun goes on where it stopped. The figures on the card are of scenes that neither the heads
+nor the calibration have seen; scenes of footage are scored beside.
 """
 
 from __future__ import annotations
@@ -16,60 +16,91 @@ from dataclasses import replace
 from pathlib import Path
 
 from halopose.cli.terminal import progress, say, write_scores
+from halopose.data.dataset import Dataset
 from halopose.data.loading import load_dataset
-from halopose.fitting.artifact import Artifact
-from halopose.fitting.novelty import calibrate_novelty
+from halopose.evaluation.scores import Scores
+from halopose.fitting.novelty import collect_copies, fit_novelty
 from halopose.fitting.pipeline import (
     FitSettings,
     calibrate_artifact,
+    collect_training,
     collect_validation,
     evaluate_artifact,
     figures,
+    train_heads,
+    uncalibrated,
 )
 from halopose.fitting.store import MatchStore
+from halopose.fitting.training import TrainSettings
 from halopose.hosts import shipped
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.landing.world.dataset import write_dataset
+from halopose.landing.world.scenes import SceneSettings
 from halopose.types import Progress
 
 CALIBRATION = "calibration"
 SCENES, SEED = 1600, 21
-UNSEEN = 900  # scenes that the figures on the card are of
+PLAIN, FOOTAGE, UNSEEN = 1800, 1200, 900  # scenes to train on, and those that the figures are of
+SETTINGS = FitSettings(TrainSettings(epochs=16), region_scales=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--base", type=Path, help="another detector, with its heads; else those that ship")
-    parser.add_argument("--artifact", type=Path, help="the heads to calibrate")
+    parser.add_argument("--base", type=Path, help="another detector than the one that ships")
     given = parser.parse_args()
-    if (given.base is None) != (given.artifact is None):
-        parser.error("--base and --artifact belong together: give both or neither")
-    host = load_host(given.base or shipped.runway_detector())
-    artifact = Artifact.load(given.artifact or shipped.runway_artifact())
-    artifact.check(host)
-    settings = FitSettings.from_json(artifact.card["settings"])
+    work, host = given.work, load_host(given.base or shipped.runway_detector())
+    plain, footage = drawn(work, "train", PLAIN), drawn(work, "footage", FOOTAGE)
     with progress() as step:
-        store = calibration_store(host, artifact, given.work, step)
-        unseen = write_dataset(given.work / "unseen", {"val": UNSEEN}, shipped.RUNWAY_SEED, processes=2)
-        held = collect_validation(host, load_dataset(unseen, "val"), given.work / "unseen-store", settings, step)
-    artifact = calibrate_artifact(artifact, host, store, settings.calibration, region_scales=True)
-    artifact = calibrate_novelty(artifact, store)
-    scores = evaluate_artifact(artifact, host, held)
-    card = {**artifact.card, "data": "scenes of experiments/runway_heads.py", "figures": figures(scores)}
+        stores = [
+            collect_training(host, data, work / f"store-{name}", SETTINGS, step)
+            for name, data in (("train", plain), ("footage", footage))
+        ]
+        heads, trained = train_heads(host, stores, SETTINGS, work / "training.safetensors", step)
+        copies = collect_copies(host, plain, work / "copies", SETTINGS.imgsz, progress=step)
+        store = calibration_store(host, work, step)
+        held = {
+            name: collect_validation(host, drawn(work, name, UNSEEN), work / f"store-{name}", SETTINGS, step)
+            for name in ("val", "footage_val")
+        }
+    artifact = uncalibrated(host, heads, stores, SETTINGS, trained)
+    artifact = calibrate_artifact(artifact, host, store, SETTINGS.calibration, region_scales=True)
+    artifact = fit_novelty(artifact, copies, store, store.images)
+    scores = {name: evaluate_artifact(artifact, host, one) for name, one in held.items()}
+    card = {**artifact.card, "data": "scenes of experiments/runway_heads.py", "figures": figures(scores["val"])}
     replace(artifact, card=card).save(given.output)
-    write_scores(scores, given.work / "report", host.description)
+    write_scores(scores["val"], work / "report", host.description)
+    say("\n".join(line(name, one) for name, one in scores.items()))
     say(f"-> {given.output}")
 
 
-def calibration_store(host: Host, artifact: Artifact, work: Path, step: Progress) -> MatchStore:
-    """The scenes that the artifact is calibrated on."""
-    data = write_dataset(work / "calibration", {CALIBRATION: SCENES}, SEED, processes=2)
-    settings = FitSettings.from_json(artifact.card["settings"])
-    return collect_validation(host, load_dataset(data, CALIBRATION), work / "calibration-store", settings, step)
+def drawn(work: Path, split: str, count: int) -> Dataset:
+    """Scenes of the heads' own seed; those of footage by the name of their split."""
+    settings = SceneSettings(footage=split.startswith("footage"))
+    data = write_dataset(work / split, {split: count}, shipped.RUNWAY_SEED, settings=settings, processes=2)
+    return load_dataset(data, split)
 
+
+def calibration_store(host: Host, work: Path, step: Progress) -> MatchStore:
+    """The scenes that heads and novelty are calibrated on."""
+    data = write_dataset(work / CALIBRATION, {CALIBRATION: SCENES}, SEED, processes=2)
+    return collect_validation(host, load_dataset(data, CALIBRATION), work / "store-calibration", SETTINGS, step)
+
+
+def line(name: str, scores: Scores) -> str:
+    """The figures of some scenes in one line."""
+    told = figures(scores)
+    laws = ", ".join(
+        f"{law} ACE {told[law]['ace']:.3f}, ENCE {told[law]['ence']:.3f}, NLL {told[law]['nll']:.2f}"
+        for law in ("gaussian", "student_t")
+    )
+    counts = f"{told['matched_instances']} runways; {laws}; skill {told['akp_skill']:.3f}"
+    return f"{name}: {counts}, {100 * told['kept_fraction']:.0f} % kept"
+
+
+__all__ = ["calibration_store"]
 
 if __name__ == "__main__":
     main()

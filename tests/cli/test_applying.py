@@ -317,6 +317,17 @@ def novel(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_calibrating_anew_ranks_novelty_among_the_same_images(work: Path, novel: Path, tmp_path: Path) -> None:
+    said = run("calibrate", work / "data.yaml", *base(work), "--artifact", novel, "--split", "test",
+               "-o", tmp_path / "c.safetensors")  # fmt: skip
+    before, after = Artifact.load(novel), Artifact.load(tmp_path / "c.safetensors")
+    assert before.novelty is not None and after.novelty is not None
+    assert f"novelty is a rank among {len(after.novelty.known)} detections in these images now" in said
+    assert after.card["novelty"]["calibration"] == sorted(after.card["images"]["calibration"])
+    assert not set(after.card["novelty"]["calibration"]) & set(before.card["novelty"]["calibration"])
+    assert torch.equal(before.novelty.centre, after.novelty.centre)  # what was fitted stays
+
+
 def test_novelty_is_added_and_nothing_else_changes(
     work: Path, novel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

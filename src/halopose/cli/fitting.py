@@ -277,9 +277,12 @@ def calibrate(
     A few dozen annotated frames of a camera of your own adapt heads to it; the base's keypoints stay as they are.
     For heads that ship name the model, as `--base runway`.
     """
+    import numpy as np
+
     from halopose.data.files import make_room
     from halopose.fitting import pipeline
     from halopose.fitting.artifact import Artifact
+    from halopose.fitting.novelty import calibrate_novelty
     from halopose.hosts import shipped
     from halopose.predictor import host_for
 
@@ -296,9 +299,13 @@ def calibrate(
     changes = {"rule": rule, "region_scales": region_scales}
     found = _store_of(store, split, images, trained, host, output)
     done = pipeline.calibrate_artifact(trained, host, found, source, share, offset=offset, **changes)
+    if done.novelty is not None:
+        done = calibrate_novelty(done, found, np.array(done.card["images"]["calibration"]))
     done.save(output)
     for line in _changes(trained, done):
         say(line)
+    if done.novelty is not None:
+        say(f"novelty is a rank among {done.card['novelty']['detections']} detections in these images now")
     say(f"calibrated on {len(done.card['images']['calibration'])} images -> {output}")
 
 
