@@ -321,7 +321,8 @@ def test_calibrating_anew_ranks_novelty_among_the_same_images(work: Path, novel:
     said = run("calibrate", work / "data.yaml", *base(work), "--artifact", novel, "--split", "test",
                "-o", tmp_path / "c.safetensors")  # fmt: skip
     before, after = Artifact.load(novel), Artifact.load(tmp_path / "c.safetensors")
-    assert before.novelty is not None and after.novelty is not None
+    assert before.novelty is not None
+    assert after.novelty is not None
     assert f"novelty is a rank among {len(after.novelty.known)} detections in these images now" in said
     assert after.card["novelty"]["calibration"] == sorted(after.card["images"]["calibration"])
     assert not set(after.card["novelty"]["calibration"]) & set(before.card["novelty"]["calibration"])

@@ -85,6 +85,10 @@ def land(
     ] = "0",
     frame_rate: Annotated[float | None, typer.Option(help="Frames a second, where the frames do not say.")] = None,
     conf: Annotated[float, typer.Option(min=0, max=1, help="Lowest score of a detection.")] = 0.7,
+    closer: Annotated[
+        bool,
+        typer.Option("--closer", help="Look again, at their own resolution, at frames larger than the input."),
+    ] = False,
     write: Annotated[
         str | None,
         typer.Option(help="Positions for others to read, with commas: csv, mcap (ROS 2 messages), rerun."),
@@ -110,7 +114,8 @@ def land(
     }  # fmt: skip
     recorded = {"camera": camera, "runway": runway, "gnss": gnss, "ils": ils, "radio": radio, "irs": irs}
     if frames is None:
-        named = next((name for name, value in {**recorded, "truth": truth}.items() if value is not None), None)
+        only = {**recorded, "truth": truth, "closer": closer or None}
+        named = next((name for name, value in only.items() if value is not None), None)
         if named:
             raise HaloposeError(f"--{named} belongs to a recorded flight: give --frames too")
         sensors = _sensors(without, outage or [])
@@ -131,7 +136,7 @@ def land(
             given = _Recorded(
                 frames, {**recorded, "attitude": None if attitude in ("irs", "vision") else Path(attitude)}
             )
-            flight = given.replayed(model, choices, truth, offset, frame_rate, step)
+            flight = given.replayed(model, choices, truth, offset, frame_rate, closer, step)
             site = given.site
         else:
             flight = simulated = fly(model, settings, step)
@@ -244,6 +249,7 @@ class _Recorded:
         truth: Path | None,
         offset: str,
         rate: float | None,
+        closer: bool,
         step: Progress,
     ) -> Flight:
         """The flight, and on the terminal what was not given and what follows from it."""
@@ -267,7 +273,7 @@ class _Recorded:
             if words:
                 say(words)
         images: list[Any] = []
-        times, found = replaying.detections_in(model, frames, lens, settings.conf, step, images)
+        times, found = replaying.detections_in(model, frames, lens, settings.conf, step, images, closer=closer)
         if offset == "auto":
             shift = replaying.estimate_offset(times, found, lens, measured)
             say(f"the frames' clock is {shift:+.2f} s off the logs'")

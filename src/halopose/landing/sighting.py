@@ -195,13 +195,15 @@ def _alike(poses: PoseDistributions, one: int, other: int) -> bool:
 
 def detect(model: UncertainPose, images: Iterable[Any], *, conf: float = 0.25) -> list[PoseDistributions]:
     """Everything that looks like a runway, image by image."""
-    found = []
-    for image in images:
-        poses = model.predict(image, conf=conf)[0]
-        if poses.keypoint_count != 4:
-            raise HaloposeError(f"give a runway detector: this model has {poses.keypoint_count} keypoints, not 4")
-        found.append(poses)
-    return found
+    return [runways_in(model, image, conf) for image in images]
+
+
+def runways_in(model: UncertainPose, image: Any, conf: float) -> PoseDistributions:
+    """Everything in an image that looks like a runway."""
+    poses = model.predict(image, conf=conf)[0]
+    if poses.keypoint_count != 4:
+        raise HaloposeError(f"give a runway detector: this model has {poses.keypoint_count} keypoints, not 4")
+    return poses
 
 
 def detections(sightings: Sightings) -> list[PoseDistributions]:
@@ -231,5 +233,6 @@ __all__ = [
     "detect",
     "detections",
     "expected_corners",
+    "runways_in",
     "usual",
 ]

@@ -16,6 +16,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array, camera_pose, normalise, rotation_from_angles, to_camera
 from halopose.geometry.pnp import Mask, solve_pose
+from halopose.landing.closer import look_closer
 from halopose.landing.fixes import Eye
 from halopose.landing.flight import Flight, Place, fusion_of, look
 from halopose.landing.navigation.model import Initial
@@ -74,8 +75,13 @@ def detections_in(
     conf: float,
     progress: Progress | None = None,
     images: list[Array] | None = None,
+    *,
+    closer: bool = False,
 ) -> tuple[Array, list[PoseDistributions]]:
-    """Times (N,) of the frames that there are, and everything in them that looks like a runway, rectified."""
+    """Times (N,) of the frames that there are, and everything in them that looks like a runway, rectified.
+
+    closer: large frames are looked at again at their own resolution (``look_closer``).
+    """
     times: list[float] = []
 
     def shown() -> Iterator[Array]:
@@ -88,7 +94,8 @@ def detections_in(
             if progress:
                 progress("looking", number + 1, len(frames.times))
 
-    found = [lens.rectified(poses) for poses in detect(model, shown(), conf=conf)]
+    seen = (look_closer if closer else detect)(model, shown(), conf=conf)
+    found = [lens.rectified(poses) for poses in seen]
     return np.array(times), found
 
 
