@@ -112,11 +112,12 @@ def found(
         work.mkdir(parents=True, exist_ok=True)
         frame = np.repeat(np.arange(len(poses)), [len(each) for each in poses])
         whole = PoseDistributions.concatenate(poses)
-        arrays = {name: getattr(whole, name) for name in ARRAYS}
+        offset = np.zeros_like(whole.keypoints) if whole.offset is None else whole.offset
+        arrays = {**{name: getattr(whole, name) for name in ARRAYS}, "offset": offset}
         np.savez(path, frame=frame, frames=len(poses), **arrays)
     stored = np.load(path)
     return [
-        PoseDistributions(**{name: stored[name][stored["frame"] == n] for name in ARRAYS})
+        PoseDistributions(**{name: stored[name][stored["frame"] == n] for name in (*ARRAYS, "offset")})
         for n in range(int(stored["frames"]))
     ]
 

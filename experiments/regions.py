@@ -75,7 +75,9 @@ def collected(host: Host, dataset: Dataset, folder: Path, settings: FitSettings)
 def matched_of(artifact: Artifact, store: MatchStore, images: Array | None = None) -> MatchedPoses:
     """True positives under the heads' own dispersions."""
     truth = replace(store.ground_truth(images), layout=artifact.layout)
-    return match_poses(predictions_of(artifact.heads, store, images), truth, PROTOCOL)
+    matched = match_poses(predictions_of(artifact.heads, store, images), truth, PROTOCOL)
+    offset = artifact.calibrations.offset
+    return matched if offset is None else matched.moved(offset.numpy())
 
 
 # --- persons ------------------------------------------------------------------------------------------------

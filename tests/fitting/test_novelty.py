@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize
 
+from halopose.boxes import box_area
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
@@ -193,3 +194,15 @@ def test_fitting_is_deterministic(stores: tuple[MatchStore, MatchStore], fitted:
     assert fitted.novelty is not None
     for name, value in again.novelty.to_tensors().items():
         assert torch.equal(value, fitted.novelty.to_tensors()[name]), name
+
+
+def test_what_is_wrong_is_judged_from_the_law_s_mean(
+    fitted: Artifact, stores: tuple[MatchStore, MatchStore]
+) -> None:
+    off = torch.tensor([[0.02, -0.01]]).expand(len(fitted.layout), 2)
+    moved = replace(fitted, calibrations=replace(fitted.calibrations, offset=off))
+    plain, away = (rows_of(one, stores[1], 0.05) for one in (fitted, moved))
+    size = np.sqrt(box_area(plain.poses.boxes))[:, None, None]
+    np.testing.assert_allclose(away.residual, plain.residual - off.numpy() * size, atol=1e-9)
+    np.testing.assert_array_equal(plain.labelled, away.labelled)
+    assert plain.labelled.any()

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halopose.boxes import box_area
 from halopose.data.dataset import Dataset
 from halopose.data.splits import hashed_order
 from halopose.errors import HaloposeError
@@ -165,6 +166,9 @@ def rows_of(artifact: Artifact, store: MatchStore, conf: float, images: Array | 
     poses = PoseDistributions.concatenate([found for found, _ in parts])
     evidence = Evidence.concatenate([one for _, one in parts])
     residual, ignored = residuals(poses, store.ground_truth(images))
+    if artifact.calibrations.offset is not None:
+        size = np.sqrt(box_area(poses.boxes))[:, None, None]
+        residual = residual - artifact.calibrations.offset.numpy() * size
     whitened = np.linalg.solve(poses.covariance, np.nan_to_num(residual)[..., None])[..., 0]
     square = (residual * whitened).sum(-1)
     rows = Rows(evidence, poses, square, residual, ids, torch.from_numpy(vectors))
