@@ -1,23 +1,28 @@
 """What a second look at a frame's own resolution brings to a camera of 1920 x 1152 pixels, from 2 to 6 km.
 
-    python -m experiments.closer_look --scenes 40
+    python -m experiments.closer_look --scenes 100
 
 Scenes of seeds of their own, in all weathers of training. Every frame is looked at once, shrunk to the detector's
-input, and again in a part at its own resolution. Prints how often the runway landed on is found at confidence .5,
-the error of its corners in pixels of the frame, how many of them lie in their 95 % ellipses, and the error of the
-distance with the attitude known (`solve_position`), with intervals of resampled scenes.
+input, and again in a part at its own resolution; `--before BASE HEADS` looks once with another detector. Prints
+how often the runway landed on is found at confidence .5, the error of its corners in pixels of the frame, how many of
+them lie in their 95 % ellipses, and the error of the distance with the attitude known (`solve_position`), with
+intervals of resampled scenes.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.shipped_results import markdown
+from halopose.cli.terminal import progress, say
 from halopose.geometry.camera import Camera
 from halopose.geometry.pnp import solve_position
+from halopose.hosts import shipped
 from halopose.landing.closer import look_closer
 from halopose.landing.world.render import render
 from halopose.landing.world.scenes import TRAINING_WEATHERS, Scene, SceneSettings, corners_in_image, sample_scene
@@ -31,28 +36,62 @@ CONF, LIMIT, DRAWS, SEED = 0.5, 5.991, 2000, 7_000_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenes", type=int, default=40)
-    count = parser.parse_args().scenes
-    model = UncertainPose.load("runway")
+    parser.add_argument("--scenes", type=int, default=100)
+    parser.add_argument("--base", type=Path, help="another detector than the one that ships, with --artifact")
+    parser.add_argument("--artifact", type=Path)
+    parser.add_argument("--before", type=Path, nargs=2, help="a detector and its heads, to look once with")
+    given = parser.parse_args()
+    model = UncertainPose.load(
+        given.base or shipped.runway_detector(), given.artifact or shipped.runway_artifact()
+    )
+    ways: dict[str, Callable[[Array], PoseDistributions]] = {
+        "once": lambda image: model.predict(image, conf=CONF)[0],
+        "twice": lambda image: next(look_closer(model, [image], conf=CONF)),
+    }
+    if given.before:
+        before = UncertainPose.load(*given.before)
+        ways = {"once, before": lambda image: before.predict(image, conf=CONF)[0], **ways}
     settings = SceneSettings(camera=CAMERA, distance=(2000.0, 6000.0), parallel_share=0.0)
-    ways: dict[str, list[Array]] = {"once": [], "twice": []}
-    for number in range(count):
-        weather = TRAINING_WEATHERS[number % len(TRAINING_WEATHERS)]
-        scene = sample_scene(SEED + number, weather, settings)
-        image = render(scene)
-        ways["once"].append(judged(scene, model.predict(image, conf=CONF)[0]))
-        ways["twice"].append(judged(scene, next(look_closer(model, [image], conf=CONF))))
-    rows = {way: np.array(found) for way, found in ways.items()}
-    both = np.isfinite(rows["once"][:, 1]) & np.isfinite(rows["twice"][:, 1])
+    found: dict[str, list[Array]] = {way: [] for way in ways}
+    with progress() as step:
+        for number in range(given.scenes):
+            weather = TRAINING_WEATHERS[number % len(TRAINING_WEATHERS)]
+            scene = sample_scene(SEED + number, weather, settings)
+            image = render(scene)
+            for way, look in ways.items():
+                found[way].append(judged(scene, look(image)))
+            step("looking", number + 1, given.scenes)
+    rows = {way: np.array(each) for way, each in found.items()}
+    say(table(rows))
+    for way in rows:
+        if way != "twice":
+            say(compared(rows["twice"], rows[way], way))
+
+
+def table(rows: dict[str, Array]) -> str:
+    """What every way finds, (N, 3) each, in a line."""
+    cells = []
     for way, found in rows.items():
         seen = found[np.isfinite(found[:, 1])]
-        print(
-            f"looked {way}: found in {len(seen)} of {count}; median corner error {np.median(seen[:, 0]):.2f} px;"
+        cells.append(
+            [
+                f"looked {way}",
+                f"{len(seen)} of {len(found)}",
+                f"{np.median(seen[:, 0]):.2f} px",
+                f"{told(seen[:, 2], np.mean, 100)} %",
+                f"{told(seen[:, 1], rms, 100)} %",
+            ]
         )
-        print(f"    in 95 % ellipses {told(seen[:, 2], np.mean, 100)} %; where both found it ({both.sum()}):")
-        print(f"    RMSE of distance over distance {told(found[both, 1], rms, 100)} %")
-    ratio = bootstrap([rows["twice"][both, 1], rows["once"][both, 1]], lambda a, b: rms(a) / rms(b))
-    print(f"RMSE twice over once: {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})")
+    head = ["", "found", "corner error, median", "in 95 % ellipses", "RMSE of the distance"]
+    return markdown(head, cells)
+
+
+def compared(twice: Array, other: Array, name: str) -> str:
+    """Errors of the distance over those of another way, where both found the runway."""
+    both = np.isfinite(twice[:, 1]) & np.isfinite(other[:, 1])
+    ratio = bootstrap([twice[both, 1], other[both, 1]], lambda a, b: rms(a) / rms(b))
+    numbers = f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})"
+    return f"RMSE of the distance, twice over {name}, {both.sum()} scenes that both see: {numbers}"
 
 
 def judged(scene: Scene, poses: PoseDistributions) -> Array:
