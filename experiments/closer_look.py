@@ -4,8 +4,8 @@
 
 Scenes of seeds of their own, in all weathers of training. Every frame is looked at once, shrunk to the detector's
 input, and again in a part at its own resolution; `--before BASE HEADS` looks once with another detector. Prints
-how often the runway landed on is found at confidence .5, the error of its corners in pixels of the frame, how many of
-them lie in their 95 % ellipses, and the error of the distance with the attitude known (`solve_position`), with
+how often the runway landed on is found at confidence .5, the error of its corners in pixels of the frame, how many
+of them lie in their 95 % ellipses, and the error of the distance with the attitude known (`solve_position`), with
 intervals of resampled scenes.
 """
 
