@@ -131,8 +131,8 @@ def main() -> None:
         train(plan, arguments.start or find_base(), work, arguments.output)
     host = load_host(arguments.output)
     judged = [("detector", "choose_detector", 200), ("detector", "test_detector", 400), ("detector", "fog", 200)]
-    if arguments.plan == "footage":
-        judged.append(("footage", "choose_footage", 200))
+    if arguments.plan == "footage":  # what the first 400 showed led to its last stage
+        judged += [("detector", "test_again", 400), ("footage", "choose_footage", 200)]
     with progress() as step:
         for world, split, count in judged:
             data = draw(work, world, split, count)
