@@ -23,6 +23,7 @@ from halopose.geometry.integrity import Assessment, Risks, Verdict, assess
 from halopose.geometry.lines import RUNWAY_EDGES, Lines
 from halopose.geometry.pnp import solve_position
 from halopose.landing.requirements import REQUIREMENTS, path_axes, stanford
+from halopose.landing.settings import LandingSettings
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = runway_corners(2500.0, 45.0)
@@ -30,7 +31,7 @@ ATTITUDE = 7e-4  # rad, about every axis
 DISTANCES = (300.0, 500.0, 1000.0, 1500.0, 2500.0, 4000.0, 6000.0)
 NOISES = (0.5, 1.0, 2.0, 3.0)
 SIZES = (3.0, 5.0, 7.0, 10.0, 20.0, 50.0)
-RISKS = Risks(fault_probability=1.5e-3)
+RISKS = Risks(fault_probability=LandingSettings().fault_probability)
 AXES = path_axes()
 
 

@@ -4,9 +4,9 @@
 
 Heads learn from 1,800 scenes of the plain world and 1,200 of footage, novelty from copies of 300 plain ones.
 Drawing is cheap, so 1,600 further scenes of the plain world, in the four weathers of training, give temperatures,
-means, thresholds, regions and correlation by object scale, and the p-values of novelty. What is drawn and collected stays
-in the work folder: a rerun goes on where it stopped. The figures on the card are of scenes that neither the heads
-nor the calibration have seen; scenes of footage are scored beside.
+means, thresholds, regions and correlation by object scale, and the p-values of novelty. What is drawn and
+collected stays in the work folder: a rerun goes on where it stopped. The figures on the card are of scenes that
+neither the heads nor the calibration have seen; scenes of footage are scored beside.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ class JointLaw:
     of their own (``experiments.landing_results --persistence``).
     """
 
-    size: float = 0.25
-    lift: float = 0.44
-    dip: float = 0.32
+    size: float = 0.10
+    lift: float = 0.77
+    dip: float = 0.36
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -125,12 +125,12 @@ class LandingSettings:
     persistence: float = VISION.time_constant
     integrity: bool = True
     false_alarm: float = 1e-3
-    fault_probability: float = 1.5e-3
+    fault_probability: float = 2.1e-3
     requirement: Operation = "lpv-200"
     sensors: Sensors = field(default_factory=Sensors)
     camera: CameraErrors = field(default_factory=CameraErrors)
     joint: JointLaw = field(default_factory=JointLaw)
-    excess: float = 1.25
+    excess: float = 1.1
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= TRUTH_RATE:
