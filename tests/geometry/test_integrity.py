@@ -8,6 +8,7 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import exp_so3, look, project_points, runway_corners
 from halopose.geometry.integrity import Risks, Verdict, ambiguous, assess, consistency
 from halopose.geometry.pnp import solve_pose, solve_position
+from halopose.landing.settings import JointLaw
 from halopose.types import Array
 from tests.helpers.approaches import CAMERA, CORNERS, sight
 
@@ -120,6 +121,21 @@ def test_a_wrong_corner_is_left_out_or_the_frame_is_not_trusted(with_attitude: b
     deviation = np.sqrt(np.diagonal(result.solution.covariance, axis1=1, axis2=2)[mended, :3])
     assert (error < 4.5 * deviation).mean() > 0.97
     assert (error < result.levels[mended]).all()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_what_is_trusted_has_a_position_however_wrong_a_corner_is(check: bool) -> None:
+    """Corners whose ends err almost as one: steps towards their minimum may lead behind the camera."""
+    pixels, covariance, turned, _ = noisy(2000.0, 1.0, 2000, 9, 7e-4)
+    rng = np.random.default_rng(10)
+    pixels[np.arange(2000), rng.integers(4, size=2000)] += rng.uniform(-60, 60, size=(2000, 2))
+    own, shared = JointLaw(0.1, 0.77, 0.36).parts(covariance)
+    found = assess(
+        CAMERA, CORNERS, pixels, own, turned, attitude=4.9e-7 * np.eye(3), shared=shared, check=check
+    )  # fmt: skip
+    solved = np.isfinite(found.solution.position).all(1) & np.isfinite(found.solution.covariance).all((1, 2))
+    assert solved[found.trusted].all()
+    np.testing.assert_array_equal(solved, found.solution.converged)
 
 
 @pytest.mark.parametrize("size", [10.0, 20.0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,7 +78,7 @@ def test_where_it_was_is_looked_at_when_the_whole_frame_shows_nothing(
     looks: list[tuple[int, ...]] = []
     predict = UncertainPose.predict
 
-    def seen(self: UncertainPose, source: Array, **options: float) -> object:
+    def seen(self: UncertainPose, source: Array, **options: Any) -> object:
         looks.append(source.shape[:2])
         hidden = len(looks) == 3  # the whole of the second frame
         return predict(self, np.zeros_like(source) if hidden else source, **options)

@@ -22,7 +22,7 @@ from halopose.geometry.camera import (
     to_camera,
 )
 from halopose.geometry.lines import Lines, line_intrinsics_jacobian, line_residuals
-from halopose.geometry.pnp import Mask, Solution, solve_position
+from halopose.geometry.pnp import Failure, Mask, Solution, solve_position
 
 _STEPS = 2  # Gauss-Newton's, from the minimum for an exact attitude: the second is only to make sure
 _STEPS_WITH_LINES = 5  # which may lead farther away
@@ -50,6 +50,8 @@ def solve_with_attitude(
     beside the points, independent of them; the points alone must give a first position.
     """
     alone = covariance if covariance.ndim == 4 else own_blocks(covariance)
+    if shared is not None:
+        alone = alone + shared @ np.swapaxes(shared, 2, 3)  # what each has in all leads nearer than its own
     first = solve_position(camera, points, pixels, alone, rotation, mask=mask)
     good = np.flatnonzero(first.converged)
     if not len(good):
@@ -61,12 +63,15 @@ def solve_with_attitude(
         intrinsics=intrinsics, shared=None if shared is None else shared[good], mask=mask[good],
         lines=None if lines is None else lines.select(good), steps=_STEPS if lines is None else _STEPS_WITH_LINES,
     )  # fmt: skip
+    lost = ~(np.isfinite(position).all(1) & np.isfinite(cost) & np.isfinite(total).all((1, 2)))
+    position[lost], cost[lost], total[lost] = np.nan, np.inf, np.nan
     return replace(
         first,
         position=placed_at(first.position, good, position),
         cost=placed_at(first.cost, good, cost),
         covariance=placed_at(first.covariance, good, total),
         dof=first.dof if lines is None else first.dof + 2 * lines.stations.shape[1],
+        failure=placed_at(first.failure, good[lost], np.int64(Failure.NOT_CONVERGED)),
     )
 
 

@@ -221,6 +221,7 @@ def assess(
         mask[alarmed, excluded[alarmed]] &= excluded[alarmed] < 0
         if (excluded >= 0).any():
             solution = given.solve(mask)
+            verdict[(verdict == Verdict.MENDED) & ~solution.converged] = Verdict.UNSOLVED
     return Assessment(solution, mask, excluded, verdict, levels, statistic, shares)
 
 

@@ -195,7 +195,8 @@ def _fast(
     axes: Array,
 ) -> Assessment | None:
     """The answer for a frame without an alarm; None if it takes a longer look."""
-    first = solve_one(camera, points, pixels, covariance, rotation)
+    alone = covariance if shared is None else covariance + shared @ shared.swapaxes(1, 2)
+    first = solve_one(camera, points, pixels, alone, rotation)
     if first is None or first.cost > _NOT_FAST or first.position[2] <= points[:, 2].min():
         return None
     count = len(points)
@@ -227,7 +228,7 @@ def _fast(
     costs = systems[:, size, size] - (pulls * steps)[..., 0].sum(1)
     cost, shares = float(costs[0]), np.maximum(costs[0] - costs[1:], 0.0)
     half, dof = risks.false_alarm / 2, 2 * count - 3
-    if _tail_of(cost, dof) < half or math.exp(-shares.max() / 2) < half / count:
+    if not math.isfinite(cost) or _tail_of(cost, dof) < half or math.exp(-shares.max() / 2) < half / count:
         return None
     spread = inverses[:, :3, :3]
     sigma = np.sqrt(((axes @ spread) * axes).sum(-1))  # (K + 1, A)
