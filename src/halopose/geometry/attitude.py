@@ -65,13 +65,15 @@ def solve_with_attitude(
     )  # fmt: skip
     lost = ~(np.isfinite(position).all(1) & np.isfinite(cost) & np.isfinite(total).all((1, 2)))
     position[lost], cost[lost], total[lost] = np.nan, np.inf, np.nan
+    failure = first.failure.copy()
+    failure[good[lost]] = Failure.NOT_CONVERGED
     return replace(
         first,
         position=placed_at(first.position, good, position),
         cost=placed_at(first.cost, good, cost),
         covariance=placed_at(first.covariance, good, total),
         dof=first.dof if lines is None else first.dof + 2 * lines.stations.shape[1],
-        failure=placed_at(first.failure, good[lost], np.int64(Failure.NOT_CONVERGED)),
+        failure=failure,
     )
 
 
