@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from halopose.evaluation import side_by_side
 from halopose.evaluation.calibrations import given_law
-from halopose.evaluation.keypoint_statistics import Statistics, curves_of, summaries
+from halopose.evaluation.keypoint_statistics import Residuals, Statistics, curves_of, summaries, summaries_by
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import AXES, METRICS, Curves, Points, Summary
 from halopose.evaluation.true_positives import MatchedPoses
@@ -26,8 +27,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def statistics_of(law: Bivariate, matched: MatchedPoses) -> Statistics:
-    confidence = matched.confidence(law.covariance.numpy(), Protocol())
-    return Statistics.of(law, matched.residual, matched.labelled, confidence, matched.similarity)
+    return Statistics.of(law, matched, Protocol())
 
 
 def overall(statistics: Statistics) -> Summary:
@@ -182,14 +182,15 @@ def test_resampling_with_ones_changes_nothing(nu: float | None) -> None:
 def repeated(statistics: Statistics, weight: Array) -> Statistics:
     """The same statistics with copies instead of weights."""
     index = np.arange(len(weight)).repeat(weight)
-    values: dict[str, Any] = {}
-    for field in fields(Statistics):
-        value = getattr(statistics, field.name)
+
+    def copied(value: Any) -> Any:
         if isinstance(value, dict):
-            values[field.name] = {axis: column[index] for axis, column in value.items()}
-        else:
-            values[field.name] = None if value is None else value[index]
-    return Statistics(**values)
+            return {name: column[index] for name, column in value.items()}
+        if isinstance(value, Residuals):
+            return Residuals(**{field.name: copied(getattr(value, field.name)) for field in fields(value)})
+        return None if value is None else value[index]
+
+    return Statistics(**{field.name: copied(getattr(statistics, field.name)) for field in fields(statistics)})
 
 
 @settings(max_examples=15)
@@ -229,6 +230,43 @@ def test_taking_a_part_is_measuring_the_part(seed: int, nu: float | None) -> Non
     for axis in AXES:
         np.testing.assert_array_equal(taken.by_variance[axis], direct.by_variance[axis])
     np.testing.assert_array_equal(taken.by_confidence, direct.by_confidence)
+
+
+@pytest.mark.parametrize("nu", [None, 4])
+def test_measuring_in_blocks_is_measuring_the_law(nu: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every column against the law's own methods on all rows at once, blocks of 7 objects against one of all."""
+    matched = partly_labelled(poses(100, 3, nu, seed=8))
+    law, protocol = given_law(matched), Protocol(scalarisation="determinant")
+    mask = torch.from_numpy(matched.labelled)
+    whole = Statistics.of(law, matched, protocol)
+    covariance = law.covariance.numpy()
+    close: dict[str, Any] = {"rtol": 1e-13, "atol": 0}
+    np.testing.assert_allclose(whole.nll, -law.log_prob(torch.from_numpy(matched.residual))[mask].numpy(), **close)
+    np.testing.assert_allclose(whole.confidence, matched.confidence(covariance, protocol)[mask], **close)
+    for number, axis in enumerate("xy"):
+        np.testing.assert_allclose(whole.variance[axis], covariance[mask][:, number, number], **close)
+    np.testing.assert_allclose(whole.covariance["xy"], covariance[mask][:, 0, 1], **close)
+    monkeypatch.setattr(side_by_side, "_ROWS", 7)
+    again = Statistics.of(law, matched, protocol)
+    for name in ("nll", "confidence", "half_trace"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+    for name in ("level", "statistic", "covariance", "variance", "squared"):
+        for axis, column in getattr(whole, name).items():
+            np.testing.assert_array_equal(getattr(again, name)[axis], column)
+
+
+def test_several_groupings_are_each_one_alone() -> None:
+    """Sums by cell add up in another order: the mean NLL may differ in its last bits."""
+    matched = partly_labelled(poses(300, 4, 4, seed=5))
+    statistics = statistics_of(given_law(matched), matched)
+    instance, keypoint = np.nonzero(matched.labelled)
+    cell = 2 * keypoint + instance % 2
+    groupings = [np.zeros(8, dtype=int), np.arange(8) // 2, np.arange(8) % 2]
+    for grouping, found in zip(groupings, summaries_by(statistics, cell, groupings), strict=True):
+        alone = summaries(statistics, grouping[cell], len(found))
+        for one, other in zip(found, alone, strict=True):
+            assert one.nll == pytest.approx(other.nll, rel=1e-14)
+            assert replace(one, nll=0.0) == replace(other, nll=0.0)
 
 
 def test_groups_are_each_one_alone() -> None:

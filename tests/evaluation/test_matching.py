@@ -16,6 +16,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from halopose.errors import HaloposeError
+from halopose.evaluation import matching
 from halopose.evaluation.matching import (
     OKS_THRESHOLDS,
     candidate_pairs,
@@ -285,6 +286,16 @@ def test_only_pairs_below_the_least_similarity_are_left_out(seed: int, least: fl
     found = {(d, g): oks for d, g, oks in zip(near.detection, near.object, near.oks, strict=True)}
     for d, g, oks in zip(every.detection, every.object, every.oks, strict=True):
         assert found[d, g] == oks if (d, g) in found else oks < least
+
+
+@pytest.mark.parametrize("least", [0.0, 0.5])
+def test_pairs_do_not_depend_on_blocks(least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    truth = random_truth(rng, 30)
+    predictions = random_predictions(rng, truth, 150)
+    whole = candidate_pairs(predictions, truth, least=least)
+    monkeypatch.setattr(matching, "_BLOCK", 7)
+    np.testing.assert_equal(vars(candidate_pairs(predictions, truth, least=least)), vars(whole))
 
 
 def test_far_objects_have_no_pairs_unless_unlabelled() -> None:

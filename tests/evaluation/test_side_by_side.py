@@ -2,10 +2,12 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
-from halopose.evaluation.side_by_side import side_by_side
+from halopose.evaluation import side_by_side as module
+from halopose.evaluation.side_by_side import blocks, gathered, side_by_side
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -27,3 +29,22 @@ def test_a_mistake_in_one_is_raised() -> None:
 
     with pytest.raises(ValueError, match="wrong"):
         side_by_side([wrong, wrong])
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 20])
+def test_blocks_hold_every_row_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ROWS", 7)
+    found = list(blocks(count))
+    assert [row for rows in found for row in range(rows.start, rows.stop)] == list(range(count))
+    assert all(rows.stop - rows.start <= 7 for rows in found)
+    assert len(found) == max(1, -(-count // 7))
+
+
+def test_parts_are_gathered_into_columns() -> None:
+    """As many rows a part as it has, none among them."""
+    values = np.random.default_rng(0).normal(size=(9, 2))
+    parts = [{"a": values[rows], "b": np.arange(9)[rows]} for rows in (slice(0, 4), slice(4, 4), slice(4, 9))]
+    found = gathered(iter(parts), 9)
+    np.testing.assert_array_equal(found["a"], values)
+    np.testing.assert_array_equal(found["b"], np.arange(9))
+    assert found["b"].dtype == np.arange(9).dtype

@@ -6,6 +6,7 @@ mask, none of them fitted on the images it is used on.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -18,14 +19,21 @@ from halopose.data.splits import image_folds
 from halopose.errors import HaloposeError
 from halopose.evaluation.promises import Promises
 from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.side_by_side import side_by_side
+from halopose.evaluation.side_by_side import by_blocks, side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
+from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
-from halopose.uncertainty.conformal import fit_regions
-from halopose.uncertainty.correlation import fit_correlation
+from halopose.uncertainty.conformal import Regions, fit_regions
+from halopose.uncertainty.correlation import Correlation, fit_correlation
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
-from halopose.uncertainty.pruning import keep_mask, promise_of, promised_threshold, select_threshold
+from halopose.uncertainty.pruning import (
+    keep_mask,
+    localization_confidence,
+    promise_of,
+    promised_threshold,
+    select_threshold,
+)
 from halopose.uncertainty.tails import Tails
 
 _BIASED, _FEWEST = 3.0, 8  # standard errors from which a mean counts as a bias, and objects it takes
@@ -54,7 +62,7 @@ class Laws:
         visible = self.visibility_threshold
         return replace(
             self,
-            laws={name: _join_laws([law], index) for name, law in self.laws.items()},
+            laws={name: _selected(law, index) for name, law in self.laws.items()},
             confidence=self.confidence[index],
             threshold=self.threshold[index],
             visibility_threshold=None if visible is None else visible[index],
@@ -124,6 +132,23 @@ def fit_calibrations(
     What is given was fitted on other data and takes the place of what would be fitted. A visibility score by which
     nothing is worth pruning beside the confidence has no threshold.
     """
+    _ = matched.scale_tril  # which both need
+    pieces: list[Callable[[], Any]] = [
+        partial(_fit_alone, matched, protocol, gaussian, student, threshold),
+        partial(_fit_correlation, matched, protocol),
+    ]
+    alone, together = side_by_side(pieces)
+    return replace(alone, correlation=together)
+
+
+def _fit_alone(
+    matched: MatchedPoses,
+    protocol: Protocol,
+    gaussian: GaussianCalibration | None,
+    student: StudentTCalibration | None,
+    threshold: float | None,
+) -> Calibrations:
+    """``fit_calibrations`` but for the correlation: all that looks at one keypoint at a time."""
     given = student is not None
     gaussian = gaussian or fit_gaussian(matched, protocol.min_samples)
     student = student or fit_student(matched, protocol.covariance, protocol.min_samples)
@@ -140,17 +165,29 @@ def fit_calibrations(
         if best > visibility[among].min(initial=np.inf):
             visible = best
     keep = keep_mask(every, threshold, matched.visibility, visible)
-    edges, factor = protocol.scale_edges if protocol.region_scales else (), matched.layout.area_factor
-    scales: dict[str, Any] = {"area": matched.box_area, "edges": edges, "area_factor": factor}
+    scales = _object_scales(matched.box_area, matched.layout, protocol)
     regions = fit_regions(matched.distance, matched.labelled, matched.image_ids, keep=keep, **scales)
-    together = fit_correlation(
-        matched.residual, matched.scale_tril, matched.labelled, matched.layout.mirror, **scales
-    )
     tails = None
     if protocol.tails and not given:
         labelled = torch.from_numpy(matched.labelled)
         tails = Tails.fit(student, *_residuals(matched, matched.scale_tril), labelled, torch.from_numpy(keep))
-    return Calibrations(gaussian, student, threshold, visible, regions, together, tails)
+    return Calibrations(gaussian, student, threshold, visible, regions, None, tails)
+
+
+def _fit_correlation(matched: MatchedPoses, protocol: Protocol, index: Array | None = None) -> Correlation:
+    """How keypoints of true positives, all or those at the given indices, err together."""
+    residual, factors, labelled, area = (
+        values if index is None else values[index]
+        for values in (matched.residual, matched.scale_tril, matched.labelled, matched.box_area)
+    )
+    scales = _object_scales(area, matched.layout, protocol)
+    return fit_correlation(residual, factors, labelled, matched.layout.mirror, **scales)
+
+
+def _object_scales(area: Array, layout: Keypoints, protocol: Protocol) -> dict[str, Any]:
+    """What regions and correlation take to tell object scales apart, if they are asked to."""
+    edges = protocol.scale_edges if protocol.region_scales else ()
+    return {"area": area, "edges": edges, "area_factor": layout.area_factor}
 
 
 def _threshold(confidence: Array, correct: Array, matched: MatchedPoses, protocol: Protocol) -> float:
@@ -169,8 +206,19 @@ def _threshold(confidence: Array, correct: Array, matched: MatchedPoses, protoco
 
 
 def _gaussian_confidence(matched: MatchedPoses, gaussian: GaussianCalibration, protocol: Protocol) -> Array:
-    law = gaussian(torch.from_numpy(matched.covariance_tril))
-    return matched.confidence(law.covariance.numpy(), protocol)
+    """Localization confidence (M, K) of the calibrated covariances, whose entries come from the factors' own."""
+    factors, area, kappa = matched.covariance_tril, matched.confidence_area(protocol), matched.layout.kappa
+    tau = gaussian.tau_.to(torch.float64).numpy()
+
+    def confidence(rows: slice) -> Array:
+        first, shear, second = (factors[rows, :, i, j] * tau for i, j in ((0, 0), (1, 0), (1, 1)))
+        entries = np.empty((2, 2, *first.shape))
+        entries[0, 0], entries[1, 1] = np.square(first), np.square(shear) + np.square(second)
+        entries[0, 1] = entries[1, 0] = first * shear
+        matrices = entries.transpose(2, 3, 0, 1)
+        return localization_confidence(matrices, area[rows], kappa, protocol.scalarisation)
+
+    return by_blocks(confidence, len(matched))
 
 
 def apply_calibrations(matched: MatchedPoses, fitted: Calibrations, protocol: Protocol, source: str = "") -> Laws:
@@ -205,52 +253,78 @@ def cross_fitted(
     if gaussian is not None and student is not None and threshold is not None and not chooses_visibility:
         given = Calibrations(gaussian, student, threshold)
         return apply_calibrations(matched, given, protocol, "given: gaussian, student, threshold")
-    fold = image_folds(matched.image_ids, protocol.folds)
+    numbers, fold = np.unique(image_folds(matched.image_ids, protocol.folds), return_inverse=True)
     # What every fold needs is worked out once.
     _ = matched.scale_tril, matched.covariance_tril, matched.distance, matched.similarity
-    given_ones: dict[str, Any] = {"gaussian": gaussian, "student": student, "threshold": threshold}
+    inside = [np.flatnonzero(fold == number) for number in range(len(numbers))]
+    outside = [np.flatnonzero(fold != number) for number in range(len(numbers))]
 
-    def laws_of(number: int) -> Laws:
-        fitted = fit_calibrations(matched.select(np.flatnonzero(fold != number)), protocol, **given_ones)
-        return apply_calibrations(matched.select(np.flatnonzero(fold == number)), fitted, protocol)
+    def scored_alone(number: int) -> tuple[Laws, Regions | None]:
+        """A fold under what was fitted on the others, but for the correlation."""
+        fitted = _fit_alone(matched.select(outside[number]), protocol, gaussian, student, threshold)
+        laws = apply_calibrations(matched.select(inside[number]), fitted, protocol)
+        del laws.laws["uncalibrated"]  # which is the same for all folds
+        return laws, fitted.regions
 
-    numbers = np.unique(fold).tolist()
-    parts = side_by_side([partial(laws_of, number) for number in numbers])
-    indices = [np.flatnonzero(fold == number) for number in numbers]
+    pieces: list[Callable[[], Any]] = [partial(scored_alone, number) for number in range(len(numbers))]
+    # A fold's correlation is a piece of its own: there are more to share out, and none takes long.
+    pieces += [partial(_fit_correlation, matched, protocol, rows) for rows in outside]
+    found = side_by_side(pieces)
+    parts, regions = zip(*found[: len(numbers)], strict=True)
+    given_ones = {"gaussian": gaussian, "student": student, "threshold": threshold}
     names = [name for name, value in given_ones.items() if value is not None]
     source = f"{len(parts)} folds of images, each scored with what was fitted on the others"
     if names:
         source = f"given: {', '.join(names)}; {source}"
-    return _join(parts, np.argsort(np.concatenate(indices)), source)
+    promises = Promises.of_folds(matched.box_area, fold, regions, found[len(numbers) :])
+    as_given = given_law(matched, protocol.covariance if student is None else student.covariance)
+    joined = _join(parts, inside)
+    laws: dict[str, Bivariate] = {"uncalibrated": as_given, **joined.laws}
+    return replace(joined, laws=laws, source=source, promises=promises)
 
 
-def _join(parts: list[Laws], back: Array, source: str) -> Laws:
-    """The laws of all folds in the order of the true positives."""
+def _join(parts: Sequence[Laws], rows: Sequence[Array]) -> Laws:
+    """The laws of all folds, whose true positives are at the given rows."""
     visible = [
         np.full(len(part.threshold), -np.inf) if part.visibility_threshold is None else part.visibility_threshold
         for part in parts
     ]
+    nothing_visible = all(part.visibility_threshold is None for part in parts)
     return Laws(
-        laws={name: _join_laws([part.laws[name] for part in parts], back) for name in LAWS},
-        confidence=np.concatenate([part.confidence for part in parts])[back],
-        threshold=np.concatenate([part.threshold for part in parts])[back],
-        visibility_threshold=None
-        if all(part.visibility_threshold is None for part in parts)
-        else np.concatenate(visible)[back],
-        source=source,
-        promises=Promises.join([part.promises for part in parts], back),
+        laws={name: _join_laws([part.laws[name] for part in parts], rows) for name in parts[0].laws},
+        confidence=_scattered([part.confidence for part in parts], rows),
+        threshold=_scattered([part.threshold for part in parts], rows),
+        visibility_threshold=None if nothing_visible else _scattered(visible, rows),
+        source="",
     )
 
 
-def _join_laws(laws: list[Bivariate], back: Array) -> Bivariate:
-    index = torch.from_numpy(back)
-    scale_tril = torch.cat([law.scale_tril for law in laws])[index]
+def _join_laws(laws: Sequence[Bivariate], rows: Sequence[Array]) -> Bivariate:
+    factors = torch.from_numpy(_scattered([law.scale_tril.numpy() for law in laws], rows))
     if not isinstance(laws[0], StudentT):
-        return Gaussian(scale_tril)
+        return Gaussian(factors)
     students = [law for law in laws if isinstance(law, StudentT)]
-    dof = torch.cat([law.dof.expand(law.scale_tril.shape[:-2]) for law in students])[index]
-    moments = [law.moment for law in students if law.moment is not None]
-    return StudentT(scale_tril, dof, torch.cat(moments)[index] if moments else None)
+    dof = _scattered([law.dof.expand(law.scale_tril.shape[:-2]).numpy() for law in students], rows)
+    moments = [law.moment.numpy() for law in students if law.moment is not None]
+    moment = torch.from_numpy(_scattered(moments, rows)) if moments else None
+    return StudentT(factors, torch.from_numpy(dof), moment)
+
+
+def _scattered(parts: Sequence[Array], rows: Sequence[Array]) -> Array:
+    """Rows (M, ...) of which each part has those at its indices."""
+    result = np.empty((sum(map(len, rows)), *parts[0].shape[1:]), dtype=parts[0].dtype)
+    for part, index in zip(parts, rows, strict=True):
+        result[index] = part
+    return result
+
+
+def _selected(law: Bivariate, index: Array) -> Bivariate:
+    """The law (n, K) of the true positives at the given indices."""
+    rows = torch.from_numpy(index)
+    if not isinstance(law, StudentT):
+        return Gaussian(law.scale_tril[rows])
+    dof = law.dof.expand(law.scale_tril.shape[:-2])[rows]
+    return StudentT(law.scale_tril[rows], dof, None if law.moment is None else law.moment[rows])
 
 
 __all__ = [

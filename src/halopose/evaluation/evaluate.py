@@ -6,20 +6,19 @@ result of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import interval_of
 from halopose.evaluation.calibrations import LAWS, Laws, cross_fitted
-from halopose.evaluation.keypoint_statistics import Statistics, curves_of, summaries
-from halopose.evaluation.measured import Measured, demand_matches
-from halopose.evaluation.promises import score_joint, score_regions
+from halopose.evaluation.keypoint_statistics import Statistics, curves_of, summaries_by
+from halopose.evaluation.measured import Evaluated, Measured, demand_matches
+from halopose.evaluation.promises import joint_gains, score_joint, score_regions
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import (
     CELL_LEVELS,
@@ -37,7 +36,7 @@ from halopose.evaluation.scores import (
 from halopose.evaluation.side_by_side import side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.types import Array, Counter
-from halopose.uncertainty.distributions import Bivariate, StudentT
+from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 
 _SCALE_NAMES = {1: ["all"], 2: ["small", "large"], 3: ["small", "medium", "large"]}
 
@@ -63,34 +62,45 @@ def evaluate(
     demand_matches(matched, protocol)
     laws = laws or cross_fitted(matched, protocol)
     edges = np.asarray(protocol.scale_edges, dtype=float)
-    measured = Measured.of(matched, laws, protocol, edges)
+    evaluated = Evaluated.of(matched, laws, protocol, edges)
     scales = _scale_table(matched.area, edges)
     # All at once, what takes longest first: no core waits for another between two kinds of scores.
     pieces: dict[str, Callable[[], Any]] = {
+        **{
+            name: partial(_law_scores, name, laws, matched, evaluated, protocol, scales) for name in reversed(LAWS)
+        },
         **_promises(matched, laws, protocol, edges, scales),
-        **_law_scores(measured, matched, scales),
-        "akp_random": partial(metrics.random_keypoint_precision, measured.similarity, seed=protocol.seed),
-        "akp_visibility": partial(metrics.average_keypoint_precision, measured.visibility, measured.similarity),
-        "pruning_curve": partial(_pruning_curve, measured.statistics["gaussian"], protocol),
-        "cells": partial(_cells, measured, len(matched.layout)),
+        "akp_random": partial(metrics.random_keypoint_precision, evaluated.similarity, seed=protocol.seed),
+        "akp_visibility": partial(metrics.average_keypoint_precision, evaluated.visibility, evaluated.similarity),
     }
     found: dict[str, Any] = dict(zip(pieces, side_by_side(list(pieces.values())), strict=True))
-    kept = {name: found.pop(f"pruned.{name}") for name in measured.pruned}
+    by_law: dict[str, _Scored] = {name: found.pop(name) for name in LAWS}
+    found |= {name: one.whole for name, one in by_law.items()}
+    if laws.promises is not None:
+        alone = {name: one.whole.nll for name, one in by_law.items()}
+        found["joint"] = score_joint(matched, found["joint"], alone, laws.promises, protocol)
+    curve = by_law["gaussian"].pruning_curve
+    assert curve is not None
     scores = Scores(
         settings=asdict(protocol),
         given_family="gaussian" if matched.dof is None else "student-t",
         calibration=_calibration(laws),
-        images=measured.image_count,
+        images=evaluated.image_count,
         matched_instances=len(matched),
-        keypoints=len(measured.similarity),
+        keypoints=len(evaluated.similarity),
         keypoint_names=matched.layout.names,
         scales=scales,
-        akp_skill=metrics.skill(found["gaussian"].akp, found["akp_random"]),
-        pruned=_pruned(measured, matched, laws, protocol, kept),
+        akp_skill=metrics.skill(by_law["gaussian"].whole.akp, found["akp_random"]),
+        pruned=_pruned(evaluated, matched, laws, protocol, {name: one.kept for name, one in by_law.items()}),
+        pruning_curve=curve,
+        cells=_cells(evaluated, len(matched.layout), {name: one.cells for name, one in by_law.items()}),
         limbs=matched.layout.limbs,
         **found,
     )
-    return _with_intervals(scores, measured, protocol, progress) if protocol.bootstrap else scores
+    if not protocol.bootstrap:
+        return scores
+    statistics = {name: one.statistics for name, one in by_law.items() if one.statistics is not None}
+    return _with_intervals(scores, Measured.join(evaluated, statistics), protocol, progress)
 
 
 def _promises(
@@ -102,44 +112,62 @@ def _promises(
     scale = np.searchsorted(edges, matched.area, side="left")
     masks = {one.name: scale == number for number, one in enumerate(scales)}
     return {
-        "joint": partial(score_joint, matched, laws.laws, laws.promises, protocol),
+        "joint": partial(joint_gains, matched, laws.laws, laws.promises),
         "regions": partial(score_regions, matched, laws.promises, laws.kept(matched), protocol, masks),
     }
 
 
+@dataclass(frozen=True)
+class _Scored:
+    """Scores of one law, of all keypoints and of those kept, and its coverage (C, 99) by keypoint and scale.
+
+    pruning_curve: of the Gaussian alone. statistics: what scores are made of, where a bootstrap needs it again.
+    """
+
+    whole: LawScores
+    kept: LawScores
+    cells: Array
+    pruning_curve: PruningCurve | None
+    statistics: tuple[Statistics, Statistics] | None
+
+
 def _law_scores(
-    measured: Measured, matched: MatchedPoses, scales: Sequence[Scale]
-) -> dict[str, Callable[[], LawScores]]:
-    """What scores the laws, by name, of all keypoints and, ``pruned.`` before it, of those kept."""
+    name: str,
+    laws: Laws,
+    matched: MatchedPoses,
+    evaluated: Evaluated,
+    protocol: Protocol,
+    scales: Sequence[Scale],
+) -> _Scored:
+    """Measure keypoints under one of the laws and score them; nothing else needs what was measured."""
+    whole = Statistics.of(laws.laws[name], matched, protocol, evaluated.residuals)
     names = matched.layout.names
-    keypoint, scale = measured.keypoint, measured.scale
-    whole: dict[str, Callable[[], LawScores]] = {
-        name: partial(_one_law, statistics, keypoint, scale, names, scales, names)
-        for name, statistics in measured.statistics.items()
-    }
-    keypoint, scale = keypoint[measured.kept], scale[measured.kept]
-    return whole | {
-        f"pruned.{name}": partial(_one_law, statistics, keypoint, scale, names, scales, ())
-        for name, statistics in measured.pruned.items()
-    }
+    cell = evaluated.keypoint * len(scales) + evaluated.scale
+    count = len(names) * len(scales)
+    scores = _one_law(whole, cell, names, scales, names)
+    cells = metrics.coverage_of_levels(whole.level["joint"], None, cell, count)
+    curve = _pruning_curve(whole, protocol) if name == "gaussian" else None
+    kept = whole.take(evaluated.kept, evaluated.kept_residuals)
+    statistics = (whole, kept) if protocol.bootstrap else None
+    del whole  # as large as all that is left to do
+    return _Scored(scores, _one_law(kept, cell[evaluated.kept], names, scales, ()), cells, curve, statistics)
 
 
 def _one_law(
-    statistics: Statistics,
-    keypoint: Array,
-    scale: Array,
-    names: Sequence[str],
-    scales: Sequence[Scale],
-    plotted: Sequence[str],
+    statistics: Statistics, cell: Array, names: Sequence[str], scales: Sequence[Scale], plotted: Sequence[str]
 ) -> LawScores:
-    """Scalar metrics overall, per keypoint and per scale, and curves; Q-Q of the keypoints ``plotted``."""
-    overall = summaries(statistics, np.zeros(len(keypoint), dtype=np.int64), 1)[0]
-    per_scale = summaries(statistics, scale, len(scales))
+    """Scalar metrics overall, per keypoint and per scale, and curves; Q-Q of the keypoints ``plotted``.
+
+    cell (n,): which keypoint at which scale, scale by scale.
+    """
+    cells = np.arange(len(names) * len(scales))
+    keypoint, scale = np.divmod(cells, len(scales))
+    [[overall], per_keypoint, per_scale] = summaries_by(statistics, cell, [np.zeros_like(cells), keypoint, scale])
     return LawScores(
         **vars(overall),
-        per_keypoint=dict(zip(names, summaries(statistics, keypoint, len(names)), strict=True)),
+        per_keypoint=dict(zip(names, per_keypoint, strict=True)),
         per_scale=dict(zip([one.name for one in scales], per_scale, strict=True)),
-        curves=curves_of(statistics, keypoint, plotted),
+        curves=curves_of(statistics, cell // len(scales), plotted),
     )
 
 
@@ -155,7 +183,8 @@ def _scale_table(area: Array, edges: Array) -> tuple[Scale, ...]:
 def _calibration(laws: Laws) -> CalibrationSummary:
     """Median calibration parameters by keypoint, for the reader of the report."""
     given, gaussian, student = (laws.laws[name] for name in LAWS)
-    sigma = torch.diagonal(given.covariance, dim1=-2, dim2=-1)[..., 0].sqrt()
+    # Of a Gaussian the first entry of the factor is the deviation along x.
+    sigma = given.scale_tril[..., 0, 0] if isinstance(given, Gaussian) else given.covariance[..., 0, 0].sqrt()
     tau = (gaussian.scale_tril[..., 0, 0] / sigma).median(0).values.numpy()
     if not isinstance(student, StudentT):
         return CalibrationSummary(laws.source, tau, None, None)
@@ -169,30 +198,30 @@ def _scale_ratio(student: Bivariate, given: Bivariate) -> Array:
 
 
 def _pruned(
-    measured: Measured, matched: MatchedPoses, laws: Laws, protocol: Protocol, kept: dict[str, Any]
+    evaluated: Evaluated, matched: MatchedPoses, laws: Laws, protocol: Protocol, kept: dict[str, Any]
 ) -> PrunedScores:
     visible = laws.visibility_threshold
     return PrunedScores(
-        kept_fraction=float(measured.kept.mean()),
+        kept_fraction=float(evaluated.kept.mean()),
         threshold=float(np.mean(laws.threshold)),
         visibility_threshold=None if visible is None else float(np.mean(visible[np.isfinite(visible)])),
-        rules=_pruning_rules(measured, matched, laws, protocol),
+        rules=_pruning_rules(evaluated, matched, laws, protocol),
         **kept,
     )
 
 
 def _pruning_rules(
-    measured: Measured, matched: MatchedPoses, laws: Laws, protocol: Protocol
+    evaluated: Evaluated, matched: MatchedPoses, laws: Laws, protocol: Protocol
 ) -> tuple[PruningRule, ...]:
     """Pruning by localization confidence alone, and with the visibility score where that has a threshold."""
-    correct = measured.similarity >= protocol.gamma_ks
+    correct = evaluated.similarity >= protocol.gamma_ks
     masks = {
         "nothing pruned": np.ones(len(correct), dtype=bool),
         "localization confidence": (laws.confidence >= laws.threshold[:, None])[matched.labelled],
     }
     if laws.visibility_threshold is not None:
         visible = (
-            measured.visibility
+            evaluated.visibility
             >= np.broadcast_to(laws.visibility_threshold[:, None], matched.labelled.shape)[matched.labelled]
         )
         masks["visibility score"] = visible
@@ -205,23 +234,23 @@ def _pruning_rules(
 
 def _pruning_curve(statistics: Statistics, protocol: Protocol) -> PruningCurve:
     """Reliability and NLL of the keypoints kept, by the share kept."""
-    correct = statistics.similarity >= protocol.gamma_ks
-    curve = metrics.reliability_curve(statistics.confidence, correct)
-    running = np.cumsum(statistics.nll[statistics.by_confidence]) / np.arange(1, len(correct) + 1)
+    order = statistics.by_confidence
+    correct = statistics.residuals.similarity.take(order) >= protocol.gamma_ks
+    curve = metrics.reliability_curve(statistics.confidence.take(order), correct, presorted=True)
+    running = np.cumsum(statistics.nll.take(order))
     ranks = np.round(curve.kept * len(correct)).astype(np.int64) - 1
-    return PruningCurve(curve.kept, curve.reliability, curve.threshold, running[ranks])
+    return PruningCurve(curve.kept, curve.reliability, curve.threshold, running[ranks] / (ranks + 1))
 
 
-def _cells(measured: Measured, keypoints: int) -> CoverageCells:
+def _cells(evaluated: Evaluated, keypoints: int, curves: Mapping[str, Array]) -> CoverageCells:
     """Coverage of every keypoint at every scale, (K, S) each."""
-    shape = (keypoints, measured.scale_count)
-    cell = measured.keypoint * shape[1] + measured.scale
-    count = shape[0] * shape[1]
-    coverage = {}
-    for name, statistics in measured.statistics.items():
-        curves = metrics.coverage_of_levels(statistics.level["joint"], None, cell, count)
-        coverage[name] = {level: curves[:, level - 1].reshape(shape) for level in CELL_LEVELS}
-    return CoverageCells(np.bincount(cell, minlength=count).reshape(shape), coverage)
+    shape = (keypoints, evaluated.scale_count)
+    count = np.bincount(evaluated.keypoint * shape[1] + evaluated.scale, minlength=shape[0] * shape[1])
+    coverage = {
+        name: {level: curve[:, level - 1].reshape(shape) for level in CELL_LEVELS}
+        for name, curve in curves.items()
+    }
+    return CoverageCells(count.reshape(shape), coverage)
 
 
 def _with_intervals(scores: Scores, measured: Measured, protocol: Protocol, progress: Counter | None) -> Scores:

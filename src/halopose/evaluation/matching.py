@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from halopose.errors import HaloposeError
+from halopose.evaluation.side_by_side import blocks, by_blocks
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
 
 OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 MAX_DETECTIONS = 20
+_BLOCK = 8192  # detections or pairs that are looked at at once
 _SLACK = 1e-6  # of a bound on the exponent, far more than its rounding
 
 
@@ -49,57 +51,53 @@ def object_keypoint_similarity(
     An object without labelled keypoints is compared by its box doubled in size, as COCO does. Objects with
     the same number of labelled keypoints go together: their sums then round exactly as pycocotools' do.
     """
-    keypoints = truth.keypoint_count
-    variances = truth.layout.kappa**2
-    counts = truth.labelled.sum(1)
-    # A stable sort puts each object's labelled keypoints first, in order.
-    first = np.argsort(~truth.labelled, axis=1, kind="stable")
-    found, wanted = (_by_axis(points).reshape(2, -1) for points in (predictions.keypoints, truth.keypoints))
-    oks = np.empty(len(detection))
-    pair_counts = counts[object]
-    for count in np.unique(pair_counts):
-        pairs = np.flatnonzero(pair_counts == count)
-        d, g = detection[pairs], object[pairs]
-        if count == 0:
-            gap = _distance_to_doubled_box(predictions.keypoints[d], truth.boxes[g])
-            exponent = gap[..., 0] ** 2 + gap[..., 1] ** 2
-            exponent /= variances
-        else:
-            chosen = first[g, :count]
-            at, to = (d * keypoints)[:, None] + chosen, (g * keypoints)[:, None] + chosen
-            exponent = np.square(found[0].take(at) - wanted[0].take(to))
-            exponent += np.square(found[1].take(at) - wanted[1].take(to))
-            exponent /= variances.take(chosen)
-        exponent /= (truth.area[g] + np.spacing(1))[:, None]
-        exponent /= -2
-        oks[pairs] = np.exp(exponent, out=exponent).sum(1) / exponent.shape[1]
+    if not len(detection):
+        return np.zeros(0)
+    counts = np.count_nonzero(truth.labelled[object], axis=1)
+    order = np.argsort(counts.astype(np.int16), kind="stable")
+    detection, object, counts = detection[order], object[order], counts[order]
+    bare = int(np.searchsorted(counts, 1))  # pairs with an object that has no labelled keypoint
+    apart = predictions.keypoints[detection] - truth.keypoints[object]
+    apart[:bare] = _distance_to_doubled_box(predictions.keypoints[detection[:bare]], truth.boxes[object[:bare]])
+    np.square(apart, out=apart)
+    exponent = apart[..., 0] + apart[..., 1]
+    exponent /= truth.layout.kappa**2
+    exponent /= (truth.area[object] + np.spacing(1))[:, None]
+    exponent /= -2
+    labelled = truth.labelled[object]
+    labelled[:bare] = True
+    similarity = np.exp(exponent[labelled])
+    oks, begin = np.empty(len(order)), 0
+    for pairs in np.split(order, np.flatnonzero(np.diff(counts)) + 1):
+        # Equally many keypoints each: rows of a matrix.
+        end = begin + np.count_nonzero(labelled[: len(pairs)])
+        labelled = labelled[len(pairs) :]
+        rows = similarity[begin:end].reshape(len(pairs), -1)
+        oks[pairs] = rows.sum(1) / rows.shape[1]
+        begin = end
     return oks
 
 
-def _by_axis(points: Array) -> Array:
-    """Points (N, K, 2) as (2, N, K)."""
-    return np.ascontiguousarray(np.moveaxis(points, 2, 0))
-
-
 def _within_reach(
-    predictions: PoseDistributions, truth: GroundTruth, detection: Array, object: Array, least: float
+    found: Array, truth: GroundTruth, objects: Array, detection: Array, object: Array, least: float
 ) -> Array:
-    """Whether the OKS of detections and objects given by index (P,) can be ``least`` or more.
+    """Whether the OKS of pairs (P,), by their places among found keypoints (n, K, 2) and objects (m,), can be
+    ``least`` or more.
 
     No keypoint is nearer to its own than the boxes around all of them are to each other.
     """
-    labelled = truth.labelled
-    found, wanted = _by_axis(predictions.keypoints), _by_axis(truth.keypoints)
-    low, high = found.min(-1), found.max(-1)
-    begin, end = np.where(labelled, wanted, np.inf).min(-1), np.where(labelled, wanted, -np.inf).max(-1)
+    labelled, area = truth.labelled[objects].T, truth.area[objects]
+    reach = 2 * (-np.log(least) + _SLACK) * truth.layout.kappa.max() ** 2 * (area + np.spacing(1))
     squared = np.zeros(len(detection))
     for axis in range(2):
-        before = begin[axis].take(object) - high[axis].take(detection)
-        after = low[axis].take(detection) - end[axis].take(object)
+        points, wanted = found[..., axis].T.copy(), truth.keypoints[objects, :, axis].T
+        low, high = points.min(0), points.max(0)
+        begin, end = np.where(labelled, wanted, np.inf).min(0), np.where(labelled, wanted, -np.inf).max(0)
+        before = begin.take(object) - high.take(detection)
+        after = low.take(detection) - end.take(object)
         squared += np.square(np.maximum(np.maximum(before, after), 0))
-    reach = 2 * (-np.log(least) + _SLACK) * truth.layout.kappa.max() ** 2 * (truth.area + np.spacing(1))
     # Without labelled keypoints boxes are compared; what is not a number is left to the similarity.
-    return ~((squared > np.where(labelled.any(1), reach, np.inf).take(object)) & np.isfinite(squared))
+    return ~((squared > np.where(labelled.any(0), reach, np.inf).take(object)) & np.isfinite(squared))
 
 
 def _distance_to_doubled_box(points: Array, boxes: Array) -> Array:
@@ -130,22 +128,49 @@ def candidate_pairs(
     # Expand every detection by the objects of its group.
     begin = np.searchsorted(object_group[objects], group_of[detections], side="left")
     repeat = np.searchsorted(object_group[objects], group_of[detections], side="right") - begin
-    expanded = np.repeat(np.arange(len(detections)), repeat)
-    within = np.arange(len(expanded)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
-    position = begin[expanded] + within
+    some = np.flatnonzero(repeat)
+    parts = [
+        _expanded(predictions, truth, detections, objects, some[rows], begin, repeat, least)
+        for rows in blocks(len(some), _BLOCK)
+    ]
+    expanded, position = (np.concatenate(each) for each in zip(*parts, strict=True))
     detection, object = detections[expanded], objects[position]
-    if least > 0 and len(detection):
-        near = np.flatnonzero(_within_reach(predictions, truth, detection, object, least))
-        expanded, position, detection, object = (
-            values.take(near) for values in (expanded, position, detection, object)
-        )
-    return Pairs(
-        rank=ranks[expanded],
-        slot=slots[position],
-        detection=detection,
-        object=object,
-        oks=object_keypoint_similarity(predictions, truth, detection, object),
+    oks = by_blocks(
+        lambda rows: object_keypoint_similarity(predictions, truth, detection[rows], object[rows]),
+        len(detection),
+        _BLOCK,
     )
+    return Pairs(rank=ranks[expanded], slot=slots[position], detection=detection, object=object, oks=oks)
+
+
+def _expanded(
+    predictions: PoseDistributions,
+    truth: GroundTruth,
+    detections: Array,
+    objects: Array,
+    rows: Array,
+    begin: Array,
+    repeat: Array,
+    least: float,
+) -> tuple[Array, Array]:
+    """Pairs (P,) of some rows of ``detections`` with objects of their groups within reach, as places in both."""
+    expanded = np.repeat(rows, repeat[rows])
+    within = np.arange(len(expanded)) - np.repeat(np.cumsum(repeat[rows]) - repeat[rows], repeat[rows])
+    position = begin[expanded] + within
+    if least <= 0 or not len(expanded):
+        return expanded, position
+    lowest = position.min()
+    near = np.flatnonzero(
+        _within_reach(
+            predictions.keypoints[detections[rows]],
+            truth,
+            objects[lowest : position.max() + 1],
+            np.repeat(np.arange(len(rows)), repeat[rows]),
+            position - lowest,
+            least,
+        )
+    )
+    return expanded.take(near), position.take(near)
 
 
 def _ids(predictions: PoseDistributions, truth: GroundTruth) -> tuple[Array, Array]:

@@ -6,8 +6,8 @@ and under resamplings of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from halopose.errors import HaloposeError
 from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import resamplings
 from halopose.evaluation.calibrations import Laws
-from halopose.evaluation.keypoint_statistics import Statistics
+from halopose.evaluation.keypoint_statistics import Residuals, Statistics
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import AXES
 from halopose.evaluation.side_by_side import side_by_side
@@ -35,15 +35,15 @@ def demand_matches(matched: MatchedPoses, protocol: Protocol) -> None:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Evaluated keypoints (n,): statistics by law, of all and of those kept, and where each belongs.
+class Evaluated:
+    """Evaluated keypoints (n,) before any law: residuals, of all and of those kept, and where each belongs.
 
     keypoint, scale and image say which one it is; scale_count: number of object scales; image_count: how many
     images are resampled, those without a match among them if they were given.
     """
 
-    statistics: dict[str, Statistics]
-    pruned: dict[str, Statistics]
+    residuals: Residuals
+    kept_residuals: Residuals
     kept: Array
     keypoint: Array
     scale: Array
@@ -60,41 +60,68 @@ class Measured:
         protocol: Protocol,
         scale_edges: Array,
         images: Array | None = None,
-    ) -> Measured:
-        """Measure true positives. images: ids to resample, else those of the true positives."""
+    ) -> Evaluated:
+        """Flatten true positives. images: ids to resample, else those of the true positives."""
         demand_matches(matched, protocol)
         labelled = matched.labelled
         instance, keypoint = np.nonzero(labelled)
         kept = laws.kept(matched)[labelled]
-        similarity = matched.similarity
-
-        def of_law(law: Bivariate) -> tuple[Statistics, Statistics]:
-            confidence = matched.confidence(law.covariance.numpy(), protocol)
-            found = Statistics.of(law, matched.residual, labelled, confidence, similarity)
-            return found, found.take(kept)
-
-        found = dict(
-            zip(laws.laws, side_by_side([partial(of_law, law) for law in laws.laws.values()]), strict=True)
-        )
+        residuals = Residuals.of(matched)
         images = np.unique(matched.image_ids if images is None else images)
         scale = np.searchsorted(scale_edges, matched.area, side="left")
-        visibility = np.ones(labelled.shape) if matched.visibility is None else matched.visibility
+        visible = matched.visibility
         return cls(
-            statistics={name: whole for name, (whole, _) in found.items()},
-            pruned={name: pruned for name, (_, pruned) in found.items()},
+            residuals=residuals,
+            kept_residuals=residuals.take(np.flatnonzero(kept)),
             kept=kept,
             keypoint=keypoint,
             scale=scale[instance],
             scale_count=len(scale_edges) + 1,
             image=np.searchsorted(images, matched.image_ids)[instance],
             image_count=len(images),
-            visibility=visibility[labelled],
+            visibility=np.ones(len(keypoint)) if visible is None else visible[labelled],
         )
+
+    def under(self, law: Bivariate, matched: MatchedPoses, protocol: Protocol) -> tuple[Statistics, Statistics]:
+        """Statistics under a law, of all keypoints and of those kept."""
+        found = Statistics.of(law, matched, protocol, self.residuals)
+        return found, found.take(self.kept, self.kept_residuals)
 
     @property
     def similarity(self) -> Array:
         """KS (n,) of the evaluated keypoints."""
-        return next(iter(self.statistics.values())).similarity
+        return self.residuals.similarity
+
+
+@dataclass(frozen=True)
+class Measured(Evaluated):
+    """Evaluated keypoints with their statistics by law, of all and of those kept: all that resampling needs."""
+
+    statistics: dict[str, Statistics]
+    pruned: dict[str, Statistics]
+
+    @classmethod
+    def of(
+        cls,
+        matched: MatchedPoses,
+        laws: Laws,
+        protocol: Protocol,
+        scale_edges: Array,
+        images: Array | None = None,
+    ) -> Measured:
+        """Measure true positives. images: ids to resample, else those of the true positives."""
+        evaluated = Evaluated.of(matched, laws, protocol, scale_edges, images)
+        pieces = [partial(evaluated.under, law, matched, protocol) for law in laws.laws.values()]
+        return cls.join(evaluated, dict(zip(laws.laws, side_by_side(pieces), strict=True)))
+
+    @classmethod
+    def join(cls, evaluated: Evaluated, found: Mapping[str, tuple[Statistics, Statistics]]) -> Measured:
+        """From statistics by law, of all keypoints and of those kept."""
+        return cls(
+            **{field.name: getattr(evaluated, field.name) for field in fields(evaluated)},
+            statistics={name: whole for name, (whole, _) in found.items()},
+            pruned={name: kept for name, (_, kept) in found.items()},
+        )
 
     def scores(self, scales: bool = False) -> dict[str, float]:
         """Metrics of the images as they are; with those of each object scale if ``scales``."""

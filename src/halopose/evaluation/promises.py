@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from halopose.evaluation.bootstrap import margin_of, resamplings
 from halopose.evaluation.promise_scores import REGION_LEVELS, JointNll, JointScores, Promise, RegionScores
 from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.side_by_side import blocks
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.types import Array
 from halopose.uncertainty.conformal import Regions, whole_distance
@@ -27,13 +27,15 @@ from halopose.uncertainty.distributions import Bivariate, StudentT
 class Promises:
     """What regions and correlation say of M true positives, at ``REGION_LEVELS``.
 
-    radius (M, K, 4), whole and whole_kept (M, 4): squared radii, inf where there are too few images for a level.
-    fold (M,): which of the correlations was fitted on other images than this one's.
+    radius (T, K, 4), whole and whole_kept (F, 4): squared radii, inf where there are too few images for a level.
+    table (M,): which of the T rows of radii, one a fold and object scale, is that of a true positive. fold (M,):
+    the same of whole, whole_kept and the correlations. None of them was fitted on its image.
     """
 
     radius: Array
     whole: Array
     whole_kept: Array
+    table: Array
     fold: Array
     correlations: tuple[Correlation, ...]
 
@@ -42,50 +44,54 @@ class Promises:
         cls, matched: MatchedPoses, regions: Regions | None, correlation: Correlation | None
     ) -> Promises | None:
         """Of true positives that nothing was fitted on; None without regions or correlation."""
-        if regions is None or correlation is None:
+        if correlation is None:
             return None
-        shape = (len(matched), len(REGION_LEVELS))
-        scale = regions.scale_of(matched.box_area)
+        return cls.of_folds(matched.box_area, np.zeros(len(matched), dtype=np.int64), [regions], [correlation])
+
+    @classmethod
+    def of_folds(
+        cls,
+        box_area: Array,
+        fold: Array,
+        regions: Sequence[Regions | None],
+        correlations: Sequence[Correlation],
+    ) -> Promises | None:
+        """Of true positives with boxes of these areas (M,), by what was fitted on other folds than theirs (M,)."""
+        known = [each for each in regions if each is not None]
+        if len(known) < len(regions):
+            return None
         levels = [level / 100 for level in REGION_LEVELS]
-        return cls(
-            radius=np.stack([regions.at(regions.keypoint, level)[scale] for level in levels], axis=-1),
-            whole=np.broadcast_to([regions.at(regions.whole, level) for level in levels], shape),
-            whole_kept=np.broadcast_to([regions.at(regions.whole_kept, level) for level in levels], shape),
-            fold=np.zeros(len(matched), dtype=np.int64),
-            correlations=(correlation,),
+        tables = [np.stack([each.at(each.keypoint, level) for level in levels], axis=-1) for each in known]
+        first = np.cumsum([0, *map(len, tables)])
+        table = np.zeros(len(fold), dtype=np.int64)
+        for number, each in enumerate(known):
+            rows = np.flatnonzero(fold == number)
+            table[rows] = first[number] + each.scale_of(box_area[rows])
+        whole, kept = (
+            np.array([[each.at(getattr(each, name), level) for level in levels] for each in known])
+            for name in ("whole", "whole_kept")
         )
+        return cls(np.concatenate(tables), whole, kept, table, fold, tuple(correlations))
 
     def select(self, index: Array) -> Promises:
         """Those of the true positives at the given indices."""
-        chosen = {name: getattr(self, name)[index] for name in ("radius", "whole", "whole_kept", "fold")}
-        return replace(self, **chosen)
-
-    @classmethod
-    def join(cls, parts: Sequence[Promises | None], back: Array) -> Promises | None:
-        """The promises of all folds in the order of the true positives."""
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        radius, whole, kept = (
-            np.concatenate([getattr(part, name) for part in known])[back]
-            for name in ("radius", "whole", "whole_kept")
-        )
-        fold = np.repeat(np.arange(len(known)), [len(part.fold) for part in known])[back]
-        return cls(radius, whole, kept, fold, tuple(part.correlations[0] for part in known))
+        return replace(self, table=self.table[index], fold=self.fold[index])
 
 
 def score_regions(
     matched: MatchedPoses, promises: Promises, kept: Array, protocol: Protocol, scales: Mapping[str, Array]
 ) -> RegionScores:
     """Coverage of regions overall, by keypoint and object scale (masks (M,) by name), and of whole objects."""
-    held = matched.distance[..., None] <= promises.radius
     labelled = matched.labelled
+    instance, keypoint = np.nonzero(labelled)
     images = np.unique(matched.image_ids, return_inverse=True)[1]
-    each = np.broadcast_to(images[:, None], labelled.shape)
+    image, table = images.take(instance), promises.table.take(instance) * labelled.shape[1] + keypoint
+    distance = matched.distance[labelled]
+    radii = [column.take(table) for column in np.moveaxis(promises.radius, -1, 0).reshape(len(REGION_LEVELS), -1)]
+    held = np.array([distance <= radius for radius in radii])
 
-    def share(hits: Array, image: Array, intervals: bool = True) -> Promise:
-        draws = protocol.bootstrap if intervals else 0
-        return _share(hits, image, int(images.max()) + 1, draws, protocol.seed)
+    def share(hits: Array, image: Array) -> Promise:
+        return _share(hits, image, int(images.max()) + 1, protocol.bootstrap, protocol.seed)
 
     whole = {}
     for name, mask, radius in (
@@ -93,45 +99,52 @@ def score_regions(
         ("whole_kept", labelled & kept, promises.whole_kept),
     ):
         rows = np.flatnonzero(mask.any(1))
-        largest, image = whole_distance(matched.distance, mask, images)
-        whole[name] = share(largest[:, None] <= radius[rows], image)
-    with np.errstate(invalid="ignore"):
-        root = np.sqrt(np.sqrt(np.linalg.det(matched.scale)))[..., None] * np.sqrt(promises.radius)
+        largest, of_rows = whole_distance(matched.distance, mask, images)
+        whole[name] = share(largest <= radius.T[:, promises.fold[rows]], of_rows)
+    groups = {name: np.flatnonzero(rows.take(instance)) for name, rows in scales.items()}
+    order = np.argsort(keypoint.astype(np.int16), kind="stable")
+    members = np.split(order, np.cumsum(np.bincount(keypoint, minlength=labelled.shape[1]))[:-1])
+    # The geometric mean of a region's half axes, but for its radius: the root of the factor's determinant.
+    size = np.sqrt((matched.scale_tril[..., 0, 0] * matched.scale_tril[..., 1, 1])[labelled])
     return RegionScores(
-        keypoints=share(held[labelled], each[labelled]),
+        keypoints=share(held, image),
         per_keypoint={
-            name: share(held[labelled[:, k], k], images[labelled[:, k]])
-            for k, name in enumerate(matched.layout.names)
+            name: share(held[:, index], image.take(index))
+            for name, index in zip(matched.layout.names, members, strict=True)
         },
-        per_scale={
-            name: share(held[rows][labelled[rows]], each[rows][labelled[rows]]) for name, rows in scales.items()
-        },
+        per_scale={name: share(held[:, index], image.take(index)) for name, index in groups.items()},
         whole=whole["whole"],
         whole_kept=whole["whole_kept"],
-        size=tuple(float(value) for value in np.median(root[labelled], axis=0)),
+        size=tuple(float(np.median(size * np.sqrt(radius))) for radius in radii),
     )
 
 
+def joint_gains(matched: MatchedPoses, laws: Mapping[str, Bivariate], promises: Promises) -> dict[str, Array]:
+    """How much likelier objects (M,) are than with independent keypoints, by law; as given if predictions say."""
+    fitted = [name for name in laws if name != "uncalibrated"]
+    found = dict(zip(fitted, _gains(matched, [laws[name] for name in fitted], promises), strict=True))
+    if matched.correlation is None or "uncalibrated" not in laws:
+        return found
+    return {"uncalibrated": _given_gain(matched, laws["uncalibrated"]), **found}
+
+
 def score_joint(
-    matched: MatchedPoses, laws: Mapping[str, Bivariate], promises: Promises, protocol: Protocol
+    matched: MatchedPoses,
+    gains_of: Mapping[str, Array],
+    independent: Mapping[str, float],
+    promises: Promises,
+    protocol: Protocol,
 ) -> JointScores:
-    """Joint NLL by law against that of independent keypoints; as given if the predictions have a correlation."""
-    names = [name for name in laws if name != "uncalibrated" or matched.correlation is not None]
+    """Joint NLL by law from its ``joint_gains`` and the NLL a keypoint of independent ones."""
     images, image = np.unique(matched.image_ids, return_inverse=True)
     count = np.bincount(image, matched.labelled.sum(1))
     scores = {}
-    fitted = [name for name in names if name != "uncalibrated"]
-    gain_of = dict(zip(fitted, _gains(matched, [laws[name] for name in fitted], promises), strict=True))
-    for name in names:
-        law = laws[name]
-        gain = _given_gain(matched, law) if name == "uncalibrated" else gain_of[name]
-        independent = -law.log_prob(torch.from_numpy(matched.residual)).numpy()
-        alone = float(independent[matched.labelled].sum() / count.sum())
+    for name, gain in gains_of.items():
         by_image = np.bincount(image, gain)
         better = float(by_image.sum() / count.sum())
         draws = resamplings(len(images), protocol.bootstrap, protocol.seed)
         margin = margin_of([float(by_image[pick].sum() / max(count[pick].sum(), 1)) for pick in draws])
-        scores[name] = JointNll(alone - better, alone, better, margin)
+        scores[name] = JointNll(independent[name] - better, independent[name], better, margin)
     folds = promises.correlations
     return JointScores(
         laws=scores,
@@ -149,14 +162,17 @@ def _gains(matched: MatchedPoses, laws: Sequence[Bivariate], promises: Promises)
     ]
     result = [np.zeros(len(matched)) for _ in laws]
     for number, fitted in enumerate(promises.correlations):
-        rows = np.flatnonzero(promises.fold == number)
-        matrix = fitted.matrix if fitted.scales is None else fitted.of_objects(matched.box_area[rows])
-        joint = [
-            JointLaw(factor[rows], matrix, None if dof is None else dof[rows], fitted.dof)
-            for factor, dof in zip(factors, dofs, strict=True)
-        ]
-        for whole, part in zip(result, gains(joint, matched.residual[rows], matched.labelled[rows]), strict=True):
-            whole[rows] = part
+        inside = np.flatnonzero(promises.fold == number)
+        for block in blocks(len(inside)):
+            rows = inside[block]
+            matrix = fitted.matrix if fitted.scales is None else fitted.of_objects(matched.box_area[rows])
+            joint = [
+                JointLaw(factor[rows], matrix, None if dof is None else dof[rows], fitted.dof)
+                for factor, dof in zip(factors, dofs, strict=True)
+            ]
+            parts = gains(joint, matched.residual[rows], matched.labelled[rows])
+            for whole, part in zip(result, parts, strict=True):
+                whole[rows] = part
     return result
 
 
@@ -168,20 +184,20 @@ def _given_gain(matched: MatchedPoses, law: Bivariate) -> Array:
 
 
 def _share(hits: Array, image: Array, images: int, draws: int, seed: int) -> Promise:
-    """Share of hits (n, 4) with intervals over images (n,) as everywhere in the protocol."""
-    count = len(hits)
+    """Share of hits (4, n) with intervals over images (n,) as everywhere in the protocol."""
+    count = len(image)
     if not count:
         nothing = (math.nan,) * len(REGION_LEVELS)
         return Promise(nothing, nothing, 0)
-    held = tuple(float(value) for value in hits.mean(0))
+    held = tuple(int(np.count_nonzero(row)) / count for row in hits)
     if not draws:
         return Promise(held, (math.nan,) * len(held), count)
     total = np.bincount(image, minlength=images)
-    sums = np.stack([np.bincount(image, column, minlength=images) for column in hits.T], axis=1)
+    sums = np.stack([np.bincount(image, row, minlength=images) for row in hits], axis=1)
     picks = resamplings(images, draws, seed)
     drawn = total[picks].sum(1)
     shares = sums[picks].sum(1)[drawn > 0] / drawn[drawn > 0, None]  # a draw may miss all images of a group
     return Promise(held, tuple(margin_of(column) for column in shares.T), count)
 
 
-__all__ = ["Promises", "score_joint", "score_regions"]
+__all__ = ["Promises", "joint_gains", "score_joint", "score_regions"]

@@ -1,4 +1,4 @@
-"""Independent pieces of one evaluation, on as many cores as torch may use.
+"""Independent pieces of one evaluation, on as many cores as torch may use, and blocks of rows that fit a cache.
 
 In: functions. Out: what they return, in their order. Each runs with one thread: results do not depend on how many
 there are.
@@ -6,13 +6,17 @@ there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import numpy as np
 import torch
 
+from halopose.types import Array
+
 Result = TypeVar("Result")
+_ROWS = 2048  # objects in a block: what is worked out on the way stays in the cache and out of fresh pages
 
 
 def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
@@ -29,4 +33,31 @@ def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
         torch.set_num_threads(threads)
 
 
-__all__ = ["side_by_side"]
+def blocks(count: int, size: int | None = None) -> Iterator[slice]:
+    """Rows 0 to ``count`` block by block; one block, empty, if there are none."""
+    size = size or _ROWS
+    for begin in range(0, max(count, 1), size):
+        yield slice(begin, min(begin + size, count))
+
+
+def gathered(parts: Iterable[Mapping[str, Array]], total: int) -> dict[str, Array]:
+    """Columns (total, ...) by name from those of parts that follow each other; at least one part."""
+    columns: dict[str, Array] = {}
+    begin = 0
+    for part in parts:
+        end = begin
+        for name, values in part.items():
+            if name not in columns:
+                columns[name] = np.empty((total, *values.shape[1:]), dtype=values.dtype)
+            end = begin + len(values)
+            columns[name][begin:end] = values
+        begin = end
+    return columns
+
+
+def by_blocks(work: Callable[[slice], Array], count: int, size: int | None = None) -> Array:
+    """Rows (count, ...) from those that ``work`` returns of each block."""
+    return gathered(({"rows": work(rows)} for rows in blocks(count, size)), count)["rows"]
+
+
+__all__ = ["blocks", "by_blocks", "gathered", "side_by_side"]

@@ -17,6 +17,7 @@ from halopose.boxes import box_area
 from halopose.errors import HaloposeError
 from halopose.evaluation.matching import keypoint_similarity, true_pairs
 from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.side_by_side import by_blocks
 from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
@@ -85,7 +86,10 @@ class MatchedPoses:
             chosen["scale"] = chosen["covariance"]
         selected = replace(self, **chosen)
         # What has been worked out row by row stays valid.
-        vars(selected).update({name: vars(self)[name][index] for name in _WORKED_OUT if name in vars(self)})
+        known = {name: vars(self)[name] for name in _WORKED_OUT if name in vars(self)}
+        if known.get("covariance_tril") is known.get("scale_tril"):
+            known.pop("covariance_tril", None)  # one property is the other
+        vars(selected).update({name: values[index] for name, values in known.items()})
         return selected
 
     def _columns(self) -> list[str]:
@@ -101,25 +105,28 @@ class MatchedPoses:
 
     def confidence(self, covariance: Array, protocol: Protocol) -> Array:
         """Localization confidence (M, K) of covariances (M, K, 2, 2) (eq. 19)."""
-        area = self.area if protocol.area == "annotation" else self.box_area * self.layout.area_factor
+        area = self.confidence_area(protocol)
         return localization_confidence(covariance, area, self.layout.kappa, protocol.scalarisation)
+
+    def confidence_area(self, protocol: Protocol) -> Array:
+        """The s^2 (M,) of the localization confidence."""
+        return self.area if protocol.area == "annotation" else self.box_area * self.layout.area_factor
 
     @cached_property
     def scale_tril(self) -> Array:
         """Cholesky factors (M, K, 2, 2) of the scale matrices as given."""
-        return scale_tril_from_covariance(torch.from_numpy(self.scale)).numpy()
+        return _factors(self.scale)
 
     @cached_property
     def covariance_tril(self) -> Array:
         """Cholesky factors (M, K, 2, 2) of the covariances as given."""
-        if self.scale is self.covariance:
-            return self.scale_tril
-        return scale_tril_from_covariance(torch.from_numpy(self.covariance)).numpy()
+        return self.scale_tril if self.scale is self.covariance else _factors(self.covariance)
 
     @cached_property
     def distance(self) -> Array:
         """Squared Mahalanobis distance (M, K) of every keypoint under its scale matrix as given."""
-        return np.square(whiten(self.residual, self.scale_tril)).sum(-1)
+        residual, factors = self.residual, self.scale_tril
+        return by_blocks(lambda rows: np.square(whiten(residual[rows], factors[rows])).sum(-1), len(self))
 
     @cached_property
     def sample(self) -> Sample:
@@ -129,7 +136,15 @@ class MatchedPoses:
     @cached_property
     def similarity(self) -> Array:
         """KS (M, K) of every keypoint, labelled or not (eq. 20)."""
-        return keypoint_similarity(self.residual, self.area, self.layout.kappa)
+        kappa = self.layout.kappa
+        return by_blocks(lambda rows: keypoint_similarity(self.residual[rows], self.area[rows], kappa), len(self))
+
+
+def _factors(matrices: Array) -> Array:
+    """Cholesky factors (M, K, 2, 2) of matrices (M, K, 2, 2)."""
+    return by_blocks(
+        lambda rows: scale_tril_from_covariance(torch.from_numpy(matrices[rows])).numpy(), len(matrices)
+    )
 
 
 def match_poses(

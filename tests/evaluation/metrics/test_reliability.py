@@ -15,6 +15,9 @@ def test_reliability_curve_equals_brute_force(seed: int, n: int, points: int) ->
     rng = np.random.default_rng(seed)
     confidence, correct = -rng.random(n), rng.random(n) < 0.7
     curve = reliability_curve(confidence, correct, points)
+    order = np.argsort(-confidence)
+    again = reliability_curve(confidence[order], correct[order], points, presorted=True)
+    np.testing.assert_equal(vars(again), vars(curve))
     assert len(curve.kept) <= min(points, n)
     if points > 1:
         assert curve.kept[-1] == 1

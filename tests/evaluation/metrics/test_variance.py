@@ -124,7 +124,8 @@ def test_moments_equal_a_loop(seed: int, n: int) -> None:
     covariance = root @ np.swapaxes(root, 1, 2)
     weight = rng.integers(0, 4, n) + (np.arange(n) == 0)
     for w in (None, weight):
-        empirical, predicted = moment_matching(residual, covariance, w)
+        entries = covariance[:, 0, 0], covariance[:, 0, 1], covariance[:, 1, 1]
+        empirical, predicted = moment_matching(tuple(residual.T), entries, w)
         copies = np.arange(n) if w is None else np.arange(n).repeat(w)
         outer = sum(np.outer(residual[i], residual[i]) for i in copies) / len(copies)
         np.testing.assert_allclose(empirical, outer, rtol=1e-12, atol=1e-13)

@@ -18,10 +18,12 @@ from halopose.evaluation.metrics.coverage import (
     LEVELS,
     average_coverage_error,
     coverage,
+    coverage_of_counts,
     coverage_of_levels,
+    level_counts,
     level_index,
 )
-from halopose.evaluation.metrics.qq import qq_points
+from halopose.evaluation.metrics.qq import qq_points, qq_positions, qq_values
 from halopose.evaluation.metrics.reliability import ReliabilityCurve, reliability_curve
 from halopose.evaluation.metrics.variance import (
     VarianceBins,
@@ -40,6 +42,7 @@ __all__ = [
     "average_keypoint_precision",
     "average_precision",
     "coverage",
+    "coverage_of_counts",
     "coverage_of_levels",
     "expected_normalized_calibration_error",
     "falling_order",
@@ -47,10 +50,13 @@ __all__ = [
     "hits_by_threshold",
     "keypoint_precision_at",
     "keypoint_precisions",
+    "level_counts",
     "level_index",
     "moment_matching",
     "normalized_calibration_errors",
     "qq_points",
+    "qq_positions",
+    "qq_values",
     "random_keypoint_precision",
     "reliability_curve",
     "rising_order",

@@ -95,8 +95,13 @@ def keypoint_precisions(grades: Array, sizes: Array) -> Array:
     closed = np.insert(grades, ends, 0)  # every ranking ends with a miss
     begin = np.append(0, ends + np.arange(1, len(sizes) + 1))
     values = np.zeros((len(sizes), len(KS_THRESHOLDS)))
-    for number in range(len(KS_THRESHOLDS)):
-        values[:, number] = _precisions(np.flatnonzero(closed <= number), begin)
+    misses = np.flatnonzero(closed < len(KS_THRESHOLDS))
+    missed = closed.take(misses)
+    for number in reversed(range(len(KS_THRESHOLDS))):
+        # What misses a threshold misses all higher ones.
+        left = np.flatnonzero(missed <= number)
+        misses, missed = misses.take(left), missed.take(left)
+        values[:, number] = _precisions(misses, begin)
     return np.where(sizes > 0, values.mean(1), np.nan)
 
 

@@ -41,9 +41,20 @@ def coverage_of_levels(
     level: Array, weight: Array | None = None, groups: Array | None = None, group_count: int = 1
 ) -> Array:
     """``coverage`` (group_count, 99) of already computed ``level_index`` (N,)."""
+    return coverage_of_counts(level_counts(level, groups, group_count, weight))
+
+
+def level_counts(
+    level: Array, groups: Array | None = None, group_count: int = 1, weight: Array | None = None
+) -> Array:
+    """How many samples (group_count, 100) have each ``level_index`` (N,): all that coverage needs of them."""
     bins = len(LEVELS) + 1
     cell = level if groups is None else level + groups * bins
-    counts = np.bincount(cell, weights=weight, minlength=bins * group_count).reshape(group_count, bins)
+    return np.bincount(cell, weights=weight, minlength=bins * group_count).reshape(group_count, bins)
+
+
+def coverage_of_counts(counts: Array) -> Array:
+    """``coverage`` (group_count, 99) of ``level_counts`` (group_count, 100)."""
     with np.errstate(invalid="ignore"):
         return np.asarray(np.cumsum(counts[:, :-1], axis=1) / counts.sum(1, keepdims=True))
 

@@ -19,8 +19,17 @@ def qq_points(statistic: Array, quantile: Callable[[Array], Array], points: int 
 
     Half of the points are spread evenly over the ranks, half pile up towards both ends, where tails show.
     """
-    ranks = _ranks(len(statistic), points)
-    return np.asarray(quantile((ranks + 0.5) / len(statistic))), np.sort(statistic)[ranks]
+    return np.asarray(quantile(qq_positions(len(statistic), points))), qq_values(statistic, points)
+
+
+def qq_positions(count: int, points: int = 200) -> Array:
+    """Probabilities of the theoretical quantiles of ``qq_points``, the same for all samples of that size."""
+    return np.asarray((_ranks(count, points) + 0.5) / count)
+
+
+def qq_values(statistic: Array, points: int = 200) -> Array:
+    """The empirical quantiles of ``qq_points``."""
+    return np.sort(statistic)[_ranks(len(statistic), points)]
 
 
 @lru_cache(maxsize=256)

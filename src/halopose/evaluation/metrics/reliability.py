@@ -22,9 +22,17 @@ class ReliabilityCurve:
     threshold: Array
 
 
-def reliability_curve(confidence: Array, correct: Array, points: int = 101) -> ReliabilityCurve:
-    """Reliability of the keypoints kept, from the most confident few to all (N,)."""
-    order = falling_order(confidence)
-    precision = np.cumsum(np.asarray(correct, dtype=float)[order]) / np.arange(1, len(order) + 1)
-    ranks = np.unique(np.round(np.linspace(1, len(order), min(points, len(order)))).astype(np.int64)) - 1
-    return ReliabilityCurve((ranks + 1) / max(len(order), 1), precision[ranks], confidence[order][ranks])
+def reliability_curve(
+    confidence: Array, correct: Array, points: int = 101, *, presorted: bool = False
+) -> ReliabilityCurve:
+    """Reliability of the keypoints kept, from the most confident few to all (N,).
+
+    ``presorted`` samples are in order of falling confidence already.
+    """
+    if not presorted:
+        order = falling_order(confidence)
+        confidence, correct = confidence[order], np.asarray(correct)[order]
+    count = len(confidence)
+    ranks = np.unique(np.round(np.linspace(1, count, min(points, count))).astype(np.int64))
+    precision = np.cumsum(correct, dtype=np.int64)[ranks - 1] / ranks
+    return ReliabilityCurve(ranks / max(count, 1), precision, confidence[ranks - 1])

@@ -6,6 +6,7 @@ coordinate for marginal calibration. Out: bins of equal count, ENCE, and the mom
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,28 +76,42 @@ def _errors(bins: VarianceBins) -> Array:
 
 def normalized_calibration_errors(predicted: Array, squared: Array, sizes: Array) -> list[float]:
     """ENCE of groups of ``sizes`` (G,) that stand one after the other (N,), each sorted by predicted variance."""
-    begin, bins = np.cumsum(sizes) - sizes, np.minimum(sizes, BINS)
-    starts = [
-        at + _edges(size, count)[:-1]
-        for at, size, count in zip(begin.tolist(), sizes.tolist(), bins.tolist(), strict=True)
-        if count
-    ]
-    if not starts:
+    bins = np.minimum(sizes, BINS)
+    if not bins.any():
         return [float("nan")] * len(sizes)
-    edges = np.concatenate(starts)
+    first = np.cumsum(bins) - bins
+    number = np.arange(bins.sum()) - np.repeat(first, bins)
+    size, larger = np.divmod(sizes, np.maximum(bins, 1))
+    begin = np.cumsum(sizes) - sizes
+    edges = np.repeat(begin, bins) + number * np.repeat(size, bins) + np.minimum(number, np.repeat(larger, bins))
     counts = np.diff(np.append(edges, len(predicted)))
     errors = _errors(VarianceBins(*(np.add.reduceat(values, edges) / counts for values in (predicted, squared))))
-    parts = np.split(errors, np.cumsum(bins)[:-1])
-    return [float(np.mean(part)) if len(part) else float("nan") for part in parts]
+    result = np.full(len(sizes), np.nan)
+    full = bins == BINS
+    result[full] = errors[np.repeat(full, bins)].reshape(-1, BINS).mean(1)
+    for group in np.flatnonzero((bins > 0) & ~full).tolist():
+        result[group] = np.mean(errors[first[group] : first[group] + bins[group]])
+    return [float(value) for value in result]
 
 
-def moment_matching(residual: Array, covariance: Array, weight: Array | None = None) -> tuple[Array, Array]:
-    """E[r r^T] and E[Sigma] (2, 2) of residuals (N, 2) and covariances (N, 2, 2), which should agree; else NaN."""
-    weight = np.ones(len(residual)) if weight is None else weight
+def moment_matching(
+    residual: Sequence[Array], covariance: Sequence[Array], weight: Array | None = None
+) -> tuple[Array, Array]:
+    """E[r r^T] and E[Sigma] (2, 2), which should agree; NaN without samples.
+
+    residual: x and y (N,); covariance: xx, xy and yy (N,).
+    """
+    x, y = residual
+    weight = np.ones(len(x)) if weight is None else weight
     total = weight.sum()
     if not total:
         return np.full((2, 2), np.nan), np.full((2, 2), np.nan)
-    return (
-        np.einsum("n,ni,nj->ij", weight, residual, residual) / total,
-        np.einsum("n,nij->ij", weight, covariance) / total,
-    )
+    empirical = [np.einsum("n,n,n->", weight, a, b) for a, b in ((x, x), (x, y), (y, y))]
+    predicted = [np.einsum("n,n->", weight, entry) for entry in covariance]
+    return _symmetric(empirical) / total, _symmetric(predicted) / total
+
+
+def _symmetric(entries: Sequence[float]) -> Array:
+    """The matrix of entries xx, xy and yy."""
+    xx, xy, yy = entries
+    return np.array([[xx, xy], [xy, yy]])
