@@ -41,6 +41,8 @@ VIEWS_PER_SHARD = 32
 
 log = logging.getLogger(__name__)
 
+_Rows = tuple[str, int, dict[str, Tensor]]  # kind, level, columns by name
+
 
 def collect(
     host: Host,
@@ -256,10 +258,11 @@ def _collect_views(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and metadata of one shard."""
     views = [reading.view for reading in readings if reading.view is not None]
-    rows: list[tuple[str, int, dict[str, Tensor]]] = []
+    reaches = [sum(conv.reach for conv in template) for template in host.pose_templates()]
+    rows: list[_Rows] = []
     done = len(readings) - len(views)
     for batch in _batches(views, settings.batch):
-        rows += _collect_batch(host, batch, settings, layout)
+        rows += _collect_batch(host, batch, settings, layout, reaches)
         done += len(batch)
         if tick:
             tick(done)
@@ -281,13 +284,13 @@ def _batches(views: list[View], size: int) -> Iterator[list[View]]:
 
 
 def _collect_batch(
-    host: Host, views: list[View], settings: CollectSettings, layout: Keypoints
-) -> list[tuple[str, int, dict[str, Tensor]]]:
+    host: Host, views: list[View], settings: CollectSettings, layout: Keypoints, reaches: Sequence[int]
+) -> list[_Rows]:
     batch, boxes = host.to_batch([view.pixels for view in views]), [view.box for view in views]
     output = host.forward(batch)
-    rows: list[tuple[str, int, dict[str, Tensor]]] = []
+    found: list[_Cells] = []
     if settings.assigned:
-        rows += _assigned_rows(host, output, views, boxes, settings, layout)
+        found.append(_assigned_cells(host, output, views, boxes, settings, layout))
     if settings.detections:
         selections = host.select(
             output,
@@ -296,11 +299,26 @@ def _collect_batch(
             max_detections=settings.detections,
             letterboxes=boxes,
         )
+        size = (int(batch.shape[2]), int(batch.shape[3]))
         for number, (selection, view, box) in enumerate(zip(selections, views, boxes, strict=True)):
-            size = (int(batch.shape[2]), int(batch.shape[3]))
-            rows += _detected_rows(host, output, number, selection, view, box, size, settings.signals)
+            found.append(_detected_cells(host, number, selection, view, box, size))
+    found = [cells for cells in found if len(cells.cell)]
+    if settings.signals:
+        found = [_with_signals(host, output, cells) for cells in found]
+    rows = _with_windows(output, found, reaches)
+    if settings.detections:
         rows.append(("image", 0, _image_row(host, output, views, boxes)))
     return rows
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Cells (N,), counted level after level, of images (N,) of a batch, and what is to be known of each."""
+
+    kind: str
+    image: Tensor
+    cell: Tensor
+    columns: dict[str, Tensor]
 
 
 def _image_row(host: Host, output: HostOutput, views: list[View], boxes: list[Letterbox]) -> dict[str, Tensor]:
@@ -312,14 +330,14 @@ def _image_row(host: Host, output: HostOutput, views: list[View], boxes: list[Le
     }
 
 
-def _assigned_rows(
+def _assigned_cells(
     host: Host,
     output: HostOutput,
     views: list[View],
     boxes: list[Letterbox],
     settings: CollectSettings,
     layout: Keypoints,
-) -> list[tuple[str, int, dict[str, Tensor]]]:
+) -> _Cells:
     """Label-assigned cells, at most so many of each object, in input pixels. Crowds are no targets."""
     views = [replace(view, objects=view.objects.select(~view.objects.crowd)) for view in views]
     targets = [to_targets(view.objects, box) for view, box in zip(views, boxes, strict=True)]
@@ -341,7 +359,7 @@ def _assigned_rows(
         "image_id": torch.tensor([view.record.image_id for view in views])[image],
         "object": object,
     }
-    return _with_windows("assigned", host, output, image, cell, columns, settings.signals)
+    return _Cells("assigned", image, cell, columns)
 
 
 def _pick(values: list[Tensor], image: Tensor, object: Tensor) -> Tensor:
@@ -371,21 +389,12 @@ def to_targets(objects: Objects, box: Letterbox) -> Targets:
     )
 
 
-def _detected_rows(
-    host: Host,
-    output: HostOutput,
-    number: int,
-    selection: Selection,
-    view: View,
-    box: Letterbox,
-    size: tuple[int, int],
-    signals: bool,
-) -> list[tuple[str, int, dict[str, Tensor]]]:
+def _detected_cells(
+    host: Host, number: int, selection: Selection, view: View, box: Letterbox, size: tuple[int, int]
+) -> _Cells:
     """Retained detections of one image, in original pixels as the framework reports them."""
     original = host.to_original(selection, box, size)
     count = len(original.scores)
-    if not count:
-        return []
     columns = {
         "box": original.boxes.float().cpu(),
         "score": original.scores.float().cpu(),
@@ -396,41 +405,41 @@ def _detected_rows(
     }
     if original.visibility is not None:
         columns["visibility"] = original.visibility.float().cpu()
-    image = torch.full((count,), number)
-    return _with_windows("detected", host, output, image, original.cell.cpu(), columns, signals)
+    return _Cells("detected", torch.full((count,), number), original.cell.cpu(), columns)
 
 
-def _with_windows(
-    kind: str,
-    host: Host,
-    output: HostOutput,
-    image: Tensor,
-    cell: Tensor,
-    columns: dict[str, Tensor],
-    signals: bool,
-) -> list[tuple[str, int, dict[str, Tensor]]]:
-    """Split rows by level and cut their windows; with their signals where those are asked for."""
-    if signals and len(cell):
-        found = host.signals(output, image.to(host.device), cell.to(host.device)).columns()
-        columns = columns | {name: value.cpu() for name, value in found.items()}
-    rows = []
+def _with_signals(host: Host, output: HostOutput, cells: _Cells) -> _Cells:
+    found = host.signals(output, cells.image.to(host.device), cells.cell.to(host.device)).columns()
+    return replace(cells, columns=cells.columns | {name: value.cpu() for name, value in found.items()})
+
+
+def _with_windows(output: HostOutput, found: Sequence[_Cells], reaches: Sequence[int]) -> list[_Rows]:
+    """Split rows by level and cut the windows of all of them together, as far as each level's heads reach."""
+    if not found:
+        return []
+    image, cell = torch.cat([cells.image for cells in found]), torch.cat([cells.cell for cells in found])
+    ends = np.cumsum([len(cells.cell) for cells in found])
+    rows: list[_Rows] = []
     offset = 0
-    for level, (maps, template) in enumerate(zip(output.features, host.pose_templates(), strict=True)):
+    for level, (maps, reach) in enumerate(zip(output.features, reaches, strict=True)):
         count = maps.shape[2] * maps.shape[3]
         chosen = torch.nonzero((cell >= offset) & (cell < offset + count)).flatten()
         if len(chosen):
-            reach = sum(conv.reach for conv in template)
             place = (cell[chosen] - offset).to(maps.device)
             windows, inside = cut_windows(maps, image[chosen].to(maps.device), place, reach)
-            part = {name: value[chosen] for name, value in columns.items()}
-            part["windows"] = windows.half().cpu().contiguous()
-            part["inside"] = inside.to(torch.uint8).cpu().contiguous()
-            rows.append((kind, level, part))
+            windows = windows.half().cpu().contiguous()
+            inside = inside.to(torch.uint8).cpu().contiguous()
+            bounds = np.searchsorted(chosen.numpy(), [0, *ends]).tolist()
+            for cells, first, begin, end in zip(found, [0, *ends], bounds, bounds[1:], strict=False):
+                if end > begin:
+                    part = {name: value[chosen[begin:end] - int(first)] for name, value in cells.columns.items()}
+                    part |= {"windows": windows[begin:end], "inside": inside[begin:end]}
+                    rows.append((cells.kind, level, part))
         offset += count
     return rows
 
 
-def _concatenated(rows: list[tuple[str, int, dict[str, Tensor]]], levels: int) -> dict[str, Tensor]:
+def _concatenated(rows: list[_Rows], levels: int) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for kind in ("assigned", "detected", "image"):
         for level in range(levels):
