@@ -31,6 +31,7 @@ from halopose.types import Array
 COCO_VAL = World(images=2693, persons=6352)
 POOL = 256 * 2**20
 MOST_SECONDS = 900  # for one size
+_STEP = 1e-4  # by which a copy is larger than the one before
 Work = Callable[[], object]
 
 
@@ -127,7 +128,7 @@ def _moved(entry: dict[str, Any], key: str, by: int, outline: list[list[float]])
 
 
 def _persons(times: int) -> tuple[PoseDistributions, GroundTruth]:
-    """The same images again under other ids."""
+    """The same images again under other ids, each copy a little larger: nothing is equal that would not be."""
     objects, results = synthesize(COCO_VAL)
     truth = parse_ground_truth("truth", objects)
     poses = parse_predictions("predictions", results, truth)
@@ -140,11 +141,30 @@ def _persons(times: int) -> tuple[PoseDistributions, GroundTruth]:
     def rows(values: Array) -> Array:
         return np.concatenate([values] * times)
 
-    columns = ("class_ids", "keypoints", "labelled", "boxes", "area", "crowd", "ignore")
-    more: dict[str, Any] = {name: rows(getattr(truth, name)) for name in columns}
-    found = PoseDistributions.concatenate([poses] * times)
-    found = replace(found, image_ids=ids(poses.image_ids))
-    return found, replace(truth, images=ids(truth.images), image_ids=ids(truth.image_ids), **more)
+    def grown(values: Array, power: int = 1) -> Array:
+        """Written in place: nothing that is let go of again hides how much memory comes on top of the input."""
+        result = np.empty((times * len(values), *values.shape[1:]))
+        for number, part in enumerate(np.split(result, times)):
+            np.multiply(values, (1 + _STEP * number) ** power, out=part)
+        return result
+
+    same = ("class_ids", "labelled", "crowd", "ignore")
+    truth_columns: dict[str, Any] = {name: rows(getattr(truth, name)) for name in same}
+    truth_columns |= {name: grown(getattr(truth, name)) for name in ("keypoints", "boxes")}
+    same = ("scores", "visibility", "keep", "class_ids")
+    columns: dict[str, Any] = {name: rows(getattr(poses, name)) for name in same}
+    columns |= {name: grown(getattr(poses, name)) for name in ("keypoints", "boxes")}
+    covariance = grown(poses.covariance, 2)
+    return (
+        replace(poses, image_ids=ids(poses.image_ids), covariance=covariance, scale=covariance, **columns),
+        replace(
+            truth,
+            images=ids(truth.images),
+            image_ids=ids(truth.image_ids),
+            area=grown(truth.area, 2),
+            **truth_columns,
+        ),
+    )
 
 
 KINDS = {

@@ -131,7 +131,7 @@ STAGES: tuple[tuple[Any, str, str], ...] = (
     (true_positives, "match_poses", "matching"),
     (evaluate_module, "cross_fitted", "fitting five folds"),
     (evaluate_module, "_one_law", "scoring three laws, all keypoints and kept ones"),
-    (evaluate_module, "score_joint", "the joint law"),
+    (evaluate_module, "joint_gains", "the joint law"),
     (evaluate_module, "score_regions", "regions"),
     (metrics, "random_keypoint_precision", "ten random rankings"),
 )
