@@ -182,9 +182,10 @@ class UncertainPose:
         output = self.host.forward(batch)
         selections = self.host.select(output, conf=conf, iou=iou, letterboxes=boxes)
         counts = [len(selection.scores) for selection in selections]
-        numbers = torch.repeat_interleave(torch.tensor(counts)).to(batch.device)
+        numbers = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(batch.device)
         cells = torch.cat([selection.cell for selection in selections])
-        beyond = self.host.signals(output, numbers, cells) if self.heads.settings.signals else None
+        looks_beyond = self.heads.settings.signals and len(cells) > 0
+        beyond = self.host.signals(output, numbers, cells) if looks_beyond else None
         pooling = None if self.novelty is None else Pooling(len(cells), self.novelty.widths, output.features[0])
         factors = self.heads.sparse(output.features, numbers, cells, beyond, pooling)
         size = (int(batch.shape[2]), int(batch.shape[3]))
@@ -259,42 +260,43 @@ def describe(
     visibility_threshold: in place of the artifact's.
     """
     calibrations = artifact.calibrations
-    spread = calibrations.gaussian(factors).covariance.numpy()
     boxes = detections.boxes.cpu().numpy()
+    area = box_area(boxes)  # the predicted box's is all there is at inference
     visibility = None if detections.visibility is None else detections.visibility.cpu().numpy()
-    # The predicted box's area is all there is at inference.
-    confidence = localization_confidence(
-        spread, box_area(boxes) * artifact.layout.area_factor, artifact.layout.kappa
-    )
+    spread = scale = calibrations.gaussian(factors).covariance.numpy()
+    confidence = localization_confidence(spread, area * artifact.layout.area_factor, artifact.layout.kappa)
     if visibility_threshold is None:
         visibility_threshold = calibrations.visibility_threshold
     keep = keep_mask(confidence, calibrations.threshold, visibility, visibility_threshold)
-    law = calibrations.law(factors, family, torch.from_numpy(keep))
-    offset = None
+    dof = offset = None
+    if family != "gaussian":
+        law = calibrations.law(factors, family, torch.from_numpy(keep))
+        spread, scale = law.covariance.numpy(), law.scale.numpy()
+        dof = law.dof.numpy() if isinstance(law, StudentT) else None
     if calibrations.offset is not None:
-        offset = calibrations.offset.numpy() * np.sqrt(box_area(boxes))[:, None, None]
+        offset = calibrations.offset.numpy() * np.sqrt(area)[:, None, None]
     return PoseDistributions(
         boxes=boxes,
         scores=detections.scores.cpu().numpy(),
         keypoints=detections.keypoints.cpu().numpy(),
-        covariance=law.covariance.numpy(),
-        scale=law.scale.numpy(),
-        dof=law.dof.numpy() if isinstance(law, StudentT) else None,
+        covariance=spread,
+        scale=scale,
+        dof=dof,
         visibility=visibility,
         keep=keep,
         class_ids=detections.class_ids.cpu().numpy() + 1,
         offset=offset,
-        **_promises(calibrations, factors, boxes),
+        **_promises(calibrations, factors, area),
     )
 
 
-def _promises(calibrations: Calibrations, factors: Tensor, boxes: Array) -> dict[str, Any]:
-    """What poses need for regions and for the joint law, where the calibration has them."""
+def _promises(calibrations: Calibrations, factors: Tensor, area: Array) -> dict[str, Any]:
+    """What poses of objects of areas (N,) need for regions and the joint law, where the calibration has them."""
     found: dict[str, Any] = {}
     if calibrations.regions is not None:
         found = {"regions": calibrations.regions, "dispersion": Gaussian(factors).covariance.numpy()}
     if calibrations.correlation is not None:
-        found["correlation"] = calibrations.correlation.of_objects(box_area(boxes))
+        found["correlation"] = calibrations.correlation.of_objects(area)
         found["together"] = calibrations.correlation.dof
     return found
 

@@ -42,6 +42,14 @@ def test_inputs_do_not_change_with_the_unit_of_length() -> None:
     assert float(one.abs().max()) < 12
 
 
+def test_arrays_give_what_tensors_give() -> None:
+    given, strides = signals(), torch.full((6,), 16.0)
+    arrays = Signals(**{name: value.numpy() for name, value in given.__dict__.items()})
+    torch.testing.assert_close(
+        torch.from_numpy(claim_inputs(arrays, strides.numpy())), claim_inputs(given, strides), atol=1e-6, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize(("channels", "claims"), [(4, True), (4, False), (0, True)])
 def test_it_starts_at_zero_and_sees_what_it_was_given(channels: int, claims: bool) -> None:
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halopose.arrays import take
 from halopose.uncertainty.signals import (
     CLAIMS,
     OVERLAP,
+    Candidates,
     Signals,
-    best_cells,
     features_at,
     overlapping,
     side_by_side,
     signals_at,
-    take,
 )
 
 STRIDES = (8, 16)
@@ -32,10 +33,11 @@ class Cells:
     keypoints: torch.Tensor
     visibility: torch.Tensor | None
 
-    def at(self, cell: torch.Tensor) -> torch.Tensor:
+    @property
+    def points(self) -> torch.Tensor:
+        """As a host gives them (B, n, 2K or 3K)."""
         points = self.keypoints.permute(0, 1, 3, 2).flatten(2)
-        parts = [self.boxes, points] if self.visibility is None else [self.boxes, points, self.visibility]
-        return take(torch.cat(parts, dim=2), cell)
+        return points if self.visibility is None else torch.cat([points, self.visibility], dim=2)
 
 
 def scene(seed: int, batch: int = 2) -> tuple[list[torch.Tensor], torch.Tensor, Cells]:
@@ -54,8 +56,9 @@ def signals_of(
 ) -> Signals:
     """As a host finds them."""
     own, place = side_by_side(image, cell, len(scores))
-    best, candidates = best_cells(scores)
-    found = signals_at(maps, STRIDES, (best, cells.at(candidates)), (scores.gather(1, own), cells.at(own)), 5)
+    best = Candidates(scores, cells.boxes, lambda chosen: take(cells.points, chosen))
+    mine = scores.gather(1, own), take(cells.boxes, own), take(cells.points, own)
+    found = signals_at(maps, STRIDES, best, mine, 5)
     return found if place is None else found.select(place)
 
 
@@ -86,6 +89,21 @@ def test_claims_are_weighed_as_a_plain_loop_weighs_them(seed: int) -> None:
         np.testing.assert_allclose(found.moment[n], expected, atol=1e-2, rtol=1e-4)
         seen = np.average(claims.visibility[b, rivals].double().numpy(), axis=0, weights=weight)
         np.testing.assert_allclose(found.seen[n], seen, atol=1e-5)
+
+
+@given(st.integers(0, 10_000), st.booleans())
+def test_arrays_give_what_tensors_give(seed: int, visible: bool) -> None:
+    maps, scores, cells = scene(seed, batch=1)
+    cells = cells if visible else Cells(cells.boxes, cells.keypoints, None)
+    own = torch.tensor([[3, 0, 17]])
+    found = []
+    for change in (torch.Tensor.numpy, torch.Tensor.clone):
+        boxes, points, score, place = (change(each) for each in (cells.boxes, cells.points, scores, own))
+        best = Candidates(score, boxes, partial(take, points))
+        mine = take(score[..., None], place)[..., 0], take(boxes, place), take(points, place)
+        found.append(signals_at(maps, STRIDES, best, mine, 5).columns())
+    for name, value in found[1].items():
+        torch.testing.assert_close(found[0][name], value, atol=1e-3, rtol=1e-5)
 
 
 def between_cells(level: torch.Tensor, x: float, y: float) -> np.ndarray:

@@ -17,19 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from halopose.arrays import take
 from halopose.deploy.novelty import NoveltyAt
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.tracing import Traceable, Traced
 from halopose.uncertainty.distributions import RAW_CHANNELS, factor_entries
 from halopose.uncertainty.heads import ACTIVATIONS, LevelHead, ProbabilisticHeads
-from halopose.uncertainty.signals import (
-    CANDIDATES,
-    best_cells,
-    overlapping,
-    signals_at,
-    take,
-)
+from halopose.uncertainty.signals import CANDIDATES, Candidates, overlapping, signals_at
 
 Form = Literal["topk", "dense"]
 
@@ -132,7 +127,7 @@ class TopkHeads(nn.Module):
         ends = sizes.prod(dim=1).cumsum(dim=0)
         starts = ends - sizes.prod(dim=1)
         score, cell = self._best(traced)
-        said = None if traced.at is None else traced.at(cell)
+        said = None if traced.said is None else traced.said.rows(cell)
         candidates, merit = cell[:, : self.settings.candidates], self._merit(traced, score, cell, said)
         here = (candidates[:, None] >= starts[:, None]) & (candidates[:, None] < ends[:, None])
         merit, place = torch.where(here, merit[:, None], -1.0).topk(
@@ -173,11 +168,12 @@ class TopkHeads(nn.Module):
         assert network is not None
         if said is None:
             raise HaloposeError("this model has one cell per object, none to compare it with: use other heads")
-        keypoints, own = self.heads.keypoints, take(said, place)
+        keypoints, own, theirs = self.heads.keypoints, take(said, place), said[..., 4:]
         points = own[..., 4 : 4 + 2 * keypoints].reshape(-1, 2, keypoints).transpose(1, 2)
         projected = self._projected(features, images_of(place), points)
-        mine = scores.gather(1, place), own
-        signals = signals_at(features, self.heads.strides, (scores, said), mine, keypoints, projected)
+        best = Candidates(scores.clamp_min(0.0), said[..., :4], lambda chosen: take(theirs, chosen))
+        mine = scores.gather(1, place), own[..., :4], own[..., 4:]
+        signals = signals_at(features, self.heads.strides, best, mine, keypoints, projected)
         each = (keypoints, self.heads.settings.width)
         entered = [
             network.enter(level, part.reshape(-1, int(part.shape[2]))).reshape(-1, self.settings.windows, *each)
@@ -226,6 +222,13 @@ class TopkHeads(nn.Module):
         if int(traced.scores.shape[2]) > 1:
             classes = traced.scores.argmax(dim=2).gather(1, cell)
         return torch.where(score >= 0, score + stands(said[:, :count, :4], classes, self.better), score)
+
+
+def best_cells(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best scores (B, count) among scores (B, A), best first, and their cells; -1 and cell 0 for none."""
+    # Padded, so that it can be traced for any number of cells: -1 ranks behind every one.
+    best, cell = F.pad(scores, (0, count), value=-1.0).topk(count, dim=1)
+    return best, torch.where(best >= 0, cell, 0)
 
 
 def images_of(cells: Tensor) -> Tensor:

@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from halopose.arrays import take
 from halopose.errors import HaloposeError
 from halopose.hosts.tracing import Traceable
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
-from halopose.uncertainty.signals import At, Signals, best_cells, side_by_side, signals_at
+from halopose.uncertainty.signals import CANDIDATES, FEW, Candidates, Cells, Signals, side_by_side, signals_at
 
 log = logging.getLogger(__name__)
 
@@ -218,22 +219,27 @@ class Host(ABC):
         suppresses overlaps needs them; without them nothing is clipped.
         """
 
-    def cells(self, output: HostOutput) -> At | None:
+    def cells(self, output: HostOutput) -> Cells | None:
         """What any cells say before suppression; None of a one-to-one model."""
         return None
 
     @torch.inference_mode()
     def signals(self, output: HostOutput, image: Tensor, cell: Tensor) -> Signals:
         """What the pass gives away about cells (N,) of images (N,) beside the windows around them."""
-        at, scores = self.cells(output), output.scores
-        if at is None:
+        said, scores = self.cells(output), output.scores
+        if said is None:
             raise HaloposeError(
                 f"{self.description} has one cell per object, none to compare it with: use heads without signals"
             )
         own, place = side_by_side(image, cell, len(scores))
-        best, candidates = best_cells(scores)
-        sides = (best, at(candidates)), (scores.gather(1, own), at(own))
-        found = signals_at(output.features, self.strides, *sides, self.keypoint_count)
+        best, cells = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1, sorted=False)
+        sides: tuple[Any, ...] = best, cells, scores.gather(1, own), own
+        if place is None and len(cell) <= FEW and scores.device.type == "cpu":
+            sides = tuple(side.numpy() for side in sides)
+        best, cells, score, own = sides
+        candidates = Candidates(best, said.boxes(cells), lambda chosen: said.points(take(cells, chosen)))
+        mine = score, said.boxes(own), said.points(own)
+        found = signals_at(output.features, self.strides, candidates, mine, self.keypoint_count)
         return found if place is None else found.select(place)
 
     @abstractmethod

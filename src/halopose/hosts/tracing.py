@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from halopose.uncertainty.signals import At
+from halopose.uncertainty.signals import Cells
 
 Layout = Literal["ultralytics", "ultralytics-end2end", "yolonas"]
 
@@ -20,7 +20,7 @@ Layout = Literal["ultralytics", "ultralytics-end2end", "yolonas"]
 class Traced:
     """One pass of a model that is being traced, A cells over all levels.
 
-    native: the framework's own outputs; features: a map (B, C, H, W) per level; scores (B, A, classes); at: what
+    native: the framework's own outputs; features: a map (B, C, H, W) per level; scores (B, A, classes); said: what
     cells say, where the framework suppresses overlaps afterwards; rows (B, R): the cells of the rows of an output
     that is already chosen.
     """
@@ -28,7 +28,7 @@ class Traced:
     native: tuple[Tensor, ...]
     features: tuple[Tensor, ...]
     scores: Tensor
-    at: At | None
+    said: Cells | None
     rows: Tensor | None = None
 
 

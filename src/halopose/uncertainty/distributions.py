@@ -16,6 +16,8 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from halopose.arrays import Values, between, library_of, stacked
+
 Parameterisation = Literal["full", "diagonal", "isotropic"]
 RAW_CHANNELS: dict[Parameterisation, int] = {"full": 3, "diagonal": 2, "isotropic": 1}
 
@@ -25,9 +27,9 @@ SHEAR_BOUND = 8.0  # off-diagonal entry within 8 geometric-mean standard deviati
 
 
 def scale_tril_from_raw(
-    raw: Tensor, parameterisation: Parameterisation = "full", stride: Tensor | float = 1.0
-) -> Tensor:
-    """Turn raw head outputs (..., 3 | 2 | 1) into Cholesky factors (..., 2, 2).
+    raw: Values, parameterisation: Parameterisation = "full", stride: Values | float = 1.0
+) -> Values:
+    """Turn raw head outputs (..., 3 | 2 | 1) into Cholesky factors (..., 2, 2), arrays into arrays.
 
     L = stride * [[exp a, 0], [b, exp c]]; diagonal has b = 0, isotropic also c = a. Size, aspect and shear
     are clamped rather than a, b and c: the condition number of L L^T then stays under 2e4, so that it is
@@ -36,21 +38,25 @@ def scale_tril_from_raw(
     channels = RAW_CHANNELS[parameterisation]
     if raw.shape[-1] != channels:
         raise ValueError(f"{parameterisation} dispersion takes {channels} channels, got {raw.shape[-1]}")
+    library = library_of(raw)
     a = raw[..., 0]
-    b = raw[..., 1] if parameterisation == "full" else torch.zeros_like(a)
+    b = raw[..., 1] if parameterisation == "full" else library.zeros_like(a)
     c = a if parameterisation == "isotropic" else raw[..., -1]
     first, shear, second = factor_entries(a, b, c)
-    factors = torch.stack([first, torch.zeros_like(a), shear, second], dim=-1).unflatten(-1, (2, 2))
-    return factors * torch.as_tensor(stride, dtype=raw.dtype, device=raw.device)[..., None, None]
+    factors = stacked([first, library.zeros_like(a), shear, second]).reshape(*a.shape, 2, 2)
+    if isinstance(stride, (int, float)):
+        return factors * stride
+    return factors * stride[..., None, None]
 
 
-def factor_entries(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def factor_entries(a: Values, b: Values, c: Values) -> tuple[Values, Values, Values]:
     """The entries l11, l21, l22 (...) of L in strides, from raw head outputs (...) each."""
-    size = ((a + c) / 2).clamp(-LOG_SIZE_BOUND, LOG_SIZE_BOUND)
-    aspect = ((a - c) / 2).clamp(-LOG_ASPECT_BOUND, LOG_ASPECT_BOUND)
-    shear_limit = SHEAR_BOUND * size.exp()
-    b = torch.minimum(torch.maximum(b, -shear_limit), shear_limit)
-    return (size + aspect).exp(), b, (size - aspect).exp()
+    library = library_of(a)
+    size = between((a + c) / 2, -LOG_SIZE_BOUND, LOG_SIZE_BOUND)
+    aspect = between((a - c) / 2, -LOG_ASPECT_BOUND, LOG_ASPECT_BOUND)
+    shear_limit = SHEAR_BOUND * library.exp(size)
+    b = library.minimum(library.maximum(b, -shear_limit), shear_limit)
+    return library.exp(size + aspect), b, library.exp(size - aspect)
 
 
 def scale_tril_from_covariance(covariance: Tensor) -> Tensor:

@@ -6,18 +6,23 @@ implementation serves both: on windows it costs a few cells instead of thousands
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from halopose.arrays import Values, alike
 from halopose.errors import HaloposeError
+from halopose.types import Array
 from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
 from halopose.uncertainty.signal_head import SignalHead
-from halopose.uncertainty.signals import Signals
+from halopose.uncertainty.signals import FEW, Signals
 
 Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
@@ -109,12 +114,13 @@ class LevelHead(nn.Module):
             windows = ACTIVATIONS[activation](convolve(windows, convolution))
             reach = convolution.weight.shape[-1] // 2
             inside = inside[:, reach : inside.shape[1] - reach, reach : inside.shape[2] - reach]
-            windows = windows * inside[..., None]
+            if inside.shape[1] > 1:  # the cell itself lies on the map
+                windows = windows * inside[..., None]
         return windows[:, 0, 0]
 
     def raw_of(self, hidden: Tensor) -> Tensor:
         """Raw parameters (N, K, channels) of the trunk's last activations (N, H)."""
-        return self._raw(F.linear(hidden, self.last.weight[:, :, 0, 0], self.last.bias))
+        return self._raw(F.linear(hidden, self.last.weight.flatten(1), self.last.bias))
 
     def _layers(self) -> Iterator[tuple[nn.Conv2d, Activation]]:
         for convolution, activation in zip(self.trunk, self.activations, strict=True):
@@ -129,7 +135,10 @@ class LevelHead(nn.Module):
 def convolve_few(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
     """Convolve (N, H, W, C) without padding as one matrix product: for a few detections, several times faster."""
     kernel = convolution.weight.shape[-1]
-    patches = windows.unfold(1, kernel, 1).unfold(2, kernel, 1).permute(0, 1, 2, 4, 5, 3).flatten(3)
+    if kernel == windows.shape[1]:
+        patches = windows.flatten(1)[:, None, None]
+    else:
+        patches = windows.unfold(1, kernel, 1).unfold(2, kernel, 1).permute(0, 1, 2, 4, 5, 3).flatten(3)
     return F.linear(patches, convolution.weight.permute(0, 2, 3, 1).flatten(1), convolution.bias)
 
 
@@ -164,6 +173,8 @@ class ProbabilisticHeads(nn.Module):
         self.strides = tuple(strides)
         self.keypoints = keypoints
         self.levels = nn.ModuleList(LevelHead(template, keypoints, self.settings) for template in templates)
+        # How many cells to each side a level's output depends on.
+        self.reaches = tuple(sum(convolution.reach for convolution in template) for template in templates)
         self.beyond = None
         if self.settings.signals:
             self.beyond = SignalHead(
@@ -174,11 +185,6 @@ class ProbabilisticHeads(nn.Module):
                 channels=sum(int(t[0].weight.shape[1]) for t in templates) if self.settings.features else 0,
                 claims=self.settings.claims,
             )
-
-    @property
-    def reaches(self) -> tuple[int, ...]:
-        """How many cells to each side a level's output depends on."""
-        return tuple(int(level.reach) for level in self.levels)  # type: ignore[arg-type]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -209,24 +215,28 @@ class ProbabilisticHeads(nn.Module):
         signals: of those cells, for heads that look beyond their window. visit: is shown the windows of each
         level, and which rows they are of.
         """
-        channels = RAW_CHANNELS[self.settings.parameterisation]
-        raw = features[0].new_empty((len(cell), self.keypoints, channels))
-        entered = features[0].new_empty((len(cell), self.keypoints, self.settings.width))
-        strides = features[0].new_empty((len(cell),))
-        offset = 0
-        for number, maps in enumerate(features):
-            count = maps.shape[2] * maps.shape[3]
-            chosen = torch.nonzero((cell >= offset) & (cell < offset + count)).flatten()
-            if len(chosen):
-                windows, inside = cut_windows(maps, image[chosen], cell[chosen] - offset, self.reaches[number])
-                strides[chosen] = self.strides[number]
-                raw[chosen], more = self._at_level(number, windows, inside)
-                if more is not None:
-                    entered[chosen] = more
-                if visit is not None:
-                    visit(number, chosen, windows, inside)
-            offset += count
-        return self._factors(raw, entered, signals, strides)
+        # Where windows lie is worked out in numpy: for a few numbers it takes a third of the time.
+        images, cells = image.cpu().numpy(), cell.cpu().numpy()
+        ends = list(accumulate(maps.shape[2] * maps.shape[3] for maps in features))
+        levels = np.array([bisect(ends, place) for place in cells.tolist()], dtype=np.int64)
+        rows, raws, more = [], [], []
+        for number in sorted(set(levels.tolist())):
+            chosen = (levels == number).nonzero()[0]
+            start = ends[number - 1] if number else 0
+            where = torch.from_numpy(images[chosen]), torch.from_numpy(cells[chosen] - start)
+            windows, inside = cut_windows(features[number], *where, self.reaches[number])
+            raw, entered = self._at_level(number, windows, inside)
+            rows.append(chosen)
+            raws.append(raw)
+            if entered is not None:
+                more.append(entered)
+            if visit is not None:
+                visit(number, torch.from_numpy(chosen).to(cell.device), windows, inside)
+        if not rows:
+            return features[0].new_zeros((0, self.keypoints, 2, 2))
+        strides = torch.from_numpy(np.array(self.strides)[levels]).to(features[0])
+        entered = _in_order(more, rows) if more else None
+        return self._factors(_in_order(raws, rows), entered, signals, strides)
 
     def at_windows(self, level: int, windows: Tensor, inside: Tensor, signals: Signals | None = None) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of windows (N, C, W, W) of one level."""
@@ -245,8 +255,20 @@ class ProbabilisticHeads(nn.Module):
         if self.beyond is not None:
             if signals is None or entered is None:
                 raise HaloposeError("these heads look beyond their window: collect the store with --signals")
-            raw = raw + self.beyond(entered, signals, strides)
-        return scale_tril_from_raw(raw, self.settings.parameterisation, strides[:, None])
+            raw = raw + self.beyond(entered, signals, alike(strides, signals.box))
+        stride: Values = strides[:, None]
+        values: Values = raw
+        if len(raw) <= FEW and raw.device.type == "cpu" and not raw.requires_grad:
+            stride, values = stride.numpy(), raw.numpy()
+        return torch.as_tensor(scale_tril_from_raw(values, self.settings.parameterisation, stride))
+
+
+def _in_order(parts: Sequence[Tensor], rows: Sequence[Array]) -> Tensor:
+    """Parts of all levels as one, in the order that ``rows`` say."""
+    if len(parts) == 1:
+        return parts[0]
+    back = torch.from_numpy(np.concatenate(rows).argsort()).to(parts[0].device)
+    return torch.cat(list(parts)).index_select(0, back)
 
 
 def cut_windows(maps: Tensor, image: Tensor, cell: Tensor, reach: int) -> tuple[Tensor, Tensor]:
@@ -254,16 +276,25 @@ def cut_windows(maps: Tensor, image: Tensor, cell: Tensor, reach: int) -> tuple[
 
     maps (B, C, H, W); image and cell (N,) say where the centres are, cells in row-major order.
     """
-    height, width = maps.shape[2:]
-    around = torch.arange(-reach, reach + 1, device=maps.device)
-    rows = (cell // width)[:, None] + around
-    columns = (cell % width)[:, None] + around
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    windows = maps[
-        image[:, None, None],
-        :,
-        rows.clamp(0, height - 1)[:, :, None],
-        columns.clamp(0, width - 1)[:, None, :],
-    ]
-    windows = windows * inside[..., None]
-    return windows.permute(0, 3, 1, 2), inside
+    channels, height, width = maps.shape[1:]
+    around = np.arange(-reach, reach + 1)
+    row, column = np.divmod(cell.cpu().numpy(), width)
+    rows, columns = row[:, None] + around, column[:, None] + around
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None]
+    first = image.cpu().numpy()[:, None, None] * (height * width)
+    place = np.where(inside, first + rows[:, :, None] * width + columns[:, None], 0)
+    windows = _features(maps, torch.from_numpy(place.reshape(-1)).to(maps.device))
+    windows = windows.reshape(*place.shape, channels)
+    known = torch.from_numpy(inside).to(maps.device)
+    if not inside.all():
+        windows = windows * known[..., None]
+    return windows.permute(0, 3, 1, 2), known
+
+
+def _features(maps: Tensor, place: Tensor) -> Tensor:
+    """Features (n, C) of maps (B, C, H, W) at places (n,), counted row by row over all images."""
+    rows = maps.permute(0, 2, 3, 1)
+    if rows.is_contiguous():  # several times faster than any indexing
+        return rows.flatten(0, 2).index_select(0, place)
+    size = maps.shape[2] * maps.shape[3]
+    return maps.flatten(2)[place // size, :, place % size]

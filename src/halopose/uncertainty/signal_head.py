@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from halopose.arrays import Values, at_least, between, joined, library_of, repeated
 from halopose.uncertainty.signals import Signals
 
 CLAIM_INPUTS = 15
@@ -49,35 +50,38 @@ class SignalHead(nn.Module):
         if self.features is not None:
             values = values + (signals.features if projected else self.features(signals.features))
         if self.claims is not None:
-            values = values + self.claims(claim_inputs(signals, strides))
+            values = values + self.claims(torch.as_tensor(claim_inputs(signals, strides)))
         values = F.silu(self.middle(F.silu(values)))
         return (values.transpose(0, 1) @ self.last).transpose(0, 1)
 
 
-def claim_inputs(signals: Signals, strides: Tensor) -> Tensor:
+def claim_inputs(signals: Signals, strides: Values) -> Values:
     """Signals without the features as numbers of order one (N, K, CLAIM_INPUTS); lengths in strides (N,)."""
-    stride = strides[:, None, None]
-    xx, xy, yy = (signals.moment / stride**2).unbind(2)
-    xx, yy = xx + FLOOR, yy + FLOOR
-    away = signals.offset / stride
-    low, sides = signals.box[:, None, :2], (signals.box[:, 2:] - signals.box[:, :2]).clamp_min(1.0)[:, None]
-    size = sides.prod(2).sqrt()  # (N, 1)
-    place = (signals.keypoints - low) / sides - 0.5
-    margin = torch.minimum(signals.keypoints, signals.extent[:, None] - signals.keypoints).amin(2) / size
-    seen = torch.stack([signals.visibility, signals.seen], dim=2).clamp(1e-3, 1 - 1e-3)
-    row = torch.stack([signals.mass, signals.score, size[:, 0] / strides, sides[:, 0, 1] / sides[:, 0, 0]], dim=1)
-    each = torch.stack([xx, yy, (away * away).sum(2) + FLOOR], dim=2)
-    return torch.cat(
+    library, stride, box, points = library_of(signals.box), strides[:, None, None], signals.box, signals.keypoints
+    moment, away = signals.moment / (stride * stride), signals.offset / stride
+    spread = moment[..., ::2] + FLOOR  # xx and yy
+    far = away * away
+    low, sides = box[:, None, :2], at_least(box[:, 2:] - box[:, :2], 1.0)
+    width, height = sides[:, 0], sides[:, 1]
+    size = library.sqrt(width * height)
+    place = (points - low) / sides[:, None] - 0.5
+    inner = library.minimum(points, signals.extent[:, None] - points)
+    margin = library.minimum(inner[..., 0], inner[..., 1]) / size[:, None]
+    seen = between(library.stack([signals.visibility, signals.seen], 2), 1e-3, 1 - 1e-3)
+    row = library.stack([signals.mass, signals.score, size / strides, height / width], 1)
+    each = joined([spread, (far[..., 0] + far[..., 1] + FLOOR)[..., None]], 2)
+    together = moment[..., 1] / library.sqrt(spread[..., 0] * spread[..., 1])
+    return joined(
         [
-            each.log() / 2,
-            (xy / (xx * yy).sqrt())[..., None],
-            away.sign() * (4 * away.abs() + 1).log(),  # near zero as it is, far away like its logarithm
-            row.clamp_min(1e-4).log()[:, None].expand(-1, int(xx.shape[1]), -1),
-            (seen / (1 - seen)).log() / 3,
-            place.clamp(-2, 2),
-            margin.clamp(-0.5, 0.5)[..., None],
+            library.log(each) / 2,
+            together[..., None],
+            library.sign(away) * library.log(4 * abs(away) + 1),  # near zero as it is, far away like its logarithm
+            repeated(library.log(at_least(row, 1e-4)), int(points.shape[1])),
+            library.log(seen / (1 - seen)) / 3,
+            between(place, -2.0, 2.0),
+            between(margin, -0.5, 0.5)[..., None],
         ],
-        dim=2,
+        2,
     )
 
 

@@ -10,23 +10,47 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from halopose.arrays import Values, alike, at_least, joined, largest, library_of, turned
+
 CANDIDATES = 512  # best cells of an image among which claims are sought
 CLAIMS = 16  # best cells that count for one object; assigners train about ten
 OVERLAP = 0.6  # IoU from which a box claims the same object
+FEW = 64  # cells up to which numpy beats torch (``make bench`` needs both)
 
 
-# What cells (B, n) say before overlaps are suppressed, as rows (B, n, 4 + 2K or 3K): the box x1 y1 x2 y2, then the
-# x of all keypoints, then their y, then their visibility, if the model has any.
-At = Callable[[Tensor], Tensor]
+@dataclass(frozen=True)
+class Cells:
+    """What cells (B, n) of a model say before overlaps are suppressed; of an array of one image's cells an array.
+
+    boxes: (B, n, 4), x1 y1 x2 y2. points: (B, n, 2K or 3K), the x of all keypoints, then their y, then their
+    visibility, if the model has any. rows: both, one after the other.
+    """
+
+    boxes: Callable[[Values], Values]
+    points: Callable[[Values], Values]
+    rows: Callable[[Values], Values]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Cells among which claims are sought: scores (B, n), none below zero, and boxes (B, n, 4).
+
+    points: those of the cells at places (B, m) among them, as ``Cells`` gives them.
+    """
+
+    scores: Values
+    boxes: Values
+    points: Callable[[Values], Values]
 
 
 @dataclass(frozen=True)
 class Signals:
-    """Of N cells with K keypoints.
+    """Of N cells with K keypoints: tensors, or arrays where a host found few; features always as a tensor.
 
     keypoints (N, K, 2), box (N, 4), score (N,) and visibility (N, K) of the cell itself, zero where a model has
     none; over the cells that claim its object, weighted by score: offset (N, K, 2), their mean minus its own
@@ -47,27 +71,21 @@ class Signals:
 
     def select(self, index: Tensor) -> Signals:
         """Those of some cells."""
-        return Signals(*(getattr(self, field.name)[index] for field in fields(self)))
+        values = [getattr(self, field.name) for field in fields(self)]
+        return Signals(*(value[alike(index, value)] for value in values))
 
     def columns(self) -> dict[str, Tensor]:
         """As a store keeps them."""
         return {
             f"signal.{field.name}": value.half() if field.name == "features" else value
             for field in fields(self)
-            for value in [getattr(self, field.name)]
+            for value in [torch.as_tensor(getattr(self, field.name))]
         }
 
     @classmethod
     def of_columns(cls, columns: dict[str, Tensor], device: torch.device | str = "cpu") -> Signals:
         """As a store gave them."""
         return cls(**{field.name: columns[f"signal.{field.name}"].to(device).float() for field in fields(cls)})
-
-
-def best_cells(scores: Tensor, count: int = CANDIDATES) -> tuple[Tensor, Tensor]:
-    """The best scores (B, count) among scores (B, A), best first, and their cells; -1 and cell 0 for none."""
-    # Padded, so that it can be traced for any number of cells: -1 ranks behind every one.
-    best, cell = F.pad(scores, (0, count), value=-1.0).topk(count, dim=1)
-    return best, torch.where(best >= 0, cell, 0)
 
 
 def side_by_side(image: Tensor, cell: Tensor, images: int) -> tuple[Tensor, Tensor | None]:
@@ -89,91 +107,94 @@ def side_by_side(image: Tensor, cell: Tensor, images: int) -> tuple[Tensor, Tens
 def signals_at(
     maps: Sequence[Tensor],
     strides: Sequence[int],
-    best: tuple[Tensor, Tensor],
-    own: tuple[Tensor, Tensor],
+    best: Candidates,
+    own: tuple[Values, Values, Values],
     keypoints: int,
     features: Tensor | None = None,
 ) -> Signals:
     """Signals of M cells an image, image by image: N = B * M.
 
-    maps (B, C, H, W) by level; best: scores (B, n) of the cells among which claims are sought, and their rows as
-    ``At`` gives them; own: the same of the M cells. features (N, K, C): in place of those found in the maps.
+    maps (B, C, H, W) by level; own: scores (B, M), boxes (B, M, 4) and points of the M cells, as ``Cells`` gives
+    them. features (N, K, C): in place of those found in the maps.
     """
-    (scores, theirs), (score, mine) = best, own
-    count, width, end = int(mine.shape[1]), int(mine.shape[2]), 4 + 2 * keypoints
-    weight = torch.where(overlapping(mine[..., :4], theirs[..., :4]), scores.clamp_min(0.0)[:, None], 0.0)
-    weight, place = weight.topk(CLAIMS, dim=2, sorted=False)  # (B, M, claims)
-    mass = weight.sum(2, keepdim=True)
-    share = (weight / mass.clamp_min(1e-9)).reshape(-1, 1, CLAIMS)
-    claimed = take(theirs, place.reshape(-1, count * CLAIMS)).reshape(-1, CLAIMS, width)
-    apart = claimed - F.pad(mine[..., :end], (0, width - end)).reshape(-1, 1, width)
-    mean = share @ apart  # (N, 1, width)
+    score, boxes, mine = own
+    count, width, end = int(mine.shape[1]), int(mine.shape[2]), 2 * keypoints
+    box, mine = boxes.reshape(-1, 4), mine.reshape(-1, width)
+    claims = min(CLAIMS, int(best.boxes.shape[1]))
+    weight, place = largest(overlapping(boxes, best.boxes) * best.scores[:, None], claims)
+    mass = weight.sum(2)
+    share = (weight / at_least(mass, 1e-9)[..., None]).reshape(-1, 1, claims)
+    claimed = best.points(place.reshape(-1, count * claims)).reshape(-1, claims, width)
+    apart = claimed[..., :end] - mine[:, None, :end]
+    mean = share @ apart  # (N, 1, 2K)
     about = apart - mean
-    x, y = about[..., 4 : 4 + keypoints], about[..., 4 + keypoints : end]
-    moment = share @ torch.cat([x * x, x * y, y * y], dim=2)
-    points = mine[..., 4:end].reshape(-1, 2, keypoints).transpose(1, 2)
-    visibility = seen = torch.zeros_like(points[..., 0])
+    x, y = about[..., :keypoints], about[..., keypoints:]
+    moment = share @ joined([x * x, x * y, y * y], 2)
+    points = turned(mine[:, :end].reshape(-1, 2, keypoints))
+    visibility = seen = library_of(points).zeros_like(points[..., 0])
     if width > end:
-        visibility, seen = mine[..., end:].reshape(-1, keypoints), mean[:, 0, end:]
+        visibility, seen = mine[:, end:], (share @ claimed[..., end:])[:, 0]
     if features is None:
-        features = features_at(maps, strides, points.reshape(-1, count, keypoints, 2))
-    height, across = (torch.as_tensor(side) for side in maps[0].shape[2:])
-    box = mine[..., :4].reshape(-1, 4)
-    extent = (torch.stack([across, height]) * strides[0]).to(box)
+        features = features_at(maps, strides, torch.as_tensor(points).reshape(-1, count, keypoints, 2))
     return Signals(
         keypoints=points,
         box=box,
         score=score.reshape(-1),
         visibility=visibility,
-        offset=mean[:, 0, 4:end].reshape(-1, 2, keypoints).transpose(1, 2),
-        moment=moment.reshape(-1, 3, keypoints).transpose(1, 2),
+        offset=turned(mean.reshape(-1, 2, keypoints)),
+        moment=turned(moment.reshape(-1, 3, keypoints)),
         seen=seen,
         mass=mass.reshape(-1),
         features=features,
-        extent=extent + torch.zeros_like(box[:, :2]),
+        extent=_extent(maps[0], strides[0], box) + 0 * box[:, :2],
     )
 
 
-def take(rows: Tensor, cell: Tensor) -> Tensor:
-    """Rows (B, n, ...) at cells (B, n) among (B, A, ...)."""
-    shape = [int(side) for side in rows.shape[2:]]
-    start = torch.arange(rows.shape[0], device=cell.device)[:, None] * rows.shape[1]
-    return rows.reshape(-1, *shape)[(start + cell).reshape(-1)].reshape(-1, int(cell.shape[1]), *shape)
+def _extent(maps: Tensor, stride: int, like: Values) -> Values:
+    """Width and height (2,) of the input that maps (B, C, H, W) are of."""
+    height, width = maps.shape[2:]
+    if isinstance(like, np.ndarray):
+        return np.array([width * stride, height * stride], like.dtype)
+    # Sizes may be traced, and are then no plain numbers.
+    return (torch.stack([torch.as_tensor(width), torch.as_tensor(height)]) * stride).to(like)
 
 
-def overlapping(boxes: Tensor, others: Tensor, least: float = OVERLAP) -> Tensor:
+def overlapping(boxes: Values, others: Values, least: float = OVERLAP) -> Values:
     """Which of boxes (B, m, 4) and others (B, n, 4) have an IoU of ``least`` or more: (B, m, n).
 
     Products of two numbers instead of reductions: a runtime multiplies faster.
     """
-    boxes, others = boxes.transpose(1, 2)[..., None], others.transpose(1, 2)[:, :, None]
-    sides = torch.minimum(boxes[:, 2:], others[:, 2:]) - torch.maximum(boxes[:, :2], others[:, :2])
+    library = library_of(boxes)
+    boxes, others = turned(boxes)[..., None], turned(others)[:, :, None]
+    sides = library.minimum(boxes[:, 2:], others[:, 2:]) - library.maximum(boxes[:, :2], others[:, :2])
     shared, area, areas = (
         each[:, 0] * each[:, 1]
-        for each in (sides.clamp_min(0), boxes[:, 2:] - boxes[:, :2], others[:, 2:] - others[:, :2])
+        for each in (at_least(sides, 0.0), boxes[:, 2:] - boxes[:, :2], others[:, 2:] - others[:, :2])
     )
     return shared * (1 + least) >= (area + areas) * least
 
 
 def features_at(maps: Sequence[Tensor], strides: Sequence[int], points: Tensor) -> Tensor:
     """Maps (B, C, H, W) of all levels at points (B, M, K, 2), bilinear, zero off the map: (B * M, K, sum of C)."""
-    found = []
+    found, extent, grid = [], (0, 0), points
     for level, stride in zip(maps, strides, strict=True):
-        half = points.new_tensor([level.shape[3] * stride / 2, level.shape[2] * stride / 2])
-        found.append(F.grid_sample(level, points / half - 1, padding_mode="zeros", align_corners=False))
+        covers = level.shape[3] * stride, level.shape[2] * stride
+        if covers != extent:  # once, as a rule: levels cover the same
+            extent, grid = covers, points / points.new_tensor(covers) * 2 - 1
+        found.append(F.grid_sample(level, grid, padding_mode="zeros", align_corners=False))
     return torch.cat(found, dim=1).permute(0, 2, 3, 1).flatten(0, 1)
 
 
 __all__ = [
     "CANDIDATES",
     "CLAIMS",
+    "FEW",
     "OVERLAP",
-    "At",
+    "Candidates",
+    "Cells",
     "Signals",
-    "best_cells",
     "features_at",
     "overlapping",
     "side_by_side",
     "signals_at",
-    "take",
 ]

@@ -35,7 +35,7 @@ from halopose.hosts.tracing import Traceable
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
-from halopose.uncertainty.signals import At
+from halopose.uncertainty.signals import Cells
 
 try:
     from ultralytics.cfg import get_cfg
@@ -144,8 +144,10 @@ class UltralyticsHost(Host):
         branch = predictions
         if "one2one" in predictions:
             branch = predictions["one2one" if self.end2end else "one2many"]
-        scores = branch["scores"].sigmoid()
-        keypoints = self.head.kpts_decode(branch["kpts"])
+        if self.end2end:  # the framework's own output holds the rows it has chosen, not all cells
+            scores, keypoints = branch["scores"].sigmoid(), self.head.kpts_decode(branch["kpts"])
+        else:
+            _, scores, keypoints = decoded.split([4, len(self.class_names), branch["kpts"].shape[1]], dim=1)
         count = self.keypoint_count
         located = keypoints.unflatten(1, (count, self.dimensions))[:, :, :2].permute(0, 3, 1, 2)
         return HostOutput(
@@ -255,7 +257,7 @@ class UltralyticsHost(Host):
             visibility=keypoints[..., 2] if self.dimensions == 3 else None,
         )
 
-    def cells(self, output: HostOutput) -> At | None:
+    def cells(self, output: HostOutput) -> Cells | None:
         if self.end2end:  # one cell per object: there is nothing to compare it with
             return None
         return cells_of(output.raw[0], len(self.class_names), (self.keypoint_count, self.dimensions))

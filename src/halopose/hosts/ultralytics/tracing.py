@@ -8,13 +8,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from ultralytics.nn.modules import C2f
 from ultralytics.nn.tasks import PoseModel
 
+from halopose.arrays import Values, joined, turned
 from halopose.hosts.tracing import Traceable, Traced
-from halopose.uncertainty.signals import At
+from halopose.uncertainty.signals import Cells
 
 
 class TraceablePose(Traceable):
@@ -55,22 +57,37 @@ class TraceablePose(Traceable):
             scores, cells = self._chosen
             return Traced((output,), tuple(self._features), scores, None, cells)
         scores = output[:, 4 : 4 + self.head.nc].transpose(1, 2)
-        at = cells_of(output, self.head.nc, tuple(self.head.kpt_shape))
-        return Traced((output,), tuple(self._features), scores, at)
+        said = cells_of(output, self.head.nc, tuple(self.head.kpt_shape))
+        return Traced((output,), tuple(self._features), scores, said)
 
 
-def cells_of(decoded: Tensor, classes: int, keypoints: tuple[int, int]) -> At:
+def cells_of(decoded: Tensor, classes: int, keypoints: tuple[int, int]) -> Cells:
     """Reads the framework's output (B, 4 + classes + K * dimensions, A), at some cells instead of all."""
-    count, dimensions = keypoints
-    order = [4 + classes + dimensions * k + part for part in range(dimensions) for k in range(count)]
-    planes = torch.tensor(order, device=decoded.device)
+    _, dimensions = keypoints
 
-    def at(cell: Tensor) -> Tensor:
-        found = decoded.gather(2, cell[:, None].expand(-1, int(decoded.shape[1]), -1))
+    def boxes_of(found: Values) -> list[Values]:
         centre, half = found[:, :2], found[:, 2:4] / 2
-        return torch.cat([centre - half, centre + half, found[:, planes]], dim=1).transpose(1, 2)
+        return [centre - half, centre + half]
 
-    return at
+    def points_of(found: Values) -> list[Values]:
+        return [found[:, part::dimensions] for part in range(dimensions)]
+
+    def rows(cell: Values) -> Values:
+        found = _columns(decoded, cell)
+        return turned(joined([*boxes_of(found), *points_of(found[:, 4 + classes :])], 1))
+
+    return Cells(
+        boxes=lambda cell: turned(joined(boxes_of(_columns(decoded[:, :4], cell)), 1)),
+        points=lambda cell: turned(joined(points_of(_columns(decoded[:, 4 + classes :], cell)), 1)),
+        rows=rows,  # read at once: a runtime takes it for a mistake if less is read than there is
+    )
+
+
+def _columns(values: Tensor, cell: Values) -> Values:
+    """Values (B, C, n) at cells (B, n) among (B, C, A); arrays are of one image."""
+    if isinstance(cell, np.ndarray):
+        return values.numpy().take(cell[0], axis=2)
+    return values.gather(2, cell[:, None].expand(-1, int(values.shape[1]), -1))
 
 
 def _gather_rows(values: Tensor, index: Tensor) -> Tensor:

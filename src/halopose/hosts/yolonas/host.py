@@ -37,7 +37,7 @@ from halopose.hosts.yolonas.tracing import TraceableNAS, cells_of
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
-from halopose.uncertainty.signals import At
+from halopose.uncertainty.signals import Cells
 
 try:
     ensure_torchvision()
@@ -232,7 +232,7 @@ class YoloNASHost(Host):
             )
         return selections
 
-    def cells(self, output: HostOutput) -> At:
+    def cells(self, output: HostOutput) -> Cells:
         boxes, _, keypoints, visibility = output.raw[0]
         return cells_of(boxes, keypoints, visibility)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from halopose.arrays import Values, alike, joined, take
 from halopose.hosts.tracing import Traceable, Traced
-from halopose.uncertainty.signals import At, take
+from halopose.uncertainty.signals import Cells
 
 
 class TraceableNAS(Traceable):
@@ -31,15 +31,18 @@ class TraceableNAS(Traceable):
         features = self.model.neck(self.model.backbone(images))
         output = self.model.heads(features)
         boxes, scores, keypoints, visibility = output[0] if len(output) == 2 else output  # traced: decoded alone
-        at = cells_of(boxes, keypoints, visibility)
-        return Traced((boxes, scores, keypoints, visibility), tuple(features), scores, at)
+        said = cells_of(boxes, keypoints, visibility)
+        return Traced((boxes, scores, keypoints, visibility), tuple(features), scores, said)
 
 
-def cells_of(boxes: Tensor, keypoints: Tensor, visibility: Tensor) -> At:
+def cells_of(boxes: Tensor, keypoints: Tensor, visibility: Tensor) -> Cells:
     """Reads boxes (B, A, 4), keypoints (B, A, K, 2) and visibility (B, A, K) at some cells."""
 
-    def at(cell: Tensor) -> Tensor:
-        points = take(keypoints, cell)
-        return torch.cat([take(boxes, cell), points[..., 0], points[..., 1], take(visibility, cell)], dim=2)
+    def points(cell: Values) -> Values:
+        found = take(alike(keypoints, cell), cell)
+        return joined([found[..., 0], found[..., 1], take(alike(visibility, cell), cell)], 2)
 
-    return at
+    def corners(cell: Values) -> Values:
+        return take(alike(boxes, cell), cell)
+
+    return Cells(corners, points, lambda cell: joined([corners(cell), points(cell)], 2))

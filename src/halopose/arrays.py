@@ -1,0 +1,96 @@
+"""What numpy and torch call differently, for code that runs on either.
+
+On a dozen rows a step in numpy takes a third of the time of one in torch, which in turn can be traced, trained and
+put on a GPU. Functions that are written with these take arrays or tensors and give back what they were given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halopose.types import Array
+
+Values = Any  # an Array or a Tensor
+
+
+def library_of(values: Values) -> Any:
+    """The module, numpy or torch, whose functions take these."""
+    return np if isinstance(values, np.ndarray) else torch
+
+
+def alike(tensor: Tensor, values: Values) -> Values:
+    """A tensor as an array, without a copy, if values are one."""
+    return tensor.numpy() if isinstance(values, np.ndarray) else tensor
+
+
+def at_least(values: Values, least: float) -> Values:
+    """The larger of values (...) and a number."""
+    return np.maximum(values, least) if isinstance(values, np.ndarray) else values.clamp_min(least)
+
+
+def between(values: Values, least: float, most: float) -> Values:
+    """Values (...) brought within bounds."""
+    if isinstance(values, np.ndarray):
+        return np.minimum(np.maximum(values, least), most)
+    return values.clamp(least, most)
+
+
+def joined(parts: list[Values], axis: int) -> Values:
+    """Parts one after the other along an axis."""
+    return np.concatenate(parts, axis) if isinstance(parts[0], np.ndarray) else torch.cat(parts, axis)
+
+
+def stacked(parts: list[Values]) -> Values:
+    """Parts (...) side by side along a new last axis."""
+    return np.stack(parts, -1) if isinstance(parts[0], np.ndarray) else torch.stack(parts, -1)
+
+
+def turned(values: Values) -> Values:
+    """(N, b, a) of (N, a, b)."""
+    return values.transpose(0, 2, 1) if isinstance(values, np.ndarray) else values.transpose(1, 2)
+
+
+def repeated(values: Values, count: int) -> Values:
+    """(N, count, C) of (N, C), without a copy."""
+    if isinstance(values, np.ndarray):
+        return np.broadcast_to(values[:, None], (len(values), count, values.shape[1]))
+    return values[:, None].expand(-1, count, -1)
+
+
+def largest(values: Values, count: int) -> tuple[Values, Values]:
+    """The largest (..., count) along the last axis, in any order, and their places."""
+    if not isinstance(values, np.ndarray):
+        return tuple(values.topk(count, dim=-1, sorted=False))
+    rows = values.reshape(-1, values.shape[-1])
+    places: Array = rows.argpartition(-count, axis=1)[:, -count:]
+    found, shape = rows[np.arange(len(rows))[:, None], places], (*values.shape[:-1], count)
+    return found.reshape(shape), places.reshape(shape)
+
+
+def take(rows: Values, place: Values) -> Values:
+    """Rows (B, n, ...) at places (B, n) among (B, A, ...)."""
+    if isinstance(rows, np.ndarray):
+        return rows[np.arange(len(rows))[:, None], place]
+    shape = [int(side) for side in rows.shape[2:]]
+    start = torch.arange(rows.shape[0], device=place.device)[:, None] * rows.shape[1]
+    flat = rows.reshape(-1, *shape).index_select(0, (start + place).reshape(-1))
+    return flat.reshape(-1, int(place.shape[1]), *shape)
+
+
+__all__ = [
+    "Values",
+    "alike",
+    "at_least",
+    "between",
+    "joined",
+    "largest",
+    "library_of",
+    "repeated",
+    "stacked",
+    "take",
+    "turned",
+]

@@ -1,0 +1,47 @@
+"""Each function on arrays and on tensors against what it says."""
+
+import numpy as np
+import pytest
+import torch
+
+from halopose import arrays
+from halopose.types import Array
+
+VALUES = np.random.default_rng(0).normal(size=(3, 4, 5))
+
+
+@pytest.mark.parametrize("change", [np.array, torch.tensor])
+def test_both_libraries_do_what_is_said(change: type) -> None:
+    given = change(VALUES)
+
+    def check(found: arrays.Values, expected: Array) -> None:
+        assert isinstance(found, type(given))
+        np.testing.assert_array_equal(np.asarray(found), expected)
+
+    check(arrays.at_least(given, 0.1), np.clip(VALUES, 0.1, None))
+    check(arrays.between(given, -0.2, 0.1), np.clip(VALUES, -0.2, 0.1))
+    check(arrays.joined([given, given], 1), np.concatenate([VALUES, VALUES], axis=1))
+    check(arrays.stacked([given, given]), np.stack([VALUES, VALUES], axis=3))
+    check(arrays.turned(given), np.swapaxes(VALUES, 1, 2))
+    check(arrays.repeated(given[:, 0], 7), np.repeat(VALUES[:, :1], 7, axis=1))
+    check(arrays.alike(torch.tensor(VALUES), given), VALUES)
+    assert arrays.library_of(given).exp(given).shape == VALUES.shape
+
+
+@pytest.mark.parametrize("change", [np.array, torch.tensor])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_the_largest_and_where_they_are(change: type, count: int) -> None:
+    best, place = arrays.largest(change(VALUES), count)
+    assert best.shape == place.shape == (3, 4, count)
+    np.testing.assert_array_equal(np.take_along_axis(VALUES, np.asarray(place), axis=2), best)
+    np.testing.assert_array_equal(np.sort(np.asarray(best)), np.sort(VALUES)[..., -count:])
+
+
+@pytest.mark.parametrize("change", [np.array, torch.tensor])
+@pytest.mark.parametrize("values", [VALUES, VALUES[..., None].repeat(2, axis=3)])
+def test_rows_are_taken_from_their_own_image(change: type, values: Array) -> None:
+    place = np.array([[0, 3], [2, 2], [1, 0]])
+    found = arrays.take(change(values), change(place))
+    np.testing.assert_array_equal(
+        found, np.stack([rows[index] for rows, index in zip(values, place, strict=True)])
+    )
