@@ -152,9 +152,23 @@ def _draw_legend(
 
 def _write(canvas: Array, text: str, place: tuple[int, int], colour: tuple[int, int, int], width: int) -> None:
     """Text with a dark edge, readable on any picture."""
-    size = 0.42 * max(1.0, width * 0.9)
-    for shade, line in (((30, 30, 30), width + 2), (colour, max(1, width))):
-        cv2.putText(canvas, text, place, cv2.FONT_HERSHEY_SIMPLEX, size, shade, line, cv2.LINE_AA)
+    _edged(canvas, text, place, 0.42 * max(1.0, width * 0.9), colour, (30, 30, 30), width)
+
+
+def _edged(
+    canvas: Array,
+    text: str,
+    place: tuple[int, int],
+    size: float,
+    colour: tuple[int, int, int],
+    edge: tuple[int, int, int],
+    width: int,
+) -> None:
+    """Text on copies of itself beside it: thicker strokes would be set wider by newer releases of OpenCV."""
+    around = [(x, y, edge) for x in (-1, 0, 1) for y in (-1, 0, 1) if x or y]
+    for x, y, shade in (*around, (0, 0, colour)):
+        spot = (place[0] + x * width, place[1] + y * width)
+        cv2.putText(canvas, text, spot, cv2.FONT_HERSHEY_SIMPLEX, size, shade, max(1, width), cv2.LINE_AA)
 
 
 def _colour(keypoint: int, count: int, names: tuple[str, ...] | None) -> tuple[int, int, int]:
@@ -211,14 +225,13 @@ def _ellipse(
 def _draw_residuals(canvas: Array, poses: PoseDistributions, truth: Truth, width: int, show_pruned: bool) -> None:
     """Lines from prediction to truth, with the NLL in nats."""
     assert poses.keep is not None
-    residual = truth.keypoints - poses.keypoints
+    residual = truth.keypoints - poses.mean
     nll = -law_of(poses).log_prob(torch.from_numpy(residual)).numpy()
     size = 0.32 * max(1.0, width * 0.8)
     for n, k in np.argwhere(truth.labelled & (poses.keep | show_pruned)):
-        start, end = poses.keypoints[n, k], truth.keypoints[n, k]
+        start, end = poses.mean[n, k], truth.keypoints[n, k]
         cv2.line(canvas, _point(start), _point(end), _RESIDUAL, width, cv2.LINE_AA, _SHIFT)
         corner = np.clip(end, -(2**20), 2**20)
         place = (round(float(corner[0])) + 2 * width, round(float(corner[1])) - 2 * width)
         label = f"{nll[n, k]:.1f}"
-        cv2.putText(canvas, label, place, cv2.FONT_HERSHEY_SIMPLEX, size, (255, 255, 255), width + 2, cv2.LINE_AA)
-        cv2.putText(canvas, label, place, cv2.FONT_HERSHEY_SIMPLEX, size, _RESIDUAL, max(1, width), cv2.LINE_AA)
+        _edged(canvas, label, place, size, _RESIDUAL, (255, 255, 255), width)
