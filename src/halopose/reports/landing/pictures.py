@@ -211,8 +211,8 @@ class _Caption:
         self.when = _write_at(figure, 24, 54, color=_MUTED)
         self.state = _write_at(figure, 744, 36, ha="right", size=11, weight="bold")
         self.why = _write_at(figure, 744, 54, ha="right", color=_MUTED)
-        for left, name, colour in ((832, "truth", TRUTH), (894, "vision", VISION), (962, "fused", FUSED)):
-            _write_at(figure, left, 36, "\N{BLACK CIRCLE}", color=colour, size=15, ha="center")
+        for left, name, colour in ((834, "truth", TRUTH), (904, "vision", VISION), (980, "fused", FUSED)):
+            _write_at(figure, left, 36, "\N{BLACK CIRCLE}", color=colour, size=11, ha="center")
             _write_at(figure, left + 10, 36, name, color=TRUTH, size=11)
         _write_at(figure, 1256, 36, "metres, ellipses hold 95 %", ha="right", color=_MUTED)
 
