@@ -4,7 +4,7 @@
 
 Heads learn from 1,800 scenes of the plain world and 1,200 of footage, novelty from copies of 300 plain ones.
 Drawing is cheap, so 1,600 further scenes of the plain world, in the four weathers of training, give temperatures,
-means, thresholds, regions and correlation by object scale, and the p-values of novelty. What is drawn and
+thresholds, regions and correlation by object scale, and the p-values of novelty. What is drawn and
 collected stays in the work folder: a rerun goes on where it stopped. The figures on the card are of scenes that
 neither the heads nor the calibration have seen; scenes of footage are scored beside.
 """
@@ -66,7 +66,7 @@ def main() -> None:
             for name in ("val", "footage_val")
         }
     artifact = uncalibrated(host, heads, stores, SETTINGS, trained)
-    artifact = calibrate_artifact(artifact, host, store, SETTINGS.calibration, offset=True, region_scales=True)
+    artifact = calibrate_artifact(artifact, host, store, SETTINGS.calibration, region_scales=True)
     artifact = fit_novelty(artifact, copies, store, store.images)
     scores = {name: evaluate_artifact(artifact, host, one) for name, one in held.items()}
     card = {**artifact.card, "data": "scenes of experiments/runway_heads.py", "figures": figures(scores["val"])}

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halopose.data.splits import image_folds
 from halopose.evaluation.calibrations import (
@@ -248,10 +250,9 @@ def test_a_bias_is_found_where_there_is_one_and_taken_out() -> None:
     """Residuals of two keypoints are moved by shares of the object's size; the third has none to find."""
     matched = poses(400, 3, None, seed=3)
     true = np.array([[0.3, -0.2], [-0.25, 0.35], [0.0, 0.0]])
-    centred = matched.residual - matched.residual.mean(0)
-    moved = replace(matched, residual=centred + true * np.sqrt(matched.box_area)[:, None, None])
+    moved = matched.moved(-true)
     found = fit_offset(moved).numpy()
-    spread = (centred / np.sqrt(matched.box_area)[:, None, None]).std(0) / 20
+    spread = (matched.residual / np.sqrt(matched.box_area)[:, None, None]).std(0) / 20
     assert (np.abs(found - true) < 5 * spread).all()
     assert (found[2] == 0).all()
     back = moved.moved(found)
@@ -266,3 +267,35 @@ def test_a_bias_of_a_few_objects_is_none() -> None:
     matched = poses(400, 3, None, seed=3)
     moved = replace(matched, residual=matched.residual + 50.0).select(np.arange(7))
     assert (fit_offset(moved) == 0).all()
+
+
+def test_an_error_in_pixels_of_small_objects_does_not_move_large_ones() -> None:
+    """Errors of a pixel at any size: what is taken out must leave the dispersions no wider than they were."""
+    matched = poses(2000, 3, None, seed=5)
+    area = np.geomspace(20.0, 2000.0, len(matched)) ** 2
+    unit = np.tile(np.eye(2), (*matched.labelled.shape, 1, 1))
+    noise = np.random.default_rng(5).standard_normal(matched.residual.shape)
+    moved = replace(
+        matched,
+        box_area=area,
+        scale=unit,
+        covariance=unit,
+        residual=noise + np.array([0.5, 0.0]),
+        labelled=np.ones_like(matched.labelled),
+    )
+    found = fit_offset(moved).numpy()
+    before, after = (np.square(each.residual).sum() for each in (moved, moved.moved(found)))
+    assert after < before
+    plain = (moved.residual / np.sqrt(area)[:, None, None]).mean(0)
+    assert np.square(moved.moved(plain).residual).sum() > before
+
+
+@given(seed=st.integers(0, 10**6), turn=st.floats(0.0, 3.0))
+def test_no_offset_makes_its_own_data_less_likely(seed: int, turn: float) -> None:
+    """Distances under the dispersions never grow, with strong correlation and biases of one coordinate alone."""
+    matched = poses(60, 3, None, seed=seed % 1000)
+    generator = np.random.default_rng(seed)
+    bias = generator.normal(0.0, 0.05, (3, 2)) * generator.integers(0, 2, (3, 2))
+    moved = matched.moved(-turn * bias)
+    back = moved.moved(fit_offset(moved).numpy())
+    assert back.distance[matched.labelled].sum() <= moved.distance[matched.labelled].sum() * (1 + 1e-12)

@@ -101,18 +101,26 @@ def fit_student(
 
 
 def fit_offset(matched: MatchedPoses) -> Tensor:
-    """Mean residuals (K, 2) of true positives as shares of the root of the box area; 0 where there is no bias.
+    """Means (K, 2) of the residuals of true positives as shares of the root of the box area; 0 without a bias.
 
-    There is one where the mean is more than three standard errors off, images taken as independent of each other.
+    The likeliest shares under the dispersions as given: a plain mean of shares is made by small objects, whose
+    errors of some pixels are large shares, and moves large ones by too much. There is a bias where the share is
+    more than three standard errors off, objects taken as independent of each other.
     """
-    share = matched.residual / np.sqrt(matched.box_area)[:, None, None]
-    share = np.where(matched.labelled[..., None], share, np.nan)
-    count = matched.labelled.sum(0)[:, None]
-    seen = np.maximum(count, 2)
-    mean = np.nansum(share, axis=0) / np.maximum(count, 1)
-    error = np.sqrt(np.nansum(np.square(share - mean), axis=0) / (seen - 1) / seen)
-    biased = (np.abs(mean) > _BIASED * error) & (count >= _FEWEST)
-    return torch.from_numpy(np.where(biased, mean, 0.0))
+    size = np.sqrt(matched.box_area)[:, None, None]
+    inverse = np.linalg.inv(matched.scale_tril)
+    precision = np.swapaxes(inverse, -1, -2) @ inverse * matched.labelled[..., None, None]
+    residual = np.where(matched.labelled[..., None], matched.residual, 0.0)[..., None]
+    pull = (size[..., None] * precision @ residual)[..., 0]
+    information = (np.square(size)[..., None] * precision).sum(0)
+    known = matched.labelled.sum(0)[:, None] >= _FEWEST
+    information = np.where(known[..., None], information, np.eye(2))
+    share = np.linalg.solve(information, pull.sum(0)[..., None])[..., 0]
+    left = pull - (np.square(size)[..., None] * precision @ share[..., None])[..., 0]
+    turned = np.linalg.solve(information, np.swapaxes(left, 0, 1).swapaxes(1, 2))
+    biased = (np.abs(share) > _BIASED * np.sqrt(np.square(turned).sum(-1))) & known
+    alone = pull.sum(0) / np.diagonal(information, axis1=1, axis2=2)  # the other coordinate held at 0
+    return torch.from_numpy(np.where(biased, np.where(biased.all(1, keepdims=True), share, alone), 0.0))
 
 
 def _residuals(matched: MatchedPoses, scale_tril: Array) -> tuple[Tensor, Tensor]:
