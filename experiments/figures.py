@@ -52,6 +52,30 @@ def calibration_figure(scores: Scores, others: dict[str, Scores], folder: Path) 
         plt.close(figure)
 
 
+def learning_figure(counts: Array, skill: Array, line: tuple[float, float, float], whole: int, path: Path) -> None:
+    """Skill (C, 1 + draws) over numbers of photographs (C,), and on along a line in log2 to so many of them.
+
+    line: what a doubling brings, skill at ``whole`` and its margin.
+    """
+    slope, level, margin = line
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(5.6, 3.4))
+        spread = 1.96 * skill[:, 1:].std(axis=1, ddof=1)
+        axes.errorbar(counts, skill[:, 0], spread, fmt="o", color=COLOURS["gaussian"], capsize=3, label="measured")
+        reach = np.geomspace(counts[len(counts) // 2], whole, 50)
+        axes.plot(reach, level + slope * np.log2(reach / whole), "--", color="#78909c", label="drawn on")
+        axes.errorbar([whole], [level], [margin], fmt="o", mfc="white", color="#78909c", capsize=3)
+        axes.annotate(f"{level:.2f}", (whole, level), (-30, 8), textcoords="offset points", color="#546e7a")
+        axes.set(xscale="log", xlabel="photographs, one recipe of five epochs", ylabel="skill of the ranking")
+        axes.xaxis.set_major_locator(FixedLocator([*counts.tolist(), whole]))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.tick_params(axis="x", labelsize=8)
+        axes.legend(loc="lower right")
+        figure.savefig(path)
+        plt.close(figure)
+
+
 def _coverage(axes: Axes, scores: Scores) -> None:
     levels = np.arange(1, 100) / 100
     axes.plot([0, 1], [0, 1], color="black", linewidth=0.8)

@@ -4,7 +4,8 @@
 
 Heads train on ``IMAGES`` photographs at 640 unless a row says otherwise, and are scored on the choosing images of
 ``shipped_data``, with calibrations cross-fitted over five folds of them; the evaluation images are never touched.
-Rows are compared with the first by the same bootstrap resamples of images. A rerun keeps finished rows.
+Rows are compared with the first by the same bootstrap resamples of images. A rerun keeps finished rows. Skill over
+the number of photographs is drawn beside the table, and drawn on to all that train2017 has.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from experiments.figures import learning_figure
 from experiments.shipped_data import PARTS, Part, Splits, arguments, collect_part, collect_val, load_splits
 from experiments.shipped_heads import SETTINGS
 from halopose.cli.terminal import progress, say
@@ -40,6 +42,8 @@ DRAWS = 300
 SCORES = ("skill", "ace", "ence", "nll")
 PLAIN = HeadSettings()
 BOTH = HeadSettings(claims=True, features=True)
+WHOLE = 56_599  # images of train2017 with labelled keypoints
+STEADY = 2000  # photographs from which on skill is taken to rise by as much with every doubling
 MIRRORED = Part("extra", 640, 0.5, mirrored=True)
 SHORT = replace(SETTINGS.train, epochs=5, patience=5)
 
@@ -101,7 +105,32 @@ def main() -> None:
         draws[row.name] = found
         say(line(row.name, found, draws[FIRST]))
         write_text(given.output, table(draws))
+    large = sum(len(splits.heads[name].image_ids) for name in ("train", "extra"))
+    curve = {min(row.images, large): draws[row.name]["skill"] for row in rows() if row == amount(row)}
+    say(learnt(curve, given.output.with_name("learning.png")))
     say(f"-> {given.output}")
+
+
+def amount(row: Row) -> Row:
+    """The first row with another number of photographs."""
+    return replace(rows()[0], name=row.name, images=row.images)
+
+
+def learnt(curve: dict[int, list[float]], path: Path) -> str:
+    """What another doubling of the photographs brings, and all of train2017 would; drawn into a file.
+
+    curve: skill and its bootstrap draws by the number of photographs. Intervals are of images, not of seeds.
+    """
+    counts = np.array(sorted(curve))
+    skill = np.array([curve[int(count)] for count in counts])
+    steady = counts >= STEADY
+    slope, level = np.polyfit(np.log2(counts[steady] / WHOLE), skill[steady], 1)
+    margin = 1.96 * np.std([slope[1:], level[1:]], axis=1, ddof=1)
+    learning_figure(counts, skill, (float(slope[0]), float(level[0]), float(margin[1])), WHOLE, path)
+    return (
+        f"skill rises by {slope[0]:.3f} ± {margin[0]:.3f} with every doubling from {STEADY:,} photographs on: "
+        f"{level[0]:.3f} ± {margin[1]:.3f} with {WHOLE:,}"
+    )
 
 
 def heads_of(host: Host, row: Row, stores: list[MatchStore], splits: Splits) -> ProbabilisticHeads:

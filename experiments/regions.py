@@ -86,7 +86,8 @@ def matched_of(artifact: Artifact, store: MatchStore, images: Array | None = Non
 def persons(data: Path, work: Path, output: Path) -> str:
     """Regions of the shipped heads, their size beside constant covariances, pruning with a promise, joint NLL."""
     artifact, host = Artifact.load(shipped.shipped_artifact()), load_host(shipped.find_base())
-    store = collected(host, load_dataset(data, "val"), work / "val", FitSettings(imgsz=artifact.imgsz))
+    settings = FitSettings(imgsz=artifact.imgsz, head=artifact.heads.settings)
+    store = collected(host, load_dataset(data, "val"), work / "store-persons", settings)
     seen, unseen = (
         matched_of(artifact, store, np.intersect1d(store.images, artifact.card["images"][part]))
         for part in ("choosing", "evaluation")  # the shipped calibration has seen all of them

@@ -125,7 +125,7 @@ class LandingSettings:
     persistence: float = VISION.time_constant
     integrity: bool = True
     false_alarm: float = 1e-3
-    fault_probability: float = 2.1e-3
+    fault_probability: float = 1.9e-3
     requirement: Operation = "lpv-200"
     sensors: Sensors = field(default_factory=Sensors)
     camera: CameraErrors = field(default_factory=CameraErrors)
