@@ -132,7 +132,7 @@ def size_rows(seen: MatchedPoses, unseen: MatchedPoses, heads: tuple[float, ...]
         parts = []
         for matched in (seen, unseen):
             area = matched.box_area if unit else np.ones(len(matched))
-            constant = np.broadcast_to(area[:, None, None, None] * np.eye(2), matched.scale.shape)
+            constant = np.tile(area[:, None, None, None] * np.eye(2), (1, matched.scale.shape[1], 1, 1))
             parts.append(replace(matched, scale=constant))
         regions = fit_regions(parts[0].distance, parts[0].labelled, parts[0].image_ids)
         promises = Promises.of(parts[1], regions, Correlation(np.eye(2 * len(seen.layout))))
