@@ -27,6 +27,11 @@ def alike(tensor: Tensor, values: Values) -> Values:
     return tensor.numpy() if isinstance(values, np.ndarray) else tensor
 
 
+def as_array(values: Values) -> Array:
+    """Values as an array, from whatever device."""
+    return values if isinstance(values, np.ndarray) else np.asarray(values.cpu().numpy())
+
+
 def at_least(values: Values, least: float) -> Values:
     """The larger of values (...) and a number."""
     return np.maximum(values, least) if isinstance(values, np.ndarray) else values.clamp_min(least)
@@ -46,7 +51,9 @@ def joined(parts: list[Values], axis: int) -> Values:
 
 def stacked(parts: list[Values]) -> Values:
     """Parts (...) side by side along a new last axis."""
-    return np.stack(parts, -1) if isinstance(parts[0], np.ndarray) else torch.stack(parts, -1)
+    if isinstance(parts[0], np.ndarray):  # numpy's own stack is written in Python
+        return np.concatenate([part[..., None] for part in parts], -1)
+    return torch.stack(parts, -1)
 
 
 def turned(values: Values) -> Values:
@@ -55,9 +62,9 @@ def turned(values: Values) -> Values:
 
 
 def repeated(values: Values, count: int) -> Values:
-    """(N, count, C) of (N, C), without a copy."""
+    """(N, count, C) of (N, C), as a view where there is one for less than a copy of a dozen rows."""
     if isinstance(values, np.ndarray):
-        return np.broadcast_to(values[:, None], (len(values), count, values.shape[1]))
+        return values[:, None].repeat(count, 1)
     return values[:, None].expand(-1, count, -1)
 
 
@@ -66,7 +73,8 @@ def largest(values: Values, count: int) -> tuple[Values, Values]:
     if not isinstance(values, np.ndarray):
         return tuple(values.topk(count, dim=-1, sorted=False))
     rows = values.reshape(-1, values.shape[-1])
-    places: Array = rows.argpartition(-count, axis=1)[:, -count:]
+    # From the front: among many that are alike, as zeros are, numpy is slow to find a place near the end.
+    places: Array = (-rows).argpartition(count - 1, axis=1)[:, :count]
     found, shape = rows[np.arange(len(rows))[:, None], places], (*values.shape[:-1], count)
     return found.reshape(shape), places.reshape(shape)
 
@@ -84,6 +92,7 @@ def take(rows: Values, place: Values) -> Values:
 __all__ = [
     "Values",
     "alike",
+    "as_array",
     "at_least",
     "between",
     "joined",

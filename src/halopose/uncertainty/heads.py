@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from halopose.arrays import Values, alike
+from halopose.arrays import Values, alike, as_array
 from halopose.errors import HaloposeError
 from halopose.types import Array
 from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
@@ -216,15 +216,16 @@ class ProbabilisticHeads(nn.Module):
         level, and which rows they are of.
         """
         # Where windows lie is worked out in numpy: for a few numbers it takes a third of the time.
-        images, cells = image.cpu().numpy(), cell.cpu().numpy()
+        images, cells = as_array(image), as_array(cell)
         ends = list(accumulate(maps.shape[2] * maps.shape[3] for maps in features))
         levels = np.array([bisect(ends, place) for place in cells.tolist()], dtype=np.int64)
         rows, raws, more = [], [], []
         for number in sorted(set(levels.tolist())):
             chosen = (levels == number).nonzero()[0]
             start = ends[number - 1] if number else 0
-            where = torch.from_numpy(images[chosen]), torch.from_numpy(cells[chosen] - start)
-            windows, inside = cut_windows(features[number], *where, self.reaches[number])
+            windows, inside = cut_windows(
+                features[number], images[chosen], cells[chosen] - start, self.reaches[number]
+            )
             raw, entered = self._at_level(number, windows, inside)
             rows.append(chosen)
             raws.append(raw)
@@ -271,18 +272,18 @@ def _in_order(parts: Sequence[Tensor], rows: Sequence[Array]) -> Tensor:
     return torch.cat(list(parts)).index_select(0, back)
 
 
-def cut_windows(maps: Tensor, image: Tensor, cell: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+def cut_windows(maps: Tensor, image: Values, cell: Values, reach: int) -> tuple[Tensor, Tensor]:
     """Windows (N, C, W, W), zero off the map, and which of their cells lie on it (N, W, W).
 
     maps (B, C, H, W); image and cell (N,) say where the centres are, cells in row-major order.
     """
     channels, height, width = maps.shape[1:]
-    around = np.arange(-reach, reach + 1)
-    row, column = np.divmod(cell.cpu().numpy(), width)
-    rows, columns = row[:, None] + around, column[:, None] + around
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None]
-    first = image.cpu().numpy()[:, None, None] * (height * width)
-    place = np.where(inside, first + rows[:, :, None] * width + columns[:, None], 0)
+    centre = np.array(np.divmod(as_array(cell), width))  # row and column (2, N)
+    near = centre[..., None] + np.arange(-reach, reach + 1)
+    nearest = np.minimum(np.maximum(near, 0), np.array([[[height - 1]], [[width - 1]]]))
+    (rows, columns), (known_rows, known_columns) = nearest, near == nearest
+    inside = known_rows[:, :, None] & known_columns[:, None]
+    place = ((as_array(image)[:, None] * height + rows) * width)[:, :, None] + columns[:, None]
     windows = _features(maps, torch.from_numpy(place.reshape(-1)).to(maps.device))
     windows = windows.reshape(*place.shape, channels)
     known = torch.from_numpy(inside).to(maps.device)
