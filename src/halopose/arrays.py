@@ -27,9 +27,19 @@ def alike(tensor: Tensor, values: Values) -> Values:
     return tensor.numpy() if isinstance(values, np.ndarray) else tensor
 
 
+def of_kind(array: Array, values: Values) -> Values:
+    """An array as it is if values are one, else as a tensor of their type and on their device."""
+    return array if isinstance(values, np.ndarray) else torch.from_numpy(array).to(values)
+
+
 def as_array(values: Values) -> Array:
     """Values as an array, from whatever device."""
     return values if isinstance(values, np.ndarray) else np.asarray(values.cpu().numpy())
+
+
+def converted(values: Values, dtype: str) -> Values:
+    """Values as another type, by the name that both libraries have for it."""
+    return values.astype(dtype) if isinstance(values, np.ndarray) else values.to(getattr(torch, dtype))
 
 
 def at_least(values: Values, least: float) -> Values:
@@ -54,6 +64,11 @@ def stacked(parts: list[Values]) -> Values:
     if isinstance(parts[0], np.ndarray):  # numpy's own stack is written in Python
         return np.concatenate([part[..., None] for part in parts], -1)
     return torch.stack(parts, -1)
+
+
+def zeros_like(values: Values) -> Values:
+    """As many zeros."""
+    return np.zeros(values.shape, values.dtype) if isinstance(values, np.ndarray) else torch.zeros_like(values)
 
 
 def turned(values: Values) -> Values:
@@ -95,11 +110,14 @@ __all__ = [
     "as_array",
     "at_least",
     "between",
+    "converted",
     "joined",
     "largest",
     "library_of",
+    "of_kind",
     "repeated",
     "stacked",
     "take",
     "turned",
+    "zeros_like",
 ]

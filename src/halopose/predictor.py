@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halopose.arrays import as_array
+from halopose.arrays import alike, as_array
 from halopose.boxes import box_area
 from halopose.data.images import NamedImage, read_source
 from halopose.deploy.deployed import Deployed, Detecting
@@ -70,7 +70,9 @@ class UncertainPose:
         self.heads = artifact.heads.to(host.device).eval()
         self.heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.family = _checked(family)
-        self.novelty = None if artifact.novelty is None else artifact.novelty.to(host.device)
+        if artifact.novelty is not None:
+            on_cpu = host.device.type == "cpu"
+            self.novelty = artifact.novelty.as_arrays() if on_cpu else artifact.novelty.to(host.device)
         if widen and self.novelty is None:
             raise HaloposeError("these heads know nothing of novelty to widen by: add it with `halopose novelty`")
         self.widen = widen
@@ -128,7 +130,8 @@ class UncertainPose:
         """All of the model that predictions depend on, for telling runs apart."""
         fitted = self.artifact.calibrations
         taus = fitted.gaussian.tau_.tolist()
-        known = None if self.novelty is None else [len(self.novelty.known), float(self.novelty.known[:, 1].sum())]
+        novelty = self.artifact.novelty
+        known = None if novelty is None else [len(novelty.known), float(novelty.known[:, 1].sum())]
         moved = [] if fitted.offset is None else [fitted.offset.tolist()]
         rest = [*moved, *(["half"] if self.host.half else [])]
         return [self.artifact.base, taus, fitted.threshold, fitted.visibility_threshold, known, self.widen, *rest]
@@ -195,7 +198,9 @@ class UncertainPose:
         parts = [found[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
         law = self.family if family is None else _checked(family)
         poses = [
-            describe(self.artifact, self.host.to_original(selection, box, size), box.factors_to_original(part), law)
+            describe(
+                self.artifact, self.host.to_original(selection, box, size), box.factors_to_original(part), law
+            )
             for selection, part, box in zip(selections, parts, boxes, strict=True)
         ]
         if self.novelty is not None and pooling is not None:
@@ -316,16 +321,16 @@ def with_novelty(
     """
     scores = np.concatenate([each.scores for each in poses])
     counts = [len(each) for each in poses]
-    evidence = Evidence(
-        level=pooling.level,
-        window=pooling.window,
-        image=torch.repeat_interleave(vectors, torch.tensor(counts, device=vectors.device), dim=0),
-        score=torch.from_numpy(scores).to(vectors),
+    whole, level, window, score = (
+        alike(each, novelty.centre)
+        for each in (vectors, pooling.level, pooling.window, torch.from_numpy(scores).to(vectors))
     )
-    value = novelty.value(evidence)
-    chance = novelty.p_value(value, conf).cpu().double().numpy()
-    images = novelty.image_p_value(novelty.image_value(vectors)).cpu().double().numpy()
-    factor = novelty.widen(value).cpu().double().numpy()[:, None, None, None] if widen else None
+    numbers = [number for number, count in enumerate(counts) for _ in range(count)]
+    white = novelty.whitened(whole)
+    value = novelty.value(Evidence(level, window, whole[numbers], score), white[numbers])
+    chance = as_array(novelty.p_value(value, conf))
+    images = as_array(novelty.image_p_value(novelty.image_value(whole, white)))
+    factor = as_array(novelty.widen(value))[:, None, None, None].astype(np.float64) if widen else None
     result, begin = [], 0
     for number, (each, count) in enumerate(zip(poses, counts, strict=True)):
         part = slice(begin, begin + count)

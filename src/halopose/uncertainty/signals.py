@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from halopose.arrays import Values, alike, at_least, joined, largest, library_of, turned
+from halopose.arrays import Values, alike, at_least, joined, largest, library_of, turned, zeros_like
 
 CANDIDATES = 512  # best cells of an image among which claims are sought
 CLAIMS = 16  # best cells that count for one object; assigners train about ten
@@ -134,7 +134,7 @@ def signals_at(
     if width > end:
         visibility, seen = mine[:, end:], (share @ claimed[..., end:])[:, 0]
     else:
-        visibility = seen = 0 * points[..., 0]
+        visibility = seen = zeros_like(points[..., 0])
     if features is None:
         features = features_at(maps, strides, points.reshape(-1, count, keypoints, 2))
     return Signals(
