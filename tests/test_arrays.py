@@ -22,9 +22,13 @@ def test_both_libraries_do_what_is_said(change: type) -> None:
     check(arrays.between(given, -0.2, 0.1), np.clip(VALUES, -0.2, 0.1))
     check(arrays.joined([given, given], 1), np.concatenate([VALUES, VALUES], axis=1))
     check(arrays.stacked([given, given]), np.stack([VALUES, VALUES], axis=3))
+    check(arrays.zeros_like(given), np.zeros_like(VALUES))
     check(arrays.turned(given), np.swapaxes(VALUES, 1, 2))
     check(arrays.repeated(given[:, 0], 7), np.repeat(VALUES[:, :1], 7, axis=1))
     check(arrays.alike(torch.tensor(VALUES), given), VALUES)
+    check(arrays.of_kind(VALUES, given), VALUES)
+    check(arrays.converted(given > 0, "float32"), (VALUES > 0).astype(np.float32))
+    np.testing.assert_array_equal(arrays.as_array(given), VALUES)
     assert arrays.library_of(given).exp(given).shape == VALUES.shape
 
 

@@ -27,6 +27,21 @@ def alike(tensor: Tensor, values: Values) -> Values:
     return tensor.numpy() if isinstance(values, np.ndarray) else tensor
 
 
+def of_kind(array: Array, values: Values) -> Values:
+    """An array as it is if values are one, else as a tensor of their type and on their device."""
+    return array if isinstance(values, np.ndarray) else torch.from_numpy(array).to(values)
+
+
+def as_array(values: Values) -> Array:
+    """Values as an array, from whatever device."""
+    return values if isinstance(values, np.ndarray) else np.asarray(values.cpu().numpy())
+
+
+def converted(values: Values, dtype: str) -> Values:
+    """Values as another type, by the name that both libraries have for it."""
+    return values.astype(dtype) if isinstance(values, np.ndarray) else values.to(getattr(torch, dtype))
+
+
 def at_least(values: Values, least: float) -> Values:
     """The larger of values (...) and a number."""
     return np.maximum(values, least) if isinstance(values, np.ndarray) else values.clamp_min(least)
@@ -46,7 +61,14 @@ def joined(parts: list[Values], axis: int) -> Values:
 
 def stacked(parts: list[Values]) -> Values:
     """Parts (...) side by side along a new last axis."""
-    return np.stack(parts, -1) if isinstance(parts[0], np.ndarray) else torch.stack(parts, -1)
+    if isinstance(parts[0], np.ndarray):  # numpy's own stack is written in Python
+        return np.concatenate([part[..., None] for part in parts], -1)
+    return torch.stack(parts, -1)
+
+
+def zeros_like(values: Values) -> Values:
+    """As many zeros."""
+    return np.zeros(values.shape, values.dtype) if isinstance(values, np.ndarray) else torch.zeros_like(values)
 
 
 def turned(values: Values) -> Values:
@@ -55,9 +77,9 @@ def turned(values: Values) -> Values:
 
 
 def repeated(values: Values, count: int) -> Values:
-    """(N, count, C) of (N, C), without a copy."""
+    """(N, count, C) of (N, C), as a view where there is one for less than a copy of a dozen rows."""
     if isinstance(values, np.ndarray):
-        return np.broadcast_to(values[:, None], (len(values), count, values.shape[1]))
+        return values[:, None].repeat(count, 1)
     return values[:, None].expand(-1, count, -1)
 
 
@@ -66,7 +88,8 @@ def largest(values: Values, count: int) -> tuple[Values, Values]:
     if not isinstance(values, np.ndarray):
         return tuple(values.topk(count, dim=-1, sorted=False))
     rows = values.reshape(-1, values.shape[-1])
-    places: Array = rows.argpartition(-count, axis=1)[:, -count:]
+    # From the front: among many that are alike, as zeros are, numpy is slow to find a place near the end.
+    places: Array = (-rows).argpartition(count - 1, axis=1)[:, :count]
     found, shape = rows[np.arange(len(rows))[:, None], places], (*values.shape[:-1], count)
     return found.reshape(shape), places.reshape(shape)
 
@@ -84,13 +107,17 @@ def take(rows: Values, place: Values) -> Values:
 __all__ = [
     "Values",
     "alike",
+    "as_array",
     "at_least",
     "between",
+    "converted",
     "joined",
     "largest",
     "library_of",
+    "of_kind",
     "repeated",
     "stacked",
     "take",
     "turned",
+    "zeros_like",
 ]

@@ -19,7 +19,8 @@ def xywh_to_xyxy(boxes: Array) -> Array:
 
 def box_area(boxes: Array) -> Array:
     """Area (...) of boxes given by two corners (..., 4); at least one pixel, so that it may divide."""
-    return np.asarray(np.maximum((boxes[..., 2:] - boxes[..., :2]).prod(-1), 1.0))
+    sides = boxes[..., 2:] - boxes[..., :2]
+    return np.asarray(np.maximum(sides[..., 0] * sides[..., 1], 1.0))
 
 
 __all__ = ["box_area", "xywh_to_xyxy", "xyxy_to_xywh"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from halopose.arrays import alike, as_array
 from halopose.boxes import box_area
 from halopose.data.images import NamedImage, read_source
 from halopose.deploy.deployed import Deployed, Detecting
@@ -28,7 +30,7 @@ from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.types import Array, Family
 from halopose.uncertainty.calibration import Calibrations
-from halopose.uncertainty.distributions import Gaussian, StudentT
+from halopose.uncertainty.distributions import StudentT
 from halopose.uncertainty.novelty import Evidence, Novelty, Pooling, pool_images
 from halopose.uncertainty.pruning import keep_mask, localization_confidence
 
@@ -68,7 +70,9 @@ class UncertainPose:
         self.heads = artifact.heads.to(host.device).eval()
         self.heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.family = _checked(family)
-        self.novelty = None if artifact.novelty is None else artifact.novelty.to(host.device)
+        if artifact.novelty is not None:
+            on_cpu = host.device.type == "cpu"
+            self.novelty = artifact.novelty.as_arrays() if on_cpu else artifact.novelty.to(host.device)
         if widen and self.novelty is None:
             raise HaloposeError("these heads know nothing of novelty to widen by: add it with `halopose novelty`")
         self.widen = widen
@@ -126,7 +130,8 @@ class UncertainPose:
         """All of the model that predictions depend on, for telling runs apart."""
         fitted = self.artifact.calibrations
         taus = fitted.gaussian.tau_.tolist()
-        known = None if self.novelty is None else [len(self.novelty.known), float(self.novelty.known[:, 1].sum())]
+        novelty = self.artifact.novelty
+        known = None if novelty is None else [len(novelty.known), float(novelty.known[:, 1].sum())]
         moved = [] if fitted.offset is None else [fitted.offset.tolist()]
         rest = [*moved, *(["half"] if self.host.half else [])]
         return [self.artifact.base, taus, fitted.threshold, fitted.visibility_threshold, known, self.widen, *rest]
@@ -182,20 +187,20 @@ class UncertainPose:
         output = self.host.forward(batch)
         selections = self.host.select(output, conf=conf, iou=iou, letterboxes=boxes)
         counts = [len(selection.scores) for selection in selections]
-        numbers = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(batch.device)
+        numbers = torch.cat([torch.full_like(each.cell, number) for number, each in enumerate(selections)])
         cells = torch.cat([selection.cell for selection in selections])
         looks_beyond = self.heads.settings.signals and len(cells) > 0
         beyond = self.host.signals(output, numbers, cells) if looks_beyond else None
         pooling = None if self.novelty is None else Pooling(len(cells), self.novelty.widths, output.features[0])
         factors = self.heads.sparse(output.features, numbers, cells, beyond, pooling)
         size = (int(batch.shape[2]), int(batch.shape[3]))
-        parts = [
-            box.factors_to_original(part)
-            for part, box in zip(factors.cpu().double().split(counts), boxes, strict=True)
-        ]
+        found = as_array(factors).astype(np.float64)
+        parts = [found[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
         law = self.family if family is None else _checked(family)
         poses = [
-            describe(self.artifact, self.host.to_original(selection, box, size), part, law)
+            describe(
+                self.artifact, self.host.to_original(selection, box, size), box.factors_to_original(part), law
+            )
             for selection, part, box in zip(selections, parts, boxes, strict=True)
         ]
         if self.novelty is not None and pooling is not None:
@@ -251,7 +256,7 @@ def host_for(
 def describe(
     artifact: Artifact,
     detections: Selection,
-    factors: Tensor,
+    factors: Array,
     family: Family,
     visibility_threshold: float | None = None,
 ) -> PoseDistributions:
@@ -263,14 +268,15 @@ def describe(
     boxes = detections.boxes.cpu().numpy()
     area = box_area(boxes)  # the predicted box's is all there is at inference
     visibility = None if detections.visibility is None else detections.visibility.cpu().numpy()
-    spread = scale = calibrations.gaussian(factors).covariance.numpy()
+    dispersion = np.asarray(factors @ factors.swapaxes(-1, -2))
+    spread = scale = calibrations.gaussian.covariance(dispersion)
     confidence = localization_confidence(spread, area * artifact.layout.area_factor, artifact.layout.kappa)
     if visibility_threshold is None:
         visibility_threshold = calibrations.visibility_threshold
     keep = keep_mask(confidence, calibrations.threshold, visibility, visibility_threshold)
     dof = offset = None
     if family != "gaussian":
-        law = calibrations.law(factors, family, torch.from_numpy(keep))
+        law = calibrations.law(torch.from_numpy(factors), family, torch.from_numpy(keep))
         spread, scale = law.covariance.numpy(), law.scale.numpy()
         dof = law.dof.numpy() if isinstance(law, StudentT) else None
     if calibrations.offset is not None:
@@ -286,15 +292,15 @@ def describe(
         keep=keep,
         class_ids=detections.class_ids.cpu().numpy() + 1,
         offset=offset,
-        **_promises(calibrations, factors, area),
+        **_promises(calibrations, dispersion, area),
     )
 
 
-def _promises(calibrations: Calibrations, factors: Tensor, area: Array) -> dict[str, Any]:
+def _promises(calibrations: Calibrations, dispersion: Array, area: Array) -> dict[str, Any]:
     """What poses of objects of areas (N,) need for regions and the joint law, where the calibration has them."""
     found: dict[str, Any] = {}
     if calibrations.regions is not None:
-        found = {"regions": calibrations.regions, "dispersion": Gaussian(factors).covariance.numpy()}
+        found = {"regions": calibrations.regions, "dispersion": dispersion}
     if calibrations.correlation is not None:
         found["correlation"] = calibrations.correlation.of_objects(area)
         found["together"] = calibrations.correlation.dof
@@ -315,16 +321,16 @@ def with_novelty(
     """
     scores = np.concatenate([each.scores for each in poses])
     counts = [len(each) for each in poses]
-    evidence = Evidence(
-        level=pooling.level,
-        window=pooling.window,
-        image=torch.repeat_interleave(vectors, torch.tensor(counts, device=vectors.device), dim=0),
-        score=torch.from_numpy(scores).to(vectors),
+    whole, level, window, score = (
+        alike(each, novelty.centre)
+        for each in (vectors, pooling.level, pooling.window, torch.from_numpy(scores).to(vectors))
     )
-    value = novelty.value(evidence)
-    chance = novelty.p_value(value, conf).cpu().double().numpy()
-    images = novelty.image_p_value(novelty.image_value(vectors)).cpu().double().numpy()
-    factor = novelty.widen(value).cpu().double().numpy()[:, None, None, None] if widen else None
+    numbers = [number for number, count in enumerate(counts) for _ in range(count)]
+    white = novelty.whitened(whole)
+    value = novelty.value(Evidence(level, window, whole[numbers], score), white[numbers])
+    chance = as_array(novelty.p_value(value, conf))
+    images = as_array(novelty.image_p_value(novelty.image_value(whole, white)))
+    factor = as_array(novelty.widen(value))[:, None, None, None].astype(np.float64) if widen else None
     result, begin = [], 0
     for number, (each, count) in enumerate(zip(poses, counts, strict=True)):
         part = slice(begin, begin + count)

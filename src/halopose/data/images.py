@@ -94,10 +94,10 @@ def as_bgr(image: Any, where: str = "image") -> Array:
         array = array[..., None]
     if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or not array.size:
         raise HaloposeError(f"{where} should be an array (h, w), (h, w, 3) or (h, w, 4), got {array.shape}")
-    if array.dtype == np.uint16:
-        array = (array >> 8).astype(np.uint8)
     if array.dtype != np.uint8:
-        raise HaloposeError(f"{where} should be uint8 or uint16, got {array.dtype}")
+        if array.dtype != np.uint16:
+            raise HaloposeError(f"{where} should be uint8 or uint16, got {array.dtype}")
+        array = (array >> 8).astype(np.uint8)
     if array.shape[2] == 1:
         array = np.repeat(array, 3, axis=2)
     return np.ascontiguousarray(array[..., :3])

@@ -329,7 +329,7 @@ def _fit_components(rows: Rows, settings: NoveltySettings, widths: tuple[int, ..
         logistic(inputs, wrong, torch.ones_like(wrong), settings.ridge),
         logistic(inputs, changed, fair, settings.ridge),
     ]
-    white = start._whitened_image(rows.vectors)
+    white = start.whitened(rows.vectors)
     pictures = torch.cat([white * (8 / white.shape[1]) ** 0.5, torch.ones(len(white), 1)], dim=1).double()
     copied = torch.from_numpy((rows.ids >= COPY).astype(float))
     even = torch.where(copied > 0, 1.0, copied.sum() / (1 - copied).sum().clamp(min=1))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halopose.arrays import take
+from halopose.arrays import Values, joined, take
 from halopose.errors import HaloposeError
 from halopose.hosts.tracing import Traceable
 from halopose.keypoints import Keypoints
@@ -109,10 +109,9 @@ class Letterbox:
         """Original to input pixels (..., 2)."""
         return np.asarray(points * np.asarray(self.gain) + np.asarray(self.pad))
 
-    def factors_to_original(self, scale_tril: Tensor) -> Tensor:
+    def factors_to_original(self, scale_tril: Array) -> Array:
         """Cholesky factors (..., 2, 2) in original pixels; scaling rows keeps them lower triangular."""
-        gain = torch.tensor(self.gain, dtype=scale_tril.dtype, device=scale_tril.device)
-        return scale_tril / gain[:, None]
+        return np.asarray(scale_tril / np.array(self.gain)[:, None])
 
 
 # A BGR image (h, w, 3), an input size, whether to trim the padding: the image in the input, and where it lies.
@@ -233,12 +232,13 @@ class Host(ABC):
             )
         own, place = side_by_side(image, cell, len(scores))
         best, cells = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1, sorted=False)
-        sides: tuple[Any, ...] = best, cells, scores.gather(1, own), own
+        sides: tuple[Values, ...] = best, cells, scores.gather(1, own), own
         if place is None and len(cell) <= FEW and scores.device.type == "cpu":
             sides = tuple(side.numpy() for side in sides)
         best, cells, score, own = sides
-        candidates = Candidates(best, said.boxes(cells), lambda chosen: said.points(take(cells, chosen)))
-        mine = score, said.boxes(own), said.points(own)
+        boxes, count = said.boxes(joined([own, cells], 1)), own.shape[1]
+        candidates = Candidates(best, boxes[:, count:], lambda chosen: said.points(take(cells, chosen)))
+        mine = score, boxes[:, :count], said.points(own)
         found = signals_at(output.features, self.strides, candidates, mine, self.keypoint_count)
         return found if place is None else found.select(place)
 

@@ -13,11 +13,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from halopose.errors import HaloposeError
-from halopose.types import Family
+from halopose.types import Array, Family
 from halopose.uncertainty.conformal import Regions
 from halopose.uncertainty.correlation import Correlation
 from halopose.uncertainty.distributions import Gaussian, StudentT
@@ -118,6 +119,11 @@ class GaussianCalibration(Calibration):
     def forward(self, scale_tril: Tensor) -> Gaussian:
         """Calibrated law of factors (..., K, 2, 2)."""
         return Gaussian(scale_tril * self.tau_.to(scale_tril.dtype)[:, None, None])
+
+    def covariance(self, dispersion: Array) -> Array:
+        """Calibrated covariances of dispersions (..., K, 2, 2), as an array."""
+        tau = self.tau_.numpy()
+        return np.asarray(dispersion * (tau * tau)[:, None, None])
 
 
 class StudentTCalibration(Calibration):

@@ -16,7 +16,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from halopose.arrays import Values, between, library_of, stacked
+from halopose.arrays import Values, between, library_of, stacked, zeros_like
 
 Parameterisation = Literal["full", "diagonal", "isotropic"]
 RAW_CHANNELS: dict[Parameterisation, int] = {"full": 3, "diagonal": 2, "isotropic": 1}
@@ -38,12 +38,11 @@ def scale_tril_from_raw(
     channels = RAW_CHANNELS[parameterisation]
     if raw.shape[-1] != channels:
         raise ValueError(f"{parameterisation} dispersion takes {channels} channels, got {raw.shape[-1]}")
-    library = library_of(raw)
     a = raw[..., 0]
-    b = raw[..., 1] if parameterisation == "full" else library.zeros_like(a)
+    b = raw[..., 1] if parameterisation == "full" else zeros_like(a)
     c = a if parameterisation == "isotropic" else raw[..., -1]
     first, shear, second = factor_entries(a, b, c)
-    factors = stacked([first, library.zeros_like(a), shear, second]).reshape(*a.shape, 2, 2)
+    factors = stacked([first, zeros_like(a), shear, second]).reshape(*a.shape, 2, 2)
     if isinstance(stride, (int, float)):
         return factors * stride
     return factors * stride[..., None, None]

@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from halopose.arrays import as_array, at_least, between, converted, joined, library_of, stacked
 
 Area = tuple[float, float, float, float]
 
@@ -28,22 +31,20 @@ def pool_images(features: Sequence[Tensor], strides: Sequence[int], areas: Seque
 
     features: a map (B, C, H, W) per level; areas: left, top, right and bottom of each image in input pixels.
     """
-    vectors = []
-    for maps, stride in zip(features, strides, strict=True):
-        means = []
-        for number, area in enumerate(areas):
+    means = []
+    for number, area in enumerate(areas):
+        for maps, stride in zip(features, strides, strict=True):
             left, top, right, bottom = (max(round(side / stride), 0) for side in area)
             part = maps[number, :, top : max(bottom, top + 1), left : max(right, left + 1)]
             means.append(part.mean((1, 2)))
-        vectors.append(torch.stack(means))
-    return torch.cat(vectors, dim=1)
+    return torch.cat(means).reshape(len(areas), -1)
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What is known of N detections: level (N,), pooled window (N, C) filled up with zeros, image vector (N, D)
-    and score (N,). Nothing of it comes from the heads, so that other heads for the same base keep their
-    novelty."""
+    and score (N,), tensors or arrays. Nothing of it comes from the heads, so that other heads for the same base
+    keep their novelty."""
 
     level: Tensor
     window: Tensor
@@ -64,8 +65,9 @@ class Evidence:
     @property
     def odds(self) -> Tensor:
         """Logarithm of the score's odds (N, 1)."""
-        share = self.score.clamp(1e-4, 1 - 1e-4)
-        return (share / (1 - share)).log()[:, None]
+        share = between(self.score, 1e-4, 1 - 1e-4)
+        odds: Tensor = library_of(share).log(share / (1 - share))
+        return odds[:, None]
 
 
 class Pooling:
@@ -89,13 +91,13 @@ class Whitening:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """(N, C), of mean square 1 where vectors (N, C) are like those fitted on."""
-        unit = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        return (unit - self.mean) @ self.factor
+        length = library_of(vectors).sqrt((vectors * vectors).sum(1))[:, None]
+        return (vectors / at_least(length, 1e-12) - self.mean) @ self.factor
 
 
 @dataclass(frozen=True)
 class Novelty:
-    """Everything fitted, L levels of widths C.
+    """Everything fitted, L levels of widths C: tensors, or arrays, which take arrays and give them back.
 
     windows and images: a whitening per level, images shared by the levels. weights (2, D'): of the logistic
     functions "unreliable" and "changed" over ``inputs``. centre and scale (L, 4): of ``COMPONENTS`` on clean
@@ -124,53 +126,68 @@ class Novelty:
         """Channels of every level."""
         return tuple(len(one.mean) for one in self.windows)
 
-    def components(self, evidence: Evidence) -> Tensor:
+    def components(self, evidence: Evidence, white: Tensor | None = None) -> Tensor:
         """Log distances and log-odds (N, 4), in the order of ``COMPONENTS``, as they come."""
-        inputs, window, image = self.inputs(evidence)
+        inputs, window, image = self.inputs(evidence, white)
         odds = inputs @ self.weights.T
-        return torch.cat([window[:, None], image[:, None], odds], dim=1)
+        found: Tensor = joined([window[:, None], image[:, None], odds], 1)
+        return found
 
-    def inputs(self, evidence: Evidence) -> tuple[Tensor, Tensor, Tensor]:
-        """What the logistic functions take (N, D'), and the log distances of window and image (N,)."""
-        widths = self.widths
-        levels = (evidence.level[:, None] == torch.arange(len(widths), device=evidence.level.device)).float()
-        window = torch.cat(
-            [
-                whitening(evidence.window[:, :width]) * levels[:, level : level + 1]
-                for level, (width, whitening) in enumerate(zip(widths, self.windows, strict=True))
-            ],
-            dim=1,
-        )
-        image = self._whitened_image(evidence.image)
+    def inputs(self, evidence: Evidence, white: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """What the logistic functions take (N, D'), and the log distances of window and image (N,).
+
+        white (N, D): the image vectors ``whitened``, where that has been done.
+        """
+        numbers = range(len(self.windows))
+        levels = converted(joined([(evidence.level == number)[:, None] for number in numbers], 1), "float32")
+        window = self._whitened_windows(evidence.window, levels)
+        image = self.whitened(evidence.image) if white is None else white
         odds = (evidence.odds - self.odds_centre) / self.odds_scale
-        apart = window.square().sum(1).log1p(), image.square().sum(1).log1p()
         # Distances have as many terms as channels: each side is given the weight of a few numbers.
-        shares = [window * (8 / sum(widths)) ** 0.5, image * (8 / sum(widths)) ** 0.5]
-        return torch.cat([*shares, odds, levels], dim=1), *apart
+        weight = (8 / image.shape[1]) ** 0.5
+        inputs: Tensor = joined([window * weight, image * weight, odds, levels], 1)
+        return inputs, _log_distance(window), _log_distance(image)
 
-    def _whitened_image(self, vectors: Tensor) -> Tensor:
-        parts = vectors.split(self.widths, dim=1)
-        return torch.cat([one(part) for one, part in zip(self.images, parts, strict=True)], dim=1)
+    def _whitened_windows(self, windows: Tensor, levels: Tensor) -> Tensor:
+        """Windows (N, C) whitened as of every level, side by side; zero but for their own of levels (N, L)."""
+        parts = []
+        for level, (width, whitening) in enumerate(zip(self.widths, self.windows, strict=True)):
+            part, own = windows[:, :width], levels[:, level : level + 1]
+            # An array is of a few detections, which seldom are of all levels.
+            idle = isinstance(own, np.ndarray) and not own.any()
+            parts.append(0 * part if idle else whitening(part) * own)
+        found: Tensor = joined(parts, 1)
+        return found
 
-    def value(self, evidence: Evidence) -> Tensor:
-        """One number (N,) for each detection, larger for what is more unlike."""
-        unit = (self.components(evidence) - self.centre[evidence.level]) / self.scale[evidence.level]
+    def whitened(self, vectors: Tensor) -> Tensor:
+        """Image vectors (B, D), level by level of mean square 1 where they are like those fitted on."""
+        parts, begin = [], 0
+        for one, width in zip(self.images, self.widths, strict=True):
+            parts.append(one(vectors[:, begin : begin + width]))
+            begin += width
+        found: Tensor = joined(parts, 1)
+        return found
+
+    def value(self, evidence: Evidence, white: Tensor | None = None) -> Tensor:
+        """One number (N,) for each detection, larger for what is more unlike; white as for ``inputs``."""
+        unit = (self.components(evidence, white) - self.centre[evidence.level]) / self.scale[evidence.level]
         return together(unit)
 
-    def image_components(self, vectors: Tensor) -> Tensor:
-        """Log distance and log-odds of being changed (B, 2) of image vectors (B, D)."""
-        white = self._whitened_image(vectors)
-        inputs = white * (8 / white.shape[1]) ** 0.5
-        odds = inputs @ self.image_weights[:-1] + self.image_weights[-1]
-        return torch.stack([white.square().sum(1).log1p(), odds], dim=1)
+    def image_components(self, vectors: Tensor, white: Tensor | None = None) -> Tensor:
+        """Log distance and log-odds of being changed (B, 2) of image vectors (B, D); white as for ``inputs``."""
+        white = self.whitened(vectors) if white is None else white
+        weight = (8 / white.shape[1]) ** 0.5
+        odds = (white * weight) @ self.image_weights[:-1] + self.image_weights[-1]
+        found: Tensor = stacked([_log_distance(white), odds])
+        return found
 
-    def image_value(self, vectors: Tensor) -> Tensor:
-        """One number (B,) for each image, larger for what is more unlike."""
-        return together((self.image_components(vectors) - self.image_centre) / self.image_scale)
+    def image_value(self, vectors: Tensor, white: Tensor | None = None) -> Tensor:
+        """One number (B,) for each image, larger for what is more unlike; white as for ``inputs``."""
+        return together((self.image_components(vectors, white) - self.image_centre) / self.image_scale)
 
     def p_value(self, value: Tensor, conf: float) -> Tensor:
         """Conformal p-values (N,) among calibration detections of at least the confidence asked for."""
-        return _share_beyond(self.known[self.known[:, 0] >= conf, 1].contiguous(), value)
+        return _share_beyond(self.known[:, 1][self.known[:, 0] >= conf], value)
 
     def image_p_value(self, value: Tensor) -> Tensor:
         """Conformal p-values (B,) among calibration images."""
@@ -178,12 +195,23 @@ class Novelty:
 
     def widen(self, value: Tensor) -> Tensor:
         """Factors of covariance (N,), 1 or more and rising with the value (N,)."""
-        place = torch.searchsorted(self.knots, value.contiguous(), right=True) - 1
-        return torch.where(place >= 0, self.widening[place.clamp(min=0)], 1.0)
+        place = library_of(value).searchsorted(self.knots, value, side="right") - 1
+        found: Tensor = library_of(value).where(place >= 0, self.widening[at_least(place, 0)], 1.0)
+        return found
 
     def to(self, device: torch.device) -> Novelty:
         """The same on another device."""
         return Novelty.from_tensors({name: value.to(device) for name, value in self.to_tensors().items()})
+
+    def as_arrays(self) -> Novelty:
+        """The same as arrays, which takes less time for a few detections."""
+
+        def change(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(Whitening(change(one.mean), change(one.factor)) for one in value)
+            return as_array(value)
+
+        return Novelty(**{field.name: change(getattr(self, field.name)) for field in fields(self)})
 
     def to_tensors(self) -> dict[str, Tensor]:
         """By name; of a symmetric problem's triangular factors only the triangle."""
@@ -221,6 +249,12 @@ def _whitening(tensors: Mapping[str, Tensor], name: str) -> Whitening:
     return Whitening(mean, factor)
 
 
+def _log_distance(white: Tensor) -> Tensor:
+    """Logarithm of 1 + the squared lengths (N,) of vectors (N, C)."""
+    found: Tensor = library_of(white).log1p((white * white).sum(1))
+    return found
+
+
 def together(unit: Tensor) -> Tensor:
     """Standardised components (N, c) as one number: their sum."""
     return unit.sum(1)
@@ -228,8 +262,9 @@ def together(unit: Tensor) -> Tensor:
 
 def _share_beyond(known: Tensor, value: Tensor) -> Tensor:
     """(1 + how many of the known values (n,), rising, are as large) / (1 + n)."""
-    below = torch.searchsorted(known, value.contiguous().to(known.dtype), right=False)
-    return (1 + len(known) - below).double() / (1 + len(known))
+    below = library_of(known).searchsorted(known, value, side="left")
+    found: Tensor = converted(1 + len(known) - below, "float64") / (1 + len(known))
+    return found
 
 
 __all__ = [

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from halopose.arrays import Values, at_least, between, joined, library_of, repeated
+from halopose.arrays import Values, at_least, between, joined, library_of, repeated, stacked
 from halopose.uncertainty.signals import Signals
 
 CLAIM_INPUTS = 15
@@ -39,7 +39,7 @@ class SignalHead(nn.Module):
 
     def enter(self, level: int, hidden: Tensor) -> Tensor:
         """What a level's trunk activations (N, H) bring into the network (N, K, width)."""
-        entered: Tensor = self.trunk[level](hidden)[:, None] + self.bias[level]
+        entered: Tensor = [*self.trunk][level](hidden)[:, None] + self.bias[level]
         return entered
 
     def forward(self, values: Tensor, signals: Signals, strides: Tensor, *, projected: bool = False) -> Tensor:
@@ -67,8 +67,8 @@ def claim_inputs(signals: Signals, strides: Values) -> Values:
     place = (points - low) / sides[:, None] - 0.5
     inner = library.minimum(points, signals.extent[:, None] - points)
     margin = library.minimum(inner[..., 0], inner[..., 1]) / size[:, None]
-    seen = between(library.stack([signals.visibility, signals.seen], 2), 1e-3, 1 - 1e-3)
-    row = library.stack([signals.mass, signals.score, size / strides, height / width], 1)
+    seen = between(stacked([signals.visibility, signals.seen]), 1e-3, 1 - 1e-3)
+    row = stacked([signals.mass, signals.score, size / strides, height / width])
     each = joined([spread, (far[..., 0] + far[..., 1] + FLOOR)[..., None]], 2)
     together = moment[..., 1] / library.sqrt(spread[..., 0] * spread[..., 1])
     return joined(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from halopose.arrays import Values, alike, at_least, joined, largest, library_of, turned
+from halopose.arrays import Values, alike, at_least, joined, largest, library_of, turned, zeros_like
 
 CANDIDATES = 512  # best cells of an image among which claims are sought
 CLAIMS = 16  # best cells that count for one object; assigners train about ten
@@ -131,11 +131,12 @@ def signals_at(
     x, y = about[..., :keypoints], about[..., keypoints:]
     moment = share @ joined([x * x, x * y, y * y], 2)
     points = turned(mine[:, :end].reshape(-1, 2, keypoints))
-    visibility = seen = library_of(points).zeros_like(points[..., 0])
     if width > end:
         visibility, seen = mine[:, end:], (share @ claimed[..., end:])[:, 0]
+    else:
+        visibility = seen = zeros_like(points[..., 0])
     if features is None:
-        features = features_at(maps, strides, torch.as_tensor(points).reshape(-1, count, keypoints, 2))
+        features = features_at(maps, strides, points.reshape(-1, count, keypoints, 2))
     return Signals(
         keypoints=points,
         box=box,
@@ -154,9 +155,14 @@ def _extent(maps: Tensor, stride: int, like: Values) -> Values:
     """Width and height (2,) of the input that maps (B, C, H, W) are of."""
     height, width = maps.shape[2:]
     if isinstance(like, np.ndarray):
-        return np.array([width * stride, height * stride], like.dtype)
+        return _like((width * stride, height * stride), like)
     # Sizes may be traced, and are then no plain numbers.
     return (torch.stack([torch.as_tensor(width), torch.as_tensor(height)]) * stride).to(like)
+
+
+def _like(numbers: tuple[int, int], values: Values) -> Values:
+    """Two numbers as an array or tensor (2,) of the values' kind."""
+    return np.array(numbers, values.dtype) if isinstance(values, np.ndarray) else values.new_tensor(numbers)
 
 
 def overlapping(boxes: Values, others: Values, least: float = OVERLAP) -> Values:
@@ -174,13 +180,13 @@ def overlapping(boxes: Values, others: Values, least: float = OVERLAP) -> Values
     return shared * (1 + least) >= (area + areas) * least
 
 
-def features_at(maps: Sequence[Tensor], strides: Sequence[int], points: Tensor) -> Tensor:
+def features_at(maps: Sequence[Tensor], strides: Sequence[int], points: Values) -> Tensor:
     """Maps (B, C, H, W) of all levels at points (B, M, K, 2), bilinear, zero off the map: (B * M, K, sum of C)."""
     found, extent, grid = [], (0, 0), points
     for level, stride in zip(maps, strides, strict=True):
         covers = level.shape[3] * stride, level.shape[2] * stride
         if covers != extent:  # once, as a rule: levels cover the same
-            extent, grid = covers, points / points.new_tensor(covers) * 2 - 1
+            extent, grid = covers, torch.as_tensor(points / _like(covers, points) * 2 - 1)
         found.append(F.grid_sample(level, grid, padding_mode="zeros", align_corners=False))
     return torch.cat(found, dim=1).permute(0, 2, 3, 1).flatten(0, 1)
 

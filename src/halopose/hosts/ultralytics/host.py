@@ -101,6 +101,7 @@ class UltralyticsHost(Host):
         self.class_names = tuple(str(name) for name in _names(model))
         self.description = description or str(getattr(model, "yaml_file", "ultralytics pose model"))
         self._criteria: dict[tuple[float, ...], Any] = {}
+        self._device = next(self.model.parameters()).device
 
     @classmethod
     def load(
@@ -125,7 +126,7 @@ class UltralyticsHost(Host):
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return self._device
 
     def placer(self) -> Placer:
         return _Placer(max(self.strides[-1], 32))
