@@ -21,7 +21,6 @@ import numpy as np
 
 from halopose import UncertainPose
 from halopose.geometry.pnp import solve_pose
-from halopose.hosts.shipped import runway_artifact, runway_detector
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.messages import fill, pose_message
 from halopose.landing.recordings.runways import read_runway
@@ -71,7 +70,7 @@ def main() -> dict[str, Any] | None:
     parser.add_argument("--runway", default="KSFO/28R")
     parser.add_argument("--topic", default="/camera/compressed")
     options = parser.parse_args()
-    model = UncertainPose.load(runway_detector(), runway_artifact())
+    model = UncertainPose.load("runway-footage")  # heads that are calibrated for real cameras
     if options.camera is not None:
         spin(model, read_camera(options.camera), read_runway(options.runway).corners, options.topic)
         return None

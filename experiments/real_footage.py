@@ -37,7 +37,7 @@ from halopose.fitting.pipeline import FitSettings, calibrate_heads, collect_vali
 from halopose.fitting.store import MatchStore
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import runway_artifact, runway_detector
+from halopose.hosts.shipped import footage_artifact, runway_detector
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Array
@@ -52,10 +52,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--base", type=Path, help="another detector, with --artifact")
-    parser.add_argument("--artifact", type=Path)
+    parser.add_argument("--artifact", type=Path, help="other heads than those that ship for footage")
     arguments = parser.parse_args()
     host = load_host(arguments.base or runway_detector())
-    artifact = Artifact.load(arguments.artifact or runway_artifact())
+    artifact = Artifact.load(arguments.artifact or footage_artifact())
     truth = arguments.data / "runway_keypoints.json"
     data = load_dataset(truth, "", images=arguments.data / "images", otherwise=artifact.layout)
     data = replace(data, layout=artifact.layout)

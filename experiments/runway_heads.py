@@ -1,17 +1,19 @@
 """Make the runway heads that ship: trained on two worlds, calibrated, with novelty.
 
-    python -m experiments.runway_heads --work work/ -o runway-heads.safetensors
+    python -m experiments.runway_heads --work work/ -o heads.safetensors --footage footage.safetensors
 
 Heads learn from 1,800 scenes of the plain world and 1,200 of footage, novelty from copies of 300 plain ones.
 Drawing is cheap, so 1,600 further scenes of the plain world, in the four weathers of training, give temperatures,
-thresholds, regions and correlation by object scale, and the p-values of novelty. What is drawn and
-collected stays in the work folder: a rerun goes on where it stopped. The figures on the card are of scenes that
-neither the heads nor the calibration have seen; scenes of footage are scored beside.
+thresholds, regions and correlation by object scale, and the p-values of novelty. With --footage the same heads are
+calibrated a second time, on 800 scenes as real cameras record them, for frames of one's own. What is drawn and
+collected stays in the work folder: a rerun goes on where it stopped. The figures on each card are of scenes of its
+world that neither the heads nor the calibration have seen.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +21,8 @@ from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.dataset import Dataset
 from halopose.data.loading import load_dataset
 from halopose.evaluation.scores import Scores
-from halopose.fitting.novelty import collect_copies, fit_novelty
+from halopose.fitting.artifact import Artifact
+from halopose.fitting.novelty import calibrate_novelty, collect_copies, fit_novelty
 from halopose.fitting.pipeline import (
     FitSettings,
     calibrate_artifact,
@@ -40,7 +43,7 @@ from halopose.landing.world.scenes import SceneSettings
 from halopose.types import Progress
 
 CALIBRATION = "calibration"
-SCENES, SEED = 1600, 21
+SCENES, RECORDED, SEED = 1600, 800, 21  # to calibrate on: plain, footage
 PLAIN, FOOTAGE, UNSEEN = 1800, 1200, 900  # scenes to train on, and those that the figures are of
 SETTINGS = FitSettings(TrainSettings(epochs=16), region_scales=True)
 
@@ -50,6 +53,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--base", type=Path, help="another detector than the one that ships")
+    parser.add_argument("--footage", type=Path, help="write heads calibrated on footage here too")
     given = parser.parse_args()
     work, host = given.work, load_host(given.base or shipped.runway_detector())
     plain, footage = drawn(work, "train", PLAIN), drawn(work, "footage", FOOTAGE)
@@ -65,15 +69,23 @@ def main() -> None:
             name: collect_validation(host, drawn(work, name, UNSEEN), work / f"store-{name}", SETTINGS, step)
             for name in ("val", "footage_val")
         }
+        recorded = calibration_store(host, work, step, footage=True) if given.footage else None
     artifact = uncalibrated(host, heads, stores, SETTINGS, trained)
     artifact = calibrate_artifact(artifact, host, store, SETTINGS.calibration, region_scales=True)
     artifact = fit_novelty(artifact, copies, store, store.images)
-    scores = {name: evaluate_artifact(artifact, host, one) for name, one in held.items()}
-    card = {**artifact.card, "data": "scenes of experiments/runway_heads.py", "figures": figures(scores["val"])}
-    replace(artifact, card=card).save(given.output)
-    write_scores(scores["val"], work / "report", host.description)
-    say("\n".join(line(name, one) for name, one in scores.items()))
-    say(f"-> {given.output}")
+    written(artifact, host, held, "val", given.output)
+    if recorded is not None:
+        other = calibrate_artifact(artifact, host, recorded, SETTINGS.calibration, region_scales=True)
+        written(calibrate_novelty(other, recorded), host, held, "footage_val", given.footage)
+
+
+def written(artifact: Artifact, host: Host, held: Mapping[str, MatchStore], own: str, output: Path) -> None:
+    """Save heads with the figures of their own world on their card, and say those of both."""
+    scores = {name: evaluate_artifact(artifact, host, store) for name, store in held.items()}
+    card = {**artifact.card, "data": "scenes of experiments/runway_heads.py", "figures": figures(scores[own])}
+    replace(artifact, card=card).save(output)
+    write_scores(scores[own], output.parent / f"report-{own}", host.description)
+    say("\n".join([*(line(name, one) for name, one in scores.items()), f"-> {output}"]))
 
 
 def drawn(work: Path, split: str, count: int) -> Dataset:
@@ -83,10 +95,12 @@ def drawn(work: Path, split: str, count: int) -> Dataset:
     return load_dataset(data, split)
 
 
-def calibration_store(host: Host, work: Path, step: Progress) -> MatchStore:
-    """The scenes that heads and novelty are calibrated on."""
-    data = write_dataset(work / CALIBRATION, {CALIBRATION: SCENES}, SEED, processes=2)
-    return collect_validation(host, load_dataset(data, CALIBRATION), work / "store-calibration", SETTINGS, step)
+def calibration_store(host: Host, work: Path, step: Progress, *, footage: bool = False) -> MatchStore:
+    """The scenes that heads and novelty are calibrated on, of the plain world or as real cameras record them."""
+    name = "footage_calibration" if footage else CALIBRATION
+    count = RECORDED if footage else SCENES
+    data = write_dataset(work / name, {name: count}, SEED, settings=SceneSettings(footage=footage), processes=2)
+    return collect_validation(host, load_dataset(data, name), work / f"store-{name}", SETTINGS, step)
 
 
 def line(name: str, scores: Scores) -> str:

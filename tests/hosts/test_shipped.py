@@ -15,7 +15,12 @@ from tests.helpers.models import ROOT, run_script
 
 CONTENT = b"a checkpoint"
 NAME = "yolo11n-pose.pt"
-WEIGHTS = ["yolo11n-pose.safetensors", "runway.safetensors", "runway-heads.safetensors"]
+WEIGHTS = [
+    "yolo11n-pose.safetensors",
+    "runway.safetensors",
+    "runway-heads.safetensors",
+    "runway-footage.safetensors",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +107,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_what_ships_is_in_its_package() -> None:
-    found = [hub._packaged(WEIGHTS[0]), hub.runway_detector(), hub.runway_artifact()]
+    found = [hub._packaged(WEIGHTS[0]), hub.runway_detector(), hub.runway_artifact(), hub.footage_artifact()]
     assert [path.name for path in found] == WEIGHTS
     assert all(path.is_file() and path.parent.name == "halopose_models" for path in found)
 
@@ -114,7 +119,7 @@ import sys
 sys.modules["halopose_models"] = None
 from halopose.hosts import shipped as hub
 from halopose.errors import HaloposeError
-for find in (hub.shipped_artifact, hub.runway_detector, hub.runway_artifact):
+for find in (hub.shipped_artifact, hub.runway_detector, hub.runway_artifact, hub.footage_artifact):
     try:
         find()
     except HaloposeError as error:

@@ -127,7 +127,7 @@ def land(
     if animation:
         pictures.check_animation(output / "landing.webp")
     make_folder(output)
-    heads = artifact or hub.runway_artifact()
+    heads = artifact or (hub.runway_artifact() if frames is None else hub.footage_artifact())
     model = UncertainPose.load(base or hub.runway_detector(), heads, device=device, widen=widen)
     flight: Flight
     site: Site | None = None

@@ -66,6 +66,7 @@ def named_models() -> tuple[NamedModel, ...]:
     return (
         NamedModel("yolo11n-pose", "persons, 17 keypoints of COCO", find_base, shipped_artifact),
         NamedModel("runway", "runways from the air, 4 corners", runway_detector, runway_artifact),
+        NamedModel("runway-footage", "the same, as real cameras record them", runway_detector, footage_artifact),
     )
 
 
@@ -118,6 +119,11 @@ def runway_detector() -> Path:
 def runway_artifact() -> Path:
     """The heads that ship for the runway detector."""
     return _packaged("runway-heads.safetensors")
+
+
+def footage_artifact() -> Path:
+    """The same heads, calibrated on scenes as real cameras record them."""
+    return _packaged("runway-footage.safetensors")
 
 
 def _packaged(name: str) -> Path:
