@@ -39,13 +39,15 @@ def test_corners_of_new_scenes_lie_where_their_ellipses_say(model: UncertainPose
 
 
 def test_heads_for_real_cameras_are_the_same_calibrated_elsewhere(model: UncertainPose) -> None:
-    """Equal weights and keypoints; other ellipses, larger as footage errs more, and ranks of novelty of its own."""
+    """Equal weights and keypoints; larger ellipses, as footage errs more, and ranks of novelty of its own."""
     footage = UncertainPose(model.host, Artifact.load(hub.footage_artifact()))
     weights = [one.artifact.heads.state_dict() for one in (model, footage)]
     assert all(value.equal(weights[1][name]) for name, value in weights[0].items())
     image = render(sample_scene(4))
     plain, real = (one.predict(image, conf=0.5)[0] for one in (model, footage))
-    assert len(plain) and np.array_equal(plain.keypoints, real.keypoints)
+    assert len(plain)
+    assert np.array_equal(plain.keypoints, real.keypoints)
     assert (np.linalg.det(real.covariance) > np.linalg.det(plain.covariance)).all()
-    assert real.novelty is not None and plain.novelty is not None and (real.novelty >= plain.novelty).all()
+    assert real.novelty is not None
+    assert (real.novelty >= plain.novelty).all()
     assert not set(footage.artifact.card["images"]["calibration"]) & set(footage.artifact.card["images"]["heads"])
