@@ -101,6 +101,13 @@ class Sample:
         vars(thin)["plain"] = self.plain
         return thin
 
+    def at(self, rows: Tensor) -> Sample:
+        """Some of the rows."""
+        part = Sample(self.mahalanobis[rows], self.weight[rows])
+        if self.plain:
+            vars(part)["plain"] = True
+        return part
+
     def pooled(self) -> Sample:
         """All keypoints as one (N * K, 1)."""
         return Sample(self.mahalanobis.reshape(-1, 1), self.weight.reshape(-1, 1))
