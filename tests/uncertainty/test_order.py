@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.types import Array
-from halopose.uncertainty.order import falling_order, rising_order, small_order
+from halopose.uncertainty.order import falling_order, rising_order, whole_order
 
 VALUES = st.lists(st.integers(-4, 4).map(float), max_size=60) | st.lists(st.floats(-1e9, 1e9), max_size=60)
 
@@ -63,6 +63,7 @@ def test_counting_sorts_as_comparing_does(kind: str) -> None:
     np.testing.assert_array_equal(falling_order(values), np.argsort(-values, kind="stable"))
 
 
-def test_small_numbers_keep_ties_in_order() -> None:
-    numbers = np.random.default_rng(1).integers(0, 2**16, 5000)
-    np.testing.assert_array_equal(small_order(numbers), np.argsort(numbers, kind="stable"))
+@pytest.mark.parametrize("most", [4, 16, 20, 40])
+def test_whole_numbers_keep_ties_in_order(most: int) -> None:
+    numbers = np.random.default_rng(1).integers(0, 2**most, 5000)
+    np.testing.assert_array_equal(whole_order(numbers), np.argsort(numbers, kind="stable"))

@@ -71,6 +71,7 @@ def evaluate(
         "calibrated": partial(_calibrated_scores, laws, matched, evaluated, protocol, scales),
         "uncalibrated": partial(_law_scores, "uncalibrated", laws, matched, evaluated, protocol, scales),
         **_promises(matched, laws, protocol, edges, scales),
+        "calibration": partial(_calibration, laws),
         "akp_random": partial(metrics.random_keypoint_precision, evaluated.similarity, seed=protocol.seed),
         "akp_visibility": partial(metrics.average_keypoint_precision, evaluated.visibility, evaluated.similarity),
     }
@@ -85,7 +86,6 @@ def evaluate(
     scores = Scores(
         settings=asdict(protocol),
         given_family="gaussian" if matched.dof is None else "student-t",
-        calibration=_calibration(laws),
         images=evaluated.image_count,
         matched_instances=len(matched),
         keypoints=len(evaluated.similarity),

@@ -24,7 +24,7 @@ from halopose.evaluation.side_by_side import blocks, gathered
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
-from halopose.uncertainty.order import small_order
+from halopose.uncertainty.order import whole_order
 from halopose.uncertainty.pruning import Scalarisation, localization_confidence
 
 _POINTS = 200
@@ -284,7 +284,7 @@ def _sorted_groups(group: Array, count: int) -> Array:
         return np.zeros(0, dtype=np.int64)
     if count <= _FEW:
         return np.concatenate([np.flatnonzero(group == number) for number in range(count)])
-    return small_order(group)
+    return whole_order(group)
 
 
 def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str], like: Curves | None = None) -> Curves:
@@ -335,7 +335,7 @@ def _qq(statistics: Statistics, group: Array, count: int, points: int) -> list[d
     unit = torch.eye(2, dtype=torch.float64)
     law: Bivariate = Gaussian(unit)
     if statistics.dof is not None:
-        medians = [np.median(dof) for dof in np.split(statistics.dof.take(small_order(group)), bounds)]
+        medians = [np.median(dof) for dof in np.split(statistics.dof.take(whole_order(group)), bounds)]
         law = StudentT(unit, torch.from_numpy(np.repeat(medians, [len(each) for each in positions])))
     marginal = law.standard_quantile(place[:, None])[:, 0].numpy()  # of x and of y
     theoretical = {"joint": law.mahalanobis_quantile(place).numpy(), "x": marginal, "y": marginal}
@@ -344,7 +344,7 @@ def _qq(statistics: Statistics, group: Array, count: int, points: int) -> list[d
     for axis in AXES:
         order = statistics.by_statistic[axis]
         if count > 1:
-            order = order.take(small_order(group.take(order)))
+            order = order.take(whole_order(group.take(order)))
         parts = np.split(statistics.statistic[axis].take(order), bounds)
         empirical = np.concatenate([metrics.qq_values(part, points, presorted=True) for part in parts])
         if isinstance(law, StudentT):

@@ -23,7 +23,7 @@ from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
 from halopose.uncertainty.distributions import scale_tril_from_covariance
 from halopose.uncertainty.estimation import Sample
-from halopose.uncertainty.lengths import directions, whiten
+from halopose.uncertainty.lengths import directions, squares, whiten
 from halopose.uncertainty.partly_labelled import rising_places
 from halopose.uncertainty.pruning import localization_confidence
 
@@ -167,7 +167,7 @@ class MatchedPoses:
 
 def _distances(residual: Array, factors: Array) -> Array:
     """Squared lengths (M, K) of residuals (M, K, 2) whitened by factors (M, K, 2, 2)."""
-    return by_blocks(lambda rows: np.square(whiten(residual[rows], factors[rows])).sum(-1), len(residual))
+    return by_blocks(lambda rows: squares(whiten(residual[rows], factors[rows])), len(residual))
 
 
 def _factors(matrices: Array) -> Array:

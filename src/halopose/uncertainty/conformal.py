@@ -21,7 +21,7 @@ import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
-from halopose.uncertainty.order import rising_order, small_order
+from halopose.uncertainty.order import rising_order, whole_order
 from halopose.uncertainty.partly_labelled import rising_places
 
 PROBABILITIES = np.array([*(percent / 100 for percent in range(1, 100)), 0.995, 0.999])
@@ -155,7 +155,7 @@ def _by_keypoint(
     """
     pooled = _rising_quantiles(scores, image)[0]
     pooled = pooled if everything is None else np.where(np.isfinite(pooled), pooled, everything)
-    order = small_order(keypoint)
+    order = whole_order(keypoint)
     bounds = np.cumsum(np.bincount(keypoint, minlength=keypoints))[:-1]
     parts = zip(np.split(scores.take(order), bounds), np.split(image.take(order), bounds), strict=True)
     found = [_rising_quantiles(*part) for part in parts]

@@ -25,7 +25,7 @@ from scipy import optimize, special
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
-from halopose.uncertainty.lengths import directions, squared_length, stretched, whiten
+from halopose.uncertainty.lengths import directions, squared_length, squares, stretched, whiten
 from halopose.uncertainty.partly_labelled import distances, log_shares, pairings, places_among, rising_places
 
 SMALLEST_EIGENVALUE = 0.02  # of R; less is more than so many images can tell
@@ -242,7 +242,7 @@ def _tails(found: Correlation, survival: Array, direction: Array, labelled: Arra
         return math.inf
     survival, direction, labelled = survival[rows], direction[rows], labelled[rows]
     forms = pairings(direction, found.matrix, labelled)
-    known = np.square(direction).sum(-1)  # 1, or 0 where there is no direction
+    known = squares(direction)  # 1, or 0 where there is no direction
 
     def loss(log_dof: float) -> float:
         dof = math.exp(log_dof)
@@ -324,7 +324,7 @@ class JointLaw:
         return Given(self, mean, (spread + np.swapaxes(spread, 1, 2)) / 2, dof)
 
     def _log_kernel(self, white: Array) -> Array:
-        squared = np.square(white).sum(-1)
+        squared = squares(white)
         if self.dof is None:
             return np.asarray(-squared / 2)
         return np.asarray(-(self.dof + 2) / 2 * np.log1p(squared / self.dof))
@@ -344,10 +344,10 @@ def gains(laws: Sequence[JointLaw], residual: Array, labelled: Array) -> list[Ar
     """``JointLaw.gain`` (N,) of several laws of the same objects that have one correlation."""
     whites = [np.where(labelled[..., None], whiten(residual, law.scale_tril), 0.0) for law in laws]
     shared = [law._shared(white) for law, white in zip(laws, whites, strict=True)]
-    squares, log_det = distances(shared, laws[0].correlation, labelled)
+    apart, log_det = distances(shared, laws[0].correlation, labelled)
     return [
-        _dependence(np.square(each).sum(-1), distance, labelled, law._common) - log_det
-        for law, each, distance in zip(laws, shared, squares, strict=True)
+        _dependence(squares(each), distance, labelled, law._common) - log_det
+        for law, each, distance in zip(laws, shared, apart, strict=True)
     ]
 
 

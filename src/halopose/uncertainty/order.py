@@ -50,9 +50,12 @@ def falling_order(confidence: Array) -> Array:
     return rising_order(-confidence)
 
 
-def small_order(numbers: Array) -> Array:
-    """Indices (N,) that sort whole numbers below 2^16, such as those of groups; ties keep the order given."""
-    return np.argsort(numbers.astype(np.uint16), kind="stable")
+def whole_order(numbers: Array) -> Array:
+    """Indices (N,) that sort whole numbers, none of them negative; ties keep the order given."""
+    order = np.argsort(numbers.astype(np.uint16), kind="stable")
+    for shift in range(_DIGIT, int(numbers.max(initial=0)).bit_length(), _DIGIT):
+        order = order.take(np.argsort((numbers >> shift).astype(np.uint16).take(order), kind="stable"))
+    return order
 
 
-__all__ = ["falling_order", "rising_order", "small_order"]
+__all__ = ["falling_order", "rising_order", "whole_order"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from halopose.types import Array
-from halopose.uncertainty.order import rising_order, small_order
+from halopose.uncertainty.order import rising_order, whole_order
 
 _CHUNK = 2048  # objects whose matrices are factored at once
 
@@ -44,21 +44,20 @@ def log_shares(places: Array, labelled: Array) -> Array:
     sizes = labelled.sum(0)
     rank = np.arange(len(places)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     result = np.zeros(labelled.shape)
-    own = places.take(small_order(places % labelled.shape[1]))  # keypoint by keypoint
+    own = places.take(whole_order(places % labelled.shape[1]))  # keypoint by keypoint
     result.reshape(-1)[own] = np.log1p(-(rank + 0.5) / np.repeat(sizes, sizes))
     return result
 
 
 def _groups(labelled: Array, rows: Array) -> Iterator[tuple[Array, Array]]:
     """Objects (n,) of ``rows`` with equally many labelled keypoints c, and the coordinates (n, 2c) of those."""
-    chosen = labelled[rows]
-    counts = chosen.sum(1)
-    first = np.argsort(~chosen, axis=1, kind="stable")
-    for count in np.unique(counts).tolist():
-        found = np.flatnonzero(counts == count)
+    counts = labelled[rows].sum(1)
+    for count in np.flatnonzero(np.bincount(counts)).tolist():
+        found = rows[counts == count]
         for start in range(0, len(found), _CHUNK):
             part = found[start : start + _CHUNK]
-            yield rows[part], (2 * first[part, :count, None] + np.arange(2)).reshape(len(part), -1)
+            keypoint = np.nonzero(labelled[part])[1]
+            yield part, (2 * keypoint[:, None] + np.arange(2)).reshape(len(part), -1)
 
 
 def _factored(correlation: Array, rows: Array, place: Array) -> Tensor:
@@ -136,18 +135,26 @@ def pairings(direction: Array, correlation: Array, labelled: Array) -> Array:
         keypoint = place[:, ::2] // 2
         result[rows[:, None, None], keypoint[:, :, None], keypoint[:, None, :]] = (left.mT @ left).numpy()
     if len(most):
-        precision = np.linalg.inv(correlation)
-        columns = precision.reshape(2 * keypoints, keypoints, 2)
-        for rows, place in _groups(~labelled, most):
-            own = np.where(labelled[rows][..., None], direction[rows], 0.0)
-            turned = columns[..., 0] * own[:, None, :, 0] + columns[..., 1] * own[:, None, :, 1]  # (n, 2K, K)
-            whole = turned[:, ::2] * own[..., :1] + turned[:, 1::2] * own[..., 1:]
-            if place.shape[1]:
-                wanted = torch.from_numpy(turned[np.arange(len(rows))[:, None], place])
-                left = torch.linalg.solve_triangular(_factored(precision, rows, place), wanted, upper=False)
-                whole -= (left.mT @ left).numpy()
-            result[rows] = whole
+        known = np.where(labelled[most][..., None], direction[most], 0.0)
+        result[most] = _pairings_of_most(known, correlation, labelled[most])
     return result
+
+
+def _pairings_of_most(direction: Array, correlation: Array, labelled: Array) -> Array:
+    """``pairings`` of objects with most keypoints labelled, whose directions are zero at the others."""
+    objects, keypoints = labelled.shape
+    precision = np.linalg.inv(correlation)
+    own = torch.from_numpy(direction)
+    columns = torch.from_numpy(precision).unflatten(1, (keypoints, 2))
+    # P times each direction, (n, 2K, K): all objects' times two columns of P are one product of matrices.
+    turned = torch.bmm(own.transpose(0, 1), columns.permute(1, 2, 0)).permute(1, 2, 0).contiguous().numpy()
+    result = turned[:, ::2] * direction[..., :1] + turned[:, 1::2] * direction[..., 1:]
+    for rows, place in _groups(~labelled, np.arange(objects)):
+        if place.shape[1]:
+            wanted = torch.from_numpy(turned[rows[:, None], place])
+            left = torch.linalg.solve_triangular(_factored(precision, rows, place), wanted, upper=False)
+            result[rows] -= (left.mT @ left).numpy()
+    return np.asarray(result)
 
 
 __all__ = ["distances", "log_shares", "pairings", "places_among", "rising_places"]
