@@ -6,6 +6,8 @@ In: distances (N, K) and weights, as a ``Sample``. Out: tau (K,) of a Gaussian, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -140,6 +142,24 @@ def student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     thinned data lead down into it, so that passes over all of the data are few. The Gaussian limit, nu = NU_MAX,
     has a closed form and wins where it is better.
     """
+    with _one_thread():
+        return _student_parameters(sample)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """No sharing out of arrays that fit a cache: threads wait for each other longer than they work on these."""
+    threads = torch.get_num_threads()
+    if threads > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads > 1:
+            torch.set_num_threads(threads)
+
+
+def _student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     mean, spread = _moments(sample)
     limit, lower = (mean * NU_MAX / 2).log(), _lower_bound(sample)
     log_scale, at_end = _best_on_grid(sample.thinned(max(1, len(sample.mahalanobis) // _GRID_ROWS)), limit)
