@@ -34,8 +34,9 @@ from halopose.evaluation.scores import (
     Scores,
     Summary,
 )
-from halopose.evaluation.side_by_side import keep_freed_memory, side_by_side
+from halopose.evaluation.side_by_side import side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
+from halopose.memory import keep_freed_memory
 from halopose.types import Array, Counter
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 

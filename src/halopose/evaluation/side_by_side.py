@@ -17,7 +17,6 @@ from halopose.types import Array
 
 Result = TypeVar("Result")
 _ROWS = 2048  # objects in a block: what is worked out on the way stays in the cache and out of fresh pages
-_LARGE = 4_000_000  # numbers, just under the 32 MiB above which glibc always asks for fresh pages
 
 
 def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
@@ -32,15 +31,6 @@ def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
             return [done.result() for done in [pool.submit(piece) for piece in pieces]]
     finally:
         torch.set_num_threads(threads)
-
-
-def keep_freed_memory() -> None:
-    """Have arrays made of memory that others have left, where the C library is glibc.
-
-    It hands what is freed back to the system, and fresh pages cost more than to work on them, until it has seen an
-    array go that is larger than what it may hand back. Nothing is written into this one, so it takes no memory.
-    """
-    np.empty(_LARGE)
 
 
 def blocks(count: int, size: int | None = None) -> Iterator[slice]:
@@ -70,4 +60,4 @@ def by_blocks(work: Callable[[slice], Array], count: int, size: int | None = Non
     return gathered(({"rows": work(rows)} for rows in blocks(count, size)), count)["rows"]
 
 
-__all__ = ["blocks", "by_blocks", "gathered", "keep_freed_memory", "side_by_side"]
+__all__ = ["blocks", "by_blocks", "gathered", "side_by_side"]
