@@ -19,7 +19,7 @@ from halopose.data.splits import image_folds
 from halopose.errors import HaloposeError
 from halopose.evaluation.promises import Promises
 from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.side_by_side import by_blocks, side_by_side
+from halopose.evaluation.side_by_side import between_pieces, by_blocks, side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.keypoints import Keypoints
 from halopose.types import Array
@@ -168,13 +168,14 @@ def fit_calibrations(
     What is given was fitted on other data and takes the place of what would be fitted. A visibility score by which
     nothing is worth pruning beside the confidence has no threshold.
     """
-    _ = matched.places  # which both need
-    source, known = _Source(matched), _Known(gaussian, student, threshold)
-    pieces: list[Callable[[], Any]] = [
-        partial(_fit_alone, source, protocol, known, _entries(matched)),
-        partial(_fit_correlation, source, protocol),
-    ]
-    alone, together = side_by_side(pieces)
+    with between_pieces():
+        _ = matched.places  # which both need
+        source, known = _Source(matched), _Known(gaussian, student, threshold)
+        pieces: list[Callable[[], Any]] = [
+            partial(_fit_alone, source, protocol, known, _entries(matched)),
+            partial(_fit_correlation, source, protocol),
+        ]
+        alone, together = side_by_side(pieces)
     return replace(alone, correlation=together)
 
 

@@ -34,7 +34,7 @@ from halopose.evaluation.scores import (
     Scores,
     Summary,
 )
-from halopose.evaluation.side_by_side import side_by_side
+from halopose.evaluation.side_by_side import between_pieces, side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.memory import keep_freed_memory
 from halopose.types import Array, Counter
@@ -60,9 +60,13 @@ def evaluate(
     >>> scores.student_t.ace < scores.gaussian.ace < scores.uncalibrated.ace
     True
     """
-    protocol = protocol or Protocol()
-    demand_matches(matched, protocol)
     keep_freed_memory()
+    with between_pieces():
+        return _evaluate(matched, laws, protocol or Protocol(), progress)
+
+
+def _evaluate(matched: MatchedPoses, laws: Laws | None, protocol: Protocol, progress: Counter | None) -> Scores:
+    demand_matches(matched, protocol)
     laws = laws or cross_fitted(matched, protocol)
     edges = np.asarray(protocol.scale_edges, dtype=float)
     evaluated = Evaluated.of(matched, laws, protocol, edges)
