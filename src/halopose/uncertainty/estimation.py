@@ -182,7 +182,8 @@ def _moments(sample: Sample) -> tuple[Tensor, Tensor]:
     mean = (rows.sum(0) / sample.total).clamp_min(_TINY)
     squares = torch.zeros_like(mean)
     for part, weighted in zip(sample.mahalanobis.split(_CHUNK), rows.split(_CHUNK), strict=True):
-        squares += ((part / mean) * (weighted / mean)).sum(0)
+        share = part / mean
+        squares += (share.square_() if sample.plain else share * (weighted / mean)).sum(0)
     return mean, squares / sample.total
 
 
