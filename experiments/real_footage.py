@@ -42,7 +42,7 @@ from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Array
 from halopose.uncertainty.calibration import Calibrations
-from halopose.uncertainty.correlation import whiten
+from halopose.uncertainty.lengths import whiten
 
 CONF, PROBABILITY, BLOCK, FRAMES, DRAWS, ALARM = 0.5, 0.95, 10, 40, 2000, 0.05
 

@@ -40,7 +40,8 @@ from halopose.hosts.loading import load_host
 from halopose.landing.world.dataset import write_dataset
 from halopose.types import Array
 from halopose.uncertainty.conformal import fit_regions
-from halopose.uncertainty.correlation import Correlation, JointLaw, joint_covariance, whiten
+from halopose.uncertainty.correlation import Correlation, JointLaw, joint_covariance
+from halopose.uncertainty.lengths import whiten
 from halopose.uncertainty.pruning import promise_of, promised_threshold
 
 PROTOCOL = Protocol(area="box", bootstrap=200)

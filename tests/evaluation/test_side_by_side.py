@@ -1,13 +1,14 @@
 """Pieces side by side: all of them, in order, whatever the number of threads, which stays as it was."""
 
 from functools import partial
+from threading import Barrier
 
 import numpy as np
 import pytest
 import torch
 
 from halopose.evaluation import side_by_side as module
-from halopose.evaluation.side_by_side import blocks, gathered, side_by_side
+from halopose.evaluation.side_by_side import between_pieces, blocks, gathered, side_by_side
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -18,6 +19,24 @@ def test_results_come_in_order_and_threads_stay(threads: int) -> None:
         found = side_by_side([partial(lambda n: (n, torch.get_num_threads()), number) for number in range(7)])
         assert [number for number, _ in found] == list(range(7))
         assert {own for _, own in found} == {1}
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_between_pieces_torch_has_one_thread_and_pieces_have_all(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with between_pieces():
+            assert torch.get_num_threads() == 1
+            with between_pieces():  # as in a calibration within an evaluation
+                meet = Barrier(threads)
+                assert len(side_by_side([partial(meet.wait, 10)] * threads)) == threads
+            found = side_by_side([torch.get_num_threads] * 3)
+            assert found == [1, 1, 1]
+            assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,16 @@ def test_other_processes_read_the_same_in_the_same_order(pictures: Dataset, proc
     assert "0005.png" in expected[5].skipped
     assert expected[5].view is None
     same(list(read_ahead(READER, tasks(pictures), processes, 4, largest)), expected)
+
+
+@pytest.mark.parametrize("depth", [4, 9, 17])
+def test_those_still_looked_at_are_not_written_over(pictures: Dataset, depth: int) -> None:
+    expected = list(read_ahead(READER, tasks(pictures), 0, 1))
+    found = read_ahead(READER, tasks(pictures), 2, depth, held=3)
+    for begin in range(0, len(expected), 3):
+        some = list(islice(found, 3))
+        time.sleep(0.05)  # others read on as far as they may
+        same(some, expected[begin : begin + 3])
 
 
 def test_only_so_many_wait(pictures: Dataset) -> None:

@@ -17,9 +17,9 @@ from halopose.uncertainty.correlation import (
     is_correlation,
     joint_covariance,
     own_and_shared,
-    whiten,
     whitened_correlation,
 )
+from halopose.uncertainty.lengths import whiten
 
 KEYPOINTS = 4
 

@@ -19,15 +19,18 @@ from halopose.data.splits import image_folds
 from halopose.errors import HaloposeError
 from halopose.evaluation.promises import Promises
 from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.side_by_side import by_blocks, side_by_side
+from halopose.evaluation.side_by_side import between_pieces, by_blocks, side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
-from halopose.uncertainty.conformal import Regions, fit_regions
-from halopose.uncertainty.correlation import Correlation, fit_correlation
+from halopose.uncertainty.conformal import fit_regions
+from halopose.uncertainty.correlation import Correlation, fit_directions
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
+from halopose.uncertainty.estimation import Sample
+from halopose.uncertainty.partly_labelled import places_among
 from halopose.uncertainty.pruning import (
+    Scalarisation,
     keep_mask,
     localization_confidence,
     promise_of,
@@ -87,9 +90,7 @@ def given_law(matched: MatchedPoses, covariance: Literal["moment", "paper"] = "m
 def fit_gaussian(matched: MatchedPoses, min_samples: float = 50.0) -> GaussianCalibration:
     """Calibrate the predicted covariances on true positives."""
     calibration = GaussianCalibration(matched.labelled.shape[1], min_samples=min_samples)
-    if matched.covariance is matched.scale:
-        return calibration.fit_sample(matched.sample)
-    return calibration.fit(*_residuals(matched, matched.covariance_tril), torch.from_numpy(matched.labelled))
+    return calibration.fit_sample(matched.covariance_sample)
 
 
 def fit_student(
@@ -123,8 +124,35 @@ def fit_offset(matched: MatchedPoses) -> Tensor:
     return torch.from_numpy(np.where(biased, np.where(biased.all(1, keepdims=True), share, alone), 0.0))
 
 
-def _residuals(matched: MatchedPoses, scale_tril: Array) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(matched.residual), torch.from_numpy(scale_tril)
+@dataclass(frozen=True)
+class _Source:
+    """True positives that a calibration is fitted on: all of them, or those in some rows (m,)."""
+
+    matched: MatchedPoses
+    rows: Array | None = None
+
+    def of(self, values: Array) -> Array:
+        """Their rows of values (M, ...)."""
+        return values if self.rows is None else values[self.rows]
+
+    def sample(self, whole: Sample) -> Sample:
+        """Their rows of a sample."""
+        return whole if self.rows is None else whole.at(torch.from_numpy(self.rows))
+
+    @property
+    def places(self) -> Array:
+        """Places (n,) of their labelled keypoints by rising distance."""
+        every, shape = self.matched.places, self.matched.labelled.shape
+        return every if self.rows is None else places_among(every, self.rows, (shape[0], shape[1]))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was fitted on other data and takes the place of what would be fitted."""
+
+    gaussian: GaussianCalibration | None = None
+    student: StudentTCalibration | None = None
+    threshold: float | None = None
 
 
 def fit_calibrations(
@@ -140,56 +168,66 @@ def fit_calibrations(
     What is given was fitted on other data and takes the place of what would be fitted. A visibility score by which
     nothing is worth pruning beside the confidence has no threshold.
     """
-    _ = matched.scale_tril  # which both need
-    pieces: list[Callable[[], Any]] = [
-        partial(_fit_alone, matched, protocol, gaussian, student, threshold),
-        partial(_fit_correlation, matched, protocol),
-    ]
-    alone, together = side_by_side(pieces)
+    with between_pieces():
+        _ = matched.places  # which both need
+        source, known = _Source(matched), _Known(gaussian, student, threshold)
+        pieces: list[Callable[[], Any]] = [
+            partial(_fit_alone, source, protocol, known, _entries(matched)),
+            partial(_fit_correlation, source, protocol),
+        ]
+        alone, together = side_by_side(pieces)
     return replace(alone, correlation=together)
 
 
-def _fit_alone(
-    matched: MatchedPoses,
-    protocol: Protocol,
-    gaussian: GaussianCalibration | None,
-    student: StudentTCalibration | None,
-    threshold: float | None,
-) -> Calibrations:
-    """``fit_calibrations`` but for the correlation: all that looks at one keypoint at a time."""
-    given = student is not None
-    gaussian = gaussian or fit_gaussian(matched, protocol.min_samples)
-    student = student or fit_student(matched, protocol.covariance, protocol.min_samples)
-    every = _gaussian_confidence(matched, gaussian, protocol)
-    confidence = every[matched.labelled]
-    correct = matched.similarity[matched.labelled] >= protocol.gamma_ks
+def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Array) -> Calibrations:
+    """``fit_calibrations`` but for the correlation: all that looks at one keypoint at a time.
+
+    entries (3, M, K): of the factors of all true positives.
+    """
+    matched = source.matched
+    labelled, keypoints = source.of(matched.labelled), matched.labelled.shape[1]
+    gaussian, student, threshold = known.gaussian, known.student, known.threshold
+    if gaussian is None:
+        gaussian = GaussianCalibration(keypoints, min_samples=protocol.min_samples)
+        gaussian.fit_sample(source.sample(matched.covariance_sample))
+    if student is None:
+        student = StudentTCalibration(
+            keypoints, min_samples=protocol.min_samples, covariance=protocol.covariance
+        ).fit_sample(source.sample(matched.sample))
+    own = entries if source.rows is None else entries[:, source.rows]
+    area, kappa = source.of(matched.confidence_area(protocol)), matched.layout.kappa
+    every = _confidence(own, gaussian.tau_.double().numpy(), area, kappa, protocol.scalarisation)
+    confidence = every[labelled]
+    correct = source.of(matched.similarity)[labelled] >= protocol.gamma_ks
+    image_ids = source.of(matched.image_ids)
     if threshold is None:
-        threshold = _threshold(confidence, correct, matched, protocol)
+        images = np.broadcast_to(image_ids[:, None], labelled.shape)
+        threshold = _threshold(confidence, correct, images, labelled, protocol)
+    visibility = None if matched.visibility is None else source.of(matched.visibility)
     visible = None
     # With a promise the confidence decides alone: that is what was tested.
-    if protocol.visibility and matched.visibility is not None and not promise_of(protocol.threshold_rule):
-        visibility, among = matched.visibility[matched.labelled], confidence >= threshold
-        best = select_threshold(visibility, correct, protocol.threshold_rule, among=among)
-        if best > visibility[among].min(initial=np.inf):
+    if protocol.visibility and visibility is not None and not promise_of(protocol.threshold_rule):
+        shown, among = visibility[labelled], confidence >= threshold
+        best = select_threshold(shown, correct, protocol.threshold_rule, among=among)
+        if best > shown[among].min(initial=np.inf):
             visible = best
-    keep = keep_mask(every, threshold, matched.visibility, visible)
-    scales = _object_scales(matched.box_area, matched.layout, protocol)
-    regions = fit_regions(matched.distance, matched.labelled, matched.image_ids, keep=keep, **scales)
+    keep = keep_mask(every, threshold, visibility, visible)
+    scales = _object_scales(source.of(matched.box_area), matched.layout, protocol)
+    distance = source.of(matched.distance)
+    regions = fit_regions(distance, labelled, image_ids, keep=keep, places=source.places, **scales)
     tails = None
-    if protocol.tails and not given:
-        labelled = torch.from_numpy(matched.labelled)
-        tails = Tails.fit(student, *_residuals(matched, matched.scale_tril), labelled, torch.from_numpy(keep))
+    if protocol.tails and known.student is None:
+        parts = source.of(matched.residual), source.of(matched.scale_tril), labelled, keep
+        tails = Tails.fit(student, *map(torch.from_numpy, parts))
     return Calibrations(gaussian, student, threshold, visible, regions, None, tails)
 
 
-def _fit_correlation(matched: MatchedPoses, protocol: Protocol, index: Array | None = None) -> Correlation:
-    """How keypoints of true positives, all or those at the given indices, err together."""
-    residual, factors, labelled, area = (
-        values if index is None else values[index]
-        for values in (matched.residual, matched.scale_tril, matched.labelled, matched.box_area)
-    )
+def _fit_correlation(source: _Source, protocol: Protocol) -> Correlation:
+    """How keypoints of true positives err together."""
+    matched = source.matched
+    direction, labelled, area = map(source.of, (matched.direction, matched.labelled, matched.box_area))
     scales = _object_scales(area, matched.layout, protocol)
-    return fit_correlation(residual, factors, labelled, matched.layout.mirror, **scales)
+    return fit_directions(direction, labelled, source.places, matched.layout.mirror, **scales)
 
 
 def _object_scales(area: Array, layout: Keypoints, protocol: Protocol) -> dict[str, Any]:
@@ -198,13 +236,12 @@ def _object_scales(area: Array, layout: Keypoints, protocol: Protocol) -> dict[s
     return {"area": area, "edges": edges, "area_factor": layout.area_factor}
 
 
-def _threshold(confidence: Array, correct: Array, matched: MatchedPoses, protocol: Protocol) -> float:
-    """Threshold on the confidence (n,) of labelled keypoints by the protocol's rule."""
+def _threshold(confidence: Array, correct: Array, images: Array, labelled: Array, protocol: Protocol) -> float:
+    """Threshold on the confidence (n,) of labelled keypoints (M, K) on images (M, K) by the protocol's rule."""
     promise = promise_of(protocol.threshold_rule)
     if promise is None:
         return select_threshold(confidence, correct, protocol.threshold_rule)
-    images = np.broadcast_to(matched.image_ids[:, None], matched.labelled.shape)[matched.labelled]
-    threshold = promised_threshold(confidence, correct, images, *promise)
+    threshold = promised_threshold(confidence, correct, images[labelled], *promise)
     if threshold == float("inf"):
         raise HaloposeError(
             f"no threshold keeps the promise {protocol.threshold_rule} on these images: allow more risk, or give "
@@ -213,38 +250,92 @@ def _threshold(confidence: Array, correct: Array, matched: MatchedPoses, protoco
     return threshold
 
 
-def _gaussian_confidence(matched: MatchedPoses, gaussian: GaussianCalibration, protocol: Protocol) -> Array:
-    """Localization confidence (M, K) of the calibrated covariances, whose entries come from the factors' own."""
-    factors, area, kappa = matched.covariance_tril, matched.confidence_area(protocol), matched.layout.kappa
-    tau = gaussian.tau_.to(torch.float64).numpy()
+def _entries(matched: MatchedPoses) -> Array:
+    """The entries l11, l21, l22 (3, M, K) of the factors of the covariances as given."""
+    factors = matched.covariance_tril
+    return np.stack([factors[..., i, j] for i, j in ((0, 0), (1, 0), (1, 1))])
+
+
+def _confidence(entries: Array, tau: Array, area: Array, kappa: Array, scalarisation: Scalarisation) -> Array:
+    """Localization confidence (M, K) of calibrated covariances, from the entries (3, M, K) of given factors.
+
+    tau: temperatures (K,) or (M, K). area (M,).
+    """
+    tau = np.broadcast_to(tau, entries.shape[1:])
 
     def confidence(rows: slice) -> Array:
-        first, shear, second = (factors[rows, :, i, j] * tau for i, j in ((0, 0), (1, 0), (1, 1)))
-        entries = np.empty((2, 2, *first.shape))
-        entries[0, 0], entries[1, 1] = np.square(first), np.square(shear) + np.square(second)
-        entries[0, 1] = entries[1, 0] = first * shear
-        matrices = entries.transpose(2, 3, 0, 1)
-        return localization_confidence(matrices, area[rows], kappa, protocol.scalarisation)
+        first, shear, second = entries[:, rows] * tau[rows]
+        matrices = np.empty((2, 2, *first.shape))
+        matrices[0, 0], matrices[1, 1] = np.square(first), np.square(shear) + np.square(second)
+        matrices[0, 1] = matrices[1, 0] = first * shear
+        return localization_confidence(matrices.transpose(2, 3, 0, 1), area[rows], kappa, scalarisation)
 
-    return by_blocks(confidence, len(matched))
+    return by_blocks(confidence, len(area))
 
 
 def apply_calibrations(matched: MatchedPoses, fitted: Calibrations, protocol: Protocol, source: str = "") -> Laws:
     """The three laws of true positives that nothing was fitted on."""
-    count, visible = len(matched), fitted.visibility_threshold
-    confidence = _gaussian_confidence(matched, fitted.gaussian, protocol)
-    keep = torch.from_numpy(keep_mask(confidence, fitted.threshold, matched.visibility, visible))
+    fold = np.zeros(len(matched), dtype=np.int64)
+    laws = _laws_of_folds(matched, fold, [fitted], protocol, _entries(matched))
+    return replace(laws, source=source, promises=Promises.of(matched, fitted.regions, fitted.correlation))
+
+
+def _laws_of_folds(
+    matched: MatchedPoses, fold: Array, fitted: Sequence[Calibrations], protocol: Protocol, entries: Array
+) -> Laws:
+    """The three laws of true positives by what was fitted on other folds than theirs (M,).
+
+    entries (3, M, K): of the factors of their covariances.
+    """
+    by_fold = torch.from_numpy(fold)
+    tau = torch.stack([each.gaussian.tau_.to(torch.float64) for each in fitted])[by_fold]
+    area, kappa = matched.confidence_area(protocol), matched.layout.kappa
+    confidence = _confidence(entries, tau.numpy(), area, kappa, protocol.scalarisation)
+    threshold = np.array([each.threshold for each in fitted])[fold]
+    seen = [each.visibility_threshold for each in fitted]
+    visible = None
+    if any(each is not None for each in seen):
+        visible = np.array([-np.inf if each is None else each for each in seen])[fold]
+    keep = keep_mask(
+        confidence, threshold[:, None], matched.visibility, None if visible is None else visible[:, None]
+    )
     return Laws(
         laws={
-            "uncalibrated": given_law(matched, fitted.student.covariance),
-            "gaussian": fitted.gaussian(torch.from_numpy(matched.covariance_tril)),
-            "student_t": fitted.law(torch.from_numpy(matched.scale_tril), "student-t", keep),
+            "uncalibrated": given_law(matched, fitted[0].student.covariance),
+            "gaussian": Gaussian(torch.from_numpy(matched.covariance_tril) * tau[..., None, None]),
+            "student_t": _students_of_folds(matched, by_fold, fitted, torch.from_numpy(keep)),
         },
         confidence=confidence,
-        threshold=np.full(count, fitted.threshold),
-        visibility_threshold=None if visible is None else np.full(count, visible),
-        source=source,
-        promises=Promises.of(matched, fitted.regions, fitted.correlation),
+        threshold=threshold,
+        visibility_threshold=visible,
+        source="",
+    )
+
+
+def _students_of_folds(
+    matched: MatchedPoses, by_fold: Tensor, fitted: Sequence[Calibrations], keep: Tensor
+) -> StudentT:
+    """The Student-t over (M, K), where ``keep`` (M, K) is kept and where it is not, by fold (M,)."""
+    factors = torch.from_numpy(matched.scale_tril)
+
+    def law(calibrations: Sequence[StudentTCalibration]) -> StudentT:
+        tau, nu, moment = (
+            torch.stack([getattr(each, name).to(factors.dtype) for each in calibrations])[by_fold]
+            for name in ("tau_", "nu_", "moment_tau_")
+        )
+        own = (
+            Gaussian(factors * moment[..., None, None]).covariance
+            if calibrations[0].covariance == "moment"
+            else None
+        )
+        return StudentT(factors * tau[..., None, None], nu, own)
+
+    if all(each.tails is None for each in fitted):
+        return law([each.student for each in fitted])
+    return Tails.joined(
+        law([each.student if each.tails is None else each.tails.kept for each in fitted]),
+        law([each.student if each.tails is None else each.tails.pruned for each in fitted]),
+        keep,
     )
 
 
@@ -263,67 +354,21 @@ def cross_fitted(
         return apply_calibrations(matched, given, protocol, "given: gaussian, student, threshold")
     numbers, fold = np.unique(image_folds(matched.image_ids, protocol.folds), return_inverse=True)
     # What every fold needs is worked out once.
-    _ = matched.scale_tril, matched.covariance_tril, matched.distance, matched.similarity
-    inside = [np.flatnonzero(fold == number) for number in range(len(numbers))]
-    outside = [np.flatnonzero(fold != number) for number in range(len(numbers))]
-
-    def scored_alone(number: int) -> tuple[Laws, Regions | None]:
-        """A fold under what was fitted on the others, but for the correlation."""
-        fitted = _fit_alone(matched.select(outside[number]), protocol, gaussian, student, threshold)
-        laws = apply_calibrations(matched.select(inside[number]), fitted, protocol)
-        del laws.laws["uncalibrated"]  # which is the same for all folds
-        return laws, fitted.regions
-
-    pieces: list[Callable[[], Any]] = [partial(scored_alone, number) for number in range(len(numbers))]
+    _ = matched.similarity, matched.places, matched.direction, matched.covariance_sample, matched.sample
+    entries, known = _entries(matched), _Known(gaussian, student, threshold)
+    others = [_Source(matched, np.flatnonzero(fold != number)) for number in range(len(numbers))]
+    pieces: list[Callable[[], Any]] = [partial(_fit_alone, other, protocol, known, entries) for other in others]
     # A fold's correlation is a piece of its own: there are more to share out, and none takes long.
-    pieces += [partial(_fit_correlation, matched, protocol, rows) for rows in outside]
+    pieces += [partial(_fit_correlation, other, protocol) for other in others]
     found = side_by_side(pieces)
-    parts, regions = zip(*found[: len(numbers)], strict=True)
-    given_ones = {"gaussian": gaussian, "student": student, "threshold": threshold}
-    names = [name for name, value in given_ones.items() if value is not None]
-    source = f"{len(parts)} folds of images, each scored with what was fitted on the others"
+    fitted, correlations = found[: len(numbers)], found[len(numbers) :]
+    names = [name for name, value in vars(known).items() if value is not None]
+    source = f"{len(fitted)} folds of images, each scored with what was fitted on the others"
     if names:
         source = f"given: {', '.join(names)}; {source}"
-    promises = Promises.of_folds(matched.box_area, fold, regions, found[len(numbers) :])
-    as_given = given_law(matched, protocol.covariance if student is None else student.covariance)
-    joined = _join(parts, inside)
-    laws: dict[str, Bivariate] = {"uncalibrated": as_given, **joined.laws}
-    return replace(joined, laws=laws, source=source, promises=promises)
-
-
-def _join(parts: Sequence[Laws], rows: Sequence[Array]) -> Laws:
-    """The laws of all folds, whose true positives are at the given rows."""
-    visible = [
-        np.full(len(part.threshold), -np.inf) if part.visibility_threshold is None else part.visibility_threshold
-        for part in parts
-    ]
-    nothing_visible = all(part.visibility_threshold is None for part in parts)
-    return Laws(
-        laws={name: _join_laws([part.laws[name] for part in parts], rows) for name in parts[0].laws},
-        confidence=_scattered([part.confidence for part in parts], rows),
-        threshold=_scattered([part.threshold for part in parts], rows),
-        visibility_threshold=None if nothing_visible else _scattered(visible, rows),
-        source="",
-    )
-
-
-def _join_laws(laws: Sequence[Bivariate], rows: Sequence[Array]) -> Bivariate:
-    factors = torch.from_numpy(_scattered([law.scale_tril.numpy() for law in laws], rows))
-    if not isinstance(laws[0], StudentT):
-        return Gaussian(factors)
-    students = [law for law in laws if isinstance(law, StudentT)]
-    dof = _scattered([law.dof.expand(law.scale_tril.shape[:-2]).numpy() for law in students], rows)
-    moments = [law.moment.numpy() for law in students if law.moment is not None]
-    moment = torch.from_numpy(_scattered(moments, rows)) if moments else None
-    return StudentT(factors, torch.from_numpy(dof), moment)
-
-
-def _scattered(parts: Sequence[Array], rows: Sequence[Array]) -> Array:
-    """Rows (M, ...) of which each part has those at its indices."""
-    result = np.empty((sum(map(len, rows)), *parts[0].shape[1:]), dtype=parts[0].dtype)
-    for part, index in zip(parts, rows, strict=True):
-        result[index] = part
-    return result
+    promises = Promises.of_folds(matched.box_area, fold, [each.regions for each in fitted], correlations)
+    laws = _laws_of_folds(matched, fold, fitted, protocol, entries)
+    return replace(laws, source=source, promises=promises)
 
 
 def _selected(law: Bivariate, index: Array) -> Bivariate:

@@ -32,9 +32,11 @@ from halopose.evaluation.scores import (
     PruningRule,
     Scale,
     Scores,
+    Summary,
 )
-from halopose.evaluation.side_by_side import side_by_side
+from halopose.evaluation.side_by_side import between_pieces, side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
+from halopose.memory import keep_freed_memory
 from halopose.types import Array, Counter
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 
@@ -58,7 +60,12 @@ def evaluate(
     >>> scores.student_t.ace < scores.gaussian.ace < scores.uncalibrated.ace
     True
     """
-    protocol = protocol or Protocol()
+    keep_freed_memory()
+    with between_pieces():
+        return _evaluate(matched, laws, protocol or Protocol(), progress)
+
+
+def _evaluate(matched: MatchedPoses, laws: Laws | None, protocol: Protocol, progress: Counter | None) -> Scores:
     demand_matches(matched, protocol)
     laws = laws or cross_fitted(matched, protocol)
     edges = np.asarray(protocol.scale_edges, dtype=float)
@@ -66,15 +73,15 @@ def evaluate(
     scales = _scale_table(matched.area, edges)
     # All at once, what takes longest first: no core waits for another between two kinds of scores.
     pieces: dict[str, Callable[[], Any]] = {
-        **{
-            name: partial(_law_scores, name, laws, matched, evaluated, protocol, scales) for name in reversed(LAWS)
-        },
+        "calibrated": partial(_calibrated_scores, laws, matched, evaluated, protocol, scales),
+        "uncalibrated": partial(_law_scores, "uncalibrated", laws, matched, evaluated, protocol, scales),
         **_promises(matched, laws, protocol, edges, scales),
+        "calibration": partial(_calibration, laws),
         "akp_random": partial(metrics.random_keypoint_precision, evaluated.similarity, seed=protocol.seed),
         "akp_visibility": partial(metrics.average_keypoint_precision, evaluated.visibility, evaluated.similarity),
     }
     found: dict[str, Any] = dict(zip(pieces, side_by_side(list(pieces.values())), strict=True))
-    by_law: dict[str, _Scored] = {name: found.pop(name) for name in LAWS}
+    by_law: dict[str, _Scored] = {"uncalibrated": found.pop("uncalibrated"), **found.pop("calibrated")}
     found |= {name: one.whole for name, one in by_law.items()}
     if laws.promises is not None:
         alone = {name: one.whole.nll for name, one in by_law.items()}
@@ -84,7 +91,6 @@ def evaluate(
     scores = Scores(
         settings=asdict(protocol),
         given_family="gaussian" if matched.dof is None else "student-t",
-        calibration=_calibration(laws),
         images=evaluated.image_count,
         matched_instances=len(matched),
         keypoints=len(evaluated.similarity),
@@ -121,14 +127,25 @@ def _promises(
 class _Scored:
     """Scores of one law, of all keypoints and of those kept, and its coverage (C, 99) by keypoint and scale.
 
-    pruning_curve: of the Gaussian alone. statistics: what scores are made of, where a bootstrap needs it again.
+    covariance: entries (n,) by name. pruning_curve: of the Gaussian alone. statistics: what scores are made of,
+    where a bootstrap needs it again.
     """
 
     whole: LawScores
     kept: LawScores
     cells: Array
+    covariance: dict[str, Array]
     pruning_curve: PruningCurve | None
     statistics: tuple[Statistics, Statistics] | None
+
+
+def _calibrated_scores(
+    laws: Laws, matched: MatchedPoses, evaluated: Evaluated, protocol: Protocol, scales: Sequence[Scale]
+) -> dict[str, _Scored]:
+    """Of both calibrated laws, one after the other: most often both have the same covariances."""
+    gaussian = _law_scores("gaussian", laws, matched, evaluated, protocol, scales)
+    student = _law_scores("student_t", laws, matched, evaluated, protocol, scales, gaussian)
+    return {"gaussian": gaussian, "student_t": student}
 
 
 def _law_scores(
@@ -138,36 +155,54 @@ def _law_scores(
     evaluated: Evaluated,
     protocol: Protocol,
     scales: Sequence[Scale],
+    other: _Scored | None = None,
 ) -> _Scored:
-    """Measure keypoints under one of the laws and score them; nothing else needs what was measured."""
+    """Measure keypoints under one of the laws and score them; nothing else needs what was measured.
+
+    other: another law's scores, of which those that come from covariances alone are taken if these are the same.
+    """
     whole = Statistics.of(laws.laws[name], matched, protocol, evaluated.residuals)
     names = matched.layout.names
     cell = evaluated.keypoint * len(scales) + evaluated.scale
     count = len(names) * len(scales)
-    scores = _one_law(whole, cell, names, scales, names)
+    like: tuple[LawScores | None, LawScores | None] = (None, None)
+    if other is not None and whole.as_wide_as(other.covariance):
+        like = (other.whole, other.kept)
+    scores = _one_law(whole, cell, names, scales, names, like[0])
     cells = metrics.coverage_of_levels(whole.level["joint"], None, cell, count)
     curve = _pruning_curve(whole, protocol) if name == "gaussian" else None
     kept = whole.take(evaluated.kept, evaluated.kept_residuals)
     statistics = (whole, kept) if protocol.bootstrap else None
+    covariance = whole.covariance
     del whole  # as large as all that is left to do
-    return _Scored(scores, _one_law(kept, cell[evaluated.kept], names, scales, ()), cells, curve, statistics)
+    left = _one_law(kept, cell[evaluated.kept], names, scales, (), like[1])
+    return _Scored(scores, left, cells, covariance, curve, statistics)
 
 
 def _one_law(
-    statistics: Statistics, cell: Array, names: Sequence[str], scales: Sequence[Scale], plotted: Sequence[str]
+    statistics: Statistics,
+    cell: Array,
+    names: Sequence[str],
+    scales: Sequence[Scale],
+    plotted: Sequence[str],
+    like: LawScores | None = None,
 ) -> LawScores:
     """Scalar metrics overall, per keypoint and per scale, and curves; Q-Q of the keypoints ``plotted``.
 
-    cell (n,): which keypoint at which scale, scale by scale.
+    cell (n,): which keypoint at which scale, scale by scale. like: of a law with the same covariances.
     """
     cells = np.arange(len(names) * len(scales))
     keypoint, scale = np.divmod(cells, len(scales))
-    [[overall], per_keypoint, per_scale] = summaries_by(statistics, cell, [np.zeros_like(cells), keypoint, scale])
+    known: list[list[Summary]] | None = None
+    if like is not None:
+        known = [[like], list(like.per_keypoint.values()), list(like.per_scale.values())]
+    groupings = [np.zeros_like(cells), keypoint, scale]
+    [[overall], per_keypoint, per_scale] = summaries_by(statistics, cell, groupings, known)
     return LawScores(
         **vars(overall),
         per_keypoint=dict(zip(names, per_keypoint, strict=True)),
         per_scale=dict(zip([one.name for one in scales], per_scale, strict=True)),
-        curves=curves_of(statistics, cell // len(scales), plotted),
+        curves=curves_of(statistics, cell // len(scales), plotted, None if like is None else like.curves),
     )
 
 

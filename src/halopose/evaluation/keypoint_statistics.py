@@ -24,11 +24,16 @@ from halopose.evaluation.side_by_side import blocks, gathered
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
+from halopose.uncertainty.order import whole_order
 from halopose.uncertainty.pruning import Scalarisation, localization_confidence
 
 _POINTS = 200
+_SHARED_CURVES = ("variance", "moments_empirical", "moments_predicted")  # by laws of the same covariances
 _KEYPOINT_POINTS = 41
 _MOMENTS = ("xx", "xy", "yy")
+_ORDERS = ("by_variance", "by_statistic")
+_SUFFIXES = {axis: "" if axis == "joint" else f"_{axis}" for axis in AXES}
+_OF_COVARIANCE = (*(f"ence{suffix}" for suffix in _SUFFIXES.values()), "akp")
 _FEW = 6  # groups that are found one by one as fast as by sorting
 
 
@@ -136,10 +141,16 @@ class Statistics:
             residuals or self.residuals.take(index),
         )
         place = np.cumsum(mask) - 1
-        by_variance = {axis: place[order[mask[order]]] for axis, order in self.by_variance.items()}
-        vars(taken)["by_variance"] = by_variance
-        vars(taken)["by_confidence"] = place[self.by_confidence[mask[self.by_confidence]]]
+        known = {name: vars(self)[name] for name in _ORDERS if name in vars(self)}
+        for name, orders in known.items():
+            vars(taken)[name] = {axis: place.take(order[mask.take(order)]) for axis, order in orders.items()}
+        if "by_confidence" in vars(self):
+            vars(taken)["by_confidence"] = place.take(self.by_confidence[mask.take(self.by_confidence)])
         return taken
+
+    def as_wide_as(self, covariance: Mapping[str, Array]) -> bool:
+        """Whether covariances are the given ones, entry by entry: then all orders but those of statistics are."""
+        return all(np.array_equal(self.covariance[moment], covariance[moment]) for moment in _MOMENTS)
 
     @property
     def variance(self) -> dict[str, Array]:
@@ -157,6 +168,11 @@ class Statistics:
         return {axis: metrics.rising_order(self.variance[axis]) for axis in AXES}
 
     @cached_property
+    def by_statistic(self) -> dict[str, Array]:
+        """Order of rising statistic."""
+        return {axis: metrics.rising_order(self.statistic[axis]) for axis in AXES}
+
+    @cached_property
     def by_confidence(self) -> Array:
         """Order of falling confidence; ties keep their order."""
         return metrics.falling_order(self.confidence)
@@ -170,15 +186,14 @@ class Statistics:
     def in_variance_order(self) -> dict[str, tuple[Array, Array]]:
         """Predicted variances and squared residuals in order of rising variance."""
         return {
-            axis: (self.variance[axis][order], self.squared[axis][order])
+            axis: (self.variance[axis].take(order), self.squared[axis].take(order))
             for axis, order in self.by_variance.items()
         }
 
     def resampled(self, weight: Array) -> dict[str, float]:
         """Scalar metrics with each keypoint counted ``weight`` (n,) times."""
         result: dict[str, float] = {}
-        for axis in AXES:
-            suffix = "" if axis == "joint" else f"_{axis}"
+        for axis, suffix in _SUFFIXES.items():
             curve = metrics.coverage_of_levels(self.level[axis], weight)[0]
             result[f"ace{suffix}"] = float(metrics.average_coverage_error(curve))
             bins = metrics.variance_bins(
@@ -196,43 +211,58 @@ def summaries(statistics: Statistics, group: Array, count: int) -> list[Summary]
     return summaries_by(statistics, group, [np.arange(count)])[0]
 
 
-def summaries_by(statistics: Statistics, cell: Array, groupings: Sequence[Array]) -> list[list[Summary]]:
+def summaries_by(
+    statistics: Statistics,
+    cell: Array,
+    groupings: Sequence[Array],
+    like: Sequence[Sequence[Summary]] | None = None,
+) -> list[list[Summary]]:
     """``summaries`` of several groupings of the same cells. cell (n,): index; groupings (C,): the group of each.
 
-    Keypoints are sorted and counted once, by cell.
+    Keypoints are sorted and counted once, by cell. like: those of a law with the same covariances.
     """
-    counts = [int(grouping.max()) + 1 for grouping in groupings]
     cells = len(groupings[0])
     sizes = [_total(np.bincount(cell, minlength=cells), grouping) for grouping in groupings]
+    if like is None:
+        columns = _by_covariance(statistics, cell, groupings, sizes)
+    else:
+        columns = [{name: [getattr(one, name) for one in group] for name in _OF_COVARIANCE} for group in like]
+    levels = {axis: metrics.level_counts(statistics.level[axis], cell, cells) for axis in AXES}
+    totals = np.bincount(cell, weights=statistics.nll, minlength=cells)
+    result = []
+    for found, size, grouping in zip(columns, sizes, groupings, strict=True):
+        for axis, suffix in _SUFFIXES.items():
+            curves = metrics.coverage_of_counts(_total(levels[axis], grouping))
+            found[f"ace{suffix}"] = metrics.average_coverage_error(curves).tolist()
+        with np.errstate(invalid="ignore"):
+            found["nll"] = (_total(totals, grouping) / size).tolist()
+        found["count"] = size.tolist()
+        result.append([Summary(**dict(zip(found, row, strict=True))) for row in zip(*found.values(), strict=True)])
+    return result
+
+
+def _by_covariance(
+    statistics: Statistics, cell: Array, groupings: Sequence[Array], sizes: Sequence[Array]
+) -> list[dict[str, list[Any]]]:
+    """The columns of ``summaries_by`` that look at a law's covariances alone, ENCE and AKP, by grouping."""
     columns: list[dict[str, list[Any]]] = [{} for _ in groupings]
-    for axis in AXES:
-        suffix = "" if axis == "joint" else f"_{axis}"
-        levels = metrics.level_counts(statistics.level[axis], cell, cells)
+    for axis, suffix in _SUFFIXES.items():
         ordered = statistics.in_variance_order[axis]
         members = _members(cell.take(statistics.by_variance[axis]), groupings)
-        for number, grouping in enumerate(groupings):
-            curves = metrics.coverage_of_counts(_total(levels, grouping))
-            columns[number][f"ace{suffix}"] = metrics.average_coverage_error(curves).tolist()
-            one = counts[number] == 1
-            variance, squared = (each if one else each.take(members[number]) for each in ordered)
-            columns[number][f"ence{suffix}"] = metrics.normalized_calibration_errors(
-                variance, squared, sizes[number]
-            )
-    totals = np.bincount(cell, weights=statistics.nll, minlength=cells)
+        for found, size, member in zip(columns, sizes, members, strict=True):
+            variance, squared = (each if len(size) == 1 else each.take(member) for each in ordered)
+            found[f"ence{suffix}"] = metrics.normalized_calibration_errors(variance, squared, size)
     ranked = statistics.residuals.grade.take(statistics.by_confidence)
     members = _members(cell.take(statistics.by_confidence), groupings)
     grades = np.concatenate(
-        [ranked if count == 1 else ranked.take(m) for count, m in zip(counts, members, strict=True)]
+        [ranked if len(size) == 1 else ranked.take(member) for size, member in zip(sizes, members, strict=True)]
     )
-    akp = np.split(metrics.keypoint_precisions(grades, np.concatenate(sizes)), np.cumsum(counts)[:-1])
-    result = []
-    for number, grouping in enumerate(groupings):
-        found, size = columns[number], sizes[number]
-        with np.errstate(invalid="ignore"):
-            found["nll"] = (_total(totals, grouping) / size).tolist()
-        found["akp"], found["count"] = akp[number].tolist(), size.tolist()
-        result.append([Summary(**dict(zip(found, row, strict=True))) for row in zip(*found.values(), strict=True)])
-    return result
+    precisions = metrics.keypoint_precisions(grades, np.concatenate(sizes))
+    for found, part in zip(
+        columns, np.split(precisions, np.cumsum([len(size) for size in sizes])[:-1]), strict=True
+    ):
+        found["akp"] = part.tolist()
+    return columns
 
 
 def _total(values: Array, grouping: Array) -> Array:
@@ -254,57 +284,69 @@ def _sorted_groups(group: Array, count: int) -> Array:
         return np.zeros(0, dtype=np.int64)
     if count <= _FEW:
         return np.concatenate([np.flatnonzero(group == number) for number in range(count)])
-    return np.argsort(group, kind="stable")
+    return whole_order(group)
 
 
-def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str]) -> Curves:
+def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str], like: Curves | None = None) -> Curves:
     """Plot data: coverage, variance bins and Q-Q by axis, Q-Q by keypoint, and the moment matrices.
 
-    Q-Q over all keypoints exists for a Gaussian; Student-t laws differ by keypoint (paper, appendix D.2).
+    Q-Q over all keypoints exists for a Gaussian; Student-t laws differ by keypoint (paper, appendix D.2). like: of
+    a law with the same covariances.
     """
+    own = (
+        _covariance_curves(statistics) if like is None else {name: getattr(like, name) for name in _SHARED_CURVES}
+    )
+    return Curves(
+        coverage={axis: metrics.coverage_of_levels(statistics.level[axis])[0] for axis in AXES},
+        **own,
+        qq=None if statistics.dof is not None else _qq(statistics, np.zeros_like(keypoint), 1, _POINTS)[0],
+        qq_keypoints=_qq_keypoints(statistics, keypoint, names) if names else {},
+    )
+
+
+def _covariance_curves(statistics: Statistics) -> dict[str, Any]:
+    """The curves that look at a law's covariances alone."""
     residual = statistics.residuals.residual
     empirical, predicted = metrics.moment_matching(
         (residual["x"], residual["y"]), tuple(statistics.covariance[moment] for moment in _MOMENTS)
     )
     bins = {axis: metrics.variance_bins(*statistics.in_variance_order[axis], presorted=True) for axis in AXES}
-    return Curves(
-        coverage={axis: metrics.coverage_of_levels(statistics.level[axis])[0] for axis in AXES},
-        variance={axis: Points(one.predicted, one.empirical) for axis, one in bins.items()},
-        moments_empirical=empirical,
-        moments_predicted=predicted,
-        qq=None if statistics.dof is not None else _qq(statistics, [slice(None)], _POINTS)[0],
-        qq_keypoints=_qq_keypoints(statistics, keypoint, names) if names else {},
-    )
+    variance = {axis: Points(one.predicted, one.empirical) for axis, one in bins.items()}
+    return dict(zip(_SHARED_CURVES, (variance, empirical, predicted), strict=True))
 
 
 def _qq_keypoints(statistics: Statistics, keypoint: Array, names: Sequence[str]) -> dict[str, dict[str, Points]]:
     """Q-Q points of each keypoint that there is."""
-    sizes = np.bincount(keypoint, minlength=len(names))
-    order = np.argsort(keypoint.astype(np.int16), kind="stable")
-    known = np.flatnonzero(sizes).tolist()
-    members = [each for each in np.split(order, np.cumsum(sizes)[:-1]) if len(each)]
-    found = _qq(statistics, members, _KEYPOINT_POINTS)
+    known = np.flatnonzero(np.bincount(keypoint, minlength=len(names))).tolist()
+    found = _qq(statistics, keypoint, len(names), _KEYPOINT_POINTS)
     return {names[number]: points for number, points in zip(known, found, strict=True)}
 
 
-def _qq(statistics: Statistics, groups: Sequence[Array | slice], points: int) -> list[dict[str, Points]]:
-    """Q-Q points by axis of groups of keypoints, each under the median of its degrees of freedom."""
-    counts = [len(statistics.nll[group]) for group in groups]
-    positions = [metrics.qq_positions(count, points) for count in counts]
+def _qq(statistics: Statistics, group: Array, count: int, points: int) -> list[dict[str, Points]]:
+    """Q-Q points by axis of those of ``count`` groups, by index (n,), that there are; a single one may be empty.
+
+    Each is under the median of its degrees of freedom.
+    """
+    sizes = np.bincount(group, minlength=count)
+    sizes = sizes[sizes > 0] if count > 1 else sizes
+    bounds = np.cumsum(sizes)[:-1]
+    positions = [metrics.qq_positions(size, points) for size in sizes.tolist()]
     place = torch.from_numpy(np.concatenate(positions))
     unit = torch.eye(2, dtype=torch.float64)
     law: Bivariate = Gaussian(unit)
     if statistics.dof is not None:
-        medians = [np.median(statistics.dof[group]) for group in groups]
+        medians = [np.median(dof) for dof in np.split(statistics.dof.take(whole_order(group)), bounds)]
         law = StudentT(unit, torch.from_numpy(np.repeat(medians, [len(each) for each in positions])))
     marginal = law.standard_quantile(place[:, None])[:, 0].numpy()  # of x and of y
     theoretical = {"joint": law.mahalanobis_quantile(place).numpy(), "x": marginal, "y": marginal}
     ends = np.cumsum([len(each) for each in positions])[:-1]
     columns: dict[str, list[Points]] = {}
     for axis in AXES:
-        empirical = np.concatenate(
-            [metrics.qq_values(statistics.statistic[axis][group], points) for group in groups]
-        )
+        order = statistics.by_statistic[axis]
+        if count > 1:
+            order = order.take(whole_order(group.take(order)))
+        parts = np.split(statistics.statistic[axis].take(order), bounds)
+        empirical = np.concatenate([metrics.qq_values(part, points, presorted=True) for part in parts])
         if isinstance(law, StudentT):
             empirical = _from_surprise(empirical, law.dof.numpy(), axis)
         pairs = zip(np.split(theoretical[axis], ends), np.split(empirical, ends), strict=True)

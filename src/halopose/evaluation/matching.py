@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.evaluation.side_by_side import blocks, by_blocks
+from halopose.evaluation.side_by_side import blocks, side_by_side
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
+from halopose.uncertainty.lengths import squares
+from halopose.uncertainty.order import falling_order, whole_order
 
 OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 MAX_DETECTIONS = 20
-_BLOCK = 8192  # detections or pairs that are looked at at once
+_BLOCK = 4096  # detections that are looked at at once
 _SLACK = 1e-6  # of a bound on the exponent, far more than its rounding
 
 
 def keypoint_similarity(residual: Array, area: Array, kappa: Array) -> Array:
     """KS (..., K) of residuals (..., K, 2) on objects of the given area (...) (eq. 20)."""
     scale = 2 * np.asarray(area)[..., None] * np.asarray(kappa) ** 2
-    return np.asarray(np.exp(-np.square(residual).sum(-1) / scale))
+    return np.asarray(np.exp(-squares(residual) / scale))
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def object_keypoint_similarity(
     if not len(detection):
         return np.zeros(0)
     counts = np.count_nonzero(truth.labelled[object], axis=1)
-    order = np.argsort(counts.astype(np.int16), kind="stable")
+    order = whole_order(counts)
     detection, object, counts = detection[order], object[order], counts[order]
     bare = int(np.searchsorted(counts, 1))  # pairs with an object that has no labelled keypoint
     apart = predictions.keypoints[detection] - truth.keypoints[object]
@@ -120,26 +123,26 @@ def candidate_pairs(
     object_group = np.searchsorted(truth.images, truth.image_ids) * len(classes) + np.searchsorted(
         classes, truth.class_ids
     )
-    detections = np.lexsort((-predictions.scores, group_of))
+    by_score = falling_order(predictions.scores)
+    detections = by_score.take(whole_order(group_of.take(by_score)))
     ranks = _position_in_run(group_of[detections])
     detections, ranks = detections[ranks < max_detections], ranks[ranks < max_detections]
-    objects = np.argsort(object_group, kind="stable")
+    objects = whole_order(object_group)
     slots = _position_in_run(object_group[objects])
     # Expand every detection by the objects of its group.
     begin = np.searchsorted(object_group[objects], group_of[detections], side="left")
     repeat = np.searchsorted(object_group[objects], group_of[detections], side="right") - begin
     some = np.flatnonzero(repeat)
-    parts = [
-        _expanded(predictions, truth, detections, objects, some[rows], begin, repeat, least)
-        for rows in blocks(len(some), _BLOCK)
-    ]
-    expanded, position = (np.concatenate(each) for each in zip(*parts, strict=True))
+
+    def pairs_of(rows: slice) -> tuple[Array, Array, Array]:
+        """Places in detections and objects of a block's pairs, and their OKS."""
+        expanded, position = _expanded(predictions, truth, detections, objects, some[rows], begin, repeat, least)
+        oks = object_keypoint_similarity(predictions, truth, detections[expanded], objects[position])
+        return expanded, position, oks
+
+    parts = side_by_side([partial(pairs_of, rows) for rows in blocks(len(some), _BLOCK)])
+    expanded, position, oks = (np.concatenate(each) for each in zip(*parts, strict=True))
     detection, object = detections[expanded], objects[position]
-    oks = by_blocks(
-        lambda rows: object_keypoint_similarity(predictions, truth, detection[rows], object[rows]),
-        len(detection),
-        _BLOCK,
-    )
     return Pairs(rank=ranks[expanded], slot=slots[position], detection=detection, object=object, oks=oks)
 
 

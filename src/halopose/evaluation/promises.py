@@ -21,6 +21,7 @@ from halopose.types import Array
 from halopose.uncertainty.conformal import Regions, whole_distance
 from halopose.uncertainty.correlation import Correlation, JointLaw, gains
 from halopose.uncertainty.distributions import Bivariate, StudentT
+from halopose.uncertainty.order import whole_order
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def score_regions(
         largest, of_rows = whole_distance(matched.distance, mask, images)
         whole[name] = share(largest <= radius.T[:, promises.fold[rows]], of_rows)
     groups = {name: np.flatnonzero(rows.take(instance)) for name, rows in scales.items()}
-    order = np.argsort(keypoint.astype(np.int16), kind="stable")
+    order = whole_order(keypoint)
     members = np.split(order, np.cumsum(np.bincount(keypoint, minlength=labelled.shape[1]))[:-1])
     # The geometric mean of a region's half axes, but for its radius: the root of the factor's determinant.
     size = np.sqrt((matched.scale_tril[..., 0, 0] * matched.scale_tril[..., 1, 1])[labelled])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import numpy as np
@@ -16,21 +18,40 @@ import torch
 from halopose.types import Array
 
 Result = TypeVar("Result")
+_threads: ContextVar[int | None] = ContextVar("threads", default=None)  # that pieces may use
 _ROWS = 2048  # objects in a block: what is worked out on the way stays in the cache and out of fresh pages
+
+
+@contextmanager
+def between_pieces() -> Iterator[None]:
+    """While it holds, torch works on one thread, and ``side_by_side`` on as many as torch had.
+
+    After a step that torch has shared out its threads keep their cores busy waiting for the next one, and pieces
+    that follow would have to share these cores with them.
+    """
+    threads = torch.get_num_threads()
+    token = _threads.set(_threads.get() or threads)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _threads.reset(token)
 
 
 def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
     """Call them all; numpy and torch let go of the interpreter while they work on arrays of this size."""
-    threads = torch.get_num_threads()
+    threads = _threads.get() or torch.get_num_threads()
     if min(threads, len(pieces)) < 2:
         return [piece() for piece in pieces]
+    before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(
             min(threads, len(pieces)), initializer=torch.set_num_threads, initargs=(1,)
         ) as pool:
             return [done.result() for done in [pool.submit(piece) for piece in pieces]]
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def blocks(count: int, size: int | None = None) -> Iterator[slice]:
@@ -60,4 +81,4 @@ def by_blocks(work: Callable[[slice], Array], count: int, size: int | None = Non
     return gathered(({"rows": work(rows)} for rows in blocks(count, size)), count)["rows"]
 
 
-__all__ = ["blocks", "by_blocks", "gathered", "side_by_side"]
+__all__ = ["between_pieces", "blocks", "by_blocks", "gathered", "side_by_side"]

@@ -19,14 +19,16 @@ from halopose.evaluation.matching import keypoint_similarity, true_pairs
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.side_by_side import by_blocks
 from halopose.keypoints import Keypoints
+from halopose.memory import keep_freed_memory
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
-from halopose.uncertainty.correlation import whiten
 from halopose.uncertainty.distributions import scale_tril_from_covariance
 from halopose.uncertainty.estimation import Sample
+from halopose.uncertainty.lengths import directions, squares, whiten
+from halopose.uncertainty.partly_labelled import rising_places
 from halopose.uncertainty.pruning import localization_confidence
 
-_WORKED_OUT = ("scale_tril", "covariance_tril", "distance", "similarity")
+_WORKED_OUT = ("scale_tril", "covariance_tril", "distance", "covariance_distance", "similarity", "direction")
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ class MatchedPoses:
         selected = replace(self, **chosen)
         # What has been worked out row by row stays valid.
         known = {name: vars(self)[name] for name in _WORKED_OUT if name in vars(self)}
-        if known.get("covariance_tril") is known.get("scale_tril"):
-            known.pop("covariance_tril", None)  # one property is the other
+        if self.scale is self.covariance:
+            for name in ("covariance_tril", "covariance_distance"):
+                known.pop(name, None)  # one property is the other
         vars(selected).update({name: values[index] for name, values in known.items()})
         return selected
 
@@ -125,19 +128,47 @@ class MatchedPoses:
     @cached_property
     def distance(self) -> Array:
         """Squared Mahalanobis distance (M, K) of every keypoint under its scale matrix as given."""
-        residual, factors = self.residual, self.scale_tril
-        return by_blocks(lambda rows: np.square(whiten(residual[rows], factors[rows])).sum(-1), len(self))
+        return _distances(self.residual, self.scale_tril)
+
+    @cached_property
+    def covariance_distance(self) -> Array:
+        """The same under its covariance as given."""
+        same = self.scale is self.covariance
+        return self.distance if same else _distances(self.residual, self.covariance_tril)
+
+    @cached_property
+    def places(self) -> Array:
+        """Places (n,) of labelled keypoints by rising distance, row by row."""
+        return rising_places(self.distance, self.labelled)
+
+    @cached_property
+    def direction(self) -> Array:
+        """Directions (M, K, 2) of whitened residuals."""
+        residual, factors, labelled = self.residual, self.scale_tril, self.labelled
+        return by_blocks(lambda rows: directions(residual[rows], factors[rows], labelled[rows])[1], len(self))
 
     @cached_property
     def sample(self) -> Sample:
-        """The same of the labelled ones, as calibrations take it."""
+        """Distances of labelled keypoints, as calibrations take them."""
         return Sample.of_distances(torch.from_numpy(self.distance), torch.from_numpy(self.labelled))
+
+    @cached_property
+    def covariance_sample(self) -> Sample:
+        """The same under the covariances as given."""
+        if self.scale is self.covariance:
+            return self.sample
+        return Sample.of_distances(torch.from_numpy(self.covariance_distance), torch.from_numpy(self.labelled))
 
     @cached_property
     def similarity(self) -> Array:
         """KS (M, K) of every keypoint, labelled or not (eq. 20)."""
         kappa = self.layout.kappa
         return by_blocks(lambda rows: keypoint_similarity(self.residual[rows], self.area[rows], kappa), len(self))
+
+
+def _distances(residual: Array, factors: Array) -> Array:
+    """Squared lengths (M, K) of residuals (M, K, 2) whitened by factors (M, K, 2, 2)."""
+    return by_blocks(lambda rows: squares(whiten(residual[rows], factors[rows])), len(residual))
 
 
 def _factors(matrices: Array) -> Array:
@@ -156,6 +187,7 @@ def match_poses(
         raise HaloposeError(
             f"predictions have {predictions.keypoint_count} keypoints, ground truth {truth.keypoint_count}"
         )
+    keep_freed_memory()
     detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
     order = np.lexsort((objects, truth.image_ids[objects]))
     detections, objects = detections[order], objects[order]

@@ -33,6 +33,7 @@ from halopose.fitting.reading import Reader, Reading, Task, View, read_ahead
 from halopose.fitting.store import FORMAT, CollectSettings, MatchStore, known_shards, shard_metadata, shard_path
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
 from halopose.keypoints import Keypoints
+from halopose.memory import keep_freed_memory
 from halopose.types import Counter
 from halopose.uncertainty.heads import cut_windows
 from halopose.uncertainty.novelty import pool_images
@@ -159,11 +160,15 @@ class Collection:
 
     def write(self, numbers: Sequence[int], tick: Tick | None = None) -> None:
         """Collect shards. While the model works on one, the last is being written and the next is being read."""
+        keep_freed_memory()  # here and in the processes that read
         done = 0
         reader = Reader(self.host.placer(), self.settings.rectangular)
         tasks = (task for number in numbers for task in self.views(number))
         depth = VIEWS_PER_SHARD + 2 * self.crew.readers
-        readings = read_ahead(reader, tasks, self.crew.readers, depth, max(self.settings.imgsz))
+        # Those of one shard are looked at together.
+        readings = read_ahead(
+            reader, tasks, self.crew.readers, depth, max(self.settings.imgsz), held=VIEWS_PER_SHARD
+        )
         with closing(readings), ThreadPoolExecutor(1) as pool:
             writing: Future[None] | None = None
             for number in numbers:

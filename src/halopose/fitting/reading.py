@@ -10,11 +10,11 @@ import mmap
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import cv2
@@ -27,6 +27,8 @@ from halopose.hosts.base import Letterbox, Placer
 from halopose.types import Array
 
 Task = tuple[Record, int]  # an image and an input size
+
+_BUNCH = 4  # images that a process is asked for at once: to ask takes as long as a tenth of reading one
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +93,12 @@ _slots: _Slots | None = None  # in a process that reads: where it lays pixels
 _Laid = tuple[Reading, tuple[int, ...] | None]  # a reading, and the shape of its pixels if they lie in a slot
 
 
-def _read(reader: Reader, task: Task, number: int) -> _Laid:
-    """In a process that reads: pixels go into a slot where they fit, else along with the reading."""
-    reading = reader(task)
+def _read(reader: Reader, tasks: list[tuple[Task, int]]) -> list[_Laid]:
+    """In a process that reads: pixels go into slots where they fit, else along with the reading."""
+    return [_laid(reader(task), number) for task, number in tasks]
+
+
+def _laid(reading: Reading, number: int) -> _Laid:
     view = reading.view
     if _slots is None or view is None or view.pixels.dtype != np.uint8 or view.pixels.nbytes > _slots.size:
         return reading, None
@@ -102,44 +107,48 @@ def _read(reader: Reader, task: Task, number: int) -> _Laid:
 
 
 def read_ahead(
-    reader: Reader, tasks: Iterable[Task], processes: int, depth: int, largest: int = 640
+    reader: Reader, tasks: Iterable[Task], processes: int, depth: int, largest: int = 640, held: int = 0
 ) -> Generator[Reading, None, None]:
     """Readings in the order of their tasks; without processes each when it is asked for.
 
     At most ``depth`` of them wait for the model. If a process is killed, this one reads on: nothing is lost.
-    largest: of the input sizes; room is made for so many pixels.
+    largest: of the input sizes; room is made for so many pixels. held: how many of the last readings are looked at
+    when the next is asked for, and not written over; 0: pixels are copied.
     """
     if not processes:
         yield from map(reader, tasks)
         return
-    tasks = iter(tasks)
-    context, slots = _context(), None
+    context, slots, count = _context(), None, depth + held
     if context.get_start_method() == "fork":
-        slots = _Slots(mmap.mmap(-1, depth * 3 * largest**2), 3 * largest**2)
-    waiting: deque[tuple[Task, int, Future[_Laid]]] = deque()
+        slots = _Slots(mmap.mmap(-1, count * 3 * largest**2), 3 * largest**2)
+    # The slot of a task is free: what was there has been taken, or is not looked at any more.
+    numbered = ((task, number % count) for number, task in enumerate(tasks))
+    bunch = max(1, min(_BUNCH, depth // (2 * processes)))
+    waiting: deque[list[tuple[Task, int]]] = deque()
+    futures: deque[Future[list[_Laid]]] = deque()
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_reading, initargs=(slots,))
 
-    def first() -> Reading:
-        _, number, future = waiting[0]
-        reading, shape = future.result()
-        if slots is None or shape is None or reading.view is None:
-            return reading
-        return replace(reading, view=replace(reading.view, pixels=slots.at(number, shape).copy()))
+    def first() -> Iterator[Reading]:
+        found = futures[0].result()
+        futures.popleft()
+        for (_, number), (reading, shape) in zip(waiting.popleft(), found, strict=True):
+            if slots is not None and shape is not None and reading.view is not None:
+                pixels = slots.at(number, shape)
+                reading = replace(reading, view=replace(reading.view, pixels=pixels if held else pixels.copy()))
+            yield reading
 
     try:
-        for count, task in enumerate(tasks):
-            number = count % depth  # its slot is free: what was there has been taken
-            waiting.append((task, number, pool.submit(_read, reader, task, number)))
-            if len(waiting) == depth:
-                yield first()
-                waiting.popleft()
+        while some := list(islice(numbered, bunch)):
+            waiting.append(some)
+            futures.append(pool.submit(_read, reader, some))
+            if len(waiting) == depth // bunch:
+                yield from first()
         while waiting:
-            yield first()
-            waiting.popleft()
+            yield from first()
     except BrokenProcessPool:
         log.warning("a process that read images was killed: the rest is read by this one")
-        left = [task for task, *_ in waiting]
-        yield from map(reader, chain(left, tasks))
+        left = [task for some in waiting for task, _ in some]
+        yield from map(reader, chain(left, (task for task, _ in numbered)))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

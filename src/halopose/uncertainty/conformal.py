@@ -21,6 +21,8 @@ import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
+from halopose.uncertainty.order import rising_order, whole_order
+from halopose.uncertainty.partly_labelled import rising_places
 
 PROBABILITIES = np.array([*(percent / 100 for percent in range(1, 100)), 0.995, 0.999])
 CONDITION = "a detection that matches an object, on images like those of calibration"
@@ -111,35 +113,56 @@ def fit_regions(
     area: Array | None = None,
     edges: tuple[float, ...] = (),
     area_factor: float = 1.0,
+    places: Array | None = None,
 ) -> Regions:
     """Radii from squared distances (M, K) of labelled keypoints (M, K) on images (M,).
 
     keep (M, K): what pruning keeps. area (M,): of the predicted boxes, for radii of their own between ``edges`` of
-    area times ``area_factor``.
+    area times ``area_factor``. places (n,): of the labelled ones by rising distance, if they are known already.
     """
-    scale = np.zeros(len(distance), dtype=np.int64)
+    scale = None
     if edges:
         if area is None:
             raise HaloposeError("regions by object scale need the objects' areas")
         scale = np.searchsorted(np.asarray(edges), area * area_factor, side="left")
-    tables, counts = [], []
+    places = rising_places(distance, labelled) if places is None else places
+    keypoints = labelled.shape[1]
+    row, keypoint = np.divmod(places, keypoints)
     image = np.unique(image_ids, return_inverse=True)[1]
-    everything = _pooled(distance, labelled, image) if edges else None
+    scores, images, kept = (
+        distance.reshape(-1).take(places),
+        image.take(row),
+        labelled if keep is None else labelled & keep,
+    )
+    everything = _rising_quantiles(scores, images)[0] if edges else None
+    tables, counts = [], []
     for number in range(len(edges) + 1):
-        chosen = np.flatnonzero(scale == number)
-        part = distance[chosen], labelled[chosen], image[chosen]
-        pooled = _pooled(*part)
-        pooled = pooled if everything is None else np.where(np.isfinite(pooled), pooled, everything)
-        rows = [np.flatnonzero(column) for column in part[1].T]
-        found = [_quantiles(part[0][row, k], part[2][row]) for k, row in enumerate(rows)]
-        own, images = np.array([radii for radii, _ in found]), np.array([seen for _, seen in found])
-        enough = (images >= MIN_IMAGES)[:, None] & np.isfinite(own)
-        # Where one takes over from the other a region of more probability must not be the smaller one.
-        tables.append(np.maximum.accumulate(np.where(enough, own, pooled), axis=1))
-        counts.append(images)
-    kept = labelled if keep is None else labelled & keep
+        chosen = slice(None) if scale is None else np.flatnonzero(scale.take(row) == number)
+        part = scores[chosen], images[chosen], keypoint[chosen]
+        radii, seen = _by_keypoint(*part, keypoints, everything)
+        tables.append(radii)
+        counts.append(seen)
     whole, whole_kept = (_quantiles(*whole_distance(distance, mask, image))[0] for mask in (labelled, kept))
     return Regions(np.array(tables), whole, whole_kept, np.array(counts), edges, area_factor)
+
+
+def _by_keypoint(
+    scores: Array, image: Array, keypoint: Array, keypoints: int, everything: Array | None
+) -> tuple[Array, Array]:
+    """Radii (K, P) from rising scores (n,) of keypoints (n,) on images (n,), and how many images (K,) each was on.
+
+    everything: radii (P,) of more data, for where there are too few.
+    """
+    pooled = _rising_quantiles(scores, image)[0]
+    pooled = pooled if everything is None else np.where(np.isfinite(pooled), pooled, everything)
+    order = whole_order(keypoint)
+    bounds = np.cumsum(np.bincount(keypoint, minlength=keypoints))[:-1]
+    parts = zip(np.split(scores.take(order), bounds), np.split(image.take(order), bounds), strict=True)
+    found = [_rising_quantiles(*part) for part in parts]
+    own, images = np.array([radii for radii, _ in found]), np.array([seen for _, seen in found])
+    enough = (images >= MIN_IMAGES)[:, None] & np.isfinite(own)
+    # Where one takes over from the other a region of more probability must not be the smaller one.
+    return np.maximum.accumulate(np.where(enough, own, pooled), axis=1), images
 
 
 def whole_distance(distance: Array, chosen: Array, image_ids: Array) -> tuple[Array, Array]:
@@ -155,17 +178,18 @@ def hierarchical_quantiles(scores: Array, image_ids: Array, probabilities: Array
 
 def _quantiles(scores: Array, image: Array, probabilities: Array = PROBABILITIES) -> tuple[Array, int]:
     """``hierarchical_quantiles`` (P,) by the number of the image (n,), and on how many images there are scores."""
+    order = rising_order(scores)
+    return _rising_quantiles(scores.take(order), image.take(order), probabilities)
+
+
+def _rising_quantiles(scores: Array, image: Array, probabilities: Array = PROBABILITIES) -> tuple[Array, int]:
+    """``_quantiles`` of scores (n,) that rise already."""
     count = np.bincount(image)
     images = int(np.count_nonzero(count))
-    order = np.argsort(scores)  # equal scores are one value, in whichever order their images come
-    weight = 1 / (count[image[order]] * (images + 1))
-    place = np.searchsorted(np.cumsum(weight), np.asarray(probabilities) - _SLACK)
-    return np.append(scores[order], np.inf)[place], images
-
-
-def _pooled(distance: Array, labelled: Array, image: Array) -> Array:
-    """Quantiles (P,) of all keypoints together."""
-    return _quantiles(distance[labelled], np.broadcast_to(image[:, None], labelled.shape)[labelled])[0]
+    with np.errstate(divide="ignore"):
+        weight = 1 / (count * (images + 1))
+    place = np.searchsorted(np.cumsum(weight.take(image)), np.asarray(probabilities) - _SLACK)
+    return np.append(scores, np.inf)[place], images
 
 
 def _finite(radii: Array, probability: float) -> Array:

@@ -25,14 +25,13 @@ from scipy import optimize, special
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
-from halopose.uncertainty.order import rising_order
-from halopose.uncertainty.partly_labelled import distances, pairings
+from halopose.uncertainty.lengths import directions, squared_length, squares, stretched, whiten
+from halopose.uncertainty.partly_labelled import distances, log_shares, pairings, places_among, rising_places
 
 SMALLEST_EIGENVALUE = 0.02  # of R; less is more than so many images can tell
 DOF_RANGE = (2.5, 1e4)
 MIN_OBJECTS = 200  # a scale with fewer has the correlation of all of them
 _OBJECTS = 1000  # that the tails are fitted to
-_TINY = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +139,26 @@ def fit_correlation(
     of the predicted boxes, for an R of its own between ``edges`` of area times ``area_factor``.
     """
     labelled = np.ones(residual.shape[:2], dtype=bool) if labelled is None else labelled
-    survival, direction = _ranked(whiten(residual, scale_tril), labelled)
+    length, direction = directions(residual, scale_tril, labelled)
+    places = rising_places(length, labelled)
+    return fit_directions(direction, labelled, places, mirror, area=area, edges=edges, area_factor=area_factor)
+
+
+def fit_directions(
+    direction: Array,
+    labelled: Array,
+    places: Array,
+    mirror: tuple[int, ...] | None = None,
+    *,
+    area: Array | None = None,
+    edges: tuple[float, ...] = (),
+    area_factor: float = 1.0,
+) -> Correlation:
+    """``fit_correlation`` to directions (M, K, 2), and places (n,) of labelled keypoints by rising length.
+
+    That is all that is looked at of residuals, and of larger data it is known once for all parts of them.
+    """
+    survival = log_shares(places, labelled)
     scores = direction * np.sqrt(-2 * survival)[..., None]  # normal scores: ranks as a Gaussian would have them
     matrix, noise = _moments(scores, labelled)
     if mirror is not None:
@@ -148,7 +166,8 @@ def fit_correlation(
     shrinkage = _shrinkage(matrix, noise)
     size = len(matrix)
     matrix = (1 - shrinkage) * matrix + shrinkage * np.eye(size)
-    found = Correlation(matrix, math.inf, shrinkage, int((labelled.sum(1) > 1).sum()))
+    several = labelled.sum(1) > 1
+    found = Correlation(matrix, math.inf, shrinkage, int(several.sum()))
     found = replace(found, dof=_tails(found, survival, direction, labelled))
     if not edges:
         return found
@@ -157,27 +176,13 @@ def fit_correlation(
     place = np.searchsorted(np.asarray(edges), area * area_factor, side="left")
     parts = []
     for number in range(len(edges) + 1):
-        chosen = (place == number) & (labelled.sum(1) > 1)
+        rows = np.flatnonzero((place == number) & several)
         own = found
-        if chosen.sum() >= MIN_OBJECTS:
-            own = fit_correlation(residual[chosen], scale_tril[chosen], labelled[chosen], mirror)
+        if len(rows) >= MIN_OBJECTS:
+            among = places_among(places, rows, labelled.shape)
+            own = fit_directions(direction[rows], labelled[rows], among, mirror)
         parts.append(own.matrix)
     return replace(found, scales=np.array(parts), edges=tuple(edges), area_factor=area_factor)
-
-
-def _ranked(white: Array, labelled: Array) -> tuple[Array, Array]:
-    """Log of the share of each keypoint's residuals that are longer (M, K), and directions (M, K, 2).
-
-    Both are zero where a keypoint is not labelled.
-    """
-    length = np.hypot(white[..., 0], white[..., 1])
-    survival = np.zeros(length.shape)
-    for k in range(length.shape[1]):
-        rows = np.flatnonzero(labelled[:, k])
-        shares = (np.arange(len(rows)) + 0.5) / max(len(rows), 1)
-        survival[rows[rising_order(length[rows, k])], k] = np.log1p(-shares)
-    direction = np.where((labelled & (length > 0))[..., None], white / np.maximum(length, _TINY)[..., None], 0.0)
-    return survival, direction
 
 
 def _moments(scores: Array, labelled: Array) -> tuple[Array, Array]:
@@ -237,11 +242,11 @@ def _tails(found: Correlation, survival: Array, direction: Array, labelled: Arra
         return math.inf
     survival, direction, labelled = survival[rows], direction[rows], labelled[rows]
     forms = pairings(direction, found.matrix, labelled)
-    known = np.square(direction).sum(-1)  # 1, or 0 where there is no direction
+    known = squares(direction)  # 1, or 0 where there is no direction
 
     def loss(log_dof: float) -> float:
         dof = math.exp(log_dof)
-        squared = _squared_length(survival, dof) * known
+        squared = squared_length(survival, dof) * known
         length = np.sqrt(squared)
         distance = ((forms @ length[..., None])[..., 0] * length).sum(1)
         return -float(_dependence(squared, distance, labelled, dof).mean())
@@ -319,7 +324,7 @@ class JointLaw:
         return Given(self, mean, (spread + np.swapaxes(spread, 1, 2)) / 2, dof)
 
     def _log_kernel(self, white: Array) -> Array:
-        squared = np.square(white).sum(-1)
+        squared = squares(white)
         if self.dof is None:
             return np.asarray(-squared / 2)
         return np.asarray(-(self.dof + 2) / 2 * np.log1p(squared / self.dof))
@@ -328,10 +333,10 @@ class JointLaw:
         """v (..., K, 2) of whitened residuals: directions stay, lengths become those of the common law."""
         if self.dof is None:
             return white
-        return _stretched(white, self.dof, self._common)
+        return stretched(white, self.dof, self._common)
 
     def _residual(self, shared: Array) -> Array:
-        white = shared if self.dof is None else _stretched(shared, self._common, self.dof)
+        white = shared if self.dof is None else stretched(shared, self._common, self.dof)
         return np.asarray((self.scale_tril @ white[..., None])[..., 0])
 
 
@@ -339,10 +344,10 @@ def gains(laws: Sequence[JointLaw], residual: Array, labelled: Array) -> list[Ar
     """``JointLaw.gain`` (N,) of several laws of the same objects that have one correlation."""
     whites = [np.where(labelled[..., None], whiten(residual, law.scale_tril), 0.0) for law in laws]
     shared = [law._shared(white) for law, white in zip(laws, whites, strict=True)]
-    squares, log_det = distances(shared, laws[0].correlation, labelled)
+    apart, log_det = distances(shared, laws[0].correlation, labelled)
     return [
-        _dependence(np.square(each).sum(-1), distance, labelled, law._common) - log_det
-        for law, each, distance in zip(laws, shared, squares, strict=True)
+        _dependence(squares(each), distance, labelled, law._common) - log_det
+        for law, each, distance in zip(laws, shared, apart, strict=True)
     ]
 
 
@@ -426,13 +431,6 @@ def own_and_shared(covariance: Array, correlation: Array) -> tuple[Array, Array]
     return values[0] * covariance, np.where(known, causes, 0.0)
 
 
-def whiten(residual: Array, scale_tril: Array) -> Array:
-    """L^-1 r (..., 2), by forward substitution."""
-    first = residual[..., 0] / scale_tril[..., 0, 0]
-    second = (residual[..., 1] - scale_tril[..., 1, 0] * first) / scale_tril[..., 1, 1]
-    return np.stack([first, second], axis=-1)
-
-
 def _dependence(squared: Array, distance: Array, labelled: Array, dof: float) -> Array:
     """Log-density (N,) of v under the joint law, less R's determinant, less that of independent ones.
 
@@ -457,27 +455,6 @@ def _masked(matrix: Array, mask: Array) -> Array:
     return result
 
 
-def _stretched(vectors: Array, before: Array | float, after: Array | float) -> Array:
-    """Vectors (..., K, 2) of a circular t with ``before`` degrees of freedom, made one with ``after``."""
-    squared = np.square(vectors).sum(-1)
-    wanted = _squared_length(_log_survival(squared, before), after)
-    return np.asarray(vectors * np.sqrt(wanted / np.maximum(squared, _TINY))[..., None])
-
-
-def _log_survival(squared: Array, dof: Array | float) -> Array:
-    """Log-probability of a longer vector under a circular t, or under a Gaussian if dof is infinite."""
-    dof = np.asarray(dof, dtype=float)
-    with np.errstate(invalid="ignore"):
-        return np.where(np.isinf(dof), -squared / 2, -dof / 2 * np.log1p(squared / dof))
-
-
-def _squared_length(log_survival: Array, dof: Array | float) -> Array:
-    """The inverse of ``_log_survival``."""
-    dof = np.asarray(dof, dtype=float)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return np.where(np.isinf(dof), -2 * log_survival, dof * np.expm1(-2 / dof * log_survival))
-
-
 def _blocks(matrix: Array) -> Array:
     """A view (..., K, K, 2, 2) of the 2 x 2 blocks of matrices (..., 2K, 2K)."""
     keypoints = matrix.shape[-1] // 2
@@ -490,11 +467,11 @@ __all__ = [
     "Given",
     "JointLaw",
     "fit_correlation",
+    "fit_directions",
     "gains",
     "is_correlation",
     "joint_covariance",
     "own_and_shared",
     "squared_radius",
-    "whiten",
     "whitened_correlation",
 ]

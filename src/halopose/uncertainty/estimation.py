@@ -6,6 +6,8 @@ In: distances (N, K) and weights, as a ``Sample``. Out: tau (K,) of a Gaussian, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -101,6 +103,13 @@ class Sample:
         vars(thin)["plain"] = self.plain
         return thin
 
+    def at(self, rows: Tensor) -> Sample:
+        """Some of the rows."""
+        part = Sample(self.mahalanobis[rows], self.weight[rows])
+        if self.plain:
+            vars(part)["plain"] = True
+        return part
+
     def pooled(self) -> Sample:
         """All keypoints as one (N * K, 1)."""
         return Sample(self.mahalanobis.reshape(-1, 1), self.weight.reshape(-1, 1))
@@ -133,6 +142,24 @@ def student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     thinned data lead down into it, so that passes over all of the data are few. The Gaussian limit, nu = NU_MAX,
     has a closed form and wins where it is better.
     """
+    with _one_thread():
+        return _student_parameters(sample)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """No sharing out of arrays that fit a cache: threads wait for each other longer than they work on these."""
+    threads = torch.get_num_threads()
+    if threads > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads > 1:
+            torch.set_num_threads(threads)
+
+
+def _student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     mean, spread = _moments(sample)
     limit, lower = (mean * NU_MAX / 2).log(), _lower_bound(sample)
     log_scale, at_end = _best_on_grid(sample.thinned(max(1, len(sample.mahalanobis) // _GRID_ROWS)), limit)
@@ -155,7 +182,8 @@ def _moments(sample: Sample) -> tuple[Tensor, Tensor]:
     mean = (rows.sum(0) / sample.total).clamp_min(_TINY)
     squares = torch.zeros_like(mean)
     for part, weighted in zip(sample.mahalanobis.split(_CHUNK), rows.split(_CHUNK), strict=True):
-        squares += ((part / mean) * (weighted / mean)).sum(0)
+        share = part / mean
+        squares += (share.square_() if sample.plain else share * (weighted / mean)).sum(0)
     return mean, squares / sample.total
 
 

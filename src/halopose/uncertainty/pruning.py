@@ -14,6 +14,7 @@ from scipy import stats
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
+from halopose.uncertainty.order import falling_order
 
 Scalarisation = Literal["trace", "determinant", "eigenvalue"]
 ThresholdRule = Literal["youden", "distance", "f1"]
@@ -58,7 +59,7 @@ def select_threshold(confidence: Array, correct: Array, rule: str = "youden", am
         confidence, correct = confidence[among], correct[among]
     if not positives or not negatives or correct.all() or not correct.any():
         return float("-inf")
-    order = np.argsort(-confidence)
+    order = falling_order(confidence)
     ordered, hit = confidence[order], correct[order]
     last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True])  # keep all of a tie or none
     true, false = np.cumsum(hit)[last], np.cumsum(~hit)[last]
@@ -105,7 +106,7 @@ def promised_threshold(
     images = len(count)
     if images < 2:
         return float("inf")
-    order = np.argsort(-confidence, kind="stable")
+    order = falling_order(confidence)
     ordered, image = confidence[order], image[order]
     excess = np.where(correct[order], -risk, 1 - risk)
     last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True]) + 1  # keep all of a tie or none

@@ -49,7 +49,11 @@ class Tails:
 
     def __call__(self, scale_tril: Tensor, keep: Tensor) -> StudentT:
         """Calibrated law of factors (..., K, 2, 2) of which ``keep`` (..., K) are kept."""
-        kept, pruned = self.kept(scale_tril), self.pruned(scale_tril)
+        return self.joined(self.kept(scale_tril), self.pruned(scale_tril), keep)
+
+    @staticmethod
+    def joined(kept: StudentT, pruned: StudentT, keep: Tensor) -> StudentT:
+        """One law (..., K) of two: of keypoints that are kept, and of those that are not."""
         matrix = keep[..., None, None]
         scale = torch.where(matrix, kept.scale_tril, pruned.scale_tril)
         return StudentT(scale, torch.where(keep, kept.dof, pruned.dof), kept.moment)
