@@ -30,8 +30,16 @@ from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_
 from halopose.geometry.camera import rotation_from_angles
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.hosts import shipped as hub
-from halopose.landing.flight import SimulatedFlight, conclude, detections_of, given_attitudes, truth_of
-from halopose.landing.navigation.fusion import consistency
+from halopose.landing.flight import (
+    SimulatedFlight,
+    conclude,
+    detections_of,
+    given_attitudes,
+    sensed,
+    start_of,
+    truth_of,
+)  # fmt: skip
+from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse
 from halopose.landing.navigation.sensors import SIZES, Sensors
 from halopose.landing.settings import TRUTH_RATE, CameraErrors, LandingSettings
 from halopose.landing.sighting import detections
@@ -62,9 +70,13 @@ def main() -> None:
     parser.add_argument(
         "--persistence", action="store_true", help="what is believed of vision, over flights of other seeds"
     )
+    parser.add_argument("--blind", type=int, default=0, help="only NIS, of so many flights without a camera")
     parser.add_argument("--gate", action="store_true", help="only clear weather and fog, with alarms and without")
     parser.add_argument("--no-calibration", action="store_true", help="leave out the table of single scenes")
     arguments = parser.parse_args()
+    if arguments.blind:
+        say(blind_cell(arguments.blind))
+        return
     artifact = Artifact.load(hub.runway_artifact())
     model = UncertainPose.load(hub.runway_detector(), artifact)
     work = arguments.work / hub.sha256_of(hub.runway_artifact())[:12]  # other heads see otherwise
@@ -292,7 +304,7 @@ def consistency_table(flights: Sequence[SimulatedFlight], artifact: Artifact) ->
                 f"{within} of {len(means)}",
                 f"{100 * judged.inside:.0f} %",
                 f"{np.sqrt(np.mean(squares)):.1f} m",
-                nis_cell(again),
+                nis_cell([flight.track for flight in again]),
                 str(sum(flight.track.answers.flagged.any() for flight in again)),
             ]
         )
@@ -309,15 +321,26 @@ def consistency_table(flights: Sequence[SimulatedFlight], artifact: Artifact) ->
     return markdown(head, rows)
 
 
-def nis_cell(flights: Sequence[SimulatedFlight]) -> str:
-    """Mean NIS of every source over its degrees of freedom."""
+def nis_cell(tracks: Sequence[FusedTrack], digits: int = 2) -> str:
+    """Mean NIS of every source over its degrees of freedom, and whether that is in its 95 % bounds."""
     parts = []
     for source in ("gnss", "localizer", "glide_slope", "radio", "vision"):
-        values = np.concatenate([flight.track.nis_of(source) for flight in flights])
+        values = np.concatenate([track.nis_of(source) for track in tracks])
         if len(values):
             held = consistency(values, SIZES[source])
-            parts.append(f"{source} {held.mean / SIZES[source]:.2f} {'yes' if held.consistent else 'no'}")
+            parts.append(f"{source} {held.mean / SIZES[source]:.{digits}f} {'yes' if held.consistent else 'no'}")
     return ", ".join(parts)
+
+
+def blind_cell(count: int) -> str:
+    """NIS of the other sensors in flights of seeds that nothing else has."""
+    tracks = []
+    for seed in range(3000, 3000 + count):
+        approach = fly(seed, "clear", TRUTH_RATE)
+        truth = truth_of(approach)
+        fusion, measured = sensed(approach, truth, LandingSettings(seed=seed))
+        tracks.append(fuse(measured, start_of(truth, seed), fusion))
+    return nis_cell(tracks, 3)
 
 
 def with_covariance(flight: SimulatedFlight, factor: Array, settings: LandingSettings) -> SimulatedFlight:
