@@ -3,8 +3,10 @@
 In: errors of corners and of fixes, in standard deviations that are stated of them, flight by flight. Out: the
 likeliest parameters, in words. ``experiments.landing_results --persistence`` flies and prints them.
 
-Along each axis an error is white, times a factor that is drawn once for a flight from an inverse gamma law, and a
-Gauss-Markov part that lasts. Both are Gaussian given the factor; the likelihood is its mean over the factor's law.
+Along each axis an error is white, and a Gauss-Markov part that lasts. Each of the two is times a factor that is
+drawn once for a flight from an inverse gamma law; given them both are Gaussian, and the likelihood is its mean
+over their laws. The factor of the white part can be learnt in flight. That of the other cannot, so that its
+variance is stated as its mean over flights: what is likeliest of most would be too little for all together.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
-_QUANTILES = (np.arange(16) + 0.5) / 16  # of the factor's law, over which the likelihood is averaged
+_QUANTILES = (np.arange(8) + 0.5) / 8  # of the factors' laws, over which the likelihood is averaged
 _HALF = (0.5, 0.5, 0.5)
 
 
@@ -70,41 +72,46 @@ def corner_law(corners: Array) -> tuple[float, JointLaw]:
 @dataclass(frozen=True)
 class Law:
     """Variances (3,) of the white and of the lasting part, seconds of the latter, degrees of freedom of the factor
-    of the former."""
+    of each."""
 
     white: Array
     lasting: Array
     persistence: float
     freedom: float
+    lasting_freedom: float
 
     @classmethod
     def fitted(cls, flights: Sequence[tuple[Array, Array]]) -> Law:
         """The likeliest, of flights with times (N,) and errors (N, 3) in stated standard deviations."""
-        start = np.log([0.5] * 6 + [15.0, 30.0])
-        bounds = [(-6.0, 3.0)] * 6 + [(0.0, np.log(300.0)), (np.log(4.0), np.log(1000.0))]
+        start = np.log([0.5] * 6 + [15.0, 30.0, 15.0])
+        bounds = [(-6.0, 3.0)] * 6 + [(0.0, np.log(300.0))] + [(np.log(4.0), np.log(1000.0))] * 2
         best = minimize(lambda x: -sum(cls.of(x).likelihood(*f) for f in flights), start, bounds=bounds)
         return cls.of(best.x)
 
     @classmethod
     def of(cls, logarithms: Array) -> Law:
-        """From the logarithms (8,) of everything."""
+        """From the logarithms (9,) of everything."""
         values = np.exp(logarithms)
-        return cls(values[:3], values[3:6], float(values[6]), float(values[7]))
+        return cls(values[:3], values[3:6], *values[6:].tolist())
 
     def likelihood(self, times: Array, errors: Array) -> float:
         """Logarithm of the density of a flight's errors (N, 3) at times (N,), but for a constant."""
         root, axes = np.linalg.eigh(np.exp(-np.abs(times[:, None] - times) / self.persistence))
         squares = np.square(axes.T @ errors)
-        factor = stats.invgamma.ppf(_QUANTILES, self.freedom / 2, scale=self.freedom / 2)
-        spread = factor[:, None, None] * self.white + self.lasting * np.maximum(root, 0)[:, None]
-        each = -0.5 * (np.log(spread) + squares / spread).sum((1, 2))
-        return float(logsumexp(each) - np.log(len(factor)))
+        white, lasting = (
+            stats.invgamma.ppf(_QUANTILES, freedom / 2, scale=freedom / 2)[:, None, None]
+            for freedom in (self.freedom, self.lasting_freedom)
+        )
+        spread = (white * self.white)[:, None] + lasting * self.lasting * np.maximum(root, 0)[:, None]
+        each = -0.5 * (np.log(spread) + squares / spread).sum((2, 3))
+        return float(logsumexp(each) - np.log(each.size))
 
     def __str__(self) -> str:
-        total = self.white + self.lasting
+        lasting = self.lasting * self.lasting_freedom / (self.lasting_freedom - 2)
+        total = self.white + lasting
         return (
-            f"TOTAL = {_words(total)}, LASTING = {_words(self.lasting / total)}, "
-            f"VISION: {self.persistence:.0f} s, FREEDOM = {self.freedom:.0f}"
+            f"TOTAL = {_words(total)}, LASTING = {_words(lasting / total)}, VISION: {self.persistence:.0f} s, "
+            f"FREEDOM = {self.freedom:.0f}, of what lasts {self.lasting_freedom:.0f}"
         )
 
 
