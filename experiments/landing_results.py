@@ -20,6 +20,7 @@ import numpy as np
 from scipy import stats
 
 from experiments.shipped_results import cell, markdown
+from experiments.vision_law import Law, corner_law, unit_errors
 from halopose.cli.terminal import progress, say
 from halopose.data.files import write_text
 from halopose.data.loading import load_dataset
@@ -29,12 +30,19 @@ from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_
 from halopose.geometry.camera import rotation_from_angles
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.hosts import shipped as hub
-from halopose.landing.fixes import solve
-from halopose.landing.flight import SimulatedFlight, conclude, detections_of, eye_of, given_attitudes, truth_of
-from halopose.landing.navigation.fusion import consistency
+from halopose.landing.flight import (
+    SimulatedFlight,
+    conclude,
+    detections_of,
+    given_attitudes,
+    sensed,
+    start_of,
+    truth_of,
+)  # fmt: skip
+from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse
 from halopose.landing.navigation.sensors import SIZES, Sensors
 from halopose.landing.settings import TRUTH_RATE, CameraErrors, LandingSettings
-from halopose.landing.sighting import Sightings, associate, detections, expected_corners
+from halopose.landing.sighting import detections
 from halopose.landing.summary import distances, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.landing.world.dataset import write_dataset
@@ -62,9 +70,13 @@ def main() -> None:
     parser.add_argument(
         "--persistence", action="store_true", help="what is believed of vision, over flights of other seeds"
     )
+    parser.add_argument("--blind", type=int, default=0, help="only NIS, of so many flights without a camera")
     parser.add_argument("--gate", action="store_true", help="only clear weather and fog, with alarms and without")
     parser.add_argument("--no-calibration", action="store_true", help="leave out the table of single scenes")
     arguments = parser.parse_args()
+    if arguments.blind:
+        say(blind_cell(arguments.blind))
+        return
     artifact = Artifact.load(hub.runway_artifact())
     model = UncertainPose.load(hub.runway_detector(), artifact)
     work = arguments.work / hub.sha256_of(hub.runway_artifact())[:12]  # other heads see otherwise
@@ -292,7 +304,7 @@ def consistency_table(flights: Sequence[SimulatedFlight], artifact: Artifact) ->
                 f"{within} of {len(means)}",
                 f"{100 * judged.inside:.0f} %",
                 f"{np.sqrt(np.mean(squares)):.1f} m",
-                nis_cell(again),
+                nis_cell([flight.track for flight in again]),
                 str(sum(flight.track.answers.flagged.any() for flight in again)),
             ]
         )
@@ -309,15 +321,26 @@ def consistency_table(flights: Sequence[SimulatedFlight], artifact: Artifact) ->
     return markdown(head, rows)
 
 
-def nis_cell(flights: Sequence[SimulatedFlight]) -> str:
-    """Mean NIS of every source over its degrees of freedom."""
+def nis_cell(tracks: Sequence[FusedTrack], digits: int = 2) -> str:
+    """Mean NIS of every source over its degrees of freedom, and whether that is in its 95 % bounds."""
     parts = []
     for source in ("gnss", "localizer", "glide_slope", "radio", "vision"):
-        values = np.concatenate([flight.track.nis_of(source) for flight in flights])
+        values = np.concatenate([track.nis_of(source) for track in tracks])
         if len(values):
             held = consistency(values, SIZES[source])
-            parts.append(f"{source} {held.mean / SIZES[source]:.2f} {'yes' if held.consistent else 'no'}")
+            parts.append(f"{source} {held.mean / SIZES[source]:.{digits}f} {'yes' if held.consistent else 'no'}")
     return ", ".join(parts)
+
+
+def blind_cell(count: int) -> str:
+    """NIS of the other sensors in flights of seeds that nothing else has."""
+    tracks = []
+    for seed in range(3000, 3000 + count):
+        approach = fly(seed, "clear", TRUTH_RATE)
+        truth = truth_of(approach)
+        fusion, measured = sensed(approach, truth, LandingSettings(seed=seed))
+        tracks.append(fuse(measured, start_of(truth, seed), fusion))
+    return nis_cell(tracks, 3)
 
 
 def with_covariance(flight: SimulatedFlight, factor: Array, settings: LandingSettings) -> SimulatedFlight:
@@ -343,58 +366,37 @@ def persistence_table(model: UncertainPose, work: Path) -> str:
 
     Errors are taken about the truth with the true attitude and camera, in their own standard deviations.
     """
-    errors, corners = [], []
+    seen: list[tuple[LandingSettings, list[PoseDistributions]]] = []
     with progress() as step:
         for number, weather in enumerate(TRAINING_WEATHERS):
-            for seed in range(500 + 10 * number, 506 + 10 * number):
+            for seed in range(500 + 10 * number, 510 + 10 * number):
                 settings = LandingSettings(seed=seed, weather=weather, rate=RATE, camera=EXACT, excess=1.0)
-                each = unit_errors(settings, found(model, settings, work, step))
-                errors.append(each[0])
-                corners.append(each[1])
-    pooled, corner = np.concatenate(errors), np.concatenate(corners)
-    variance = np.nanmean(pooled**2, axis=0)
-    lags = (1, 2, 4, 8, 16, 24)
-    rows = []
-    for axis, name in enumerate(("along", "lateral", "up")):
-        lagged = [np.nanmean(np.concatenate([e[n:, axis] * e[:-n, axis] for e in errors])) for n in lags]
-        rows.append([name, f"{variance[axis]:.2f}", *(f"{value / variance[axis]:.2f}" for value in lagged)])
-    first = markdown(["error", "variance over stated", *(f"{lag} s" for lag in lags)], rows)
+                seen.append((settings, found(model, settings, work, step)))
+    corner = np.concatenate([unit_errors(*each)[1] for each in seen])
+    excess, joint = corner_law(corner)
+    wide = max(excess, 1.0)
+    errors = [unit_errors(replace(settings, excess=wide, joint=joint), poses)[0] for settings, poses in seen]
+    flights = [(np.flatnonzero(known) / RATE, e[known]) for e in errors if (known := np.isfinite(e).all(1)).any()]
     known = corner[np.isfinite(corner).all((1, 2))]
     square = np.square(known).sum(2)
-    matrix = np.corrcoef(known.reshape(-1, 8).T)
-    sides = np.mean([-matrix[0, 2], -matrix[0, 4], matrix[2, 4], matrix[0, 6], -matrix[2, 6], -matrix[4, 6]])
-    ends = f"sides {sides:.2f}, far end {matrix[5, 7]:.2f}, near end {matrix[1, 3]:.2f}"
-    size = np.mean([matrix[0, 5], matrix[0, 7], -matrix[2, 5], -matrix[2, 7], -matrix[4, 5], -matrix[4, 7]])
     beyond = int((square > stats.chi2.isf(1e-5, 2)).sum())
     return (
-        f"{first}\n\ncorrelation of corners: {ends}, of the sides with the far end {size:.2f}\n"
+        f"{lag_table(errors)}\n\n{Law.fitted(flights)}, of {len(flights)} flights\n"
+        f"corners: variance over stated {excess:.2f}, {joint}\n"
         f"{beyond} of {square.size} corners beyond what a Gaussian allows once in 1e5: at most "
         f"{stats.chi2.isf(0.05, 2 * beyond + 2) / 2 / square.size:.1e} of them are (95 %)"
     )
 
 
-def unit_errors(settings: LandingSettings, poses: Sequence[PoseDistributions]) -> tuple[Array, Array]:
-    """Errors of fixes (N, 3) and of corners (N, 4, 2) in their own standard deviations, NaN without any."""
-    approach = fly(settings.seed, settings.weather, TRUTH_RATE)
-    truth = truth_of(approach)
-    times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
-    eye = replace(eye_of(approach, [], times, settings), attitudes=truth.attitude(times))
-    position = truth.position(times)
-    exact = expected_corners(eye.camera, eye.mount, position, eye.attitudes, eye.corners)
-    fixes, corners = np.full((len(times), 3), np.nan), np.full((len(times), 4, 2), np.nan)
-    for n, each in enumerate(poses):
-        chosen = associate(each, eye.viewpoint(n, position[n], 25.0 * np.eye(3)), eye.corners)
-        if chosen.index is None:
-            continue
-        seen = Sightings.nothing(1, student=each.dof is not None)
-        seen.put(0, each, chosen)
-        away = (seen.pixels[0] - exact[n])[..., None]
-        corners[n] = np.linalg.solve(np.linalg.cholesky(seen.covariance[0]), away)[..., 0]
-        fix = solve(seen, eye.at(slice(n, n + 1)), len(times))
-        if fix.trusted[0]:
-            taken = eye.measurement(n, float(times[n]), seen, fix, position[n])
-            fixes[n] = np.linalg.solve(taken.drift / np.sqrt(settings.lasting), taken.value - position[n])
-    return fixes, corners
+def lag_table(errors: Sequence[Array]) -> str:
+    """Variance of errors (N, 3) of flights, and how alike they are some seconds apart."""
+    variance = np.nanmean(np.concatenate(errors) ** 2, axis=0)
+    lags = (1, 2, 4, 8, 16, 24, 40, 60)
+    rows = []
+    for axis, name in enumerate(("along", "lateral", "up")):
+        lagged = [np.nanmean(np.concatenate([e[n:, axis] * e[:-n, axis] for e in errors])) for n in lags]
+        rows.append([name, f"{variance[axis]:.2f}", *(f"{value / variance[axis]:.2f}" for value in lagged)])
+    return markdown(["error", "variance over stated", *(f"{lag} s" for lag in lags)], rows)
 
 
 def weather_table(flights: Mapping[Any, list[SimulatedFlight]]) -> str:

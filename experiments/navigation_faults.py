@@ -27,6 +27,7 @@ from halopose.landing.flight import start_of, truth_of
 from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, fuse
 from halopose.landing.navigation.sensors import (
     ATTITUDE,
+    FREEDOM,
     GLIDE_SLOPE,
     IRS,
     LOCALIZER,
@@ -116,9 +117,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--healthy", type=int, default=200)
+    parser.add_argument("--only", default="", help="only faults whose name has this in it")
     given = parser.parse_args()
     rows = []
-    for case in (Case("no fault"), *CASES):
+    for case in (case for case in (Case("no fault"), *CASES) if given.only in case.name):
         count = given.seeds if case.faults or case.stretch or any(case.shift) else given.healthy
         rows.append(_row(case.name, outcomes(case, count, given.work / "faults")))
     head = [
@@ -145,7 +147,9 @@ def flown(case: Case, seed: int) -> Outcome:
     broken = {name: replace(getattr(SENSORS, name), faults=(each,)) for name, each in case.faults}
     measured = simulate(truth, replace(SENSORS, **broken), seed, site)
     times = np.arange(0.0, truth.times[-1], STEP)
-    settings = FusionSettings(site=site, irs_rate=RATE, irs_hold=2 / RATE, vision_bias=DRIFT)
+    settings = FusionSettings(
+        site=site, irs_rate=RATE, irs_hold=2 / RATE, vision_bias=DRIFT, vision_freedom=FREEDOM
+    )
     track = fuse([*measured, *camera(truth, seed, case)], start_of(truth, seed), settings, times)
     return judged(track, truth)
 

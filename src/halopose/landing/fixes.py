@@ -24,6 +24,8 @@ from halopose.landing.sighting import Sightings, Viewpoint
 from halopose.types import Array
 
 _ANGLE_STEP = 1e-6
+_AGAIN = 4  # times at most that a frame is linearised anew
+_NEAR = 2e-3  # of the distance: a line of sight from so near is the same
 _UNKNOWN = np.radians(10.0)  # standard deviation of an attitude that nobody measures, against a level aircraft
 
 
@@ -136,6 +138,29 @@ class Eye:
         attitude = np.nan_to_num(self.attitudes[n])
         return Viewpoint(self.camera, self.mount, position, covariance, attitude, spread)
 
+    def likeliest(
+        self, n: int, time: float, sightings: Sightings, fixes: VisionFixes, expected: Array, covariance: Array
+    ) -> Measurement:
+        """The measurement of frame n, linear about where the aircraft, expected (3,) with covariance (3, 3), is
+        likeliest to be given it.
+
+        A fix is a needle along the line of sight. Drawn from where a filter is hundreds of metres off, it points
+        elsewhere, and two needles that cross make the distance look sure. Where the filter knows better than the
+        fix, along the path mostly, the point is the filter's: the weight must not follow the fix's own error.
+        """
+        point = expected
+        taken = self.measurement(n, time, sightings, fixes, point)
+        for _ in range(_AGAIN if self.guided else 0):
+            carried, drift = (
+                np.zeros((3, 3)) if part is None else part for part in (taken.sensitivity, taken.drift)
+            )
+            spread = taken.covariance + (carried * self.steady) @ carried.T + drift @ drift.T
+            moved = expected + covariance @ np.linalg.solve(covariance + spread, taken.value - expected)
+            if not np.linalg.norm(moved - point) > _NEAR * np.linalg.norm(point):  # also if it is not finite
+                break
+            point, taken = moved, self.measurement(n, time, sightings, fixes, moved)
+        return taken
+
     def measurement(
         self, n: int, time: float, sightings: Sightings, fixes: VisionFixes, expected: Array
     ) -> Measurement:
@@ -143,7 +168,7 @@ class Eye:
         expects to be (3,), or the fix itself if that was solved for with the attitude."""
         if not self.guided:
             parts = fixes.position, fixes.covariance, fixes.sensitivity
-            return vision([time], *parts, self.settings.lasting)[0]
+            return vision([time], *parts, self.settings.lasting, self.settings.total)[0]
         arm = self.mount.lever_arm @ rotation_from_angles(*self.attitudes[n])
         rows = slice(n, n + 1)
         own, shared = self.settings.joint.parts(sightings.covariance * self.settings.excess)
@@ -152,7 +177,7 @@ class Eye:
             (expected + arm)[None], intrinsics=self.intrinsics, shared=shared, mask=fixes.mask,
         )  # fmt: skip
         spread, carried = self.at(rows).aircraft(total, self.rotation[rows])
-        return vision([time], position - arm, spread, carried, self.settings.lasting)[0]
+        return vision([time], position - arm, spread, carried, self.settings.lasting, self.settings.total)[0]
 
     def aircraft(self, covariance: Array, rotation: Array) -> tuple[Array, Array]:
         """Position covariances (N, 3, 3) of the aircraft without what is steady, and the sensitivity to it."""

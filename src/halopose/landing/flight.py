@@ -227,7 +227,8 @@ class Watcher:
         self.fixes[n] = fix = self._solved(n)
         if not fix.trusted[0]:
             return None
-        return self.eye.measurement(n, self.times[n], self.sightings.select([n]), fix, state.position)
+        seen, believed = self.sightings.select([n]), (state.position, state.covariance[:3, :3])
+        return self.eye.likeliest(n, self.times[n], seen, fix, *believed)
 
     def _solved(self, n: int) -> VisionFixes:
         alone = replace(self.sightings.select([n]), reasons=(self.reasons[n],))
@@ -264,6 +265,7 @@ def fusion_of(settings: LandingSettings, site: IlsSite) -> FusionSettings:
     if sensors.irs is not None:
         known["irs_rate"] = sensors.irs.rate
     known["vision_bias"] = GaussMarkov((1.0, 1.0, 1.0), settings.persistence)
+    known["vision_freedom"] = settings.freedom
     known["mounting"] = GaussMarkov((camera.mounting,) * 3)
     lag = max(FusionSettings.lag, 2 * camera.latency)
     return FusionSettings(site=site, clock=camera.clock, lag=lag, **known)

@@ -14,7 +14,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array, Camera, Mount, exp_so3
 from halopose.geometry.integrity import Risks
-from halopose.landing.navigation.sensors import LASTING, VISION, Sensors
+from halopose.landing.navigation.sensors import FREEDOM, LASTING, TOTAL, VISION, Sensors
 from halopose.landing.requirements import Operation, Requirement, requirement
 from halopose.landing.world.scenes import Weather, check_weather
 
@@ -75,9 +75,9 @@ class JointLaw:
     of their own (``experiments.landing_results --persistence``).
     """
 
-    size: float = 0.10
+    size: float = 0.11
     lift: float = 0.77
-    dip: float = 0.36
+    dip: float = 0.41
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -108,10 +108,12 @@ class LandingSettings:
     for the whole pose. prune: leave out corners that the artifact calls unreliable, as long as enough are left.
     conf: lowest score of a detection. alarm: a detection this unlike the data is not used, which on usual data
     happens to that share of them; 0 for never. lasting, persistence: shares of the variance of vision's error that
-    lasts, and for how many seconds, until 1/e of it is left. camera: how well the camera is known. joint: how
-    corners err together; excess: the variance of corners in flight over what the heads state. integrity: let
-    inconsistent frames not pass, and leave out a corner that does not fit the others; false_alarm and
-    fault_probability as in ``geometry.integrity.Risks``. requirement: whose alert limits and integrity risk apply.
+    lasts, and for how many seconds, until 1/e of it is left. total: the variance of fixes over what corners make
+    of it; freedom: degrees of freedom of the factor by which the rest differs from flight to flight, inf for none.
+    camera: how well the camera is known. joint: how corners err together; excess: the variance of corners in
+    flight over what the heads state, measured .95 and not believed below 1. integrity: let inconsistent frames not
+    pass, and leave out a corner that does not fit the others; false_alarm and fault_probability as in
+    ``geometry.integrity.Risks``. requirement: whose alert limits and integrity risk apply.
     """
 
     seed: int = 0
@@ -123,14 +125,16 @@ class LandingSettings:
     alarm: float = 0.05
     lasting: tuple[float, float, float] = LASTING
     persistence: float = VISION.time_constant
+    total: tuple[float, float, float] = TOTAL
+    freedom: float = FREEDOM
     integrity: bool = True
     false_alarm: float = 1e-3
-    fault_probability: float = 1.9e-3
+    fault_probability: float = 1.2e-3
     requirement: Operation = "lpv-200"
     sensors: Sensors = field(default_factory=Sensors)
     camera: CameraErrors = field(default_factory=CameraErrors)
     joint: JointLaw = field(default_factory=JointLaw)
-    excess: float = 1.1
+    excess: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= TRUTH_RATE:
@@ -146,6 +150,10 @@ class LandingSettings:
             raise HaloposeError(f"persistence is a number of seconds above 0, got {self.persistence}")
         if not all(0 <= share < 1 for share in self.lasting):
             raise HaloposeError(f"lasting takes shares of 0 or more and under 1, got {self.lasting}")
+        if not all(0 < factor < math.inf for factor in self.total):
+            raise HaloposeError(f"total takes factors above 0, got {self.total}")
+        if not self.freedom > 2:
+            raise HaloposeError(f"freedom should be above 2, got {self.freedom}")
         if not 0 < self.excess < math.inf:
             raise HaloposeError(f"excess is a factor above 0, got {self.excess}")
         self.risks(1)

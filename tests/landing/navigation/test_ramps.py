@@ -7,8 +7,10 @@ import pytest
 
 from halopose.landing.flight import start_of, truth_of
 from halopose.landing.navigation.fusion import FusionSettings
+from halopose.landing.navigation.model import STATES
 from halopose.landing.navigation.navigator import NavigationState, Navigator
-from halopose.landing.navigation.ramps import CHANCE, EVERY, LONGEST, Ramps
+from halopose.landing.navigation.ramps import CHANCE, EVERY, LONGEST, SHARE, Ramps
+from halopose.landing.navigation.ramps import RATE as DRIFTING
 from halopose.landing.navigation.sensors import ATTITUDE, IRS, RADIO, Fault, IlsSite, Sensors, simulate
 from halopose.landing.requirements import path_axes
 from halopose.landing.world.approach import fly
@@ -78,17 +80,37 @@ def test_a_drift_that_nobody_else_sees_is_found_by_the_irs_and_counted_meanwhile
     assert flagged[times > 45.0].all()
 
 
-def test_old_suspicions_are_dropped_and_chance_adds_nothing() -> None:
+def test_old_suspicions_are_dropped() -> None:
     ramps = Ramps.none()
     for time in np.arange(0.0, 100.0, 0.5):
         ramps = ramps.at(time)
     assert len(ramps.since) == 3 * LONGEST / EVERY
-    quiet = replace(
-        ramps,
-        shift=np.ones_like(ramps.shift),
-        information=np.ones(len(ramps.since)),
-        evidence=np.full(len(ramps.since), 0.99 * CHANCE),
-    )
-    np.testing.assert_array_equal(quiet.spread, 0)
-    loud = replace(quiet, evidence=2 * quiet.evidence)
-    assert (np.diagonal(loud.spread) > 0).all()
+    known = replace(ramps, information=np.ones(len(ramps.since)), evidence=np.full(len(ramps.since), 2 * CHANCE))
+    assert len(known.at(200.0).since) == len(known.since) + 3
+
+
+def test_the_spread_is_that_of_drifts_drawn_and_weighed_by_what_was_seen_of_them() -> None:
+    """Drawn by their prior law and weighed by the likelihood of the evidence, as Bayes has it."""
+    rng = np.random.default_rng(0)
+    since, information = np.array([0.0, 5.0]), np.array([270.0, 60.0])
+    evidence, shift = np.array([28.0, 12.0]), np.zeros((2, STATES))
+    shift[:, 0], shift[:, 2] = (39.0, 20.0), (0.5, 0.1)
+    ramps = Ramps(since, np.zeros(2, dtype=np.int64), shift, evidence, information)
+    rate = DRIFTING * rng.standard_normal((2, 400_000))
+    weight = np.exp(rate * evidence[:, None] - 0.5 * rate**2 * information[:, None]) * SHARE * EVERY / LONGEST
+    moved = rate[..., None] * shift[:, None, :3]
+    drawn = np.einsum("hn,hni,hnj->ij", weight, moved, moved) / (weight.sum() + (1 - SHARE) * rate.shape[1])
+    np.testing.assert_allclose(ramps.spread, drawn, rtol=0.02, atol=1e-3)
+
+
+def test_a_drift_that_could_not_have_been_noticed_is_in_the_stated_covariance() -> None:
+    """Without any information a drift is as likely as it was; with much of it and no evidence it is ruled out."""
+    ramps = Ramps.none().at(0.0)
+    shift = np.zeros((3, STATES))
+    shift[range(3), range(3)] = 30.0
+    unseen = replace(ramps, shift=shift)
+    expected = SHARE * EVERY / LONGEST / (SHARE * EVERY / LONGEST + 1 - SHARE) * (30 * DRIFTING) ** 2
+    np.testing.assert_allclose(unseen.spread, expected * np.eye(3))
+    known = replace(unseen, information=np.full(3, 1e6))
+    assert np.abs(known.spread).max() < 1e-3 * expected
+    np.testing.assert_array_equal(Ramps.none().spread, 0)

@@ -32,6 +32,7 @@ from halopose.landing.navigation.model import (
     transition,
 )
 from halopose.landing.navigation.ramps import Ramps
+from halopose.landing.navigation.scale import Scale
 from halopose.landing.navigation.sensors import SIZES, Measurement, Source
 
 _WIDEST = np.square([1e4] * 3 + [100.0] * 3)  # variances beyond which nothing is searched for, m^2 and m^2/s^2
@@ -44,7 +45,7 @@ class Bank:
 
     ``without`` (F) names the source that each leaves out, None for the first. ``acceleration`` (3,), its noise
     ``density`` (3, 3) and ``driven_until`` are of the last IRS sample. ``ramps``: what slow lies would have done
-    to the first filter.
+    to the first filter. ``scale``: what its innovations say of the variance of vision in this flight.
     """
 
     settings: FusionSettings
@@ -57,6 +58,7 @@ class Bank:
     density: Array | None = None
     driven_until: float = -math.inf
     ramps: Ramps = field(default_factory=Ramps.none)
+    scale: Scale = field(default_factory=lambda: Scale.believed(math.inf))
 
     @classmethod
     def start(cls, initial: Initial, settings: FusionSettings) -> Bank:
@@ -65,7 +67,8 @@ class Bank:
         state[POSITION], state[VELOCITY] = np.asarray(initial.position), np.asarray(initial.velocity)
         covariance[MOTION, MOTION] = np.asarray(initial.covariance)
         covariance[6:, 6:] = np.diag(settings.bias_variance)
-        return cls(settings, float(initial.time), state[None], covariance[None], float(initial.time))
+        scale = Scale.believed(settings.vision_freedom)
+        return cls(settings, float(initial.time), state[None], covariance[None], float(initial.time), scale=scale)
 
     def knowing(self, source: Source) -> Bank:
         """With a filter that leaves out this source, from now on."""
@@ -165,6 +168,20 @@ class Bank:
         ramps = self.ramps.at(self.time) if source == "gnss" else self.ramps
         first = innovation.value[0], innovation.covariance[0], innovation.jacobian[0], innovation.gain[0]
         return replace(self, ramps=ramps.corrected(self.time, source == "gnss", *first))
+
+    def scaled(self, measurement: Measurement) -> Measurement:
+        """A measurement whose white part is as uncertain as it has been in this flight."""
+        factor = self.scale.value
+        if measurement.source != "vision" or factor == 1.0:
+            return measurement
+        return replace(measurement, covariance=factor * np.asarray(measurement.covariance))
+
+    def learnt(self, source: Source, innovation: Innovation) -> Bank:
+        """With what the first filter's innovation, by which it is corrected, says of the variance of vision."""
+        if source != "vision":
+            return self
+        first = innovation.value[0], innovation.covariance[0], innovation.noise
+        return replace(self, scale=self.scale.after(*first))
 
     def renewed(self, states: slice, chosen: Mask, value: float | None, variance: Array) -> Bank:
         """With some states of the chosen filters (F,) anew: these variances, and no correlation with anything."""

@@ -11,6 +11,7 @@ aircraft.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -84,6 +85,8 @@ class FusionSettings:
     Acceleration is linear between IRS samples; the last one counts for ``irs_hold`` seconds. After that the
     aircraft is taken to fly straight on, pushed by white acceleration of density ``coasting`` in m^2/s^3.
     ``clock``: standard deviation of the images' time stamps against the other sensors', in seconds.
+    ``vision_freedom``: degrees of freedom of the factor that vision's variances have in a flight (``scale``); by
+    default they are what they are stated to be.
     """
 
     site: IlsSite = field(default_factory=IlsSite)
@@ -94,6 +97,7 @@ class FusionSettings:
     radio_scale: GaussMarkov = RADIO.bias
     attitude_bias: GaussMarkov = ATTITUDE.bias
     vision_bias: GaussMarkov = VISION
+    vision_freedom: float = math.inf
     mounting: GaussMarkov = MOUNTED
     irs_rate: float = IRS.rate
     irs_hold: float = 0.1
@@ -116,6 +120,8 @@ class FusionSettings:
         for name in ("confirm", "hold", "lag", "clock"):
             if not getattr(self, name) >= 0:
                 raise HaloposeError(f"{name} should be 0 seconds or more, got {getattr(self, name)}")
+        if not self.vision_freedom > 2:
+            raise HaloposeError(f"vision_freedom should be above 2, got {self.vision_freedom}")
         if not (self.irs_rate > 0 and self.irs_hold > 0 and self.coasting > 0):
             raise HaloposeError("irs_rate, irs_hold and coasting should be above 0")
         if self.irs_hold < 1 / self.irs_rate:

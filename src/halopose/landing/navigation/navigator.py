@@ -38,6 +38,7 @@ from halopose.geometry.camera import Array
 from halopose.geometry.pnp import Mask
 from halopose.landing.navigation.bank import Bank, Innovation
 from halopose.landing.navigation.model import BIAS, MOTION, POSITION, VELOCITY, FusionSettings, Initial
+from halopose.landing.navigation.scale import Scale
 from halopose.landing.navigation.sensors import SIZES, Deferred, Measurement, Source
 from halopose.landing.requirements import path_axes
 
@@ -265,6 +266,7 @@ def _after(moment: _Moment, given: Measurement | Deferred) -> tuple[_Moment, Ste
         step = Step(measurement.time, source, not gone, "left out" if gone else "drives the prediction")
         return replace(moment, bank=bank), step
     moment = replace(moment, bank=bank.knowing(source))
+    measurement = moment.bank.scaled(measurement)
     innovation = Innovation.of(measurement, moment.bank)
     gate = moment.bank.gate(measurement)
     if source in moment.probation:
@@ -272,7 +274,7 @@ def _after(moment: _Moment, given: Measurement | Deferred) -> tuple[_Moment, Ste
     uses = np.array([name != source for name in moment.bank.without])
     accepted = uses & (innovation.nis <= gate)
     moment = _counted(moment, source, uses, accepted, np.minimum(innovation.nis, gate))
-    bank = moment.bank.suspecting(source, innovation) if accepted[0] else moment.bank
+    bank = moment.bank.suspecting(source, innovation).learnt(source, innovation) if accepted[0] else moment.bank
     moment = replace(moment, bank=bank.corrected(innovation, accepted))
     step = _step(measurement, innovation, gate, bool(accepted[0]), "fits" if accepted[0] else "beyond the gate")
     if _restless(moment)[0, _COLUMN[source]]:
@@ -375,6 +377,8 @@ def _left_out(moment: _Moment, member: int, source: Source) -> _Moment:
     bank = moment.bank.led_by(member)
     everyone = np.ones(len(bank.without), dtype=bool)
     bank = bank.renewed(BIAS[source], everyone, 0.0, bank.settings.variance_of(source))
+    if source == "vision":
+        bank = replace(bank, scale=Scale.believed(bank.settings.vision_freedom))
     if source == "irs":
         bank = replace(bank, driven_until=-math.inf, acceleration=None)
     probation = moment.probation | {source: math.inf}

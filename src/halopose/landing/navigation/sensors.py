@@ -199,10 +199,14 @@ GLIDE_SLOPE = Sensor(10.0, (6e-4,), GaussMarkov((8e-4,), 600.0))
 RADIO = Sensor(25.0, (0.3,), GaussMarkov((0.01,), 600.0))  # its bias is a scale error, a share of the height
 IRS = Sensor(100.0, (0.03, 0.03, 0.03), GaussMarkov((0.003, 0.003, 0.003), 300.0))
 ATTITUDE = Sensor(100.0, (2e-4, 2e-4, 2e-4), GaussMarkov((3.5e-3, 9e-4, 9e-4), 600.0))
-# What lasts of vision's error, in its own standard deviations, and the shares of its variance that do: along the
-# runway, of the rest to the side, of the rest upward (experiments.landing_results --persistence).
-VISION = GaussMarkov((1.0, 1.0, 1.0), 18.0)
-LASTING = (0.58, 0.36, 0.47)
+# What lasts of vision's error, in its own standard deviations, the variance of its fixes over what the corners'
+# covariances make of it, and the shares of that that last: along the runway, of the rest to the side, of the rest
+# upward. What does not last differs from flight to flight by a factor of an inverse gamma law with so many degrees
+# of freedom (``scale``). The likeliest of 40 flights of their own (experiments.landing_results --persistence).
+VISION = GaussMarkov((1.0, 1.0, 1.0), 22.0)
+TOTAL = (1.13, 1.10, 0.91)
+LASTING = (0.62, 0.47, 0.60)
+FREEDOM = 26.0
 MOUNTED = GaussMarkov((5e-4, 5e-4, 5e-4))  # the angles of the camera's mounting: drawn once, they stay
 
 
@@ -297,13 +301,14 @@ def vision(
     covariances: ArrayLike,
     sensitivities: ArrayLike | None = None,
     lasting: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    total: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> list[Measurement]:
     """Positions (N, 3) of the aircraft with covariances (N, 3, 3), each from one image alone, as measurements.
 
     ``sensitivities`` (N, 3, 3) to the attitude's bias, where the attitude came from the IRS. ``lasting`` is the
     share of the variance, along the runway, of the rest to the side, and of the rest upward, whose cause lasts
-    from image to image; the filter follows it as ``VISION`` drifts. Frames without a position may hold NaN: the
-    filter passes over them and says so.
+    from image to image; the filter follows it as ``VISION`` drifts. ``total`` is the variance over the
+    stated one, in the same order. Frames without a position may hold NaN: the filter passes over them and says so.
     """
     t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))
     s = None if sensitivities is None else np.asarray(sensitivities, dtype=np.float64)
@@ -317,13 +322,16 @@ def vision(
             "vision takes times (N,), positions (N, 3), covariances and sensitivities (N, 3, 3), "
             f"got {t.shape}, {p.shape}, {c.shape}" + ("" if s is None else f" and {s.shape}")
         )
-    share = np.asarray(lasting)
+    share, size = np.asarray(lasting), np.asarray(total)
     if share.shape != (3,) or not ((share >= 0) & (share < 1)).all():
         raise HaloposeError(f"lasting takes three shares, each 0 or more and under 1, got {lasting}")
+    if size.shape != (3,) or not (np.isfinite(size) & (size > 0)).all():
+        raise HaloposeError(f"total takes three factors above 0, got {total}")
     known = np.isfinite(c).all(axis=(1, 2), keepdims=True)
     factor = np.linalg.cholesky(np.where(known, c, np.eye(3)))
-    white = np.where(known, (factor * (1 - share)) @ np.swapaxes(factor, 1, 2), np.nan) if share.any() else c
-    drift = factor * np.sqrt(share)
+    fresh = size * (1 - share)
+    white = np.where(known, (factor * fresh) @ np.swapaxes(factor, 1, 2), np.nan) if (fresh != 1).any() else c
+    drift = factor * np.sqrt(size * share)
     return [
         Measurement(float(t[n]), "vision", p[n], white[n], None if s is None else s[n], drift[n])
         for n in range(t.size)
