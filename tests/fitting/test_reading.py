@@ -50,7 +50,8 @@ def test_other_processes_read_the_same_in_the_same_order(pictures: Dataset, proc
     expected = list(read_ahead(READER, tasks(pictures), 0, 1))
     assert "0005.png" in expected[5].skipped
     assert expected[5].view is None
-    same(list(read_ahead(READER, tasks(pictures), processes, 4, largest)), expected)
+    found = read_ahead(READER, tasks(pictures), processes, 4, largest, held=len(expected))
+    same(list(found), expected)
 
 
 @pytest.mark.parametrize("depth", [4, 9, 17])
@@ -94,7 +95,8 @@ def test_a_killed_process_loses_nothing(
 ) -> None:
     monkeypatch.setenv("HALOPOSE_TEST_PARENT", str(os.getpid()))
     expected = list(read_ahead(READER, tasks(pictures), 0, 1))
-    same(list(read_ahead(Murderer(place, True), tasks(pictures), 2, 6)), expected)
+    found = read_ahead(Murderer(place, True), tasks(pictures), 2, 6, held=len(expected))
+    same(list(found), expected)
     assert "was killed" in caplog.text
 
 

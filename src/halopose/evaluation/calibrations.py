@@ -89,16 +89,23 @@ def given_law(matched: MatchedPoses, covariance: Literal["moment", "paper"] = "m
 
 def fit_gaussian(matched: MatchedPoses, min_samples: float = 50.0) -> GaussianCalibration:
     """Calibrate the predicted covariances on true positives."""
-    calibration = GaussianCalibration(matched.labelled.shape[1], min_samples=min_samples)
-    return calibration.fit_sample(matched.covariance_sample)
+    return _gaussian(matched.covariance_sample, min_samples)
+
+
+def _gaussian(sample: Sample, min_samples: float) -> GaussianCalibration:
+    return GaussianCalibration(sample.mahalanobis.shape[1], min_samples=min_samples).fit_sample(sample)
 
 
 def fit_student(
     matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment", min_samples: float = 50.0
 ) -> StudentTCalibration:
     """Calibrate scale and tails of the predicted scale matrices on true positives."""
-    calibration = StudentTCalibration(matched.labelled.shape[1], min_samples=min_samples, covariance=covariance)
-    return calibration.fit_sample(matched.sample)
+    return _student(matched.sample, covariance, min_samples)
+
+
+def _student(sample: Sample, covariance: Literal["moment", "paper"], min_samples: float) -> StudentTCalibration:
+    keypoints = sample.mahalanobis.shape[1]
+    return StudentTCalibration(keypoints, min_samples=min_samples, covariance=covariance).fit_sample(sample)
 
 
 def fit_offset(matched: MatchedPoses) -> Tensor:
@@ -185,15 +192,12 @@ def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Arra
     entries (3, M, K): of the factors of all true positives.
     """
     matched = source.matched
-    labelled, keypoints = source.of(matched.labelled), matched.labelled.shape[1]
+    labelled = source.of(matched.labelled)
     gaussian, student, threshold = known.gaussian, known.student, known.threshold
     if gaussian is None:
-        gaussian = GaussianCalibration(keypoints, min_samples=protocol.min_samples)
-        gaussian.fit_sample(source.sample(matched.covariance_sample))
+        gaussian = _gaussian(source.sample(matched.covariance_sample), protocol.min_samples)
     if student is None:
-        student = StudentTCalibration(
-            keypoints, min_samples=protocol.min_samples, covariance=protocol.covariance
-        ).fit_sample(source.sample(matched.sample))
+        student = _student(source.sample(matched.sample), protocol.covariance, protocol.min_samples)
     own = entries if source.rows is None else entries[:, source.rows]
     area, kappa = source.of(matched.confidence_area(protocol)), matched.layout.kappa
     every = _confidence(own, gaussian.tau_.double().numpy(), area, kappa, protocol.scalarisation)

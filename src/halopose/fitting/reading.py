@@ -107,13 +107,13 @@ def _laid(reading: Reading, number: int) -> _Laid:
 
 
 def read_ahead(
-    reader: Reader, tasks: Iterable[Task], processes: int, depth: int, largest: int = 640, held: int = 0
+    reader: Reader, tasks: Iterable[Task], processes: int, depth: int, largest: int = 640, held: int = 1
 ) -> Generator[Reading, None, None]:
     """Readings in the order of their tasks; without processes each when it is asked for.
 
     At most ``depth`` of them wait for the model. If a process is killed, this one reads on: nothing is lost.
     largest: of the input sizes; room is made for so many pixels. held: how many of the last readings are looked at
-    when the next is asked for, and not written over; 0: pixels are copied.
+    when the next is asked for: their pixels are not written over until then.
     """
     if not processes:
         yield from map(reader, tasks)
@@ -133,8 +133,7 @@ def read_ahead(
         futures.popleft()
         for (_, number), (reading, shape) in zip(waiting.popleft(), found, strict=True):
             if slots is not None and shape is not None and reading.view is not None:
-                pixels = slots.at(number, shape)
-                reading = replace(reading, view=replace(reading.view, pixels=pixels if held else pixels.copy()))
+                reading = replace(reading, view=replace(reading.view, pixels=slots.at(number, shape)))
             yield reading
 
     try:

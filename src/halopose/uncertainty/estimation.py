@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halopose.arrays import as_array
 from halopose.errors import HaloposeError
 from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian
@@ -187,26 +188,22 @@ def _one_thread() -> Iterator[None]:
 
 
 def _student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
+    """What is about a number a keypoint is in numpy: steps on so few cost it less than torch."""
     mean = _mean(sample)
-    limit, lower = np.log(_array(mean) * (NU_MAX / 2)), _lower_bound(sample)
+    limit, lower = np.log(as_array(mean) * (NU_MAX / 2)), _lower_bound(sample)
     log_scale, at_end = _best_on_grid(sample.thinned(max(1, len(sample.mahalanobis) // _GRID_ROWS)), limit)
     # No valley, and none beyond where m spreads no more than an exponential law.
-    light = at_end & (_array(_spread(sample, mean)) <= 2) if at_end.any() else at_end
+    light = at_end & (as_array(_spread(sample, mean)) <= 2) if at_end.any() else at_end
     growth = log_scale  # the last stride is 1
     for stride in _STRIDES:
         if stride == 1 or len(sample.mahalanobis) // stride >= _THINNEST:
             thin = sample.thinned(stride)
             gain = 0.0 if stride == 1 else _THIN_GAIN / len(thin.mahalanobis)
             log_scale, growth = _minimise_profile(thin, log_scale, lower, limit, light, gain)
-    gaussian = _nll(growth, log_scale) >= np.log(_array(mean) / 2) + 1
+    gaussian = _nll(growth, log_scale) >= np.log(as_array(mean) / 2) + 1
     nu = np.where(gaussian, NU_MAX, 2 * _shape(growth))
     tau = np.sqrt(np.exp(np.where(gaussian, limit, log_scale)) / nu)
     return torch.from_numpy(nu).to(mean.device), torch.from_numpy(tau).to(mean.device)
-
-
-def _array(values: Tensor) -> Array:
-    """Some numbers a keypoint (K,): steps on so few cost numpy a fifth of what they cost torch."""
-    return values.cpu().numpy()
 
 
 def _mean(sample: Sample) -> Tensor:
@@ -232,7 +229,7 @@ def _lower_bound(sample: Sample) -> Array:
         for rows, weights in zip(sample.mahalanobis.split(_CHUNK), sample.weight.split(_CHUNK), strict=True):
             positive = rows > 0 if sample.plain else (rows > 0) & (weights > 0)
             least = torch.minimum(least, torch.where(positive, rows, torch.inf).amin(0))
-    return np.log(_array(least.clamp(_TINY, 1.0))) - 7
+    return np.log(as_array(least.clamp(_TINY, 1.0))) - 7
 
 
 def _best_on_grid(sample: Sample, limit: Array) -> tuple[Array, Array]:
@@ -244,7 +241,7 @@ def _best_on_grid(sample: Sample, limit: Array) -> tuple[Array, Array]:
     vars(wide)["plain"] = sample.plain
     inverse = torch.from_numpy(np.exp(-grid.ravel())).to(wide.mahalanobis.device)
     ratio = wide.mahalanobis * inverse
-    growth = _array(_log_sum(ratio, ratio + 1, None if wide.multiplies(inverse) else wide.weight) / wide.total)
+    growth = as_array(_log_sum(ratio, ratio + 1, None if wide.multiplies(inverse) else wide.weight) / wide.total)
     best = _nll(growth.reshape(grid.shape), grid).argmin(0)
     return np.take_along_axis(grid, best[None], 0)[0], best == _GRID - 1
 
@@ -286,7 +283,7 @@ class _Profile:
             for number, one, other in ((4, square, square), (5, square, cube), (6, cube, cube)):
                 power = torch.mul(one, other, out=share)
                 totals[number] += (power if sample.plain else power.mul_(weights)).sum(0)
-        growth, *powers = _array(totals / sample.total)
+        growth, *powers = as_array(totals / sample.total)
         return cls(growth, _DERIVATIVES @ np.stack(powers))
 
     @cached_property
