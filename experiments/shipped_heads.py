@@ -2,8 +2,9 @@
 
     python -m experiments.shipped_heads --data pose.yaml --extra extra.yaml --work work/ -o heads.safetensors
 
-The images are those of ``shipped_data``: heads train on none of val. The artifact is calibrated on all of val. Its
-figures are of the evaluation images, each scored with what was fitted on the other folds of val.
+The images are those of ``shipped_data``: heads train on none of val. Their bound is fitted on the choosing images,
+the artifact is calibrated on all of val. Its figures are of the evaluation images, each scored with what was fitted
+on the other folds of val.
 The settings come from experiments/head_search.py.
 """
 
@@ -22,6 +23,7 @@ from halopose.evaluation.scores import Scores
 from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.pipeline import (
     FitSettings,
+    bound_heads,
     calibrate_heads,
     figures,
     predictions_of,
@@ -38,7 +40,7 @@ from halopose.uncertainty.heads import HeadSettings
 
 SETTINGS = FitSettings(
     train=TrainSettings(epochs=7, learning_rate=1e-3, scale_weight=False, last=True),
-    head=HeadSettings(claims=True, features=True),
+    head=HeadSettings(claims=True, features=True, bounded=True),
     gamma_ks=0.3,
     visibility=False,  # the confidence decides alone
 )
@@ -73,6 +75,7 @@ def main() -> None:
         store = collect_val(host, splits, given.work, step)
         stores = [collect_part(host, splits, part, given.work, step) for part in PARTS]
         heads, trained = train_heads(host, stores, SETTINGS, given.work / "run.safetensors", step)
+    heads = bound_heads(heads, store, splits.choosing, SETTINGS.protocol)
     artifact = replace(
         uncalibrated(host, heads, stores, SETTINGS, trained),
         calibrations=calibrate_heads(heads, store, store.images, SETTINGS),

@@ -32,6 +32,11 @@ def of_kind(array: Array, values: Values) -> Values:
     return array if isinstance(values, np.ndarray) else torch.from_numpy(array).to(values)
 
 
+def same_kind(values: Values, others: Values) -> Values:
+    """Values as an array or a tensor, whichever the others are."""
+    return of_kind(values, others) if isinstance(values, np.ndarray) else alike(values, others)
+
+
 def as_array(values: Values) -> Array:
     """Values as an array, from whatever device."""
     return values if isinstance(values, np.ndarray) else np.asarray(values.cpu().numpy())
@@ -116,6 +121,7 @@ __all__ = [
     "library_of",
     "of_kind",
     "repeated",
+    "same_kind",
     "stacked",
     "take",
     "turned",

@@ -1,5 +1,6 @@
 """What decides about cells in the graph, against plain greedy suppression and the sparse heads."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from halopose.deploy.graph import (
 )
 from halopose.deploy.predict import suppress
 from halopose.errors import HaloposeError
-from halopose.uncertainty.heads import HeadSettings, cut_windows
+from halopose.uncertainty.heads import HeadSettings, cut_windows, with_bound
 from halopose.uncertainty.novelty import pool_windows
 from halopose.uncertainty.signals import features_at
 from tests.helpers.models import KINDS, artifact_for, host_of, photograph
@@ -82,12 +83,14 @@ def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind
 
 
 @pytest.mark.parametrize(
-    ("kind", "claims", "features"),
-    [("11", True, True), ("nas", True, True), ("11", True, False), ("11", False, True)],
+    ("kind", "claims", "features", "bound"),
+    [("11", True, True, 0), ("nas", True, True, 50), ("11", True, False, 0), ("11", False, True, 50)],
 )
-def test_signals_in_the_graph_are_those_of_the_host(kind: str, claims: bool, features: bool) -> None:
+def test_signals_in_the_graph_are_those_of_the_host(kind: str, claims: bool, features: bool, bound: float) -> None:
     host = host_of(kind)
     artifact = artifact_for(host, HeadSettings(claims=claims, features=features))
+    if bound:
+        artifact = replace(artifact, heads=with_bound(artifact.heads, np.full(host.keypoint_count, bound)))
     batch, _ = host.preprocess([photograph("bus.jpg"), photograph("zidane.jpg")], 192, rectangular=False)
     graph = Deployable(host.traceable(), artifact, "topk", TopkSettings(64, 8)).eval()
     with torch.inference_mode():

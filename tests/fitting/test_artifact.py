@@ -18,7 +18,7 @@ from halopose.data.tensors import write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.uncertainty.calibration import StudentTCalibration
-from halopose.uncertainty.heads import HeadSettings
+from halopose.uncertainty.heads import HeadSettings, with_bound
 from tests.helpers.models import artifact_for, host_of, with_tails
 from tests.helpers.values import present
 
@@ -53,9 +53,12 @@ def refused(path: Path, says: str) -> None:
 
 def test_signals_and_tails_are_kept(tmp_path: Path) -> None:
     artifact = with_tails(artifact_for(host_of(KIND), HeadSettings(claims=True, features=True, width=16)))
+    artifact = replace(artifact, heads=with_bound(artifact.heads, np.linspace(3, 300, len(artifact.layout))))
     artifact.save(tmp_path / "heads.safetensors")
     found = Artifact.load(tmp_path / "heads.safetensors")
     assert found.heads.settings == artifact.heads.settings
+    bounds = [present(present(one.heads.beyond).inverse_bound) for one in (found, artifact)]
+    assert torch.equal(*bounds)
     for one, other in zip(found.heads.parameters(), artifact.heads.parameters(), strict=True):
         assert torch.equal(one, other)
     tails, expected = present(found.calibrations.tails), present(artifact.calibrations.tails)

@@ -1,9 +1,25 @@
-"""What a whole fit tells the user; that it fits is in tests/test_predictor.py."""
+"""What a whole fit tells the user, and the bound that calibration gives heads; that it fits is in
+tests/test_predictor.py."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from halopose.fitting.pipeline import FEW_OBJECTS, _warn_of_few
+from halopose.data.loading import load_dataset
+from halopose.fitting.pipeline import (
+    FEW_OBJECTS,
+    FitSettings,
+    _warn_of_few,
+    bound_heads,
+    calibrate_artifact,
+    collect_validation,
+)
+from halopose.uncertainty.heads import HeadSettings, with_bound
+from tests.helpers.models import artifact_for, host_of, write_scenes
+from tests.helpers.values import present
 
 
 def test_a_calibration_on_few_objects_says_so_and_what_it_would_take(caplog: pytest.LogCaptureFixture) -> None:
@@ -15,3 +31,26 @@ def test_a_calibration_on_few_objects_says_so_and_what_it_would_take(caplog: pyt
     caplog.clear()
     _warn_of_few(np.array([0, 200]), ("nose", "hip"), 100)
     assert "images that show it" in caplog.text
+
+
+def test_calibration_bounds_heads_that_ask_for_it_whatever_bound_they_had(
+    tmp_path: Path, one_thread: None
+) -> None:
+    """Heads by chance state far too much for some detections: a bound is likelier."""
+    host = host_of("11")
+    settings = FitSettings(
+        imgsz=64, train_sizes=(64,), head=HeadSettings(claims=True, features=True, bounded=True)
+    )
+    data = load_dataset(write_scenes(tmp_path, host, {"val": 40}), "val")
+    store = collect_validation(host, data, tmp_path / "store", settings)
+    card = {"images": {"heads": []}, "settings": asdict(settings), "skipped": []}
+    trained = replace(artifact_for(host, settings.head), card=card)
+    found = calibrate_artifact(trained, host, store, "matched").heads
+    bound = present(present(found.beyond).inverse_bound)
+    assert float(bound.min()) > 0
+    assert not present(present(trained.heads.beyond).inverse_bound).any()  # of the heads that were given
+    tight = with_bound(trained.heads, np.full(host.keypoint_count, 1e4))
+    again = bound_heads(tight, store, store.images, settings.protocol)
+    assert torch.equal(present(present(again.beyond).inverse_bound), bound)
+    plain = replace(trained, heads=artifact_for(host, HeadSettings(claims=True, features=True)).heads)
+    assert present(calibrate_artifact(plain, host, store, "matched").heads.beyond).inverse_bound is None

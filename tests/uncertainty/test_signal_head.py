@@ -1,10 +1,13 @@
-"""The network beyond the window: what it sees, and that it begins by saying nothing."""
+"""The network beyond the window: what it sees, that it begins by saying nothing, and the bound it may have."""
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
-from halopose.uncertainty.heads import HeadSettings
+from halopose.uncertainty.heads import HeadSettings, with_bound
 from halopose.uncertainty.signal_head import CLAIM_INPUTS, SignalHead, claim_inputs
 from halopose.uncertainty.signals import Signals
 from tests.helpers.models import artifact_for, host_of, photograph
@@ -68,6 +71,45 @@ def test_it_starts_at_zero_and_sees_what_it_was_given(channels: int, claims: boo
         assert torch.equal(head(entered, changed, strides), first) is not used
 
 
+@given(st.integers(0, 10_000))
+def test_a_bound_holds_and_leaves_small_dispersions_alone(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    head = SignalHead([5], 3, 3, width=8, channels=0, claims=True, bounded=True)
+    head.inverse_bound = torch.from_numpy(rng.uniform(1, 100, 3)).float()
+    box = np.cumsum(rng.uniform(2, 60, (6, 2, 2)), 1).reshape(6, 4)
+    bound = (box[:, 2:] - box[:, :2]).prod(1)[:, None] / head.inverse_bound.numpy()
+    trace = np.sort(bound * np.exp(rng.normal(0, 4, (6, 3))), 0)
+    shrunk = trace * head.shrinkage(trace, box) ** 2
+    assert np.all(shrunk < bound)
+    np.testing.assert_allclose(shrunk, 1 / (1 / trace + 1 / bound), rtol=1e-5)  # as resistors beside each other
+    tensors = head.shrinkage(torch.from_numpy(trace), torch.from_numpy(box))
+    np.testing.assert_allclose(tensors.numpy(), head.shrinkage(trace, box), rtol=1e-6)
+    head.inverse_bound.zero_()
+    assert np.all(head.shrinkage(trace, box) == 1)
+
+
+def test_heads_with_a_bound_are_the_same_heads_shrunk() -> None:
+    host = host_of("11")
+    heads = artifact_for(host, BOTH).heads
+    batch, _ = host.preprocess([photograph("bus.jpg")] * 2, 192, rectangular=False)
+    output, cell = host.forward(batch), torch.tensor([0, 700, 740, 5])
+    inverse = np.linspace(1, 400, heads.keypoints).astype(np.float32)
+    for image in (torch.zeros(4, dtype=torch.long), torch.tensor([0, 1, 0, 1])):  # signals as arrays, as tensors
+        found = host.signals(output, image, cell)
+        with torch.inference_mode():
+            free = heads.sparse(output.features, image, cell, found)
+            loose, tight = (
+                with_bound(heads, values).sparse(output.features, image, cell, found)
+                for values in (0 * inverse, inverse)
+            )
+        assert torch.equal(free, loose)
+        box = torch.as_tensor(found.box)
+        area = ((box[:, 2:] - box[:, :2]).clamp_min(1)).prod(1)
+        trace = free.square().sum((-1, -2))
+        expected = free / (1 + trace * torch.from_numpy(inverse) / area[:, None]).sqrt()[..., None, None]
+        torch.testing.assert_close(tight, expected, rtol=2e-3, atol=1e-6)
+
+
 def test_cells_of_all_levels_at_once_are_each_level_alone() -> None:
     host = host_of("11")
     heads = artifact_for(host, BOTH).heads
@@ -96,6 +138,8 @@ def test_what_is_missing_is_one_line() -> None:
         heads.sparse(output.features, zero, zero)
     with pytest.raises(HaloposeError, match="no dense form"):
         heads.dense(output.features)
+    with pytest.raises(HaloposeError, match="know the box"):
+        with_bound(artifact_for(host).heads, np.ones(heads.keypoints))
 
 
 def test_one_cell_per_object_has_none_to_compare() -> None:

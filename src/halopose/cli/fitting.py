@@ -105,14 +105,11 @@ def fit(
     from halopose.fitting import pipeline
     from halopose.fitting.crew import Crew, batch_for, ranks
     from halopose.hosts.loading import load_host
-    from halopose.uncertainty.heads import HeadSettings
 
     if ranks():
         raise HaloposeError("fit is for one process: under torchrun run collect, train and evaluate one by one")
     settings = replace(
-        _settings(
-            epochs, alpha, scale_weight, seed, HeadSettings(dispersion, trunk, warm_start, signals, signals)
-        ),
+        _settings(epochs, alpha, scale_weight, seed, _head(dispersion, trunk, warm_start, signals)),
         train_sizes=(imgsz,) if train_sizes is None else sizes(train_sizes),
         imgsz=imgsz,
         calibration=calibration,
@@ -225,15 +222,12 @@ def train(
     from halopose.fitting.crew import Ranks, own_device
     from halopose.fitting.store import MatchStore
     from halopose.hosts.loading import load_host
-    from halopose.uncertainty.heads import HeadSettings
 
     host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
     ranks = Ranks.joined(host.device)
     collected = MatchStore(store)
     settings = replace(
-        _settings(
-            epochs, alpha, scale_weight, seed, HeadSettings(dispersion, trunk, warm_start, signals, signals)
-        ),
+        _settings(epochs, alpha, scale_weight, seed, _head(dispersion, trunk, warm_start, signals)),
         train_sizes=collected.settings.imgsz,
         imgsz=max(collected.settings.imgsz),
         cells_per_object=collected.settings.cells_per_object,
@@ -408,6 +402,13 @@ def _runways(work: Path) -> tuple[Path, Path]:
     say("drawing runways ...")
     data = write_dataset(work / "world", shipped.RUNWAY_IMAGES, shipped.RUNWAY_SEED, processes=2)
     return data, shipped.runway_detector()
+
+
+def _head(dispersion: Dispersion, trunk: Trunk, warm_start: bool, signals: bool) -> HeadSettings:
+    """What kind of head; those that look beyond their window have a bound as well."""
+    from halopose.uncertainty.heads import HeadSettings
+
+    return HeadSettings(dispersion, trunk, warm_start, claims=signals, features=signals, bounded=signals)
 
 
 def _settings(epochs: int, alpha: float, scale_weight: bool, seed: int, head: HeadSettings) -> FitSettings:

@@ -150,7 +150,7 @@ class TopkHeads(nn.Module):
         if self.heads.beyond is not None:
             raw = raw + self._beyond(hidden, traced.features, score, said, place.flatten(1))
         factors = _entries(_by_keypoint(raw.transpose(1, 2), self.heads), self.heads)
-        found = (factors * self.strides).permute(0, 3, 1, 2), cells
+        found = self._bounded((factors * self.strides).permute(0, 3, 1, 2), said, place.flatten(1)), cells
         if self.novelty is None or area is None:
             return found
         return *found, *self.novelty(traced, cells.clamp(min=0), pooled, area)
@@ -182,6 +182,15 @@ class TopkHeads(nn.Module):
         strides = (self.strides + torch.zeros_like(place)).reshape(-1)
         added = network(torch.cat(entered, dim=1).reshape(-1, *each), signals, strides, projected=True)
         return added.reshape(-1, int(place.shape[1]), each[0] * int(added.shape[2]))
+
+    def _bounded(self, factors: Tensor, said: Tensor | None, place: Tensor) -> Tensor:
+        """Factors (B, M, K, 3) of candidates at places (B, M), within the bound of heads that have one."""
+        network = self.heads.beyond
+        if network is None or network.inverse_bound is None or said is None:
+            return factors
+        trace = (factors * factors).sum(3).reshape(-1, self.heads.keypoints)
+        shrunk = network.shrinkage(trace, take(said[..., :4], place).reshape(-1, 4))
+        return factors * shrunk.reshape(-1, int(place.shape[1]), self.heads.keypoints, 1)
 
     def _projected(self, features: Sequence[Tensor], image: Tensor, points: Tensor) -> Tensor:
         """Features at points (N, K, 2) after the network's layer for them (N, K, width).

@@ -37,7 +37,8 @@ from halopose.poses import PoseDistributions
 from halopose.types import Array, Progress, named
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.distributions import Gaussian
-from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads
+from halopose.uncertainty.estimation import likeliest_bound
+from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads, with_bound
 from halopose.uncertainty.pruning import GAMMA_KS
 
 log = logging.getLogger(__name__)
@@ -256,6 +257,22 @@ def calibrate_heads(
     return fitted if moved is None else replace(fitted, offset=moved)
 
 
+def bound_heads(
+    heads: ProbabilisticHeads, store: MatchStore, images: Array, protocol: Protocol | None = None
+) -> ProbabilisticHeads:
+    """A copy of heads that look beyond their window, with the bound that is likeliest for the given images.
+
+    It is sought in units of (kappa s)^2: detections that match an object are not further off than some of them.
+    """
+    free = with_bound(heads, np.zeros(heads.keypoints))
+    matched = true_positives(free, store, images, protocol)
+    layout = store.layout
+    unit = 2 * layout.kappa**2 * layout.area_factor  # traces are two variances
+    trace = np.trace(matched.covariance, axis1=2, axis2=3)
+    variance = torch.from_numpy(trace / (unit * matched.box_area[:, None]))
+    return with_bound(heads, 1 / (unit * likeliest_bound(matched.sample, variance)))
+
+
 def _warn_of_few(objects: Array, names: Sequence[str], images: int) -> None:
     """Say in words where a calibration rests on too few objects, and what it would take."""
     few = [name for name, count in zip(names, objects, strict=True) if count < FEW_OBJECTS]
@@ -351,7 +368,10 @@ def calibrate_artifact(
         calibration_share=share,
         **changes,
     )
-    fitted = calibrate_heads(artifact.heads.to(host.device).eval(), store, images, settings, offset=offset)
+    heads = artifact.heads.to(host.device).eval()
+    if heads.settings.bounded:
+        heads = bound_heads(heads, store, images, settings.protocol)
+    fitted = calibrate_heads(heads, store, images, settings, offset=offset)
     card = {
         **artifact.card,
         "settings": asdict(settings),
@@ -362,7 +382,7 @@ def calibrate_artifact(
         },
         "skipped": artifact.card["skipped"] + store.skipped(),
     }
-    return replace(artifact, calibrations=fitted, imgsz=settings.imgsz, card=card)
+    return replace(artifact, heads=heads, calibrations=fitted, imgsz=settings.imgsz, card=card)
 
 
 def evaluate_artifact(

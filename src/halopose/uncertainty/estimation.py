@@ -36,6 +36,9 @@ _ORDERS = 6  # derivatives of the profile that a pass gives
 _FOLDS = 4  # times that rows are multiplied in pairs before their logarithm is taken
 _LARGEST_FACTOR = 1e18  # of 2^4 that are multiplied, so that their product stays finite
 _TINY = 1e-300
+_BOUNDS = np.geomspace(0.1, 1e3, 81)  # among which one is sought: likelihoods are flat there
+_BOUND_ROWS = 50_000  # as many tell
+_WORTH = 10.0  # nats that a bound must bring
 # Derivatives of E[log(1 + m / lam)] by log lam, as sums of E[u], E[u^2], ...: of p(u) it is -u (1 - u) p'(u).
 _DERIVATIVES = np.array(
     [
@@ -158,6 +161,26 @@ def gaussian_temperature(sample: Sample) -> Tensor:
     """tau (K,) that minimises the weighted Gaussian NLL (eq. 12): tau^2 = sum(w m) / (2 sum w)."""
     moment = (sample.weight * sample.mahalanobis).sum(0) / (2 * sample.weight.sum(0))
     return moment.clamp_min(torch.finfo(moment.dtype).tiny).sqrt()
+
+
+def likeliest_bound(sample: Sample, variance: Tensor) -> float:
+    """The bound b for which dispersions times 1 / (1 + variance / b) are the likeliest Gaussians, inf for none.
+
+    variance (N, K): of the dispersions, in the unit of the bound. Each b has temperatures of its own.
+    """
+    seen = sample.weight.sum(0) > 0
+    sample, variance = sample.columns(as_array(seen.nonzero()[:, 0])), variance[:, seen]
+    stride = max(1, len(variance) // _BOUND_ROWS)
+    sample, variance = sample.thinned(stride), variance[::stride]
+    weight, square, total = sample.weight, sample.mahalanobis, sample.total
+
+    def loss(inverse: float) -> float:
+        growth = 1 + inverse * variance  # of squared distances
+        temperature = ((weight * square * growth).sum(0) / total).clamp_min(_TINY)
+        return float((total * temperature.log()).sum() - (weight * growth.log()).sum())
+
+    best = min(_BOUNDS.tolist(), key=lambda bound: loss(1 / bound))
+    return best if loss(0.0) - loss(1 / best) > _WORTH else math.inf
 
 
 def student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
@@ -403,4 +426,4 @@ def _minimise_profile(
     return current, _Profile.at(sample, current).growth
 
 
-__all__ = ["NU_MAX", "NU_MIN", "Sample", "gaussian_temperature", "student_parameters"]
+__all__ = ["NU_MAX", "NU_MIN", "Sample", "gaussian_temperature", "likeliest_bound", "student_parameters"]

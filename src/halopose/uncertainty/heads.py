@@ -6,9 +6,10 @@ implementation serves both: on windows it costs a few cells instead of thousands
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from halopose.arrays import Values, as_array, of_kind
+from halopose.arrays import Values, as_array, of_kind, same_kind
 from halopose.errors import HaloposeError
 from halopose.types import Array
 from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
@@ -28,6 +29,7 @@ Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
 Visit = Callable[[int, Tensor, Tensor, Tensor], None]  # level, rows (n,), windows (n, C, W, W), inside (n, W, W)
 
+LARGEST_INVERSE = 6e4  # of a bound: what half precision holds
 FEW_WINDOWS = 64  # up to here a matrix product beats torch's convolution (``make bench`` needs both)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -56,7 +58,8 @@ class HeadSettings:
     mirrored: the pose head's architecture, trained; ``warm_start`` begins from the pose head's own weights.
     last-layer: the frozen pose head up to its penultimate features, only the last layer trained (the paper's
     ablation). claims, features: whether to look beyond the window, at the disagreement of the cells that claim
-    an object, and at the features where the keypoints were predicted; width: of the network that does.
+    an object, and at the features where the keypoints were predicted; width: of the network that does. bounded:
+    such heads keep dispersions below what calibration images show, in areas of the object's box.
     """
 
     parameterisation: Parameterisation = "full"
@@ -65,6 +68,7 @@ class HeadSettings:
     claims: bool = False
     features: bool = False
     width: int = 64
+    bounded: bool = False
 
     @property
     def signals(self) -> bool:
@@ -190,6 +194,7 @@ class ProbabilisticHeads(nn.Module):
                 width=self.settings.width,
                 channels=sum(int(t[0].weight.shape[1]) for t in templates) if self.settings.features else 0,
                 claims=self.settings.claims,
+                bounded=self.settings.bounded,
             )
 
     @property
@@ -267,8 +272,22 @@ class ProbabilisticHeads(nn.Module):
         values: Values = raw
         if len(raw) <= FEW and raw.device.type == "cpu" and not raw.requires_grad:
             values = raw.numpy()
-        stride = of_kind(strides[:, None], values)
-        return torch.as_tensor(scale_tril_from_raw(values, self.settings.parameterisation, stride))
+        factors = scale_tril_from_raw(values, self.settings.parameterisation, of_kind(strides[:, None], values))
+        if self.beyond is not None and self.beyond.inverse_bound is not None and signals is not None:
+            trace = (factors * factors).reshape(*factors.shape[:2], 4).sum(2)
+            factors = factors * self.beyond.shrinkage(trace, same_kind(signals.box, values))[..., None, None]
+        return torch.as_tensor(factors)
+
+
+def with_bound(heads: ProbabilisticHeads, inverse: Array) -> ProbabilisticHeads:
+    """A copy of heads whose dispersions have a bound, one over ``inverse`` (K,), as ``SignalHead`` says."""
+    bounded = copy.deepcopy(heads)
+    if bounded.beyond is None:
+        raise HaloposeError("only heads that look beyond their window know the box that a bound is a share of")
+    bounded.settings = replace(heads.settings, bounded=True)
+    stored = torch.from_numpy(inverse).half().float()  # as an artifact stores it
+    bounded.beyond.inverse_bound = stored.clamp(max=LARGEST_INVERSE).to(bounded.beyond.bias.device)
+    return bounded
 
 
 def _in_order(parts: Sequence[Tensor], rows: Sequence[Array]) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from halopose.arrays import Values, at_least, between, joined, library_of, repeated, stacked
+from halopose.arrays import Values, alike, at_least, between, joined, library_of, repeated, stacked
 from halopose.uncertainty.signals import Signals
 
 CLAIM_INPUTS = 15
@@ -23,13 +23,25 @@ class SignalHead(nn.Module):
     """Adds nothing at first: its last layer starts at zero.
 
     hidden: width of each level's trunk; channels: of the features at a keypoint, 0 to leave them out; claims:
-    whether to look at the disagreement of the cells that claim the object.
+    whether to look at the disagreement of the cells that claim the object. bounded: whether there is a bound on
+    dispersions, ``inverse_bound`` (K,), one over the largest trace in areas of the object's box; 0 bounds nothing.
     """
 
+    inverse_bound: Tensor | None
+
     def __init__(
-        self, hidden: Sequence[int], keypoints: int, outputs: int, *, width: int, channels: int, claims: bool
+        self,
+        hidden: Sequence[int],
+        keypoints: int,
+        outputs: int,
+        *,
+        width: int,
+        channels: int,
+        claims: bool,
+        bounded: bool = False,
     ) -> None:
         super().__init__()
+        self.register_buffer("inverse_bound", torch.zeros(keypoints) if bounded else None)
         self.trunk = nn.ModuleList(nn.Linear(into, width, bias=False) for into in hidden)
         self.features = nn.Linear(channels, width, bias=False) if channels else None
         self.claims = nn.Linear(CLAIM_INPUTS, width, bias=False) if claims else None
@@ -41,6 +53,17 @@ class SignalHead(nn.Module):
         """What a level's trunk activations (N, H) bring into the network (N, K, width)."""
         entered: Tensor = [*self.trunk][level](hidden)[:, None] + self.bias[level]
         return entered
+
+    def shrinkage(self, trace: Values, box: Values) -> Values:
+        """What to multiply factors by (N, K), so that traces (N, K) of dispersions stay below the bound.
+
+        An object that was found at all cannot have its keypoints anywhere: what is larger than the bound comes out
+        just below it, what is much smaller as it was. box (N, 4): of the objects, in the same pixels.
+        """
+        assert self.inverse_bound is not None
+        sides = at_least(box[:, 2:] - box[:, :2], 1.0)
+        share = alike(self.inverse_bound, trace) / (sides[:, 0] * sides[:, 1])[:, None]
+        return 1 / library_of(trace).sqrt(1 + share * trace)
 
     def forward(self, values: Tensor, signals: Signals, strides: Tensor, *, projected: bool = False) -> Tensor:
         """Corrections (N, K, outputs) of cells with entered values (N, K, width), of levels with strides (N,).
