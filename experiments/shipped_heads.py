@@ -3,8 +3,8 @@
     python -m experiments.shipped_heads --data pose.yaml --extra extra.yaml --work work/ -o heads.safetensors
 
 The images are those of ``shipped_data``: heads train on none of val. Their bound is fitted on the choosing images,
-the artifact is calibrated on all of val. Its figures are of the evaluation images, each scored with what was fitted
-on the other folds of val.
+the artifact is calibrated on all of val. Its figures are of the evaluation images, each scored with what was
+fitted on the other folds of val.
 The settings come from experiments/head_search.py.
 """
 
