@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.data.splits import hashed_order, image_folds, part_of_images, split_validation
+from halopose.data.splits import check_unseen, hashed_order, image_folds, part_of_images, split_validation
 from halopose.errors import HaloposeError
 
 IDS = st.lists(st.integers(0, 2**53), min_size=2, max_size=60)
@@ -62,3 +62,15 @@ def test_no_such_part(fraction: float) -> None:
 def test_one_image_cannot_be_split() -> None:
     with pytest.raises(HaloposeError, match="at least two"):
         split_validation(np.array([7, 7]), 0.5)
+
+
+def test_images_that_were_seen_are_refused_and_numbers_that_coincide_are_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen = np.arange(0, 1000, 10)
+    check_unseen(np.arange(1, 10), seen, "seen")
+    assert not caplog.text
+    check_unseen(np.arange(40), seen, "seen")  # as anybody's images that are counted from 0
+    assert "4 of 40 images have the numbers" in caplog.text
+    with pytest.raises(HaloposeError, match="seen: give others"):
+        check_unseen(np.arange(0, 400, 10), seen, "seen")

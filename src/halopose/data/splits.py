@@ -5,10 +5,14 @@ In: image ids. Out: the same order, folds and parts on every machine.
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
+
+log = logging.getLogger(__name__)
 
 
 def hashed_order(images: Array) -> Array:
@@ -44,3 +48,20 @@ def part_of_images(images: Array, fraction: float) -> Array:
         raise HaloposeError(f"the fraction of images must be above 0 and at most 1, got {fraction}")
     order = hashed_order(images)
     return np.sort(order[: max(1, round(fraction * len(order)))])
+
+
+def check_unseen(images: Array, seen: Array, of: str) -> None:
+    """Refuse images (I,) that something was fitted on. of: it and what is to be done, in words.
+
+    Images are known by their numbers, and data sets of different makers begin to count alike: where some numbers
+    coincide that is said, where most do the images are the same.
+    """
+    shared = len(np.intersect1d(images, seen))
+    if 2 * shared > len(images):
+        raise HaloposeError(f"{of}: give others, or give them other numbers if only those are the same")
+    if shared:
+        log.warning(
+            "%d of %d images have the numbers of images seen before: leave them out if they are the same images",
+            shared,
+            len(images),
+        )

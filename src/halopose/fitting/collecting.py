@@ -223,7 +223,7 @@ def _open_store(host: Host, dataset: Dataset, folder: Place, settings: CollectSe
     path = folder / "manifest.json"
     if is_file(path):
         if read_json(path) != manifest:
-            raise HaloposeError(f"{folder} was collected with other data or settings: choose another folder")
+            raise HaloposeError(f"{folder} was collected with other data or settings: remove it or choose another")
         return
     write_json(path, manifest)
 

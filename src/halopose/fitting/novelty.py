@@ -19,7 +19,7 @@ from torch import Tensor
 
 from halopose.boxes import box_area
 from halopose.data.dataset import Dataset
-from halopose.data.splits import hashed_order
+from halopose.data.splits import check_unseen, hashed_order
 from halopose.errors import HaloposeError
 from halopose.evaluation.matching import candidate_pairs, greedy_match
 from halopose.fitting.artifact import Artifact
@@ -238,8 +238,8 @@ def calibrate_novelty(artifact: Artifact, calibration: MatchStore, images: Array
         raise HaloposeError("the artifact has no novelty to calibrate: halopose novelty adds it")
     facts = artifact.card["novelty"]
     chosen = calibration.images if images is None else images
-    if len(np.intersect1d(facts["images"], chosen)):
-        raise HaloposeError("novelty would be calibrated on images that it was fitted on: give others")
+    originals = chosen[chosen < COPY]
+    check_unseen(originals, facts["images"], "novelty would be calibrated on images that it was fitted on")
     lowest = max(calibration.settings.conf, facts["settings"]["conf"])
     held = rows_of(replace(artifact, heads=artifact.heads.eval()), calibration, lowest, images)
     facts = {**facts, "calibration": np.sort(chosen).tolist(), "detections": len(held.poses)}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from halopose.data.dataset import Dataset
-from halopose.data.splits import split_validation
+from halopose.data.splits import check_unseen, split_validation
 from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import LAWS, apply_calibrations, fit_calibrations, fit_offset
 from halopose.evaluation.evaluate import evaluate
@@ -355,8 +355,9 @@ def calibrate_artifact(
             f"{store.folder} was collected with other keypoints or sigmas than the heads: use one data set"
         )
     images, rest = (store.images, store.images[:0]) if share == 1 else split_validation(store.images, share)
-    if len(np.intersect1d(images, artifact.card["images"]["heads"])):
-        raise HaloposeError("some calibration images are among those the heads were trained on: give others")
+    check_unseen(
+        images, artifact.card["images"]["heads"], "calibration images are among those the heads were trained on"
+    )
     if not store.settings.detections:
         raise HaloposeError(f"{store.folder} holds no detections: collect it with --detections {DETECTIONS}")
     settings = replace(
