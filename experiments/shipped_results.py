@@ -39,6 +39,7 @@ from halopose.hosts.shipped import find_base, shipped_artifact
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Array, Progress
+from halopose.uncertainty.heads import with_bound
 from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
 
 BOTH_LAWS = ("ACE, Gaussian", "Student-t", "ENCE, Gaussian", "Student-t", "NLL, Gaussian", "Student-t")
@@ -68,6 +69,7 @@ def main() -> None:
             "### Threshold rules (paper, table 5)\n\n" + rule_table(variants),
             "### Shrinkage\n\n" + shrinkage_table(study),
             "### By object scale\n\n" + scale_table(heads),
+            "### The bound\n\n" + bound_table(study),
         ]
     )
     write_text(given.output / "results.md", text + "\n")
@@ -147,6 +149,15 @@ class Study:
         """Calibrations and thresholds by cross-fitting over val, scored on the evaluation images."""
         return scored(detections, self.store, self.splits.evaluation, protocol)
 
+    def unbounded(self) -> Study:
+        """The same with heads whose dispersions have no bound."""
+        free = with_bound(self.artifact.heads, np.zeros(self.artifact.heads.keypoints))
+        return replace(self, artifact=replace(self.artifact, heads=free))
+
+    def of_all(self) -> Study:
+        """The same, scored on all of val."""
+        return replace(self, splits=replace(self.splits, evaluation=self.store.images))
+
     def _detections(self) -> PoseDistributions:
         return predictions_of(self.artifact.heads.to(self.host.device).eval(), self.store)
 
@@ -211,6 +222,26 @@ def shrinkage_table(study: Study) -> str:
         scores = evaluate(matched, protocol=shrunk)
         rows.append([str(least), *both_laws(scores.gaussian, scores.student_t)])
     return markdown(["samples", *BOTH_LAWS], rows)
+
+
+def bound_table(study: Study) -> str:
+    """What the heads' bound changes, on the evaluation images and on all of val."""
+    rows = []
+    study = replace(study, protocol=replace(study.protocol, bootstrap=0))
+    for images, some in (("evaluation images", study), ("all of val", study.of_all())):
+        for name, one in (("without", some.unbounded()), ("with", some)):
+            scores = one.shipped()
+            large = scores.gaussian.per_scale["large"]
+            rows.append(
+                [
+                    f"{name} a bound, {images}",
+                    *both_laws(scores.gaussian, scores.student_t),
+                    cell(large, "ence"),
+                    cell(scores.pruned.gaussian, "ace"),
+                    cell(scores, "akp_skill"),
+                ]
+            )
+    return markdown(["", *BOTH_LAWS, "ENCE, large persons", "ACE, Gaussian, pruned", "skill"], rows)
 
 
 def both_laws(gaussian: Summary, student: Summary) -> list[str]:
