@@ -14,7 +14,6 @@ import cv2
 import numpy as np
 import torch
 
-from experiments.shipped_data import MIRROR
 from halopose.data.dataset import Dataset
 from halopose.evaluation.calibrations import fit_gaussian
 from halopose.evaluation.true_positives import MatchedPoses
@@ -85,11 +84,12 @@ def seen(host: Host, image: Array, view: View | None, imgsz: int) -> tuple[Array
     batch, boxes = host.preprocess([warped], imgsz, rectangular=True)
     chosen = host.select(host.forward(batch), conf=0.01, iou=0.7)[0]
     chosen = host.to_original(chosen, boxes[0], (int(batch.shape[2]), int(batch.shape[3])))
-    inverse = np.linalg.inv(flip)
+    inverse, mirror = np.linalg.inv(flip), host.layout.mirror
+    assert mirror is not None  # persons and runways have one
     keypoints = (chosen.keypoints.cpu().numpy() - offset) @ inverse.T
     corners = (chosen.boxes.cpu().numpy().reshape(-1, 2, 2) - offset) @ inverse.T
     corners = np.concatenate([corners.min(1), corners.max(1)], axis=1)
-    return corners, keypoints[:, MIRROR] if flip[0, 0] < 0 else keypoints
+    return corners, keypoints[:, list(mirror)] if flip[0, 0] < 0 else keypoints
 
 
 def warp(image: Array, view: View) -> tuple[Array, Array, Array]:
