@@ -6,7 +6,7 @@ for the same detections, so that every rival is scored on the same residuals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,18 +55,24 @@ def _moments(residual: Array, labelled: Array) -> Array:
 
 
 def augmented(
-    host: Host, dataset: Dataset, detections: PoseDistributions, imgsz: int, path: Path, step: Progress
+    host: Host,
+    dataset: Dataset,
+    detections: PoseDistributions,
+    imgsz: int,
+    path: Path,
+    step: Progress,
+    views: Sequence[View] = VIEWS,
 ) -> Array:
     """Keypoints (V, N, K, 2) of every detection in every view, NaN where a view misses it; kept in a file."""
     if path.is_file():
         return np.asarray(np.load(path)["keypoints"])
-    found = np.full((len(VIEWS), len(detections), detections.keypoint_count, 2), np.nan)
+    found = np.full((len(views), len(detections), detections.keypoint_count, 2), np.nan)
     assert detections.image_ids is not None
     for number, record in enumerate(dataset.records):
         rows = np.flatnonzero(detections.image_ids == record.image_id)
         if len(rows):
             image = record.read()[0]
-            for place, view in enumerate(VIEWS):
+            for place, view in enumerate(views):
                 boxes, keypoints = seen(host, image, view, imgsz)
                 for row, match in closest(detections.boxes[rows], boxes):
                     found[place, rows[row]] = keypoints[match]
