@@ -47,7 +47,7 @@ FRESH_SEED = 47  # of more scenes of a weather
 SHOWN = 4  # scene of the picture
 PLAIN = CollectSettings(assigned=False, conf=0.05, detections=10)
 
-Scenes = tuple[str, Dataset]  # and the name of their folder
+Scenes = tuple[str, Dataset]  # with the label of their folder
 
 
 def main() -> None:
@@ -94,14 +94,16 @@ def scenes(work: Path) -> dict[str, Scenes]:
     found = {}
     for name in (*COUNTS, *TRAINING_WEATHERS):
         seed, split = FOG_SEED if name == "fog" else TEST_SEED, "val" if name == "bare" else name
-        found[name] = sampled(work, name, split, COUNTS.get(name, OF_WEATHER), seed)
+        settings = SceneSettings(bare=name == "bare")
+        found[name] = sampled(work, f"{name}-{seed}", split, COUNTS.get(name, OF_WEATHER), seed, settings)
     return found
 
 
-def sampled(work: Path, name: str, split: str, count: int, seed: int) -> Scenes:
-    """Scenes of a seed, and the name of their folder."""
-    bare, label = SceneSettings(bare=name == "bare"), f"{name}-{seed}"
-    data = write_dataset(work / f"scenes-{label}", {split: count}, seed, settings=bare, processes=2)
+def sampled(
+    work: Path, label: str, split: str, count: int, seed: int, settings: SceneSettings | None = None
+) -> Scenes:
+    """Scenes of a seed in the folder of a label."""
+    data = write_dataset(work / f"scenes-{label}", {split: count}, seed, settings=settings, processes=2)
     return label, load_dataset(data, split)
 
 
@@ -193,15 +195,14 @@ def fresh_alarms(
     host: Host, artifact: Artifact, work: Path, weathers: Sequence[str], count: int, step: Progress
 ) -> str:
     """False alarms on further scenes of some weathers, and what ranking within a weather would do."""
-    data = {name: sampled(work, name, name, count, FRESH_SEED) for name in weathers}
+    data = {name: sampled(work, f"{name}-{FRESH_SEED}-{count}", name, count, FRESH_SEED) for name in weathers}
     found = rows_by_name(artifact, collected(host, data, work, step))
-    fog = {"fog": sampled(work, "fog", "fog", COUNTS["fog"], FOG_SEED)}
+    fog = {"fog": sampled(work, f"fog-{FOG_SEED}", "fog", COUNTS["fog"], FOG_SEED)}
     found |= rows_by_name(artifact, collected(host, fog, work, step))
     store = calibration_store(host, work, step)
-    within = "### Ranked among calibration detections of one weather alone\n\n" + within_table(
-        artifact, store, found
-    )
-    return f"### False alarms\n\n{alarm_table(artifact, found)}\n\n{within}"
+    alone = "### Ranked among calibration detections of one weather alone"
+    tables = alarm_table(artifact, found), within_table(artifact, store, found)
+    return f"### False alarms\n\n{tables[0]}\n\n{alone}\n\n{tables[1]}"
 
 
 def within_table(artifact: Artifact, store: MatchStore, found: Mapping[str, Rows]) -> str:
