@@ -43,16 +43,16 @@ def rival_table(artifact: Artifact, found: Mapping[str, Rows], views: Mapping[st
     """Every rival; views (V, N, K, 2) by set, and the cost of those."""
     rows = []
     for name, rule in rules(artifact, found["train"]).items():
-        began = time.perf_counter()
+        began = time.process_time()
         rule(found["fog"])
-        cost = 1e6 * (time.perf_counter() - began) / len(found["fog"].poses)
+        cost = 1e6 * (time.process_time() - began) / len(found["fog"].poses)
         rows.append([name, *cells({one: rule(found[one]) for one in SETS}, found), f"{cost:.0f}"])
     shown = seen_twice(found)
     for name, unit in {"box": box_size, "stated covariance": stated_size}.items():
         values = {one: relative_spread(shown[one], views[one], unit(shown[one])) for one in SETS}
         rows.append([f"spread over {len(SOME)} views, over the {name}", *cells(values, shown), passes])
     head = ["rule", *(f"{what} at {conf}" for conf in CONFIDENCES for what in ("AUROC", "kept, wrong"))]
-    return markdown([*head, "microseconds a detection"], rows)
+    return markdown([*head, "microseconds of processor time a detection"], rows)
 
 
 def cells(value: Mapping[str, Array], found: Mapping[str, Rows]) -> list[str]:
@@ -196,13 +196,13 @@ def stated_size(rows: Rows) -> Array:
 
 
 def passes_cost(host: Host, data: Dataset, imgsz: int) -> str:
-    """How long all views of an image take, in words; the first image warms up."""
+    """Processor time of all views of an image, in words; the first image warms up."""
     images, spent = [record.read()[0] for record in data.records[: TIMED + 1]], 0.0
     for number, image in enumerate(images):
-        began = time.perf_counter()
+        began = time.process_time()
         for view in SOME:
             seen(host, image, view, imgsz)
-        spent += (time.perf_counter() - began) * (number > 0)
+        spent += (time.process_time() - began) * (number > 0)
     return f"{1e6 * spent / (len(images) - 1):.0f} an image: {len(SOME)} predictions"
 
 
