@@ -13,12 +13,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from experiments.novelty import flagged_cells
 from experiments.shipped_data import arguments, load_splits
 from experiments.shipped_heads import SETTINGS
 from experiments.shipped_results import markdown
 from halopose.cli.terminal import progress, say
 from halopose.data.files import write_json
 from halopose.data.splits import hashed_order, image_folds
+from halopose.evaluation.promise_scores import ALARM_RATES
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.novelty import OUTSIDE, NoveltySettings, Rows, collect_copies, fit_novelty, logistic, rows_of
 from halopose.fitting.pipeline import calibrate_heads, collect_validation
@@ -30,7 +32,6 @@ from halopose.types import Array
 
 COPIED = 580  # training photographs that are corrupted
 LADDER = 150  # evaluation images on the ladder
-RATES = (0.01, 0.05, 0.1)
 FOLDS = 5
 
 
@@ -63,21 +64,11 @@ def alarm_table(artifact: Artifact, store: MatchStore, images: Array) -> str:
     for conf in (0.05, 0.25, 0.7):
         found = rows_of(artifact, store, conf, images)
         chance = novelty.p_value(novelty.value(found.evidence), conf).numpy()
-        rows.append([f"detections, confidence {conf:g}", *(_share(chance <= rate, found.image) for rate in RATES)])
+        rows.append([f"detections, confidence {conf:g}", *flagged_cells(chance, found.image)])
     whole = rows_of(artifact, store, 0.05, images)
     chance = novelty.image_p_value(novelty.image_value(whole.vectors)).numpy()
-    rows.append(["images", *(_share(chance <= rate, whole.ids) for rate in RATES)])
-    return markdown(["flagged at a nominal", *(f"{100 * rate:.0f} %" for rate in RATES)], rows)
-
-
-def _share(flagged: Array, image: Array) -> str:
-    """Per cent, with the standard error of a ratio over images, whose detections are not independent."""
-    _, place = np.unique(image, return_inverse=True)
-    count = np.bincount(place)
-    share = flagged.mean()
-    off = np.bincount(place, flagged) - share * count
-    error = np.sqrt((off**2).sum() / len(count) * len(count) / (len(count) - 1) / len(count)) / count.mean()
-    return f"{100 * share:.1f} ± {100 * error:.1f} %"
+    rows.append(["images", *flagged_cells(chance, whole.ids)])
+    return markdown(["flagged at a nominal", *(f"{rate} %" for rate in ALARM_RATES)], rows)
 
 
 def ladder_table(shift: Shift) -> str:

@@ -6,7 +6,7 @@ for the same detections, so that every rival is scored on the same residuals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import cv2
 import numpy as np
 import torch
 
-from experiments.shipped_data import MIRROR
 from halopose.data.dataset import Dataset
 from halopose.evaluation.calibrations import fit_gaussian
 from halopose.evaluation.true_positives import MatchedPoses
@@ -56,18 +55,24 @@ def _moments(residual: Array, labelled: Array) -> Array:
 
 
 def augmented(
-    host: Host, dataset: Dataset, detections: PoseDistributions, imgsz: int, path: Path, step: Progress
+    host: Host,
+    dataset: Dataset,
+    detections: PoseDistributions,
+    imgsz: int,
+    path: Path,
+    step: Progress,
+    views: Sequence[View] = VIEWS,
 ) -> Array:
     """Keypoints (V, N, K, 2) of every detection in every view, NaN where a view misses it; kept in a file."""
     if path.is_file():
         return np.asarray(np.load(path)["keypoints"])
-    found = np.full((len(VIEWS), len(detections), detections.keypoint_count, 2), np.nan)
+    found = np.full((len(views), len(detections), detections.keypoint_count, 2), np.nan)
     assert detections.image_ids is not None
     for number, record in enumerate(dataset.records):
         rows = np.flatnonzero(detections.image_ids == record.image_id)
         if len(rows):
             image = record.read()[0]
-            for place, view in enumerate(VIEWS):
+            for place, view in enumerate(views):
                 boxes, keypoints = seen(host, image, view, imgsz)
                 for row, match in closest(detections.boxes[rows], boxes):
                     found[place, rows[row]] = keypoints[match]
@@ -85,11 +90,12 @@ def seen(host: Host, image: Array, view: View | None, imgsz: int) -> tuple[Array
     batch, boxes = host.preprocess([warped], imgsz, rectangular=True)
     chosen = host.select(host.forward(batch), conf=0.01, iou=0.7)[0]
     chosen = host.to_original(chosen, boxes[0], (int(batch.shape[2]), int(batch.shape[3])))
-    inverse = np.linalg.inv(flip)
+    inverse, mirror = np.linalg.inv(flip), host.layout.mirror
+    assert mirror is not None  # persons and runways have one
     keypoints = (chosen.keypoints.cpu().numpy() - offset) @ inverse.T
     corners = (chosen.boxes.cpu().numpy().reshape(-1, 2, 2) - offset) @ inverse.T
     corners = np.concatenate([corners.min(1), corners.max(1)], axis=1)
-    return corners, keypoints[:, MIRROR] if flip[0, 0] < 0 else keypoints
+    return corners, keypoints[:, list(mirror)] if flip[0, 0] < 0 else keypoints
 
 
 def warp(image: Array, view: View) -> tuple[Array, Array, Array]:

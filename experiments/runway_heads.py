@@ -98,9 +98,16 @@ def drawn(work: Path, split: str, count: int) -> Dataset:
 def calibration_store(host: Host, work: Path, step: Progress, *, footage: bool = False) -> MatchStore:
     """The scenes that heads and novelty are calibrated on, of the plain world or as real cameras record them."""
     name = "footage_calibration" if footage else CALIBRATION
+    data = calibration_scenes(work, footage=footage)
+    return collect_validation(host, data, work / f"store-{name}", SETTINGS, step)
+
+
+def calibration_scenes(work: Path, *, footage: bool = False) -> Dataset:
+    """The same as a data set."""
+    name = "footage_calibration" if footage else CALIBRATION
     count = RECORDED if footage else SCENES
     data = write_dataset(work / name, {name: count}, SEED, settings=SceneSettings(footage=footage), processes=2)
-    return collect_validation(host, load_dataset(data, name), work / f"store-{name}", SETTINGS, step)
+    return load_dataset(data, name)
 
 
 def line(name: str, scores: Scores) -> str:
@@ -114,7 +121,7 @@ def line(name: str, scores: Scores) -> str:
     return f"{name}: {counts}, {100 * told['kept_fraction']:.0f} % kept"
 
 
-__all__ = ["calibration_store"]
+__all__ = ["calibration_scenes", "calibration_store"]
 
 if __name__ == "__main__":
     main()

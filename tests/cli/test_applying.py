@@ -367,4 +367,8 @@ def test_evaluate_under_shift(work: Path, novel: Path, tmp_path: Path) -> None:
         ("as they are", 0), ("blur", 1), ("blur", 3), ("blur", 5), ("data", 0)
     ]  # fmt: skip
     assert "| blur 5 |" in said
+    alarms = json.loads((tmp_path / "metrics.json").read_text())["novelty"]
+    assert alarms["images"]["count"] == 6
+    assert re.search(r"novelty at 5 % flags .* of detections and .* of images", said)
+    assert "Unlike the data" in (tmp_path / "report.html").read_text()
     assert "</html>" in (tmp_path / "shift.html").read_text()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.evaluation.bootstrap import Difference, Paired, interval_of, margin_of, resamplings
+from halopose.evaluation.bootstrap import Difference, Paired, interval_of, margin_of, resamplings, share_of
 from halopose.types import Array
 
 
@@ -31,6 +31,28 @@ def test_every_image_is_drawn_once_on_average() -> None:
     counts = np.bincount(resamplings(50, 4000).ravel(), minlength=50) / 4000
     np.testing.assert_allclose(counts, 1, atol=0.08)
     assert not np.array_equal(resamplings(50, 2, 0), resamplings(50, 2, 1))
+
+
+def test_the_error_of_a_share_is_that_of_resampled_images() -> None:
+    """Images of one to five samples, all of an image alike: a binomial error would be too small."""
+    rng = np.random.default_rng(0)
+    image = np.repeat(np.arange(300), rng.integers(1, 6, 300))
+    hits = (rng.random(300) < 0.2)[image]
+    share, error = share_of(hits, image)
+    sums, counts = np.bincount(image, hits), np.bincount(image)
+    draws = [sums[pick].sum() / counts[pick].sum() for pick in resamplings(300, 4000)]
+    assert share == hits.mean()
+    assert error == pytest.approx(np.std(draws), rel=0.05)
+    assert error > 1.5 * np.sqrt(share * (1 - share) / len(hits))
+
+
+def test_the_error_of_a_share_is_binomial_where_every_image_has_one_sample() -> None:
+    hits = np.arange(50) < 10
+    share, error = share_of(hits, np.arange(50))
+    assert share == 0.2
+    assert error == pytest.approx(np.sqrt(0.2 * 0.8 / 49))
+    assert np.isnan(share_of(hits, np.zeros(50))[1])  # of one image nothing is known
+    assert np.isnan(share_of(hits[:0], np.zeros(0))).all()
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30), st.floats(-1e3, 1e3))

@@ -11,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize
+from sklearn.covariance import ledoit_wolf as sklearn_ledoit_wolf
+from torch.nn.functional import normalize
 
 from halopose.boxes import box_area
 from halopose.data.loading import load_dataset
@@ -32,6 +34,7 @@ from halopose.fitting.novelty import (
 from halopose.fitting.store import CollectSettings, MatchStore
 from halopose.predictor import UncertainPose
 from tests.helpers.models import artifact_for, host_of, write_scenes
+from tests.helpers.outliers import detector
 from tests.helpers.values import present
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,6 +71,24 @@ def test_covariance_is_shrunk_as_published() -> None:
     share = min(float(noise / distance), 1.0)
     expected = (1 - share) * plain + share * mean * torch.eye(5)
     torch.testing.assert_close(ledoit_wolf(samples), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("count", [5, 40, 500])
+def test_covariance_is_that_of_scikit_learn(count: int) -> None:
+    samples = torch.randn(count, 9, dtype=torch.float64) * torch.linspace(0.2, 3, 9, dtype=torch.float64)
+    expected, _ = sklearn_ledoit_wolf(samples.numpy())
+    np.testing.assert_allclose(ledoit_wolf(samples).numpy(), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_distances_are_those_of_pytorch_ood() -> None:
+    """As they are fitted, shrunk and rounded to single precision."""
+    vectors, new = torch.randn(300, 6) + 1, 3 * torch.randn(50, 6)
+    unit = normalize(vectors.double(), dim=1)
+    oracle = detector("Mahalanobis")
+    oracle.mu, oracle.precision = unit.mean(0)[None], torch.linalg.inv(ledoit_wolf(unit))
+    expected = 2 * oracle.predict_features(normalize(new.double(), dim=1))  # it has half of the square
+    found = whitening_of(vectors)(new).square().sum(1)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_whitened_features_have_unit_spread() -> None:

@@ -25,7 +25,7 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.urls += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "link"):
+        if tag not in ("meta", "link", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 
-from halopose.evaluation.promise_scores import REGION_LEVELS
+from halopose.evaluation.promise_scores import REGION_LEVELS, Flagged, NoveltyScores
+from halopose.evaluation.scores import Scores
 from halopose.keypoints import COCO_LIMBS, COCO_NAMES
-from halopose.reports.promises import joint_rows, region_rows, sizes, skeletons
-from halopose.reports.scores import render
+from halopose.reports.promises import alarm_rows, held_rows, joint_rows, region_rows, sizes, skeletons
+from halopose.reports.scores import render, rounded
+from halopose.reports.text import to_text
 from halopose.uncertainty.conformal import CONDITION
 from tests.helpers.evaluations import real_scores
+from tests.helpers.html_pages import parsed
 from tests.helpers.values import present
+
+NOVELTY = NoveltyScores(
+    confidence=0.25,
+    detections=Flagged((0.012, 0.048, 0.092), (0.004, 0.008, float("nan")), 1234),
+    images=Flagged((0.01, 0.06, 0.11), (0.005, 0.01, 0.012), 400),
+    held_kept=(0.94, 0.941, 0.942),
+    held_flagged=(float("nan"), 0.7, 0.8),
+)
 
 
 def test_rows_say_what_was_scored() -> None:
@@ -45,6 +57,34 @@ def test_persons_stand_on_their_feet() -> None:
         assert place["nose"][1] < place["left hip"][1] < place["left ankle"][1] < picture.height
         assert place["right wrist"][0] < place["left wrist"][0]  # they face the viewer
         assert len(picture.bones) == len(COCO_LIMBS)
+
+
+def test_alarms_are_on_the_page_where_the_artifact_has_novelty() -> None:
+    scores = replace(real_scores(), novelty=NOVELTY)
+    (name, cells, count), (images, _, of_images) = alarm_rows(scores)
+    assert (name, images, count, of_images) == ("Detections, confidence 0.25", "Images", "1,234", "400")
+    assert cells == [("1.2", "± 0.4"), ("4.8", "± 0.8"), ("9.2", "")]
+    assert held_rows(scores) == [
+        ("Not flagged", ["94.0", "94.1", "94.2"]),
+        ("Flagged", ["–", "70.0", "80.0"]),
+    ]
+    shown = render(scores)
+    parsed(shown)
+    assert shown.count("± 0.8") == 1
+    assert "Unlike the data" in shown
+    assert "novelty at 5 % flags 4.8 % ± 0.8 % of detections and 6.0 % ± 1.0 % of images" in to_text(
+        scores
+    ).replace("\N{NO-BREAK SPACE}", " ")
+    again = Scores.from_json(json.loads(json.dumps(rounded(scores.to_json())))).novelty
+    np.testing.assert_equal(present(again).to_json(), NOVELTY.to_json())
+
+
+def test_without_novelty_nothing_is_said_of_it() -> None:
+    scores = real_scores()
+    assert not any((alarm_rows(scores), held_rows(scores), "novelty" in scores.to_json()))
+    for text in (render(scores), to_text(scores)):
+        assert "Unlike the data" not in text
+        assert "ovelty" not in text
 
 
 def test_without_regions_there_is_no_section() -> None:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import mahalanobis
+from torch.nn.functional import normalize
 
 from halopose.arrays import alike
 from halopose.uncertainty.heads import cut_windows
@@ -20,6 +21,7 @@ from halopose.uncertainty.novelty import (
     pool_windows,
     together,
 )
+from tests.helpers.outliers import fitted
 
 WIDTHS = (3, 5)
 
@@ -102,6 +104,16 @@ def test_distances_are_those_of_scipy() -> None:
         expected = mahalanobis(unit / np.linalg.norm(unit), one.mean.numpy(), precision)
         assert np.expm1(window[n].item()) == pytest.approx(expected**2, rel=1e-4)
     assert image.shape == (40,)
+
+
+def test_distances_are_those_of_pytorch_ood() -> None:
+    """Of vectors brought to unit length, with the same mean and covariance."""
+    generator = torch.Generator().manual_seed(3)
+    usual, new = (scale * torch.randn(200, 8, generator=generator) + 1 for scale in (1.0, 2.0))
+    oracle = fitted("Mahalanobis", normalize(usual, dim=1))
+    white = Whitening(oracle.mu[0], torch.linalg.cholesky(oracle.precision))(new)
+    expected = 2 * oracle.predict_features(normalize(new, dim=1))  # it has half of the square
+    torch.testing.assert_close(white.square().sum(1), expected, rtol=1e-4, atol=1e-6)
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,6 +1,7 @@
 """Resampling images: how sure a metric is, and a difference of two measured on the same images.
 
-In: metrics under resamplings of images. Out: margins, intervals and paired differences.
+In: metrics under resamplings of images. Out: margins, intervals and paired differences; of a plain share the
+standard error in closed form.
 """
 
 from __future__ import annotations
@@ -53,6 +54,23 @@ def interval_of(estimate: float, draws: Array | list[float]) -> tuple[float, flo
     return (max(estimate - margin, 0.0) if estimate >= 0 else estimate - margin, estimate + margin)
 
 
+def share_of(hits: Array, image: Array) -> tuple[float, float]:
+    """Share of hits (n,), and its standard error as a ratio over images (n,), whose samples are not independent.
+
+    >>> share, error = share_of(np.array([True, False, False, True]), np.array([1, 2, 3, 4]))
+    >>> share, round(error, 3)
+    (0.5, 0.289)
+    """
+    if not len(hits):
+        return float("nan"), float("nan")
+    place = np.unique(image, return_inverse=True)[1]
+    count, share = np.bincount(place), float(np.mean(hits))
+    if len(count) < 2:
+        return share, float("nan")
+    off = np.bincount(place, hits) - share * count
+    return share, float(np.sqrt((off @ off) / (len(count) * (len(count) - 1))) / count.mean())
+
+
 class Paired:
     """Metrics by name, and each under the same resamplings of images (B,)."""
 
@@ -70,4 +88,4 @@ class Paired:
         return Difference(self.estimate[metric] - other.estimate[second], margin_of(draws))
 
 
-__all__ = ["Difference", "Paired", "interval_of", "margin_of", "resamplings"]
+__all__ = ["Difference", "Paired", "interval_of", "margin_of", "resamplings", "share_of"]

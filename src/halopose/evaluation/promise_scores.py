@@ -1,4 +1,4 @@
-"""What an evaluation finds of regions and of the joint law, as plain frozen dataclasses with their json."""
+"""What an evaluation finds of regions, the joint law and alarms, as plain frozen dataclasses with their json."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from halopose.evaluation.bootstrap import share_of
 from halopose.types import Array
 from halopose.uncertainty.conformal import CONDITION
 
 REGION_LEVELS = (80, 90, 95, 99)  # per cent
+ALARM_RATES = (1, 5, 10)  # per cent
 
 
 @dataclass(frozen=True)
@@ -29,18 +31,13 @@ class Promise:
 
     def to_json(self) -> dict[str, Any]:
         """Held and margin by level, and the count."""
-        tables = {
-            name: dict(zip(map(str, REGION_LEVELS), values, strict=True))
-            for name, values in (("held", self.held), ("margin", self.margin))
-        }
+        tables = {name: _named(REGION_LEVELS, getattr(self, name)) for name in ("held", "margin")}
         return {**tables, "count": self.count}
 
     @classmethod
     def from_json(cls, content: Any) -> Promise:
         """The inverse of ``to_json``."""
-        held, margin = (
-            tuple(_number(content[name][str(level)]) for level in REGION_LEVELS) for name in ("held", "margin")
-        )
+        held, margin = (_values(REGION_LEVELS, content[name]) for name in ("held", "margin"))
         return cls(held, margin, int(content["count"]))
 
 
@@ -68,7 +65,7 @@ class RegionScores:
             "per_scale": {name: one.to_json() for name, one in self.per_scale.items()},
             "whole": self.whole.to_json(),
             "whole_kept": self.whole_kept.to_json(),
-            "size": dict(zip(map(str, REGION_LEVELS), self.size, strict=True)),
+            "size": _named(REGION_LEVELS, self.size),
         }
 
     @classmethod
@@ -124,9 +121,88 @@ class JointScores:
         return cls(laws, matrix, _number(content["dof"], math.inf), _number(content["shrinkage"]))
 
 
+@dataclass(frozen=True)
+class Flagged:
+    """Share that novelty flags at ``ALARM_RATES``, its standard error over images, and of how many."""
+
+    share: tuple[float, ...]
+    error: tuple[float, ...]
+    count: int
+
+    @classmethod
+    def of(cls, chance: Array, image: Array) -> Flagged:
+        """From p-values (n,) and the image (n,) of each."""
+        found = [share_of(chance <= rate / 100, image) for rate in ALARM_RATES]
+        return cls(tuple(share for share, _ in found), tuple(error for _, error in found), len(chance))
+
+    def to_json(self) -> dict[str, Any]:
+        """Share and error by rate, and the count."""
+        tables = {name: _named(ALARM_RATES, getattr(self, name)) for name in ("share", "error")}
+        return {**tables, "count": self.count}
+
+    @classmethod
+    def from_json(cls, content: Any) -> Flagged:
+        """The inverse of ``to_json``."""
+        share, error = (_values(ALARM_RATES, content[name]) for name in ("share", "error"))
+        return cls(share, error, int(content["count"]))
+
+
+@dataclass(frozen=True)
+class NoveltyScores:
+    """What novelty flags of detections of at least a confidence, and of images, none of which it has seen.
+
+    held_kept and held_flagged: share of labelled keypoints in their 95 % ellipse, of detections that are not
+    flagged at each of ``ALARM_RATES`` and of those that are.
+    """
+
+    confidence: float
+    detections: Flagged
+    images: Flagged
+    held_kept: tuple[float, ...]
+    held_flagged: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``novelty`` of metrics.json."""
+        return {
+            "confidence": self.confidence,
+            "detections": self.detections.to_json(),
+            "images": self.images.to_json(),
+            "held_kept": _named(ALARM_RATES, self.held_kept),
+            "held_flagged": _named(ALARM_RATES, self.held_flagged),
+        }
+
+    @classmethod
+    def from_json(cls, content: Any) -> NoveltyScores:
+        """The inverse of ``to_json``."""
+        return cls(
+            float(content["confidence"]),
+            Flagged.from_json(content["detections"]),
+            Flagged.from_json(content["images"]),
+            _values(ALARM_RATES, content["held_kept"]),
+            _values(ALARM_RATES, content["held_flagged"]),
+        )
+
+
+def _named(levels: tuple[int, ...], values: tuple[float, ...]) -> dict[str, float]:
+    return dict(zip(map(str, levels), values, strict=True))
+
+
+def _values(levels: tuple[int, ...], content: Any) -> tuple[float, ...]:
+    return tuple(_number(content[str(level)]) for level in levels)
+
+
 def _number(value: Any, missing: float = math.nan) -> float:
     """A number; json has null for those that are not finite."""
     return missing if value is None else float(value)
 
 
-__all__ = ["REGION_LEVELS", "JointNll", "JointScores", "Promise", "RegionScores"]
+__all__ = [
+    "ALARM_RATES",
+    "REGION_LEVELS",
+    "Flagged",
+    "JointNll",
+    "JointScores",
+    "NoveltyScores",
+    "Promise",
+    "RegionScores",
+]

@@ -15,7 +15,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import LAWS
 from halopose.evaluation.metrics import LEVELS
-from halopose.evaluation.promise_scores import JointScores, RegionScores
+from halopose.evaluation.promise_scores import JointScores, NoveltyScores, RegionScores
 from halopose.types import Array
 
 AXES = ("joint", "x", "y")
@@ -155,6 +155,7 @@ class Scores:
     akp_random, akp_visibility: AKP of a random ranking and of the visibility score; akp_skill: how far the
     covariance's ranking is on the way from random to perfect. interval: of those three. regions: coverage of
     conformal regions. joint: the law of all keypoints together. limbs: keypoints to be joined in pictures.
+    novelty: what an artifact that knows it flags.
 
     >>> from halopose.data.coco import parse_ground_truth, parse_predictions
     >>> from halopose.data.synthetic import World, synthesize
@@ -190,6 +191,7 @@ class Scores:
     regions: RegionScores | None = None
     joint: JointScores | None = None
     limbs: tuple[tuple[int, int], ...] = ()
+    novelty: NoveltyScores | None = None
 
     def law(self, name: str) -> LawScores:
         """One of LAWS by its name."""
@@ -236,6 +238,7 @@ class Scores:
             **({"interval": _lists(self.interval)} if self.interval else {}),
             **({"regions": self.regions.to_json()} if self.regions else {}),
             **({"joint": self.joint.to_json()} if self.joint else {}),
+            **({"novelty": self.novelty.to_json()} if self.novelty else {}),
             "limbs": [list(limb) for limb in self.limbs],
         }
 
@@ -320,6 +323,7 @@ def _scores(content: Any) -> Scores:
         regions=_optional(content.get("regions"), RegionScores.from_json),
         joint=_optional(content.get("joint"), lambda part: JointScores.from_json(part, len(names))),
         limbs=tuple((int(a), int(b)) for a, b in content.get("limbs", [])),
+        novelty=_optional(content.get("novelty"), NoveltyScores.from_json),
     )
 
 

@@ -25,7 +25,7 @@ from halopose.evaluation.matching import candidate_pairs, greedy_match
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect
 from halopose.fitting.corruptions import COPY, with_copies
-from halopose.fitting.store import Cells, CollectSettings, MatchStore, stored_poses
+from halopose.fitting.store import Cells, CollectSettings, MatchStore, NoDetectionError, stored_poses
 from halopose.hosts.base import Host
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array, Progress, named
@@ -162,7 +162,7 @@ def rows_of(artifact: Artifact, store: MatchStore, conf: float, images: Array | 
             covariance = artifact.calibrations.gaussian(factors).covariance.numpy()
             parts.append((stored_poses(cells, covariance), _evidence(cells, image, width)))
     if not parts:
-        raise HaloposeError("no detection in these images: check that the base detects anything there")
+        raise NoDetectionError("no detection in these images: check that the base detects anything there")
     poses = PoseDistributions.concatenate([found for found, _ in parts])
     evidence = Evidence.concatenate([one for _, one in parts])
     residual, ignored = residuals(poses, store.ground_truth(images))

@@ -25,11 +25,12 @@ from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
 from halopose.evaluation.true_positives import MatchedPoses, match_poses
+from halopose.fitting.alarms import score_novelty
 from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.fitting.collecting import collect
 from halopose.fitting.crew import Crew, Ranks
 from halopose.fitting.novelty import NoveltySettings, TooFewError, collect_copies, fit_novelty
-from halopose.fitting.store import Cells, CollectSettings, MatchStore, NoDetectionError
+from halopose.fitting.store import SHARDS_AT_ONCE, Cells, CollectSettings, MatchStore, NoDetectionError
 from halopose.fitting.training import Trained, TrainSettings, importance_weights, train
 from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 CalibrationSource = Literal["assigned", "matched"]
 FEW_OBJECTS = 50  # with fewer a keypoint's calibration is mostly noise
 DETECTIONS = 20  # of an image in a validation store, as many as COCO scores
-SHARDS_AT_ONCE = 64  # whose detections are in memory together, some 40 MB of a 17 keypoint model's
 
 
 @dataclass(frozen=True)
@@ -397,7 +397,7 @@ def evaluate_artifact(
     """The whole protocol on images that neither the heads nor the calibration have seen.
 
     By default confidences take the predicted box's area, as the predictor does: the artifact's thresholds
-    were chosen so.
+    were chosen so. Where the artifact has novelty, what it flags is counted as well.
     """
     artifact.check(host)
     store.check(host)
@@ -408,7 +408,8 @@ def evaluate_artifact(
         matched = matched.moved(artifact.calibrations.offset.numpy())
     source = "the artifact's, fitted on other images"
     laws = apply_calibrations(matched, artifact.calibrations, protocol, source) if len(matched) else None
-    return evaluate(matched, laws, protocol, named(progress, "resampling images"))
+    scores = evaluate(matched, laws, protocol, named(progress, "resampling images"))
+    return replace(scores, novelty=score_novelty(artifact, store, images))
 
 
 def fit(

@@ -33,6 +33,7 @@ from halopose.uncertainty.signals import Signals
 FORMAT = "halopose-matches-2"
 MOST_SHARDS, MOST_LEVELS = 1_000_000, 16  # what a manifest may claim without being absurd
 NAMED = 5  # of the shards that are missing
+SHARDS_AT_ONCE = 64  # whose detections are in memory together, some 40 MB of a 17 keypoint model's
 
 
 class NoDetectionError(HaloposeError):
@@ -212,9 +213,10 @@ class MatchStore:
     def image_vectors(self) -> tuple[Array, Array]:
         """Ids (I,) of the images and what novelty compares of them as a whole (I, D)."""
         tables = [read_table(path, "image.0") for path in self._sound()]
-        if not any(tables) or any("vector" not in table for table in tables if table):
-            raise HaloposeError(f"{self.folder} holds no vectors of images: collect it again, with --detections")
         parts = [table for table in tables if table]
+        if not parts or any("vector" not in table for table in parts):
+            kind = HaloposeError if parts else NoDetectionError
+            raise kind(f"{self.folder} holds no vectors of images: collect it again, with --detections")
         return tuple(np.concatenate([part[name] for part in parts]) for name in ("image_id", "vector"))  # type: ignore
 
     def ground_truth(self, images: Array | None = None) -> GroundTruth:

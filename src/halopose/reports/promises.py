@@ -1,4 +1,4 @@
-"""Regions and the joint law in the report: tables, and the correlation drawn on a skeleton.
+"""Regions, the joint law and alarms in the report: tables, and the correlation drawn on a skeleton.
 
 In: ``Scores``. Out: rows of texts, and a picture's points and links in shares of its width.
 """
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from halopose.evaluation.calibrations import LAWS
-from halopose.evaluation.promise_scores import REGION_LEVELS, Promise
+from halopose.evaluation.promise_scores import ALARM_RATES, REGION_LEVELS
 from halopose.evaluation.scores import Scores
 from halopose.keypoints import COCO_NAMES
 from halopose.reports.page import number
@@ -55,13 +55,14 @@ def region_rows(scores: Scores) -> list[tuple[str, list[tuple[str, str]], str]]:
     groups += [("Whole objects, kept keypoints", found.whole_kept)]
     groups += [(f"Scale: {name}", one) for name, one in found.per_scale.items() if one.count]
     groups += [(name.replace("_", " "), one) for name, one in found.per_keypoint.items() if one.count]
-    return [(name, _cells(one), f"{one.count:,}") for name, one in groups]
+    return [(name, _cells(one.held, one.margin), f"{one.count:,}") for name, one in groups]
 
 
-def _cells(one: Promise) -> list[tuple[str, str]]:
+def _cells(shares: tuple[float, ...], margins: tuple[float, ...]) -> list[tuple[str, str]]:
+    """In per cent, each with what it is uncertain by."""
     return [
-        (number(100 * held, 1), f"± {number(100 * margin, 1)}" if math.isfinite(margin) else "")
-        for held, margin in zip(one.held, one.margin, strict=True)
+        (number(100 * share, 1), f"± {number(100 * margin, 1)}" if math.isfinite(margin) else "")
+        for share, margin in zip(shares, margins, strict=True)
     ]
 
 
@@ -88,6 +89,23 @@ def joint_rows(scores: Scores) -> list[tuple[str, str, str, str]]:
         )
         for name, one in scores.joint.laws.items()
     ]
+
+
+def alarm_rows(scores: Scores) -> list[tuple[str, list[tuple[str, str]], str]]:
+    """Name, share flagged with its standard error at every rate, and count: detections, then images."""
+    if scores.novelty is None:
+        return []
+    found = scores.novelty
+    groups = [(f"Detections, confidence {found.confidence:g}", found.detections), ("Images", found.images)]
+    return [(name, _cells(one.share, one.error), f"{one.count:,}") for name, one in groups]
+
+
+def held_rows(scores: Scores) -> list[tuple[str, list[str]]]:
+    """What 95 % ellipses of detections hold that are not flagged at every rate, and that are."""
+    if scores.novelty is None:
+        return []
+    groups = {"Not flagged": scores.novelty.held_kept, "Flagged": scores.novelty.held_flagged}
+    return [(name, [number(100 * held, 1) for held in values]) for name, values in groups.items()]
 
 
 def skeletons(scores: Scores) -> list[Skeleton]:
@@ -119,5 +137,17 @@ def _places(names: tuple[str, ...]) -> tuple[list[tuple[float, float]], float]:
     return [(0.5 + 0.4 * math.cos(turn), 0.5 + 0.4 * math.sin(turn)) for turn in turns], 1.0
 
 
-LEVELS = REGION_LEVELS
-__all__ = ["LEVELS", "Link", "Skeleton", "before_keypoints", "joint_rows", "region_rows", "sizes", "skeletons"]
+LEVELS, RATES = REGION_LEVELS, ALARM_RATES
+__all__ = [
+    "LEVELS",
+    "RATES",
+    "Link",
+    "Skeleton",
+    "alarm_rows",
+    "before_keypoints",
+    "held_rows",
+    "joint_rows",
+    "region_rows",
+    "sizes",
+    "skeletons",
+]

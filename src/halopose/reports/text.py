@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from halopose.evaluation.calibrations import LAWS
+from halopose.evaluation.promise_scores import ALARM_RATES
 from halopose.evaluation.scores import METRICS, Scores, Summary
 from halopose.reports.page import digits_of, number, percent
 
@@ -18,6 +19,7 @@ TITLES = {
     "ace": "ACE", "ace_x": "ACE x", "ace_y": "ACE y", "ence": "ENCE", "ence_x": "ENCE x", "ence_y": "ENCE y",
     "nll": "NLL", "akp": "AKP",
 }  # fmt: skip
+ALARM = 5  # per cent
 _LAWS = LAWS | {"uncalibrated": "as given"}
 
 
@@ -44,6 +46,11 @@ def to_text(scores: Scores) -> str:
     for rule in pruned.rules:
         kept, correct = percent(rule.kept_fraction), percent(rule.reliability)
         lines.append(f"  {rule.name:24}keeps {kept:>7}, {correct:>7} of those reliable")
+    if scores.novelty is not None:
+        at = ALARM_RATES.index(ALARM)
+        parts = ((name, getattr(scores.novelty, name)) for name in ("detections", "images"))
+        shares = (f"{percent(one.share[at])} ± {percent(one.error[at])} of {name}" for name, one in parts)
+        lines.append(f"novelty at {ALARM} % flags {' and '.join(shares)}")
     return "\n".join(lines)
 
 

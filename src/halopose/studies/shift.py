@@ -7,7 +7,7 @@ errors beside stated deviations, and alarms of every step of the ladder, with an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from halopose.data.dataset import Dataset
 from halopose.errors import HaloposeError
 from halopose.evaluation.metrics import average_coverage_error, coverage
 from halopose.evaluation.protocol import Protocol
+from halopose.fitting.alarms import held_share
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.corruptions import FITTED, HELD_OUT, corrupted
 from halopose.fitting.novelty import OUTSIDE, Rows, rows_of
@@ -146,14 +147,15 @@ def measured(
     kept, wrong = chance > settings.alarm, found.wrong > 0.5
     spread = np.sqrt(np.trace(found.poses.covariance, axis1=2, axis2=3))[found.labelled]
     error = np.linalg.norm(found.residual, axis=-1)[found.labelled]
-    scores = evaluate_artifact(artifact, host, store, None, Protocol(area="box"))
+    # Alarms are counted here, at the rate that was asked for.
+    scores = evaluate_artifact(replace(artifact, novelty=None), host, store, None, Protocol(area="box"))
     return ShiftRow(
         name=name,
         severity=severity,
         images=len(found.ids),
         detections=len(found.poses),
-        coverage=_held(found.square),
-        coverage_kept=_held(found.square[kept]),
+        coverage=held_share(found.square),
+        coverage_kept=held_share(found.square[kept]),
         ace=_ace(found.square),
         ace_kept=_ace(found.square[kept]),
         akp=scores.gaussian.akp,
@@ -164,11 +166,6 @@ def measured(
         wrong=_mean(wrong),
         wrong_kept=_mean(wrong & kept),
     )
-
-
-def _held(square: Array) -> float:
-    """Share of keypoints with known squared distances (N, K) in their 95 % ellipse."""
-    return _mean(square[np.isfinite(square)] <= -2 * np.log(0.05))
 
 
 def _ace(square: Array) -> float:
