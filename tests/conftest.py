@@ -3,8 +3,9 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 # Side by side, each process has one thread: several share the cores badly. Set before what reads it is imported.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -37,6 +38,16 @@ def full_disk() -> Iterator[Callable[[int | None], None]]:
     leave(100)
     yield leave
     leave(None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: Any) -> Generator[None, object, object]:
+    """The limit of ``full_disk`` ends with the test: what pytest writes before fixtures end may be a file too."""
+    try:
+        return (yield)
+    finally:
+        if "full_disk" in item.funcargs:
+            item.funcargs["full_disk"](None)
 
 
 @pytest.fixture(scope="module")
