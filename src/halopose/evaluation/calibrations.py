@@ -19,9 +19,9 @@ from halopose.data.splits import image_folds
 from halopose.errors import HaloposeError
 from halopose.evaluation.promises import Promises
 from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.side_by_side import between_pieces, by_blocks, side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.keypoints import Keypoints
+from halopose.side_by_side import between_pieces, by_blocks, side_by_side
 from halopose.types import Array
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.conformal import fit_regions

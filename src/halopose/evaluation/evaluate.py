@@ -34,9 +34,9 @@ from halopose.evaluation.scores import (
     Scores,
     Summary,
 )
-from halopose.evaluation.side_by_side import between_pieces, side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.memory import keep_freed_memory
+from halopose.side_by_side import between_pieces, side_by_side
 from halopose.types import Array, Counter
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 

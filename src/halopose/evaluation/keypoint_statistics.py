@@ -20,8 +20,8 @@ from torch import Tensor
 from halopose.evaluation import metrics
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import AXES, Curves, Points, Summary
-from halopose.evaluation.side_by_side import blocks, gathered
 from halopose.evaluation.true_positives import MatchedPoses
+from halopose.side_by_side import blocks, gathered
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 from halopose.uncertainty.order import whole_order

@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.evaluation.side_by_side import blocks, side_by_side
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.side_by_side import blocks, side_by_side
 from halopose.types import Array
 from halopose.uncertainty.lengths import squares
 from halopose.uncertainty.order import falling_order, whole_order

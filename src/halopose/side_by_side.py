@@ -1,4 +1,4 @@
-"""Independent pieces of one evaluation, on as many cores as torch may use, and blocks of rows that fit a cache.
+"""Independent pieces of an evaluation or fit, on as many cores as torch may use; blocks of rows that fit a cache.
 
 In: functions. Out: what they return, in their order. Each runs with one thread: results do not depend on how many
 there are.
@@ -6,10 +6,12 @@ there are.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 
 from halopose.types import Array
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 _threads: ContextVar[int | None] = ContextVar("threads", default=None)  # that pieces may use
 _ROWS = 2048  # objects in a block: what is worked out on the way stays in the cache and out of fresh pages
@@ -41,7 +44,7 @@ def between_pieces() -> Iterator[None]:
 
 def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
     """Call them all; numpy and torch let go of the interpreter while they work on arrays of this size."""
-    threads = _threads.get() or torch.get_num_threads()
+    threads = _usable()
     if min(threads, len(pieces)) < 2:
         return [piece() for piece in pieces]
     before = torch.get_num_threads()
@@ -52,6 +55,19 @@ def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
             return [done.result() for done in [pool.submit(piece) for piece in pieces]]
     finally:
         torch.set_num_threads(before)
+
+
+def _usable() -> int:
+    """Threads that pieces may use; 1 within a piece."""
+    return _threads.get() or torch.get_num_threads()
+
+
+def dealt_out(work: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item], least: int) -> list[Result]:
+    """What ``work`` returns of each item, in their order; each thread is given a run of at least so many."""
+    runs = max(1, min(_usable(), len(items) // least))
+    bounds = [len(items) * number // runs for number in range(runs + 1)]
+    found = side_by_side([partial(work, items[begin:end]) for begin, end in itertools.pairwise(bounds)])
+    return list(itertools.chain.from_iterable(found))
 
 
 def blocks(count: int, size: int | None = None) -> Iterator[slice]:
@@ -81,4 +97,4 @@ def by_blocks(work: Callable[[slice], Array], count: int, size: int | None = Non
     return gathered(({"rows": work(rows)} for rows in blocks(count, size)), count)["rows"]
 
 
-__all__ = ["between_pieces", "blocks", "by_blocks", "gathered", "side_by_side"]
+__all__ = ["between_pieces", "blocks", "by_blocks", "dealt_out", "gathered", "side_by_side"]

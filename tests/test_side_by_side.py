@@ -1,5 +1,6 @@
 """Pieces side by side: all of them, in order, whatever the number of threads, which stays as it was."""
 
+from collections.abc import Sequence
 from functools import partial
 from threading import Barrier
 
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from halopose.evaluation import side_by_side as module
-from halopose.evaluation.side_by_side import between_pieces, blocks, gathered, side_by_side
+from halopose import side_by_side as module
+from halopose.side_by_side import between_pieces, blocks, dealt_out, gathered, side_by_side
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -40,6 +41,24 @@ def test_between_pieces_torch_has_one_thread_and_pieces_have_all(threads: int) -
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("threads", "count", "runs"), [(1, 9, 1), (2, 9, 2), (3, 5, 2), (3, 1, 1)])
+def test_items_are_dealt_out_in_runs(threads: int, count: int, runs: int) -> None:
+    lengths = []
+
+    def work(items: Sequence[int]) -> list[int]:
+        lengths.append(len(items))
+        return [10 * item for item in items]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert dealt_out(work, range(count), 2) == [10 * item for item in range(count)]
+    finally:
+        torch.set_num_threads(before)
+    assert len(lengths) == runs
+    assert max(lengths) - min(lengths) <= 1
 
 
 def test_a_mistake_in_one_is_raised() -> None:
