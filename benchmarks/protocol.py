@@ -27,6 +27,7 @@ from halopose.evaluation import metrics, true_positives
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.true_positives import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.uncertainty import distributions
 
 COCO_VAL = World(images=2693, persons=6352, detections_per_image=20)  # the size of COCO val2017
 
@@ -139,7 +140,7 @@ LIBRARIES: tuple[tuple[Any, str], ...] = (
     (np, "argsort"),
     (np, "sort"),
     (np, "lexsort"),
-    (special, "stdtr"),
+    (distributions, "student_cdf"),
     (special, "stdtrit"),
     (torch.linalg, "cholesky"),
     (torch.linalg, "solve_triangular"),

@@ -58,7 +58,7 @@ def object_keypoint_similarity(
         return np.zeros(0)
     counts = np.count_nonzero(truth.labelled[object], axis=1)
     order = whole_order(counts)
-    detection, object, counts = detection[order], object[order], counts[order]
+    detection, object, counts = detection.take(order), object.take(order), counts.take(order)
     bare = int(np.searchsorted(counts, 1))  # pairs with an object that has no labelled keypoint
     apart = predictions.keypoints[detection] - truth.keypoints[object]
     apart[:bare] = _distance_to_doubled_box(predictions.keypoints[detection[:bare]], truth.boxes[object[:bare]])

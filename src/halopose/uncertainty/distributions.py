@@ -17,6 +17,7 @@ from scipy import special
 from torch import Tensor
 
 from halopose.arrays import Values, between, library_of, stacked, zeros_like
+from halopose.uncertainty.student_cdf import student_cdf
 
 Parameterisation = Literal["full", "diagonal", "isotropic"]
 RAW_CHANNELS: dict[Parameterisation, int] = {"full": 3, "diagonal": 2, "isotropic": 1}
@@ -265,12 +266,12 @@ def _cdf_slope_in_dof(value: Tensor, dof: Tensor) -> Tensor:
 
 
 class _StudentCdf(torch.autograd.Function):
-    """Student-t CDF by scipy, which torch lacks, with exact gradients."""
+    """Student-t CDF, which torch lacks, with exact gradients; dof has a last axis of one."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, dof: Tensor) -> Tensor:
         ctx.save_for_backward(value, dof)
-        return _through_numpy(special.stdtr, dof, value).to(value.dtype)
+        return _through_numpy(lambda nu, x: student_cdf(nu[..., 0], x), dof, value).to(value.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -146,7 +146,7 @@ class Sample:
 
     def at(self, rows: Tensor) -> Sample:
         """Some of the rows."""
-        part = Sample(self.mahalanobis[rows], self.weight[rows])
+        part = Sample(self.mahalanobis.index_select(0, rows), self.weight.index_select(0, rows))
         if self.plain:
             vars(part)["plain"] = True
         return part
@@ -273,12 +273,12 @@ def _best_on_grid(sample: Sample, limit: Array) -> tuple[Array, Array]:
     upper = np.maximum(limit - math.log(NU_MAX / 100), lower)
     grid = np.linspace(lower, upper, _GRID)
     inverse = np.exp(-grid)
-    ratio = as_array(sample.mahalanobis)[:, None] * inverse  # (n, GRID, K)
+    ratio = np.tile(as_array(sample.mahalanobis), _GRID) * inverse.reshape(-1)  # (n, GRID * K)
     if sample.multiplies(inverse):
         growth = _log_of_products(ratio + 1)
     else:
-        growth = (np.log1p(ratio) * as_array(sample.weight)[:, None]).sum(0)
-    best = _nll(growth / as_array(sample.total), grid).argmin(0)
+        growth = (np.log1p(ratio) * np.tile(as_array(sample.weight), _GRID)).sum(0)
+    best = _nll(growth.reshape(grid.shape) / as_array(sample.total), grid).argmin(0)
     return np.take_along_axis(grid, best[None], 0)[0], best == _GRID - 1
 
 
