@@ -1,5 +1,6 @@
 """Pieces side by side: all of them, in order, whatever the number of threads, which stays as it was."""
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from threading import Barrier
@@ -14,12 +15,13 @@ from halopose.side_by_side import between_pieces, blocks, dealt_out, gathered, s
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_results_come_in_order_and_threads_stay(threads: int) -> None:
-    before = torch.get_num_threads()
+    before, patience = torch.get_num_threads(), sys.getswitchinterval()
     torch.set_num_threads(threads)
     try:
         found = side_by_side([partial(lambda n: (n, torch.get_num_threads()), number) for number in range(7)])
         assert [number for number, _ in found] == list(range(7))
         assert {own for _, own in found} == {1}
+        assert sys.getswitchinterval() == patience
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

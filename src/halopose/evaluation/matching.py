@@ -21,7 +21,7 @@ from halopose.uncertainty.order import falling_order, whole_order
 
 OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 MAX_DETECTIONS = 20
-_BLOCK = 4096  # detections that are looked at at once
+_BLOCK = 8192  # detections that are looked at at once
 _SLACK = 1e-6  # of a bound on the exponent, far more than its rounding
 
 
