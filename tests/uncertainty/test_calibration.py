@@ -13,6 +13,7 @@ from scipy import optimize
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
+from halopose.uncertainty import estimation
 from halopose.uncertainty.calibration import (
     NU_MAX,
     NU_MIN,
@@ -166,7 +167,10 @@ def test_student_t_is_optimal_on_data_large_enough_to_thin(seed: int, n: int) ->
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_student_t_is_the_same_whatever_the_number_of_threads(weighted: bool) -> None:
+def test_student_t_is_the_same_whatever_the_number_of_threads(
+    weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimation, "_FEWEST_BLOCKS", 1)
     rng = np.random.default_rng(3)
     distance = torch.from_numpy(2 * rng.f(2, [2.5, 4, 9, 30, 200], (150_001, 5)))
     weight = torch.from_numpy(rng.random((150_001, 5))) if weighted else torch.ones_like(distance)

@@ -34,7 +34,7 @@ _THIN_GAIN = 0.05  # the same of thinned data, over the number of rows: chance m
 _MAX_PASSES = 100
 _CHUNK = 8192  # rows that stay in the cache during a pass
 _WIDTH, _HEIGHT = 1024, 128  # numbers side by side, and rows of them, that stay in the cache during a pass
-_FEWEST_BLOCKS = 2  # that a thread is started for
+_FEWEST_BLOCKS = 8  # that a thread is started for: to start it takes as long as one or two
 _ORDERS = 6  # derivatives of the profile that a pass gives
 _FOLDS = 4  # times that rows are multiplied in pairs before their logarithm is taken
 _LARGEST_FACTOR = 1e18  # of 2^4 that are multiplied, so that their product stays finite
@@ -233,7 +233,7 @@ def _student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     # No valley, and none beyond where m spreads no more than an exponential law.
     light = at_end.copy()
     if light.any():
-        light[at_end] = as_array(_spread(sample.columns(np.flatnonzero(at_end)))) <= 2
+        light[at_end] = _spread(sample.columns(np.flatnonzero(at_end))) <= 2
     growth = log_scale  # the last stride is 1
     for stride in _STRIDES:
         if stride == 1 or len(sample.mahalanobis) // stride >= _THINNEST:
@@ -246,14 +246,13 @@ def _student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(nu).to(mean.device), torch.from_numpy(tau).to(mean.device)
 
 
-def _spread(sample: Sample) -> Tensor:
+def _spread(sample: Sample) -> Array:
     """Mean (K,) of the squares of the squared distances over that of their mean (K,)."""
-    mean = sample.mean
-    squares = torch.zeros_like(mean)
-    for rows, weights in zip(sample.mahalanobis.split(_CHUNK), sample.weight.split(_CHUNK), strict=True):
-        share = rows / mean
-        squares += (share.square_() if sample.plain else share * (weights * rows / mean)).sum(0)
-    return squares / sample.total
+    mean, squares = as_array(sample.mean), np.zeros(sample.mahalanobis.shape[1])
+    for distance, weight in sample.blocks():
+        share = distance / np.tile(mean, distance.shape[1] // len(mean))
+        squares += _dots(share, share, weight).reshape(-1, len(mean)).sum(0)
+    return squares / as_array(sample.total)
 
 
 def _lower_bound(sample: Sample) -> Array:
