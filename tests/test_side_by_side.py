@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from functools import partial
-from threading import Barrier
+from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
@@ -63,12 +63,44 @@ def test_items_are_dealt_out_in_runs(threads: int, count: int, runs: int) -> Non
     assert max(lengths) - min(lengths) <= 1
 
 
-def test_a_mistake_in_one_is_raised() -> None:
-    def wrong() -> None:
-        raise ValueError("wrong")
+@pytest.mark.parametrize("wrong", [0, 1, 5])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_mistake_in_one_is_raised(threads: int, wrong: int) -> None:
+    def piece(number: int) -> None:
+        if number == wrong:
+            raise IndexError("wrong")
 
-    with pytest.raises(ValueError, match="wrong"):
-        side_by_side([wrong, wrong])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with pytest.raises(IndexError, match="wrong"):
+            side_by_side([partial(piece, number) for number in range(6)])
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_pieces_within_pieces_run_one_after_the_other() -> None:
+    threads: set[int] = set()
+
+    def inner() -> None:
+        threads.add(get_ident())
+
+    def outer(meet: Barrier) -> int:
+        meet.wait(10)  # on two threads, of which the one that asks is one
+        threads.clear()
+        side_by_side([inner] * 5)
+        return get_ident()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = side_by_side([partial(outer, Barrier(2))] * 2)
+    finally:
+        torch.set_num_threads(before)
+    assert get_ident() in found
+    assert len(set(found)) == 2
+    assert threads <= set(found)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 20])

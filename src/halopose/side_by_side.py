@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,14 +29,14 @@ _PATIENCE = 2e-4  # seconds that a piece waits for the interpreter; Python's 5 m
 
 
 @contextmanager
-def between_pieces() -> Iterator[None]:
-    """While it holds, torch works on one thread, and ``side_by_side`` on as many as torch had.
+def between_pieces(most: int | None = None) -> Iterator[None]:
+    """While it holds, torch works on one thread, and ``side_by_side`` on as many as torch had, or on ``most``.
 
     After a step that torch has shared out its threads keep their cores busy waiting for the next one, and pieces
     that follow would have to share these cores with them.
     """
     threads = torch.get_num_threads()
-    token = _threads.set(_threads.get() or threads)
+    token = _threads.set(most or _threads.get() or threads)
     torch.set_num_threads(1)
     try:
         yield
@@ -45,21 +46,33 @@ def between_pieces() -> Iterator[None]:
 
 
 def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Call them all; numpy and torch let go of the interpreter while they work on arrays of this size."""
-    threads = _usable()
-    if min(threads, len(pieces)) < 2:
+    """Call them all; numpy and torch let go of the interpreter while they work on arrays of this size.
+
+    The thread that asks takes its share, and need not wait for others to start.
+    """
+    helpers = min(_usable(), len(pieces)) - 1
+    if helpers < 1:
         return [piece() for piece in pieces]
-    before = torch.get_num_threads()
-    try:
-        with (
-            _taking_turns(),
-            ThreadPoolExecutor(
-                min(threads, len(pieces)), initializer=torch.set_num_threads, initargs=(1,)
-            ) as pool,
-        ):
-            return [done.result() for done in [pool.submit(piece) for piece in pieces]]
-    finally:
-        torch.set_num_threads(before)
+    left, found = deque(enumerate(pieces)), dict[int, Result]()
+
+    def work() -> None:
+        while left:
+            try:
+                number, piece = left.popleft()
+            except IndexError:  # another one was faster
+                return
+            found[number] = piece()
+
+    pool = ThreadPoolExecutor(helpers, initializer=torch.set_num_threads, initargs=(1,))
+    with between_pieces(1), _taking_turns(), pool:
+        others = [pool.submit(work) for _ in range(helpers)]
+        try:
+            work()
+        finally:
+            left.clear()
+        for other in others:
+            other.result()
+    return [found[number] for number in range(len(pieces))]
 
 
 @contextmanager

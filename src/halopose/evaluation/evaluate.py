@@ -76,8 +76,8 @@ def _evaluate(matched: MatchedPoses, laws: Laws | None, protocol: Protocol, prog
         "calibrated": partial(_calibrated_scores, laws, matched, evaluated, protocol, scales),
         "uncalibrated": partial(_law_scores, "uncalibrated", laws, matched, evaluated, protocol, scales),
         **_promises(matched, laws, protocol, edges, scales),
-        "calibration": partial(_calibration, laws),
         "akp_random": partial(metrics.random_keypoint_precision, evaluated.similarity, seed=protocol.seed),
+        "calibration": partial(_calibration, laws),
         "akp_visibility": partial(metrics.average_keypoint_precision, evaluated.visibility, evaluated.similarity),
     }
     found: dict[str, Any] = dict(zip(pieces, side_by_side(list(pieces.values())), strict=True))
