@@ -386,8 +386,9 @@ def test_dof_broadcasts_over_keypoints() -> None:
 
 
 @settings(max_examples=40)
-@given(SEEDS, st.floats(0.5, 20), st.floats(0.5, 20))
+@given(SEEDS, st.floats(2, 20), st.floats(2, 20))
 def test_student_t_under_few_dof_is_scipys_out_into_the_tails(seed: int, one: float, other: float) -> None:
+    """As laws have, more than 2: at exactly 1 scipy's own keeps but eight digits near 0."""
     rng = np.random.default_rng(seed)
     dof = rng.choice([one, other, 2.0, 20.0], 3000)
     value = rng.choice([-1, 1], (3000, 2)) * 10 ** rng.uniform(-8, 8, (3000, 2))
