@@ -37,15 +37,18 @@ def _protocol(_: Path | None) -> Iterator[Row]:
     )
     share = f"{costs.libraries / costs.whole:.0%}"
     yield Row("of that sorting, distribution functions and factorisations", in_time(costs.libraries), share)
+    reached = f"{costs.at_best / fast.ours:.0%} of its speed reached"
+    yield Row("its limit: threads that never waited for each other", in_time(costs.at_best), reached)
 
 
 def _student(_: Path | None) -> Iterator[Row]:
-    from benchmarks.student import compare_student
+    from benchmarks.student import compare_pass, compare_student
 
     for nu in (2.5, 4.0, 30.0):
         found, gap = compare_student(nu)
         what = f"17 Student-t families on 1,000,000 residuals, nu {nu:g}"
         yield faster(what, found, f"scipy, better by {gap:.0e} nats at most")
+        yield faster("its limit: one pass over the residuals alone", compare_pass(nu), "the whole fit")
 
 
 def _growth(_: Path | None) -> Iterator[Row]:

@@ -9,16 +9,28 @@ from scipy import optimize
 from benchmarks.interleave import Comparison, compare
 from halopose.uncertainty.calibration import Sample, student_parameters
 from halopose.uncertainty.distributions import StudentT
+from halopose.uncertainty.estimation import _Profile
 
 KEYPOINTS = 17
 
 
-def compare_student(nu: float, rounds: int = 5) -> tuple[Comparison, float]:
-    """The comparison, and by how many nats scipy's worst keypoint is better (negative: worse) than ours."""
+def _sample(nu: float) -> Sample:
     torch.manual_seed(0)
     factors = torch.eye(2, dtype=torch.float64).expand(1_000_000 // KEYPOINTS, KEYPOINTS, 2, 2)
     dof = torch.full((KEYPOINTS,), nu, dtype=torch.float64)
-    sample = Sample.of(StudentT(1.3 * factors, dof).sample(1)[0], factors)
+    return Sample.of(StudentT(1.3 * factors, dof).sample(1)[0], factors)
+
+
+def compare_pass(nu: float, rounds: int = 15) -> Comparison:
+    """One look at the likelihood of every residual, without which there is no fit; peer: the whole fit."""
+    sample = _sample(nu)
+    log_scale = np.full(KEYPOINTS, np.log(nu))
+    return compare(lambda: _Profile.at(sample, log_scale), lambda: student_parameters(sample), rounds)
+
+
+def compare_student(nu: float, rounds: int = 5) -> tuple[Comparison, float]:
+    """The comparison, and by how many nats scipy's worst keypoint is better (negative: worse) than ours."""
+    sample = _sample(nu)
     columns = [column.copy() for column in sample.mahalanobis.numpy().T]
 
     def peer() -> list[float]:

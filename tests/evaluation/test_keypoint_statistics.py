@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from halopose.evaluation import side_by_side
+from halopose import side_by_side
 from halopose.evaluation.calibrations import given_law
 from halopose.evaluation.keypoint_statistics import Residuals, Statistics, curves_of, summaries, summaries_by
 from halopose.evaluation.protocol import Protocol

@@ -13,6 +13,7 @@ from scipy import optimize
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
+from halopose.uncertainty import estimation
 from halopose.uncertainty.calibration import (
     NU_MAX,
     NU_MIN,
@@ -163,6 +164,26 @@ def test_student_t_is_optimal_on_data_large_enough_to_thin(seed: int, n: int) ->
     rng = np.random.default_rng(seed)
     kind = list(UGLY)[seed % len(UGLY)]
     assert_optimal(np.sort(UGLY[kind](rng, n)) if seed % 2 else UGLY[kind](rng, n))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_student_t_is_the_same_whatever_the_number_of_threads(
+    weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimation, "_FEWEST_BLOCKS", 1)
+    rng = np.random.default_rng(3)
+    distance = torch.from_numpy(2 * rng.f(2, [2.5, 4, 9, 30, 200], (150_001, 5)))
+    weight = torch.from_numpy(rng.random((150_001, 5))) if weighted else torch.ones_like(distance)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            found.append(torch.stack(student_parameters(Sample(distance, weight))))
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("excess", [-1e-3, -1e-6, 0, 1e-8, 1e-7, 1e-6, 3e-6, 1e-5, 1e-4, 1e-3, 1e-2])

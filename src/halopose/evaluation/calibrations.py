@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,9 +19,9 @@ from halopose.data.splits import image_folds
 from halopose.errors import HaloposeError
 from halopose.evaluation.promises import Promises
 from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.side_by_side import between_pieces, by_blocks, side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.keypoints import Keypoints
+from halopose.side_by_side import between_pieces, by_blocks, side_by_side
 from halopose.types import Array
 from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.conformal import fit_regions
@@ -140,13 +140,13 @@ class _Source:
 
     def of(self, values: Array) -> Array:
         """Their rows of values (M, ...)."""
-        return values if self.rows is None else values[self.rows]
+        return values if self.rows is None else values.take(self.rows, 0)
 
     def sample(self, whole: Sample) -> Sample:
         """Their rows of a sample."""
         return whole if self.rows is None else whole.at(torch.from_numpy(self.rows))
 
-    @property
+    @cached_property
     def places(self) -> Array:
         """Places (n,) of their labelled keypoints by rising distance."""
         every, shape = self.matched.places, self.matched.labelled.shape
@@ -198,7 +198,7 @@ def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Arra
         gaussian = _gaussian(source.sample(matched.covariance_sample), protocol.min_samples)
     if student is None:
         student = _student(source.sample(matched.sample), protocol.covariance, protocol.min_samples)
-    own = entries if source.rows is None else entries[:, source.rows]
+    own = entries if source.rows is None else entries.take(source.rows, 1)
     area, kappa = source.of(matched.confidence_area(protocol)), matched.layout.kappa
     every = _confidence(own, gaussian.tau_.double().numpy(), area, kappa, protocol.scalarisation)
     confidence = every[labelled]
@@ -358,7 +358,13 @@ def cross_fitted(
         return apply_calibrations(matched, given, protocol, "given: gaussian, student, threshold")
     numbers, fold = np.unique(image_folds(matched.image_ids, protocol.folds), return_inverse=True)
     # What every fold needs is worked out once.
-    _ = matched.similarity, matched.places, matched.direction, matched.covariance_sample, matched.sample
+    _ = matched.scale_tril, matched.covariance_tril
+    side_by_side(
+        [
+            lambda: (matched.places, matched.covariance_sample, matched.sample),
+            lambda: (matched.direction, matched.similarity),
+        ]
+    )
     entries, known = _entries(matched), _Known(gaussian, student, threshold)
     others = [_Source(matched, np.flatnonzero(fold != number)) for number in range(len(numbers))]
     pieces: list[Callable[[], Any]] = [partial(_fit_alone, other, protocol, known, entries) for other in others]

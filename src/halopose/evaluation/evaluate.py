@@ -34,9 +34,9 @@ from halopose.evaluation.scores import (
     Scores,
     Summary,
 )
-from halopose.evaluation.side_by_side import between_pieces, side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
 from halopose.memory import keep_freed_memory
+from halopose.side_by_side import between_pieces, side_by_side
 from halopose.types import Array, Counter
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 
@@ -76,8 +76,8 @@ def _evaluate(matched: MatchedPoses, laws: Laws | None, protocol: Protocol, prog
         "calibrated": partial(_calibrated_scores, laws, matched, evaluated, protocol, scales),
         "uncalibrated": partial(_law_scores, "uncalibrated", laws, matched, evaluated, protocol, scales),
         **_promises(matched, laws, protocol, edges, scales),
-        "calibration": partial(_calibration, laws),
         "akp_random": partial(metrics.random_keypoint_precision, evaluated.similarity, seed=protocol.seed),
+        "calibration": partial(_calibration, laws),
         "akp_visibility": partial(metrics.average_keypoint_precision, evaluated.visibility, evaluated.similarity),
     }
     found: dict[str, Any] = dict(zip(pieces, side_by_side(list(pieces.values())), strict=True))

@@ -20,8 +20,8 @@ from torch import Tensor
 from halopose.evaluation import metrics
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import AXES, Curves, Points, Summary
-from halopose.evaluation.side_by_side import blocks, gathered
 from halopose.evaluation.true_positives import MatchedPoses
+from halopose.side_by_side import blocks, gathered
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 from halopose.uncertainty.order import whole_order
@@ -51,11 +51,12 @@ class Residuals:
         labelled, similarity = matched.labelled, matched.similarity
 
         def columns(rows: slice) -> dict[str, Array]:
-            x, y = matched.residual[rows][labelled[rows]].T
+            index = np.flatnonzero(labelled[rows])
+            x, y = _coordinates(matched.residual[rows], index)
             squares = np.square(x), np.square(y)
             names = ("x", "y", "squared x", "squared y", "squared joint", "similarity")
             both = (squares[0] + squares[1]) / 2
-            return dict(zip(names, (x, y, *squares, both, similarity[rows][labelled[rows]]), strict=True))
+            return dict(zip(names, (x, y, *squares, both, similarity[rows].take(index)), strict=True))
 
         found = gathered(map(columns, blocks(len(matched))), int(np.count_nonzero(labelled)))
         return cls(
@@ -80,6 +81,12 @@ class Residuals:
         return metrics.grade(self.similarity)
 
 
+def _coordinates(residual: Array, index: Array) -> tuple[Array, Array]:
+    """x and y (n,) of the residuals (m, K, 2) at places (n,) among them."""
+    flat, place = residual.reshape(-1), 2 * index
+    return flat.take(place), flat.take(place + 1)
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Statistics (n,) of the labelled keypoints under one law; dictionaries are keyed by AXES, or by moment."""
@@ -102,10 +109,10 @@ class Statistics:
         area, kappa = matched.confidence_area(protocol), matched.layout.kappa
 
         def columns(rows: slice) -> dict[str, Array]:
-            labelled = matched.labelled[rows]
-            instance, keypoint = np.nonzero(labelled)
-            x, y = matched.residual[rows][labelled].T
-            found = _under(_labelled(law, rows, torch.from_numpy(labelled)), x, y)
+            index = np.flatnonzero(matched.labelled[rows])
+            instance, keypoint = np.divmod(index, len(kappa))
+            x, y = _coordinates(matched.residual[rows], index)
+            found = _under(_labelled(law, rows, index), x, y)
             found["confidence"] = _confidence(
                 found, area[rows].take(instance), kappa.take(keypoint), protocol.scalarisation
             )
@@ -141,7 +148,9 @@ class Statistics:
             residuals or self.residuals.take(index),
         )
         place = np.cumsum(mask) - 1
-        known = {name: vars(self)[name] for name in _ORDERS if name in vars(self)}
+        # Q-Q of some keypoints is of Gaussians alone.
+        wanted = _ORDERS if self.dof is None else _ORDERS[:1]
+        known = {name: vars(self)[name] for name in wanted if name in vars(self)}
         for name, orders in known.items():
             vars(taken)[name] = {axis: place.take(order[mask.take(order)]) for axis, order in orders.items()}
         if "by_confidence" in vars(self):
@@ -354,14 +363,17 @@ def _qq(statistics: Statistics, group: Array, count: int, points: int) -> list[d
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _labelled(law: Bivariate, rows: slice, labelled: Tensor) -> Bivariate:
-    """The law (n,) of labelled keypoints (m, K) of some rows."""
-    factors = law.scale_tril[rows][labelled]
+def _labelled(law: Bivariate, rows: slice, index: Array) -> Bivariate:
+    """The law (n,) of keypoints at places (n,) among those of some rows, one after the other."""
+
+    def taken(values: Tensor, size: int) -> Tensor:
+        return torch.from_numpy(values[rows].numpy().reshape(-1, size).take(index, 0))
+
+    factors = taken(law.scale_tril, 4).unflatten(1, (2, 2))
     if not isinstance(law, StudentT):
         return Gaussian(factors)
-    shape = (*law.scale_tril.shape[:1], *labelled.shape[1:])
-    moment = None if law.moment is None else law.moment[rows][labelled]
-    return StudentT(factors, law.dof.expand(shape)[rows][labelled], moment)
+    moment = None if law.moment is None else taken(law.moment, 4).unflatten(1, (2, 2))
+    return StudentT(factors, taken(law.dof.expand(law.scale_tril.shape[:2]), 1)[:, 0], moment)
 
 
 def _under(law: Bivariate, x: Array, y: Array) -> dict[str, Array]:
@@ -372,7 +384,8 @@ def _under(law: Bivariate, x: Array, y: Array) -> dict[str, Array]:
     height = shear.square() + second.square()
     # The factor is triangular: its first entry is the scale of x.
     standard = {"x": along, "y": torch.from_numpy(y) / height.sqrt()}
-    tail = {axis: law.standard_cdf(-value.abs()[:, None])[:, 0] for axis, value in standard.items()}
+    both = law.standard_cdf(-torch.stack(list(standard.values())).abs().T)
+    tail = dict(zip(standard, both.T, strict=True))
     log_det = first.log() + second.log()
     columns = {
         "nll": -(law.log_kernel(distance) - log_det - math.log(2 * math.pi)),

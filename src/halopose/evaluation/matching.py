@@ -13,15 +13,15 @@ from functools import partial
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.evaluation.side_by_side import blocks, side_by_side
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.side_by_side import blocks, side_by_side
 from halopose.types import Array
 from halopose.uncertainty.lengths import squares
 from halopose.uncertainty.order import falling_order, whole_order
 
 OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 MAX_DETECTIONS = 20
-_BLOCK = 4096  # detections that are looked at at once
+_BLOCK = 8192  # detections that are looked at at once
 _SLACK = 1e-6  # of a bound on the exponent, far more than its rounding
 
 
@@ -58,7 +58,7 @@ def object_keypoint_similarity(
         return np.zeros(0)
     counts = np.count_nonzero(truth.labelled[object], axis=1)
     order = whole_order(counts)
-    detection, object, counts = detection[order], object[order], counts[order]
+    detection, object, counts = detection.take(order), object.take(order), counts.take(order)
     bare = int(np.searchsorted(counts, 1))  # pairs with an object that has no labelled keypoint
     apart = predictions.keypoints[detection] - truth.keypoints[object]
     apart[:bare] = _distance_to_doubled_box(predictions.keypoints[detection[:bare]], truth.boxes[object[:bare]])

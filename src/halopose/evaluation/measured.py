@@ -19,8 +19,8 @@ from halopose.evaluation.calibrations import Laws
 from halopose.evaluation.keypoint_statistics import Residuals, Statistics
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import AXES
-from halopose.evaluation.side_by_side import side_by_side
 from halopose.evaluation.true_positives import MatchedPoses
+from halopose.side_by_side import side_by_side
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate
 

@@ -15,8 +15,8 @@ import numpy as np
 from halopose.evaluation.bootstrap import margin_of, resamplings
 from halopose.evaluation.promise_scores import REGION_LEVELS, JointNll, JointScores, Promise, RegionScores
 from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.side_by_side import blocks
 from halopose.evaluation.true_positives import MatchedPoses
+from halopose.side_by_side import blocks
 from halopose.types import Array
 from halopose.uncertainty.conformal import Regions, whole_distance
 from halopose.uncertainty.correlation import Correlation, JointLaw, gains

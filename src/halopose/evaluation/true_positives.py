@@ -17,10 +17,10 @@ from halopose.boxes import box_area
 from halopose.errors import HaloposeError
 from halopose.evaluation.matching import keypoint_similarity, true_pairs
 from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.side_by_side import by_blocks
 from halopose.keypoints import Keypoints
 from halopose.memory import keep_freed_memory
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.side_by_side import by_blocks
 from halopose.types import Array
 from halopose.uncertainty.distributions import scale_tril_from_covariance
 from halopose.uncertainty.estimation import Sample

@@ -6,10 +6,9 @@ In: distances (N, K) and weights, as a ``Sample``. Out: tau (K,) of a Gaussian, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from halopose.arrays import as_array
 from halopose.errors import HaloposeError
+from halopose.side_by_side import between_pieces, dealt_out
 from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian
 
@@ -26,15 +26,19 @@ _STRIDES = (8, 1)  # thinned data give the pass over all of it a good start
 _THINNEST = 256
 _GRID = 24
 _GRID_ROWS = 512
-_REACH = 0.5  # in log lam; so far the profile can be extrapolated
+_REACH = 0.8  # in log lam; so far the profile can be extrapolated
 _MORE_STEPS = 2  # that are taken on the extrapolated profile, for nothing
+_CLOSE = 3e-4  # a correction so small leaves its cube
 _GAIN = 1e-11  # nats that may be left
-_THIN_GAIN = 0.01  # the same of thinned data, over the number of rows: chance moves them by more than that
+_THIN_GAIN = 0.05  # the same of thinned data, over the number of rows: chance moves them by more than that
 _MAX_PASSES = 100
 _CHUNK = 8192  # rows that stay in the cache during a pass
+_WIDTH, _HEIGHT = 1024, 128  # numbers side by side, and rows of them, that stay in the cache during a pass
+_FEWEST_BLOCKS = 8  # that a thread is started for: to start it takes as long as one or two
 _ORDERS = 6  # derivatives of the profile that a pass gives
 _FOLDS = 4  # times that rows are multiplied in pairs before their logarithm is taken
 _LARGEST_FACTOR = 1e18  # of 2^4 that are multiplied, so that their product stays finite
+_LEAST_RATIO = 1e-3  # on average, of distances to lam: below it 1 + ratio loses digits of the ratio
 _TINY = 1e-300
 _BOUNDS = np.geomspace(0.1, 1e3, 81)  # among which one is sought: likelihoods are flat there
 _BOUND_ROWS = 50_000  # as many tell
@@ -51,6 +55,11 @@ _DERIVATIVES = np.array(
     ],
     dtype=float,
 )
+
+_COUNTS = np.arange(1, _ORDERS + 1)[:, None]
+_SHIFTS = np.arange(4)[:, None] + np.arange(_ORDERS + 1)  # which derivatives a series of the first four takes
+
+_Block = tuple[Array, Array | None]  # distances and weights
 
 
 @dataclass(frozen=True)
@@ -102,43 +111,75 @@ class Sample:
     def plain(self) -> bool:
         """Whether all weights are 1, or 0 at a distance of 0: then sums need no weights."""
         ones = self.weight == 1
-        return bool((ones | ((self.weight == 0) & (self.mahalanobis == 0))).all())
+        return bool(ones.all()) or bool((ones | ((self.weight == 0) & (self.mahalanobis == 0))).all())
 
     @cached_property
     def largest(self) -> Tensor:
         """The largest squared distance (K,)."""
         return self.mahalanobis.amax(0)
 
-    def multiplies(self, inverse: Tensor) -> bool:
-        """Whether nothing is weighed and 1 + distances times ``inverse`` (K,) can be multiplied by sixteens."""
-        return self.plain and bool((self.largest * inverse < _LARGEST_FACTOR).all())
+    def multiplies(self, inverse: Array) -> bool:
+        """Whether logarithms of 1 + distances times ``inverse`` (..., K) can be of products of sixteen, unweighed.
+
+        These must stay finite, and not so near 1 that rounding shows.
+        """
+        if not self.plain:
+            return False
+        largest, mean = (as_array(values) * inverse for values in (self.largest, self.mean))
+        return bool(((largest < _LARGEST_FACTOR) & (mean > _LEAST_RATIO)).all())
 
     @cached_property
     def total(self) -> Tensor:
         """Sum of the weights (K,)."""
         return self.weight.sum(0).clamp_min(_TINY)
 
+    @cached_property
+    def mean(self) -> Tensor:
+        """Mean (K,) of the squared distances."""
+        rows = self.mahalanobis if self.plain else self.weight * self.mahalanobis
+        return (rows.sum(0) / self.total).clamp_min(_TINY)
+
     def thinned(self, stride: int) -> Sample:
         """Every so many-th row."""
         if stride == 1:
             return self
-        thin = Sample(self.mahalanobis[::stride].contiguous(), self.weight[::stride].contiguous())
+        thin = Sample(self.mahalanobis[::stride].contiguous(), self.weight[::stride])
         vars(thin)["plain"] = self.plain
         return thin
 
     def at(self, rows: Tensor) -> Sample:
         """Some of the rows."""
-        part = Sample(self.mahalanobis[rows], self.weight[rows])
+        part = Sample(self.mahalanobis.index_select(0, rows), self.weight.index_select(0, rows))
         if self.plain:
             vars(part)["plain"] = True
         return part
 
     def columns(self, keypoints: Array) -> Sample:
         """Some of the keypoints."""
-        index = torch.from_numpy(keypoints).to(self.weight.device)
-        part = Sample(self.mahalanobis[:, index], self.weight[:, index])
-        vars(part).update(plain=self.plain, largest=self.largest[index], total=self.total[index])
+        distance = _taken(self.mahalanobis, keypoints)
+        # Nobody reads plain weights, whose total is known.
+        weight = distance.new_ones(()).expand_as(distance) if self.plain else _taken(self.weight, keypoints)
+        part = Sample(distance, weight)
+        known = {name: getattr(self, name)[keypoints] for name in ("largest", "total", "mean")}
+        vars(part).update(plain=self.plain, **known)
         return part
+
+    def blocks(self) -> list[_Block]:
+        """Distances, and weights unless all are 1, in blocks (n, several times K) that stay in the cache.
+
+        Several rows lie side by side: numpy takes long to start anew for every row of some keypoints.
+        """
+        distance = as_array(self.mahalanobis)
+        weight = None if self.plain else as_array(self.weight)
+        several = max(1, _WIDTH // distance.shape[1])
+        size, whole = several * _HEIGHT, len(distance) // several * several
+        bounds = [(begin, min(begin + size, whole), several) for begin in range(0, whole, size)]
+        if whole < len(distance):
+            bounds.append((whole, len(distance), 1))
+        return [
+            (_wide(distance[begin:end], times), None if weight is None else _wide(weight[begin:end], times))
+            for begin, end, times in bounds
+        ]
 
     def pooled(self) -> Sample:
         """All keypoints as one (N * K, 1)."""
@@ -149,6 +190,16 @@ class Sample:
         """Kish's effective sample size of each keypoint (K,)."""
         total = self.weight.sum(0)
         return torch.where(total > 0, total.square() / self.weight.square().sum(0).clamp_min(_TINY), 0.0)
+
+
+def _taken(values: Tensor, columns: Array) -> Tensor:
+    """Some columns of values (N, K), which numpy takes in a fifth of torch's time."""
+    return torch.from_numpy(np.take(as_array(values), columns, 1)).to(values.device)
+
+
+def _wide(rows: Array, several: int) -> Array:
+    """Rows (n, K) side by side, (n / several, several * K)."""
+    return rows.reshape(len(rows) // several, several * rows.shape[1])
 
 
 def _check_shape(name: str, value: Tensor | None, allowed: list[tuple[int, ...]]) -> None:
@@ -193,30 +244,19 @@ def student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     that the last steps need no other. The Gaussian limit, nu = NU_MAX, has a closed form and wins where it is
     better.
     """
-    with _one_thread(), np.errstate(all="ignore"):  # what overflows is not taken
+    with between_pieces(), np.errstate(all="ignore"):  # what overflows is not taken
         return _student_parameters(sample)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """No sharing out of arrays that fit a cache: threads wait for each other longer than they work on these."""
-    threads = torch.get_num_threads()
-    if threads > 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if threads > 1:
-            torch.set_num_threads(threads)
 
 
 def _student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     """What is about a number a keypoint is in numpy: steps on so few cost it less than torch."""
-    mean = _mean(sample)
+    mean = sample.mean
     limit, lower = np.log(as_array(mean) * (NU_MAX / 2)), _lower_bound(sample)
     log_scale, at_end = _best_on_grid(sample.thinned(max(1, len(sample.mahalanobis) // _GRID_ROWS)), limit)
     # No valley, and none beyond where m spreads no more than an exponential law.
-    light = at_end & (as_array(_spread(sample, mean)) <= 2) if at_end.any() else at_end
+    light = at_end.copy()
+    if light.any():
+        light[at_end] = _spread(sample.columns(np.flatnonzero(at_end))) <= 2
     growth = log_scale  # the last stride is 1
     for stride in _STRIDES:
         if stride == 1 or len(sample.mahalanobis) // stride >= _THINNEST:
@@ -229,19 +269,13 @@ def _student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(nu).to(mean.device), torch.from_numpy(tau).to(mean.device)
 
 
-def _mean(sample: Sample) -> Tensor:
-    """Mean (K,) of the squared distances."""
-    rows = sample.mahalanobis if sample.plain else sample.weight * sample.mahalanobis
-    return (rows.sum(0) / sample.total).clamp_min(_TINY)
-
-
-def _spread(sample: Sample, mean: Tensor) -> Tensor:
+def _spread(sample: Sample) -> Array:
     """Mean (K,) of the squares of the squared distances over that of their mean (K,)."""
-    squares = torch.zeros_like(mean)
-    for rows, weights in zip(sample.mahalanobis.split(_CHUNK), sample.weight.split(_CHUNK), strict=True):
-        share = rows / mean
-        squares += (share.square_() if sample.plain else share * (weights * rows / mean)).sum(0)
-    return squares / sample.total
+    mean, squares = as_array(sample.mean), np.zeros(sample.mahalanobis.shape[1])
+    for distance, weight in sample.blocks():
+        share = distance / np.tile(mean, distance.shape[1] // len(mean))
+        squares += _dots(share, share, weight).reshape(-1, len(mean)).sum(0)
+    return squares / as_array(sample.total)
 
 
 def _lower_bound(sample: Sample) -> Array:
@@ -259,13 +293,14 @@ def _best_on_grid(sample: Sample, limit: Array) -> tuple[Array, Array]:
     """log lam (K,) of the lowest NLL on a grid up to all but Gaussian tails, and whether that is its end."""
     lower = _lower_bound(sample)
     upper = np.maximum(limit - math.log(NU_MAX / 100), lower)
-    grid = np.linspace(lower, upper, _GRID)  # (GRID, K): every point is a column
-    wide = Sample(sample.mahalanobis.repeat(1, _GRID), sample.weight.repeat(1, _GRID))
-    vars(wide)["plain"] = sample.plain
-    inverse = torch.from_numpy(np.exp(-grid.ravel())).to(wide.mahalanobis.device)
-    ratio = wide.mahalanobis * inverse
-    growth = as_array(_log_sum(ratio, ratio + 1, None if wide.multiplies(inverse) else wide.weight) / wide.total)
-    best = _nll(growth.reshape(grid.shape), grid).argmin(0)
+    grid = np.linspace(lower, upper, _GRID)
+    inverse = np.exp(-grid)
+    ratio = np.tile(as_array(sample.mahalanobis), _GRID) * inverse.reshape(-1)  # (n, GRID * K)
+    if sample.multiplies(inverse):
+        growth = _log_of_products(ratio + 1)
+    else:
+        growth = (np.log1p(ratio) * np.tile(as_array(sample.weight), _GRID)).sum(0)
+    best = _nll(growth.reshape(grid.shape) / as_array(sample.total), grid).argmin(0)
     return np.take_along_axis(grid, best[None], 0)[0], best == _GRID - 1
 
 
@@ -283,7 +318,7 @@ def _nll(growth: Array, log_scale: Array) -> Array:
 @dataclass(frozen=True)
 class _Profile:
     """The NLL over log lam at the best a, around a point: G = E[log(1 + m / lam)] there (K,), and its
-    derivatives by log lam (ORDERS, K)."""
+    derivatives by log lam, the first three or all (ORDERS, K)."""
 
     growth: Array
     derivatives: Array
@@ -291,22 +326,10 @@ class _Profile:
     @classmethod
     def at(cls, sample: Sample, log_scale: Array) -> _Profile:
         """One pass over the data: means of log(1 + m / lam) and of powers of u = m / (lam + m)."""
-        totals = torch.zeros((_ORDERS + 1, len(log_scale)), dtype=torch.float64, device=sample.weight.device)
-        inverse = torch.from_numpy(np.exp(-log_scale)).to(totals.device)
-        short = sample.multiplies(inverse)
-        for rows, weights in zip(sample.mahalanobis.split(_CHUNK), sample.weight.split(_CHUNK), strict=True):
-            ratio = rows * inverse
-            more = ratio + 1
-            totals[0] += _log_sum(ratio, more, None if short else weights)
-            share = ratio.div_(more)
-            square = torch.mul(share, share, out=more)
-            cube = square * share
-            for number, power in ((1, share), (2, square), (3, cube)):
-                totals[number] += (power if sample.plain else weights * power).sum(0)
-            for number, one, other in ((4, square, square), (5, square, cube), (6, cube, cube)):
-                power = torch.mul(one, other, out=share)
-                totals[number] += (power if sample.plain else power.mul_(weights)).sum(0)
-        growth, *powers = as_array(totals / sample.total)
+        inverse = np.exp(-log_scale)
+        work = partial(_sums_of_blocks, inverse=inverse, short=sample.multiplies(inverse))
+        totals = np.sum(dealt_out(work, sample.blocks(), _FEWEST_BLOCKS), 0)
+        growth, *powers = totals / as_array(sample.total)
         return cls(growth, _DERIVATIVES @ np.stack(powers))
 
     @cached_property
@@ -346,34 +369,65 @@ class _Profile:
         return np.where(self.shape > 5, in_inverse, in_log)
 
     def shifted(self, step: Array) -> _Profile:
-        """The profile a step in log lam away, without another pass over the data.
+        """The profile, and three derivatives, a step in log lam away, without another pass over the data.
 
         G is analytic within pi of any log lam, so that a series of six terms leaves next to nothing of ``_REACH``.
         """
-        known = np.concatenate([self.growth[None], self.derivatives])
-        terms = np.ones_like(known)
-        for order in range(1, len(terms)):
-            terms[order] = terms[order - 1] * step / order
-        moved = [(known[order:] * terms[: len(terms) - order]).sum(0) for order in range(len(known))]
-        return _Profile(moved[0], np.stack(moved[1:]))
+        known = np.concatenate([self.growth[None], self.derivatives, np.zeros((3, len(step)))])
+        terms = np.multiply.accumulate(np.concatenate([np.ones((1, len(step))), step / _COUNTS]))
+        moved = (known[_SHIFTS] * terms).sum(1)
+        return _Profile(moved[0], moved[1:])
 
 
-def _log_sum(ratio: Tensor, more: Tensor, weights: Tensor | None) -> Tensor:
-    """Sum (K,) of the weighted logarithms of 1 + ratio (n, K); without weights most are of products of sixteen.
+def _sums_of_blocks(blocks: Sequence[_Block], inverse: Array, short: bool) -> list[Array]:
+    """Sums (ORDERS + 1, K) over each of some blocks, by 1 / lam (K,)."""
+    room, found = np.empty(3 * max(distance.size for distance, _ in blocks)), []
+    wide = np.tile(inverse, blocks[0][0].shape[1] // len(inverse))
+    with np.errstate(all="ignore"):  # what overflows is not taken
+        for distance, weight in blocks:
+            own = room[: 3 * distance.size].reshape(3, *distance.shape)
+            sums = _block_sums(distance, weight, wide[: distance.shape[1]], short, own)
+            found.append(sums.reshape(_ORDERS + 1, -1, len(inverse)).sum(1))
+    return found
 
-    A logarithm costs as much as ten multiplications, and (1 + a)(1 + b) - 1 = a + b (1 + a) has no difference of
-    large numbers in it. more: 1 + ratio.
+
+def _block_sums(distance: Array, weight: Array | None, inverse: Array, short: bool, room: Array) -> Array:
+    """Sums (ORDERS + 1, C) of log(1 + m / lam) and of powers of u over the rows (n, C) of a block.
+
+    inverse: 1 / lam (C,). short: whether logarithms may be of products. room (3, n, C). Products of
+    powers are summed without being written down.
     """
-    if weights is not None:
-        return torch.log1p(ratio).mul_(weights).sum(0)
-    whole = len(ratio) >> _FOLDS << _FOLDS
-    rest = torch.log1p(ratio[whole:]).sum(0)
-    ratio, more = ratio[:whole], more[:whole]
+    share, square, cube = room
+    ratio, more = np.multiply(distance, inverse, out=share), np.add(share, 1, out=square)
+    logs = None if short else np.log1p(ratio, out=cube)
+    growth = None if logs is None else _dots(logs, weight)
+    np.divide(ratio, more, out=share)
+    if growth is None:
+        growth = _log_of_products(more)
+    np.multiply(share, share, out=square)
+    np.multiply(share, square, out=cube)
+    sums = [growth, *(_dots(power, weight) for power in room)]
+    sums += [_dots(one, other, weight) for one, other in ((square, square), (square, cube), (cube, cube))]
+    return np.stack(sums)
+
+
+def _dots(*factors: Array | None) -> Array:
+    """Sums (C,) of the products of those (n, C) that there are."""
+    given = [each for each in factors if each is not None]
+    return given[0].sum(0) if len(given) == 1 else np.einsum(",".join(["nc"] * len(given)) + "->c", *given)
+
+
+def _log_of_products(factors: Array) -> Array:
+    """Sums (...) of the logarithms of factors (n, ...), most of them of products of sixteen, made in their place.
+
+    A logarithm costs as much as ten multiplications.
+    """
+    whole = len(factors) >> _FOLDS << _FOLDS
+    rest, left = np.log(factors[whole:]).sum(0), factors[:whole]
     for _ in range(_FOLDS):
-        half = len(ratio) // 2
-        ratio = torch.addcmul(ratio[:half], ratio[half:], more[:half])
-        more = ratio + 1
-    return rest + ratio.log1p_().sum(0)
+        half = len(left) // 2
+        left = np.multiply(left[:half], left[half:], out=left[:half])
+    return rest + np.log(left, out=left).sum(0)
 
 
 def _halley(first: Array, second: Array, third: Array) -> Array:
@@ -409,9 +463,12 @@ def _minimise_profile(
         step = np.where(light | (slope == 0), 0.0, step)
         near = inside & (curvature > 0) & (np.abs(step) <= _REACH) & (step != 0)
         for _ in range(_MORE_STEPS):
-            more = step + profile.shifted(step).step
-            ahead = (current + more > lower) & (current + more < upper) & (np.abs(more) <= _REACH)
-            step = np.where(near & ahead, more, step)
+            correction = profile.shifted(step).step
+            more = step + correction
+            ahead = near & (current + more > lower) & (current + more < upper) & (np.abs(more) <= _REACH)
+            step = np.where(ahead, more, step)
+            if not (ahead & (np.abs(correction) > _CLOSE)).any():
+                break
         current = current + step
         left = np.where(near, np.square(step**6 / 720) / (2 * curvature), np.abs(slope * step))
         unsettled = np.flatnonzero(left > enough)

@@ -60,9 +60,10 @@ def select_threshold(confidence: Array, correct: Array, rule: str = "youden", am
     if not positives or not negatives or correct.all() or not correct.any():
         return float("-inf")
     order = falling_order(confidence)
-    ordered, hit = confidence[order], correct[order]
-    last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True])  # keep all of a tie or none
-    true, false = np.cumsum(hit)[last], np.cumsum(~hit)[last]
+    ordered, hit = confidence.take(order), correct.take(order)
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # keep all of a tie or none
+    true = np.cumsum(hit).take(last)
+    false = last + 1 - true
     tpr, fpr = true / positives, false / negatives
     if rule == "youden":
         merit = tpr - fpr

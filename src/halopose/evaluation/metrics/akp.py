@@ -93,9 +93,10 @@ def keypoint_precisions(grades: Array, sizes: Array) -> Array:
     """AKP (G,) of rankings of ``sizes`` (G,) keypoints that stand one after the other, by grades (N,)."""
     ends = np.cumsum(sizes)
     closed = np.insert(grades, ends, 0)  # every ranking ends with a miss
-    begin = np.append(0, ends + np.arange(1, len(sizes) + 1))
+    small = np.int32 if len(closed) < 2**31 else np.int64  # half of what has to be read
+    begin = np.append(0, ends + np.arange(1, len(sizes) + 1)).astype(small)
     values = np.zeros((len(sizes), len(KS_THRESHOLDS)))
-    misses = np.flatnonzero(closed < len(KS_THRESHOLDS))
+    misses = np.flatnonzero(closed < len(KS_THRESHOLDS)).astype(small)
     missed = closed.take(misses)
     for number in reversed(range(len(KS_THRESHOLDS))):
         # What misses a threshold misses all higher ones.
@@ -111,8 +112,8 @@ def _precisions(misses: Array, begin: Array) -> Array:
     Precision rises from hit to hit and falls at misses, so the highest between two recalls is found before a miss
     or at the last hit between them: misses, which are few, are all that need to be looked at.
     """
-    hits = misses - np.arange(len(misses))  # before each miss, over all rankings
-    bounds = np.searchsorted(misses, begin)
+    hits = misses - np.arange(len(misses), dtype=misses.dtype)  # before each miss, over all rankings
+    bounds = np.searchsorted(misses, begin).astype(misses.dtype)
     counts = np.diff(bounds)
     before = begin[:-1] - bounds[:-1]  # hits in the rankings before
     positives = np.diff(begin) - counts
@@ -121,7 +122,7 @@ def _precisions(misses: Array, begin: Array) -> Array:
     if not len(some):
         return values
     precision = (hits - np.repeat(before, counts)) / np.maximum(misses - np.repeat(begin[:-1], counts), 1)
-    needed = _needed(positives[some, None])
+    needed = _needed(positives[some, None]).astype(misses.dtype)
     last = np.append(np.maximum(needed[:, 1:] - 1, needed[:, :-1]), positives[some, None], axis=1)
     offset = before[some, None]
     stretches = np.maximum.reduceat(precision, np.searchsorted(hits, offset + needed).ravel()).reshape(last.shape)

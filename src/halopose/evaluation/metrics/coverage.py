@@ -15,12 +15,11 @@ LEVELS = np.arange(1, 100) / 100
 
 def level_index(probability: Array) -> Array:
     """Number of LEVELS below each probability (N,): the levels from there on cover the sample."""
-    guess = np.clip(np.ceil(probability * 100).astype(np.int64) - 1, 0, len(LEVELS))
+    guess = np.fmin(np.fmax(np.ceil(probability * 100) - 1, 0), len(LEVELS))
     # Multiplying rounds; compare with the levels themselves.
-    padded = np.concatenate([LEVELS, [np.inf]])
-    guess += padded[guess] < probability
-    guess -= (guess > 0) & (padded[guess - 1] >= probability)
-    return guess
+    guess += (guess + 1) / 100 < probability
+    guess -= (guess > 0) & (guess / 100 >= probability)
+    return guess.astype(np.int64)
 
 
 def coverage(

@@ -1,24 +1,27 @@
 """Pieces side by side: all of them, in order, whatever the number of threads, which stays as it was."""
 
+import sys
+from collections.abc import Sequence
 from functools import partial
-from threading import Barrier
+from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
 import torch
 
-from halopose.evaluation import side_by_side as module
-from halopose.evaluation.side_by_side import between_pieces, blocks, gathered, side_by_side
+from halopose import side_by_side as module
+from halopose.side_by_side import between_pieces, blocks, dealt_out, gathered, side_by_side
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_results_come_in_order_and_threads_stay(threads: int) -> None:
-    before = torch.get_num_threads()
+    before, patience = torch.get_num_threads(), sys.getswitchinterval()
     torch.set_num_threads(threads)
     try:
         found = side_by_side([partial(lambda n: (n, torch.get_num_threads()), number) for number in range(7)])
         assert [number for number, _ in found] == list(range(7))
         assert {own for _, own in found} == {1}
+        assert sys.getswitchinterval() == patience
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -42,12 +45,62 @@ def test_between_pieces_torch_has_one_thread_and_pieces_have_all(threads: int) -
         torch.set_num_threads(before)
 
 
-def test_a_mistake_in_one_is_raised() -> None:
-    def wrong() -> None:
-        raise ValueError("wrong")
+@pytest.mark.parametrize(("threads", "count", "runs"), [(1, 9, 1), (2, 9, 2), (3, 5, 2), (3, 1, 1)])
+def test_items_are_dealt_out_in_runs(threads: int, count: int, runs: int) -> None:
+    lengths = []
 
-    with pytest.raises(ValueError, match="wrong"):
-        side_by_side([wrong, wrong])
+    def work(items: Sequence[int]) -> list[int]:
+        lengths.append(len(items))
+        return [10 * item for item in items]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert dealt_out(work, range(count), 2) == [10 * item for item in range(count)]
+    finally:
+        torch.set_num_threads(before)
+    assert len(lengths) == runs
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 5])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_mistake_in_one_is_raised(threads: int, wrong: int) -> None:
+    def piece(number: int) -> None:
+        if number == wrong:
+            raise IndexError("wrong")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with pytest.raises(IndexError, match="wrong"):
+            side_by_side([partial(piece, number) for number in range(6)])
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_pieces_within_pieces_run_one_after_the_other() -> None:
+    threads: set[int] = set()
+
+    def inner() -> None:
+        threads.add(get_ident())
+
+    def outer(meet: Barrier) -> int:
+        meet.wait(10)  # on two threads, of which the one that asks is one
+        threads.clear()
+        side_by_side([inner] * 5)
+        return get_ident()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = side_by_side([partial(outer, Barrier(2))] * 2)
+    finally:
+        torch.set_num_threads(before)
+    assert get_ident() in found
+    assert len(set(found)) == 2
+    assert threads <= set(found)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 20])
