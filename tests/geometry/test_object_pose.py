@@ -188,6 +188,19 @@ def test_a_pose_that_is_not_there_is_told_not_raised() -> None:
     assert np.isnan(pose.tvec).all()
 
 
+@pytest.mark.parametrize("points", [SQUARE, CUBE])
+def test_pixels_that_are_one_point_spoil_no_other_frame(points: np.ndarray) -> None:
+    """OpenCV's start of a solid gives up on them with an error of its own."""
+    seen = sight(points, 4, 3)[0]
+    seen[1] = 300.0, 200.0
+    seen[2] = project(CAMERA, points @ exp_so3(RVEC).T + [0.0, 0.0, 1e4])
+    pose = solve_pnp(points, seen, 0.3**2, CAMERA)
+    assert pose.retval.tolist() == [True, False, False, True]
+    assert "coincident" in pose.reasons[1]
+    assert np.isnan(pose.tvec[1:3]).all()
+    assert np.isnan(pose.covariance[1:3]).all()
+
+
 def test_cameras_of_opencv() -> None:
     assert Camera.from_opencv(np.diag([500.0, 510.0, 1.0])).distortion == (0,) * 5
     with pytest.raises(HaloposeError, match="without skew"):

@@ -242,9 +242,12 @@ def _minimise(problem: Problem, first: Pose, free: int, failure: NDArray[np.int6
         nowhere = Minimum(rotation * np.nan, position * np.nan, np.full_like(cost, np.inf))
         return Solution(rotation, position, cost, covariance, dof, failure, nowhere)
     code = np.where(height > -np.abs(margin), Failure.DEGENERATE, Failure.BELOW_GROUND)
+    lost = np.isnan(cost)
     code[~sound] = Failure.ILL_CONDITIONED
     code[~converged] = Failure.NOT_CONVERGED
-    code[np.isnan(cost)] = Failure.BEHIND_CAMERA
+    code[lost] = Failure.BEHIND_CAMERA
+    if lost.any():
+        code[lost & ~_stand_apart(problem, free)] = Failure.DEGENERATE
     code[valid] = Failure.NONE
     return _choose(rotation, position, np.where(valid, cost, np.inf), covariance, dof, failure, code)
 
