@@ -113,8 +113,8 @@ def build_scene(
     persons = _link(gathered, points, len(layout), rate, settings.confirm)
     if not persons:
         raise HaloposeError(
-            f"nobody is followed through {settings.confirm} frames: check the offsets and that the films are of one "
-            "scene, or give longer ones"
+            f"nobody is followed through {settings.confirm} frames: check the offsets and that the films are of "
+            "one scene, or give longer ones"
         )
     return Scene(persons, list(views), layout, rate, offsets, gathered, points)
 
