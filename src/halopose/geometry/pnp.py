@@ -26,7 +26,7 @@ _MIN_ASPECT = 1e-10  # det / trace^2 under which a keypoint's covariance counts 
 _MAX_SPREAD = 0.5  # standard deviation of log depth and of the angles beyond which linearisation says nothing
 _LIMITS = np.array([_MAX_SPREAD**2] * 3 + [np.inf] * 2 + [_MAX_SPREAD**2])
 _MAX_INFLATION = 1e11  # of a variance by its correlation with the others, beyond which inversion is noise
-_SAME = 1e-4  # squared distance, in standard deviations, within which two minima are one
+SAME = 1e-4  # squared distance, in standard deviations, within which two minima are one
 
 
 class Failure(IntEnum):
@@ -279,7 +279,7 @@ def _choose(
     other = np.arange(frames) + ~swap * (len(cost) - frames)
     failure = np.where(failure == 0, code[best], failure)
     distance = np.square(position[other] - position[best]).sum(1)
-    apart = distance > _SAME * covariance[best, :3, :3].trace(0, 1, 2)
+    apart = distance > SAME * covariance[best, :3, :3].trace(0, 1, 2)
     second = _blank((failure > 0) | (code[other] > 0) | ~apart, rotation[other], position[other])
     cost_of_second = np.where(np.isnan(second[1][:, 0]), np.inf, cost[other])
     first = _blank(failure > 0, rotation[best], position[best], covariance[best])
@@ -339,4 +339,4 @@ def _covariance(normal: Array, rotation: Array, offset: Array) -> tuple[Array, M
     return outer @ inner @ outer.transpose(0, 2, 1), np.asarray(sound.all(1))
 
 
-__all__ = ["Failure", "Mask", "Minimum", "Solution", "solve_pose", "solve_position"]
+__all__ = ["SAME", "Failure", "Mask", "Minimum", "Solution", "solve_pose", "solve_position"]
