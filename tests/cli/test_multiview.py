@@ -80,11 +80,29 @@ def test_triangulate_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "each camera predicted from the others" in said
     written = {file.name for file in (tmp_path / "scene").iterdir()}
     assert written == {"scene.csv", "scene.html", "person_1.trc", "person_1.c3d"}
-    for offsets, message in (("1,2", "takes 4 numbers"), ("x", "takes whole frames")):
+    assert "25 frames a second, or give --rate" in said
+    wrong = (("1,2", "takes 4 numbers"), ("x", "takes whole frames"), (f"0,{'9' * 20},0,0", "takes whole frames"))
+    for offsets, message in wrong:
         with pytest.raises(HaloposeError, match=message):
             run("triangulate", tmp_path / "cameras.toml", path, "--offsets", offsets, "-o", tmp_path / "scene")
     with pytest.raises(HaloposeError, match="4 cameras: give as many films"):
         run("triangulate", tmp_path / "cameras.toml", "a.mp4", "-o", tmp_path / "scene")
+
+
+def test_films_of_other_names_are_taken_as_they_appear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    views = rig()
+    (tmp_path / "cameras.toml").write_text(toml_of(views))
+    names = ["north", "south", "east", "west"]  # not in the order of the alphabet
+    films = {name: film(view, [walk(6)], n) for n, (name, view) in enumerate(zip(names, views, strict=True))}
+    path = write(tmp_path / "all.json", films)
+    run("triangulate", tmp_path / "cameras.toml", path, "--rate", "30", "-o", tmp_path / "scene")
+    said = capsys.readouterr().out
+    assert "north of cam0, south of cam1, east of cam2, west of cam3" in said.replace("\n", " ")
+    assert "1 person in 6 frames" in said
+    assert "25 frames a second" not in said
+    path = write(tmp_path / "some.json", {("cam3" if name == "north" else name): f for name, f in films.items()})
+    with pytest.raises(HaloposeError, match="but none of camera cam0"):
+        run("triangulate", tmp_path / "cameras.toml", path, "-o", tmp_path / "scene")
 
 
 def test_what_is_not_there_or_no_film(tmp_path: Path) -> None:
