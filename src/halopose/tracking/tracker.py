@@ -48,21 +48,32 @@ class TrackSettings:
 
 @dataclass
 class Track:
-    """One object: the number of its detection in every frame from its first to now, -1 where it was not seen."""
+    """One object: the number of its detection in every frame from its first to now, -1 where it was not seen.
+
+    seen: how often it was; unseen: frames since. Both are counted as frames come, however long the track is.
+    """
 
     identity: int
     first: int
     rows: list[int] = field(default_factory=list)
+    seen: int = field(init=False, default=0)
+    unseen: int = field(init=False, default=0)
 
-    @property
-    def seen(self) -> int:
-        return sum(row >= 0 for row in self.rows)
+    def __post_init__(self) -> None:
+        rows, self.rows = self.rows, []
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: int) -> None:
+        """The next frame: the number of its detection, or -1."""
+        self.rows.append(row)
+        self.seen += row >= 0
+        self.unseen = 0 if row >= 0 else self.unseen + 1
 
     @property
     def span(self) -> list[int]:
         """``rows`` up to the last time it was seen."""
-        last = max((n for n, row in enumerate(self.rows) if row >= 0), default=-1)
-        return self.rows[: last + 1]
+        return self.rows[: len(self.rows) - self.unseen]
 
 
 class Tracker:
@@ -148,10 +159,10 @@ class Tracker:
 
     def _correct(self, poses: PoseDistributions, pairs: list[tuple[int, int]]) -> None:
         rows, columns = (np.array([p[i] for p in pairs], dtype=np.int64) for i in (0, 1))
-        for track in self._live:
-            track.rows.append(-1)
-        for row, column in pairs:
-            self._live[row].rows[-1] = column
+        found = dict(pairs)
+        for number, track in enumerate(self._live):
+            track.add(found.get(number, -1))
+        self._scores[:] = 0.0
         if not len(rows):
             return
         state = State(self._state.mean[rows], self._state.covariance[rows])
@@ -165,17 +176,15 @@ class Tracker:
         self._state = State(mean, covariance)
         new = sizes(chosen, self.layout)
         self._size[rows] = _SIZE_MEMORY * self._size[rows] + (1 - _SIZE_MEMORY) * new
-        self._boxes[rows], self._scores[:] = chosen.boxes, 0.0
-        self._scores[rows] = chosen.scores
+        self._boxes[rows], self._scores[rows] = chosen.boxes, chosen.scores
 
     def _drop(self) -> None:
         """End tracks out of sight for too long, and those that were lost before they were confirmed."""
         limit = max(1, round(self.settings.gap / self.step))
         stay = []
         for number, track in enumerate(self._live):
-            unseen = len(track.rows) - len(track.span)
             patience = limit if track.seen >= self.settings.confirm else min(limit, 2)
-            if unseen <= patience:
+            if track.unseen <= patience:
                 stay.append(number)
             else:
                 self.ended.append(track)
