@@ -42,8 +42,13 @@ def test_track_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {entry["track_id"] for entry in entries} == {1, 2}
     assert (tmp_path / "out" / "tracks.csv").read_text().startswith("frame,time,track_id")
     run("track", path, "--rate", "30", "--causal", "-o", tmp_path / "live")
-    causal = json.loads((tmp_path / "live" / "tracks.json").read_text())
-    assert causal[5]["covariance"][0][0] > entries[5]["covariance"][0][0]
+    assert "assumed: 50%" in capsys.readouterr().out
+    short = write(tmp_path / "short.json", {"clip": made.frames[:25]})
+    run("track", short, "--rate", "30", "--causal", "-o", tmp_path / "before")
+    for name in ("tracks.json", "tracks.csv"):  # nothing of later frames is in it
+        live, before = ((tmp_path / folder / name).read_text().rstrip("]\n") for folder in ("live", "before"))
+        assert len(before) > 1000
+        assert live.startswith(before)
 
 
 @pytest.mark.usefixtures("published_base", "one_thread")

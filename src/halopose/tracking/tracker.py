@@ -108,6 +108,7 @@ class Tracker:
         self._size = np.zeros(0)
         self._boxes = np.zeros((0, 4))
         self._scores = np.zeros(0)
+        self._shown = np.zeros(0, dtype=bool)
         self._frame = 0
         self._identities = 0
 
@@ -220,11 +221,28 @@ class Tracker:
 
     def _known(self) -> tuple[Array, PoseDistributions]:
         shown = np.array([track.seen >= self.settings.confirm for track in self._live], dtype=bool)
+        self._shown = shown
         place, spread = self._state.place
         identities = np.array([track.identity for track in self._live], dtype=np.int64)
         return identities[shown], PoseDistributions(
             self._boxes[shown], self._scores[shown], place[shown], spread[shown], spread[shown]
         )
+
+    @property
+    def velocity(self) -> Array:
+        """Velocities (N, K, 2) in pixels a second of the objects that the last update gave."""
+        return self._state.mean[self._shown, :, 2:4]
+
+    @property
+    def size(self) -> Array:
+        """Their sizes (N,) in pixels."""
+        return self._size[self._shown]
+
+    @property
+    def seen_as(self) -> Array:
+        """The number of the detection (N,) in the last frame that each of them is, -1 where it was not seen."""
+        rows = np.array([track.rows[-1] for track in self._live], dtype=np.int64)
+        return rows[self._shown]
 
 
 def sizes(poses: PoseDistributions, layout: Keypoints) -> Array:
