@@ -120,3 +120,17 @@ def test_what_is_not_there_or_no_film(tmp_path: Path) -> None:
     (tmp_path / "plain.json").write_text(json.dumps(made.frames[0].to_json()))
     with pytest.raises(HaloposeError, match="no file_name of a film's frame"):
         run("track", tmp_path / "plain.json", "-o", tmp_path)
+
+
+def test_nothing_is_begun_that_would_overwrite_its_own_film(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from halopose.predictor import UncertainPose
+
+    monkeypatch.setattr(UncertainPose, "load", lambda *_, **__: pytest.fail("the work has begun"))
+    (tmp_path / "film.mp4").write_bytes(b"a film")
+    with pytest.raises(HaloposeError, match="choose another --output"):
+        run("track", tmp_path / "film.mp4", "-o", tmp_path)
+    (tmp_path / "tracks.json").write_text("[]")
+    with pytest.raises(HaloposeError, match="choose another --output"):
+        run("track", tmp_path / "tracks.json", "-o", tmp_path)

@@ -67,6 +67,10 @@ def track(
     settings = TrackSettings(score=score, confirm=confirm, gap=gap)
     listed = film.suffix.lower() == ".json"
     folder = make_folder(output)
+    drawn = folder / f"{film.stem}.mp4" if picture and not listed else None
+    written = [path for path in (drawn, folder / "tracks.json", folder / "tracks.csv") if path]
+    if film.resolve() in [path.resolve() for path in written]:
+        raise HaloposeError(f"what is written would take the place of {film}: choose another --output")
     if listed:
         frames, layout = read_frames(film)
         warps, seconds = None, rate or 25.0
@@ -86,10 +90,9 @@ def track(
     write_json(folder / "tracks.json", tracks.to_json())
     write_text(folder / "tracks.csv", tracks.to_csv())
     _tell(tracks, len(frames), "assumed" if causal else "learnt")
-    written = [folder / "tracks.json", folder / "tracks.csv"]
-    if picture and not listed:
+    if drawn:
         with progress() as step:
-            written.insert(0, _draw(tracks, film, folder, seconds, probability, step))
+            _draw(tracks, film, drawn, seconds, probability, step)
     say(f"-> {', '.join(map(str, written))}")
 
 
@@ -138,13 +141,10 @@ def _tell(tracks: PoseTracks, frames: int, how: str) -> None:
     )
 
 
-def _draw(tracks: PoseTracks, film: Path, folder: Path, rate: float, probability: float, step: Progress) -> Path:
+def _draw(tracks: PoseTracks, film: Path, target: Path, rate: float, probability: float, step: Progress) -> None:
     from halopose.data.films import FilmWriter
     from halopose.data.images import read_source
 
-    target = folder / f"{film.stem}.mp4"
-    if target.resolve() == film.resolve():
-        raise HaloposeError(f"the annotated film would take the place of {film}: choose another --output")
     last = int(tracks.frames.max()) + 1
     with FilmWriter(target, rate) as writer:
         for number, image in enumerate(read_source(film)):
@@ -159,4 +159,3 @@ def _draw(tracks: PoseTracks, film: Path, folder: Path, rate: float, probability
             )
             writer.write(shown)
             step("drawing", number + 1, max(last, number + 1))
-    return target

@@ -1,7 +1,7 @@
 """Tracks of a film as they were known at the time: what ``Tracker`` says after each frame, kept.
 
-In: the poses of each frame. Out: ``PoseTracks`` in which nothing depends on a later frame: an object appears once it
-is confirmed and stays until it is given up, its box is the last that was seen, and its motion is not learnt.
+In: the poses of each frame. Out: ``PoseTracks`` in which nothing depends on a later frame: an object appears once
+it is confirmed and stays until it is given up, its box is the last that was seen, and its motion is not learnt.
 """
 
 from __future__ import annotations

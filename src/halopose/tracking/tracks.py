@@ -243,9 +243,9 @@ def least_certain(frames: Sequence[PoseDistributions], layout: Keypoints) -> flo
 
 
 def _boxes(frames: Sequence[PoseDistributions], one: Track) -> tuple[Array, Array, Array, Array]:
-    """Boxes (T, 4), where there is none between those that were seen, and as seen last; scores (T,), 0 there; classes.
+    """Boxes (T, 4), twice: where none was seen, between those that were, or the last one; scores (T,), classes (T,).
 
-    Classes (T,) are those of the first detection.
+    Scores are 0 where none was seen; the class is that of the first.
     """
     rows = np.array(one.span)
     seen = np.flatnonzero(rows >= 0)
