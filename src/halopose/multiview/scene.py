@@ -134,6 +134,8 @@ def gather(
     rows: list[list[Array]] = []
     for frame in range(first, last):
         poses = [film[frame + int(offset)] for film, offset in zip(films, offsets, strict=True)]
+        if sum(map(bool, map(len, poses))) < 2:
+            continue
         poses = [one[one.scores >= settings.score] for one in poses]
         for number, members in enumerate(group_people(views, poses, settings.likeness)):
             rows.append(_rows(poses, members, frame, number, len(layout)))

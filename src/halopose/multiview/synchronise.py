@@ -74,7 +74,8 @@ def _lag(
 
     They do if the least cost is not at the end of what is tried and clearly less than most others.
     """
-    costs = [_costs(first, second, one, other, lag) for lag in range(-reach, reach + 1)]
+    busy = [(frame, poses) for frame, poses in enumerate(one) if len(poses)]
+    costs = [_costs(first, second, busy, other, lag) for lag in range(-reach, reach + 1)]
     mean = np.array([part.mean() if len(part) else np.inf for part in costs])
     best = int(mean.argmin())
     if best in (0, 2 * reach) or not np.isfinite(mean[best - 1 : best + 2]).all():
@@ -91,14 +92,18 @@ def _lag(
 
 
 def _costs(
-    first: View, second: View, one: Sequence[PoseDistributions], other: Sequence[PoseDistributions], lag: int
+    first: View,
+    second: View,
+    one: Sequence[tuple[int, PoseDistributions]],
+    other: Sequence[PoseDistributions],
+    lag: int,
 ) -> Array:
     """Robust distances (T,) of the persons of both views that agree best, of each frame that has any."""
     costs = []
-    for frame in range(max(0, -lag), min(len(one), len(other) - lag)):
-        a, b = one[frame], other[frame + lag]
-        if not len(a) or not len(b):
+    for frame, a in one:
+        if not 0 <= frame + lag < len(other) or not len(other[frame + lag]):
             continue
+        b = other[frame + lag]
         both = np.asarray(a.keep)[:, None] & np.asarray(b.keep)[None]
         distance = np.where(both, np.log1p(np.nan_to_num(epipolar_distance(first, second, a, b)) / _TAIL), 0.0)
         shared = both.sum(-1)

@@ -111,6 +111,7 @@ class Tracker:
         self._shown = np.zeros(0, dtype=bool)
         self._frame = 0
         self._identities = 0
+        self._nobody = self._known()
 
     @property
     def tracks(self) -> list[Track]:
@@ -125,6 +126,9 @@ class Tracker:
         """
         if poses.keypoint_count != len(self.layout):
             raise HaloposeError(f"a tracker of {len(self.layout)} keypoints, and poses of {poses.keypoint_count}")
+        if not len(poses) and not self._live:  # long films may have long times without anybody
+            self._frame += 1
+            return self._nobody
         self._state = predict(self._state, self.motion, self._size, self.step, warp)
         pairs = self._pairs(poses)
         self._correct(poses, pairs)

@@ -243,7 +243,7 @@ def least_certain(frames: Sequence[PoseDistributions], layout: Keypoints) -> flo
 
 
 def _boxes(frames: Sequence[PoseDistributions], one: Track) -> tuple[Array, Array, Array, Array]:
-    """Boxes (T, 4), twice: where none was seen, between those that were, or the last one; scores (T,), classes (T,).
+    """Boxes (T, 4) twice, where none was seen between those that were, or the last one; scores (T,), classes (T,).
 
     Scores are 0 where none was seen; the class is that of the first.
     """
