@@ -104,8 +104,9 @@ def _costs(
         if not 0 <= frame + lag < len(other) or not len(other[frame + lag]):
             continue
         b = other[frame + lag]
-        both = np.asarray(a.keep)[:, None] & np.asarray(b.keep)[None]
-        distance = np.where(both, np.log1p(np.nan_to_num(epipolar_distance(first, second, a, b)) / _TAIL), 0.0)
+        apart = epipolar_distance(first, second, a, b)
+        both = np.asarray(a.keep)[:, None] & np.asarray(b.keep)[None] & np.isfinite(apart)
+        distance = np.where(both, np.log1p(np.nan_to_num(apart) / _TAIL), 0.0)
         shared = both.sum(-1)
         mean = np.where(shared >= _FEWEST, distance.sum(-1) / np.maximum(shared, 1), 10.0)
         best = mean[linear_sum_assignment(mean)]
