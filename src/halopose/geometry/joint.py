@@ -61,8 +61,10 @@ def solve_jointly(
     if not first.converged.any():
         return first
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
-    seen = camera, points, pixels, covariance, mask
-    return _better(first, _minimum(*seen, first), _minimum(*seen, first.alternative))
+    one, other = (
+        _minimum(camera, points, pixels, covariance, mask, start) for start in (first, first.alternative)
+    )
+    return _better(first, one, other)
 
 
 def position_ellipsoid(solution: Solution, probability: float, nu: float = math.inf) -> Array:

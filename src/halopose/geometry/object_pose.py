@@ -138,7 +138,7 @@ def _covariances(given: Array, frames: int, count: int) -> tuple[Array, Array | 
 def _definite(joint: Array, kept: Mask | None) -> Array:
     """The joint covariances (N, 2 K, 2 K), wholly NaN where what is kept of one is not finite."""
     counted = joint if kept is None else block_diagonal(joint, np.repeat(kept, 2, axis=1))
-    finite = np.isfinite(counted).all((1, 2))
+    finite = np.asarray(np.isfinite(counted).all((1, 2)))
     if not (np.linalg.eigvalsh(counted[finite])[:, 0] > 0).all():
         raise HaloposeError("a joint covariance is not positive definite: check that it is symmetric")
     return np.where(finite[:, None, None], joint, np.nan)
