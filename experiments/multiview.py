@@ -24,6 +24,7 @@ from scipy.stats import chi2
 from halopose.data.coco import parse_predictions
 from halopose.data.files import read_json
 from halopose.data.films import by_film
+from halopose.errors import HaloposeError
 from halopose.keypoints import COCO_NAMES, Keypoints
 from halopose.multiview.checking import leave_one_out, worse_camera
 from halopose.multiview.points import Sightings
@@ -48,8 +49,11 @@ def main() -> None:
         print(f"\n== Demo_{demo}: {len(views)} cameras, {len(films[0])} frames")
         if arguments.offsets:
             sure = [[poses[poses.scores > 0.4] for poses in film] for film in films]
-            found = estimate_offsets(views, sure)
-            print(f"offsets {found.frames.round(1).tolist()} frames, pairs disagree by {found.spread:.1f}")
+            try:
+                found = estimate_offsets(views, sure)
+                print(f"offsets {found.frames.round(1).tolist()} frames, pairs disagree by {found.spread:.1f}")
+            except HaloposeError as error:
+                print(error)
         scene = build_scene(views, films, Keypoints.of(17), rate=RATE)
         people = person_of(scene)
         for person in scene.persons:

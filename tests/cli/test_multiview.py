@@ -42,8 +42,13 @@ def test_track_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {entry["track_id"] for entry in entries} == {1, 2}
     assert (tmp_path / "out" / "tracks.csv").read_text().startswith("frame,time,track_id")
     run("track", path, "--rate", "30", "--causal", "-o", tmp_path / "live")
-    causal = json.loads((tmp_path / "live" / "tracks.json").read_text())
-    assert causal[5]["covariance"][0][0] > entries[5]["covariance"][0][0]
+    assert "assumed: 50%" in capsys.readouterr().out
+    short = write(tmp_path / "short.json", {"clip": made.frames[:25]})
+    run("track", short, "--rate", "30", "--causal", "-o", tmp_path / "before")
+    for name in ("tracks.json", "tracks.csv"):  # nothing of later frames is in it
+        live, before = ((tmp_path / folder / name).read_text().rstrip("]\n") for folder in ("live", "before"))
+        assert len(before) > 1000
+        assert live.startswith(before)
 
 
 @pytest.mark.usefixtures("published_base", "one_thread")
@@ -80,11 +85,29 @@ def test_triangulate_from_predictions(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "each camera predicted from the others" in said
     written = {file.name for file in (tmp_path / "scene").iterdir()}
     assert written == {"scene.csv", "scene.html", "person_1.trc", "person_1.c3d"}
-    for offsets, message in (("1,2", "takes 4 numbers"), ("x", "takes whole frames")):
+    assert "25 frames a second, or give --rate" in said
+    wrong = (("1,2", "takes 4 numbers"), ("x", "takes whole frames"), (f"0,{'9' * 20},0,0", "takes whole frames"))
+    for offsets, message in wrong:
         with pytest.raises(HaloposeError, match=message):
             run("triangulate", tmp_path / "cameras.toml", path, "--offsets", offsets, "-o", tmp_path / "scene")
     with pytest.raises(HaloposeError, match="4 cameras: give as many films"):
         run("triangulate", tmp_path / "cameras.toml", "a.mp4", "-o", tmp_path / "scene")
+
+
+def test_films_of_other_names_are_taken_as_they_appear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    views = rig()
+    (tmp_path / "cameras.toml").write_text(toml_of(views))
+    names = ["north", "south", "east", "west"]  # not in the order of the alphabet
+    films = {name: film(view, [walk(6)], n) for n, (name, view) in enumerate(zip(names, views, strict=True))}
+    path = write(tmp_path / "all.json", films)
+    run("triangulate", tmp_path / "cameras.toml", path, "--rate", "30", "-o", tmp_path / "scene")
+    said = capsys.readouterr().out
+    assert "north of cam0, south of cam1, east of cam2, west of cam3" in said.replace("\n", " ")
+    assert "1 person in 6 frames" in said
+    assert "25 frames a second" not in said
+    path = write(tmp_path / "some.json", {("cam3" if name == "north" else name): f for name, f in films.items()})
+    with pytest.raises(HaloposeError, match="but none of camera cam0"):
+        run("triangulate", tmp_path / "cameras.toml", path, "-o", tmp_path / "scene")
 
 
 def test_what_is_not_there_or_no_film(tmp_path: Path) -> None:
@@ -97,3 +120,17 @@ def test_what_is_not_there_or_no_film(tmp_path: Path) -> None:
     (tmp_path / "plain.json").write_text(json.dumps(made.frames[0].to_json()))
     with pytest.raises(HaloposeError, match="no file_name of a film's frame"):
         run("track", tmp_path / "plain.json", "-o", tmp_path)
+
+
+def test_nothing_is_begun_that_would_overwrite_its_own_film(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from halopose.predictor import UncertainPose
+
+    monkeypatch.setattr(UncertainPose, "load", lambda *_, **__: pytest.fail("the work has begun"))
+    (tmp_path / "film.mp4").write_bytes(b"a film")
+    with pytest.raises(HaloposeError, match="choose another --output"):
+        run("track", tmp_path / "film.mp4", "-o", tmp_path)
+    (tmp_path / "tracks.json").write_text("[]")
+    with pytest.raises(HaloposeError, match="choose another --output"):
+        run("track", tmp_path / "tracks.json", "-o", tmp_path)

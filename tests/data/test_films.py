@@ -27,6 +27,7 @@ def test_frames_come_in_order_with_the_empty_ones_between() -> None:
         "a_b": [[1.0]],
         "b": [[2.0], [], [0.0, 3.0]],
     }
+    assert list(films) == ["b", "a_b"]  # as they appear
 
 
 @pytest.mark.parametrize(

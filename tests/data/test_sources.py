@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from halopose.data.films import FilmWriter, film_facts
 from halopose.data.sources import find_sources
@@ -60,6 +61,18 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(next(source.images()).pixels, IMAGE)
     with pytest.raises(HaloposeError, match="holds no image"):
         next(source.images())  # nothing is left
+
+
+def test_standard_input_is_turned_as_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 40, 3), dtype=np.uint8))
+    exif = picture.getexif()
+    exif[0x0112] = 6  # a quarter turn
+    picture.save(tmp_path / "turned.jpg", exif=exif)
+    content = (tmp_path / "turned.jpg").read_bytes()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    piped, read = (next(find_sources([name])[0].images()).pixels for name in ("-", str(tmp_path / "turned.jpg")))
+    assert piped.shape == (40, 20, 3)
+    assert np.array_equal(piped, read)
 
 
 def test_a_folder_where_a_half_written_film_belongs_is_one_line(tmp_path: Path) -> None:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.optimize import least_squares
 
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import own_blocks, solve_with_attitude
-from halopose.geometry.camera import Array, Camera, look, pose_difference, project_points, runway_corners
+from halopose.geometry.camera import (
+    Array,
+    Camera,
+    exp_so3,
+    look,
+    perturb,
+    pose_difference,
+    project,
+    project_points,
+    runway_corners,
+)
 from halopose.geometry.joint import position_ellipsoid, solve_jointly
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.geometry.propagation import (
@@ -137,3 +148,37 @@ def test_positions_lie_in_their_ellipsoids_as_often_as_said(nu: float) -> None:
         )
     with pytest.raises(HaloposeError, match="degrees of freedom"):
         position_ellipsoid(found, 0.95, 2.0)
+
+
+def test_both_poses_of_a_plane_are_weighed_by_the_joint_law() -> None:
+    """A small tag far away: the costs of both minima are the joint law's own, and the lesser is the answer."""
+    camera, tag = (
+        Camera(800, 800, 320, 240, 640, 480),
+        0.1 * np.array([[-1.0, 1, 0], [1, 1, 0], [1, -1, 0], [-1, -1, 0]]),
+    )
+    loads = np.random.default_rng(5).normal(size=(8, 3))
+    joint = 0.1 * (loads @ loads.T + 0.1 * np.eye(8))
+    whiten = np.linalg.inv(np.linalg.cholesky(joint))
+    exact = project(camera, tag @ exp_so3(np.array([0.2, 0.1, 0.0])).T + [0.0, 0.0, 3.0])
+    pixels = exact + np.random.default_rng(6).multivariate_normal(np.zeros(8), joint, 100).reshape(-1, 4, 2)
+    together = np.broadcast_to(joint, (100, 8, 8))
+    found = solve_jointly(camera, tag, pixels, together, ground=False)
+    apart = solve_pose(camera, tag, pixels, own_blocks(together), ground=False)
+    both = np.flatnonzero(np.isfinite(found.alternative.cost))
+    assert len(both) > 50
+    assert (found.cost[both] <= found.alternative.cost[both]).all()
+    for frame in both[:5]:
+        for pose in (found, found.alternative):
+            rotation, position = pose.rotation[frame], pose.position[frame]
+
+            def left(
+                change: Array, seen: Array = pixels[frame], turn: Array = rotation, at: Array = position
+            ) -> Array:
+                return whiten @ (seen - project_points(camera, *perturb(turn, at, change), tag)).ravel()
+
+            least = least_squares(left, np.zeros(6), x_scale=0.1, xtol=1e-12, ftol=1e-12)
+            assert pose.cost[frame] == pytest.approx(2 * least.cost, rel=1e-4, abs=1e-6)
+    # Where each point counts alone, the other pose may seem the better one.
+    other = np.abs(found.rotation - apart.rotation).max((1, 2)) > 0.1
+    assert other.any()
+    assert (np.abs(found.alternative.rotation - apart.rotation)[other].max((1, 2)) < 0.1).any()

@@ -188,6 +188,33 @@ def test_a_pose_that_is_not_there_is_told_not_raised() -> None:
     assert np.isnan(pose.tvec).all()
 
 
+@pytest.mark.parametrize("points", [SQUARE, CUBE])
+def test_pixels_that_are_one_point_spoil_no_other_frame(points: np.ndarray) -> None:
+    """OpenCV's start of a solid gives up on them with an error of its own."""
+    seen = sight(points, 4, 3)[0]
+    seen[1] = 300.0, 200.0
+    seen[2] = project(CAMERA, points @ exp_so3(RVEC).T + [0.0, 0.0, 1e4])
+    pose = solve_pnp(points, seen, 0.3**2, CAMERA)
+    assert pose.retval.tolist() == [True, False, False, True]
+    assert "coincident" in pose.reasons[1]
+    assert np.isnan(pose.tvec[1:3]).all()
+    assert np.isnan(pose.covariance[1:3]).all()
+
+
+def test_what_is_masked_need_not_be_finite_in_a_joint_covariance() -> None:
+    seen = sight(CUBE, 3, 4)[0]
+    joint = np.tile(0.05 * np.eye(16) + 0.02, (3, 1, 1))
+    mask = np.arange(8) < 6
+    expected = solve_pnp(CUBE[:6], seen[:, :6], joint[:, :12, :12], CAMERA)
+    joint[:, 12:] = joint[:, :, 12:] = np.nan
+    joint[1, 0, 2] = joint[1, 2, 0] = np.nan  # this one counts
+    found = solve_pnp(CUBE, np.where(mask[:, None], seen, np.nan), joint, CAMERA, mask=mask)
+    assert found.retval.tolist() == [True, False, True]
+    assert "not finite" in found.reasons[1]
+    np.testing.assert_allclose(found.tvec[[0, 2]], expected.tvec[[0, 2]], rtol=1e-9)
+    np.testing.assert_allclose(found.covariance[[0, 2]], expected.covariance[[0, 2]], rtol=1e-6)
+
+
 def test_cameras_of_opencv() -> None:
     assert Camera.from_opencv(np.diag([500.0, 510.0, 1.0])).distortion == (0,) * 5
     with pytest.raises(HaloposeError, match="without skew"):

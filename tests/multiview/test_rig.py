@@ -106,3 +106,14 @@ def test_mistakes_are_told(name: str, text: str, message: str, tmp_path: Path) -
         read_calibration(path)
     with pytest.raises(HaloposeError, match="no file"):
         read_calibration(tmp_path / "none.toml")
+
+
+def test_cameras_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    view = rig()[0]
+    mirrored = np.diag([1.0, 1.0, -1.0]) @ view.rotation
+    with pytest.raises(HaloposeError, match="mirror image"):
+        View.from_opencv("left", view.camera.matrix, None, mirrored, np.zeros(3))
+    path = tmp_path / "calibration.toml"
+    path.write_text(toml_of([view, *rig()]))
+    with pytest.raises(HaloposeError, match="2 cameras called cam0"):
+        read_calibration(path)

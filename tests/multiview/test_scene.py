@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,7 @@ def test_the_page_holds_the_scene_and_needs_nothing(scene: Scene) -> None:
     assert "2 persons in 40 frames by 4 cameras" in page
     assert "https://" not in page
     assert '"id":2' in page
+    assert "0 persons in 0 frames" in render_scene(replace(scene, persons=[]))
 
 
 def test_mistakes_are_told() -> None:
@@ -122,3 +124,6 @@ def test_mistakes_are_told() -> None:
     far = [film(view, [walk(3, np.array([0.4 * n, 0.0, 0.3 * n]))], n, 0.5, 1.0) for n, view in enumerate(VIEWS)]
     with pytest.raises(HaloposeError, match="seen by two cameras"):
         build_scene(VIEWS, far, LAYOUT, rate=30.0)
+    short = [film(view, [walk(4)], n) for n, view in enumerate(VIEWS)]
+    with pytest.raises(HaloposeError, match="nobody is followed through 5 frames"):
+        build_scene(VIEWS, short, LAYOUT, rate=30.0)

@@ -58,6 +58,8 @@ def triangulate(
     if listed:
         poses, layout = _read(films[0], views)
         seconds = rate or 25.0
+        if rate is None:
+            say("the json does not say how fast the films are: 25 frames a second, or give --rate")
     else:
         if len(films) != len(views):
             raise HaloposeError(f"{cameras} has {len(views)} cameras: give as many films, in their order")
@@ -89,7 +91,7 @@ def triangulate(
 
 
 def _read(path: Path, views: list[View]) -> tuple[list[list[PoseDistributions]], Keypoints]:
-    """Poses of every camera's film, found by the cameras' names."""
+    """Poses of every camera's film, found by the cameras' names; if it has none of them, as the films appear."""
     from halopose.data.coco import parse_predictions
     from halopose.data.files import read_json
     from halopose.data.films import by_film
@@ -99,7 +101,9 @@ def _read(path: Path, views: list[View]) -> tuple[list[list[PoseDistributions]],
     every = parse_predictions(path, content, None)
     films = by_film(path, content, every)
     missing = [view.name for view in views if view.name not in films]
-    if missing and len(films) == len(views):  # other names, in the cameras' order
+    if len(missing) == len(views) == len(films):
+        told = ", ".join(f"{film} of {view.name}" for film, view in zip(films, views, strict=True))
+        say(f"films have other names than cameras, and are taken in the order of the json: {told}")
         return list(films.values()), Keypoints.of(every.keypoint_count)
     if missing:
         raise HaloposeError(f"{path} has films {', '.join(films)}, but none of camera {missing[0]}")
@@ -120,7 +124,7 @@ def _offsets(text: str, views: list[View], poses: list[list[PoseDistributions]])
         return found.whole
     try:
         values = np.array([int(part) for part in text.split(",")], dtype=np.int64)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise HaloposeError(f"--offsets takes whole frames with commas, estimate or none, got {text!r}") from None
     if len(values) != len(views):
         raise HaloposeError(f"--offsets takes {len(views)} numbers, one for each camera, got {len(values)}")

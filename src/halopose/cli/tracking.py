@@ -44,7 +44,7 @@ def track(
         bool, typer.Option("--camera-motion", help="The camera moves: follow objects against the background.")
     ] = False,
     causal: Annotated[
-        bool, typer.Option("--causal", help="Draw and write what was known at the time, not smoothed both ways.")
+        bool, typer.Option("--causal", help="Draw and write what was known at the time; nothing of later frames.")
     ] = False,
     iou: Iou = 0.7,
     imgsz: OtherSize = None,
@@ -56,10 +56,9 @@ def track(
     unsafe: Unsafe = False,
 ) -> None:
     """Follow objects through a film: identities, keypoints filtered and smoothed with their covariances."""
-    from dataclasses import replace
-
     from halopose.data.files import make_folder, write_json, write_text
     from halopose.data.films import film_facts
+    from halopose.tracking.live import track_live
     from halopose.tracking.tracker import TrackSettings
     from halopose.tracking.tracks import track as run
 
@@ -68,6 +67,10 @@ def track(
     settings = TrackSettings(score=score, confirm=confirm, gap=gap)
     listed = film.suffix.lower() == ".json"
     folder = make_folder(output)
+    drawn = folder / f"{film.stem}.mp4" if picture and not listed else None
+    written = [path for path in (drawn, folder / "tracks.json", folder / "tracks.csv") if path]
+    if film.resolve() in [path.resolve() for path in written]:
+        raise HaloposeError(f"what is written would take the place of {film}: choose another --output")
     if listed:
         frames, layout = read_frames(film)
         warps, seconds = None, rate or 25.0
@@ -82,16 +85,14 @@ def track(
         layout, seconds = model.layout, rate or film_facts(film)[0]
         with progress() as step:
             frames, warps = _predicted(model, film, camera_motion, step, conf=conf, iou=iou, imgsz=imgsz)
-    tracks = run(frames, layout, rate=seconds, settings=settings, warps=warps)
-    if causal:
-        tracks = replace(tracks, poses=tracks.filtered)
+    follow = track_live if causal else run
+    tracks = follow(frames, layout, rate=seconds, settings=settings, warps=warps)
     write_json(folder / "tracks.json", tracks.to_json())
     write_text(folder / "tracks.csv", tracks.to_csv())
-    _tell(tracks, len(frames))
-    written = [folder / "tracks.json", folder / "tracks.csv"]
-    if picture and not listed:
+    _tell(tracks, len(frames), "assumed" if causal else "learnt")
+    if drawn:
         with progress() as step:
-            written.insert(0, _draw(tracks, film, folder, seconds, probability, step))
+            _draw(tracks, film, drawn, seconds, probability, step)
     say(f"-> {', '.join(map(str, written))}")
 
 
@@ -128,25 +129,22 @@ def read_frames(path: Path) -> tuple[list[PoseDistributions], Keypoints]:
     return next(iter(films.values())), Keypoints.of(poses.keypoint_count)
 
 
-def _tell(tracks: PoseTracks, frames: int) -> None:
+def _tell(tracks: PoseTracks, frames: int, how: str) -> None:
     import numpy as np
 
     motion = tracks.motion
     count = len(np.unique(tracks.track_ids))
     say(f"{count} tracks in {frames} frames; {1 - tracks.observed.mean():.0%} of their keypoints bridged")
     say(
-        f"learnt: {float(motion.share):.0%} of the errors' variance lasts, for {float(motion.memory):.2g} s; "
+        f"{how}: {float(motion.share):.0%} of the errors' variance lasts, for {float(motion.memory):.2g} s; "
         f"accelerations {motion.acceleration.min():.2g} to {motion.acceleration.max():.2g} sizes / s^1.5"
     )
 
 
-def _draw(tracks: PoseTracks, film: Path, folder: Path, rate: float, probability: float, step: Progress) -> Path:
+def _draw(tracks: PoseTracks, film: Path, target: Path, rate: float, probability: float, step: Progress) -> None:
     from halopose.data.films import FilmWriter
     from halopose.data.images import read_source
 
-    target = folder / f"{film.stem}.mp4"
-    if target.resolve() == film.resolve():
-        raise HaloposeError(f"the annotated film would take the place of {film}: choose another --output")
     last = int(tracks.frames.max()) + 1
     with FilmWriter(target, rate) as writer:
         for number, image in enumerate(read_source(film)):
@@ -161,4 +159,3 @@ def _draw(tracks: PoseTracks, film: Path, folder: Path, rate: float, probability
             )
             writer.write(shown)
             step("drawing", number + 1, max(last, number + 1))
-    return target

@@ -75,7 +75,10 @@ class FilmWriter:
 def by_film(
     path: Path | str, content: list[dict[str, Any]], poses: PoseDistributions
 ) -> dict[str, list[PoseDistributions]]:
-    """Frames of every film by its name, from the ``file_name`` of each detection, such as ``clip_000012``."""
+    """Frames of every film by its name, from the ``file_name`` of each detection, such as ``clip_000012``.
+
+    Films are in the order in which they appear first.
+    """
     if not content:
         raise HaloposeError(f"{path} holds no detection")
     names = [_FRAME.match(str(entry.get("file_name", ""))) for entry in content]
@@ -86,7 +89,7 @@ def by_film(
     if frame.max(initial=0) > MOST_FRAMES:
         raise HaloposeError(f"{path}: frame {frame.max()} is beyond what a film has, up to {MOST_FRAMES}")
     result = {}
-    for name in sorted(set(film.tolist())):
+    for name in dict.fromkeys(film.tolist()):
         rows = np.flatnonzero(film == name)
         rows = rows[np.argsort(frame[rows], kind="stable")]
         numbers, starts = np.unique(frame[rows], return_index=True)

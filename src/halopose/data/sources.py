@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 from halopose.data.images import (
     IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
     NamedImage,
-    as_bgr,
+    decode_image,
     distinct_names,
     read_image,
     read_source,
@@ -95,11 +94,11 @@ def _files(text: str) -> list[Path]:
 
 
 def _standard_input() -> np.ndarray:
-    content = np.frombuffer(sys.stdin.buffer.read(), np.uint8)
-    image = cv2.imdecode(content, cv2.IMREAD_UNCHANGED) if len(content) else None
-    if image is None:
-        raise HaloposeError("standard input holds no image: pipe the bytes of one image file")
-    return np.asarray(as_bgr(image))
+    """The image that is piped in, decoded as a file is: turned as its EXIF says."""
+    try:
+        return decode_image(sys.stdin.buffer.read(), "-")
+    except HaloposeError:
+        raise HaloposeError("standard input holds no image: pipe the bytes of one image file") from None
 
 
 __all__ = ["STDIN", "Source", "find_sources"]

@@ -2,20 +2,19 @@
 
 In: what ``pnp`` takes, but covariances (N, 2 K, 2 K) in the order u1, v1, u2, ..., such as
 ``PoseDistributions.joint_covariance``. Out: a ``Solution`` whose pose, cost and covariance count what keypoints
-have in common; it starts where each of them alone leads.
+have in common; it starts where each of them alone leads, from both poses that a plane allows.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.geometry.attitude import block_diagonal, linearised_pose, own_blocks, placed_at, solve_with_attitude
+from halopose.geometry.attitude import block_diagonal, linearised_pose, own_blocks, solve_with_attitude
 from halopose.geometry.camera import Array, Camera, perturb
-from halopose.geometry.pnp import Failure, Mask, Solution, solve_pose
+from halopose.geometry.pnp import SAME, Failure, Mask, Minimum, Solution, solve_pose
 from halopose.uncertainty.correlation import squared_radius
 
 _STEPS = 10
@@ -59,25 +58,13 @@ def solve_jointly(
     if attitude is not None or intrinsics is not None:
         raise HaloposeError("an error of attitude or camera takes a given rotation: solve for the position")
     first = solve_pose(camera, points, pixels, own_blocks(covariance), mask=mask, ground=ground)
-    good = np.flatnonzero(first.converged)
-    if not len(good):
+    if not first.converged.any():
         return first
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
-    placed = points if points.ndim == 2 else points[good]
-    turned, position, cost, total, sound = _refined(
-        camera, placed, pixels[good], covariance[good], mask[good], first.rotation[good], first.position[good]
+    one, other = (
+        _minimum(camera, points, pixels, covariance, mask, start) for start in (first, first.alternative)
     )
-    failure = first.failure.copy()
-    failure[good[~sound]] = Failure.NOT_CONVERGED
-    turned[~sound], position[~sound], cost[~sound], total[~sound] = np.nan, np.nan, np.inf, np.nan
-    return replace(
-        first,
-        rotation=placed_at(first.rotation, good, turned),
-        position=placed_at(first.position, good, position),
-        cost=placed_at(first.cost, good, cost),
-        covariance=placed_at(first.covariance, good, total),
-        failure=failure,
-    )
+    return _better(first, one, other)
 
 
 def position_ellipsoid(solution: Solution, probability: float, nu: float = math.inf) -> Array:
@@ -102,6 +89,55 @@ def position_ellipsoid(solution: Solution, probability: float, nu: float = math.
         )
     scale = 1.0 if math.isinf(nu) else (nu - 2) / nu
     return np.asarray(solution.covariance[:, :3, :3] * (scale * squared_radius(3, probability, nu)))
+
+
+def _minimum(
+    camera: Camera, points: Array, pixels: Array, covariance: Array, mask: Mask, start: Minimum
+) -> tuple[Minimum, Array]:
+    """Where the joint law is least near N poses, and the covariances (N, 6, 6); nowhere if it comes to no rest."""
+    some = np.flatnonzero(np.isfinite(start.cost))
+    frames = len(start.cost)
+    result = Minimum(np.full((frames, 3, 3), np.nan), np.full((frames, 3), np.nan), np.full(frames, np.inf))
+    spread = np.full((frames, 6, 6), np.nan)
+    if not len(some):
+        return result, spread
+    placed = points if points.ndim == 2 else points[some]
+    rotation, position, cost, total, sound = _refined(
+        camera, placed, pixels[some], covariance[some], mask[some], start.rotation[some], start.position[some]
+    )
+    found = some[sound]
+    result.rotation[found], result.position[found], result.cost[found] = (
+        rotation[sound],
+        position[sound],
+        cost[sound],
+    )
+    spread[found] = total[sound]
+    return result, spread
+
+
+def _better(first: Solution, one: tuple[Minimum, Array], other: tuple[Minimum, Array]) -> Solution:
+    """The lesser of two minima as the solution and the other as its alternative, unless they are one."""
+    swap = other[0].cost < one[0].cost
+    best, second = _chosen(swap, other[0], one[0]), _chosen(swap, one[0], other[0])
+    covariance = np.where(swap[:, None, None], other[1], one[1])
+    distance = np.square(second.position - best.position).sum(1)
+    alone = ~(distance > SAME * covariance[:, :3, :3].trace(0, 1, 2))
+    nowhere = Minimum(
+        np.full_like(second.rotation, np.nan), second.position * np.nan, np.full_like(best.cost, np.inf)
+    )
+    failure = np.where(first.converged & np.isinf(best.cost), Failure.NOT_CONVERGED, first.failure)
+    return Solution(
+        best.rotation, best.position, best.cost, covariance, first.dof, failure, _chosen(alone, nowhere, second)
+    )
+
+
+def _chosen(which: Mask, one: Minimum, other: Minimum) -> Minimum:
+    """The one where ``which`` (N,) is true, else the other."""
+    return Minimum(
+        np.where(which[:, None, None], one.rotation, other.rotation),
+        np.where(which[:, None], one.position, other.position),
+        np.where(which, one.cost, other.cost),
+    )
 
 
 def _refined(

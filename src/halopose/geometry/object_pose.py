@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from halopose.errors import HaloposeError
-from halopose.geometry.attitude import own_blocks
+from halopose.geometry.attitude import block_diagonal, own_blocks
 from halopose.geometry.camera import Array, Camera, log_so3, skew
 from halopose.geometry.joint import solve_jointly
 from halopose.geometry.pnp import Mask, solve_pose
@@ -94,7 +94,7 @@ def solve_pnp(
     solution = (
         solve_pose(camera, points, pixels, blocks, mask=kept, nu=nu, ground=False)
         if joint is None
-        else solve_jointly(camera, points, pixels, _definite(joint), mask=kept, ground=False)
+        else solve_jointly(camera, points, pixels, _definite(joint, kept), mask=kept, ground=False)
     )
     rotation, position = solution.rotation, solution.position
     result = ObjectPose(
@@ -135,10 +135,13 @@ def _covariances(given: Array, frames: int, count: int) -> tuple[Array, Array | 
     )
 
 
-def _definite(joint: Array) -> Array:
-    if not (np.linalg.eigvalsh(joint)[:, 0] > 0).all():
+def _definite(joint: Array, kept: Mask | None) -> Array:
+    """The joint covariances (N, 2 K, 2 K), wholly NaN where what is kept of one is not finite."""
+    counted = joint if kept is None else block_diagonal(joint, np.repeat(kept, 2, axis=1))
+    finite = np.asarray(np.isfinite(counted).all((1, 2)))
+    if not (np.linalg.eigvalsh(counted[finite])[:, 0] > 0).all():
         raise HaloposeError("a joint covariance is not positive definite: check that it is symmetric")
-    return joint
+    return np.where(finite[:, None, None], joint, np.nan)
 
 
 def _seen_from_camera(covariance: Array, rotation: Array, position: Array) -> Array:

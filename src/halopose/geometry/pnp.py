@@ -26,7 +26,7 @@ _MIN_ASPECT = 1e-10  # det / trace^2 under which a keypoint's covariance counts 
 _MAX_SPREAD = 0.5  # standard deviation of log depth and of the angles beyond which linearisation says nothing
 _LIMITS = np.array([_MAX_SPREAD**2] * 3 + [np.inf] * 2 + [_MAX_SPREAD**2])
 _MAX_INFLATION = 1e11  # of a variance by its correlation with the others, beyond which inversion is noise
-_SAME = 1e-4  # squared distance, in standard deviations, within which two minima are one
+SAME = 1e-4  # squared distance, in standard deviations, within which two minima are one
 
 
 class Failure(IntEnum):
@@ -242,9 +242,12 @@ def _minimise(problem: Problem, first: Pose, free: int, failure: NDArray[np.int6
         nowhere = Minimum(rotation * np.nan, position * np.nan, np.full_like(cost, np.inf))
         return Solution(rotation, position, cost, covariance, dof, failure, nowhere)
     code = np.where(height > -np.abs(margin), Failure.DEGENERATE, Failure.BELOW_GROUND)
+    lost = np.isnan(cost)
     code[~sound] = Failure.ILL_CONDITIONED
     code[~converged] = Failure.NOT_CONVERGED
-    code[np.isnan(cost)] = Failure.BEHIND_CAMERA
+    code[lost] = Failure.BEHIND_CAMERA
+    if lost.any():
+        code[lost & ~_stand_apart(problem, free)] = Failure.DEGENERATE
     code[valid] = Failure.NONE
     return _choose(rotation, position, np.where(valid, cost, np.inf), covariance, dof, failure, code)
 
@@ -276,7 +279,7 @@ def _choose(
     other = np.arange(frames) + ~swap * (len(cost) - frames)
     failure = np.where(failure == 0, code[best], failure)
     distance = np.square(position[other] - position[best]).sum(1)
-    apart = distance > _SAME * covariance[best, :3, :3].trace(0, 1, 2)
+    apart = distance > SAME * covariance[best, :3, :3].trace(0, 1, 2)
     second = _blank((failure > 0) | (code[other] > 0) | ~apart, rotation[other], position[other])
     cost_of_second = np.where(np.isnan(second[1][:, 0]), np.inf, cost[other])
     first = _blank(failure > 0, rotation[best], position[best], covariance[best])
@@ -336,4 +339,4 @@ def _covariance(normal: Array, rotation: Array, offset: Array) -> tuple[Array, M
     return outer @ inner @ outer.transpose(0, 2, 1), np.asarray(sound.all(1))
 
 
-__all__ = ["Failure", "Mask", "Minimum", "Solution", "solve_pose", "solve_position"]
+__all__ = ["SAME", "Failure", "Mask", "Minimum", "Solution", "solve_pose", "solve_position"]

@@ -111,7 +111,10 @@ def _homography(problem: Problem, extent: Array, axes: Array) -> tuple[Array, Ar
 
 
 def _general_rotations(problem: Problem, failed: Mask) -> Array:
-    """Rotations (3, 3, N) of points that are no plane, frame by frame by OpenCV's SQPNP."""
+    """Rotations (3, 3, N) of points that are no plane, frame by frame by OpenCV's SQPNP; NaN where it finds none.
+
+    It gives up on pixels that are one point, or nearly, with an error of its own.
+    """
     import cv2
 
     frames = problem.plain.shape[-1]
@@ -120,7 +123,10 @@ def _general_rotations(problem: Problem, failed: Mask) -> Array:
     for frame in np.flatnonzero(~failed):
         kept = share[:, frame] > 0
         world, image = points[:, kept, frame].T.copy(), problem.plain[:, kept, frame].T.copy()
-        found, vector, _ = cv2.solvePnP(world, image, np.eye(3), None, flags=cv2.SOLVEPNP_SQPNP)
+        try:
+            found, vector, _ = cv2.solvePnP(world, image, np.eye(3), None, flags=cv2.SOLVEPNP_SQPNP)
+        except cv2.error:
+            continue
         if found:
             rotation[..., frame] = cv2.Rodrigues(vector)[0]
     return rotation

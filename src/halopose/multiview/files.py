@@ -16,6 +16,7 @@ from halopose.multiview.scene import Person, Scene
 from halopose.types import Array
 
 _BLOCK = 512  # bytes, of which a C3D file is made
+_WORD = 0xFFFF  # the largest number of 16 bits
 _YUP = np.array([[0.0, 1, 0], [0, 0, 1], [1, 0, 0]])  # world axes with z up to those of OpenSim, y up
 _COLUMNS = ["frame", "time", "person", "keypoint", "x", "y", "z", "xx", "xy", "xz", "yy", "yz", "zz", "views"]
 
@@ -70,7 +71,8 @@ def to_csv(scene: Scene) -> str:
 def to_c3d(person: Person, scene: Scene) -> bytes:
     """A C3D file in millimetres; the residual of a point is its standard deviation, -1 where it is unknown.
 
-    C3D keeps residuals as whole numbers up to 127.
+    C3D keeps residuals as whole numbers up to 127, and counts frames from 1: the first of a film is 1, so that all
+    persons of a scene run together. Its header holds numbers up to 65535; larger ones stand in TRIAL.
     """
     place, spread = _all_frames(person, person.place), _all_frames(person, person.covariance)
     count, points = place.shape[:2]
@@ -78,24 +80,32 @@ def to_c3d(person: Person, scene: Scene) -> bytes:
     data = np.concatenate([1000 * place, deviation[..., None]], axis=-1)
     known = np.isfinite(data).all(-1, keepdims=True)
     data = np.where(known, data, [0.0, 0.0, 0.0, -1.0]).astype("<f4")
-    start = 2 + -(-len(_parameters(scene, count, points, 0)) // _BLOCK)
-    parameters = _padded(_parameters(scene, count, points, start))
-    header = struct.pack("<BBHHHHHfHHf", 2, 0x50, points, 0, 1, count, 10, -1.0, start, 0, scene.rate)
-    return _padded(header) + parameters + _padded(data.tobytes())
+    first = int(person.frames[0]) + 1
+    last = first + count - 1
+    start = 2 + -(-len(_parameters(scene, first, last, points, 0)) // _BLOCK)
+    parameters = _padded(_parameters(scene, first, last, points, start))
+    shown = min(first, _WORD), min(last, _WORD)
+    header = struct.pack("<BBHHHHHfHHf", 2, 0x50, points, 0, *shown, 10, -1.0, start, 0, scene.rate)
+    content = data.tobytes()
+    # Where the header's number is not the last, readers go to the end of the file, and padding would be a frame.
+    return _padded(header) + parameters + (_padded(content) if last < _WORD else content)
 
 
 def _padded(content: bytes) -> bytes:
     return content + b"\0" * (-len(content) % _BLOCK)
 
 
-def _parameters(scene: Scene, frames: int, points: int, start: int) -> bytes:
+def _parameters(scene: Scene, first: int, last: int, points: int, start: int) -> bytes:
     """The parameter section: what each group of numbers is, and the names of the points."""
+    frames = last - first + 1
     names = [name[:30] for name in scene.layout.names]
     groups: dict[str, dict[str, Any]] = {
         "POINT": {
-            "USED": points, "SCALE": -1.0, "RATE": float(scene.rate), "DATA_START": start, "FRAMES": frames,
+            "USED": points, "SCALE": -1.0, "RATE": float(scene.rate), "DATA_START": start,
+            "FRAMES": min(frames, _WORD), "LONG_FRAMES": float(frames),
             "LABELS": names, "DESCRIPTIONS": ["keypoint"] * points, "UNITS": ["mm"],
         },
+        "TRIAL": {"ACTUAL_START_FIELD": _words(first), "ACTUAL_END_FIELD": _words(last)},
         "ANALOG": {"USED": 0, "LABELS": [], "GEN_SCALE": 1.0, "RATE": 0.0},
         "FORCE_PLATFORM": {"USED": 0},
     }  # fmt: skip
@@ -111,8 +121,15 @@ def _parameters(scene: Scene, frames: int, points: int, start: int) -> bytes:
     return struct.pack("<BBBB", 1, 0x50, blocks, 84) + content
 
 
-def _value(value: int | float | list[str]) -> bytes:
+def _words(number: int) -> tuple[int, int]:
+    """A number of 32 bits as two of 16, the lower first."""
+    return number & _WORD, number >> 16
+
+
+def _value(value: int | float | list[str] | tuple[int, int]) -> bytes:
     """Kind, dimensions and content of a parameter."""
+    if isinstance(value, tuple):
+        return struct.pack("<bBBHH", 2, 1, 2, *value)
     if isinstance(value, list):
         width = max(map(len, value), default=0)
         text = "".join(word.ljust(width) for word in value)

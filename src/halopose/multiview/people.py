@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from halopose.geometry.camera import normalise, skew
+from halopose.geometry.camera import distort_jacobian, normalise, skew
 from halopose.multiview.rig import View
 from halopose.poses import PoseDistributions
 from halopose.types import Array
@@ -37,11 +37,18 @@ def epipolar_distance(first: View, second: View, one: PoseDistributions, other: 
 
 
 def _rays(view: View, poses: PoseDistributions) -> tuple[Array, Array]:
-    """Rays (N, K, 3) with last entry 1, and covariances (N, K, 2, 2) of the others."""
+    """Rays (N, K, 3) with last entry 1, and covariances (N, K, 2, 2) of the others; NaN off the lens."""
     plain = normalise(view.camera, poses.mean)
     focal = np.array([view.camera.fx, view.camera.fy])
     ray = np.concatenate([plain, np.ones((*plain.shape[:-1], 1))], axis=-1)
-    return ray, poses.covariance / (focal[:, None] * focal)
+    spread = poses.covariance / (focal[:, None] * focal)
+    if view.camera.distorted:
+        xx, xy, yy = distort_jacobian(plain[..., 0], plain[..., 1], view.camera.distortion)
+        # The inverse of the lens's Jacobian, which is symmetric.
+        inverse = np.stack([yy, -xy, -xy, xx], axis=-1) / (xx * yy - xy * xy)[..., None]
+        inverse = inverse.reshape(*xx.shape, 2, 2)
+        spread = inverse @ spread @ inverse
+    return ray, spread
 
 
 def likeness(first: View, second: View, one: PoseDistributions, other: PoseDistributions) -> Array:

@@ -54,6 +54,10 @@ class View:
         )
         if not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-4):
             raise HaloposeError(f"the rotation of camera {name} is not orthonormal")
+        if np.linalg.det(rotation) < 0:
+            raise HaloposeError(
+                f"the rotation of camera {name} is a mirror image, with determinant -1: turn an axis"
+            )
         offset = np.asarray(tvec, dtype=np.float64).reshape(3)
         return cls(name, Camera.from_opencv(matrix, distortion, size), rotation, -rotation.T @ offset)
 
@@ -84,7 +88,12 @@ def read_calibration(path: Path, unit: str | None = None) -> list[View]:
             raise HaloposeError(f"{path} is of no known kind: .toml, .qca.txt, or OpenCV's .yml, .yaml, .xml")
     except _NOT_ONE as error:
         raise HaloposeError(f"{path} is no calibration that is known here: {error}") from None
+    names = [view.name for view in views]
     for view in views:
+        if names.count(view.name) > 1:
+            raise HaloposeError(
+                f"{path} has {names.count(view.name)} cameras called {view.name}: give each its name"
+            )
         if not (np.isfinite(view.rotation).all() and np.isfinite(view.position).all()):
             raise HaloposeError(f"{path}: camera {view.name} is nowhere: its rotation or position is not finite")
     if len(views) < 2:
@@ -135,9 +144,9 @@ def _qualisys(path: Path) -> list[View]:
         distortion = [lens[f"radialDistortion{i}"] for i in (1, 2)]
         distortion += [lens[f"tangentalDistortion{i}"] for i in (1, 2)] + [lens["radialDistortion3"]]
         size = (round(field["right"] - field["left"]) + 1, round(field["bottom"] - field["top"]) + 1)
-        camera = Camera.from_opencv(matrix, distortion, size)
         name = entry.get("serial") or f"camera_{len(views) + 1}"
-        views.append(View(name, camera, _FLIP @ rows, np.array([turn["x"], turn["y"], turn["z"]])))
+        turned, position = _FLIP @ rows, np.array([turn["x"], turn["y"], turn["z"]])
+        views.append(View.from_opencv(name, matrix, distortion, turned, -turned @ position, size))
     return views
 
 

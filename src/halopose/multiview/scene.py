@@ -111,6 +111,11 @@ def build_scene(
         views, gathered.sightings, consistent=settings.consistent, weighted=settings.weighted
     )
     persons = _link(gathered, points, len(layout), rate, settings.confirm)
+    if not persons:
+        raise HaloposeError(
+            f"nobody is followed through {settings.confirm} frames: check the offsets and that the films are of "
+            "one scene, or give longer ones"
+        )
     return Scene(persons, list(views), layout, rate, offsets, gathered, points)
 
 
@@ -129,6 +134,8 @@ def gather(
     rows: list[list[Array]] = []
     for frame in range(first, last):
         poses = [film[frame + int(offset)] for film, offset in zip(films, offsets, strict=True)]
+        if sum(map(bool, map(len, poses))) < 2:
+            continue
         poses = [one[one.scores >= settings.score] for one in poses]
         for number, members in enumerate(group_people(views, poses, settings.likeness)):
             rows.append(_rows(poses, members, frame, number, len(layout)))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from halopose.errors import HaloposeError
 from halopose.multiview.people import epipolar_distance
 from halopose.multiview.rig import View
 from halopose.poses import PoseDistributions
@@ -19,6 +20,8 @@ from halopose.types import Array
 
 _TAIL = 4.0
 _FEWEST = 4
+_CLEAR = 0.25  # by how much of itself the least cost must be below the median of all lags
+_CERTAIN = 5.0  # and by how many standard errors
 
 
 @dataclass(frozen=True)
@@ -37,52 +40,78 @@ class Offsets:
 def estimate_offsets(
     views: Sequence[View], films: Sequence[Sequence[PoseDistributions]], reach: int = 10
 ) -> Offsets:
-    """Offsets under which keypoints of all pairs of views lie best on each other's epipolar lines."""
+    """Offsets under which keypoints of all pairs of views lie best on each other's epipolar lines.
+
+    Pairs that do not tell are left out; a view that no other pair ties to the first is an error.
+    """
     count = len(views)
     rows, lags, weights = [], [], []
     for i in range(count):
         for j in range(i + 1, count):
-            cost = np.array(
-                [_cost(views[i], views[j], films[i], films[j], lag) for lag in range(-reach, reach + 1)]
-            )
-            lag, curvature = _lowest(cost, reach)
+            found = _lag(views[i], views[j], films[i], films[j], reach)
+            if found is None:
+                continue
             row = np.zeros(count)
             row[i], row[j] = -1, 1
             rows.append(row)
-            lags.append(lag)
-            weights.append(np.sqrt(max(curvature, 1e-9)))
-    table, weight = np.array(rows)[:, 1:], np.array(weights)
+            lags.append(found[0])
+            weights.append(np.sqrt(found[1]))
+    table, weight = np.array(rows).reshape(-1, count)[:, 1:], np.array(weights)
+    if np.linalg.matrix_rank(table) < count - 1:
+        raise HaloposeError(
+            f"the films do not show how far apart they are, up to {reach} frames: too little moves, or they are "
+            "farther apart; give the offsets as numbers"
+        )
     solved, *_ = np.linalg.lstsq(table * weight[:, None], np.array(lags) * weight, rcond=None)
     left = table @ solved - np.array(lags)
     return Offsets(np.concatenate([[0.0], solved]), float(np.sqrt(np.average(left**2, weights=weight**2))))
 
 
-def _cost(
-    first: View, second: View, one: Sequence[PoseDistributions], other: Sequence[PoseDistributions], lag: int
-) -> float:
-    """Mean robust distance of the persons of both views that agree best, frame by frame."""
+def _lag(
+    first: View, second: View, one: Sequence[PoseDistributions], other: Sequence[PoseDistributions], reach: int
+) -> tuple[float, float] | None:
+    """How far two films are apart, and how sharply their cost bends there; None where they do not tell.
+
+    They do if the least cost is not at the end of what is tried and clearly less than most others.
+    """
+    busy = [(frame, poses) for frame, poses in enumerate(one) if len(poses)]
+    costs = [_costs(first, second, busy, other, lag) for lag in range(-reach, reach + 1)]
+    mean = np.array([part.mean() if len(part) else np.inf for part in costs])
+    best = int(mean.argmin())
+    if best in (0, 2 * reach) or not np.isfinite(mean[best - 1 : best + 2]).all():
+        return None
+    noise = costs[best].std() / np.sqrt(len(costs[best]))
+    gap = np.median(mean[np.isfinite(mean)]) - mean[best]
+    if gap <= max(_CLEAR * mean[best], _CERTAIN * noise):
+        return None
+    below, at, above = mean[best - 1 : best + 2]
+    curvature = above - 2 * at + below
+    if curvature <= 0:
+        return None
+    return float(best - reach + np.clip((below - above) / (2 * curvature), -1, 1)), float(curvature)
+
+
+def _costs(
+    first: View,
+    second: View,
+    one: Sequence[tuple[int, PoseDistributions]],
+    other: Sequence[PoseDistributions],
+    lag: int,
+) -> Array:
+    """Robust distances (T,) of the persons of both views that agree best, of each frame that has any."""
     costs = []
-    for frame in range(max(0, -lag), min(len(one), len(other) - lag)):
-        a, b = one[frame], other[frame + lag]
-        if not len(a) or not len(b):
+    for frame, a in one:
+        if not 0 <= frame + lag < len(other) or not len(other[frame + lag]):
             continue
-        both = np.asarray(a.keep)[:, None] & np.asarray(b.keep)[None]
-        distance = np.where(both, np.log1p(np.nan_to_num(epipolar_distance(first, second, a, b)) / _TAIL), 0.0)
+        b = other[frame + lag]
+        apart = epipolar_distance(first, second, a, b)
+        both = np.asarray(a.keep)[:, None] & np.asarray(b.keep)[None] & np.isfinite(apart)
+        distance = np.where(both, np.log1p(np.nan_to_num(apart) / _TAIL), 0.0)
         shared = both.sum(-1)
         mean = np.where(shared >= _FEWEST, distance.sum(-1) / np.maximum(shared, 1), 10.0)
         best = mean[linear_sum_assignment(mean)]
         costs.append(best[best < 10.0].min(initial=10.0))
-    return float(np.mean(costs)) if costs else np.inf
-
-
-def _lowest(cost: Array, reach: int) -> tuple[float, float]:
-    """Where a parabola through the least cost and its neighbours is lowest, and how sharply it bends."""
-    best = int(np.clip(cost.argmin(), 1, len(cost) - 2))
-    below, at, above = cost[best - 1 : best + 2]
-    curvature = above - 2 * at + below
-    if not np.isfinite(curvature) or curvature <= 0:
-        return float(cost.argmin() - reach), 0.0
-    return float(best - reach + np.clip((below - above) / (2 * curvature), -1, 1)), float(curvature)
+    return np.array(costs)
 
 
 __all__ = ["Offsets", "estimate_offsets"]

@@ -18,7 +18,7 @@ _MOST_FRAMES = 600  # that a page carries; of longer scenes every so many
 
 def render_scene(scene: Scene, title: str = "Scene") -> str:
     """The page of a scene."""
-    step = -(-scene.frames // _MOST_FRAMES)
+    step = max(1, -(-scene.frames // _MOST_FRAMES))
     known = [person.place[np.isfinite(person.place).all(-1)] for person in scene.persons]
     every = np.concatenate(known) if known else np.zeros((1, 3))
     content = {

@@ -48,21 +48,32 @@ class TrackSettings:
 
 @dataclass
 class Track:
-    """One object: the number of its detection in every frame from its first to now, -1 where it was not seen."""
+    """One object: the number of its detection in every frame from its first to now, -1 where it was not seen.
+
+    seen: how often it was; unseen: frames since. Both are counted as frames come, however long the track is.
+    """
 
     identity: int
     first: int
     rows: list[int] = field(default_factory=list)
+    seen: int = field(init=False, default=0)
+    unseen: int = field(init=False, default=0)
 
-    @property
-    def seen(self) -> int:
-        return sum(row >= 0 for row in self.rows)
+    def __post_init__(self) -> None:
+        rows, self.rows = self.rows, []
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: int) -> None:
+        """The next frame: the number of its detection, or -1."""
+        self.rows.append(row)
+        self.seen += row >= 0
+        self.unseen = 0 if row >= 0 else self.unseen + 1
 
     @property
     def span(self) -> list[int]:
         """``rows`` up to the last time it was seen."""
-        last = max((n for n, row in enumerate(self.rows) if row >= 0), default=-1)
-        return self.rows[: last + 1]
+        return self.rows[: len(self.rows) - self.unseen]
 
 
 class Tracker:
@@ -97,8 +108,10 @@ class Tracker:
         self._size = np.zeros(0)
         self._boxes = np.zeros((0, 4))
         self._scores = np.zeros(0)
+        self._shown = np.zeros(0, dtype=bool)
         self._frame = 0
         self._identities = 0
+        self._nobody = self._known()
 
     @property
     def tracks(self) -> list[Track]:
@@ -113,6 +126,9 @@ class Tracker:
         """
         if poses.keypoint_count != len(self.layout):
             raise HaloposeError(f"a tracker of {len(self.layout)} keypoints, and poses of {poses.keypoint_count}")
+        if not len(poses) and not self._live:  # long films may have long times without anybody
+            self._frame += 1
+            return self._nobody
         self._state = predict(self._state, self.motion, self._size, self.step, warp)
         pairs = self._pairs(poses)
         self._correct(poses, pairs)
@@ -148,10 +164,10 @@ class Tracker:
 
     def _correct(self, poses: PoseDistributions, pairs: list[tuple[int, int]]) -> None:
         rows, columns = (np.array([p[i] for p in pairs], dtype=np.int64) for i in (0, 1))
-        for track in self._live:
-            track.rows.append(-1)
-        for row, column in pairs:
-            self._live[row].rows[-1] = column
+        found = dict(pairs)
+        for number, track in enumerate(self._live):
+            track.add(found.get(number, -1))
+        self._scores[:] = 0.0
         if not len(rows):
             return
         state = State(self._state.mean[rows], self._state.covariance[rows])
@@ -165,17 +181,15 @@ class Tracker:
         self._state = State(mean, covariance)
         new = sizes(chosen, self.layout)
         self._size[rows] = _SIZE_MEMORY * self._size[rows] + (1 - _SIZE_MEMORY) * new
-        self._boxes[rows], self._scores[:] = chosen.boxes, 0.0
-        self._scores[rows] = chosen.scores
+        self._boxes[rows], self._scores[rows] = chosen.boxes, chosen.scores
 
     def _drop(self) -> None:
         """End tracks out of sight for too long, and those that were lost before they were confirmed."""
         limit = max(1, round(self.settings.gap / self.step))
         stay = []
         for number, track in enumerate(self._live):
-            unseen = len(track.rows) - len(track.span)
             patience = limit if track.seen >= self.settings.confirm else min(limit, 2)
-            if unseen <= patience:
+            if track.unseen <= patience:
                 stay.append(number)
             else:
                 self.ended.append(track)
@@ -211,11 +225,28 @@ class Tracker:
 
     def _known(self) -> tuple[Array, PoseDistributions]:
         shown = np.array([track.seen >= self.settings.confirm for track in self._live], dtype=bool)
+        self._shown = shown
         place, spread = self._state.place
         identities = np.array([track.identity for track in self._live], dtype=np.int64)
         return identities[shown], PoseDistributions(
             self._boxes[shown], self._scores[shown], place[shown], spread[shown], spread[shown]
         )
+
+    @property
+    def velocity(self) -> Array:
+        """Velocities (N, K, 2) in pixels a second of the objects that the last update gave."""
+        return self._state.mean[self._shown, :, 2:4]
+
+    @property
+    def size(self) -> Array:
+        """Their sizes (N,) in pixels."""
+        return self._size[self._shown]
+
+    @property
+    def seen_as(self) -> Array:
+        """The number of the detection (N,) in the last frame that each of them is, -1 where it was not seen."""
+        rows = np.array([track.rows[-1] for track in self._live], dtype=np.int64)
+        return rows[self._shown]
 
 
 def sizes(poses: PoseDistributions, layout: Keypoints) -> Array:

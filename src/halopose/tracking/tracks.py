@@ -21,6 +21,7 @@ from halopose.tracking.motion import Measured, Motion, Warp, run_smoother
 from halopose.tracking.tracker import Track, Tracker, TrackSettings, sizes
 from halopose.types import Array
 
+NO_TRACK = "no object is seen often enough to be a track: lower --confirm or --score"
 _COLUMNS = ["frame", "time", "track_id", "keypoint", "x", "y", "xx", "xy", "yy", "vx", "vy", "observed", "keep"]
 
 
@@ -29,9 +30,9 @@ class PoseTracks:
     """M poses of tracked objects, by frame and then by identity.
 
     poses: smoothed with all frames, Gaussian, ``image_ids`` is the number of the frame; filtered: the same poses
-    as they were known when their frame was seen. track_ids (M,); observed (M, K): a keypoint was measured in this
-    frame, not bridged; velocity (M, K, 2) in pixels a second; rate: frames a second; motion: what was learnt of
-    the film.
+    from the frames up to theirs, but with the motion of the whole film (``live`` needs nothing of later frames).
+    track_ids (M,); observed (M, K): a keypoint was measured in this frame, not bridged; velocity (M, K, 2) of
+    ``poses`` in pixels a second; rate: frames a second; motion: what was learnt of the film.
 
     >>> spread = np.tile(4 * np.eye(2), (1, 17, 1, 1))
     >>> standing = np.random.default_rng(0).uniform(0, 100, (1, 17, 2))
@@ -137,9 +138,13 @@ def track(
         measured = [measure(frames, one, layout, rate, settings, warps) for one in found]
         motion = fit_motion(measured, len(layout))
         found = follow(frames, layout, rate, settings, motion, warps)
-    parts = [_smoothed(frames, one, layout, rate, settings, motion, warps) for one in found]
-    if not parts:
-        raise HaloposeError("no object is seen often enough to be a track: lower --confirm or --score")
+    if not found:
+        raise HaloposeError(NO_TRACK)
+    least = least_certain(frames, layout)
+    parts = [
+        _smoothed(measure(frames, one, layout, rate, settings, warps), frames, one, layout, motion, least)
+        for one in found
+    ]
     poses = PoseDistributions.concatenate([part[0] for part in parts])
     filtered = PoseDistributions.concatenate([part[1] for part in parts])
     identities = np.concatenate(
@@ -195,25 +200,21 @@ def measure(
 
 
 def _smoothed(
+    measured: Measured,
     frames: Sequence[PoseDistributions],
     one: Track,
     layout: Keypoints,
-    rate: float,
-    settings: TrackSettings,
     motion: Motion,
-    warps: Sequence[Warp | None] | None,
+    least: float,
 ) -> tuple[PoseDistributions, PoseDistributions, Array, Array]:
     """Smoothed and filtered poses of an object, which keypoints were observed, and velocities."""
-    measured = measure(frames, one, layout, rate, settings, warps)
     smoothed, causal = run_smoother(measured, motion)
-    rows = np.array(one.span)
-    boxes, scores, classes = _boxes(frames, one, rows)
-    least = least_certain(frames, layout)
+    between, held, scores, classes = _boxes(frames, one)
+    numbers = one.first + np.arange(len(measured))
     results = []
-    for state in (smoothed, causal.after):
+    for state, boxes in ((smoothed, between), (causal.after, held)):
         place, spread = state.place
-        certain = np.trace(spread, axis1=-2, axis2=-1) <= least * (measured.size * layout.kappa) ** 2
-        numbers = one.first + np.arange(len(rows))
+        certain = is_certain(spread, measured.size, layout, least)
         results.append(
             PoseDistributions(
                 boxes, scores, place, spread, spread, keep=certain, class_ids=classes, image_ids=numbers
@@ -222,10 +223,18 @@ def _smoothed(
     return results[0], results[1], measured.used, smoothed.mean[..., 2:4]
 
 
+def is_certain(spread: Array, size: Array | float, layout: Keypoints, least: float) -> Array:
+    """Which keypoints (T, K) of covariances (T, K, 2, 2) are as certain as the least certain that is kept."""
+    tolerance = np.asarray(size, dtype=np.float64)[..., None] * layout.kappa
+    return np.asarray(np.trace(spread, axis1=-2, axis2=-1) <= least * tolerance**2)
+
+
 def least_certain(frames: Sequence[PoseDistributions], layout: Keypoints) -> float:
     """Total variance over (size kappa)^2 of the least certain keypoint that is kept: what counts as reliable."""
     largest = 0.0
     for poses in frames:
+        if not len(poses):
+            continue
         relative = (
             np.trace(poses.covariance, axis1=-2, axis2=-1) / (sizes(poses, layout)[:, None] * layout.kappa) ** 2
         )
@@ -233,16 +242,21 @@ def least_certain(frames: Sequence[PoseDistributions], layout: Keypoints) -> flo
     return largest
 
 
-def _boxes(frames: Sequence[PoseDistributions], one: Track, rows: Array) -> tuple[Array, Array, Array]:
-    """Boxes (T, 4), between those that were seen where there is none; scores (T,), 0 there; and classes (T,)."""
+def _boxes(frames: Sequence[PoseDistributions], one: Track) -> tuple[Array, Array, Array, Array]:
+    """Boxes (T, 4) twice, where none was seen between those that were, or the last one; scores (T,), classes (T,).
+
+    Scores are 0 where none was seen; the class is that of the first.
+    """
+    rows = np.array(one.span)
     seen = np.flatnonzero(rows >= 0)
     found = [frames[one.first + int(frame)][int(rows[frame])] for frame in seen]
     corners = np.concatenate([pose.boxes for pose in found])
-    boxes = np.stack([np.interp(np.arange(len(rows)), seen, column) for column in corners.T], axis=1)
+    between = np.stack([np.interp(np.arange(len(rows)), seen, column) for column in corners.T], axis=1)
+    held = corners[np.cumsum(rows >= 0) - 1]
     scores = np.zeros(len(rows))
     scores[seen] = [pose.scores[0] for pose in found]
     kind = 1 if found[0].class_ids is None else int(found[0].class_ids[0])
-    return boxes, scores, np.full(len(rows), kind)
+    return between, held, scores, np.full(len(rows), kind)
 
 
-__all__ = ["PoseTracks", "follow", "least_certain", "measure", "track"]
+__all__ = ["NO_TRACK", "PoseTracks", "follow", "is_certain", "least_certain", "measure", "track"]
