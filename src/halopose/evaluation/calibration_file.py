@@ -167,8 +167,9 @@ def apply_to_file(
 ) -> int:
     """Calibrate a prediction file; everything else in its detections is copied. Returns their number.
 
-    Detections of images that the calibration has seen are marked, so that scoring can refuse them. joint: write
-    how keypoints err together. region: write regions of that probability.
+    Detections of images that the calibration has seen are marked, so that scoring can refuse them; marks of
+    calibrations applied before stay. joint: write how keypoints err together. region: write regions of that
+    probability.
     """
     content = read_json(source)
     applied = calibration.apply(parse_predictions(source, content, None))
@@ -179,7 +180,8 @@ def apply_to_file(
     ellipses = None if region is None else triangle(applied.region(region)).tolist()
     entries = []
     for n, (old, new, marked) in enumerate(zip(content, applied.to_json(joint), seen.tolist(), strict=True)):
-        replaced = ("scale", "dof", "correlation", "region", "region_probability", SEEN_MARK)
+        # Not the marks of calibrations applied before: their images stay seen.
+        replaced = ("scale", "dof", "correlation", "region", "region_probability")
         entry = {key: value for key, value in old.items() if key not in replaced}
         entry.update({key: new[key] for key in ("covariance", "scale", "dof", "correlation") if key in new})
         if ellipses is not None:

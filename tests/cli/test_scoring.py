@@ -1,0 +1,50 @@
+"""Scoring without a model: no image is scored by what has seen it, and settings that contradict are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.commands import refused, run
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    run("synthesize", "-o", folder, "--images", 60, "--persons", 200)
+    return folder
+
+
+def content_of(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def part_of(files: Path, folder: Path, remainder: int) -> tuple[Path, Path]:
+    """Predictions and truth of every other image, written into a folder."""
+    truth, entries = content_of(files / "truth.json"), content_of(files / "predictions.json")
+    images = [image for image in truth["images"] if image["id"] % 2 == remainder]
+    chosen = {image["id"] for image in images}
+    annotations = [entry for entry in truth["annotations"] if entry["image_id"] in chosen]
+    results = [entry for entry in entries if entry["image_id"] in chosen]
+    folder.mkdir()
+    (folder / "t.json").write_text(json.dumps(truth | {"images": images, "annotations": annotations}))
+    (folder / "p.json").write_text(json.dumps(results))
+    return folder / "p.json", folder / "t.json"
+
+
+def test_images_of_every_calibration_applied_are_refused(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    applied = files / "predictions.json"
+    for remainder in (0, 1):
+        calibration = tmp_path / f"{remainder}.json"
+        run("recalibrate", *part_of(files, tmp_path / f"part{remainder}", remainder), "-o", calibration)
+        run("apply", calibration, applied, "-o", tmp_path / f"applied{remainder}.json")
+        applied = tmp_path / f"applied{remainder}.json"
+    error = refused(monkeypatch, capsys, "score", applied, files / "truth.json", "-o", tmp_path / "s")
+    seen = {entry["image_id"] for entry in content_of(applied) if entry.get("calibrated_on")}
+    assert seen == {entry["image_id"] for entry in content_of(applied)}
+    assert f"{len(seen)} of 60 images were used to fit the calibration" in error
