@@ -48,3 +48,22 @@ def test_images_of_every_calibration_applied_are_refused(
     seen = {entry["image_id"] for entry in content_of(applied) if entry.get("calibrated_on")}
     assert seen == {entry["image_id"] for entry in content_of(applied)}
     assert f"{len(seen)} of 60 images were used to fit the calibration" in error
+
+
+def test_scoring_takes_the_confidence_of_the_calibration(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, calibration = (files / "predictions.json", files / "truth.json"), tmp_path / "c.json"
+    how = "--area", "box", "--scalarisation", "determinant", "--rule", "f1"
+    run("recalibrate", *both, "-o", calibration, *how)
+    asked = *both, "--calibration", calibration, "--overlap", "allow", "--bootstrap", 0, "-o"
+    error = refused(monkeypatch, capsys, "score", *asked, tmp_path / "refused", "--scalarisation", "trace")
+    assert "was fitted with scalarisation determinant, not trace" in error
+    assert not (tmp_path / "refused").exists()
+    run("score", *asked, tmp_path / "s")
+    pruned = content_of(tmp_path / "s" / "metrics.json")["pruned"]
+    assert pruned["threshold"] == pytest.approx(content_of(calibration)["threshold"])
+    applied = tmp_path / "applied.json"
+    run("apply", calibration, files / "predictions.json", "-o", applied)
+    kept = [keep for entry in content_of(applied) for keep in entry["keep"]]
+    assert sum(kept) / len(kept) == pytest.approx(pruned["kept_fraction"], abs=0.05)
