@@ -67,3 +67,14 @@ def test_scoring_takes_the_confidence_of_the_calibration(
     run("apply", calibration, files / "predictions.json", "-o", applied)
     kept = [keep for entry in content_of(applied) for keep in entry["keep"]]
     assert sum(kept) / len(kept) == pytest.approx(pruned["kept_fraction"], abs=0.05)
+
+
+def test_one_detection_of_a_class_without_annotations_is_no_reason_to_refuse(files: Path, tmp_path: Path) -> None:
+    truth, entries = content_of(files / "truth.json"), content_of(files / "predictions.json")
+    truth["categories"].append(truth["categories"][0] | {"id": 2, "name": "another"})
+    (tmp_path / "t.json").write_text(json.dumps(truth))
+    (tmp_path / "p.json").write_text(json.dumps([*entries, entries[0] | {"category_id": 2, "score": 0.01}]))
+    run("recalibrate", tmp_path / "p.json", tmp_path / "t.json", "-o", tmp_path / "c.json")
+    run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "d.json")
+    assert content_of(tmp_path / "c.json")["tau"] == content_of(tmp_path / "d.json")["tau"]
+    run("score", tmp_path / "p.json", tmp_path / "t.json", "-o", tmp_path / "s", "--bootstrap", 0)

@@ -115,15 +115,16 @@ def recalibrate(
     sigmas: Sigmas = None,
 ) -> None:
     """Fit a calibration, a pruning threshold, regions and the correlation of keypoints on a prediction file."""
-    from halopose.data.coco import read_ground_truth, read_predictions
+    from halopose.data.coco import read_annotated, read_predictions
     from halopose.data.splits import part_of_images
     from halopose.evaluation.calibration_file import CalibrationFile
     from halopose.evaluation.overlap import only_images
     from halopose.evaluation.protocol import Protocol
     from halopose.evaluation.true_positives import match_poses
 
-    objects = read_ground_truth(truth, parse_sigmas(sigmas))
-    detections = read_predictions(predictions, objects)
+    annotated = read_annotated(truth, parse_sigmas(sigmas))
+    objects = annotated.truth
+    detections = read_predictions(predictions, objects, annotated.classes)
     images = part_of_images(objects.images, fraction)
     protocol = Protocol(area=area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales)
     matched = match_poses(*only_images(detections, objects, images), protocol)
@@ -188,14 +189,14 @@ def _scoring_input(
     """Read what scoring needs and settle what happens to images that a calibration has seen."""
     import numpy as np
 
-    from halopose.data.coco import parse_predictions, read_ground_truth
+    from halopose.data.coco import parse_predictions, read_annotated
     from halopose.data.files import read_json
     from halopose.evaluation.calibration_file import CalibrationFile
     from halopose.evaluation.overlap import images_seen, only_images
 
-    objects = read_ground_truth(truth, sigmas)
-    content = read_json(predictions)
-    detections = parse_predictions(predictions, content, objects)
+    annotated = read_annotated(truth, sigmas)
+    objects, content = annotated.truth, read_json(predictions)
+    detections = parse_predictions(predictions, content, objects, annotated.classes)
     files = [CalibrationFile.load(path) for path in calibrations]
     for path, file in zip(calibrations, files, strict=True):
         if len(file.names) != objects.keypoint_count:
