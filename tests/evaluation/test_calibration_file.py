@@ -115,6 +115,21 @@ def test_a_prediction_file_keeps_all_but_its_law(family: Family, tmp_path: Path)
     assert (applied.dof is None) == (family == "gaussian")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("unit", [1e-14, 1.0])
+def test_what_could_not_be_read_again_is_not_written(family: Family, unit: float, tmp_path: Path) -> None:
+    matched = poses(200, 3, 4, flaw=1.3)
+    matched = replace(matched, covariance=unit * matched.covariance, scale=unit * matched.scale)
+    file = CalibrationFile.fit(matched, IMAGES, family, Protocol())
+    if unit == 1:
+        file.save(tmp_path / "c.json")
+        CalibrationFile.load(tmp_path / "c.json")
+        return
+    with pytest.raises(HaloposeError, match="check the units of covariance"):
+        file.save(tmp_path / "c.json")
+    assert not (tmp_path / "c.json").exists()
+
+
 # --- the threshold -----------------------------------------------------------------------------------------
 
 

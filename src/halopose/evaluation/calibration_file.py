@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from halopose.boxes import box_area
 from halopose.data.coco import SEEN_MARK, parse_predictions
@@ -128,7 +129,12 @@ class CalibrationFile:
         return cls(calibration, names, fitted.threshold, images, fitted.regions, fitted.correlation, pruning)
 
     def save(self, path: Path | str) -> None:
-        """Write the calibration as json."""
+        """Write the calibration as json, if it is one that can be read again."""
+        if not _in_range(self.calibration.state_dict()):
+            raise HaloposeError(
+                "the residuals are not of the order of the covariances, so no calibration can be trusted: check the "
+                "units of covariance, which are squared pixels"
+            )
         parameters = {name.rstrip("_"): value.tolist() for name, value in self.calibration.state_dict().items()}
         content = {
             "format": FORMAT,
@@ -167,11 +173,9 @@ class CalibrationFile:
         }
         if any(value.shape != (len(names),) or not torch.isfinite(value).all() for value in state.values()):
             raise ValueError("wrong number of parameters")
-        bounds = {"tau_": (0.0, LARGEST_TAU), "moment_tau_": (0.0, LARGEST_TAU), "nu_": (2.0, np.inf)}
+        if not _in_range(state):
+            raise ValueError("parameters out of range")
         threshold = float("-inf") if content["threshold"] is None else float(content["threshold"])
-        for name, (low, high) in bounds.items():
-            if name in state and not bool(((state[name] > low) & (state[name] < high)).all()):
-                raise ValueError("parameters out of range")
         if not threshold < np.inf:
             raise ValueError("a threshold that is no number")
         calibration.load_state_dict(state)
@@ -226,6 +230,16 @@ class CalibrationFile:
             "correlation": self.correlation.of_objects(box_area(boxes)),
             "together": self.correlation.dof,
         }
+
+
+def _in_range(state: Mapping[str, Tensor]) -> bool:
+    """Whether the learned values (K,) of a calibration are ones that data can have."""
+    bounds = {"tau_": (0.0, LARGEST_TAU), "moment_tau_": (0.0, LARGEST_TAU), "nu_": (2.0, np.inf)}
+    return all(
+        bool(((state[name] > low) & (state[name] < high)).all())
+        for name, (low, high) in bounds.items()
+        if name in state
+    )
 
 
 def _checksum(content: dict[str, Any]) -> str:
