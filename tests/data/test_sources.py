@@ -38,6 +38,20 @@ def test_several_sources_and_none_twice(folder: Path) -> None:
     assert [source.name for source in find_sources([two, one, one, str(folder / "sub" / "b*")])] == ["b", "a"]
 
 
+def test_one_file_by_two_paths_is_one_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    given = ["sub/../a.png", "a.png", str(folder / "a.png"), "sub/b.png", "sub"]
+    found = [source.path for source in find_sources(given)]
+    assert found == [Path("sub/../a.png"), Path("sub/b.png"), Path("sub/deep/a.png")]
+
+
+def test_an_empty_path_is_not_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert len(find_sources(["."])) == 3
+    with pytest.raises(HaloposeError, match="an empty path names no file"):
+        find_sources([""])
+
+
 def test_cameras_and_addresses_are_streams() -> None:
     found = find_sources(["0", "rtsp://camera/1"])
     assert [source.stream for source in found] == [0, "rtsp://camera/1"]
