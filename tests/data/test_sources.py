@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from halopose.data.films import FilmWriter, film_facts
+from halopose.data.images import read_image
 from halopose.data.sources import find_sources
 from halopose.errors import HaloposeError
+from halopose.types import Array
 
 IMAGE = np.full((24, 32, 3), 90, np.uint8)
 
@@ -74,6 +79,27 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(next(source.images()).pixels, IMAGE)
     with pytest.raises(HaloposeError, match="holds no image"):
         next(source.images())  # nothing is left
+
+
+def piped(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Array:
+    """The image that standard input holds."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    [source] = find_sources(["-"])
+    return next(source.images()).pixels
+
+
+def test_standard_input_is_read_as_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turned as EXIF says, and with sizes that no memory holds refused."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(IMAGE).save(tmp_path / "turned.jpg", exif=turned)
+    found = piped((tmp_path / "turned.jpg").read_bytes(), monkeypatch)
+    assert found.shape == (32, 24, 3)
+    assert np.array_equal(found, read_image(tmp_path / "turned.jpg"))
+    header = b"IHDR" + struct.pack(">IIBBBBB", 2**20, 2**20, 8, 2, 0, 0, 0)
+    huge = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    with pytest.raises(HaloposeError, match="holds no image"):
+        piped(huge, monkeypatch)
 
 
 def test_a_folder_where_a_half_written_film_belongs_is_one_line(tmp_path: Path) -> None:

@@ -12,20 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
-import numpy as np
-
 from halopose.data.images import (
     IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
     NamedImage,
-    as_bgr,
+    decode_image,
     distinct_names,
     read_image,
     read_source,
     refuse_empty,
 )
 from halopose.errors import HaloposeError
+from halopose.types import Array
 
 STDIN = "-"
 
@@ -99,12 +97,11 @@ def _files(text: str) -> list[Path]:
     return found
 
 
-def _standard_input() -> np.ndarray:
-    content = np.frombuffer(sys.stdin.buffer.read(), np.uint8)
-    image = cv2.imdecode(content, cv2.IMREAD_UNCHANGED) if len(content) else None
-    if image is None:
-        raise HaloposeError("standard input holds no image: pipe the bytes of one image file")
-    return np.asarray(as_bgr(image))
+def _standard_input() -> Array:
+    try:
+        return decode_image(sys.stdin.buffer.read(), "on standard input")
+    except HaloposeError:
+        raise HaloposeError("standard input holds no image: pipe the bytes of one image file") from None
 
 
 __all__ = ["STDIN", "Source", "find_sources"]
