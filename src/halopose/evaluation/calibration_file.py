@@ -132,8 +132,8 @@ class CalibrationFile:
         """Write the calibration as json, if it is one that can be read again."""
         if not _in_range(self.calibration.state_dict()):
             raise HaloposeError(
-                "the residuals are not of the order of the covariances, so no calibration can be trusted: check the "
-                "units of covariance, which are squared pixels"
+                "the residuals are not of the order of the covariances, so no calibration can be trusted: check "
+                "the units of covariance, which are squared pixels"
             )
         parameters = {name.rstrip("_"): value.tolist() for name, value in self.calibration.state_dict().items()}
         content = {
