@@ -78,3 +78,9 @@ def test_one_detection_of_a_class_without_annotations_is_no_reason_to_refuse(fil
     run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "d.json")
     assert content_of(tmp_path / "c.json")["tau"] == content_of(tmp_path / "d.json")["tau"]
     run("score", tmp_path / "p.json", tmp_path / "t.json", "-o", tmp_path / "s", "--bootstrap", 0)
+
+
+def test_recalibrating_on_few_objects_says_so(files: Path, tmp_path: Path) -> None:
+    both = files / "predictions.json", files / "truth.json"
+    output = run("recalibrate", *both, "-o", tmp_path / "c.json", "--fraction", 0.05)
+    assert "warning: calibrated on few objects" in output

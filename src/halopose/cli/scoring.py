@@ -118,6 +118,7 @@ def recalibrate(
     from halopose.data.coco import read_annotated, read_predictions
     from halopose.data.splits import part_of_images
     from halopose.evaluation.calibration_file import CalibrationFile
+    from halopose.evaluation.calibrations import warn_of_few
     from halopose.evaluation.overlap import only_images
     from halopose.evaluation.protocol import Protocol
     from halopose.evaluation.true_positives import match_poses
@@ -130,6 +131,7 @@ def recalibrate(
     matched = match_poses(*only_images(detections, objects, images), protocol)
     if not len(matched):
         raise HaloposeError("no detection matches an annotated object: check that images and pixels agree")
+    warn_of_few(matched, len(images))
     file = CalibrationFile.fit(matched, images, family, protocol)
     file.save(output)
     say(f"{family} calibration on {len(matched)} instances of {len(images)} images -> {output}")

@@ -59,7 +59,7 @@ def factor_entries(a: Values, b: Values, c: Values) -> tuple[Values, Values, Val
 
 
 def scale_tril_from_covariance(covariance: Values) -> Values:
-    """Cholesky factors (..., 2, 2) of positive definite matrices (..., 2, 2), in closed form; arrays give arrays."""
+    """Cholesky factors (..., 2, 2) of positive definite matrices (..., 2, 2), in closed form, arrays of arrays."""
     library = library_of(covariance)
     xx, xy, yy = covariance[..., 0, 0], covariance[..., 1, 0], covariance[..., 1, 1]
     first = library.sqrt(xx)
