@@ -30,10 +30,10 @@ from experiments.fuzz.damage import (
 )
 from halopose.cli.app import main as command_line
 from halopose.data.coco import (
-    image_ids_by_name,
     parse_ground_truth,
     parse_predictions,
     read_ground_truth,
+    read_numbering,
     read_predictions,
 )
 from halopose.data.files import read_json, write_json
@@ -300,7 +300,7 @@ READERS = (
     Reader("ground truth", 1.0, coco_files, damaged_json("truth.json"),
            lambda f: read_ground_truth(f / "truth.json")),
     Reader("ids by name", 0.4, coco_files, damaged_json("truth.json"),
-           lambda f: image_ids_by_name(f / "truth.json")),
+           lambda f: read_numbering(f / "truth.json")),
     Reader("predictions", 1.0, coco_files, damaged_json("results.json"),
            lambda f: read_predictions(f / "results.json")),
     Reader("score, results", 0.2, coco_files, damaged_json("results.json"), run_command(*SCORE)),

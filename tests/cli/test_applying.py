@@ -117,6 +117,9 @@ def test_predict_then_score_without_touching_a_file(work: Path, tmp_path: Path) 
         image["id"] = number[image["id"]]
     for annotation in content["annotations"]:
         annotation["image_id"] = number[annotation["image_id"]]
+        annotation["category_id"] -= 1
+    for category in content["categories"]:
+        category["id"] -= 1
     (tmp_path / "renamed.json").write_text(json.dumps(content))
     run("predict", folder, *heads, "--conf", 0.01, "-o", tmp_path / "p", "--truth", tmp_path / "renamed.json")
     both = tmp_path / "p" / "predictions.json", tmp_path / "renamed.json"

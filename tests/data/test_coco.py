@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 
 from halopose.data.coco import (
-    image_ids_by_name,
     parse_ground_truth,
     parse_predictions,
     read_ground_truth,
+    read_numbering,
     read_predictions,
 )
 from halopose.data.files import write_json
@@ -24,6 +24,7 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import COCO_LIMBS, COCO_NAMES, COCO_SIGMAS, Keypoints
 from halopose.types import Array
 from tests.helpers.mangling import mangled, refusal
+from tests.helpers.values import present
 
 TRUTH, RESULTS = synthesize(World(images=3, persons=5, detections_per_image=2))
 
@@ -165,7 +166,7 @@ def test_ground_truth_without_annotations_is_one_line_or_nothing_to_find() -> No
 def test_image_ids_are_found_by_file_name(tmp_path: Path) -> None:
     images = [{"id": 4, "file_name": "a/b.jpg"}, {"id": 9, "file_name": "c.jpg"}]
     write_json(tmp_path / "t.json", {"images": images})
-    assert image_ids_by_name(tmp_path / "t.json") == {"b.jpg": 4, "c.jpg": 9}
+    assert read_numbering(tmp_path / "t.json").images == {"b.jpg": 4, "c.jpg": 9}
     for changed, words in (
         ([], "lists no images"),
         ([*images, {"id": 5, "file_name": "z/c.jpg"}], "same file name"),
@@ -173,7 +174,28 @@ def test_image_ids_are_found_by_file_name(tmp_path: Path) -> None:
     ):
         write_json(tmp_path / "t.json", {"images": changed})
         with pytest.raises(HaloposeError, match=words):
-            image_ids_by_name(tmp_path / "t.json")
+            read_numbering(tmp_path / "t.json")
+
+
+def test_classes_of_a_model_are_categories_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    images = [{"id": 4, "file_name": "b.jpg"}]
+    categories = [{"id": 7, "keypoints": ["tip"]}, {"id": 5}, {"id": 0, "keypoints": ["tip"]}]
+    write_json(tmp_path / "t.json", {"images": images, "categories": categories})
+    found = read_numbering(tmp_path / "t.json")
+    assert [found.category(number) for number in (1, 2)] == [0, 7]
+    with pytest.raises(HaloposeError, match="2 categories with keypoints, the model finds class 3"):
+        found.category(3)
+    write_json(tmp_path / "t.json", {"images": images, "categories": [{"id": 7}]})
+    assert read_numbering(tmp_path / "t.json").category(3) == 3  # nothing is known
+
+
+def test_a_class_that_is_listed_but_never_annotated_may_be_found() -> None:
+    truth = parse_ground_truth("t", TRUTH)
+    listed = np.array([1, 8])
+    poses = parse_predictions("p.json", _bad(category_id=8), truth, listed)
+    assert present(poses.class_ids).tolist().count(8) == 1
+    with pytest.raises(HaloposeError, match="category 9 has no keypoints"):
+        parse_predictions("p.json", _bad(category_id=9), truth, listed)
 
 
 def _bad(**changes: Any) -> list[dict[str, Any]]:

@@ -299,3 +299,11 @@ def test_a_film_that_ends_early_is_told(tmp_path: Path, caplog: pytest.LogCaptur
         some = len(list(read_source(tmp_path / "cut.avi")))
     assert 0 < some < whole
     assert f"ends after {some} of 40 frames" in caplog.text
+
+
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_image("a.png", np.zeros((4, 4, 3), np.uint8))
+    assert [image.name for image in read_source(".")] == ["a"]
+    with pytest.raises(HaloposeError, match="an empty path names no file"):
+        list(read_source(""))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +15,10 @@ import pytest
 from PIL import Image
 
 from halopose.data.films import FilmWriter, film_facts
+from halopose.data.images import read_image
 from halopose.data.sources import find_sources
 from halopose.errors import HaloposeError
+from halopose.types import Array
 
 IMAGE = np.full((24, 32, 3), 90, np.uint8)
 
@@ -37,6 +41,20 @@ def test_folders_are_searched_to_their_depth(folder: Path) -> None:
 def test_several_sources_and_none_twice(folder: Path) -> None:
     one, two = str(folder / "a.png"), str(folder / "sub" / "b.png")
     assert [source.name for source in find_sources([two, one, one, str(folder / "sub" / "b*")])] == ["b", "a"]
+
+
+def test_one_file_by_two_paths_is_one_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    given = ["sub/../a.png", "a.png", str(folder / "a.png"), "sub/b.png", "sub"]
+    found = [source.path for source in find_sources(given)]
+    assert found == [Path("sub/../a.png"), Path("sub/b.png"), Path("sub/deep/a.png")]
+
+
+def test_an_empty_path_is_not_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert len(find_sources(["."])) == 3
+    with pytest.raises(HaloposeError, match="an empty path names no file"):
+        find_sources([""])
 
 
 def test_cameras_and_addresses_are_streams() -> None:
@@ -63,16 +81,25 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         next(source.images())  # nothing is left
 
 
-def test_standard_input_is_turned_as_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 40, 3), dtype=np.uint8))
-    exif = picture.getexif()
-    exif[0x0112] = 6  # a quarter turn
-    picture.save(tmp_path / "turned.jpg", exif=exif)
-    content = (tmp_path / "turned.jpg").read_bytes()
+def piped(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Array:
+    """The image that standard input holds."""
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-    piped, read = (next(find_sources([name])[0].images()).pixels for name in ("-", str(tmp_path / "turned.jpg")))
-    assert piped.shape == (40, 20, 3)
-    assert np.array_equal(piped, read)
+    [source] = find_sources(["-"])
+    return next(source.images()).pixels
+
+
+def test_standard_input_is_read_as_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turned as EXIF says, and with sizes that no memory holds refused."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(IMAGE).save(tmp_path / "turned.jpg", exif=turned)
+    found = piped((tmp_path / "turned.jpg").read_bytes(), monkeypatch)
+    assert found.shape == (32, 24, 3)
+    assert np.array_equal(found, read_image(tmp_path / "turned.jpg"))
+    header = b"IHDR" + struct.pack(">IIBBBBB", 2**20, 2**20, 8, 2, 0, 0, 0)
+    huge = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    with pytest.raises(HaloposeError, match="holds no image"):
+        piped(huge, monkeypatch)
 
 
 def test_a_folder_where_a_half_written_film_belongs_is_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.evaluation.bootstrap import Difference, Paired, interval_of, margin_of, resamplings, share_of
+from halopose.evaluation.scores import METRICS, RANKINGS
 from halopose.types import Array
 
 
@@ -60,9 +61,16 @@ def test_intervals_are_standard_errors_around_the_estimate(draws: list[float], e
     mean = sum(draws) / len(draws)
     error = (sum((value - mean) ** 2 for value in draws) / (len(draws) - 1)) ** 0.5
     assert margin_of(draws) == pytest.approx(1.96 * error, abs=1e-9)
-    low, high = interval_of(estimate, draws)
-    assert high == estimate + margin_of(draws)
-    assert low == (max(0.0, estimate - margin_of(draws)) if estimate >= 0 else estimate - margin_of(draws))
+    for metric in ("nll", "akp_skill"):  # which may be negative
+        assert interval_of(metric, estimate, draws) == (estimate - margin_of(draws), estimate + margin_of(draws))
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.floats(0, 1))
+def test_intervals_of_what_cannot_be_negative_end_at_0(draws: list[float], estimate: float) -> None:
+    for metric in {*METRICS, *RANKINGS} - {"nll", "akp_skill"}:
+        low, high = interval_of(metric, estimate, draws)
+        assert low == max(0.0, estimate - margin_of(draws))
+        assert high == estimate + margin_of(draws)
 
 
 def test_one_draw_has_no_margin() -> None:

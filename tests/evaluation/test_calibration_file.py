@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from halopose.data.coco import SEEN_MARK, parse_predictions
 from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibration_file import CalibrationFile, _checksum, apply_to_file, laws_under
+from halopose.evaluation.calibration_file import CalibrationFile, Pruning, _checksum, apply_to_file, laws_under
 from halopose.evaluation.calibrations import cross_fitted, fit_calibrations, fit_gaussian, fit_student
+from halopose.evaluation.matching import true_pairs
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.true_positives import match_poses
 from halopose.types import Family
@@ -64,7 +65,7 @@ def test_files_survive_a_round_trip(family: Family, threshold: float, tmp_path: 
 def test_documented_keys_are_there(tmp_path: Path) -> None:
     """docs/files.md names them."""
     shared = {"format", "family", "keypoints", "tau", "effective_samples", "threshold", "image_ids", "checksum"}
-    shared |= {"regions", "correlation"}
+    shared |= {"regions", "correlation", "area", "scalarisation", "rule", "gamma_ks", "sigmas", "area_factor"}
     own: dict[Family, set[str]] = {"gaussian": set(), "student-t": {"nu", "moment_tau"}}
     for family, more in own.items():
         fitted_file(family).save(tmp_path / "c.json")
@@ -98,19 +99,100 @@ def test_other_keypoints_are_refused() -> None:
 def test_a_prediction_file_keeps_all_but_its_law(family: Family, tmp_path: Path) -> None:
     predictions, _ = synthetic_poses()
     entries = [{**entry, "note": number} for number, entry in enumerate(predictions.to_json())]
-    entries[0][SEEN_MARK] = True  # of another calibration, which this one replaces
+    before = next(entry for entry in entries if entry["image_id"] not in IMAGES)
+    before[SEEN_MARK] = True  # of a calibration applied before, which has seen that image
     write_json(tmp_path / "p.json", entries)
     file = fitted_file(family, keypoints=17)
     assert apply_to_file(file, tmp_path / "p.json", tmp_path / "new.json") == len(entries)
     content = read_json(tmp_path / "new.json")
     for old, new in zip(entries, content, strict=True):
-        assert (SEEN_MARK in new) == (old["image_id"] in IMAGES)
+        assert (SEEN_MARK in new) == (old["image_id"] in IMAGES or old is before)
         same = set(old) - {"covariance", SEEN_MARK}
         assert {key: new[key] for key in same} == {key: old[key] for key in same}
     applied, expected = parse_predictions("new.json", content, None), file.apply(predictions)
     np.testing.assert_array_equal(applied.covariance, expected.covariance)
     np.testing.assert_array_equal(applied.scale, expected.scale)
     assert (applied.dof is None) == (family == "gaussian")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("unit", [1e-14, 1.0])
+def test_what_could_not_be_read_again_is_not_written(family: Family, unit: float, tmp_path: Path) -> None:
+    matched = poses(200, 3, 4, flaw=1.3)
+    matched = replace(matched, covariance=unit * matched.covariance, scale=unit * matched.scale)
+    file = CalibrationFile.fit(matched, IMAGES, family, Protocol())
+    if unit == 1:
+        file.save(tmp_path / "c.json")
+        CalibrationFile.load(tmp_path / "c.json")
+        return
+    with pytest.raises(HaloposeError, match="check the units of covariance"):
+        file.save(tmp_path / "c.json")
+    assert not (tmp_path / "c.json").exists()
+
+
+# --- the threshold -----------------------------------------------------------------------------------------
+
+
+def test_how_the_threshold_was_fitted_is_in_the_file(tmp_path: Path) -> None:
+    protocol = Protocol(area="box", scalarisation="determinant", threshold_rule="f1", gamma_ks=0.6)
+    matched = poses(200, 3, 4, flaw=1.3)
+    CalibrationFile.fit(matched, IMAGES, "gaussian", protocol).save(tmp_path / "c.json")
+    again = CalibrationFile.load(tmp_path / "c.json")
+    assert again.pruning == Pruning.of(protocol, matched.layout)
+    laws_under([again], matched, protocol)
+
+
+def test_files_that_do_not_say_it_took_trace_and_annotated_areas(tmp_path: Path) -> None:
+    content = content_of("gaussian", tmp_path)
+    for name in ("area", "scalarisation", "rule", "gamma_ks", "sigmas", "area_factor"):
+        del content[name]
+    (tmp_path / "c.json").write_text(json.dumps(content | {"checksum": _checksum(content)}))
+    file = CalibrationFile.load(tmp_path / "c.json")
+    assert file.pruning == Pruning("annotation", "trace", None)
+    laws_under([file], poses(200, 3, 4, seed=1), Protocol(threshold_rule="f1"))  # by which rule nobody knows
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"area": "box"}, "area annotation, not box"),
+        ({"scalarisation": "determinant"}, "scalarisation trace, not determinant"),
+        ({"threshold_rule": "f1"}, "rule youden, not f1"),
+        ({"gamma_ks": 0.7}, "gamma_ks 0.5, not 0.7"),
+    ],
+)
+def test_a_threshold_of_another_confidence_is_refused(setting: dict[str, Any], words: str) -> None:
+    matched = poses(200, 3, 4, seed=1)
+    with pytest.raises(HaloposeError, match=words):
+        laws_under([fitted_file("gaussian")], matched, Protocol(**setting))
+    # That of the Gaussian's file is taken: how the other's was fitted does not matter.
+    gaussian = CalibrationFile.fit(matched, IMAGES, "gaussian", Protocol(**setting))
+    laws_under([fitted_file("student-t"), gaussian], matched, Protocol(**setting))
+
+
+def test_a_threshold_of_other_sigmas_is_refused() -> None:
+    matched = poses(200, 3, 4, seed=1)
+    layout = replace(matched.layout, sigmas=(0.1, 0.2, 0.3))
+    with pytest.raises(HaloposeError, match="other sigmas"):
+        laws_under([fitted_file("gaussian")], replace(matched, layout=layout), Protocol())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_threshold_of_box_areas_decides_what_applying_keeps(family: Family, tmp_path: Path) -> None:
+    """As scoring with the file would."""
+    predictions, truth = synthetic_poses()
+    protocol = Protocol(area="box", scalarisation="eigenvalue")
+    matched = match_poses(predictions, truth, protocol)
+    gaussian, file = (CalibrationFile.fit(matched, truth.images, name, protocol) for name in ("gaussian", family))
+    expected = laws_under([gaussian], matched, protocol).kept(matched)
+    assert 0 < expected.mean() < 1
+    write_json(tmp_path / "p.json", predictions.to_json())
+    apply_to_file(file, tmp_path / "p.json", tmp_path / "new.json")
+    applied = parse_predictions("new.json", read_json(tmp_path / "new.json"), None)
+    np.testing.assert_array_equal(match_poses(applied, truth, protocol).image_ids, matched.image_ids)
+    detections, objects = true_pairs(applied, truth)
+    order = np.lexsort((objects, truth.image_ids[objects]))
+    assert (np.asarray(applied.keep)[detections[order]] == expected).mean() > 0.999
 
 
 # --- scoring under files ----------------------------------------------------------------------------------
@@ -196,6 +278,11 @@ def content_of(family: Family, folder: Path) -> dict[str, Any]:
         ({"threshold": float("nan")}, "damaged"),
         ({"threshold": "nan"}, "damaged"),
         ({"threshold": float("inf")}, "damaged"),
+        ({"area": "foo"}, "damaged"),
+        ({"rule": "foo"}, "damaged"),
+        ({"gamma_ks": 2.0}, "damaged"),
+        ({"sigmas": [0.1, 0.1]}, "damaged"),
+        ({"area_factor": 0.0}, "damaged"),
         ({"image_ids": ["a"]}, "damaged"),
         ({"image_ids": [10**30]}, "damaged"),
     ],

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from halopose.data.splits import image_folds
 from halopose.evaluation.calibrations import (
+    FEW_OBJECTS,
     Laws,
     apply_calibrations,
     cross_fitted,
@@ -21,6 +22,7 @@ from halopose.evaluation.calibrations import (
     fit_offset,
     fit_student,
     given_law,
+    warn_of_few,
 )
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
@@ -299,3 +301,17 @@ def test_no_offset_makes_its_own_data_less_likely(seed: int, turn: float) -> Non
     moved = matched.moved(-turn * bias)
     back = moved.moved(fit_offset(moved).numpy())
     assert back.distance[matched.labelled].sum() <= moved.distance[matched.labelled].sum() * (1 + 1e-12)
+
+
+def test_a_calibration_on_few_objects_says_so_and_what_it_would_take(caplog: pytest.LogCaptureFixture) -> None:
+    def warn(*labelled: int) -> str:
+        caplog.clear()
+        matched = poses(200, 2, names=("nose", "hip"))
+        warn_of_few(replace(matched, labelled=np.arange(200)[:, None] < np.array(labelled)), 100)
+        return caplog.text
+
+    assert not warn(FEW_OBJECTS, 200)
+    line = warn(10, 200)
+    assert "calibrated on few objects: 10 of nose (1 of 2 keypoints have under 50)" in line
+    assert "takes about 500 images like these" in line
+    assert "images that show it" in warn(0, 200)

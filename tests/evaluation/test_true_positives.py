@@ -65,6 +65,28 @@ def test_similarity_is_eq_20() -> None:
         assert matched.similarity[i, k] == pytest.approx(expected, rel=1e-12, abs=1e-300)
 
 
+def test_similarity_is_of_the_keypoint_wherever_the_mean_is() -> None:
+    matched = poses(60, 3, 4)
+    moved = matched.moved(np.array([[0.05, 0.0], [0.0, -0.1], [0.0, 0.0]])).moved(np.full((3, 2), 0.02))
+    assert not np.allclose(moved.residual[:, :2], matched.residual[:, :2], atol=0.1)
+    np.testing.assert_allclose(moved.similarity, matched.similarity, rtol=1e-9, atol=1e-12)
+    half = moved.image_ids <= moved.image_ids[30]
+    parts = [moved.select(np.flatnonzero(part)) for part in (half, ~half)]
+    np.testing.assert_allclose(MatchedPoses.concatenate(parts).similarity, matched.similarity, atol=1e-12)
+    with pytest.raises(HaloposeError, match="the shards differ"):
+        MatchedPoses.concatenate([parts[0], matched.select(np.flatnonzero(~half))])
+
+
+def test_similarity_of_predictions_with_an_offset_is_that_without() -> None:
+    rng = np.random.default_rng(1)
+    truth = random_truth(rng, 40)
+    predictions = random_predictions(rng, truth, 300)
+    offset = rng.normal(0, 5, predictions.keypoints.shape)
+    without, matched = match_poses(predictions, truth), match_poses(replace(predictions, offset=offset), truth)
+    assert not np.allclose(matched.residual, without.residual, atol=0.1)
+    np.testing.assert_allclose(matched.similarity, without.similarity, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("area", ["annotation", "box"])
 def test_area_of_the_confidence(area: Literal["annotation", "box"]) -> None:
     matched = poses(30, 3)

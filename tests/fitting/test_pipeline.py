@@ -5,14 +5,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from halopose.data.loading import load_dataset
 from halopose.fitting.pipeline import (
-    FEW_OBJECTS,
     FitSettings,
-    _warn_of_few,
     bound_heads,
     calibrate_artifact,
     collect_validation,
@@ -20,17 +17,6 @@ from halopose.fitting.pipeline import (
 from halopose.uncertainty.heads import HeadSettings, with_bound
 from tests.helpers.models import artifact_for, host_of, write_scenes
 from tests.helpers.values import present
-
-
-def test_a_calibration_on_few_objects_says_so_and_what_it_would_take(caplog: pytest.LogCaptureFixture) -> None:
-    _warn_of_few(np.array([FEW_OBJECTS, 200]), ("nose", "hip"), 100)
-    assert not caplog.text
-    _warn_of_few(np.array([10, 200]), ("nose", "hip"), 100)
-    assert "calibrated on few objects: 10 of nose (1 of 2 keypoints have under 50)" in caplog.text
-    assert "takes about 500 images like these" in caplog.text
-    caplog.clear()
-    _warn_of_few(np.array([0, 200]), ("nose", "hip"), 100)
-    assert "images that show it" in caplog.text
 
 
 def test_calibration_bounds_heads_that_ask_for_it_whatever_bound_they_had(

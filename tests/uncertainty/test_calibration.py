@@ -507,3 +507,30 @@ def test_each_family_has_its_own_law() -> None:
     torch.testing.assert_close(law.covariance, gaussian(factors).covariance)
     torch.testing.assert_close(heavy.scale, student(factors).scale)
     assert torch.equal(heavy.dof, student.nu_)
+
+
+@pytest.mark.parametrize("calibration", [GaussianCalibration, StudentTCalibration])
+def test_arrays_and_flags_of_coco_are_as_good_as_tensors(calibration: type[Any]) -> None:
+    rng = np.random.default_rng(0)
+    factors = scale_tril_from_raw(rng.normal(size=(90, 2, 3)))
+    residual, flags, weight = rng.normal(size=(90, 2, 2)), rng.integers(0, 3, (90, 2)), rng.random(90)
+    tensors = map(torch.from_numpy, (residual, factors, flags > 0, weight))
+    expected = calibration(2).fit(*tensors).state_dict()
+    for labelled in (flags, flags.astype(np.float32), torch.from_numpy(flags), flags > 0):
+        found = calibration(2).fit(residual, factors, labelled, weight).state_dict()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"labelled": np.full((9, 2), 0.5)}, "0, 1 and 2 as in COCO"),
+        ({"labelled": np.full((9, 2), np.nan)}, "0, 1 and 2 as in COCO"),
+        ({"labelled": [["yes", "no"]] * 9}, "labelled should be a tensor or an array"),
+        ({"residual": np.full((9, 2, 2), "a")}, "residuals should be a tensor or an array"),
+    ],
+)
+def test_what_is_no_array_of_numbers_is_one_line(wrong: dict[str, Any], words: str) -> None:
+    data = {"residual": np.zeros((9, 2, 2)), "scale_tril": np.tile(np.eye(2), (9, 2, 1, 1))}
+    with pytest.raises(HaloposeError, match=words):
+        GaussianCalibration(2).fit(**(data | wrong))

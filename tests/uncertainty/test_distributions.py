@@ -415,3 +415,23 @@ def test_student_t_at_its_ends_and_of_what_is_not_a_number() -> None:
     dof = np.full(1000, 4.5)
     value = np.tile([0.0, -np.inf, np.inf, np.nan], (1000, 1))
     np.testing.assert_allclose(student_cdf(dof, value), np.tile([0.5, 0.0, 1.0, np.nan], (1000, 1)), rtol=1e-13)
+
+
+def test_factors_of_arrays_are_arrays() -> None:
+    factors = scale_tril_from_raw(np.random.default_rng(0).normal(size=(5, 3, 3)))
+    covariance = factors @ np.swapaxes(factors, -1, -2)
+    found = scale_tril_from_covariance(covariance)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, factors, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(scale_tril_from_covariance(torch.from_numpy(covariance)), found, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dof", [4, 4.0, np.float32(4), np.array(4.0), np.full(3, 4.0)])
+def test_degrees_of_freedom_may_be_a_number_or_an_array(dof: Any) -> None:
+    factors = scale_tril_from_raw(torch.randn(5, 3, 3, dtype=torch.float64, generator=torch.Generator()))
+    law, expected = StudentT(factors, dof), StudentT(factors, torch.tensor(4.0, dtype=torch.float64))
+    residual = torch.ones(5, 3, 2, dtype=torch.float64)
+    for method in ("log_prob", "marginal_cdf"):
+        torch.testing.assert_close(getattr(law, method)(residual), getattr(expected, method)(residual))
+    torch.testing.assert_close(law.covariance, expected.covariance)
+    torch.testing.assert_close(law.ellipse(0.9)[0], expected.ellipse(0.9)[0])

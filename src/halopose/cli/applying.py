@@ -174,7 +174,7 @@ def predict(
     ] = None,
     deployed: Deployed = None,
     truth: Annotated[
-        Path | None, typer.Option(help="COCO json whose file names say the images' ids; else the names do.")
+        Path | None, typer.Option(help="COCO json that says the ids of images, by file names, and of classes.")
     ] = None,
     family: Family = "gaussian",
     conf: Confidence = 0.25,
@@ -199,7 +199,7 @@ def predict(
 ) -> None:
     """Predict poses with their distributions: annotated pictures and films, and a json that `score` reads."""
     from halopose.cli.prediction import Drawing, run
-    from halopose.data.coco import image_ids_by_name
+    from halopose.data.coco import read_numbering
     from halopose.data.files import make_folder
     from halopose.data.sources import find_sources
     from halopose.fitting.artifact import Artifact
@@ -207,7 +207,7 @@ def predict(
     from halopose.predictor import UncertainPose
 
     found = find_sources(sources)
-    ids = None if truth is None else image_ids_by_name(truth)
+    ids = None if truth is None else read_numbering(truth)
     if deployed is not None and (base or artifact):
         raise HaloposeError("a deployed folder has its base and heads in it: leave --base and --artifact out")
     if base is not None and artifact is None and not shipped.is_default_base(base):

@@ -84,6 +84,11 @@ def threshold_rule(text: str) -> str:
     return text
 
 
+def maybe_rule(text: str | None) -> str | None:
+    """The same, or left out."""
+    return None if text is None else threshold_rule(text)
+
+
 def floats(text: str, option: str) -> list[float]:
     """Finite numbers separated by commas."""
     try:
@@ -195,6 +200,29 @@ Rule = Annotated[
         callback=threshold_rule,
         help="How pruning thresholds are chosen: youden, distance, f1, or a promise such as risk:0.05@0.95.",
     ),
+]
+MaybeRule = Annotated[
+    str | None,
+    typer.Option(
+        "--rule",
+        callback=maybe_rule,
+        help="How pruning thresholds are chosen, as in recalibrate; else the calibration's, else youden.",
+    ),
+]
+Area = Annotated[
+    Literal["annotation", "box"],
+    typer.Option(help="Object area in the localization confidence; box, as there is at inference."),
+]
+MaybeArea = Annotated[
+    Literal["annotation", "box"] | None,
+    typer.Option("--area", help="Object area in the confidence; else the calibration's, else annotation."),
+]
+Scalarisation = Annotated[
+    Literal["trace", "determinant", "eigenvalue"], typer.Option(help="Size of a covariance in the confidence.")
+]
+MaybeScalarisation = Annotated[
+    Literal["trace", "determinant", "eigenvalue"] | None,
+    typer.Option("--scalarisation", help="Size of a covariance; else the calibration's, else trace."),
 ]
 RegionScales = Annotated[
     bool, typer.Option("--region-scales", help="Regions have radii of their own at every object scale.")

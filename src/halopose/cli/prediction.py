@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from halopose.cli.terminal import progress, say
+from halopose.data.coco import Numbering
 from halopose.data.dataset import image_id
 from halopose.data.films import FilmWriter, film_facts
 from halopose.data.images import NamedImage, write_image
@@ -39,14 +40,15 @@ class _Run:
         model: UncertainPose,
         folder: Path,
         drawing: Drawing | None,
-        ids: Mapping[str, int] | None,
+        ids: Numbering | None,
         joint: bool,
         alarm: float | None,
         options: dict[str, Any],
     ) -> None:
         self.model, self.folder, self.drawing, self.ids, self.options = model, folder, drawing, ids, options
         self.joint, self.alarm = joint, alarm
-        settings = [*model.identity(), model.family, options, ids, drawing and asdict(drawing), joint, alarm]
+        told = (asdict(each) if each else None for each in (ids, drawing))
+        settings = [*model.identity(), model.family, options, *told, joint, alarm]
         self.log = PredictionLog(folder, settings)
 
     def source(self, source: Source, step: Progress) -> None:
@@ -90,15 +92,18 @@ class _Run:
         except HaloposeError as error:
             raise _Unusable(f"{file_name}: {error}") from None
         name = file_name if image.path is not None else image.name
-        if self.ids is not None and name not in self.ids:
+        if self.ids is not None and name not in self.ids.images:
             raise HaloposeError(
                 f"the truth knows no image called {name}: leave --truth off, or give the right one"
             )
-        identity = image_id(name) if self.ids is None else self.ids[name]
+        identity = image_id(name) if self.ids is None else self.ids.images[name]
         of_image: dict[str, Any] = {"image_id": identity, "file_name": name}
         if self.alarm is not None and poses.image_novelty is not None:
             of_image["image_novelty"] = float(poses.image_novelty[0])
         entries = [{**entry, **of_image} for entry in poses.to_json(self.joint)]
+        if self.ids is not None:
+            for entry in entries:
+                entry["category_id"] = self.ids.category(entry["category_id"])
         if self.alarm is not None:
             for entry, usual in zip(entries, poses.in_distribution(self.alarm).tolist(), strict=True):
                 entry["in_distribution"] = usual
@@ -143,7 +148,7 @@ def run(
     sources: Sequence[Source],
     folder: Path,
     drawing: Drawing | None,
-    ids: Mapping[str, int] | None,
+    ids: Numbering | None,
     *,
     joint: bool = False,
     alarm: float | None = None,

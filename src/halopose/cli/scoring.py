@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from halopose.cli.options import (
+    Area,
     Bootstrap,
     Family,
+    MaybeArea,
+    MaybeRule,
+    MaybeScalarisation,
     Predictions,
     RegionScales,
     Rule,
+    Scalarisation,
     Seed,
     Sigmas,
     Truth,
@@ -45,13 +50,9 @@ def score(
     ] = "refuse",
     bootstrap: Bootstrap = 200,
     folds: Annotated[int, typer.Option(min=2, max=1000, help="Folds of images for cross-fitting.")] = 5,
-    area: Annotated[
-        Literal["annotation", "box"], typer.Option(help="Object area in the localization confidence.")
-    ] = "annotation",
-    scalarisation: Annotated[
-        Literal["trace", "determinant", "eigenvalue"], typer.Option(help="Size of a covariance.")
-    ] = "trace",
-    rule: Rule = "youden",
+    area: MaybeArea = None,
+    scalarisation: MaybeScalarisation = None,
+    rule: MaybeRule = None,
     region_scales: RegionScales = False,
     visibility: Annotated[
         bool, typer.Option("--visibility", help="Prune by the visibility score too, beside the covariance.")
@@ -65,7 +66,7 @@ def score(
 ) -> None:
     """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html."""
     from halopose.data.files import make_folder
-    from halopose.evaluation.calibration_file import laws_under
+    from halopose.evaluation.calibration_file import Pruning, file_that_prunes, laws_under
     from halopose.evaluation.evaluate import evaluate
     from halopose.evaluation.protocol import Protocol
     from halopose.evaluation.true_positives import match_poses
@@ -73,10 +74,14 @@ def score(
 
     edges = tuple(side**2 for side in numbers(scale_edges, "scale-edges"))
     given = parse_sigmas(sigmas)
+    detections, objects, files = _scoring_input(predictions, truth, calibration or [], overlap, given)
+    pruner = file_that_prunes(files)
+    fitted = Pruning() if pruner is None else pruner.pruning
     protocol = Protocol(
-        area=area,
-        scalarisation=scalarisation,
-        threshold_rule=rule,
+        area=area or fitted.area,
+        scalarisation=scalarisation or fitted.scalarisation,
+        threshold_rule=rule or fitted.rule or "youden",
+        gamma_ks=fitted.gamma_ks,
         visibility=visibility,
         covariance=covariance,
         scale_edges=edges,
@@ -85,7 +90,8 @@ def score(
         seed=seed,
         region_scales=region_scales,
     )
-    detections, objects, files = _scoring_input(predictions, truth, calibration or [], overlap, given)
+    if pruner is not None:
+        fitted.check(protocol, objects.layout)
     make_folder(output)
     matched = match_poses(detections, objects, protocol)
     laws = laws_under(files, matched, protocol) if files and len(matched) else None
@@ -102,25 +108,30 @@ def recalibrate(
     fraction: Annotated[
         float, typer.Option(callback=share, help="Share of the images to use; leave the rest for scoring.")
     ] = 1.0,
+    area: Area = "annotation",
+    scalarisation: Scalarisation = "trace",
     rule: Rule = "youden",
     region_scales: RegionScales = False,
     sigmas: Sigmas = None,
 ) -> None:
     """Fit a calibration, a pruning threshold, regions and the correlation of keypoints on a prediction file."""
-    from halopose.data.coco import read_ground_truth, read_predictions
+    from halopose.data.coco import read_annotated, read_predictions
     from halopose.data.splits import part_of_images
     from halopose.evaluation.calibration_file import CalibrationFile
+    from halopose.evaluation.calibrations import warn_of_few
     from halopose.evaluation.overlap import only_images
     from halopose.evaluation.protocol import Protocol
     from halopose.evaluation.true_positives import match_poses
 
-    objects = read_ground_truth(truth, parse_sigmas(sigmas))
-    detections = read_predictions(predictions, objects)
+    annotated = read_annotated(truth, parse_sigmas(sigmas))
+    objects = annotated.truth
+    detections = read_predictions(predictions, objects, annotated.classes)
     images = part_of_images(objects.images, fraction)
-    protocol = Protocol(threshold_rule=rule, region_scales=region_scales)
+    protocol = Protocol(area=area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales)
     matched = match_poses(*only_images(detections, objects, images), protocol)
     if not len(matched):
         raise HaloposeError("no detection matches an annotated object: check that images and pixels agree")
+    warn_of_few(matched, len(images))
     file = CalibrationFile.fit(matched, images, family, protocol)
     file.save(output)
     say(f"{family} calibration on {len(matched)} instances of {len(images)} images -> {output}")
@@ -135,7 +146,10 @@ def apply(
         float | None, typer.Option(callback=maybe_between, help="Write regions of this probability, too.")
     ] = None,
 ) -> None:
-    """Apply a calibration to a prediction file; keypoints, boxes and scores stay as they are."""
+    """Apply a calibration to a prediction file; keypoints, boxes and scores stay as they are.
+
+    `keep` is written anew if the calibration was made with --area box; else it stays as it was, too.
+    """
     from halopose.evaluation.calibration_file import CalibrationFile, apply_to_file
 
     file = CalibrationFile.load(calibration)
@@ -177,14 +191,14 @@ def _scoring_input(
     """Read what scoring needs and settle what happens to images that a calibration has seen."""
     import numpy as np
 
-    from halopose.data.coco import parse_predictions, read_ground_truth
+    from halopose.data.coco import parse_predictions, read_annotated
     from halopose.data.files import read_json
     from halopose.evaluation.calibration_file import CalibrationFile
     from halopose.evaluation.overlap import images_seen, only_images
 
-    objects = read_ground_truth(truth, sigmas)
-    content = read_json(predictions)
-    detections = parse_predictions(predictions, content, objects)
+    annotated = read_annotated(truth, sigmas)
+    objects, content = annotated.truth, read_json(predictions)
+    detections = parse_predictions(predictions, content, objects, annotated.classes)
     files = [CalibrationFile.load(path) for path in calibrations]
     for path, file in zip(calibrations, files, strict=True):
         if len(file.names) != objects.keypoint_count:

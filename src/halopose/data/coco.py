@@ -219,9 +219,29 @@ def _limbs(skeleton: Any, count: int) -> list[tuple[int, int]] | None:
     return [(int(a) - 1, int(b) - 1) for a, b in pairs]
 
 
-def image_ids_by_name(path: Place | str) -> dict[str, int]:
-    """Ids of the images of COCO ground truth by the names of their files, folders left out."""
-    ids, names, _, _ = _read_head(path)
+@dataclass(frozen=True)
+class Numbering:
+    """The ids that COCO json has: of images by the names of their files, folders left out, and of classes.
+
+    classes: ids of the categories that have keypoints, in the order of a model's classes; none if it has none.
+    """
+
+    images: dict[str, int]
+    classes: tuple[int, ...]
+
+    def category(self, number: int) -> int:
+        """The id of a model's class, which is counted from 1."""
+        if self.classes and number > len(self.classes):
+            raise HaloposeError(
+                f"the truth has {len(self.classes)} categories with keypoints, the model finds class {number}: "
+                "leave --truth off, or give the right one"
+            )
+        return self.classes[number - 1] if self.classes else number
+
+
+def read_numbering(path: Place | str) -> Numbering:
+    """The ids of images and classes of COCO ground truth."""
+    ids, names, categories, _ = _read_head(path)
     if not len(ids):
         raise HaloposeError(f"{path} lists no images: give COCO json that does")
     if None in names:
@@ -229,20 +249,27 @@ def image_ids_by_name(path: Place | str) -> dict[str, int]:
     found = {Path(name).name: identity for name, identity in zip(names, ids.tolist(), strict=True) if name}
     if len(found) < len(ids):
         raise HaloposeError(f"{path}: two images have the same file name: their ids cannot be told from it")
-    return found
+    if not any(isinstance(entry, dict) and entry.get("keypoints") for entry in categories):
+        return Numbering(found, ())
+    return Numbering(found, tuple(sorted(_keypoint_category(path, categories, None, None)[1])))
 
 
-def read_predictions(path: Place | str, truth: GroundTruth | None = None) -> PoseDistributions:
+def read_predictions(
+    path: Place | str, truth: GroundTruth | None = None, classes: Array | None = None
+) -> PoseDistributions:
     """Read COCO keypoint results that carry ``covariance`` [[xx, xy, yy], ...K] per detection.
 
     Optional per detection: ``scale`` (like covariance) and ``dof`` [...K] for a Student-t, ``correlation``
     (2K x 2K) of all coordinates x1, y1, x2, ..., ``keep`` [...K], ``offset`` [[x, y], ...K] of the law's mean from
-    the keypoints, and ``bbox`` xywh; a missing box is the keypoints' extent, as in pycocotools.
+    the keypoints, and ``bbox`` xywh; a missing box is the keypoints' extent, as in pycocotools. classes: ids that
+    detections may have; else those that objects of the truth have.
     """
-    return parse_predictions(path, read_json(path), truth)
+    return parse_predictions(path, read_json(path), truth, classes)
 
 
-def parse_predictions(path: Place | str, content: Any, truth: GroundTruth | None) -> PoseDistributions:
+def parse_predictions(
+    path: Place | str, content: Any, truth: GroundTruth | None, classes: Array | None = None
+) -> PoseDistributions:
     """Check already parsed results; ``path`` only names them in messages."""
     what = "detection"
     if not isinstance(content, list):
@@ -260,7 +287,7 @@ def parse_predictions(path: Place | str, content: Any, truth: GroundTruth | None
     class_ids = _column(path, content, what, "category_id", np.int64, default=1)
     if truth is not None:
         _check_known_images(path, what, image_ids, truth.images)
-        _check_known_classes(path, class_ids, truth)
+        _check_known_classes(path, class_ids, truth.class_ids if classes is None else classes)
     if _all_or_none(path, content, "bbox"):
         boxes = xywh_to_xyxy(_matrix(path, content, what, "bbox", 4))
     else:
@@ -446,9 +473,9 @@ def _check_known_images(path: Place | str, what: str, image_ids: Array, images: 
         )
 
 
-def _check_known_classes(path: Place | str, class_ids: Array, truth: GroundTruth) -> None:
-    unknown = np.setdiff1d(class_ids, truth.class_ids)
-    if len(unknown) and len(truth):
+def _check_known_classes(path: Place | str, class_ids: Array, known: Array) -> None:
+    unknown = np.setdiff1d(class_ids, known)
+    if len(unknown) and len(known):
         raise HaloposeError(
             f"{path}: category {unknown[0]} has no keypoints in the ground truth: check category_id"
         )

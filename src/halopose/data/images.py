@@ -173,7 +173,14 @@ def _is_video(path: Path) -> bool:
     return path.suffix.lower() in VIDEO_SUFFIXES
 
 
+def refuse_empty(text: str) -> None:
+    """An empty path would be the current folder, which nobody meant."""
+    if not text:
+        raise HaloposeError("an empty path names no file: give an image, a folder (. is this one), or a pattern")
+
+
 def _paths(source: str) -> list[Path]:
+    refuse_empty(source)
     path = Path(source)
     if os.path.isdir(path):  # which says no to names that no file can have
         found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES)

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from halopose.data.images import (
     IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
@@ -22,8 +20,10 @@ from halopose.data.images import (
     distinct_names,
     read_image,
     read_source,
+    refuse_empty,
 )
 from halopose.errors import HaloposeError
+from halopose.types import Array
 
 STDIN = "-"
 
@@ -64,7 +64,10 @@ def find_sources(given: Sequence[str]) -> list[Source]:
     """Every file of what is given, folders with all that is below them; what is not there is said at once."""
     streams = [Source(f"stream_{text}", stream=_stream(text)) for text in given if _stream(text) is not None]
     paths = [path for text in given if text != STDIN and _stream(text) is None for path in _files(text)]
-    paths = list(dict.fromkeys(paths))
+    files: dict[str, Path] = {}
+    for path in paths:  # one file may be named in several ways
+        files.setdefault(os.path.realpath(path), path)
+    paths = list(files.values())
     names = distinct_names(paths) if paths else []
     found = [Source(name, path) for name, path in zip(names, paths, strict=True)]
     return found + [Source("stdin")] * (STDIN in given) + streams
@@ -78,6 +81,7 @@ def _stream(text: str) -> str | int | None:
 
 
 def _files(text: str) -> list[Path]:
+    refuse_empty(text)
     path = Path(text)
     if os.path.isdir(path):  # which says no to names that no file can have
         wanted = IMAGE_SUFFIXES | VIDEO_SUFFIXES
@@ -93,10 +97,9 @@ def _files(text: str) -> list[Path]:
     return found
 
 
-def _standard_input() -> np.ndarray:
-    """The image that is piped in, decoded as a file is: turned as its EXIF says."""
+def _standard_input() -> Array:
     try:
-        return decode_image(sys.stdin.buffer.read(), "-")
+        return decode_image(sys.stdin.buffer.read(), "on standard input")
     except HaloposeError:
         raise HaloposeError("standard input holds no image: pipe the bytes of one image file") from None
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from halopose.types import Array
 
+MAY_BE_NEGATIVE = ("nll", "akp_skill")  # other metrics are shares or mean absolute errors
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -48,10 +50,11 @@ def margin_of(draws: Array | list[float]) -> float:
     return 1.96 * float(np.std(draws, ddof=1)) if len(draws) > 1 else float("nan")
 
 
-def interval_of(estimate: float, draws: Array | list[float]) -> tuple[float, float]:
+def interval_of(metric: str, estimate: float, draws: Array | list[float]) -> tuple[float, float]:
     """95 % interval around an estimate; that of a metric that cannot be negative ends at 0."""
     margin = margin_of(draws)
-    return (max(estimate - margin, 0.0) if estimate >= 0 else estimate - margin, estimate + margin)
+    low = estimate - margin
+    return (low if metric in MAY_BE_NEGATIVE else max(low, 0.0), estimate + margin)
 
 
 def share_of(hits: Array, image: Array) -> tuple[float, float]:

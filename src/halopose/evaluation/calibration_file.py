@@ -1,36 +1,107 @@
 """Calibrations as files: fit on a prediction file, apply to another, and never score on the same images.
 
 In: COCO results with covariances and ground truth. Out: a small json with the calibration, the pruning
-threshold and the ids of the images it has seen.
+threshold, how that was fitted, and the ids of the images it has seen.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from halopose.boxes import box_area
 from halopose.data.coco import SEEN_MARK, parse_predictions
 from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
 from halopose.evaluation.calibrations import Laws, cross_fitted, fit_calibrations
-from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.protocol import Area, Protocol
 from halopose.evaluation.true_positives import MatchedPoses
+from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions, triangle
 from halopose.types import Array, Family
 from halopose.uncertainty.calibration import LARGEST_TAU, Calibration, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.conformal import Regions
 from halopose.uncertainty.correlation import Correlation
 from halopose.uncertainty.distributions import StudentT, scale_tril_from_covariance
+from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, keep_mask, localization_confidence
 
 FORMAT = "halopose-calibration-1"
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """How the threshold of a calibration was fitted; the defaults are what files took that do not say it.
+
+    area, scalarisation, rule, gamma_ks: those of the protocol. sigmas (K), area_factor: of the keypoints. None:
+    nobody knows.
+    """
+
+    area: Area = "annotation"
+    scalarisation: Scalarisation = "trace"
+    rule: str | None = None
+    gamma_ks: float = GAMMA_KS
+    sigmas: tuple[float, ...] | None = None
+    area_factor: float | None = None
+
+    @classmethod
+    def of(cls, protocol: Protocol, layout: Keypoints) -> Pruning:
+        """How a protocol fits a threshold for these keypoints."""
+        rule, gamma_ks = protocol.threshold_rule, protocol.gamma_ks
+        return cls(protocol.area, protocol.scalarisation, rule, gamma_ks, layout.sigmas, layout.area_factor)
+
+    def check(self, protocol: Protocol, layout: Keypoints) -> None:
+        """Refuse to score with a threshold that is one of another confidence."""
+        asked = Pruning.of(protocol, layout)
+        for name in ("area", "scalarisation", "rule", "gamma_ks"):
+            own, other = getattr(self, name), getattr(asked, name)
+            if own not in (None, other):
+                raise HaloposeError(
+                    f"the threshold of the calibration was fitted with {name} {own}, not {other}: score with "
+                    f"{own}, or fit the calibration again with {other}"
+                )
+        if self.sigmas is not None and not np.allclose(self.sigmas, layout.sigmas):
+            raise HaloposeError("the threshold of the calibration was fitted with other sigmas: fit it again")
+
+    @property
+    def at_inference(self) -> bool:
+        """Whether the threshold is of a confidence that takes no annotated area."""
+        return self.area == "box" and self.sigmas is not None and self.area_factor is not None
+
+    def keep(self, covariance: Array, boxes: Array, threshold: float) -> Array:
+        """Keypoints (N, K) of detections with boxes (N, 4) to keep."""
+        area, kappa = box_area(boxes) * self.area_factor, 2 * np.asarray(self.sigmas)
+        return keep_mask(localization_confidence(covariance, area, kappa, self.scalarisation), threshold)
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known, by name."""
+        content = {name: value for name, value in vars(self).items() if value is not None}
+        return content if self.sigmas is None else content | {"sigmas": list(self.sigmas)}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any], keypoints: int) -> Pruning:
+        """What a file says of it, checked; anything else raises ValueError or TypeError."""
+        known: dict[str, Any] = {name: content[name] for name in vars(cls()) if name in content}
+        if "sigmas" in known:
+            known["sigmas"] = tuple(float(value) for value in known["sigmas"])
+        found = cls(**known)
+        Protocol(
+            area=found.area,
+            scalarisation=found.scalarisation,
+            threshold_rule="youden" if found.rule is None else found.rule,
+            gamma_ks=found.gamma_ks,
+        )
+        sizes = [1.0 if found.area_factor is None else float(found.area_factor), *(found.sigmas or ())]
+        if len(found.sigmas or [0] * keypoints) != keypoints or not all(0 < size < np.inf for size in sizes):
+            raise ValueError("sigmas or an area factor that are none")
+        return found
 
 
 @dataclass(frozen=True)
@@ -43,6 +114,7 @@ class CalibrationFile:
     image_ids: Array
     regions: Regions | None = None
     correlation: Correlation | None = None
+    pruning: Pruning = Pruning()
 
     @property
     def family(self) -> Family:
@@ -53,11 +125,16 @@ class CalibrationFile:
         """Calibrate on true positives of the given images (I,), matched or not."""
         fitted = fit_calibrations(matched, protocol)
         calibration: Calibration = fitted.gaussian if family == "gaussian" else fitted.student
-        names, threshold = matched.layout.names, fitted.threshold
-        return cls(calibration, names, threshold, images, fitted.regions, fitted.correlation)
+        names, pruning = matched.layout.names, Pruning.of(protocol, matched.layout)
+        return cls(calibration, names, fitted.threshold, images, fitted.regions, fitted.correlation, pruning)
 
     def save(self, path: Path | str) -> None:
-        """Write the calibration as json."""
+        """Write the calibration as json, if it is one that can be read again."""
+        if not _in_range(self.calibration.state_dict()):
+            raise HaloposeError(
+                "the residuals are not of the order of the covariances, so no calibration can be trusted: check "
+                "the units of covariance, which are squared pixels"
+            )
         parameters = {name.rstrip("_"): value.tolist() for name, value in self.calibration.state_dict().items()}
         content = {
             "format": FORMAT,
@@ -65,6 +142,7 @@ class CalibrationFile:
             "keypoints": list(self.names),
             **parameters,
             "threshold": self.threshold,
+            **self.pruning.to_json(),
             "image_ids": self.image_ids.tolist(),
             **({} if self.regions is None else {"regions": self.regions.to_json()}),
             **({} if self.correlation is None else {"correlation": self.correlation.to_json()}),
@@ -95,11 +173,9 @@ class CalibrationFile:
         }
         if any(value.shape != (len(names),) or not torch.isfinite(value).all() for value in state.values()):
             raise ValueError("wrong number of parameters")
-        bounds = {"tau_": (0.0, LARGEST_TAU), "moment_tau_": (0.0, LARGEST_TAU), "nu_": (2.0, np.inf)}
+        if not _in_range(state):
+            raise ValueError("parameters out of range")
         threshold = float("-inf") if content["threshold"] is None else float(content["threshold"])
-        for name, (low, high) in bounds.items():
-            if name in state and not bool(((state[name] > low) & (state[name] < high)).all()):
-                raise ValueError("parameters out of range")
         if not threshold < np.inf:
             raise ValueError("a threshold that is no number")
         calibration.load_state_dict(state)
@@ -112,16 +188,23 @@ class CalibrationFile:
             correlation=Correlation.from_json(content["correlation"], len(names))
             if "correlation" in content
             else None,
+            pruning=Pruning.from_json(content, len(names)),
         )
 
     def apply(self, predictions: PoseDistributions) -> PoseDistributions:
-        """The same detections under the calibrated law; keypoints, boxes and scores stay as they are."""
+        """The same detections under the calibrated law; keypoints, boxes and scores stay as they are.
+
+        So does what is kept, unless the threshold was fitted with the areas of boxes: then that decides.
+        """
         if predictions.keypoint_count != len(self.names):
             raise HaloposeError(
                 f"the calibration has {len(self.names)} keypoints, the predictions {predictions.keypoint_count}"
             )
         base = predictions.covariance if self.family == "gaussian" else predictions.scale
         law = self.calibration(scale_tril_from_covariance(torch.from_numpy(base)))
+        keep = predictions.keep
+        if self.pruning.at_inference:
+            keep = self.pruning.keep(law.covariance.numpy(), predictions.boxes, self.threshold)
         return PoseDistributions(
             boxes=predictions.boxes,
             scores=predictions.scores,
@@ -130,7 +213,7 @@ class CalibrationFile:
             scale=law.scale.numpy(),
             dof=law.dof.numpy() if isinstance(law, StudentT) else None,
             visibility=predictions.visibility,
-            keep=predictions.keep,
+            keep=keep,
             class_ids=predictions.class_ids,
             image_ids=predictions.image_ids,
             dispersion=predictions.scale,
@@ -147,6 +230,16 @@ class CalibrationFile:
             "correlation": self.correlation.of_objects(box_area(boxes)),
             "together": self.correlation.dof,
         }
+
+
+def _in_range(state: Mapping[str, Tensor]) -> bool:
+    """Whether the learned values (K,) of a calibration are ones that data can have."""
+    bounds = {"tau_": (0.0, LARGEST_TAU), "moment_tau_": (0.0, LARGEST_TAU), "nu_": (2.0, np.inf)}
+    return all(
+        bool(((state[name] > low) & (state[name] < high)).all())
+        for name, (low, high) in bounds.items()
+        if name in state
+    )
 
 
 def _checksum(content: dict[str, Any]) -> str:
@@ -167,8 +260,9 @@ def apply_to_file(
 ) -> int:
     """Calibrate a prediction file; everything else in its detections is copied. Returns their number.
 
-    Detections of images that the calibration has seen are marked, so that scoring can refuse them. joint: write
-    how keypoints err together. region: write regions of that probability.
+    Detections of images that the calibration has seen are marked, so that scoring can refuse them; marks of
+    calibrations applied before stay. joint: write how keypoints err together. region: write regions of that
+    probability.
     """
     content = read_json(source)
     applied = calibration.apply(parse_predictions(source, content, None))
@@ -177,11 +271,13 @@ def apply_to_file(
     if joint and calibration.correlation is None:
         raise HaloposeError("the calibration knows no correlation: make it again with `halopose recalibrate`")
     ellipses = None if region is None else triangle(applied.region(region)).tolist()
+    written = ["covariance", "scale", "dof", "correlation"] + ["keep"] * calibration.pruning.at_inference
     entries = []
     for n, (old, new, marked) in enumerate(zip(content, applied.to_json(joint), seen.tolist(), strict=True)):
-        replaced = ("scale", "dof", "correlation", "region", "region_probability", SEEN_MARK)
+        # Not the marks of calibrations applied before: their images stay seen.
+        replaced = ("scale", "dof", "correlation", "region", "region_probability")
         entry = {key: value for key, value in old.items() if key not in replaced}
-        entry.update({key: new[key] for key in ("covariance", "scale", "dof", "correlation") if key in new})
+        entry.update({key: new[key] for key in written if key in new})
         if ellipses is not None:
             entry |= {"region": ellipses[n], "region_probability": region}
         if marked:
@@ -191,10 +287,15 @@ def apply_to_file(
     return len(entries)
 
 
+def file_that_prunes(files: Sequence[CalibrationFile]) -> CalibrationFile | None:
+    """The file whose threshold scoring takes: the Gaussian's, if there is one."""
+    return min(files, key=lambda file: file.family, default=None)
+
+
 def laws_under(files: Sequence[CalibrationFile], matched: MatchedPoses, protocol: Protocol) -> Laws:
     """The laws of true positives under calibrations from files; what the files lack is cross-fitted.
 
-    The threshold is that of the Gaussian's file, if there is one.
+    The threshold is that of the Gaussian's file, if there is one; the protocol must be the one it was fitted by.
     """
     gaussian = student = None
     for file in files:
@@ -203,8 +304,11 @@ def laws_under(files: Sequence[CalibrationFile], matched: MatchedPoses, protocol
         elif isinstance(file.calibration, StudentTCalibration):
             student = StudentTCalibration(len(file.names), covariance=protocol.covariance)
             student.load_state_dict(file.calibration.state_dict())
-    threshold = min(files, key=lambda file: file.family).threshold if files else None
+    pruner = file_that_prunes(files)
+    if pruner is not None:
+        pruner.pruning.check(protocol, matched.layout)
+    threshold = None if pruner is None else pruner.threshold
     return cross_fitted(matched, protocol, gaussian=gaussian, student=student, threshold=threshold)
 
 
-__all__ = ["CalibrationFile", "apply_to_file", "laws_under"]
+__all__ = ["CalibrationFile", "Pruning", "apply_to_file", "file_that_prunes", "laws_under"]

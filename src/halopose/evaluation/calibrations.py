@@ -6,6 +6,8 @@ mask, none of them fitted on the images it is used on.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -39,6 +41,9 @@ from halopose.uncertainty.pruning import (
 )
 from halopose.uncertainty.tails import Tails
 
+log = logging.getLogger(__name__)
+
+FEW_OBJECTS = 50  # with fewer a keypoint's calibration is mostly noise
 _BIASED, _FEWEST = 3.0, 8  # standard errors from which a mean counts as a bias, and objects it takes
 
 # The laws to compare, and what people are told they are called.
@@ -160,6 +165,20 @@ class _Known:
     gaussian: GaussianCalibration | None = None
     student: StudentTCalibration | None = None
     threshold: float | None = None
+
+
+def warn_of_few(matched: MatchedPoses, images: int) -> None:
+    """Say in words where a calibration on so many images rests on too few objects, and what it would take."""
+    names, objects = matched.layout.names, matched.labelled.sum(0)
+    few = [name for name, count in zip(names, objects, strict=True) if count < FEW_OBJECTS]
+    if few:
+        least = int(objects.min())
+        need = f"about {math.ceil(images * FEW_OBJECTS / least)} images" if least else "images that show it"
+        log.warning(
+            "calibrated on few objects: %d of %s (%d of %d keypoints have under %d); a calibration that can be "
+            "trusted takes %s like these",
+            least, names[int(objects.argmin())], len(few), len(names), FEW_OBJECTS, need,
+        )  # fmt: skip
 
 
 def fit_calibrations(
@@ -400,4 +419,5 @@ __all__ = [
     "fit_offset",
     "fit_student",
     "given_law",
+    "warn_of_few",
 ]

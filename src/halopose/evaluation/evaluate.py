@@ -298,12 +298,12 @@ def _with_intervals(scores: Scores, measured: Measured, protocol: Protocol, prog
     columns = {name: [draw[name] for draw in draws] for name in draws[0]}
 
     def with_interval(law: LawScores, prefix: str) -> LawScores:
-        ends = {name: interval_of(law.metric(name), columns[f"{prefix}.{name}"]) for name in METRICS}
+        ends = {name: interval_of(name, law.metric(name), columns[f"{prefix}.{name}"]) for name in METRICS}
         return replace(law, interval=ends)
 
     pruned: dict[str, Any] = {name: with_interval(scores.pruned.law(name), f"pruned.{name}") for name in LAWS}
     whole: dict[str, Any] = {name: with_interval(scores.law(name), name) for name in LAWS}
-    rankings = {name: interval_of(getattr(scores, name), columns[name]) for name in RANKINGS}
+    rankings = {name: interval_of(name, getattr(scores, name), columns[name]) for name in RANKINGS}
     return replace(scores, pruned=replace(scores.pruned, **pruned), interval=rankings, **whole)
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, get_args
 
+from halopose.errors import HaloposeError
 from halopose.evaluation.matching import MAX_DETECTIONS
 from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, promise_of
+
+Area = Literal["annotation", "box"]
+CovarianceKind = Literal["moment", "paper"]
 
 
 @dataclass(frozen=True)
@@ -28,13 +34,13 @@ class Protocol:
 
     oks_threshold: float = 0.5
     max_detections: int = MAX_DETECTIONS
-    area: Literal["annotation", "box"] = "annotation"
+    area: Area = "annotation"
     scalarisation: Scalarisation = "trace"
     threshold_rule: str = "youden"
     gamma_ks: float = GAMMA_KS
     visibility: bool = False
     tails: bool = False
-    covariance: Literal["moment", "paper"] = "moment"
+    covariance: CovarianceKind = "moment"
     min_samples: float = 50.0
     scale_edges: tuple[float, ...] = (32.0**2, 96.0**2)
     folds: int = 5
@@ -44,3 +50,12 @@ class Protocol:
 
     def __post_init__(self) -> None:
         promise_of(self.threshold_rule)
+        kinds = {"area": Area, "scalarisation": Scalarisation, "covariance": CovarianceKind}
+        for name, kind in kinds.items():
+            if getattr(self, name) not in get_args(kind):
+                raise HaloposeError(f"{name} is {' or '.join(get_args(kind))}, got {getattr(self, name)!r}")
+        if not 0 <= self.gamma_ks <= 1:
+            raise HaloposeError(f"gamma_ks is a similarity from 0 to 1, got {self.gamma_ks}")
+        edges = self.scale_edges
+        if not all(0 < edge < math.inf for edge in edges) or any(low >= high for low, high in pairwise(edges)):
+            raise HaloposeError(f"scale_edges are positive areas in rising order, got {edges}")

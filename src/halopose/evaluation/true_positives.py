@@ -36,6 +36,7 @@ class MatchedPoses:
     """M true positives of K keypoints: residuals (M, K, 2) and the predicted law of each, in image order.
 
     correlation (M, 2K, 2K): how the predictions say that keypoints err together, whitened; None if they do not.
+    offset (M, K, 2): of the laws' means, which residuals are from, from the keypoints; None if there is none.
     """
 
     image_ids: Array
@@ -50,6 +51,7 @@ class MatchedPoses:
     dof: Array | None
     layout: Keypoints
     correlation: Array | None = None
+    offset: Array | None = None
 
     def __len__(self) -> int:
         return len(self.area)
@@ -77,7 +79,7 @@ class MatchedPoses:
         same_tails = (self.dof is None) == (other.dof is None)
         same_scores = all(
             (getattr(self, name) is None) == (getattr(other, name) is None)
-            for name in ("visibility", "correlation")
+            for name in ("visibility", "correlation", "offset")
         )
         return self.layout == other.layout and same_tails and same_scores
 
@@ -104,7 +106,8 @@ class MatchedPoses:
         """Residuals from means off the keypoints by shares (K, 2) of the size of the object; None: not off."""
         if offset is None:
             return self
-        return replace(self, residual=self.residual - offset * np.sqrt(self.box_area)[:, None, None])
+        by = offset * np.sqrt(self.box_area)[:, None, None]
+        return replace(self, residual=self.residual - by, offset=by if self.offset is None else self.offset + by)
 
     def confidence(self, covariance: Array, protocol: Protocol) -> Array:
         """Localization confidence (M, K) of covariances (M, K, 2, 2) (eq. 19)."""
@@ -161,9 +164,14 @@ class MatchedPoses:
 
     @cached_property
     def similarity(self) -> Array:
-        """KS (M, K) of every keypoint, labelled or not (eq. 20)."""
-        kappa = self.layout.kappa
-        return by_blocks(lambda rows: keypoint_similarity(self.residual[rows], self.area[rows], kappa), len(self))
+        """KS (M, K) of every keypoint, labelled or not (eq. 20): where the model put it, not at the law's mean."""
+        kappa, offset = self.layout.kappa, self.offset
+
+        def similarity(rows: slice) -> Array:
+            residual = self.residual[rows] if offset is None else self.residual[rows] + offset[rows]
+            return keypoint_similarity(residual, self.area[rows], kappa)
+
+        return by_blocks(similarity, len(self))
 
 
 def _distances(residual: Array, factors: Array) -> Array:
@@ -205,4 +213,5 @@ def match_poses(
         dof=None if predictions.dof is None else predictions.dof[detections],
         layout=truth.layout,
         correlation=None if predictions.correlation is None else predictions.correlation[detections],
+        offset=None if predictions.offset is None else predictions.offset[detections],
     )

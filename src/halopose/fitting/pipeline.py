@@ -7,7 +7,6 @@ wrote; ``fit`` runs them all in one work folder.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor
 from halopose.data.dataset import Dataset
 from halopose.data.splits import check_unseen, split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import LAWS, apply_calibrations, fit_calibrations, fit_offset
+from halopose.evaluation.calibrations import LAWS, apply_calibrations, fit_calibrations, fit_offset, warn_of_few
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
@@ -45,7 +44,6 @@ from halopose.uncertainty.pruning import GAMMA_KS
 log = logging.getLogger(__name__)
 
 CalibrationSource = Literal["assigned", "matched"]
-FEW_OBJECTS = 50  # with fewer a keypoint's calibration is mostly noise
 DETECTIONS = 20  # of an image in a validation store, as many as COCO scores
 
 
@@ -244,7 +242,7 @@ def calibrate_heads(
     matched = true_positives(heads, store, images, settings.protocol)
     if not len(matched):
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
-    _warn_of_few(matched.labelled.sum(0), store.layout.names, len(images))
+    warn_of_few(matched, len(images))
     gaussian = student = moved = None
     if offset:
         if settings.calibration == "assigned":
@@ -271,19 +269,6 @@ def bound_heads(
     trace = np.trace(matched.covariance, axis1=2, axis2=3)
     variance = torch.from_numpy(trace / (unit * matched.box_area[:, None]))
     return with_bound(heads, 1 / (unit * likeliest_bound(matched.sample, variance)))
-
-
-def _warn_of_few(objects: Array, names: Sequence[str], images: int) -> None:
-    """Say in words where a calibration rests on too few objects, and what it would take."""
-    few = [name for name, count in zip(names, objects, strict=True) if count < FEW_OBJECTS]
-    if few:
-        least = int(objects.min())
-        need = f"about {math.ceil(images * FEW_OBJECTS / least)} images" if least else "images that show it"
-        log.warning(
-            "calibrated on few objects: %d of %s (%d of %d keypoints have under %d); a calibration that can be "
-            "trusted takes %s like these",
-            least, names[int(objects.argmin())], len(few), len(names), FEW_OBJECTS, need,
-        )  # fmt: skip
 
 
 def _calibrate_assigned(

@@ -58,13 +58,19 @@ class Calibration(nn.Module, ABC):
 
     def fit(
         self: Fitted,
-        residual: Tensor,
-        scale_tril: Tensor,
-        labelled: Tensor | None = None,
-        sample_weight: Tensor | None = None,
+        residual: Tensor | Array,
+        scale_tril: Tensor | Array,
+        labelled: Tensor | Array | None = None,
+        sample_weight: Tensor | Array | None = None,
     ) -> Fitted:
-        """Fit on residuals (N, K, 2) and uncalibrated factors (N, K, 2, 2); returns self."""
-        return self.fit_sample(Sample.of(residual, scale_tril, labelled, sample_weight))
+        """Fit on residuals (N, K, 2) and uncalibrated factors (N, K, 2, 2), tensors or arrays; returns self.
+
+        labelled (N, K): true or false, or COCO's 0, 1 and 2, of which 0 is not labelled.
+        """
+        flags = None if labelled is None else _flags(_tensor("labelled", labelled))
+        weight = None if sample_weight is None else _tensor("sample weights", sample_weight)
+        sample = Sample.of(_tensor("residuals", residual), _tensor("factors", scale_tril), flags, weight)
+        return self.fit_sample(sample)
 
     def fit_sample(self: Fitted, sample: Sample, *, quiet: bool = False) -> Fitted:
         """Fit on squared distances; returns self. quiet: a keypoint without samples is nothing to warn of."""
@@ -210,6 +216,25 @@ class Calibrations:
         if family == "gaussian":
             return self.gaussian(scale_tril)
         return self.student(scale_tril) if self.tails is None else self.tails(scale_tril, keep)
+
+
+def _tensor(name: str, values: Tensor | Array) -> Tensor:
+    """A tensor as it is, an array as one."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.from_numpy(np.array(values))
+    except (TypeError, ValueError):
+        raise HaloposeError(f"{name} should be a tensor or an array of numbers") from None
+
+
+def _flags(labelled: Tensor) -> Tensor:
+    """Whether keypoints are labelled, from flags or from COCO's 0, 1 and 2."""
+    if labelled.dtype != torch.bool and not bool(((labelled == 0) | (labelled == 1) | (labelled == 2)).all()):
+        raise HaloposeError(
+            "labelled should be true or false, or 0, 1 and 2 as in COCO: weights are sample_weight"
+        )
+    return labelled > 0
 
 
 def mean_nll(law: Gaussian | StudentT, residual: Tensor, weight: Tensor | None = None) -> float:

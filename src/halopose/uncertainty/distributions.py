@@ -66,13 +66,14 @@ def factor_entries(a: Values, b: Values, c: Values) -> tuple[Values, Values, Val
     return library.exp(size + aspect), b, library.exp(size - aspect)
 
 
-def scale_tril_from_covariance(covariance: Tensor) -> Tensor:
-    """Cholesky factors (..., 2, 2) of positive definite matrices (..., 2, 2), in closed form."""
+def scale_tril_from_covariance(covariance: Values) -> Values:
+    """Cholesky factors (..., 2, 2) of positive definite matrices (..., 2, 2), in closed form, arrays of arrays."""
+    library = library_of(covariance)
     xx, xy, yy = covariance[..., 0, 0], covariance[..., 1, 0], covariance[..., 1, 1]
-    first = xx.sqrt()
+    first = library.sqrt(xx)
     shear = xy / first
-    second = (yy - shear.square()).sqrt()
-    return torch.stack([first, torch.zeros_like(first), shear, second], dim=-1).unflatten(-1, (2, 2))
+    second = library.sqrt(yy - library.square(shear))
+    return library.stack([first, library.zeros_like(first), shear, second], -1).reshape(*first.shape, 2, 2)
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class Gaussian(Bivariate):
 
 @dataclass(frozen=True)
 class StudentT(Bivariate):
-    """T_nu(0, L L^T), with dof broadcastable to the batch shape.
+    """T_nu(0, L L^T), with dof broadcastable to the batch shape; a number or an array becomes a tensor.
 
     The covariance is the law's own nu / (nu - 2) L L^T (eq. 17) unless a second-moment covariance, fitted
     beside the scale, is given: that one stays sane as nu nears 2.
@@ -221,6 +222,10 @@ class StudentT(Bivariate):
 
     dof: Tensor
     moment: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dof, Tensor):
+            object.__setattr__(self, "dof", self._like(self.dof))
 
     @property
     def covariance(self) -> Tensor:
