@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -123,9 +124,9 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, processes: i
         write_dataset(tmp_path / "file", COUNTS, seed=3, settings=SMALL, processes=processes)
 
 
-@pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(HaloposeError, match=r"cannot write .*train"):
+def test_a_full_disk_is_one_line(tmp_path: Path, full_disk: Callable[[int | None], None]) -> None:
+    full_disk(1000)
+    with pytest.raises(HaloposeError, match=r"cannot write .*\.jpg"):
         write_dataset(tmp_path, COUNTS, seed=3, settings=SMALL)
 
 

@@ -129,7 +129,7 @@ def replay(
     eye = Eye(lens.camera, lens.mount, site.corners, attitudes, settings, others)
     start = start or start_from(measured, times, detections, eye)
     _check_view(eye, measured, times)
-    fusion = fusion_of(settings, IlsSite.of_runway(site.length))
+    fusion = fusion_of(settings, IlsSite.of_runway(site.far_end))
     known = np.full((len(times), 3), np.nan) if truth is None else truth
     stamps = np.maximum(times, start.time)
     place = Place(
