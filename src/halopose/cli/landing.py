@@ -258,7 +258,7 @@ class _Recorded:
         from halopose.landing.recordings import replay as replaying
         from halopose.landing.recordings.cameras import read_camera
         from halopose.landing.recordings.frames import open_frames
-        from halopose.landing.recordings.logs import KINDS, measurements, read_log
+        from halopose.landing.recordings.logs import KINDS, measurements, read_log, too_far
         from halopose.landing.recordings.runways import read_runway
 
         lens = read_camera(self.given["camera"])
@@ -269,7 +269,9 @@ class _Recorded:
         settings = replaying.settings_for(logs, frames.times, **choices)
         measured = replaying.read_measurements(logs, site, settings)
         judges = None if truth is None else read_log(truth)
-        for words in (site.note, replaying.missing(logs)):
+        far = [] if "gnss" not in logs else [too_far(read_log(logs["gnss"]), site)]
+        far += [] if judges is None else [too_far(judges, site)]
+        for words in (site.note, replaying.missing(logs), *far):
             if words:
                 say(words)
         images: list[Any] = []

@@ -106,6 +106,18 @@ def test_it_begins_where_gnss_is_or_where_the_runway_is_seen_from(recorded: Reco
     assert np.median(error / sigma) < 3
 
 
+def test_some_wrong_first_fixes_do_not_move_where_it_begins(recorded: Recorded) -> None:
+    fixes = [n for n, each in enumerate(recorded.measured) if each.source == "gnss"]
+    wrong = list(recorded.measured)
+    for n in fixes[:4]:
+        wrong[n] = replace(wrong[n], value=np.array([9e4, -5e4, 1e4]))
+    eye: Any = None
+    start, other = (start_from(each, recorded.times, recorded.seen, eye) for each in (recorded.measured, wrong))
+    assert np.abs(other.position - start.position).max() < 10
+    assert np.abs(other.velocity - start.velocity).max() < 3
+    assert np.linalg.norm(start.position - recorded.flight.truth.positions[0]) < 10
+
+
 def test_without_an_attitude_the_whole_pose_is_solved_for(recorded: Recorded) -> None:
     logs: dict[Kind, Path] = {kind: path for kind, path in recorded.logs.items() if kind != "attitude"}
     settings = settings_for(logs, recorded.times)

@@ -148,13 +148,13 @@ def replay(
 def start_from(
     measured: Sequence[Measurement], times: Array, detections: Sequence[PoseDistributions], eye: Eye
 ) -> Initial:
-    """Where the filter begins: at the first GNSS fixes, else where the first runway seen places the aircraft."""
+    """Where the filter begins: on a line through the first GNSS fixes, else where the first runway seen places it."""
     first = float(min([times[0], *(each.time for each in measured[:1])]))
     fixes = [each for each in measured if each.source == "gnss"][:20]
     spread = np.diag(_START_SIGMA**2)
     if len(fixes) > 1 and fixes[-1].time > fixes[0].time:
-        velocity = (fixes[-1].value - fixes[0].value) / (fixes[-1].time - fixes[0].time)
-        return Initial(first, fixes[0].value + velocity * (first - fixes[0].time), velocity, spread)
+        position, velocity = _line(np.array([f.time for f in fixes]), np.array([f.value for f in fixes]), first)
+        return Initial(first, position, velocity, spread)
     for time, poses in zip(times.tolist(), detections, strict=True):
         if not len(poses):
             continue
@@ -169,6 +169,15 @@ def start_from(
     raise HaloposeError(
         "no GNSS and no runway in any frame: there is nowhere to begin; give --gnss, or lower --conf"
     )
+
+
+def _line(times: Array, values: Array, at: float) -> tuple[Array, Array]:
+    """Position (3,) and velocity (3,) at an instant, of values (N, 3), by medians: a quarter of them may be wrong."""
+    one, other = np.triu_indices(len(times), 1)
+    apart = times[other] - times[one]
+    slopes = (values[other] - values[one])[apart > 0] / apart[apart > 0][:, None]
+    velocity = np.median(slopes, axis=0)
+    return np.median(values - velocity * (times - at)[:, None], axis=0), velocity
 
 
 def _check_times(
