@@ -10,6 +10,7 @@ import pytest
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Mount
 from halopose.landing.flight import SimulatedFlight, start_of
+from halopose.landing.navigation.sensors import in_order
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.frames import open_frames
 from halopose.landing.recordings.logs import Kind, measurements, read_log
@@ -152,6 +153,14 @@ def test_what_cannot_be_is_one_line(recorded: Recorded, change: dict[str, Any], 
     with pytest.raises(HaloposeError, match=words) as caught:
         recorded.again(**change)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["attitude", "gnss", "ils", "radio", "irs"])
+def test_a_log_on_another_clock_is_named(recorded: Recorded, kind: str) -> None:
+    sources = {"ils": ("localizer", "glide_slope")}.get(kind, (kind,))
+    late = [replace(m, time=m.time + 1.7e9) if m.source in sources else m for m in recorded.measured]
+    with pytest.raises(HaloposeError, match=f"the log of {kind} from 17.* leave out --{kind}$"):
+        recorded.again(measured=in_order(late))
 
 
 def test_nowhere_to_begin_is_one_line(recorded: Recorded) -> None:

@@ -125,6 +125,8 @@ def _check_times(path: Path, times: Array) -> None:
 
 def measurements(log: Log, kind: Kind, site: Site, sensors: Sensors) -> list[Measurement]:
     """What a log says, in runway axes, with the noise that ``sensors`` state."""
+    if not any(np.isfinite(column).any() for column in log.columns.values()):
+        raise HaloposeError(f"{log.path} has no value in any row: give another log, or leave it out")
     found = _READERS[kind](log, site)
     result = []
     for source, values in found:
@@ -157,7 +159,7 @@ def _gnss(log: Log, site: Site) -> Parts:
     positions = _positions(log, site)
     known = np.isfinite(positions).all(1)
     if not known.any():
-        raise HaloposeError(f"{log.path} has no position in any row: give another log, or leave it out")
+        raise HaloposeError(f"{log.path} has no whole position in any row: give another log, or leave it out")
     away = np.linalg.norm(positions, axis=1)
     if float(away[known].min()) > _FARTHEST:
         raise HaloposeError(

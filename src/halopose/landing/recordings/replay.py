@@ -32,16 +32,16 @@ from halopose.predictor import UncertainPose
 from halopose.types import Progress
 
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 15.0, 8.0, 5.0])  # m and m/s, about where the flight seems to begin
+_SOURCES: dict[Kind, tuple[str, ...]] = {"ils": ("localizer", "glide_slope")}  # of a log, if not by its name
 _OFFSETS = np.arange(-2.0, 2.0 + 1e-9, 0.02)  # seconds that are tried
 
 
 def settings_for(logs: Mapping[Kind, Path], times: Array, **choices: Any) -> LandingSettings:
     """Settings for the logs that there are; without an attitude the whole pose is solved for."""
     sensors = Sensors()
-    gone = {"ils": ("localizer", "glide_slope")}
     for kind in KINDS:
         if kind not in logs:
-            sensors = replace(sensors, **dict.fromkeys(gone.get(kind, (kind,))))
+            sensors = replace(sensors, **dict.fromkeys(_SOURCES.get(kind, (kind,))))
     step = float(np.median(np.diff(times))) if len(times) > 1 else 1.0
     rate = min(1 / step if step > 0 else 1.0, TRUTH_RATE)
     return LandingSettings(
@@ -185,15 +185,34 @@ def _check_times(
 ) -> None:
     if (np.diff(times) < 0).any():
         raise HaloposeError("time stamps of the frames are out of order: sort the frames")
-    if measured and (measured[0].time > times[-1] or measured[-1].time < times[0]):
-        raise HaloposeError(
-            f"frames from {times[0]:.1f} to {times[-1]:.1f} s, logs from {measured[0].time:.1f} to "
-            f"{measured[-1].time:.1f} s: give --offset, the seconds to add to the frames' times"
-        )
+    _check_clocks(times, measured)
     if settings.attitude == "irs" and not np.isfinite(attitudes).any():
         raise HaloposeError(
             "no attitude at any frame: give --offset, or leave out --attitude to solve for the pose"
         )
+
+
+def _check_clocks(times: Array, measured: Sequence[Measurement]) -> None:
+    """Refuse logs that never meet the frames, each for itself: one of another clock would be believed."""
+    spans = {}
+    for kind in KINDS:
+        stamps = [each.time for each in measured if each.source in _SOURCES.get(kind, (kind,))]
+        if stamps:
+            spans[kind] = min(stamps), max(stamps)
+    apart = [kind for kind, (first, last) in spans.items() if first > times[-1] or last < times[0]]
+    if not apart:
+        return
+    film = f"frames from {times[0]:.1f} to {times[-1]:.1f} s"
+    first, last = spans[apart[0]]
+    if len(apart) == len(spans):
+        first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
+        raise HaloposeError(
+            f"{film}, logs from {first:.1f} to {last:.1f} s: give --offset, the seconds to add to the frames' times"
+        )
+    raise HaloposeError(
+        f"{film}, the log of {apart[0]} from {first:.1f} to {last:.1f} s: put it on the clock of the others, or "
+        f"leave out --{apart[0]}"
+    )
 
 
 def _check_view(eye: Eye, measured: Sequence[Measurement], times: Array) -> None:
