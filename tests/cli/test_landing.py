@@ -120,6 +120,24 @@ def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any],
         assert all(37.5 < float(row["latitude_deg"]) < 37.7 for row in csv.DictReader(file))
 
 
+def test_images_are_kept_only_where_something_shows_them(
+    land: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, films = tmp_path / "approach", []
+    land("--record", there)
+    files = "--frames", there / "video.mp4", "--camera", there / "camera.yaml", "--runway", there / "runway.json"
+    given = *files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv"
+    monkeypatch.setattr("halopose.landing.album.Album.add", lambda album, image: pytest.fail("kept for nobody"))
+    land(*given)
+    monkeypatch.undo()
+    monkeypatch.setattr("halopose.landing.album.Album.__init__.__defaults__", (3,))
+    monkeypatch.setattr(
+        "halopose.reports.landing.pictures.write_film", lambda frames, path: films.append(len(frames)) or path
+    )
+    log, _ = land(*given, "--animation")
+    assert log["summary"]["frames"] > 3 >= films[0]
+
+
 class Strange(Oracle):
     """Detections that are all unlike the data."""
 

@@ -136,7 +136,8 @@ def land(
             given = _Recorded(
                 frames, {**recorded, "attitude": None if attitude in ("irs", "vision") else Path(attitude)}
             )
-            flight = given.replayed(model, choices, truth, offset, frame_rate, closer, step)
+            pictured = animation or "rerun" in wanted
+            flight = given.replayed(model, choices, truth, offset, frame_rate, closer, step, pictured=pictured)
             site = given.site
         else:
             flight = simulated = fly(model, settings, step)
@@ -251,10 +252,13 @@ class _Recorded:
         rate: float | None,
         closer: bool,
         step: Progress,
+        *,
+        pictured: bool,
     ) -> Flight:
         """The flight, and on the terminal what was not given and what follows from it."""
         import numpy as np
 
+        from halopose.landing.album import Album
         from halopose.landing.recordings import replay as replaying
         from halopose.landing.recordings.cameras import read_camera
         from halopose.landing.recordings.frames import open_frames
@@ -274,8 +278,8 @@ class _Recorded:
         for words in (site.note, replaying.missing(logs), *far):
             if words:
                 say(words)
-        images: list[Any] = []
-        times, found = replaying.detections_in(model, frames, lens, settings.conf, step, images, closer=closer)
+        album = Album(len(frames.times)) if pictured else None
+        times, found = replaying.detections_in(model, frames, lens, settings.conf, step, album, closer=closer)
         if offset == "auto":
             shift = replaying.estimate_offset(times, found, lens, measured)
             say(f"the frames' clock is {shift:+.2f} s off the logs'")
@@ -285,7 +289,7 @@ class _Recorded:
             places = measurements(judges, "gnss", site, _with_gnss(settings.sensors))
             stamps, values = np.array([m.time for m in places]), np.array([m.value for m in places])
             known = np.stack([np.interp(times, stamps, axis, np.nan, np.nan) for axis in values.T], axis=1)
-        return replaying.replay(times, found, lens, site, measured, settings, truth=known, images=tuple(images))
+        return replaying.replay(times, found, lens, site, measured, settings, truth=known, images=album or ())
 
 
 def _with_gnss(sensors: Sensors) -> Sensors:

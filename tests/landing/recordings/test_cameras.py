@@ -54,6 +54,24 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.mount.rotation, mount.rotation)
 
 
+def test_a_fisheye_s_image_is_rectified_as_its_keypoints_are() -> None:
+    """A bright spot is where the rectified keypoint says, to a tenth of a pixel, far from the image's middle."""
+    lens = Lens(Camera(400.0, 400.0, 319.5, 191.5, 640, 384), fisheye=tuple(FISHEYE.tolist()))
+    image = np.zeros((384, 640, 3), np.uint8)
+    image[90, 480] = 255
+    image = cv2.GaussianBlur(image, (0, 0), 2) * 20
+    keypoints = np.array([[[480.0, 90.0]]])
+    spread = np.eye(2)[None, None]
+    poses = PoseDistributions(np.zeros((1, 4)), np.ones(1), keypoints, spread, spread)
+    [[expected]] = lens.rectified(poses).keypoints
+    weight = lens.rectified_image(image)[..., 0].astype(float)
+    rows, columns = np.indices(weight.shape)
+    found = np.array([(columns * weight).sum(), (rows * weight).sum()]) / weight.sum()
+    np.testing.assert_allclose(found, expected, atol=0.1)
+    assert np.linalg.norm(expected - keypoints[0, 0]) > 3
+    assert Lens(lens.camera).rectified_image(image) is image
+
+
 def test_a_fisheye_is_rectified_with_its_covariances() -> None:
     """Simulated pixels about a fisheye's, moved one by one, spread as the moved covariance says."""
     lens = Lens(Camera(400.0, 400.0, 319.5, 191.5, 640, 384), fisheye=tuple(FISHEYE.tolist()))

@@ -1,7 +1,7 @@
 """Frames of folders and MCAP files with their times; another size than the calibration's is one line."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -10,6 +10,7 @@ from mcap_ros2.writer import Writer
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera
+from halopose.landing.album import Album
 from halopose.landing.recordings.cameras import Lens
 from halopose.landing.recordings.frames import open_frames
 from halopose.landing.recordings.messages import definition, header
@@ -86,6 +87,14 @@ def test_times_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
         open_frames(folder_of(tmp_path, TIMES[:2]))
     with pytest.raises(HaloposeError, match="time goes back"):
         open_frames(folder_of(tmp_path, TIMES[::-1]))
+
+
+def test_images_for_a_film_are_kept_rectified(tmp_path: Path) -> None:
+    frames, model = open_frames(folder_of(tmp_path)), cast(Any, Blind())
+    lens, album = Lens(Camera.from_fov(64, 48, 0.5), fisheye=(0.9, 0.0, 0.0, 0.0)), Album(3, most=2)
+    detections_in(model, frames, lens, 0.5, None, album)
+    assert album.kept == [0, 2]
+    assert np.abs(album[2].astype(int) - lens.rectified_image(pictures()[2])).mean() < 2
 
 
 def test_frames_of_another_size_than_the_calibration_are_one_line(tmp_path: Path) -> None:

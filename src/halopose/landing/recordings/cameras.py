@@ -50,6 +50,13 @@ class Lens:
         offset = None if poses.offset is None else self._moved(poses.mean) - moved
         return replace(poses, keypoints=moved, covariance=spread[0], scale=spread[1], offset=offset)
 
+    def rectified_image(self, image: Array) -> Array:
+        """An image (h, w, 3) as the pinhole ``camera`` would have seen it; the same if this is no fisheye."""
+        if not self.fisheye:
+            return image
+        matrix = self.camera.matrix
+        return np.asarray(cv2.fisheye.undistortImage(image, matrix, np.asarray(self.fisheye), Knew=matrix))
+
     def _moved(self, pixels: Array) -> Array:
         matrix, coefficients = self.camera.matrix, np.asarray(self.fisheye)
         flat = np.ascontiguousarray(pixels, dtype=np.float64).reshape(-1, 1, 2)

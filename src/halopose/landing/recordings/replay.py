@@ -16,6 +16,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array, camera_pose, normalise, rotation_from_angles, to_camera
 from halopose.geometry.pnp import Mask, solve_pose
+from halopose.landing.album import Album
 from halopose.landing.closer import look_closer
 from halopose.landing.fixes import Eye
 from halopose.landing.flight import Flight, Place, fusion_of, look
@@ -74,13 +75,13 @@ def detections_in(
     lens: Lens,
     conf: float,
     progress: Progress | None = None,
-    images: list[Array] | None = None,
+    album: Album | None = None,
     *,
     closer: bool = False,
 ) -> tuple[Array, list[PoseDistributions]]:
     """Times (N,) of the frames that there are, and everything in them that looks like a runway, rectified.
 
-    closer: large frames are looked at again at their own resolution (``look_closer``).
+    album: gets the images that a film shows, rectified as well. closer: large frames are looked at again at their own resolution (``look_closer``).
     """
     times: list[float] = []
 
@@ -88,8 +89,8 @@ def detections_in(
         for number, (time, image) in enumerate(frames.images()):
             _check_size(frames.path, image, lens)
             times.append(time)
-            if images is not None:
-                images.append(image)
+            if album is not None:
+                album.add(lens.rectified_image(image) if album.wants_next() else image)
             yield image
             if progress:
                 progress("looking", number + 1, len(frames.times))
@@ -118,7 +119,7 @@ def replay(
     *,
     start: Initial | None = None,
     truth: Array | None = None,
-    images: tuple[Array, ...] = (),
+    images: Sequence[Array] = (),
     others: tuple[Array, ...] = (),
 ) -> Flight:
     """Associate, solve, check and fuse detections at times (N,); truth (N, 3) in runway axes, if known, judges."""
