@@ -117,6 +117,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(positions: Positions, tmp_p
         write_mcap(positions, tmp_path / "positions.mcap")
 
 
+def test_times_beyond_what_a_stamp_holds_are_one_line(positions: Positions, tmp_path: Path) -> None:
+    """Nanoseconds given as seconds."""
+    with pytest.raises(HaloposeError, match="beyond the clock of ROS messages") as caught:
+        write_mcap(replace(positions, times=1e9 * (1.7e9 + positions.times)), tmp_path / "positions.mcap")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "positions.mcap").exists()
+
+
 def test_fill_takes_any_class() -> None:
     blank = SimpleNamespace(
         header=SimpleNamespace(stamp=SimpleNamespace(sec=0, nanosec=0), frame_id=""),

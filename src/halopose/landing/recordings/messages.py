@@ -3,11 +3,12 @@
 In: ``Positions``. Out: messages as plain mappings, which a node fills its own classes with
 (``examples/ros2_node.py``), and a file. Definitions come from rosbags, encoding from mcap-ros2-support.
 
-    /halopose/runway/pose  geometry_msgs/PoseWithCovarianceStamped in ``runway``: x along the landing direction, y
-    left, z up /halopose/enu/pose     the same in ``enu``: east, north, up of the threshold /halopose/earth/pose
-    the same in ``earth`` (REP 105): cartesian WGS84 /halopose/fix          sensor_msgs/NavSatFix: latitude,
-    longitude, height, covariance in east, north, up /halopose/deviation    halopose_msgs/IlsDeviation: what an ILS
-    would show, with sigma and whether it is valid
+    /halopose/runway/pose  geometry_msgs/PoseWithCovarianceStamped in ``runway``: x along the landing direction,
+                           y left, z up
+    /halopose/enu/pose     the same in ``enu``: east, north, up of the threshold
+    /halopose/earth/pose   the same in ``earth`` (REP 105): cartesian WGS84
+    /halopose/fix          sensor_msgs/NavSatFix: latitude, longitude, height, covariance in east, north, up
+    /halopose/deviation    halopose_msgs/IlsDeviation: what an ILS would show, its sigma, and whether it is valid
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ bool valid
 string reason
 """
 _UNKNOWN = math.pi**2  # variance of a turn that nobody knows
+_LATEST = 2.0**31  # seconds that a stamp holds
 _NO_FIX, _GBAS_FIX, _KNOWN = -1, 2, 3  # sensor_msgs/NavSatStatus and NavSatFix
 
 
@@ -140,6 +142,9 @@ def definition(datatype: str) -> str:
 
 def write_mcap(positions: Positions, path: Path) -> Path:
     """All messages of a flight, stamped with the logs' clock."""
+    latest = float(np.abs(positions.times).max(initial=0.0))
+    if latest >= _LATEST:
+        raise HaloposeError(f"{latest:.3g} s is beyond the clock of ROS messages, {_LATEST:.3g} s: check time_s")
     writing = need("mcap_ros2.writer")
     make_folder(path.parent)
     try:

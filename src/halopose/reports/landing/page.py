@@ -351,7 +351,7 @@ def _heard(times: Array) -> list[tuple[float, float]]:
 
 
 def _silences(flight: Flight) -> list[str]:
-    """Outages in words: between two stretches of a sensor, before its first and after its last."""
+    """Outages in words: between two stretches of a sensor, before its first and after its last, since frame 0."""
     first, last = flight.frame_times[[0, -1]]
     found = []
     for source, name in _SOURCES.items():
@@ -360,7 +360,7 @@ def _silences(flight: Flight) -> list[str]:
         usual = _SILENCE * float(np.median(np.diff(times))) if times.size > 1 else np.inf
         ends = [first, *(end for _, end in stretches)]
         starts = [*(start for start, _ in stretches), last]
-        gaps = [f"{a:.1f} to {b:.1f} s" for a, b in zip(ends, starts, strict=True) if b - a > usual]
+        gaps = [f"{a - first:.1f} to {b - first:.1f} s" for a, b in zip(ends, starts, strict=True) if b - a > usual]
         if gaps:
             found.append(f"{name} silent {_joined(gaps)}")
     return found

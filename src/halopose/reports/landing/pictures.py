@@ -218,7 +218,7 @@ class _Caption:
         _write_at(figure, 1256, 36, "metres, ellipses hold 95 %", ha="right", color=_MUTED)
 
     def show(self, n: int) -> None:
-        (x, _, z), time = self.flight.reference[n], self.flight.frame_times[n]
+        (x, _, z), time = self.flight.reference[n], self.flight.frame_times[n] - self.flight.frame_times[0]
         self.where.set_text(f"{_kilometres(-x)} to the threshold, {z:.0f} m high")
         self.when.set_text(f"{self.air}, {time:.1f} s")
         words, usable = state_of(self.flight, n)
