@@ -45,7 +45,7 @@ _NO_FIX, _GBAS_FIX, _KNOWN = -1, 2, 3  # sensor_msgs/NavSatStatus and NavSatFix
 
 
 def messages_at(positions: Positions, n: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Type and content of every topic's message at frame n; a flagged position is a fix without status."""
+    """Type and content of every topic's message at frame n; a flagged position is no fix, wherever an ILS would serve."""
     time, site = float(positions.times[n]), positions.site
     to_earth = _earth_from_enu(site.latitude, site.longitude)
     turn = to_earth @ site.turn
@@ -62,7 +62,8 @@ def messages_at(positions: Positions, n: int) -> dict[str, tuple[str, dict[str, 
     }
     local = _earth_from_enu(float(place[0]), float(place[1])).T @ turn
     spread = local @ positions.covariance[n] @ local.T
-    status = {"status": _GBAS_FIX if positions.valid[n] else _NO_FIX, "service": 0}
+    good = bool(np.isfinite(positions.position[n]).all()) and not positions.flags[n]
+    status = {"status": _GBAS_FIX if good else _NO_FIX, "service": 0}
     fix = {
         "header": header(time, "earth"), "status": status, "latitude": float(place[0]),
         "longitude": float(place[1]), "altitude": float(place[2]), "position_covariance": spread.ravel().tolist(),
