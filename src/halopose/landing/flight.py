@@ -65,7 +65,7 @@ class Flight:
     frame_times (N,), positions and attitudes at them (N, 3), true or as logged, NaN where nobody knows; fused
     (N, 3) and fused_covariance (N, 3, 3) are the filter's position at the frames, nees (N,) its squared error over
     its covariance. A fix is part of the fused position of its own frame. images: one a frame, of which an
-    ``Album`` has not all, or none.
+    ``Album`` has not all, or none. stamps (N,): times of the frames by the camera's clock, which the track has.
     """
 
     place: Place
@@ -80,6 +80,7 @@ class Flight:
     nees: Array
     images: Sequence[Array]
     settings: LandingSettings
+    stamps: Array
 
     @property
     def reference(self) -> Array:
@@ -194,6 +195,7 @@ def look(
     answers = track.answers
     error = answers.positions - position
     return {
+        "stamps": stamps,
         "position": position,
         "sightings": camera.seen(),
         "fixes": VisionFixes.together(camera.fixes),

@@ -84,6 +84,27 @@ def test_without_truth_there_is_a_page_and_a_log_all_the_same(recorded: Recorded
     assert log_of(again)["frames"][0]["truth"]["position"] is None
 
 
+def test_seed_and_weather_are_of_simulations_alone(recorded: Recorded) -> None:
+    assert log_of(recorded.flight)["settings"]["seed"] == SEED
+    assert not {"seed", "weather"} & set(log_of(recorded.again())["settings"])
+
+
+def test_truth_of_a_part_judges_that_part(recorded: Recorded) -> None:
+    """Errors are those of the frames with a truth, as if the others were not there."""
+    part = np.where(np.arange(len(recorded.times))[:, None] < 12, recorded.flight.position, np.nan)
+    again = recorded.again(truth=part)
+    summary = summarise(again)
+    error = (again.fused - recorded.flight.position)[:12]
+    for axis, name in enumerate("xyz"):
+        expected = np.sqrt(np.mean(error[:, axis] ** 2))
+        assert summary["root_mean_square_error"][name]["fused"] == pytest.approx(expected)
+        assert np.isfinite(summary["root_mean_square_error"][name]["vision"])
+    far = replace(again, fixes=replace(again.fixes, position=again.fixes.position + 1e3))
+    assert summarise(far)["vision_outside_95"] == summarise(far)["trusted_vision_outside_95"] == 1.0
+    assert summary["truth_known"] == 12
+    assert "of the 12 frames with a known truth" in to_text(summary)
+
+
 def test_with_truth_it_is_judged(recorded: Recorded) -> None:
     log = read_log(recorded.logs["gnss"].with_name("truth.csv"))
     places = np.array([m.value for m in measurements(log, "gnss", recorded.site, recorded.settings.sensors)])

@@ -69,6 +69,7 @@ def fabricate(
         nees,
         images,
         LandingSettings(seed=seed),
+        times,
         approach,
         truth,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from halopose.landing.flight import Flight
+from halopose.landing.flight import Flight, SimulatedFlight
 from halopose.landing.navigation.sensors import SIZES
 from halopose.landing.world.dataset import CORNER_NAMES
 from halopose.landing.world.scenes import Array
@@ -131,8 +131,7 @@ def _frame_entry(flight: Flight, n: int) -> dict[str, Any]:
 def _vision_update(flight: Flight, n: int) -> tuple[float | None, bool | None]:
     """NIS of frame n's fix in the filter and whether it was accepted; None if it never came there."""
     track = flight.track
-    near = slice(*np.searchsorted(track.times, flight.frame_times[n] + np.array([-1e-6, 1e-6])))
-    rows = np.flatnonzero(track.source[near] == "vision") + near.start
+    rows = np.flatnonzero((track.source == "vision") & (np.abs(track.times - flight.stamps[n]) < 1e-6))
     return (float(track.nis[rows[0]]), bool(track.accepted[rows[0]])) if rows.size else (None, None)
 
 
@@ -155,8 +154,11 @@ def _json(content: Any) -> Any:
 
 def _settings(flight: Flight) -> dict[str, Any]:
     place = flight.place
+    foreign = () if isinstance(flight, SimulatedFlight) else ("seed", "weather")
     chosen = {
-        key: value for key, value in vars(flight.settings).items() if isinstance(value, (bool, int, float, str))
+        key: value
+        for key, value in vars(flight.settings).items()
+        if isinstance(value, (bool, int, float, str)) and key not in foreign
     }
     return {
         **chosen,
