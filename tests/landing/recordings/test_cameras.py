@@ -96,6 +96,19 @@ def test_a_fisheye_is_rectified_with_its_covariances() -> None:
         np.testing.assert_allclose(found, moved.covariance[0, corner], atol=0.03 * found.max())
 
 
+def test_sizes_with_a_point_and_a_mark_at_the_beginning_are_read(tmp_path: Path) -> None:
+    text = "\ufeff%YAML:1.0\n---\n" + ROS.replace("640", "640.0")
+    assert read_camera(written(tmp_path, text)).camera == read_camera(written(tmp_path, ROS)).camera
+
+
+def test_a_rounded_rotation_becomes_the_nearest_one(tmp_path: Path) -> None:
+    exact = Mount.looking(0.1, -0.2, 0.3).rotation
+    rounded = ", ".join(f"{value:.3f}" for value in exact.ravel())
+    found = read_camera(written(tmp_path, ROS.replace("pitch_deg: -6.5", f"rotation: [{rounded}]"))).mount.rotation
+    np.testing.assert_allclose(found @ found.T, np.eye(3), atol=1e-12)
+    np.testing.assert_allclose(found, exact, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -103,7 +116,12 @@ def test_a_fisheye_is_rectified_with_its_covariances() -> None:
         (("image_width: 640", "image_width: 300"), "another image size"),
         (("plumb_bob", "magic"), "unknown distortion model 'magic'"),
         (("plumb_bob", "equidistant"), "a fisheye takes 4"),
-        (("data: [1200,", "data: ["), "takes 9 finite numbers, got 8"),
+        (("data: [1200,", "data: ["), "takes 9 numbers, got 8"),
+        (("data: [1200,", "data: [.nan,"), "takes finite numbers, got nan"),
+        (("image_width: 640", "image_width: 640.5"), "whole number of pixels, got 640.5"),
+        (("image_width: 640", "image_width: .inf"), "whole number of pixels, got inf"),
+        (("pitch_deg: -6.5", "rotation: [0, -1, 0, 0, 0, 1, 1, 0, 0]"), "camera.yaml: the mount's rotation mirrors"),
+        (("pitch_deg: -6.5", "rotation: [0, 1.1, 0, 0, 0, 1, 1, 0, 0]"), "not orthonormal"),
         (("1200, 0,", "0.0012, 0,"), "in pixels"),
         (("camera_matrix", "matrix"), "has no camera_matrix"),
         (("pitch_deg", "pitch"), "does not know 'pitch'"),

@@ -82,6 +82,22 @@ def test_damaged_bytes_anywhere_in_an_mcap_file_are_read_or_refused_in_one_line(
     assert not any("\n" in line for line in lines)
 
 
+def test_what_is_no_film_says_so(tmp_path: Path) -> None:
+    (tmp_path / "garbage.mcap").write_bytes(b"not one of them" * 9)
+    with pytest.raises(HaloposeError, match="is no MCAP file: it does not begin as one"):
+        open_frames(tmp_path / "garbage.mcap")
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    with pytest.raises(HaloposeError, match="empty.mp4 is empty"):
+        open_frames(tmp_path / "empty.mp4")
+
+
+def test_frames_of_a_folder_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for n in (1, 2, 10, 11, 100):
+        cv2.imwrite(str(tmp_path / f"frame{n}.png"), np.full((4, 4, 3), n, np.uint8))
+    found = [int(image[0, 0, 0]) for _, image in open_frames(tmp_path, rate=1.0).images()]
+    assert found == [1, 2, 10, 11, 100]
+
+
 def test_times_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="2 rows for 3 images"):
         open_frames(folder_of(tmp_path, TIMES[:2]))
