@@ -9,7 +9,7 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Mount
-from halopose.landing.flight import SimulatedFlight, start_of
+from halopose.landing.flight import SimulatedFlight, sensed, start_of
 from halopose.landing.navigation.sensors import in_order
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.frames import open_frames
@@ -149,12 +149,21 @@ def test_without_an_attitude_the_whole_pose_is_solved_for(recorded: Recorded) ->
     assert again.fixes.solved.any()
 
 
-def test_an_offset_of_the_clocks_is_found(recorded: Recorded) -> None:
-    """Frames at 10 Hz, exact corners, stamped .46 s early."""
-    approach, truth, _ = approach_of(SEED)
-    times = np.arange(0.5, truth.times[-1] - 1, 0.1)
+@pytest.mark.parametrize("rate", [10.0, 2.0])
+@pytest.mark.parametrize("seed", [1, SEED, 5])
+def test_an_offset_of_the_clocks_is_found_or_refused(rate: float, seed: int) -> None:
+    """Noisy corners, stamped early by some tenths; by more than is looked for nothing may be found."""
+    approach, truth, _ = approach_of(seed)
+    settings = replace(SETTINGS, seed=seed)
+    measured = sensed(approach, truth, settings)[1]
+    lens = Lens(*settings.camera.believed(approach.world.camera, approach.world.mount, seed))
+    times = np.arange(0.5, truth.times[-1] - 1, 1 / rate)
     seen = detections(sighted(approach, truth, times, np.random.default_rng(0)))
-    assert estimate_offset(times - 0.46, seen, recorded.lens, recorded.measured) == pytest.approx(0.46, abs=0.06)
+    for early in (0.0, 0.46, -1.5):
+        assert estimate_offset(times - early, seen, lens, measured) == pytest.approx(early, abs=0.1)
+    for early in (3.0, -6.0):
+        with pytest.raises(HaloposeError, match="no offset within 2 s fits"):
+            estimate_offset(times - early, seen, lens, measured)
 
 
 @pytest.mark.parametrize(

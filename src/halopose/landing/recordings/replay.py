@@ -35,6 +35,7 @@ from halopose.types import Progress
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 15.0, 8.0, 5.0])  # m and m/s, about where the flight seems to begin
 _SOURCES: dict[Kind, tuple[str, ...]] = {"ils": ("localizer", "glide_slope")}  # of a log, if not by its name
 _OFFSETS = np.arange(-2.0, 2.0 + 1e-9, 0.02)  # seconds that are tried
+_SPAN, _NEAR, _CLEARLY = 1.5, 0.5, 2.5  # seconds of a line, seconds about the best, and how much rougher others are
 
 
 def settings_for(logs: Mapping[Kind, Path], times: Array, **choices: Any) -> LandingSettings:
@@ -236,25 +237,45 @@ def estimate_offset(
     """Seconds to add to the frames' times so that the runway, seen without the aircraft's turns, moves least.
 
     The best detection's middle is turned back by the attitude at every offset up to 2 s; the wrong ones leave the
-    turns in it, and the right one leaves a smooth approach.
+    turns in it, and the right one leaves a smooth approach. Refused where none of them is clearly the smoothest.
     """
     seen = [n for n, poses in enumerate(detections) if len(poses)]
     if len(seen) < 10:
         raise HaloposeError(f"an offset takes a runway in ten frames, it is in {len(seen)}: give --offset")
     middle = np.array([detections[n].mean[int(np.argmax(detections[n].scores))].mean(0) for n in seen])
     rays = np.concatenate([normalise(lens.camera, middle), np.ones((len(seen), 1))], axis=1)
-    rough = []
-    for offset in _OFFSETS:
-        angles = attitudes_at(measured, times[seen] + offset)
-        body = lens.mount.rotation @ rotation_from_angles(*np.nan_to_num(angles).T)
-        level = (np.swapaxes(body, 1, 2) @ rays[..., None])[..., 0]
-        jumps = np.diff(level[:, 1:] / level[:, :1], n=2, axis=0)
-        known: Mask = np.asarray(np.isfinite(angles).all(axis=-1), dtype=bool)
-        used = known[:-2] & known[1:-1] & known[2:]
-        rough.append(float(np.median(np.square(jumps[used]).sum(1))) if used.sum() >= 8 else np.inf)
+    turns = [each for each in measured if each.source == "attitude"]
+    rough = np.array([_roughness(times[seen], rays, attitudes_at(turns, times[seen] + o), lens) for o in _OFFSETS])
     if not np.isfinite(rough).any():
         raise HaloposeError("frames and attitudes never meet within 2 s: give --offset")
-    return float(np.round(_OFFSETS[int(np.argmin(rough))], 2))
+    best = int(np.argmin(rough))
+    others = rough[np.abs(_OFFSETS - _OFFSETS[best]) > _NEAR]
+    if best in (0, len(_OFFSETS) - 1) or not others.min() > _CLEARLY * rough[best]:
+        raise HaloposeError(
+            "no offset within 2 s fits the turns of the aircraft clearly better than the others: give --offset"
+        )
+    return float(np.round(_OFFSETS[best], 2))
+
+
+def _roughness(times: Array, rays: Array, angles: Array, lens: Lens) -> float:
+    """How far directions (N, 3) in the camera, turned back by angles (N, 3), are from straight lines over seconds.
+
+    Squared, the mean of the lower nine tenths; over shorter times noise of the corners would hide the turns.
+    """
+    body = lens.mount.rotation @ rotation_from_angles(*np.nan_to_num(angles).T)
+    level = (np.swapaxes(body, 1, 2) @ rays[..., None])[..., 0]
+    slopes = level[:, 1:] / level[:, :1]
+    known: Mask = np.asarray(np.isfinite(angles).all(axis=-1), dtype=bool)
+    step = max(round(_SPAN / max(float(np.median(np.diff(times))), 1e-3)), 1)
+    before, at, after = slice(None, -2 * step), slice(step, -step), slice(2 * step, None)
+    apart = times[after] - times[before]
+    used = known[before] & known[at] & known[after] & (apart > 0) & (apart < 3 * max(_SPAN, apart.min(initial=_SPAN)))
+    if used.sum() < 8:
+        return float("inf")
+    share = ((times[at] - times[before]) / np.where(apart > 0, apart, 1.0))[:, None]
+    off = slopes[at] - (1 - share) * slopes[before] - share * slopes[after]
+    squares = np.sort(np.square(off[used]).sum(1))
+    return float(squares[: int(0.9 * len(squares))].mean())
 
 
 __all__ = [
