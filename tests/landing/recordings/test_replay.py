@@ -22,7 +22,7 @@ from halopose.landing.recordings.replay import (
     settings_for,
     start_from,
 )
-from halopose.landing.recordings.runways import Site, read_runway
+from halopose.landing.recordings.runways import Site, from_corners, read_runway
 from halopose.landing.recordings.writing import record
 from halopose.landing.settings import CameraErrors, LandingSettings
 from halopose.landing.sighting import detections
@@ -82,6 +82,13 @@ def test_without_truth_there_is_a_page_and_a_log_all_the_same(recorded: Recorded
     assert "Nobody knows the truth of this flight" in page
     assert "nan" not in " ".join(part.split('"')[0] for part in page.split(' d="')[1:])
     assert log_of(again)["frames"][0]["truth"]["position"] is None
+
+
+def test_a_recorded_runway_lies_as_its_designator_says(recorded: Recorded) -> None:
+    assert recorded.site.designator == recorded.flight.place.designator
+    assert np.degrees(recorded.site.heading) == pytest.approx(10 * int(recorded.site.designator[:2]) % 360, abs=1e-6)
+    nameless = from_corners(recorded.site.to_wgs84(recorded.site.corners))
+    assert nameless.designator == recorded.site.designator
 
 
 def test_seed_and_weather_are_of_simulations_alone(recorded: Recorded) -> None:
