@@ -75,7 +75,9 @@ COMMANDS = (
     studies.analyse,
 )
 for command in COMMANDS:
-    app.command(cls=Grouped, short_help=(command.__doc__ or "").splitlines()[0])(command)  # whole, where click would cut it
+    app.command(cls=Grouped, short_help=(command.__doc__ or "").splitlines()[0])(
+        command
+    )  # whole, where click would cut it
 
 
 def main() -> None:

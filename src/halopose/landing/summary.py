@@ -45,7 +45,9 @@ def summarise(flight: Flight) -> dict[str, Any]:
     limit = float(stats.chi2.ppf(0.95, 3))
     outside = distances(vision, total_covariance(flight)) > limit
     solved, trusted = fixes.solved, fixes.trusted & fixes.solved
-    true = np.isfinite(flight.position).all(1)  # frames to judge by, if any: a truth may be of a part of the flight
+    true = np.isfinite(flight.position).all(
+        1
+    )  # frames to judge by, if any: a truth may be of a part of the flight
     error, required = fixes.error(flight.position), flight.settings.required
     beyond = (np.abs(error) > fixes.levels).any(1)
     judged = consistency(flight.nees, 3) if flight.judged else None
@@ -69,7 +71,8 @@ def summarise(flight: Flight) -> dict[str, Any]:
         "fused_nees": judged.mean if judged else float("nan"),
         "fused_nees_inside_95": judged.inside if judged else float("nan"),
         "root_mean_square_error": {
-            axis: {"vision": _rms(vision[trusted & true, n]), "fused": _rms(fused[true, n])} for n, axis in enumerate(AXES)
+            axis: {"vision": _rms(vision[trusted & true, n]), "fused": _rms(fused[true, n])}
+            for n, axis in enumerate(AXES)
         },
         "rejected_by_filter": dict(flight.track.rejected),
         "frames_not_used_because": dict(

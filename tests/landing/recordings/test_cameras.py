@@ -59,7 +59,7 @@ def test_a_fisheye_s_image_is_rectified_as_its_keypoints_are() -> None:
     lens = Lens(Camera(400.0, 400.0, 319.5, 191.5, 640, 384), fisheye=tuple(FISHEYE.tolist()))
     image = np.zeros((384, 640, 3), np.uint8)
     image[90, 480] = 255
-    image = cv2.GaussianBlur(image, (0, 0), 2) * 20
+    image = np.asarray(cv2.GaussianBlur(image, (0, 0), 2) * 20, np.uint8)
     keypoints = np.array([[[480.0, 90.0]]])
     spread = np.eye(2)[None, None]
     poses = PoseDistributions(np.zeros((1, 4)), np.ones(1), keypoints, spread, spread)
@@ -120,7 +120,10 @@ def test_a_rounded_rotation_becomes_the_nearest_one(tmp_path: Path) -> None:
         (("data: [1200,", "data: [.nan,"), "takes finite numbers, got nan"),
         (("image_width: 640", "image_width: 640.5"), "whole number of pixels, got 640.5"),
         (("image_width: 640", "image_width: .inf"), "whole number of pixels, got inf"),
-        (("pitch_deg: -6.5", "rotation: [0, -1, 0, 0, 0, 1, 1, 0, 0]"), "camera.yaml: the mount's rotation mirrors"),
+        (
+            ("pitch_deg: -6.5", "rotation: [0, -1, 0, 0, 0, 1, 1, 0, 0]"),
+            "camera.yaml: the mount's rotation mirrors",
+        ),
         (("pitch_deg: -6.5", "rotation: [0, 1.1, 0, 0, 0, 1, 1, 0, 0]"), "not orthonormal"),
         (("1200, 0,", "0.0012, 0,"), "in pixels"),
         (("camera_matrix", "matrix"), "has no camera_matrix"),

@@ -87,7 +87,7 @@ def test_what_is_no_film_says_so(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="is no MCAP file: it does not begin as one"):
         open_frames(tmp_path / "garbage.mcap")
     (tmp_path / "empty.mp4").write_bytes(b"")
-    with pytest.raises(HaloposeError, match="empty.mp4 is empty"):
+    with pytest.raises(HaloposeError, match=r"empty\.mp4 is empty"):
         open_frames(tmp_path / "empty.mp4")
 
 

@@ -20,7 +20,7 @@ from halopose.landing.recordings.extras import need
 from halopose.landing.recordings.logs import read_log
 from halopose.types import Array
 
-TIMES = "times.csv"  # beside the images of a folder: time_s, one row an image, in the order of their names, 2 before 10
+TIMES = "times.csv"  # beside the images of a folder: time_s, one row an image, by names, of which 2 is before 10
 
 
 @dataclass(frozen=True)

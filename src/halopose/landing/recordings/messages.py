@@ -45,7 +45,7 @@ _NO_FIX, _GBAS_FIX, _KNOWN = -1, 2, 3  # sensor_msgs/NavSatStatus and NavSatFix
 
 
 def messages_at(positions: Positions, n: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Type and content of every topic's message at frame n; a flagged position is no fix, wherever an ILS would serve."""
+    """Type and content of every topic's message at frame n; a flagged position is no fix."""
     time, site = float(positions.times[n]), positions.site
     to_earth = _earth_from_enu(site.latitude, site.longitude)
     turn = to_earth @ site.turn

@@ -35,7 +35,11 @@ from halopose.types import Progress
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 15.0, 8.0, 5.0])  # m and m/s, about where the flight seems to begin
 _SOURCES: dict[Kind, tuple[str, ...]] = {"ils": ("localizer", "glide_slope")}  # of a log, if not by its name
 _OFFSETS = np.arange(-2.0, 2.0 + 1e-9, 0.02)  # seconds that are tried
-_SPAN, _NEAR, _CLEARLY = 1.5, 0.5, 2.5  # seconds of a line, seconds about the best, and how much rougher others are
+_SPAN, _NEAR, _CLEARLY = (
+    1.5,
+    0.5,
+    2.5,
+)  # seconds of a line, seconds about the best, and how much rougher others are
 
 
 def settings_for(logs: Mapping[Kind, Path], times: Array, **choices: Any) -> LandingSettings:
@@ -82,7 +86,8 @@ def detections_in(
 ) -> tuple[Array, list[PoseDistributions]]:
     """Times (N,) of the frames that there are, and everything in them that looks like a runway, rectified.
 
-    album: gets the images that a film shows, rectified as well. closer: large frames are looked at again at their own resolution (``look_closer``).
+    album: gets the images that a film shows, rectified as well. closer: large frames
+    are looked at again at their own resolution (``look_closer``).
     """
     times: list[float] = []
 
@@ -150,7 +155,7 @@ def replay(
 def start_from(
     measured: Sequence[Measurement], times: Array, detections: Sequence[PoseDistributions], eye: Eye
 ) -> Initial:
-    """Where the filter begins: on a line through the first GNSS fixes, else where the first runway seen places it."""
+    """Where the filter begins: on a line through the first GNSS fixes, else where the first runway seen says."""
     first = float(min([times[0], *(each.time for each in measured[:1])]))
     fixes = [each for each in measured if each.source == "gnss"][:20]
     spread = np.diag(_START_SIGMA**2)
@@ -174,7 +179,7 @@ def start_from(
 
 
 def _line(times: Array, values: Array, at: float) -> tuple[Array, Array]:
-    """Position (3,) and velocity (3,) at an instant, of values (N, 3), by medians: a quarter of them may be wrong."""
+    """Position (3,) and velocity (3,) at an instant, of values (N, 3), by medians: a quarter may be wrong."""
     one, other = np.triu_indices(len(times), 1)
     apart = times[other] - times[one]
     slopes = (values[other] - values[one])[apart > 0] / apart[apart > 0][:, None]
@@ -209,7 +214,7 @@ def _check_clocks(times: Array, measured: Sequence[Measurement]) -> None:
     if len(apart) == len(spans):
         first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
         raise HaloposeError(
-            f"{film}, logs from {first:.1f} to {last:.1f} s: give --offset, the seconds to add to the frames' times"
+            f"{film}, logs from {first:.1f} to {last:.1f} s: give --offset, seconds to add to the frames' times"
         )
     raise HaloposeError(
         f"{film}, the log of {apart[0]} from {first:.1f} to {last:.1f} s: put it on the clock of the others, or "
@@ -269,7 +274,9 @@ def _roughness(times: Array, rays: Array, angles: Array, lens: Lens) -> float:
     step = max(round(_SPAN / max(float(np.median(np.diff(times))), 1e-3)), 1)
     before, at, after = slice(None, -2 * step), slice(step, -step), slice(2 * step, None)
     apart = times[after] - times[before]
-    used = known[before] & known[at] & known[after] & (apart > 0) & (apart < 3 * max(_SPAN, apart.min(initial=_SPAN)))
+    used = (
+        known[before] & known[at] & known[after] & (apart > 0) & (apart < 3 * max(_SPAN, apart.min(initial=_SPAN)))
+    )
     if used.sum() < 8:
         return float("inf")
     share = ((times[at] - times[before]) / np.where(apart > 0, apart, 1.0))[:, None]

@@ -6,6 +6,7 @@ the camera and the runway. The same seed gives the same data, whatever the numbe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -88,8 +89,7 @@ def _manifest_path(folder: Path, split: str) -> Path:
 
 def _manifest(seed: int, kinds: Sequence[Weather], settings: SceneSettings, quality: int) -> dict[str, Any]:
     """What a split's images depend on, beside their number, as json has it."""
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
-    plain["camera"]["distortion"] = list(plain["camera"]["distortion"])
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))  # lists for tuples
     return {"seed": seed, "weather": list(kinds), "settings": plain, "quality": quality}
 
 

@@ -362,7 +362,9 @@ def _silences(flight: Flight) -> list[str]:
         usual = _SILENCE * float(np.median(np.diff(times))) if times.size > 1 else np.inf
         ends = [first, *(end for _, end in stretches)]
         starts = [*(start for start, _ in stretches), last]
-        gaps = [f"{a - first:.1f} to {b - first:.1f} s" for a, b in zip(ends, starts, strict=True) if b - a > usual]
+        gaps = [
+            f"{a - first:.1f} to {b - first:.1f} s" for a, b in zip(ends, starts, strict=True) if b - a > usual
+        ]
         if gaps:
             found.append(f"{name} silent {_joined(gaps)}")
     return found
