@@ -246,6 +246,7 @@ def test_without_an_attitude_there_is_no_position(land: Callable[..., Any]) -> N
         (["--frames", "film.mp4", "--rate", "2"], "--rate belongs to a simulated flight"),
         (["--frames", "film.mp4", "--attitude", "irs"], "--attitude irs belongs to a simulated flight"),
         (["--frames", "film.mp4", "--offset", "auto"], "--offset auto takes the turns of the aircraft"),
+        (["--frames", "film.mp4", "--frame-rate", "1e-9"], "--frame-rate goes from one a minute"),
         (["--frames", "film.mp4", "--offset", "nan"], "--offset takes seconds or auto, got 'nan'"),
     ],
 )

@@ -113,8 +113,8 @@ def land(
 
     if base is not None and artifact is None:
         raise HaloposeError("give --base and --artifact together: heads belong to one detector")
-    if frame_rate is not None and not 0 < frame_rate <= 1000:
-        raise HaloposeError(f"--frame-rate should be above 0 and up to 1000 a second, got {frame_rate}")
+    if frame_rate is not None and not 1 / 60 <= frame_rate <= 1000:
+        raise HaloposeError(f"--frame-rate goes from one a minute (0.017) to 1000 a second, got {frame_rate}")
     choices: dict[str, Any] = {
         "prune": prune, "integrity": integrity, "alarm": alarm, "requirement": requirement, "conf": conf
     }  # fmt: skip
@@ -314,6 +314,8 @@ class _Recorded:
         settings = replaying.settings_for(logs, frames.times, **choices)
         measured = replaying.read_measurements(logs, site, settings)
         judges = None if truth is None else read_log(truth)
+        if offset != "auto":
+            replaying.check_clocks(frames.times, measured)  # before all frames are looked at
         far = [] if "gnss" not in logs else [too_far(read_log(logs["gnss"]), site)]
         far += [] if judges is None else [too_far(judges, site)]
         for words in (site.note, replaying.missing(logs), *far):

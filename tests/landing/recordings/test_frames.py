@@ -82,6 +82,12 @@ def test_damaged_bytes_anywhere_in_an_mcap_file_are_read_or_refused_in_one_line(
     assert not any("\n" in line for line in lines)
 
 
+@pytest.mark.parametrize("rate", [0.0, 1e-9, -1.0, float("nan"), 1e4])
+def test_a_rate_that_no_film_has_is_one_line(tmp_path: Path, rate: float) -> None:
+    with pytest.raises(HaloposeError, match="from one a minute up to 1000 a second"):
+        open_frames(folder_of(tmp_path), rate=rate)
+
+
 def test_what_is_no_film_says_so(tmp_path: Path) -> None:
     (tmp_path / "garbage.mcap").write_bytes(b"not one of them" * 9)
     with pytest.raises(HaloposeError, match="is no MCAP file: it does not begin as one"):

@@ -20,6 +20,7 @@ from halopose.landing.recordings.extras import need
 from halopose.landing.recordings.logs import read_log
 from halopose.types import Array
 
+_SLOWEST = 1 / 60  # frames a second, as logs have a row a minute or more
 TIMES = "times.csv"  # beside the images of a folder: time_s, one row an image, by names, of which 2 is before 10
 
 
@@ -47,8 +48,8 @@ def open_frames(path: Path | str, *, rate: float | None = None, offset: float = 
     path = Path(path)
     if not path.exists():
         raise HaloposeError(f"no file {path}: give a film, a folder of images or an MCAP file")
-    if rate is not None and not 0 < rate <= 1000:
-        raise HaloposeError(f"frames come at a rate above 0 and up to 1000 a second, got {rate}")
+    if rate is not None and not _SLOWEST <= rate <= 1000:
+        raise HaloposeError(f"frames come at a rate from one a minute up to 1000 a second, got {rate} a second")
     if path.is_dir():
         return Frames(path, _folder_times(path, rate) + offset)
     if path.suffix.lower() == ".mcap":

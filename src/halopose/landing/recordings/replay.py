@@ -192,14 +192,14 @@ def _check_times(
 ) -> None:
     if (np.diff(times) < 0).any():
         raise HaloposeError("time stamps of the frames are out of order: sort the frames")
-    _check_clocks(times, measured)
+    check_clocks(times, measured)
     if settings.attitude == "irs" and not np.isfinite(attitudes).any():
         raise HaloposeError(
             "no attitude at any frame: give --offset, or leave out --attitude to solve for the pose"
         )
 
 
-def _check_clocks(times: Array, measured: Sequence[Measurement]) -> None:
+def check_clocks(times: Array, measured: Sequence[Measurement]) -> None:
     """Refuse logs that never meet the frames, each for itself: one of another clock would be believed."""
     spans = {}
     for kind in KINDS:
@@ -252,7 +252,7 @@ def estimate_offset(
     turns = [each for each in measured if each.source == "attitude"]
     rough = np.array([_roughness(times[seen], rays, attitudes_at(turns, times[seen] + o), lens) for o in _OFFSETS])
     if not np.isfinite(rough).any():
-        raise HaloposeError("frames and attitudes never meet within 2 s: give --offset")
+        raise HaloposeError("too few frames with both runway and attitude within 2 s: give --offset")
     best = int(np.argmin(rough))
     others = rough[np.abs(_OFFSETS - _OFFSETS[best]) > _NEAR]
     if best in (0, len(_OFFSETS) - 1) or not others.min() > _CLEARLY * rough[best]:
@@ -274,9 +274,8 @@ def _roughness(times: Array, rays: Array, angles: Array, lens: Lens) -> float:
     step = max(round(_SPAN / max(float(np.median(np.diff(times))), 1e-3)), 1)
     before, at, after = slice(None, -2 * step), slice(step, -step), slice(2 * step, None)
     apart = times[after] - times[before]
-    used = (
-        known[before] & known[at] & known[after] & (apart > 0) & (apart < 3 * max(_SPAN, apart.min(initial=_SPAN)))
-    )
+    usual = float(np.median(apart)) if apart.size else _SPAN
+    used = known[before] & known[at] & known[after] & (apart > 0) & (apart < 2 * usual)
     if used.sum() < 8:
         return float("inf")
     share = ((times[at] - times[before]) / np.where(apart > 0, apart, 1.0))[:, None]
@@ -286,6 +285,7 @@ def _roughness(times: Array, rays: Array, angles: Array, lens: Lens) -> float:
 
 
 __all__ = [
+    "check_clocks",
     "detections_in",
     "estimate_offset",
     "missing",
