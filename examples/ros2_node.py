@@ -1,8 +1,7 @@
 """A ROS 2 node that says where the camera is, with a covariance, whenever it sees the runway.
 
-    python examples/ros2_node.py                                          # without ROS: one drawn frame, as a
-    message ros2 run ... or: python examples/ros2_node.py --camera camera.yaml --runway KSFO/28R --topic
-    /camera/compressed
+    python examples/ros2_node.py    # without ROS: one drawn frame, as a message
+    python examples/ros2_node.py --camera camera.yaml --runway KSFO/28R --topic /camera/compressed
 
 Takes `sensor_msgs/CompressedImage`, gives `geometry_msgs/PoseWithCovarianceStamped` in the frame `runway`: x along
 the landing direction, y left, z up, from the threshold. The pose is that of the camera's optical frame. All six

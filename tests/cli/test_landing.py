@@ -55,7 +55,8 @@ def land(
         monkeypatch.setattr("halopose.landing.flight.render", lambda scene: blank)
         monkeypatch.setattr("halopose.hosts.shipped._packaged", lambda name: tmp_path / name)
         monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: model)
-        monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path), *SLOW, *options])
+        slow = SLOW[2:] if "--frames" in options else SLOW
+        monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path), *slow, *map(str, options)])
         with pytest.raises(SystemExit) as stop:
             main()
         assert stop.value.code == 0
@@ -120,6 +121,23 @@ def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any],
         assert all(37.5 < float(row["latitude_deg"]) < 37.7 for row in csv.DictReader(file))
 
 
+def test_images_are_kept_only_where_something_shows_them(
+    land: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "approach"
+    films: list[Array] = []
+    land("--record", there)
+    files = "--frames", there / "video.mp4", "--camera", there / "camera.yaml", "--runway", there / "runway.json"
+    given = *files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv"
+    monkeypatch.setattr("halopose.landing.album.Album.add", lambda album, image: pytest.fail("kept for nobody"))
+    land(*given)
+    monkeypatch.undo()
+    monkeypatch.setattr("halopose.landing.album.Album.__init__.__defaults__", (3,))
+    monkeypatch.setattr("halopose.reports.landing.pictures.write_film", lambda frames, path: films.extend(frames))
+    log, _ = land(*given, "--animation")
+    assert log["summary"]["frames"] > 3 >= len(films) > 0
+
+
 class Strange(Oracle):
     """Detections that are all unlike the data."""
 
@@ -145,6 +163,23 @@ def test_a_recording_unlike_the_data_says_what_to_do(land: Callable[..., Any], t
     log, said = land(*film, "--alarm", "0", model=Strange(LandingSettings(rate=0.1), START))
     assert log["summary"]["trusted"] > 0
     assert "--widen" not in said
+
+
+def test_logs_in_other_units_say_what_to_check(land: Callable[..., Any], tmp_path: Path) -> None:
+    """Attitudes in radians under the name of degrees, as a user once wrote them."""
+    there = tmp_path / "approach"
+    land("--record", there)
+    text = (there / "attitude.csv").read_text()
+    (there / "attitude.csv").write_text(text.replace("_rad", "_deg"))
+    files = "--frames", there / "video.mp4", "--camera", there / "camera.yaml", "--runway", there / "runway.json"
+    log, said = land(*files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv")
+    assert log["summary"]["trusted"] == 0
+    assert "check the units of the logs" in said
+    (there / "attitude.csv").write_text(text)
+    assert (
+        "check the units"
+        not in land(*files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv")[1]
+    )
 
 
 def test_nothing_detected_is_a_flight_too(land: Callable[..., Any]) -> None:
@@ -200,6 +235,19 @@ def test_without_an_attitude_there_is_no_position(land: Callable[..., Any]) -> N
         (["--write", "csv,xml"], "--write knows csv, mcap, rerun, not 'xml'"),
         (["--frames", "film.mp4"], "--frames needs --camera too"),
         (["--gnss", "gnss.csv"], "--gnss belongs to a recorded flight: give --frames too"),
+        (["--offset", "0"], "--offset belongs to a recorded flight: give --frames too"),
+        (["--frame-rate", "5"], "--frame-rate belongs to a recorded flight: give --frames too"),
+        (["--attitude", "a.csv"], "--attitude a.csv belongs to a recorded flight: give --frames too"),
+        (["--frames", "film.mp4", "--without", "gnss"], "--without belongs to a simulated flight: leave it out"),
+        (["--frames", "film.mp4", "--outage", "gnss:1-2"], "--outage belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--record", "there"], "--record belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--weather", "fog"], "--weather belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--seed", "0"], "--seed belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--rate", "2"], "--rate belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--attitude", "irs"], "--attitude irs belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--offset", "auto"], "--offset auto takes the turns of the aircraft"),
+        (["--frames", "film.mp4", "--frame-rate", "1e-9"], "--frame-rate goes from one a minute"),
+        (["--frames", "film.mp4", "--offset", "nan"], "--offset takes seconds or auto, got 'nan'"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -217,6 +265,12 @@ def test_mistakes_are_one_line(
     assert stop.value.code == 2
     assert message in error
     assert "Traceback" not in error
+
+
+def test_help_groups_options_by_what_they_are_for() -> None:
+    text = run("land", "--help")
+    both, simulated, recorded = text.index("Options:"), text.index("Simulated flights:"), text.index("Recorded")
+    assert both < text.index("--integrity") < simulated < text.index("--outage") < recorded < text.index("--gnss")
 
 
 def test_what_the_animation_needs_is_asked_for_before_the_flight(

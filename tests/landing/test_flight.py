@@ -19,6 +19,7 @@ from halopose.landing.summary import distances, summarise, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
+from halopose.reports.landing.page import log_of
 from halopose.types import Array
 
 ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)
@@ -103,6 +104,16 @@ def test_frames_without_the_runway_say_so() -> None:
     assert np.isnan(flight.fixes.position[5]).all()
     assert not flight.fixes.trusted[5]
     assert np.isfinite(flight.fused).all()
+
+
+def test_the_log_knows_what_became_of_each_fix() -> None:
+    """Images are stamped late by the camera's clock, and that is when the filter has them."""
+    flight = flown(3)
+    assert not np.array_equal(flight.stamps, flight.frame_times)
+    updates = [frame["vision"] for frame in log_of(flight)["frames"]]
+    found = [update["nis"] for update in updates if update["nis"] is not None]
+    np.testing.assert_array_equal(np.sort(found), np.sort(flight.track.nis_of("vision")))
+    assert [update["nis"] is not None for update in updates] == flight.fixes.trusted.tolist()
 
 
 def test_what_is_unlike_the_data_is_not_used() -> None:

@@ -14,7 +14,7 @@ import typer
 
 from halopose import __version__
 from halopose.cli import applying, export, fitting, landing, multiview, scoring, studies, tracking
-from halopose.cli.options import read_config
+from halopose.cli.options import Grouped, read_config
 from halopose.cli.terminal import listen, say
 from halopose.errors import HaloposeError
 
@@ -75,7 +75,9 @@ COMMANDS = (
     studies.analyse,
 )
 for command in COMMANDS:
-    app.command(short_help=(command.__doc__ or "").splitlines()[0])(command)  # whole, where click would cut it
+    app.command(cls=Grouped, short_help=(command.__doc__ or "").splitlines()[0])(
+        command
+    )  # whole, where click would cut it
 
 
 def main() -> None:

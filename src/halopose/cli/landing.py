@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,25 +21,30 @@ if TYPE_CHECKING:
     from halopose.types import Progress
 
 _ILS = ("localizer", "glide_slope")
+_simulated = partial(typer.Option, rich_help_panel="Simulated flights")
+_recorded = partial(typer.Option, rich_help_panel="Recorded flights")
+_OF_SIMULATED = ("seed", "weather", "rate", "without", "outage", "record")
+_OF_RECORDED = ("camera", "runway", "gnss", "ils", "radio", "irs", "truth", "offset", "frame_rate", "closer")
 
 
 def land(
+    context: typer.Context,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for animation, log and page.")] = Path(
         "landing"
     ),
-    seed: Annotated[int, typer.Option(min=0, help="Runway, light, flight and noise.")] = 0,
+    seed: Annotated[int, _simulated(min=0, help="Runway, light, flight and noise.")] = 0,
     weather: Annotated[
-        Literal["clear", "haze", "dusk", "night", "fog"], typer.Option(help="Fog is what the detector never saw.")
+        Literal["clear", "haze", "dusk", "night", "fog"], _simulated(help="Fog is what the detector never saw.")
     ] = "clear",
-    rate: Annotated[float, typer.Option(help="Images a second.")] = 2.0,
+    rate: Annotated[float, _simulated(help="Images a second.")] = 2.0,
     without: Annotated[
         str | None,
-        typer.Option(
+        _simulated(
             help="Sensors to leave out, with commas: gnss, ils, radio, irs (accelerations), attitude (of the IRS)."
         ),
     ] = None,
     outage: Annotated[
-        list[str] | None, typer.Option(help="A sensor's outage in seconds, such as gnss:20-60; repeat for more.")
+        list[str] | None, _simulated(help="A sensor's outage in seconds, such as gnss:20-60; repeat for more.")
     ] = None,
     attitude: Annotated[
         str,
@@ -66,28 +73,28 @@ def land(
     animation: Annotated[bool, typer.Option(help="Draw the animation.")] = True,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
     record: Annotated[
-        Path | None, typer.Option(help="A folder to write the simulated flight to: film, camera, runway, logs.")
+        Path | None, _simulated(help="A folder to write the simulated flight to: film, camera, runway, logs.")
     ] = None,
     frames: Annotated[
-        Path | None, typer.Option(help="Land on these instead: a film, a folder of images or an MCAP file.")
+        Path | None, _recorded(help="Land on these instead: a film, a folder of images or an MCAP file.")
     ] = None,
-    camera: Annotated[Path | None, typer.Option(help="Its calibration: yaml of OpenCV or ROS.")] = None,
+    camera: Annotated[Path | None, _recorded(help="Its calibration: yaml of OpenCV or ROS.")] = None,
     runway: Annotated[
-        str | None, typer.Option(help="A json file with four WGS84 corners, or a known one: KSFO/28R.")
+        str | None, _recorded(help="A json file with four WGS84 corners, or a known one: KSFO/28R.")
     ] = None,
-    gnss: Annotated[Path | None, typer.Option(help="A csv log of positions.")] = None,
-    ils: Annotated[Path | None, typer.Option(help="A csv log of localizer and glide slope.")] = None,
-    radio: Annotated[Path | None, typer.Option(help="A csv log of a radio altimeter.")] = None,
-    irs: Annotated[Path | None, typer.Option(help="A csv log of accelerations.")] = None,
-    truth: Annotated[Path | None, typer.Option(help="A csv log of positions to judge by, never used.")] = None,
+    gnss: Annotated[Path | None, _recorded(help="A csv log of positions.")] = None,
+    ils: Annotated[Path | None, _recorded(help="A csv log of localizer and glide slope.")] = None,
+    radio: Annotated[Path | None, _recorded(help="A csv log of a radio altimeter.")] = None,
+    irs: Annotated[Path | None, _recorded(help="A csv log of accelerations.")] = None,
+    truth: Annotated[Path | None, _recorded(help="A csv log of positions to judge by, never used.")] = None,
     offset: Annotated[
-        str, typer.Option(help="Seconds to add to the frames' times to give the logs', or auto.")
+        str, _recorded(help="Seconds to add to the frames' times to give the logs', or auto.")
     ] = "0",
-    frame_rate: Annotated[float | None, typer.Option(help="Frames a second, where the frames do not say.")] = None,
+    frame_rate: Annotated[float | None, _recorded(help="Frames a second, where the frames do not say.")] = None,
     conf: Annotated[float, typer.Option(min=0, max=1, help="Lowest score of a detection.")] = 0.7,
     closer: Annotated[
         bool,
-        typer.Option("--closer", help="Look again, at their own resolution, at frames larger than the input."),
+        _recorded("--closer", help="Look again, at their own resolution, at frames larger than the input."),
     ] = False,
     write: Annotated[
         str | None,
@@ -99,7 +106,6 @@ def land(
     from halopose.hosts import shipped as hub
     from halopose.landing.flight import land as fly
     from halopose.landing.settings import LandingSettings
-    from halopose.landing.sighting import UNLIKE
     from halopose.landing.summary import summarise
     from halopose.predictor import UncertainPose
     from halopose.reports.landing import page, pictures
@@ -107,17 +113,14 @@ def land(
 
     if base is not None and artifact is None:
         raise HaloposeError("give --base and --artifact together: heads belong to one detector")
-    if frame_rate is not None and not 0 < frame_rate <= 1000:
-        raise HaloposeError(f"--frame-rate should be above 0 and up to 1000 a second, got {frame_rate}")
+    if frame_rate is not None and not 1 / 60 <= frame_rate <= 1000:
+        raise HaloposeError(f"--frame-rate goes from one a minute (0.017) to 1000 a second, got {frame_rate}")
     choices: dict[str, Any] = {
         "prune": prune, "integrity": integrity, "alarm": alarm, "requirement": requirement, "conf": conf
     }  # fmt: skip
     recorded = {"camera": camera, "runway": runway, "gnss": gnss, "ils": ils, "radio": radio, "irs": irs}
+    _check_options(context, frames, attitude, offset)
     if frames is None:
-        only = {**recorded, "truth": truth, "closer": closer or None}
-        named = next((name for name, value in only.items() if value is not None), None)
-        if named:
-            raise HaloposeError(f"--{named} belongs to a recorded flight: give --frames too")
         sensors = _sensors(without, outage or [])
         mode: Any = attitude  # checked by the settings
         settings = LandingSettings(
@@ -136,7 +139,8 @@ def land(
             given = _Recorded(
                 frames, {**recorded, "attitude": None if attitude in ("irs", "vision") else Path(attitude)}
             )
-            flight = given.replayed(model, choices, truth, offset, frame_rate, closer, step)
+            shown = animation or "rerun" in wanted
+            flight = given.replayed(model, choices, truth, offset, frame_rate, closer, step, pictured=shown)
             site = given.site
         else:
             flight = simulated = fly(model, settings, step)
@@ -146,15 +150,53 @@ def land(
                 write_recording(simulated, record)
     summary = summarise(flight)
     say(to_text(summary))
-    if 2 * summary["frames_not_used_because"].get(UNLIKE, 0) > summary["frames"] and frames is not None:
-        say("most of what was detected is unlike the data of these heads: use it with --alarm 0 --widen")
+    if frames is not None:
+        _say_doubts(summary)
     write_json(output / "log.json", {"summary": summary, **page.log_of(flight)})
     pictured = pictures.draw_film(flight) if animation else []
     film = pictures.write_film(pictured, output / "landing.webp") if animation else None
     write_text(output / "landing.html", page.render_page(flight, summary, pictures.stills(pictured)))
     others = _write(flight, site, wanted, output)
-    shown = [path for path in (film, output / "landing.html", output / "log.json", *others) if path]
-    say(f"-> {', '.join(str(path) for path in shown)}")
+    written = [path for path in (film, output / "landing.html", output / "log.json", *others) if path]
+    say(f"-> {', '.join(str(path) for path in written)}")
+
+
+def _say_doubts(summary: dict[str, Any]) -> None:
+    """What to do where most of what was detected in a recording was not used, in one line."""
+    from halopose.landing.sighting import ELSEWHERE, NOTHING, UNLIKE
+
+    lost = summary["frames_not_used_because"]
+    detected = summary["frames"] - lost.get(NOTHING, 0)
+    if 2 * lost.get(UNLIKE, 0) > summary["frames"]:
+        say("most of what was detected is unlike the data of these heads: use it with --alarm 0 --widen")
+    if 2 * lost.get(ELSEWHERE, 0) > detected:
+        say(
+            "most of what was detected is not where the runway should be: check the units of the logs (degrees or "
+            "radians, metres or feet), --offset, the camera's mount and which runway it is"
+        )
+
+
+def _check_options(context: typer.Context, frames: Path | None, attitude: str, offset: str) -> None:
+    """Refuse options that a flight of the other kind takes: they would change nothing."""
+
+    def named(options: tuple[str, ...]) -> str | None:
+        sources = ((name, context.get_parameter_source(name)) for name in options)
+        given = (name for name, source in sources if source is not None and source.name == "COMMANDLINE")
+        return next((f"--{name.replace('_', '-')}" for name in given), None)
+
+    if frames is None:
+        logged = f"--attitude {attitude}" if attitude not in ("irs", "vision") else None
+        stranger = named(_OF_RECORDED) or logged
+        if stranger:
+            raise HaloposeError(f"{stranger} belongs to a recorded flight: give --frames too")
+        return
+    stranger = named(_OF_SIMULATED) or ("--attitude irs" if attitude == "irs" and named(("attitude",)) else None)
+    if stranger:
+        raise HaloposeError(f"{stranger} belongs to a simulated flight: leave it out with --frames")
+    if offset == "auto" and attitude in ("irs", "vision"):
+        raise HaloposeError("--offset auto takes the turns of the aircraft from --attitude: give its csv log too")
+    if offset != "auto":
+        _seconds(offset)
 
 
 _FORMATS = {"csv": "positions.csv", "mcap": "positions.mcap", "rerun": "landing.rrd"}
@@ -251,14 +293,17 @@ class _Recorded:
         rate: float | None,
         closer: bool,
         step: Progress,
+        *,
+        pictured: bool,
     ) -> Flight:
         """The flight, and on the terminal what was not given and what follows from it."""
         import numpy as np
 
+        from halopose.landing.album import Album
         from halopose.landing.recordings import replay as replaying
         from halopose.landing.recordings.cameras import read_camera
         from halopose.landing.recordings.frames import open_frames
-        from halopose.landing.recordings.logs import KINDS, measurements, read_log
+        from halopose.landing.recordings.logs import KINDS, measurements, read_log, too_far
         from halopose.landing.recordings.runways import read_runway
 
         lens = read_camera(self.given["camera"])
@@ -269,11 +314,15 @@ class _Recorded:
         settings = replaying.settings_for(logs, frames.times, **choices)
         measured = replaying.read_measurements(logs, site, settings)
         judges = None if truth is None else read_log(truth)
-        for words in (site.note, replaying.missing(logs)):
+        if offset != "auto":
+            replaying.check_clocks(frames.times, measured)  # before all frames are looked at
+        far = [] if "gnss" not in logs else [too_far(read_log(logs["gnss"]), site)]
+        far += [] if judges is None else [too_far(judges, site)]
+        for words in (site.note, replaying.missing(logs), *far):
             if words:
                 say(words)
-        images: list[Any] = []
-        times, found = replaying.detections_in(model, frames, lens, settings.conf, step, images, closer=closer)
+        album = Album(len(frames.times)) if pictured else None
+        times, found = replaying.detections_in(model, frames, lens, settings.conf, step, album, closer=closer)
         if offset == "auto":
             shift = replaying.estimate_offset(times, found, lens, measured)
             say(f"the frames' clock is {shift:+.2f} s off the logs'")
@@ -283,7 +332,7 @@ class _Recorded:
             places = measurements(judges, "gnss", site, _with_gnss(settings.sensors))
             stamps, values = np.array([m.time for m in places]), np.array([m.value for m in places])
             known = np.stack([np.interp(times, stamps, axis, np.nan, np.nan) for axis in values.T], axis=1)
-        return replaying.replay(times, found, lens, site, measured, settings, truth=known, images=tuple(images))
+        return replaying.replay(times, found, lens, site, measured, settings, truth=known, images=album or ())
 
 
 def _with_gnss(sensors: Sensors) -> Sensors:
@@ -297,9 +346,12 @@ def _with_gnss(sensors: Sensors) -> Sensors:
 
 def _seconds(text: str) -> float:
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
-        raise HaloposeError(f"--offset takes seconds or auto, got {text!r}") from None
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise HaloposeError(f"--offset takes seconds or auto, got {text!r}")
+    return seconds
 
 
 def _sensors(without: str | None, outages: list[str]) -> Sensors:

@@ -9,11 +9,29 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from halopose.errors import HaloposeError
 
 MANY = 100_000  # resamplings or epochs that nobody waits for
 SMALLEST, LARGEST = 32, 16384  # input sizes; the smallest is the stride of the coarsest level
+
+
+class Grouped(TyperCommand):
+    """A command whose help lists options by their panel, without rich."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """One section for each panel; what names none is under Arguments or Options."""
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for given in self.get_params(ctx):
+            usual = "Arguments" if given.param_type_name == "argument" else "Options"
+            record = given.get_help_record(ctx)
+            if record is not None:
+                panels.setdefault(getattr(given, "rich_help_panel", None) or usual, []).append(record)
+        for name, records in panels.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
 
 
 def finite(value: float) -> float:

@@ -117,6 +117,8 @@ class Mount:
             )
         if not np.allclose(self.rotation @ np.transpose(self.rotation), np.eye(3), atol=1e-6):
             raise HaloposeError("a mount's rotation must be orthonormal")
+        if np.linalg.det(self.rotation) < 0:
+            raise HaloposeError("a mount's rotation must not mirror: its determinant is -1")
 
     @classmethod
     def looking(

@@ -29,7 +29,7 @@ for _tag in ("opencv-matrix", "opencv-nd-matrix"):
 def read_opencv(path: Path) -> dict[str, Any]:
     """The entries of a file by name; refused if it is neither yaml nor xml."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except OSError as error:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

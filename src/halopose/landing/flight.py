@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from halopose.geometry.camera import Camera, Mount
+from halopose.landing.album import Album
 from halopose.landing.fixes import Eye, VisionFixes, solve
 from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, Initial, fuse
 from halopose.landing.navigation.navigator import NavigationState
@@ -63,7 +64,8 @@ class Flight:
 
     frame_times (N,), positions and attitudes at them (N, 3), true or as logged, NaN where nobody knows; fused
     (N, 3) and fused_covariance (N, 3, 3) are the filter's position at the frames, nees (N,) its squared error over
-    its covariance. A fix is part of the fused position of its own frame.
+    its covariance. A fix is part of the fused position of its own frame. images: one a frame, of which an
+    ``Album`` has not all, or none. stamps (N,): times of the frames by the camera's clock, which the track has.
     """
 
     place: Place
@@ -76,13 +78,19 @@ class Flight:
     fused: Array
     fused_covariance: Array
     nees: Array
-    images: tuple[Array, ...]
+    images: Sequence[Array]
     settings: LandingSettings
+    stamps: Array
 
     @property
     def reference(self) -> Array:
         """Where the aircraft was (N, 3): by truth, or where there is none by the filter."""
         return np.where(np.isfinite(self.position), self.position, self.fused)
+
+    @property
+    def pictured(self) -> list[int]:
+        """Numbers of the frames whose images there are."""
+        return self.images.kept if isinstance(self.images, Album) else list(range(len(self.images)))
 
     @property
     def judged(self) -> bool:
@@ -187,6 +195,7 @@ def look(
     answers = track.answers
     error = answers.positions - position
     return {
+        "stamps": stamps,
         "position": position,
         "sightings": camera.seen(),
         "fixes": VisionFixes.together(camera.fixes),

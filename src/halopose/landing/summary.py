@@ -45,6 +45,9 @@ def summarise(flight: Flight) -> dict[str, Any]:
     limit = float(stats.chi2.ppf(0.95, 3))
     outside = distances(vision, total_covariance(flight)) > limit
     solved, trusted = fixes.solved, fixes.trusted & fixes.solved
+    true = np.isfinite(flight.position).all(
+        1
+    )  # frames to judge by, if any: a truth may be of a part of the flight
     error, required = fixes.error(flight.position), flight.settings.required
     beyond = (np.abs(error) > fixes.levels).any(1)
     judged = consistency(flight.nees, 3) if flight.judged else None
@@ -53,9 +56,10 @@ def summarise(flight: Flight) -> dict[str, Any]:
         "runway_detected": int(flight.sightings.seen.sum()),
         "position_solved": int(solved.sum()),
         "trusted": int(trusted.sum()),
+        **({"truth_known": int(true.sum())} if flight.judged and not true.all() else {}),
         "corner_excluded": int((fixes.excluded[trusted] >= 0).sum()),
-        "vision_outside_95": _share(outside, solved),
-        "trusted_vision_outside_95": _share(outside, trusted),
+        "vision_outside_95": _share(outside, solved & true),
+        "trusted_vision_outside_95": _share(outside, trusted & true),
         "beyond_protection_level": int((beyond & trusted).sum()),
         "available": {
             f"{name} within {limit:g} m ({required.name})": asdict(
@@ -67,7 +71,8 @@ def summarise(flight: Flight) -> dict[str, Any]:
         "fused_nees": judged.mean if judged else float("nan"),
         "fused_nees_inside_95": judged.inside if judged else float("nan"),
         "root_mean_square_error": {
-            axis: {"vision": _rms(vision[trusted, n]), "fused": _rms(fused[:, n])} for n, axis in enumerate(AXES)
+            axis: {"vision": _rms(vision[trusted & true, n]), "fused": _rms(fused[true, n])}
+            for n, axis in enumerate(AXES)
         },
         "rejected_by_filter": dict(flight.track.rejected),
         "frames_not_used_because": dict(

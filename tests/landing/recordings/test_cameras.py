@@ -54,6 +54,24 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.mount.rotation, mount.rotation)
 
 
+def test_a_fisheye_s_image_is_rectified_as_its_keypoints_are() -> None:
+    """A bright spot is where the rectified keypoint says, to a tenth of a pixel, far from the image's middle."""
+    lens = Lens(Camera(400.0, 400.0, 319.5, 191.5, 640, 384), fisheye=tuple(FISHEYE.tolist()))
+    image = np.zeros((384, 640, 3), np.uint8)
+    image[90, 480] = 255
+    image = np.asarray(cv2.GaussianBlur(image, (0, 0), 2) * 20, np.uint8)
+    keypoints = np.array([[[480.0, 90.0]]])
+    spread = np.eye(2)[None, None]
+    poses = PoseDistributions(np.zeros((1, 4)), np.ones(1), keypoints, spread, spread)
+    [[expected]] = lens.rectified(poses).keypoints
+    weight = lens.rectified_image(image)[..., 0].astype(float)
+    rows, columns = np.indices(weight.shape)
+    found = np.array([(columns * weight).sum(), (rows * weight).sum()]) / weight.sum()
+    np.testing.assert_allclose(found, expected, atol=0.1)
+    assert np.linalg.norm(expected - keypoints[0, 0]) > 3
+    assert Lens(lens.camera).rectified_image(image) is image
+
+
 def test_a_fisheye_is_rectified_with_its_covariances() -> None:
     """Simulated pixels about a fisheye's, moved one by one, spread as the moved covariance says."""
     lens = Lens(Camera(400.0, 400.0, 319.5, 191.5, 640, 384), fisheye=tuple(FISHEYE.tolist()))
@@ -78,6 +96,19 @@ def test_a_fisheye_is_rectified_with_its_covariances() -> None:
         np.testing.assert_allclose(found, moved.covariance[0, corner], atol=0.03 * found.max())
 
 
+def test_sizes_with_a_point_and_a_mark_at_the_beginning_are_read(tmp_path: Path) -> None:
+    text = "\ufeff%YAML:1.0\n---\n" + ROS.replace("640", "640.0")
+    assert read_camera(written(tmp_path, text)).camera == read_camera(written(tmp_path, ROS)).camera
+
+
+def test_a_rounded_rotation_becomes_the_nearest_one(tmp_path: Path) -> None:
+    exact = Mount.looking(0.1, -0.2, 0.3).rotation
+    rounded = ", ".join(f"{value:.3f}" for value in exact.ravel())
+    found = read_camera(written(tmp_path, ROS.replace("pitch_deg: -6.5", f"rotation: [{rounded}]"))).mount.rotation
+    np.testing.assert_allclose(found @ found.T, np.eye(3), atol=1e-12)
+    np.testing.assert_allclose(found, exact, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -85,7 +116,15 @@ def test_a_fisheye_is_rectified_with_its_covariances() -> None:
         (("image_width: 640", "image_width: 300"), "another image size"),
         (("plumb_bob", "magic"), "unknown distortion model 'magic'"),
         (("plumb_bob", "equidistant"), "a fisheye takes 4"),
-        (("data: [1200,", "data: ["), "takes 9 finite numbers, got 8"),
+        (("data: [1200,", "data: ["), "takes 9 numbers, got 8"),
+        (("data: [1200,", "data: [.nan,"), "takes finite numbers, got nan"),
+        (("image_width: 640", "image_width: 640.5"), "whole number of pixels, got 640.5"),
+        (("image_width: 640", "image_width: .inf"), "whole number of pixels, got inf"),
+        (
+            ("pitch_deg: -6.5", "rotation: [0, -1, 0, 0, 0, 1, 1, 0, 0]"),
+            "camera.yaml: the mount's rotation mirrors",
+        ),
+        (("pitch_deg: -6.5", "rotation: [0, 1.1, 0, 0, 0, 1, 1, 0, 0]"), "not orthonormal"),
         (("1200, 0,", "0.0012, 0,"), "in pixels"),
         (("camera_matrix", "matrix"), "has no camera_matrix"),
         (("pitch_deg", "pitch"), "does not know 'pitch'"),

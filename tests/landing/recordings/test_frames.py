@@ -1,7 +1,7 @@
 """Frames of folders and MCAP files with their times; another size than the calibration's is one line."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -10,6 +10,7 @@ from mcap_ros2.writer import Writer
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera
+from halopose.landing.album import Album
 from halopose.landing.recordings.cameras import Lens
 from halopose.landing.recordings.frames import open_frames
 from halopose.landing.recordings.messages import definition, header
@@ -81,11 +82,41 @@ def test_damaged_bytes_anywhere_in_an_mcap_file_are_read_or_refused_in_one_line(
     assert not any("\n" in line for line in lines)
 
 
+@pytest.mark.parametrize("rate", [0.0, 1e-9, -1.0, float("nan"), 1e4])
+def test_a_rate_that_no_film_has_is_one_line(tmp_path: Path, rate: float) -> None:
+    with pytest.raises(HaloposeError, match="from one a minute up to 1000 a second"):
+        open_frames(folder_of(tmp_path), rate=rate)
+
+
+def test_what_is_no_film_says_so(tmp_path: Path) -> None:
+    (tmp_path / "garbage.mcap").write_bytes(b"not one of them" * 9)
+    with pytest.raises(HaloposeError, match="is no MCAP file: it does not begin as one"):
+        open_frames(tmp_path / "garbage.mcap")
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    with pytest.raises(HaloposeError, match=r"empty\.mp4 is empty"):
+        open_frames(tmp_path / "empty.mp4")
+
+
+def test_frames_of_a_folder_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for n in (1, 2, 10, 11, 100):
+        cv2.imwrite(str(tmp_path / f"frame{n}.png"), np.full((4, 4, 3), n, np.uint8))
+    found = [int(image[0, 0, 0]) for _, image in open_frames(tmp_path, rate=1.0).images()]
+    assert found == [1, 2, 10, 11, 100]
+
+
 def test_times_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match="2 rows for 3 images"):
         open_frames(folder_of(tmp_path, TIMES[:2]))
     with pytest.raises(HaloposeError, match="time goes back"):
         open_frames(folder_of(tmp_path, TIMES[::-1]))
+
+
+def test_images_for_a_film_are_kept_rectified(tmp_path: Path) -> None:
+    frames, model = open_frames(folder_of(tmp_path)), cast(Any, Blind())
+    lens, album = Lens(Camera.from_fov(64, 48, 0.5), fisheye=(0.9, 0.0, 0.0, 0.0)), Album(3, most=2)
+    detections_in(model, frames, lens, 0.5, None, album)
+    assert album.kept == [0, 2]
+    assert np.abs(album[2].astype(int) - lens.rectified_image(pictures()[2])).mean() < 2
 
 
 def test_frames_of_another_size_than_the_calibration_are_one_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import runway_corners
 from halopose.landing.navigation.sensors import Sensors
-from halopose.landing.recordings.logs import Kind, attitudes_at, measurements, read_log
+from halopose.landing.recordings.logs import Kind, attitudes_at, measurements, read_log, too_far
 from halopose.landing.recordings.runways import Site
 
 SITE = Site("28", runway_corners(2500.0, 45.0), 37.61, -122.36, 4.0, np.radians(298.0))
@@ -39,6 +39,16 @@ def test_attitudes_are_linear_between_samples_and_absent_away_from_them(tmp_path
     assert np.isnan(found[1]).all()
 
 
+def test_positions_too_far_away_are_left_out_and_counted(tmp_path: Path) -> None:
+    """A receiver without a fix writes 0, 0."""
+    head = "time_s,latitude_deg,longitude_deg,height_m\n"
+    found = read(tmp_path, f"{head}0,0,0,0\n1,37.6,-122.3,9\n2,,,\n3,0,0,0\n4,37.6,-122.3,9\n", "gnss")
+    assert len(found) == 2
+    assert "2 of 5 rows are over 200 km from runway 28" in too_far(read_log(tmp_path / "log.csv"), SITE)
+    (tmp_path / "log.csv").write_text(f"{head}1,37.6,-122.3,9\n")
+    assert too_far(read_log(tmp_path / "log.csv"), SITE) == ""
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
@@ -58,6 +68,10 @@ def test_attitudes_are_linear_between_samples_and_absent_away_from_them(tmp_path
         ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,37,north,9\n", "'north' is no number"),
         ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,37\n", "2 values for 4 columns"),
         ("gnss", "time_s\n", "has no rows"),
+        ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,,,\n", "has no value in any row"),
+        ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,37,-122,\n", "no whole position in any row"),
+        ("attitude", "time_s,heading_deg,pitch_deg,roll_deg\n0,nan,nan,nan\n", "has no value in any row"),
+        ("radio", "time_s,height_m,height_m\n0,70,80\n", "has 2 columns 'height_m'"),
         ("radio", "time_s,height_m\n0,7000\n", "in feet"),
         ("radio", "time_s,height_m\n0,70\n1000,60\n", "in seconds"),
         ("ils", "time_s,localizer_deg,glide_slope_deg\n0,75,0\n", "check its unit"),

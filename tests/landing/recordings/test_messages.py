@@ -76,6 +76,16 @@ def test_orientations_of_all_frames_are_one(positions: Positions) -> None:
     np.testing.assert_allclose(nose["runway"], positions.body[6, :, 0], atol=1e-12)
 
 
+def test_a_fix_is_one_unless_the_navigator_flags_it(positions: Positions) -> None:
+    """Where no ILS would serve, beside the localizer's limits, a position is as good as elsewhere."""
+    nowhere = replace(positions, valid=np.zeros(len(positions), bool), flags=((),) * len(positions))
+    told = messages_at(nowhere, 0)
+    assert told["/halopose/fix"][1]["status"]["status"] == 2
+    assert told["/halopose/deviation"][1]["valid"] is False
+    flagged = replace(positions, flags=(("gnss contradicts",),) * len(positions))
+    assert messages_at(flagged, 0)["/halopose/fix"][1]["status"]["status"] == -1
+
+
 def test_an_unknown_attitude_is_wide_and_the_position_stays(positions: Positions) -> None:
     blind = replace(positions, body=np.full_like(positions.body, np.nan))
     pose = messages_at(blind, 0)["/halopose/runway/pose"][1]["pose"]
@@ -115,6 +125,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(positions: Positions, tmp_p
     (tmp_path / "positions.mcap").mkdir()
     with pytest.raises(HaloposeError, match="cannot write"):
         write_mcap(positions, tmp_path / "positions.mcap")
+
+
+def test_times_beyond_what_a_stamp_holds_are_one_line(positions: Positions, tmp_path: Path) -> None:
+    """Nanoseconds given as seconds."""
+    with pytest.raises(HaloposeError, match="beyond the clock of ROS messages") as caught:
+        write_mcap(replace(positions, times=1e9 * (1.7e9 + positions.times)), tmp_path / "positions.mcap")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "positions.mcap").exists()
 
 
 def test_fill_takes_any_class() -> None:

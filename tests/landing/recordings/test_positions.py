@@ -11,6 +11,7 @@ import pytest
 from halopose.landing.flight import SimulatedFlight
 from halopose.landing.navigation.sensors import IlsSite
 from halopose.landing.recordings.positions import Positions, positions_of, write_csv
+from halopose.landing.recordings.runways import read_runway
 from halopose.landing.recordings.writing import site_of
 from halopose.landing.settings import CameraErrors, LandingSettings
 from tests.landing.test_flight import flown
@@ -47,6 +48,16 @@ def test_deviations_have_the_sigma_of_sampled_positions(positions: Positions) ->
         sampled = angle(drawn)[0]
         assert sampled.mean() == pytest.approx(positions.deviations[n, axis], abs=5 * sampled.std() / 200)
         assert sampled.std() == pytest.approx(positions.sigma[n, axis], rel=0.03)
+
+
+def test_the_localizer_stands_beyond_the_far_end_of_a_displaced_threshold(flight: SimulatedFlight) -> None:
+    """Runway 28R of San Francisco: the antenna is 300 m past the end that the table states on the earth."""
+    site = read_runway("KSFO/28R")
+    end = np.array(pymap3d.geodetic2enu(37.6287420, -122.3934100, 1.5, site.latitude, site.longitude, site.height))
+    away = float(np.hypot(*end[:2])) + 300.0
+    moved = replace(flight, fused=np.tile([-3000.0, 400.0, 200.0], (len(flight.frame_times), 1)))
+    found = positions_of(moved, site).deviations[:, 0]
+    np.testing.assert_allclose(found, np.arctan2(400.0, 3000.0 + away), rtol=1e-6)
 
 
 def test_left_and_high_are_positive(flight: SimulatedFlight) -> None:

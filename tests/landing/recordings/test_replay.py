@@ -9,7 +9,8 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Mount
-from halopose.landing.flight import SimulatedFlight, start_of
+from halopose.landing.flight import SimulatedFlight, sensed, start_of
+from halopose.landing.navigation.sensors import in_order
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.frames import open_frames
 from halopose.landing.recordings.logs import Kind, measurements, read_log
@@ -21,7 +22,7 @@ from halopose.landing.recordings.replay import (
     settings_for,
     start_from,
 )
-from halopose.landing.recordings.runways import Site, read_runway
+from halopose.landing.recordings.runways import Site, from_corners, read_runway
 from halopose.landing.recordings.writing import record
 from halopose.landing.settings import CameraErrors, LandingSettings
 from halopose.landing.sighting import detections
@@ -83,6 +84,36 @@ def test_without_truth_there_is_a_page_and_a_log_all_the_same(recorded: Recorded
     assert log_of(again)["frames"][0]["truth"]["position"] is None
 
 
+def test_a_recorded_runway_lies_as_its_designator_says(recorded: Recorded) -> None:
+    assert recorded.site.designator == recorded.flight.place.designator
+    assert np.degrees(recorded.site.heading) == pytest.approx(
+        10 * int(recorded.site.designator[:2]) % 360, abs=1e-6
+    )
+    nameless = from_corners(recorded.site.to_wgs84(recorded.site.corners))
+    assert nameless.designator == recorded.site.designator
+
+
+def test_seed_and_weather_are_of_simulations_alone(recorded: Recorded) -> None:
+    assert log_of(recorded.flight)["settings"]["seed"] == SEED
+    assert not {"seed", "weather"} & set(log_of(recorded.again())["settings"])
+
+
+def test_truth_of_a_part_judges_that_part(recorded: Recorded) -> None:
+    """Errors are those of the frames with a truth, as if the others were not there."""
+    part = np.where(np.arange(len(recorded.times))[:, None] < 12, recorded.flight.position, np.nan)
+    again = recorded.again(truth=part)
+    summary = summarise(again)
+    error = (again.fused - recorded.flight.position)[:12]
+    for axis, name in enumerate("xyz"):
+        expected = np.sqrt(np.mean(error[:, axis] ** 2))
+        assert summary["root_mean_square_error"][name]["fused"] == pytest.approx(expected)
+        assert np.isfinite(summary["root_mean_square_error"][name]["vision"])
+    far = replace(again, fixes=replace(again.fixes, position=again.fixes.position + 1e3))
+    assert summarise(far)["vision_outside_95"] == summarise(far)["trusted_vision_outside_95"] == 1.0
+    assert summary["truth_known"] == 12
+    assert "of the 12 frames with a known truth" in to_text(summary)
+
+
 def test_with_truth_it_is_judged(recorded: Recorded) -> None:
     log = read_log(recorded.logs["gnss"].with_name("truth.csv"))
     places = np.array([m.value for m in measurements(log, "gnss", recorded.site, recorded.settings.sensors)])
@@ -106,6 +137,18 @@ def test_it_begins_where_gnss_is_or_where_the_runway_is_seen_from(recorded: Reco
     assert np.median(error / sigma) < 3
 
 
+def test_some_wrong_first_fixes_do_not_move_where_it_begins(recorded: Recorded) -> None:
+    fixes = [n for n, each in enumerate(recorded.measured) if each.source == "gnss"]
+    wrong = list(recorded.measured)
+    for n in fixes[:4]:
+        wrong[n] = replace(wrong[n], value=np.array([9e4, -5e4, 1e4]))
+    eye: Any = None
+    start, other = (start_from(each, recorded.times, recorded.seen, eye) for each in (recorded.measured, wrong))
+    places = np.array([start.position, other.position], dtype=float)
+    assert np.abs(places - recorded.flight.truth.positions[0]).max() < 10
+    assert np.ptp(np.array([start.velocity, other.velocity], dtype=float), axis=0).max() < 3
+
+
 def test_without_an_attitude_the_whole_pose_is_solved_for(recorded: Recorded) -> None:
     logs: dict[Kind, Path] = {kind: path for kind, path in recorded.logs.items() if kind != "attitude"}
     settings = settings_for(logs, recorded.times)
@@ -115,12 +158,21 @@ def test_without_an_attitude_the_whole_pose_is_solved_for(recorded: Recorded) ->
     assert again.fixes.solved.any()
 
 
-def test_an_offset_of_the_clocks_is_found(recorded: Recorded) -> None:
-    """Frames at 10 Hz, exact corners, stamped .46 s early."""
-    approach, truth, _ = approach_of(SEED)
-    times = np.arange(0.5, truth.times[-1] - 1, 0.1)
+@pytest.mark.parametrize("rate", [10.0, 2.0])
+@pytest.mark.parametrize("seed", [1, SEED, 5])
+def test_an_offset_of_the_clocks_is_found_or_refused(rate: float, seed: int) -> None:
+    """Noisy corners, stamped early by some tenths; by more than is looked for nothing may be found."""
+    approach, truth, _ = approach_of(seed)
+    settings = replace(SETTINGS, seed=seed)
+    measured = sensed(approach, truth, settings)[1]
+    lens = Lens(*settings.camera.believed(approach.world.camera, approach.world.mount, seed))
+    times = np.arange(0.5, truth.times[-1] - 1, 1 / rate)
     seen = detections(sighted(approach, truth, times, np.random.default_rng(0)))
-    assert estimate_offset(times - 0.46, seen, recorded.lens, recorded.measured) == pytest.approx(0.46, abs=0.06)
+    for early in (0.0, 0.46, -1.5):
+        assert estimate_offset(times - early, seen, lens, measured) == pytest.approx(early, abs=0.1)
+    for early in (3.0, -6.0):
+        with pytest.raises(HaloposeError, match="no offset within 2 s fits"):
+            estimate_offset(times - early, seen, lens, measured)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +192,14 @@ def test_what_cannot_be_is_one_line(recorded: Recorded, change: dict[str, Any], 
     with pytest.raises(HaloposeError, match=words) as caught:
         recorded.again(**change)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["attitude", "gnss", "ils", "radio", "irs"])
+def test_a_log_on_another_clock_is_named(recorded: Recorded, kind: str) -> None:
+    sources = {"ils": ("localizer", "glide_slope")}.get(kind, (kind,))
+    late = [replace(m, time=m.time + 1.7e9) if m.source in sources else m for m in recorded.measured]
+    with pytest.raises(HaloposeError, match=f"the log of {kind} from 17.* leave out --{kind}$"):
+        recorded.again(measured=in_order(late))
 
 
 def test_nowhere_to_begin_is_one_line(recorded: Recorded) -> None:

@@ -1,6 +1,9 @@
 """Data sets: read back by halopose, consistent with the poses they state, the same for any number of processes."""
 
 import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,6 +87,36 @@ def test_processes_do_not_matter_and_a_broken_run_goes_on(written: Path, tmp_pat
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"seed": 4}, "seed"),
+        ({"weather": {"train": ("dusk",)}}, "weather"),
+        ({"settings": replace(SMALL, bare=True)}, "settings"),
+        ({"quality": 0}, "quality"),
+    ],
+)
+def test_what_was_drawn_otherwise_is_never_mixed(
+    written: Path, tmp_path: Path, change: dict[str, Any], word: str
+) -> None:
+    """Images of one run under the labels of another would be wrong and look right."""
+    folder = shutil.copytree(written.parent, tmp_path / "world")
+    before = contents(folder)
+    with pytest.raises(HaloposeError, match=f"train was drawn with another {word}: delete it"):
+        write_dataset(folder, **{"counts": COUNTS, "seed": 3, "settings": SMALL, **change})
+    assert contents(folder) == before
+    write_dataset(folder, {"other": 1}, seed=4, settings=SMALL)  # a split of its own is free
+    shutil.rmtree(folder / "images" / "train")
+    write_dataset(folder, **{"counts": {"train": 1}, "seed": 3, "settings": SMALL, **change})
+
+
+def test_images_that_nobody_knows_of_are_never_labelled(written: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(written.parent, tmp_path / "world")
+    shutil.rmtree(folder / "drawn")
+    with pytest.raises(HaloposeError, match="does not tell about: delete it"):
+        write_dataset(folder, COUNTS, seed=3, settings=SMALL)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, processes: int) -> None:
     (tmp_path / "file").write_text("x")
@@ -91,8 +124,8 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, processes: i
         write_dataset(tmp_path / "file", COUNTS, seed=3, settings=SMALL, processes=processes)
 
 
-@pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(tmp_path: Path, full_disk: Callable[[int | None], None]) -> None:
+    full_disk(1000)
     with pytest.raises(HaloposeError, match=r"cannot write .*\.jpg"):
         write_dataset(tmp_path, COUNTS, seed=3, settings=SMALL)
 

@@ -4,9 +4,10 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from halopose.landing.requirements import stanford
-from halopose.reports.landing.charts import Diagram, stanford_charts
+from halopose.reports.landing.charts import Diagram, nees_chart, stanford_charts
 from halopose.types import Array
 from tests.reports.landing.test_pictures import fabricate
 
@@ -14,6 +15,20 @@ from tests.reports.landing.test_pictures import fabricate
 def places(chart: Diagram, kind: str) -> Array:
     paths = [path for name, path in chart.shapes if name == kind]
     return np.array(re.findall(r"M([\d.]+) ([\d.]+)h0", "".join(paths)), dtype=float).reshape(-1, 2)
+
+
+@pytest.mark.parametrize("start", [0.0, 12.3, 1.7e9])
+@pytest.mark.parametrize("step", [1e-3, 1.0, 37.0, 1e9])
+def test_ticks_are_few_and_count_from_the_first_frame(start: float, step: float) -> None:
+    """Frames may be a millisecond or thirty years apart, and stamped in Unix seconds."""
+    flight = fabricate()
+    slow = replace(flight, frame_times=start + step * np.arange(len(flight.frame_times)))
+    marks = nees_chart(slow).x_marks
+    assert 2 <= len(marks) <= 7
+    assert marks[0][1] == "0 s"
+    assert marks[0][0] == pytest.approx(nees_chart(slow).left)
+    seconds = np.array([float(text.removesuffix(" s")) for _, text, _ in marks])
+    np.testing.assert_allclose(np.diff(seconds), seconds[1])
 
 
 def test_dots_lie_on_the_side_of_the_diagonal_that_says_whether_the_level_held() -> None:

@@ -16,6 +16,7 @@ from scipy.stats import chi2, f
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import aircraft_pose, camera_pose, rotation_from_angles
 from halopose.geometry.pnp import solve_position
+from halopose.landing.album import Album
 from halopose.landing.fixes import VisionFixes
 from halopose.landing.flight import Flight, Place, SimulatedFlight
 from halopose.landing.navigation.fusion import Initial, fuse
@@ -68,6 +69,7 @@ def fabricate(
         nees,
         images,
         LandingSettings(seed=seed),
+        times,
         approach,
         truth,
     )
@@ -242,6 +244,19 @@ def test_animation_decodes(flight: Flight, tmp_path: Path, suffix: str) -> None:
     assert list(film.durations) == [250] * len(shown)
     assert film.loop_count == 0
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_film_of_an_album_shows_what_was_kept(flight: Flight, composition: Composition) -> None:
+    album = Album(len(flight.frame_times), most=3)
+    for image in flight.images:
+        album.add(image)
+    thinned = replace(flight, images=album)
+    film = draw_film(thinned)
+    assert len(film) == len(album.kept) <= 3
+    for n, frame in zip(album.kept, film, strict=True):
+        assert np.abs(frame.astype(int) - composition.draw(n)).mean() < 0.5
+    with pytest.raises(HaloposeError, match="frame 1 was not kept"):
+        Composition(thinned).draw(1)
 
 
 def test_lossless_animation_holds_the_frames(flight: Flight, composition: Composition, tmp_path: Path) -> None:

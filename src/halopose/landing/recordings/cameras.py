@@ -25,6 +25,7 @@ _MODELS = {
     "plumb_bob": "brown", "rational_polynomial": "brown", "none": "brown", "": "brown",
     "equidistant": "fisheye", "fisheye": "fisheye", "kannala_brandt": "fisheye",
 }  # fmt: skip
+_ROUNDED = 2e-3  # by which a rotation of three decimals may be off
 _STEP = 0.5  # pixels, of the difference that a fisheye's Jacobian is taken by
 
 
@@ -49,6 +50,13 @@ class Lens:
         moved = self._moved(poses.keypoints)
         offset = None if poses.offset is None else self._moved(poses.mean) - moved
         return replace(poses, keypoints=moved, covariance=spread[0], scale=spread[1], offset=offset)
+
+    def rectified_image(self, image: Array) -> Array:
+        """An image (h, w, 3) as the pinhole ``camera`` would have seen it; the same if this is no fisheye."""
+        if not self.fisheye:
+            return image
+        matrix = self.camera.matrix
+        return np.asarray(cv2.fisheye.undistortImage(image, matrix, np.asarray(self.fisheye), Knew=matrix))
 
     def _moved(self, pixels: Array) -> Array:
         matrix, coefficients = self.camera.matrix, np.asarray(self.fisheye)
@@ -124,17 +132,25 @@ def _numbers(
         numbers = tuple(np.asarray(values, dtype=np.float64).ravel().tolist())
     except (TypeError, ValueError, OverflowError):
         raise HaloposeError(f"{path}: {what} is not a list of numbers") from None
-    if len(numbers) not in counts or not np.isfinite(numbers).all():
-        wanted = " or ".join(map(str, counts))
-        raise HaloposeError(f"{path}: {what} takes {wanted} finite numbers, got {len(numbers)}")
+    if len(numbers) not in counts:
+        raise HaloposeError(f"{path}: {what} takes {' or '.join(map(str, counts))} numbers, got {len(numbers)}")
+    wrong = [value for value in numbers if not np.isfinite(value)]
+    if wrong:
+        raise HaloposeError(f"{path}: {what} takes finite numbers, got {wrong[0]}: calibrate again")
     return numbers
 
 
 def _size(path: Path, content: dict[str, Any], name: str) -> int:
     value = content.get(f"image_{name}", content.get(name))
-    if not isinstance(value, int) or value <= 0:
+    if value is None:
         raise HaloposeError(f"{path} has no image_{name}: a calibration is of one image size, say which")
-    return value
+    try:
+        size = float(value)  # 640.0 of some writers, '640' of xml
+    except (TypeError, ValueError):
+        size = 0.0
+    if not size.is_integer() or size <= 0:
+        raise HaloposeError(f"{path}: image_{name} takes a whole number of pixels, got {value!r}")
+    return int(size)
 
 
 def _mount(path: Path, given: Any) -> Mount:
@@ -146,15 +162,29 @@ def _mount(path: Path, given: Any) -> Mount:
     arm = np.array(_numbers(path, given, ("lever_arm",), "the lever arm", (3,), default=(0.0, 0.0, 0.0)))
     if "rotation" in given:
         turn = np.array(_numbers(path, given, ("rotation",), "the mount's rotation", (9,))).reshape(3, 3)
-        if not np.allclose(turn @ turn.T, np.eye(3), atol=1e-4):
-            raise HaloposeError(f"{path}: the mount's rotation is not orthonormal")
-        return Mount(turn, arm)
+        return Mount(_orthonormal(path, turn), arm)
     unknown = sorted(str(key) for key in set(given) - {"yaw_deg", "pitch_deg", "roll_deg", "lever_arm"})
     if unknown:
         raise HaloposeError(f"{path}: mount does not know {unknown[0]!r}: yaw_deg, pitch_deg, roll_deg, lever_arm")
     names = ("yaw_deg", "pitch_deg", "roll_deg")
     yaw, pitch, roll = (_numbers(path, given, (name,), name, (1,), default=(0.0,))[0] for name in names)
     return Mount.looking(np.radians(yaw), np.radians(pitch), np.radians(roll), arm)
+
+
+def _orthonormal(path: Path, turn: Array) -> Array:
+    """The nearest rotation (3, 3) to one that was rounded; anything else is refused."""
+    left, sizes, right = np.linalg.svd(turn)
+    if np.abs(sizes - 1).max() > _ROUNDED:
+        raise HaloposeError(
+            f"{path}: the mount's rotation is not orthonormal: give three or more decimals of each"
+        )
+    nearest = np.asarray(left @ right)
+    if np.linalg.det(nearest) < 0:
+        raise HaloposeError(
+            f"{path}: the mount's rotation mirrors (its determinant is -1): rows are the camera's right, down and "
+            "forward in forward, right and down of the aircraft"
+        )
+    return turn if np.allclose(turn, nearest, rtol=0, atol=1e-9) else nearest
 
 
 __all__ = ["Lens", "camera_text", "read_camera"]

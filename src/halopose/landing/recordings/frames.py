@@ -5,6 +5,7 @@ In: a path, perhaps a rate and an offset. Out: ``Frames``, whose images are read
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from halopose.landing.recordings.extras import need
 from halopose.landing.recordings.logs import read_log
 from halopose.types import Array
 
-TIMES = "times.csv"  # beside the images of a folder: time_s, one row an image, in the order of their names
+_SLOWEST = 1 / 60  # frames a second, as logs have a row a minute or more
+TIMES = "times.csv"  # beside the images of a folder: time_s, one row an image, by names, of which 2 is before 10
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ def open_frames(path: Path | str, *, rate: float | None = None, offset: float = 
     path = Path(path)
     if not path.exists():
         raise HaloposeError(f"no file {path}: give a film, a folder of images or an MCAP file")
-    if rate is not None and not 0 < rate <= 1000:
-        raise HaloposeError(f"frames come at a rate above 0 and up to 1000 a second, got {rate}")
+    if rate is not None and not _SLOWEST <= rate <= 1000:
+        raise HaloposeError(f"frames come at a rate from one a minute up to 1000 a second, got {rate} a second")
     if path.is_dir():
         return Frames(path, _folder_times(path, rate) + offset)
     if path.suffix.lower() == ".mcap":
@@ -55,6 +57,8 @@ def open_frames(path: Path | str, *, rate: float | None = None, offset: float = 
     if path.suffix.lower() not in VIDEO_SUFFIXES:
         raise HaloposeError(f"{path} is neither a film nor a folder nor an MCAP file")
     own, count = film_facts(path)
+    if not path.stat().st_size:
+        raise HaloposeError(f"{path} is empty: record it again")
     if not count:
         raise HaloposeError(f"{path} does not say how many frames it has: write it as a folder of images")
     return Frames(path, np.arange(count) / (rate or own) + offset)
@@ -73,10 +77,16 @@ def _folder_times(path: Path, rate: float | None) -> Array:
 
 
 def _files(path: Path) -> list[Path]:
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+    files = sorted((file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES), key=_natural)
     if not files:
         raise HaloposeError(f"no images in {path}")
     return files
+
+
+def _natural(file: Path) -> tuple[list[tuple[int, int | str]], str]:
+    """An order in which frame2 comes before frame10."""
+    parts = re.split(r"([0-9]+)", file.name)
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts if part], file.name
 
 
 def _images(path: Path) -> Iterator[Array]:
@@ -106,6 +116,8 @@ def _mcap_images(path: Path) -> Iterator[tuple[float, Array]]:
 def _mcap_messages(path: Path) -> Iterator[tuple[str, float, bytes]]:
     """Topic, header time and bytes of every ``sensor_msgs/CompressedImage``."""
     reader, factory = need("mcap.reader"), need("mcap_ros2.decoder")
+    if path.is_file() and not _begins_as_mcap(path):
+        raise HaloposeError(f"{path} is no MCAP file: it does not begin as one")
     try:
         with path.open("rb") as file:
             messages = reader.make_reader(file, decoder_factories=[factory.DecoderFactory()])
@@ -114,7 +126,16 @@ def _mcap_messages(path: Path) -> Iterator[tuple[str, float, bytes]]:
                     stamp = message.header.stamp
                     yield channel.topic, stamp.sec + 1e-9 * stamp.nanosec, bytes(message.data)
     except Exception as error:  # noqa: BLE001 - damaged bytes lead these libraries to any of a dozen classes
-        raise HaloposeError(f"{path} is no whole MCAP file ({type(error).__name__}): record it again") from None
+        why = "" if type(error).__name__ == "error" else f" ({type(error).__name__})"  # struct's says nothing
+        raise HaloposeError(f"{path} is no whole MCAP file{why}: record it again") from None
+
+
+def _begins_as_mcap(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(5) == b"\x89MCAP"
+    except OSError as error:
+        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 __all__ = ["TIMES", "Frames", "open_frames"]

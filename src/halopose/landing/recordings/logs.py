@@ -90,6 +90,9 @@ def read_log(path: Path | str) -> Log:
     header = [name.strip() for name in rows[0]]
     if "time_s" not in header:
         raise HaloposeError(f"{path} has no column time_s (seconds): it has {', '.join(header)}")
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None:
+        raise HaloposeError(f"{path} has {header.count(twice)} columns {twice!r}: leave one, or rename the others")
     table = np.full((len(rows) - 1, len(header)), np.nan)
     for number, row in enumerate(rows[1:]):
         if len(row) != len(header):
@@ -122,6 +125,8 @@ def _check_times(path: Path, times: Array) -> None:
 
 def measurements(log: Log, kind: Kind, site: Site, sensors: Sensors) -> list[Measurement]:
     """What a log says, in runway axes, with the noise that ``sensors`` state."""
+    if not any(np.isfinite(column).any() for column in log.columns.values()):
+        raise HaloposeError(f"{log.path} has no value in any row: give another log, or leave it out")
     found = _READERS[kind](log, site)
     result = []
     for source, values in found:
@@ -151,20 +156,38 @@ def _attitude(log: Log, site: Site) -> Parts:
 
 
 def _gnss(log: Log, site: Site) -> Parts:
-    if "x_m" in log.columns:
-        positions = np.stack([log.column(f"{axis}_m") for axis in "xyz"], axis=1)
-    else:
-        places = np.stack([log.column(name) for name in ("latitude_deg", "longitude_deg", "height_m")], axis=1)
-        if float(np.nanmax(np.abs(places[:, 0]), initial=0.0)) > 90:
-            raise HaloposeError(f"{log.path}: a latitude beyond 90 degrees: are latitude and longitude swapped?")
-        positions = site.from_wgs84(places)
-    away = float(np.nanmin(np.linalg.norm(positions, axis=1), initial=math.inf))
-    if away > _FARTHEST:
+    positions = _positions(log, site)
+    known = np.isfinite(positions).all(1)
+    if not known.any():
+        raise HaloposeError(f"{log.path} has no whole position in any row: give another log, or leave it out")
+    away = np.linalg.norm(positions, axis=1)
+    if float(away[known].min()) > _FARTHEST:
         raise HaloposeError(
-            f"{log.path}: never nearer than {away / 1000:.0f} km to runway {site.designator}: are latitude and "
-            "longitude swapped, or the runway another?"
+            f"{log.path}: never nearer than {away[known].min() / 1000:.0f} km to runway {site.designator}: are "
+            "latitude and longitude swapped, or the runway another?"
         )
-    return [("gnss", positions)]
+    return [("gnss", np.where((away <= _FARTHEST)[:, None], positions, np.nan))]
+
+
+def _positions(log: Log, site: Site) -> Array:
+    """Positions (N, 3) in runway axes as a log has them."""
+    if "x_m" in log.columns:
+        return np.stack([log.column(f"{axis}_m") for axis in "xyz"], axis=1)
+    places = np.stack([log.column(name) for name in ("latitude_deg", "longitude_deg", "height_m")], axis=1)
+    if float(np.nanmax(np.abs(places[:, 0]), initial=0.0)) > 90:
+        raise HaloposeError(f"{log.path}: a latitude beyond 90 degrees: are latitude and longitude swapped?")
+    return site.from_wgs84(places)
+
+
+def too_far(log: Log, site: Site) -> str:
+    """How many positions of a log are too far away to be of this approach, in one line; nothing if none is."""
+    far = int((np.linalg.norm(_positions(log, site), axis=1) > _FARTHEST).sum())
+    if not far:
+        return ""
+    return (
+        f"{log.path}: {far} of {len(log.times)} rows are over {_FARTHEST / 1000:.0f} km from runway "
+        f"{site.designator}, and are left out"
+    )
 
 
 def _ils(log: Log, _: Site) -> Parts:
@@ -236,4 +259,4 @@ def _cells(value: Array | None, head: str, sources: tuple[Source, ...]) -> list[
     return [""] * count if value is None else [repr(float(each)) for each in value]
 
 
-__all__ = ["KINDS", "Kind", "Log", "attitudes_at", "measurements", "read_log", "write_logs"]
+__all__ = ["KINDS", "Kind", "Log", "attitudes_at", "measurements", "read_log", "too_far", "write_logs"]

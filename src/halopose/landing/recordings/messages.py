@@ -3,11 +3,12 @@
 In: ``Positions``. Out: messages as plain mappings, which a node fills its own classes with
 (``examples/ros2_node.py``), and a file. Definitions come from rosbags, encoding from mcap-ros2-support.
 
-    /halopose/runway/pose  geometry_msgs/PoseWithCovarianceStamped in ``runway``: x along the landing direction, y
-    left, z up /halopose/enu/pose     the same in ``enu``: east, north, up of the threshold /halopose/earth/pose
-    the same in ``earth`` (REP 105): cartesian WGS84 /halopose/fix          sensor_msgs/NavSatFix: latitude,
-    longitude, height, covariance in east, north, up /halopose/deviation    halopose_msgs/IlsDeviation: what an ILS
-    would show, with sigma and whether it is valid
+    /halopose/runway/pose  geometry_msgs/PoseWithCovarianceStamped in ``runway``: x along the landing direction,
+                           y left, z up
+    /halopose/enu/pose     the same in ``enu``: east, north, up of the threshold
+    /halopose/earth/pose   the same in ``earth`` (REP 105): cartesian WGS84
+    /halopose/fix          sensor_msgs/NavSatFix: latitude, longitude, height, covariance in east, north, up
+    /halopose/deviation    halopose_msgs/IlsDeviation: what an ILS would show, its sigma, and whether it is valid
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ bool valid
 string reason
 """
 _UNKNOWN = math.pi**2  # variance of a turn that nobody knows
+_LATEST = 2.0**31  # seconds that a stamp holds
 _NO_FIX, _GBAS_FIX, _KNOWN = -1, 2, 3  # sensor_msgs/NavSatStatus and NavSatFix
 
 
 def messages_at(positions: Positions, n: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Type and content of every topic's message at frame n; a flagged position is a fix without status."""
+    """Type and content of every topic's message at frame n; a flagged position is no fix."""
     time, site = float(positions.times[n]), positions.site
     to_earth = _earth_from_enu(site.latitude, site.longitude)
     turn = to_earth @ site.turn
@@ -60,7 +62,8 @@ def messages_at(positions: Positions, n: int) -> dict[str, tuple[str, dict[str, 
     }
     local = _earth_from_enu(float(place[0]), float(place[1])).T @ turn
     spread = local @ positions.covariance[n] @ local.T
-    status = {"status": _GBAS_FIX if positions.valid[n] else _NO_FIX, "service": 0}
+    good = bool(np.isfinite(positions.position[n]).all()) and not positions.flags[n]
+    status = {"status": _GBAS_FIX if good else _NO_FIX, "service": 0}
     fix = {
         "header": header(time, "earth"), "status": status, "latitude": float(place[0]),
         "longitude": float(place[1]), "altitude": float(place[2]), "position_covariance": spread.ravel().tolist(),
@@ -140,6 +143,9 @@ def definition(datatype: str) -> str:
 
 def write_mcap(positions: Positions, path: Path) -> Path:
     """All messages of a flight, stamped with the logs' clock."""
+    latest = float(np.abs(positions.times).max(initial=0.0))
+    if latest >= _LATEST:
+        raise HaloposeError(f"{latest:.3g} s is beyond the clock of ROS messages, {_LATEST:.3g} s: check time_s")
     writing = need("mcap_ros2.writer")
     make_folder(path.parent)
     try:

@@ -57,7 +57,7 @@ class Positions:
 def positions_of(flight: Flight, site: Site) -> Positions:
     """What a flight says of the aircraft's position at every frame."""
     position, covariance = flight.fused, flight.fused_covariance
-    ils = IlsSite.of_runway(site.length)
+    ils = IlsSite.of_runway(site.far_end)
     angles, gradients = zip(ils.localizer_angle(position), ils.glide_slope_angle(position), strict=True)
     gradient = np.stack(gradients, axis=1)  # (N, 2, 3)
     spread = np.einsum("nia,nab,nib->ni", gradient, covariance, gradient)

@@ -16,6 +16,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array, camera_pose, normalise, rotation_from_angles, to_camera
 from halopose.geometry.pnp import Mask, solve_pose
+from halopose.landing.album import Album
 from halopose.landing.closer import look_closer
 from halopose.landing.fixes import Eye
 from halopose.landing.flight import Flight, Place, fusion_of, look
@@ -32,16 +33,21 @@ from halopose.predictor import UncertainPose
 from halopose.types import Progress
 
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 15.0, 8.0, 5.0])  # m and m/s, about where the flight seems to begin
+_SOURCES: dict[Kind, tuple[str, ...]] = {"ils": ("localizer", "glide_slope")}  # of a log, if not by its name
 _OFFSETS = np.arange(-2.0, 2.0 + 1e-9, 0.02)  # seconds that are tried
+_SPAN, _NEAR, _CLEARLY = (
+    1.5,
+    0.5,
+    2.5,
+)  # seconds of a line, seconds about the best, and how much rougher others are
 
 
 def settings_for(logs: Mapping[Kind, Path], times: Array, **choices: Any) -> LandingSettings:
     """Settings for the logs that there are; without an attitude the whole pose is solved for."""
     sensors = Sensors()
-    gone = {"ils": ("localizer", "glide_slope")}
     for kind in KINDS:
         if kind not in logs:
-            sensors = replace(sensors, **dict.fromkeys(gone.get(kind, (kind,))))
+            sensors = replace(sensors, **dict.fromkeys(_SOURCES.get(kind, (kind,))))
     step = float(np.median(np.diff(times))) if len(times) > 1 else 1.0
     rate = min(1 / step if step > 0 else 1.0, TRUTH_RATE)
     return LandingSettings(
@@ -74,13 +80,14 @@ def detections_in(
     lens: Lens,
     conf: float,
     progress: Progress | None = None,
-    images: list[Array] | None = None,
+    album: Album | None = None,
     *,
     closer: bool = False,
 ) -> tuple[Array, list[PoseDistributions]]:
     """Times (N,) of the frames that there are, and everything in them that looks like a runway, rectified.
 
-    closer: large frames are looked at again at their own resolution (``look_closer``).
+    album: gets the images that a film shows, rectified as well. closer: large frames
+    are looked at again at their own resolution (``look_closer``).
     """
     times: list[float] = []
 
@@ -88,8 +95,8 @@ def detections_in(
         for number, (time, image) in enumerate(frames.images()):
             _check_size(frames.path, image, lens)
             times.append(time)
-            if images is not None:
-                images.append(image)
+            if album is not None:
+                album.add(lens.rectified_image(image) if album.wants_next() else image)
             yield image
             if progress:
                 progress("looking", number + 1, len(frames.times))
@@ -118,7 +125,7 @@ def replay(
     *,
     start: Initial | None = None,
     truth: Array | None = None,
-    images: tuple[Array, ...] = (),
+    images: Sequence[Array] = (),
     others: tuple[Array, ...] = (),
 ) -> Flight:
     """Associate, solve, check and fuse detections at times (N,); truth (N, 3) in runway axes, if known, judges."""
@@ -129,7 +136,7 @@ def replay(
     eye = Eye(lens.camera, lens.mount, site.corners, attitudes, settings, others)
     start = start or start_from(measured, times, detections, eye)
     _check_view(eye, measured, times)
-    fusion = fusion_of(settings, IlsSite.of_runway(site.length))
+    fusion = fusion_of(settings, IlsSite.of_runway(site.far_end))
     known = np.full((len(times), 3), np.nan) if truth is None else truth
     stamps = np.maximum(times, start.time)
     place = Place(
@@ -148,13 +155,13 @@ def replay(
 def start_from(
     measured: Sequence[Measurement], times: Array, detections: Sequence[PoseDistributions], eye: Eye
 ) -> Initial:
-    """Where the filter begins: at the first GNSS fixes, else where the first runway seen places the aircraft."""
+    """Where the filter begins: on a line through the first GNSS fixes, else where the first runway seen says."""
     first = float(min([times[0], *(each.time for each in measured[:1])]))
     fixes = [each for each in measured if each.source == "gnss"][:20]
     spread = np.diag(_START_SIGMA**2)
     if len(fixes) > 1 and fixes[-1].time > fixes[0].time:
-        velocity = (fixes[-1].value - fixes[0].value) / (fixes[-1].time - fixes[0].time)
-        return Initial(first, fixes[0].value + velocity * (first - fixes[0].time), velocity, spread)
+        position, velocity = _line(np.array([f.time for f in fixes]), np.array([f.value for f in fixes]), first)
+        return Initial(first, position, velocity, spread)
     for time, poses in zip(times.tolist(), detections, strict=True):
         if not len(poses):
             continue
@@ -171,20 +178,48 @@ def start_from(
     )
 
 
+def _line(times: Array, values: Array, at: float) -> tuple[Array, Array]:
+    """Position (3,) and velocity (3,) at an instant, of values (N, 3), by medians: a quarter may be wrong."""
+    one, other = np.triu_indices(len(times), 1)
+    apart = times[other] - times[one]
+    slopes = (values[other] - values[one])[apart > 0] / apart[apart > 0][:, None]
+    velocity = np.median(slopes, axis=0)
+    return np.median(values - velocity * (times - at)[:, None], axis=0), velocity
+
+
 def _check_times(
     times: Array, measured: Sequence[Measurement], attitudes: Array, settings: LandingSettings
 ) -> None:
     if (np.diff(times) < 0).any():
         raise HaloposeError("time stamps of the frames are out of order: sort the frames")
-    if measured and (measured[0].time > times[-1] or measured[-1].time < times[0]):
-        raise HaloposeError(
-            f"frames from {times[0]:.1f} to {times[-1]:.1f} s, logs from {measured[0].time:.1f} to "
-            f"{measured[-1].time:.1f} s: give --offset, the seconds to add to the frames' times"
-        )
+    check_clocks(times, measured)
     if settings.attitude == "irs" and not np.isfinite(attitudes).any():
         raise HaloposeError(
             "no attitude at any frame: give --offset, or leave out --attitude to solve for the pose"
         )
+
+
+def check_clocks(times: Array, measured: Sequence[Measurement]) -> None:
+    """Refuse logs that never meet the frames, each for itself: one of another clock would be believed."""
+    spans = {}
+    for kind in KINDS:
+        stamps = [each.time for each in measured if each.source in _SOURCES.get(kind, (kind,))]
+        if stamps:
+            spans[kind] = min(stamps), max(stamps)
+    apart = [kind for kind, (first, last) in spans.items() if first > times[-1] or last < times[0]]
+    if not apart:
+        return
+    film = f"frames from {times[0]:.1f} to {times[-1]:.1f} s"
+    first, last = spans[apart[0]]
+    if len(apart) == len(spans):
+        first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
+        raise HaloposeError(
+            f"{film}, logs from {first:.1f} to {last:.1f} s: give --offset, seconds to add to the frames' times"
+        )
+    raise HaloposeError(
+        f"{film}, the log of {apart[0]} from {first:.1f} to {last:.1f} s: put it on the clock of the others, or "
+        f"leave out --{apart[0]}"
+    )
 
 
 def _check_view(eye: Eye, measured: Sequence[Measurement], times: Array) -> None:
@@ -207,28 +242,50 @@ def estimate_offset(
     """Seconds to add to the frames' times so that the runway, seen without the aircraft's turns, moves least.
 
     The best detection's middle is turned back by the attitude at every offset up to 2 s; the wrong ones leave the
-    turns in it, and the right one leaves a smooth approach.
+    turns in it, and the right one leaves a smooth approach. Refused where none of them is clearly the smoothest.
     """
     seen = [n for n, poses in enumerate(detections) if len(poses)]
     if len(seen) < 10:
         raise HaloposeError(f"an offset takes a runway in ten frames, it is in {len(seen)}: give --offset")
     middle = np.array([detections[n].mean[int(np.argmax(detections[n].scores))].mean(0) for n in seen])
     rays = np.concatenate([normalise(lens.camera, middle), np.ones((len(seen), 1))], axis=1)
-    rough = []
-    for offset in _OFFSETS:
-        angles = attitudes_at(measured, times[seen] + offset)
-        body = lens.mount.rotation @ rotation_from_angles(*np.nan_to_num(angles).T)
-        level = (np.swapaxes(body, 1, 2) @ rays[..., None])[..., 0]
-        jumps = np.diff(level[:, 1:] / level[:, :1], n=2, axis=0)
-        known: Mask = np.asarray(np.isfinite(angles).all(axis=-1), dtype=bool)
-        used = known[:-2] & known[1:-1] & known[2:]
-        rough.append(float(np.median(np.square(jumps[used]).sum(1))) if used.sum() >= 8 else np.inf)
+    turns = [each for each in measured if each.source == "attitude"]
+    rough = np.array([_roughness(times[seen], rays, attitudes_at(turns, times[seen] + o), lens) for o in _OFFSETS])
     if not np.isfinite(rough).any():
-        raise HaloposeError("frames and attitudes never meet within 2 s: give --offset")
-    return float(np.round(_OFFSETS[int(np.argmin(rough))], 2))
+        raise HaloposeError("too few frames with both runway and attitude within 2 s: give --offset")
+    best = int(np.argmin(rough))
+    others = rough[np.abs(_OFFSETS - _OFFSETS[best]) > _NEAR]
+    if best in (0, len(_OFFSETS) - 1) or not others.min() > _CLEARLY * rough[best]:
+        raise HaloposeError(
+            "no offset within 2 s fits the turns of the aircraft clearly better than the others: give --offset"
+        )
+    return float(np.round(_OFFSETS[best], 2))
+
+
+def _roughness(times: Array, rays: Array, angles: Array, lens: Lens) -> float:
+    """How far directions (N, 3) in the camera, turned back by angles (N, 3), are from straight lines over seconds.
+
+    Squared, the mean of the lower nine tenths; over shorter times noise of the corners would hide the turns.
+    """
+    body = lens.mount.rotation @ rotation_from_angles(*np.nan_to_num(angles).T)
+    level = (np.swapaxes(body, 1, 2) @ rays[..., None])[..., 0]
+    slopes = level[:, 1:] / level[:, :1]
+    known: Mask = np.asarray(np.isfinite(angles).all(axis=-1), dtype=bool)
+    step = max(round(_SPAN / max(float(np.median(np.diff(times))), 1e-3)), 1)
+    before, at, after = slice(None, -2 * step), slice(step, -step), slice(2 * step, None)
+    apart = times[after] - times[before]
+    usual = float(np.median(apart)) if apart.size else _SPAN
+    used = known[before] & known[at] & known[after] & (apart > 0) & (apart < 2 * usual)
+    if used.sum() < 8:
+        return float("inf")
+    share = ((times[at] - times[before]) / np.where(apart > 0, apart, 1.0))[:, None]
+    off = slopes[at] - (1 - share) * slopes[before] - share * slopes[after]
+    squares = np.sort(np.square(off[used]).sum(1))
+    return float(squares[: int(0.9 * len(squares))].mean())
 
 
 __all__ = [
+    "check_clocks",
     "detections_in",
     "estimate_offset",
     "missing",

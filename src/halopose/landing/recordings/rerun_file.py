@@ -51,7 +51,7 @@ def write_rerun(flight: Flight, positions: Positions, path: Path) -> Path:
 
 
 def _log_frame(recording: Any, rr: Any, flight: Flight, positions: Positions, n: int) -> None:
-    if flight.images:
+    if n in flight.pictured:
         recording.log(
             "runway/camera/image", rr.Image(flight.images[n], color_model="BGR").compress(jpeg_quality=80)
         )

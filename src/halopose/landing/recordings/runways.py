@@ -51,6 +51,11 @@ class Site:
         return float(np.linalg.norm(self.corners[2:].mean(0) - self.corners[:2].mean(0)))
 
     @property
+    def far_end(self) -> float:
+        """Metres from the landing threshold to the far end, which a displaced threshold makes less than length."""
+        return float(self.corners[2:, 0].mean())
+
+    @property
     def width(self) -> float:
         """Metres between the near corners."""
         return float(np.linalg.norm(self.corners[0] - self.corners[1]))

@@ -18,17 +18,13 @@ from halopose.landing.recordings.cameras import camera_text
 from halopose.landing.recordings.logs import write_logs
 from halopose.landing.recordings.runways import Site, runway_content
 
-ORIGIN = (
-    37.6135380,
-    -122.3571600,
-    4.0,
-    np.radians(298.0),
-)  # latitude, longitude, height, heading: as at San Francisco
+ORIGIN = (37.6135380, -122.3571600, 4.0)  # latitude, longitude and height, as at San Francisco
 
 
 def site_of(flight: Flight) -> Site:
-    """The flight's runway, laid down somewhere on the earth."""
-    return Site(flight.place.designator, flight.place.corners, *ORIGIN)
+    """The flight's runway, laid down somewhere on the earth in the direction that its designator says."""
+    heading = np.radians(10.0 * int(flight.place.designator[:2]))
+    return Site(flight.place.designator, flight.place.corners, *ORIGIN, float(heading))
 
 
 def record(flight: SimulatedFlight, folder: Path) -> Path:

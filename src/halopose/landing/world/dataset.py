@@ -6,8 +6,10 @@ the camera and the runway. The same seed gives the same data, whatever the numbe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from zlib import crc32
 import cv2
 import numpy as np
 
-from halopose.data.files import make_folder, write_json, write_text
+from halopose.data.files import make_folder, read_json, write_json, write_text
 from halopose.data.images import write_image
 from halopose.data.runways import CORNER_NAMES, OKS_SIGMAS, box_of
 from halopose.errors import HaloposeError
@@ -56,15 +58,19 @@ def write_dataset(
 
     counts: images per split. weather: weathers of a split, taken in turn; by default a split named after a
     weather holds that one and any other the weathers of training. Images that exist already are kept, so that a
-    broken run goes on where it stopped. quality: of JPEG; 0 writes PNG.
+    broken run goes on where it stopped, and a split can be made longer; a split that was drawn with another seed,
+    weather, settings or quality is refused. quality: of JPEG; 0 writes PNG.
     """
     folder, settings = Path(folder), settings or SceneSettings()
     suffix = ".jpg" if quality else ".png"
     first = _first_ids(counts)
+    kinds_of = {split: _weathers(split, weather or {}) for split in counts}
+    for split, kinds in kinds_of.items():  # all, before any is drawn
+        _check_drawn(folder, split, _manifest(seed, kinds, settings, quality))
     for split, count in counts.items():
-        kinds = _weathers(split, weather or {})
-        seeds = split_seeds(seed, split, count)
+        kinds, seeds = kinds_of[split], split_seeds(seed, split, count)
         place = make_folder(folder / "images" / split)
+        write_json(_manifest_path(folder, split), _manifest(seed, kinds, settings, quality))
         tasks = [
             (seeds[i], kinds[i % len(kinds)], settings, place / f"{first[split] + i:012d}{suffix}", quality)
             for i in range(count)
@@ -75,6 +81,29 @@ def write_dataset(
         write_json(folder / "annotations" / f"{split}.json", coco_content(scenes, [task[3] for task in tasks]))
     write_text(folder / "data.yaml", _data_yaml(counts))
     return folder / "data.yaml"
+
+
+def _manifest_path(folder: Path, split: str) -> Path:
+    return folder / "drawn" / f"{split}.json"
+
+
+def _manifest(seed: int, kinds: Sequence[Weather], settings: SceneSettings, quality: int) -> dict[str, Any]:
+    """What a split's images depend on, beside their number, as json has it."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))  # lists for tuples
+    return {"seed": seed, "weather": list(kinds), "settings": plain, "quality": quality}
+
+
+def _check_drawn(folder: Path, split: str, wanted: dict[str, Any]) -> None:
+    """Refuse a split whose images were drawn otherwise: they would be kept, under labels of other scenes."""
+    images, path = folder / "images" / split, _manifest_path(folder, split)
+    if not images.is_dir() or not any(images.iterdir()):
+        return
+    found = read_json(path) if path.is_file() else None
+    if not isinstance(found, dict):
+        raise HaloposeError(f"{images} has images that {path} does not tell about: delete it, or write elsewhere")
+    other = [name for name, value in wanted.items() if found.get(name) != value]
+    if other:
+        raise HaloposeError(f"{images} was drawn with another {other[0]}: delete it, or write elsewhere")
 
 
 def split_seeds(seed: int, split: str, count: int) -> list[int]:

@@ -98,12 +98,13 @@ class Chart:
         return self
 
     def _time_marks(self, flight: Flight) -> list[tuple[float, str, str]]:
-        """Place, time and distance of ticks."""
-        span = float(self.times[1] - self.times[0])
-        step = next((step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if span / step <= 6), 1000)
-        times = np.arange(np.ceil(self.times[0] / step) * step, self.times[1] + 1e-9, step)
-        away = -np.interp(times, flight.frame_times, flight.reference[:, 0]) / 1000
-        return [(float(self.x(t)), f"{t:g} s", f"{d:.1f} km") for t, d in zip(times, away, strict=True)]
+        """Place, time since the first frame and distance of ticks, seven at the most."""
+        start, span = float(self.times[0]), float(self.times[1] - self.times[0])
+        unit = 10.0 ** np.floor(np.log10(span / 6))
+        step = next(factor * unit for factor in (1, 2, 5, 10) if span <= 6.001 * factor * unit)
+        since = step * np.arange(int(span / step + 1e-6) + 1)
+        away = -np.interp(start + since, flight.frame_times, flight.reference[:, 0]) / 1000
+        return [(float(self.x(start + t)), f"{t:g} s", f"{d:.1f} km") for t, d in zip(since, away, strict=True)]
 
 
 def _ends(flight: Flight) -> Array:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from halopose.landing.flight import Flight
+from halopose.landing.flight import Flight, SimulatedFlight
 from halopose.landing.navigation.sensors import SIZES
 from halopose.landing.world.dataset import CORNER_NAMES
 from halopose.landing.world.scenes import Array
@@ -131,8 +131,7 @@ def _frame_entry(flight: Flight, n: int) -> dict[str, Any]:
 def _vision_update(flight: Flight, n: int) -> tuple[float | None, bool | None]:
     """NIS of frame n's fix in the filter and whether it was accepted; None if it never came there."""
     track = flight.track
-    near = slice(*np.searchsorted(track.times, flight.frame_times[n] + np.array([-1e-6, 1e-6])))
-    rows = np.flatnonzero(track.source[near] == "vision") + near.start
+    rows = np.flatnonzero((track.source == "vision") & (np.abs(track.times - flight.stamps[n]) < 1e-6))
     return (float(track.nis[rows[0]]), bool(track.accepted[rows[0]])) if rows.size else (None, None)
 
 
@@ -155,8 +154,11 @@ def _json(content: Any) -> Any:
 
 def _settings(flight: Flight) -> dict[str, Any]:
     place = flight.place
+    foreign = () if isinstance(flight, SimulatedFlight) else ("seed", "weather")
     chosen = {
-        key: value for key, value in vars(flight.settings).items() if isinstance(value, (bool, int, float, str))
+        key: value
+        for key, value in vars(flight.settings).items()
+        if isinstance(value, (bool, int, float, str)) and key not in foreign
     }
     return {
         **chosen,
@@ -351,7 +353,7 @@ def _heard(times: Array) -> list[tuple[float, float]]:
 
 
 def _silences(flight: Flight) -> list[str]:
-    """Outages in words: between two stretches of a sensor, before its first and after its last."""
+    """Outages in words: between two stretches of a sensor, before its first and after its last, since frame 0."""
     first, last = flight.frame_times[[0, -1]]
     found = []
     for source, name in _SOURCES.items():
@@ -360,7 +362,9 @@ def _silences(flight: Flight) -> list[str]:
         usual = _SILENCE * float(np.median(np.diff(times))) if times.size > 1 else np.inf
         ends = [first, *(end for _, end in stretches)]
         starts = [*(start for start, _ in stretches), last]
-        gaps = [f"{a:.1f} to {b:.1f} s" for a, b in zip(ends, starts, strict=True) if b - a > usual]
+        gaps = [
+            f"{a - first:.1f} to {b - first:.1f} s" for a, b in zip(ends, starts, strict=True) if b - a > usual
+        ]
         if gaps:
             found.append(f"{name} silent {_joined(gaps)}")
     return found

@@ -20,6 +20,7 @@ import torch
 from scipy.ndimage import gaussian_filter1d
 
 from halopose.errors import HaloposeError
+from halopose.landing.album import MOST
 from halopose.landing.fixes import usable_corners
 from halopose.landing.flight import Flight
 from halopose.landing.sighting import expected_corners
@@ -59,14 +60,12 @@ _CIRCLE = np.stack([f(np.linspace(0, 2 * np.pi, 73)) for f in (np.cos, np.sin)],
 _CORNERS = ("near left", "near right", "far right", "far left")
 
 
-def draw_film(flight: Flight, most: int = 200) -> list[Array]:
+def draw_film(flight: Flight, most: int = MOST) -> list[Array]:
     """The compositions (720, 1280, 3), uint8 BGR, of all frames; of more than ``most`` every second, third, ..."""
     if most < 1:
         raise HaloposeError(f"a film takes one frame or more, got {most}")
-    composition = Composition(flight)
-    return [
-        composition.draw(n) for n in range(0, len(flight.frame_times), math.ceil(len(flight.frame_times) / most))
-    ]
+    composition, frames = Composition(flight), flight.pictured
+    return [composition.draw(n) for n in frames[:: math.ceil(len(frames) / most)]]
 
 
 def write_film(frames: Sequence[Array], path: Path | str, rate: float = RATE, quality: int = QUALITY) -> Path:
@@ -179,6 +178,8 @@ class Composition:
         """Frame n (720, 1280, 3), uint8 BGR."""
         if not 0 <= n < len(self.flight.frame_times):
             raise HaloposeError(f"there is no frame {n}: the flight has {len(self.flight.frame_times)}")
+        if not self.flight.images[n].size:
+            raise HaloposeError(f"the image of frame {n} was not kept: draw those of flight.pictured")
         with self._style(_STYLE):
             for part in self._parts:
                 part.show(n)
@@ -217,7 +218,7 @@ class _Caption:
         _write_at(figure, 1256, 36, "metres, ellipses hold 95 %", ha="right", color=_MUTED)
 
     def show(self, n: int) -> None:
-        (x, _, z), time = self.flight.reference[n], self.flight.frame_times[n]
+        (x, _, z), time = self.flight.reference[n], self.flight.frame_times[n] - self.flight.frame_times[0]
         self.where.set_text(f"{_kilometres(-x)} to the threshold, {z:.0f} m high")
         self.when.set_text(f"{self.air}, {time:.1f} s")
         words, usable = state_of(self.flight, n)

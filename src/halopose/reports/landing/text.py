@@ -16,6 +16,7 @@ LABELS = {
     "runway_detected": "frames with the runway detected",
     "position_solved": "frames with a position",
     "trusted": "frames with a trusted position",
+    "truth_known": "frames with a known truth, which errors are of",
     "corner_excluded": "of these, frames with a corner left out",
     "vision_outside_95": "positions by vision outside their 95 % ellipsoid",
     "trusted_vision_outside_95": "trusted ones outside it",
@@ -66,6 +67,8 @@ def to_text(summary: dict[str, Any]) -> str:
             "nobody knows the truth of this flight: no errors, what positions say of themselves is on the page"
         )
         return "\n".join([*lines, *_reasons(summary)])
+    if "truth_known" in summary:
+        lines.append(f"errors are of the {summary['truth_known']} frames with a known truth")
     errors = summary["root_mean_square_error"]
     lines.append(f"{'RMSE, metres':16}" + "".join(f"{axis:>10}" for axis in errors))
     for source, name in (("vision", "trusted vision"), ("fused", "fused")):
