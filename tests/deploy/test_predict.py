@@ -353,6 +353,28 @@ def test_mistakes_are_one_line(
     assert line in error
 
 
+def test_objects_of_every_scale_have_their_own_joint_law(tmp_path: Path) -> None:
+    host, artifact = host_of("11"), artifact_for(host_of("11"), imgsz=SIZE)
+    [first] = UncertainPose(host, artifact).predict(photograph("bus.jpg"), conf=0.4)
+    areas = 0.53 * np.unique(box_area(first.boxes))
+    pooled = present(artifact.calibrations.correlation)
+    scales = np.stack([share * pooled.matrix + (1 - share) * np.eye(34) for share in (0.0, 0.5, 0.9)])
+    edges = tuple(float(areas[place : place + 2].mean()) for place in (len(areas) // 3, 2 * len(areas) // 3))
+    by_scale = replace(pooled, scales=scales, edges=edges, area_factor=0.53)
+    artifact = replace(artifact, calibrations=replace(artifact.calibrations, correlation=by_scale))
+    write_model(build(host, artifact, ExportSettings(topk=MANY)), tmp_path / "model.onnx")
+    [expected] = UncertainPose(host, artifact).predict(photograph("bus.jpg"), conf=0.4)
+    alone = predict.Model(str(tmp_path / "model.onnx")).predict(photograph("bus.jpg"), conf=0.4)
+    found = Deployed(tmp_path / "model.onnx").predict(photograph("bus.jpg"), Detecting(conf=0.4), "gaussian")
+    largest = np.abs(expected.joint_covariance).max((1, 2), keepdims=True)
+    assert len(np.unique(present(expected.correlation)[:, 0, 2])) == 3
+    for ours in (alone.joint_covariance(), found.joint_covariance):
+        assert (np.abs(ours - expected.joint_covariance) <= 2e-3 * largest).all()
+    facts = Deployed(tmp_path / "model.onnx").facts
+    edge = predict._of_objects(facts.correlation, np.array(edges) / 0.53)
+    assert np.array_equal(edge, by_scale.of_objects(np.array(edges) / 0.53))
+
+
 @pytest.mark.parametrize("kind", ["11", "26-one-to-one", "nas"])
 def test_nothing_found_is_no_mistake(kind: str, model_file: Callable[..., Path]) -> None:
     model = predict.Model(str(model_file(kind)))

@@ -58,8 +58,6 @@ class Deployed:
         with _one_line():
             poses = describe(self.facts, self._detect(image, settings), family)
         found = {field.name: getattr(poses, field.name) for field in fields(poses)}
-        if poses.correlation is not None:
-            found["correlation"] = np.broadcast_to(poses.correlation, (len(poses), *poses.correlation.shape))
         return PoseDistributions(**found | self._together)
 
     @cached_property

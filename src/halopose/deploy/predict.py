@@ -74,6 +74,17 @@ def _is_table(value: Any, shape: Tuple[Optional[int], ...]) -> bool:
     return fits and bool(np.isfinite(table).all())
 
 
+def _are_scales(value: Any, size: int) -> bool:
+    """Whether there is a correlation (size, size) for every object scale, parted by rising edges."""
+    if not isinstance(value, dict) or not _is_table(value.get("edges"), (None,)):
+        return False
+    edges = value["edges"]
+    fits = _is_table(value.get("matrices"), (len(edges) + 1, size, size)) and _is_positive(
+        value.get("area_factor")
+    )
+    return fits and list(edges) == sorted(edges)
+
+
 # What is written in the model file --------------------------------------------------------------------------
 
 
@@ -164,8 +175,9 @@ class Facts:
         sound["strides"] = all(1 <= stride <= 1024 for stride in self.strides)
         sound["imgsz"] = type(self.imgsz) is int and 1 <= self.imgsz <= 16384
         sound["regions"] = self.regions is None or isinstance(self.regions, dict)
-        sound["correlation"] = self.correlation is None or _is_table(
-            together.get("matrix"), (2 * count, 2 * count)
+        sound["correlation"] = self.correlation is None or (
+            _is_table(together.get("matrix"), (2 * count, 2 * count))
+            and ("scales" not in together or _are_scales(together["scales"], 2 * count))
         )
         sound["offset"] = self.offset is None or _is_table(self.offset, (count, 2))
         sound["novelty"] = self.novelty is None or (
@@ -190,7 +202,7 @@ class Poses:
 
     boxes (N, 4) xyxy; scores (N,); class_ids (N,), from 1; keypoints (N, K, 2); visibility (N, K) or None;
     covariance and scale (N, K, 2, 2); dof (N, K) of a Student-t, else None; keep (N, K), false where pruned.
-    dispersion (N, K, 2, 2): as the heads gave it, which ``regions`` are multiples of; correlation (2K, 2K) of
+    dispersion (N, K, 2, 2): as the heads gave it, which ``regions`` are multiples of; correlation (N, 2K, 2K) of
     whitened residuals, in the order x1, y1, x2, ..., or None. novelty (N,): the share of calibration detections
     that are as unlike the data, image_novelty (1,): the same of images, or None. offset (N, K, 2),
     by which the law's mean is off the keypoints, or None.
@@ -449,11 +461,20 @@ def describe(facts: Facts, found: Detections, family: str) -> Poses:
         keep=keep,
         dispersion=covariances(found.factors / np.asarray(facts.temperature)[:, None]),
         regions=facts.regions,
-        correlation=None if facts.correlation is None else np.array(facts.correlation["matrix"]),
+        correlation=_of_objects(facts.correlation, extent),
         novelty=found.novelty,
         image_novelty=found.image_novelty,
         offset=None if facts.offset is None else np.sqrt(extent)[:, None, None] * np.asarray(facts.offset),
     )
+
+
+def _of_objects(together: Optional[Mapping[str, Any]], extent: Array) -> Optional[Array]:
+    """How keypoints of objects with boxes of these areas (N,) err together (N, 2K, 2K), by scale where known."""
+    if together is None:
+        return None
+    parts = together.get("scales") or {"matrices": [together["matrix"]], "edges": [], "area_factor": 1.0}
+    edges = np.array(parts["edges"], dtype=np.float64)
+    return np.array(parts["matrices"])[np.searchsorted(edges, extent * parts["area_factor"])]
 
 
 def _by_part(facts: Facts, name: str, keep: Array) -> Array:
