@@ -96,16 +96,16 @@ class UncertainPose:
         covariances larger where a detection is unlike what was calibrated on.
 
         A folder is one that ``halopose export`` wrote: it runs in ONNX Runtime and has its calibration in it.
-        base may also be a name that ``halopose models`` lists, such as "yolo11n-pose" or "runway". Without
+        base and artifact may also be names that ``halopose models`` lists, such as "runway". Without
         arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
         """
         if isinstance(base, (str, Path)) and Path(base).is_dir():
             if widen:
                 raise HaloposeError("a deployed model cannot widen: use the model it was exported from")
             return DeployedPose(Deployed(base), family)
-        named = shipped.find_model(base) if artifact is None and isinstance(base, str) else None
-        if named is not None:
-            base, artifact = named.base(), named.artifact()
+        if base is None or isinstance(base, (str, Path)):
+            base, found = shipped.resolve(base, artifact if isinstance(artifact, (str, Path)) else None)
+            artifact = artifact if isinstance(artifact, Artifact) else found
         if base is None:
             base = shipped.find_base()
         if not isinstance(artifact, Artifact):
@@ -125,6 +125,11 @@ class UncertainPose:
     def layout(self) -> Keypoints:
         """Which keypoints it predicts."""
         return self.artifact.layout
+
+    @property
+    def knows_novelty(self) -> bool:
+        """Whether its poses say how unlike the data they are."""
+        return self.novelty is not None
 
     def identity(self) -> list[Any]:
         """All of the model that predictions depend on, for telling runs apart."""
@@ -218,6 +223,10 @@ class DeployedPose(UncertainPose):
     @property
     def layout(self) -> Keypoints:
         return self.deployed.layout
+
+    @property
+    def knows_novelty(self) -> bool:
+        return self.deployed.facts.novelty is not None
 
     def __repr__(self) -> str:
         return f"DeployedPose({self.deployed.path}, {len(self.layout)} keypoints, {self.family})"

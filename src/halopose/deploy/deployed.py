@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,15 +36,20 @@ class Detecting:
 
 
 class Deployed:
-    """The model file of a folder, or a model file, in ONNX Runtime or in the runtime that ``run`` stands for."""
+    """The model file of a folder, or a model file, in ONNX Runtime or in the runtime that ``run`` stands for.
 
-    def __init__(self, path: Path | str, run: Run | None = None) -> None:
+    visibility: prune below it instead of below the file's own threshold; 0 for never.
+    """
+
+    def __init__(self, path: Path | str, run: Run | None = None, visibility: float | None = None) -> None:
         path = Path(path)
         self.path = path / MODEL if path.is_dir() else path
         with _one_line():
             opened = Model(str(self.path))
             self.model = opened if run is None else Model(str(self.path), run, opened.facts)
         self.facts = self.model.facts
+        if visibility is not None:
+            self.facts = replace(self.facts, visibility_threshold=visibility or None)
 
     @property
     def layout(self) -> Keypoints:
