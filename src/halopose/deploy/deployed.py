@@ -5,6 +5,7 @@ In: BGR images. Out: a ``PoseDistributions`` per image, calibrated, or as the he
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -50,6 +51,11 @@ class Deployed:
         self.facts = self.model.facts
         if visibility is not None:
             self.facts = replace(self.facts, visibility_threshold=visibility or None)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the file."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
     @property
     def layout(self) -> Keypoints:
