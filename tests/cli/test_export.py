@@ -69,8 +69,8 @@ def test_a_model_goes_out_and_is_used(
     assert (code, error.count("\n")) == (2, 1)
     assert "no threshold keeps the promise risk:0.05@0.95" in error  # on eight images: it is not forgotten
     made = []
-    for options in (("--rule", "f1", "--region-scales"), (), ("--rule", "youden", "--no-region-scales")):
-        code, text, error = run(monkeypatch, capsys, *calibrate, *options)
+    for asked in (("--rule", "f1", "--region-scales"), (), ("--rule", "youden", "--no-region-scales")):
+        code, text, error = run(monkeypatch, capsys, *calibrate, *asked)
         assert code == 0, error
         assert "of 8 images" in text
         settings = json.loads((out / "card.json").read_text())["settings"]

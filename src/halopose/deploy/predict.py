@@ -745,7 +745,8 @@ def read_image(path: str) -> Array:
     """BGR uint8 (h, w, 3) of a photograph, or of a .npy file, which needs nothing but numpy."""
     try:
         if path.lower().endswith(".npy"):
-            array = np.load(path)
+            with open(path, "rb") as file:
+                array = np.load(file)
             if not isinstance(array, np.ndarray):
                 raise ValueError("several arrays")
             return array
@@ -821,7 +822,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     problem: Any
     with warnings.catch_warnings():
         warnings.simplefilter("always", LeftOut)
-        warnings.showwarning = lambda message, *_: sys.stderr.write(f"predict.py: {message}\n")
+        warnings.showwarning = _show
         try:
             _run(options)
             return 0
@@ -831,6 +832,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             problem = "not enough memory: give a smaller --imgsz"
     sys.stderr.write(f"predict.py: {problem}\n")
     return 2
+
+
+def _show(message: Any, *_: Any, **__: Any) -> None:
+    """A warning is a line too, without the place in the source."""
+    sys.stderr.write(f"predict.py: {message}\n")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -862,7 +868,7 @@ def _run(options: argparse.Namespace) -> None:
 def _entries(poses: Poses, file_name: str, alarm: Optional[float]) -> List[Dict[str, Any]]:
     """What `halopose predict` writes of an image."""
     entries = poses.to_json(image_id(file_name), file_name)
-    if alarm is not None:
+    if alarm is not None and poses.novelty is not None and poses.image_novelty is not None:
         for entry, novelty in zip(entries, poses.novelty.tolist()):
             entry.update(image_novelty=float(poses.image_novelty[0]), in_distribution=novelty > alarm)
     return entries
