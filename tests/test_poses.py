@@ -97,6 +97,15 @@ def test_supervision_round_trip_is_exact(dof: Array | None, count: int) -> None:
         assert (again.dof is None) == (dof is None)
 
 
+def test_an_offset_is_handed_over() -> None:
+    moved = poses(offset=np.arange(24.0).reshape(3, 4, 2))
+    assert np.array_equal(
+        present(PoseDistributions.from_supervision(moved.to_supervision()).offset), present(moved.offset)
+    )
+    table = moved.to_pandas()[["offset_x", "offset_y"]].to_numpy()
+    assert np.array_equal(table, present(moved.offset).reshape(-1, 2))
+
+
 def test_foreign_key_points_need_only_a_covariance() -> None:
     """What RF-DETR returns: locations, confidences and data["covariance"]."""
     key_points = supervision.KeyPoints(
@@ -206,6 +215,29 @@ def test_known_keypoints_move_the_others() -> None:
     assert left.regions is None
     with pytest.raises(HaloposeError, match="known should have shape"):
         poses.given(known[0])
+
+
+@pytest.mark.parametrize("family", ["gaussian", "student-t"])
+def test_what_is_known_can_be_used_like_any_poses(family: str) -> None:
+    poses = joined_poses(family)
+    known = np.full((2, 3, 2), np.nan)
+    known[:, 0] = poses.keypoints[:, 0] + 3
+    left = poses.given(known)
+    drawn = left.sample(5)
+    assert np.array_equal(drawn[:, :, 0], np.tile(known[:, 0], (5, 1, 1)))
+    assert (np.ptp(drawn[:, :, 1:], axis=0) > 0).all()
+    joint = left.joint_covariance
+    assert not joint[:, :2].any()
+    assert np.allclose(joint[:, 2:4, 2:4], left.covariance[:, 1])
+    known[:, 1] = left.keypoints[:, 1] + 1
+    again = left.given(known)  # the first one once more, and the second
+    assert np.array_equal(again.keypoints[:, :2], known[:, :2])
+    assert np.allclose(again.covariance[:, 2], left.covariance[:, 2])  # without a correlation they tell nothing
+    picture = np.full((64, 64, 3), 90, dtype=np.uint8)
+    inside = replace(left, keypoints=np.full((2, 3, 2), 30.0))[:1]
+    assert (inside.plot(picture) != picture).any()
+    with pytest.raises(HaloposeError, match="positive definite, or zero"):
+        _ = replace(left, scale=-poses.scale).joint
 
 
 def test_without_a_correlation_keypoints_are_independent() -> None:

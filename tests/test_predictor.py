@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,18 +32,18 @@ from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.hosts.ultralytics.results import to_ultralytics
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.predictor import UncertainPose
-from halopose.types import Family
+from halopose.types import Array, Family
 from halopose.uncertainty.calibration import Calibrations
 from tests.helpers.models import (
     KINDS,
     PHOTOGRAPHS,
     artifact_for,
     framework_on,
-    framework_predict,
     host_of,
     photograph,
     pose_model,
     scenes,
+    with_tails,
     write_scenes,
 )
 from tests.helpers.values import present
@@ -73,10 +76,10 @@ def test_detections_are_the_frameworks_bit_by_bit(kind: str, name: str) -> None:
 
 
 def test_differently_shaped_images_in_a_batch_too() -> None:
+    """As the framework has each of them alone: neighbours change nothing."""
     images = [photograph(name) for name in PHOTOGRAPHS]
-    expected = framework_predict("11", pose_model("11"), images, imgsz=IMGSZ, conf=0.25, iou=0.7)
-    for poses, result in zip(uncertain("11").predict(images, batch=2), expected, strict=True):
-        same_as_framework(poses, result)
+    for poses, name in zip(uncertain("11").predict(images, batch=2), PHOTOGRAPHS, strict=True):
+        same_as_framework(poses, framework_on("11", name, IMGSZ))
 
 
 @pytest.mark.parametrize("kind", ["11", "26-one-to-one"])
@@ -171,6 +174,47 @@ def test_a_batch_is_its_images() -> None:
             assert np.allclose(one.covariance, other.covariance, rtol=1e-2, atol=1e-3)
 
 
+def test_a_batch_of_many_shapes_is_its_images_in_their_order() -> None:
+    model = uncertain("11")
+    tall, wide = (cv2.resize(photograph("bus.jpg"), size) for size in ((96, 160), (160, 96)))
+    images = [tall, wide, tall[:, ::-1].copy(), wide[::-1].copy(), tall]
+    expected, read = model.predict(images), []
+
+    def source() -> Iterator[Array]:
+        for number, image in enumerate(images):
+            read.append(number)
+            yield image
+
+    stream = model.stream(source(), batch=3)
+    found = [next(stream)]
+    assert read == [0, 1, 2]  # no further ahead than a batch
+    found += stream
+    assert [image.name for image, _ in found] == [f"image_{number}" for number in range(5)]
+    for (_, poses), one in zip(found, expected, strict=True):
+        assert len(poses) == len(one) > 0
+        assert np.allclose(poses.keypoints, one.keypoints, atol=1e-2)
+        assert np.allclose(poses.covariance, one.covariance, rtol=1e-2, atol=1e-3)
+
+
+def test_identities_tell_models_apart() -> None:
+    """Weights of heads, tails and calibrations each: a run must not go on with another model's results."""
+    host, artifact = host_of("11"), artifact_for(host_of("11"))
+    fitted = artifact.calibrations
+    heads, student = copy.deepcopy(artifact.heads), copy.deepcopy(fitted.student)
+    with torch.no_grad():
+        next(heads.parameters()).mul_(2.0)
+        student.nu_ += 1
+    others = [
+        replace(artifact, heads=heads),
+        replace(artifact, calibrations=replace(fitted, student=student)),
+        replace(artifact, calibrations=replace(fitted, correlation=None)),
+        with_tails(artifact, fitted.threshold),
+    ]
+    identities = [json.dumps(UncertainPose(host, each).identity()) for each in (artifact, *others)]
+    assert len(set(identities)) == 5
+    assert json.dumps(UncertainPose(host, artifact_for(host)).identity()) == identities[0]
+
+
 def test_stream_names_its_images(tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "one.png"), scenes(1)[0])
     cv2.imwrite(str(tmp_path / "two.png"), scenes(2)[1])
@@ -180,10 +224,13 @@ def test_stream_names_its_images(tmp_path: Path) -> None:
     assert [image.name for image, _ in stream] == ["two"]
 
 
-@pytest.mark.parametrize("options", [{"conf": -0.1}, {"conf": 1.5}, {"iou": 2.0}, {"conf": float("nan")}])
+@pytest.mark.parametrize(
+    "options", [{"conf": -0.1}, {"conf": 1.5}, {"iou": 2.0}, {"conf": float("nan")}, {"conf": None}]
+)
 def test_thresholds_out_of_range_are_one_line(options: dict[str, Any]) -> None:
+    """At the call already, not when the stream is read."""
     with pytest.raises(HaloposeError, match="between 0 and 1"):
-        uncertain("11").predict(scenes(1), **options)
+        uncertain("11").stream(scenes(1), **options)
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "cuda:99", "0"])
@@ -305,7 +352,10 @@ def test_heads_that_nothing_calibrated_are_refused() -> None:
     assert UncertainPose(host, plain, uncalibrated=True).predict(photograph("bus.jpg"))
 
 
-@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": -3}, {"imgsz": -64}, {"imgsz": 10**9}])
+@pytest.mark.parametrize(
+    "options",
+    [{"batch": 0}, {"batch": 2.5}, {"imgsz": -64}, {"imgsz": 10**9}, {"imgsz": (640, 480)}, {"imgsz": "640"}],
+)
 def test_sizes_that_are_none_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(HaloposeError, match="batch is 1 or more and imgsz from 32"):
         uncertain("11").predict(photograph("bus.jpg"), **options)

@@ -77,6 +77,8 @@ def draw_poses(
         limbs = COCO_LIMBS if poses.keypoint_count == len(COCO_SIGMAS) else ()
     width = max(1, round(max(image.shape[:2]) / 640))
     axes, angles = (value.numpy() for value in law_of(poses).ellipse(probability))
+    certain = (poses.scale == 0).all((-2, -1))  # a known place is a dot
+    axes, angles = np.where(certain[..., None], 0.0, axes), np.where(certain, 0.0, angles)
     _draw_limbs(canvas, poses, limbs, width)
     _fill_ellipses(canvas, poses, axes, angles, names)
     if show_pruned:

@@ -21,6 +21,7 @@ from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.conformal import Regions
 from halopose.uncertainty.correlation import JointLaw, joint_covariance
+from halopose.uncertainty.lengths import factors
 
 _SHARED = {"shared": True}  # of fields that all detections have in common
 
@@ -195,7 +196,7 @@ class PoseDistributions:
         correlation."""
         size = 2 * self.keypoint_count
         correlation = np.eye(size) if self.correlation is None else self.correlation
-        return JointLaw(np.linalg.cholesky(self.scale), correlation, self.dof, self.together)
+        return JointLaw(factors(self.scale), correlation, self.dof, self.together)
 
     @property
     def joint_covariance(self) -> Array:
@@ -286,7 +287,10 @@ class PoseDistributions:
             raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
 
     def to_pandas(self, names: Sequence[str] | None = None) -> Any:
-        """A pandas table with a row per keypoint: place, covariance, whether it is kept, and its detection."""
+        """A pandas table with a row per keypoint: place, covariance, whether it is kept, and its detection.
+
+        Where the law's mean is off the keypoint, offset_x and offset_y say by how much.
+        """
         try:
             import pandas
         except ImportError:
@@ -309,10 +313,15 @@ class PoseDistributions:
             columns["image_id"] = np.repeat(self.image_ids, k)
         if self.novelty is not None:
             columns["novelty"] = np.repeat(self.novelty, k)
+        if self.offset is not None:
+            columns["offset_x"], columns["offset_y"] = self.offset.reshape(-1, 2).T
         return pandas.DataFrame(columns)
 
     def to_supervision(self) -> Any:
-        """A ``supervision.KeyPoints`` with the covariance at ``data["covariance"]``, (N, K, 2, 2)."""
+        """A ``supervision.KeyPoints`` with the covariance at ``data["covariance"]``, (N, K, 2, 2).
+
+        So are scale, dof, novelty and offset, where there are any; regions and the joint law are not taken along.
+        """
         try:
             import supervision
         except ImportError:
@@ -324,6 +333,8 @@ class PoseDistributions:
             data["image_id"] = self.image_ids
         if self.novelty is not None:
             data["novelty"] = self.novelty
+        if self.offset is not None:
+            data["offset"] = self.offset
         return supervision.KeyPoints(
             xy=self.keypoints.astype(np.float32),
             class_id=np.zeros(len(self), dtype=int) if self.class_ids is None else self.class_ids - 1,
@@ -356,6 +367,7 @@ class PoseDistributions:
             class_ids=None if key_points.class_id is None else np.asarray(key_points.class_id) + 1,
             image_ids=data.get("image_id"),
             novelty=data.get("novelty"),
+            offset=np.asarray(data["offset"], dtype=float) if "offset" in data else None,
         )
 
 

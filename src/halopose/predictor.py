@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, islice
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +97,16 @@ class UncertainPose:
         covariances larger where a detection is unlike what was calibrated on.
 
         A folder is one that ``halopose export`` wrote: it runs in ONNX Runtime and has its calibration in it.
-        base may also be a name that ``halopose models`` lists, such as "yolo11n-pose" or "runway". Without
+        base and artifact may also be names that ``halopose models`` lists, such as "runway". Without
         arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
         """
         if isinstance(base, (str, Path)) and Path(base).is_dir():
             if widen:
                 raise HaloposeError("a deployed model cannot widen: use the model it was exported from")
             return DeployedPose(Deployed(base), family)
-        named = shipped.find_model(base) if artifact is None and isinstance(base, str) else None
-        if named is not None:
-            base, artifact = named.base(), named.artifact()
+        if base is None or isinstance(base, (str, Path)):
+            base, found = shipped.resolve(base, artifact if isinstance(artifact, (str, Path)) else None)
+            artifact = artifact if isinstance(artifact, Artifact) else found
         if base is None:
             base = shipped.find_base()
         if not isinstance(artifact, Artifact):
@@ -126,15 +127,14 @@ class UncertainPose:
         """Which keypoints it predicts."""
         return self.artifact.layout
 
+    @property
+    def knows_novelty(self) -> bool:
+        """Whether its poses say how unlike the data they are."""
+        return self.novelty is not None
+
     def identity(self) -> list[Any]:
         """All of the model that predictions depend on, for telling runs apart."""
-        fitted = self.artifact.calibrations
-        taus = fitted.gaussian.tau_.tolist()
-        novelty = self.artifact.novelty
-        known = None if novelty is None else [len(novelty.known), float(novelty.known[:, 1].sum())]
-        moved = [] if fitted.offset is None else [fitted.offset.tolist()]
-        rest = [*moved, *(["half"] if self.host.half else [])]
-        return [self.artifact.base, taus, fitted.threshold, fitted.visibility_threshold, known, self.widen, *rest]
+        return [self.artifact.base, self.widen, self.host.half, self.artifact.digest]
 
     def predict(
         self,
@@ -161,21 +161,25 @@ class UncertainPose:
         family: Family | None = None,
         batch: int = 1,
     ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
-        """Images and their poses one by one, for videos and streams that do not fit in memory."""
-        if not 0 <= conf <= 1 or not 0 <= iou <= 1:
-            raise HaloposeError(f"conf and iou lie between 0 and 1, got {conf} and {iou}")
-        if batch < 1 or (imgsz is not None and not SMALLEST <= imgsz <= LARGEST):
-            raise HaloposeError(
-                f"batch is 1 or more and imgsz from {SMALLEST} to {LARGEST}, got {batch} and {imgsz}"
-            )
-        pending: list[NamedImage] = []
-        for image in read_source(source):
-            pending.append(image)
-            if len(pending) == batch:
-                yield from self._predict_batch(pending, conf, iou, imgsz, family)
-                pending = []
-        if pending:
-            yield from self._predict_batch(pending, conf, iou, imgsz, family)
+        """Images and their poses one by one, for videos and streams that do not fit in memory.
+
+        batch: how many images are read at once; those of one shape run together. It is a matter of speed alone.
+        """
+        _check(conf, iou, imgsz, batch)
+        law = None if family is None else _checked(family)
+        return self._stream(source, batch, conf, iou, imgsz, law)
+
+    def _stream(self, source: Any, batch: int, *settings: Any) -> Iterator[tuple[NamedImage, PoseDistributions]]:
+        images = iter(read_source(source))
+        while pending := list(islice(images, batch)):
+            shapes: dict[tuple[int, ...], list[int]] = {}
+            for number, image in enumerate(pending):
+                shapes.setdefault(image.pixels.shape, []).append(number)
+            found: dict[int, tuple[NamedImage, PoseDistributions]] = {}
+            for numbers in shapes.values():
+                alike = self._predict_batch([pending[number] for number in numbers], *settings)
+                found.update(zip(numbers, alike, strict=True))
+            yield from (found[number] for number in range(len(pending)))
 
     @torch.inference_mode()
     def _predict_batch(
@@ -219,12 +223,15 @@ class DeployedPose(UncertainPose):
     def layout(self) -> Keypoints:
         return self.deployed.layout
 
+    @property
+    def knows_novelty(self) -> bool:
+        return self.deployed.facts.novelty is not None
+
     def __repr__(self) -> str:
         return f"DeployedPose({self.deployed.path}, {len(self.layout)} keypoints, {self.family})"
 
     def identity(self) -> list[Any]:
-        facts = self.deployed.facts
-        return [facts.fingerprint, facts.temperature, facts.threshold, facts.visibility_threshold]
+        return [self.deployed.digest, self.deployed.facts.visibility_threshold]
 
     def _predict_batch(
         self, images: list[NamedImage], conf: float, iou: float, imgsz: int | None, family: Family | None
@@ -341,6 +348,18 @@ def with_novelty(
             wide = {name: value * factor[part] for name, value in spreads.items() if value is not None}
         result.append(replace(each, novelty=chance[part], image_novelty=images[number : number + 1], **wide))
     return result
+
+
+def _check(conf: Any, iou: Any, imgsz: Any, batch: Any) -> None:
+    """Refuse thresholds and sizes that are none, in one line."""
+    for value in (conf, iou):
+        if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+            raise HaloposeError(f"conf and iou lie between 0 and 1, got {conf!r} and {iou!r}")
+    fits = imgsz is None or (isinstance(imgsz, Integral) and SMALLEST <= int(imgsz) <= LARGEST)
+    if not fits or not isinstance(batch, Integral) or int(batch) < 1:
+        raise HaloposeError(
+            f"batch is 1 or more and imgsz from {SMALLEST} to {LARGEST}, both whole, got {batch!r} and {imgsz!r}"
+        )
 
 
 def _checked(family: str) -> Family:

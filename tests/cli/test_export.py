@@ -10,8 +10,13 @@ import pytest
 import torch
 
 from halopose.cli import app as cli
+from halopose.data.images import write_image
+from halopose.deploy.deployed import Deployed
 from halopose.fitting.artifact import Artifact
+from halopose.hosts import shipped
+from halopose.landing.world.dataset import render, sample_scene
 from tests.helpers.models import ASSETS, artifact_for, host_of, pose_model, write_scenes
+from tests.helpers.values import present
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -59,9 +64,18 @@ def test_a_model_goes_out_and_is_used(
         )
 
     data = work / "data.yaml"
-    code, text, error = run(monkeypatch, capsys, "calibrate", data, "--deployed", out, "--split", "other")
-    assert code == 0, error
-    assert "of 8 images" in text
+    calibrate = ("calibrate", data, "--deployed", out, "--split", "other")
+    code, text, error = run(monkeypatch, capsys, *calibrate, "--rule", "risk:0.05@0.95")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "no threshold keeps the promise risk:0.05@0.95" in error  # on eight images: it is not forgotten
+    made = []
+    for asked in (("--rule", "f1", "--region-scales"), (), ("--rule", "youden", "--no-region-scales")):
+        code, text, error = run(monkeypatch, capsys, *calibrate, *asked)
+        assert code == 0, error
+        assert "of 8 images" in text
+        settings = json.loads((out / "card.json").read_text())["settings"]
+        made.append((settings["rule"], len(present(Deployed(out).facts.regions)["edges"])))
+    assert made == [("f1", 2), ("f1", 2), ("youden", 0)]
     evaluate = ("evaluate", data, "--deployed", out, "-o", tmp_path / "report", "--bootstrap", 0)
     code, text, error = run(monkeypatch, capsys, *evaluate)
     assert code == 0, error
@@ -81,6 +95,18 @@ def test_a_model_goes_out_and_is_used(
         (["predict", "bus.jpg", "--deployed", "{empty}", "--base", "{base}"], "leave --base and --artifact out"),
         (["calibrate", "{data}", "--deployed", "{empty}"], "no model at"),
         (["calibrate", "{data}"], "give --base, or --deployed"),
+        (["calibrate", "{data}", "--deployed", "{empty}", "-o", "x"], "copy it first, and leave --output out"),
+        (["calibrate", "{data}", "--deployed", "{empty}", "--source", "assigned"], "leave out --source assigned"),
+        (
+            ["calibrate", "{data}", "--deployed", "{empty}", "--share", "0.5"],
+            "--share does nothing with a deployed",
+        ),
+        (["evaluate", "{data}", "--deployed", "{empty}", "-o", "x", "--shift"], "--shift does nothing"),
+        (["evaluate", "{data}", "--deployed", "{empty}", "-o", "x", "--pictures", "8"], "--pictures does nothing"),
+        (["evaluate", "{data}", "--deployed", "{empty}", "-o", "x", "--base", "x"], "leave --base and --artifact"),
+        (["predict", "bus.jpg", "--deployed", "{empty}", "--device", "cpu"], "--device does nothing"),
+        (["predict", "bus.jpg", "--deployed", "{empty}", "--half"], "its own precision"),
+        (["track", "bus.jpg", "--deployed", "{empty}", "--device", "cpu"], "--device does nothing"),
         (["evaluate", "{data}", "-o", "{empty}"], "give --base, or --deployed"),
     ],
 )
@@ -100,6 +126,69 @@ def test_mistakes_are_one_line(
     assert code == 2
     assert error.count("\n") == 1
     assert line in error
+
+
+def test_a_visibility_threshold_reaches_a_deployed_folder(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ("--base", work / "base.pt", "--artifact", work / "heads.safetensors")
+    out, data = tmp_path / "deployed", work / "data.yaml"
+    assert run(monkeypatch, capsys, "export", *base, "-o", out)[0] == 0
+    kept = []
+    for number, options in enumerate([(), ("--visibility", 1)]):
+        predict = ("predict", ASSETS / "bus.jpg", "--deployed", out, "-o", tmp_path / f"p{number}", "--conf", 0.4)
+        assert run(monkeypatch, capsys, *predict, *options)[0] == 0
+        entries = json.loads((tmp_path / f"p{number}" / "predictions.json").read_text())
+        evaluate = ("evaluate", data, "--deployed", out, "-o", tmp_path / f"e{number}", "--bootstrap", 0)
+        assert run(monkeypatch, capsys, *evaluate, *options)[0] == 0
+        scores = json.loads((tmp_path / f"e{number}" / "metrics.json").read_text())
+        kept.append((np.mean([entry["keep"] for entry in entries]), scores["pruned"]["kept_fraction"]))
+    assert min(kept[0]) > 0
+    assert max(kept[1]) == 0
+
+
+def test_models_have_names_and_their_alarms_go_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image(tmp_path / "runway.png", render(sample_scene(900, "clear")))
+    assert run(monkeypatch, capsys, "export", "--base", "runway", "-o", tmp_path / "deployed")[0] == 0
+    results = []
+    for name, source in {"named": ("--base", "runway"), "deployed": ("--deployed", tmp_path / "deployed")}.items():
+        predict = ("predict", tmp_path / "runway.png", *source, "--alarm", 0.05, "-o", tmp_path / name)
+        code, _, error = run(monkeypatch, capsys, *predict)
+        assert code == 0, error
+        results.append(json.loads((tmp_path / name / "predictions.json").read_text()))
+    for ours, theirs in zip(*results, strict=True):
+        assert ours["novelty"] == pytest.approx(theirs["novelty"], abs=0.01)
+        assert ours["in_distribution"] == theirs["in_distribution"]
+    assert results[0]
+
+
+def test_names_of_models_reach_every_command(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = work / "heads.safetensors"
+    mine = shipped.NamedModel("mine", "", lambda: work / "base.pt", lambda: heads)
+    monkeypatch.setattr(shipped, "named_models", lambda: (mine,))
+    assert shipped.resolve("mine", None) == shipped.resolve(None, "mine") == (work / "base.pt", heads)
+    assert shipped.resolve("mine", "other.safetensors") == (work / "base.pt", "other.safetensors")
+    assert shipped.resolve("other.pt", None) == ("other.pt", None)
+    evaluate = (
+        "evaluate",
+        work / "data.yaml",
+        "--base",
+        "mine",
+        "-o",
+        tmp_path,
+        "--bootstrap",
+        0,
+        "--pictures",
+        0,
+    )
+    assert run(monkeypatch, capsys, *evaluate)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("a file goes before a name")
+    assert shipped.resolve("mine", None) == ("mine", None)
 
 
 def test_the_exported_card_is_the_artifacts(

@@ -198,6 +198,21 @@ def test_fit_into_a_folder_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_calibrating_anew_is_as_the_heads_were_made(work: Path, tmp_path: Path) -> None:
+    """A promise, and regions by scale, stay until something else is asked for."""
+    calibrate = "calibrate", work / "data.yaml", *base(work), "--split", "test"
+    chosen = "--rule", "risk:0.4@0.6", "--region-scales"
+    steps = {"chosen": chosen, "again": (), "other": ("--rule", "f1", "--no-region-scales")}
+    before, found = work / "a.safetensors", []
+    for name, options in steps.items():
+        run(*calibrate, "--artifact", before, *options, "-o", tmp_path / f"{name}.safetensors")
+        before = tmp_path / f"{name}.safetensors"
+        made, regions = Artifact.load(before).card["settings"], Artifact.load(before).calibrations.regions
+        assert regions is not None
+        found.append((made["rule"], made["region_scales"], len(regions.edges)))
+    assert found == [("risk:0.4@0.6", True, 2), ("risk:0.4@0.6", True, 2), ("f1", False, 0)]
+
+
 def test_a_camera_of_ones_own_is_adapted_to(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,8 @@ import torch
 from benchmarks.export import libreyolo_onnx, ultralytics_onnx
 
 from halopose.boxes import box_area
+from halopose.cli import app
+from halopose.data.dataset import image_id
 from halopose.deploy import predict
 from halopose.deploy.deployed import Deployed, Detecting
 from halopose.deploy.graph import Form, TopkSettings
@@ -29,6 +31,7 @@ from halopose.predictor import UncertainPose
 from halopose.types import Family
 from halopose.uncertainty.heads import HeadSettings
 from halopose.uncertainty.pruning import localization_confidence
+from tests.helpers import commands
 from tests.helpers.models import (
     ASSETS,
     KINDS,
@@ -289,12 +292,13 @@ def test_the_file_runs_with_numpy_and_onnxruntime_alone(model_file: Callable[...
     np.save(tmp_path / "bus.npy", small)
     done = run_alone(runtime, tmp_path / "bus.npy", "--json", "--conf", 0.4, "--family", "student-t")
     assert done.returncode == 0, done.stderr
-    [entry] = json.loads(done.stdout)
     expected = Deployed(path).predict(small, Detecting(conf=0.4), "student-t").to_json()
-    assert entry["image"] == "bus"
-    assert len(entry["detections"]) == len(expected) > 3
-    for ours, theirs in zip(entry["detections"], expected, strict=True):
-        assert list(ours) == list(theirs)
+    found = json.loads(done.stdout)
+    assert len(found) == len(expected) > 3
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.pop("image_id"), ours.pop("file_name")) == (image_id("bus.npy"), "bus.npy")
+        assert list(ours) == list(theirs)[1:]
+        del theirs["image_id"]
         for key, value in theirs.items():
             assert np.allclose(ours[key], value, rtol=1e-6), key
     refused = run_alone(runtime, ASSETS / "bus.jpg")
@@ -323,6 +327,62 @@ def test_the_command_line_draws(
     assert (np.abs(drawn.astype(int) - photograph("bus.jpg")) > 40).mean() > 0.01
 
 
+def test_json_is_what_the_package_writes_also_of_images_of_one_name(
+    model_file: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names, ids and order; detections are compared elsewhere."""
+    (tmp_path / "deployed").mkdir()
+    model_file("11").rename(tmp_path / "deployed" / "model.onnx")
+    small = cv2.resize(photograph("bus.jpg"), (SIZE, SIZE))
+    for names in (("a/1.png", "b/2.png"), ("a/1.png", "b/1.png"), ("a/1.png", "a/1.bmp")):
+        paths = [tmp_path / name for name in names]
+        for path in paths:
+            path.parent.mkdir(exist_ok=True)
+            cv2.imwrite(str(path), small)
+        out = tmp_path / "-".join(names).replace("/", "")
+        commands.run("predict", *paths, "--deployed", tmp_path / "deployed", "-o", out, "--conf", 0.4)
+        arguments = [*map(str, paths), "--model", str(tmp_path / "deployed" / "model.onnx"), "--conf", "0.4"]
+        capsys.readouterr()
+        assert predict.main([*arguments, "--json"]) == 0
+        printed, written = json.loads(capsys.readouterr().out), json.loads((out / "predictions.json").read_text())
+        assert printed == written
+        assert predict.main([*arguments, "-o", str(out / "own")]) == 0
+        assert len(list((out / "own").rglob("*.jpg"))) == 2
+
+
+@pytest.mark.filterwarnings("always:.*are beyond the cells")
+def test_a_warning_is_one_line_on_both_command_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = artifact_for(host_of("11"), imgsz=SIZE)
+    write_model(build(host_of("11"), artifact, ExportSettings(topk=TopkSettings(64, 2))), tmp_path / "model.onnx")
+    photo = str(ASSETS / "bus.jpg")
+    assert predict.main([photo, "--model", str(tmp_path / "model.onnx"), "--json", "--conf", "0.4"]) == 0
+    ours = capsys.readouterr().err
+    words = [
+        "halopose",
+        "predict",
+        photo,
+        "--deployed",
+        str(tmp_path),
+        "-o",
+        str(tmp_path / "out"),
+        "--conf",
+        "0.4",
+    ]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        app.main()
+    theirs = capsys.readouterr()
+    lines = [*ours.splitlines(), *theirs.out.splitlines(), *theirs.err.splitlines()]
+    said = [line for line in lines if "detections are beyond the cells" in line]
+    assert [line.split()[0] for line in said] == ["predict.py:", "warning:"]
+    assert not any("LeftOut" in line or "predict.py:" in line for line in lines[1:])
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -330,6 +390,10 @@ def test_the_command_line_draws(
         (["{photo}", "--conf", "2"], "between 0 and 1"),
         (["{photo}", "--probability", "1"], "between 0 and 1"),
         (["{photo}", "--imgsz", "32"], "too small"),
+        (["{photo}", "--imgsz", "0"], "imgsz lies between 1 and 16384"),
+        (["{photo}", "--imgsz", "60000"], "imgsz lies between 1 and 16384"),
+        (["{photo}", "-o", "file"], "cannot write into file"),
+        (["several.npy"], "cannot read image several.npy"),
         (["{photo}", "--model", "nowhere.onnx"], "no model at nowhere.onnx"),
         (["empty"], "no images in empty"),
     ],
@@ -344,6 +408,9 @@ def test_mistakes_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    np.savez(tmp_path / "several.npz", a=np.zeros(3))
+    (tmp_path / "several.npz").rename("several.npy")
     path = model_file("26-one-to-one")
     given = [argument.format(photo=ASSETS / "bus.jpg") for argument in arguments]
     code = predict.main(given if "--model" in given else [*given, "--model", str(path)])
@@ -351,6 +418,28 @@ def test_mistakes_are_one_line(
     assert code == 2
     assert error.count("\n") == 1
     assert line in error
+
+
+def test_objects_of_every_scale_have_their_own_joint_law(tmp_path: Path) -> None:
+    host, artifact = host_of("11"), artifact_for(host_of("11"), imgsz=SIZE)
+    [first] = UncertainPose(host, artifact).predict(photograph("bus.jpg"), conf=0.4)
+    areas = 0.53 * np.unique(box_area(first.boxes))
+    pooled = present(artifact.calibrations.correlation)
+    scales = np.stack([share * pooled.matrix + (1 - share) * np.eye(34) for share in (0.0, 0.5, 0.9)])
+    edges = tuple(float(areas[place : place + 2].mean()) for place in (len(areas) // 3, 2 * len(areas) // 3))
+    by_scale = replace(pooled, scales=scales, edges=edges, area_factor=0.53)
+    artifact = replace(artifact, calibrations=replace(artifact.calibrations, correlation=by_scale))
+    write_model(build(host, artifact, ExportSettings(topk=MANY)), tmp_path / "model.onnx")
+    [expected] = UncertainPose(host, artifact).predict(photograph("bus.jpg"), conf=0.4)
+    alone = predict.Model(str(tmp_path / "model.onnx")).predict(photograph("bus.jpg"), conf=0.4)
+    found = Deployed(tmp_path / "model.onnx").predict(photograph("bus.jpg"), Detecting(conf=0.4), "gaussian")
+    largest = np.abs(expected.joint_covariance).max((1, 2), keepdims=True)
+    assert len(np.unique(present(expected.correlation)[:, 0, 2])) == 3
+    for ours in (alone.joint_covariance(), found.joint_covariance):
+        assert (np.abs(ours - expected.joint_covariance) <= 2e-3 * largest).all()
+    facts = Deployed(tmp_path / "model.onnx").facts
+    edge = predict._of_objects(facts.correlation, np.array(edges) / 0.53)
+    assert np.array_equal(present(edge), by_scale.of_objects(np.array(edges) / 0.53))
 
 
 @pytest.mark.parametrize("kind", ["11", "26-one-to-one", "nas"])

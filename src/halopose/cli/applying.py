@@ -10,6 +10,8 @@ import typer
 from halopose.cli.export import evaluate_deployed, folder_of
 from halopose.cli.options import (
     Alarm,
+    ArtifactElseShipped,
+    BaseElseShipped,
     Batch,
     Bootstrap,
     Confidence,
@@ -29,8 +31,11 @@ from halopose.cli.options import (
     Visibility,
     Workers,
     between,
+    files_or_shipped,
     finite,
     given,
+    named_files,
+    refuse_with_deployed,
 )
 from halopose.cli.terminal import progress, say, say_skipped, write_scores
 from halopose.errors import HaloposeError
@@ -41,8 +46,11 @@ if TYPE_CHECKING:
     from halopose.predictor import UncertainPose
     from halopose.types import Array
 
+OF_TORCH = "uncalibrated", "end2end", "device", "unsafe"  # which a deployed folder has no use for
+
 
 def evaluate(
+    context: typer.Context,
     data: Data,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for metrics, report and pictures.")],
     base: MaybeBase = None,
@@ -97,8 +105,14 @@ def evaluate(
     from halopose.types import named
 
     if deployed is not None:
-        evaluate_deployed(data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap)
+        refuse_with_deployed(
+            context, "pictures", "shift", "against", "kinds", "alarm", *OF_TORCH, "workers", "batch"
+        )
+        evaluate_deployed(
+            data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap, visibility
+        )
         return
+    base, artifact = named_files(base, artifact)
     base, artifact = given(base, "base"), given(artifact, "artifact")
     model = UncertainPose.load(
         base,
@@ -166,12 +180,11 @@ def _shift(
 
 
 def predict(
+    context: typer.Context,
     sources: Annotated[list[str], typer.Argument(help="Images, folders, patterns, films, streams; - is stdin.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for pictures and json.")] = Path("poses"),
-    base: Annotated[Path | None, typer.Option(help="A .pt checkpoint; else YOLO11n-pose.")] = None,
-    artifact: Annotated[
-        Path | None, typer.Option(help="Artifact made for the base; else the shipped one.")
-    ] = None,
+    base: BaseElseShipped = None,
+    artifact: ArtifactElseShipped = None,
     deployed: Deployed = None,
     truth: Annotated[
         Path | None, typer.Option(help="COCO json that says the ids of images, by file names, and of classes.")
@@ -202,21 +215,21 @@ def predict(
     from halopose.data.coco import read_numbering
     from halopose.data.files import make_folder
     from halopose.data.sources import find_sources
+    from halopose.deploy.deployed import Deployed as DeployedFolder
     from halopose.fitting.artifact import Artifact
     from halopose.hosts import shipped
-    from halopose.predictor import UncertainPose
+    from halopose.predictor import DeployedPose, UncertainPose
 
     found = find_sources(sources)
     ids = None if truth is None else read_numbering(truth)
-    if deployed is not None and (base or artifact):
-        raise HaloposeError("a deployed folder has its base and heads in it: leave --base and --artifact out")
-    if base is not None and artifact is None and not shipped.is_default_base(base):
-        raise HaloposeError("the shipped heads are for YOLO11n-pose: give --artifact for your base")
     if deployed is not None and half:
         raise HaloposeError("a deployed folder has its own precision: export it with --half, or leave it out here")
+    model: UncertainPose
     if deployed is not None:
-        model = UncertainPose.load(folder_of(deployed), family=family, widen=widen)
+        refuse_with_deployed(context, "widen", *OF_TORCH)
+        model = DeployedPose(DeployedFolder(folder_of(deployed), visibility=visibility), family)
     else:
+        base, artifact = files_or_shipped(base, artifact)
         model = UncertainPose.load(
             base,
             _pruning_at(Artifact.load(artifact or shipped.shipped_artifact()), visibility),
@@ -229,7 +242,7 @@ def predict(
         )
     if half:
         model.host.use_half()
-    if alarm is not None and model.novelty is None:
+    if alarm is not None and not model.knows_novelty:
         raise HaloposeError(
             "these heads know nothing of novelty: add it with `halopose novelty`, or leave --alarm off"
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from halopose.cli.options import ArtifactElseShipped, BaseElseShipped, files_or_shipped
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.errors import HaloposeError
 
@@ -19,10 +20,8 @@ SMALLEST = 32
 
 def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")] = Path("deployed"),
-    base: Annotated[Path | None, typer.Option(help="A .pt checkpoint; else YOLO11n-pose.")] = None,
-    artifact: Annotated[
-        Path | None, typer.Option(help="Artifact made for the base; else the shipped one.")
-    ] = None,
+    base: BaseElseShipped = None,
+    artifact: ArtifactElseShipped = None,
     form: Annotated[
         Literal["topk", "dense"], typer.Option(help="Heads at the cells that matter, or convolutions alone.")
     ] = "topk",
@@ -45,11 +44,9 @@ def export(
     from halopose.data.images import read_source
     from halopose.deploy import folder, onnx_file, page, quantise
     from halopose.deploy.graph import TopkSettings
-    from halopose.hosts import shipped
     from halopose.predictor import UncertainPose
 
-    if base is not None and artifact is None and not shipped.is_default_base(base):
-        raise HaloposeError("the shipped heads are for YOLO11n-pose: give --artifact for your base")
+    base, artifact = files_or_shipped(base, artifact)
     if half and int8:
         raise HaloposeError("give --half or --int8, not both")
     onnx_file.require_onnx()
@@ -76,8 +73,13 @@ def folder_of(path: Path) -> Path:
     return path
 
 
-def calibrate_deployed(data: Path, folder: Path, split: str, images: Path | None, *, offset: bool) -> None:
-    """Fit the calibrations of a deployed folder again, in its own runtime."""
+def calibrate_deployed(
+    data: Path, folder: Path, split: str, images: Path | None, *, offset: bool, **changes: Any
+) -> None:
+    """Fit the calibrations of a deployed folder again, in its own runtime.
+
+    changes: ``rule`` and ``region_scales`` where they are not as the folder was made.
+    """
     from halopose.deploy import refit
     from halopose.types import named
 
@@ -86,7 +88,7 @@ def calibrate_deployed(data: Path, folder: Path, split: str, images: Path | None
         seen = refit.collect(deployed, dataset, step=named(step, "running the deployed model"))
     for line in seen.skipped:
         say(f"skipped: {line}")
-    count = refit.calibrate(folder, seen, offset=offset)
+    count = refit.calibrate(folder, seen, offset=offset, **changes)
     say(f"calibrated on {count} objects of {len(seen.truth.images)} images -> {deployed.path}")
 
 
@@ -102,6 +104,7 @@ def evaluate_deployed(
     bootstrap: int,
     area: Literal["annotation", "box"],
     overlap: str,
+    visibility: float | None,
 ) -> None:
     """The whole protocol in the deployed runtime, on images that neither heads nor calibration have seen."""
     from halopose.data.files import make_folder
@@ -111,7 +114,7 @@ def evaluate_deployed(
     from halopose.types import named
 
     parts = ("heads", "calibration") if overlap == "exclude" else ()
-    deployed, dataset = _opened(data, folder, split, images, parts)
+    deployed, dataset = _opened(data, folder, split, images, parts, visibility)
     protocol = Protocol(bootstrap=bootstrap, area=area)
     make_folder(output)
     with progress() as step:
@@ -128,7 +131,12 @@ def evaluate_deployed(
 
 
 def _opened(
-    data: Path, folder: Path, split: str, images: Path | None, parts: tuple[str, ...]
+    data: Path,
+    folder: Path,
+    split: str,
+    images: Path | None,
+    parts: tuple[str, ...],
+    visibility: float | None = None,
 ) -> tuple[Deployed, Dataset]:
     """The folder's model, and the images of a split that the given parts of its making have not seen."""
     import numpy as np
@@ -137,7 +145,7 @@ def _opened(
     from halopose.deploy.deployed import Deployed
     from halopose.deploy.refit import images_seen
 
-    deployed = Deployed(folder_of(folder))
+    deployed = Deployed(folder_of(folder), visibility=visibility)
     dataset = load_dataset(data, split, images=images, otherwise=deployed.layout)
     left = np.setdiff1d(dataset.image_ids, images_seen(deployed, parts))
     if len(left) < len(dataset):

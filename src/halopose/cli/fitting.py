@@ -10,7 +10,9 @@ import typer
 from halopose.cli.export import calibrate_deployed
 from halopose.cli.options import (
     Alpha,
+    ArtifactElseShipped,
     Base,
+    BaseElseShipped,
     Batch,
     CalibrationShare,
     Data,
@@ -24,6 +26,8 @@ from halopose.cli.options import (
     ImageSize,
     MaybeArtifact,
     MaybeBase,
+    MaybeRegionScales,
+    MaybeRule,
     NoveltyImages,
     RegionScales,
     Rule,
@@ -39,7 +43,10 @@ from halopose.cli.options import (
     ValImages,
     WarmStart,
     Workers,
+    files_or_shipped,
     given,
+    named_files,
+    refuse_with_deployed,
     sizes,
 )
 from halopose.cli.options import share as checked_share
@@ -243,6 +250,7 @@ def train(
 
 
 def calibrate(
+    context: typer.Context,
     store: Annotated[
         Path,
         typer.Argument(help="Annotated images (data yaml, or COCO json with --images), or a match store of them."),
@@ -257,8 +265,8 @@ def calibrate(
     share: Annotated[
         float, typer.Option(callback=checked_share, help="Part of the images to calibrate on, as fit's; else all.")
     ] = 1.0,
-    rule: Rule = "youden",
-    region_scales: RegionScales = False,
+    rule: MaybeRule = None,
+    region_scales: MaybeRegionScales = None,
     offset: Annotated[
         bool, typer.Option("--offset", help="Centre the law beside the keypoint where its errors are biased.")
     ] = False,
@@ -277,20 +285,25 @@ def calibrate(
     from halopose.fitting import pipeline
     from halopose.fitting.artifact import Artifact
     from halopose.fitting.novelty import calibrate_novelty
-    from halopose.hosts import shipped
     from halopose.predictor import host_for
 
+    chosen = {"rule": rule, "region_scales": region_scales}
+    changes = {name: value for name, value in chosen.items() if value is not None}
     if deployed is not None:
-        calibrate_deployed(store, deployed, split, images, offset=offset)
+        if output is not None:
+            raise HaloposeError(
+                "a deployed folder is calibrated in its place: copy it first, and leave --output out"
+            )
+        if source != "matched":
+            raise HaloposeError("a deployed folder gives detections alone: leave out --source assigned")
+        refuse_with_deployed(context, "share", "end2end", "device", "unsafe")
+        calibrate_deployed(store, deployed, split, images, offset=offset, **changes)
         return
-    named = shipped.find_model(str(base)) if base is not None and artifact is None else None
-    if named is not None:
-        base, artifact = named.base(), named.artifact()
+    base, artifact = named_files(base, artifact)
     base, artifact, output = given(base, "base"), given(artifact, "artifact"), given(output, "output")
     trained = Artifact.load(artifact)
     host = host_for(trained, base, device=device, unsafe=unsafe, end2end=end2end)
     make_room(output)
-    changes = {"rule": rule, "region_scales": region_scales}
     found = _store_of(store, split, images, trained, host, output)
     done = pipeline.calibrate_artifact(trained, host, found, source, share, offset=offset, **changes)
     if done.novelty is not None:
@@ -346,8 +359,8 @@ def _changes(before: Artifact, after: Artifact) -> list[str]:
 def novelty(
     data: Data,
     output: Annotated[Path, typer.Option("--output", "-o", help="Artifact to write.")],
-    base: Annotated[Path | None, typer.Option(help="The base of the artifact; else YOLO11n-pose.")] = None,
-    artifact: Annotated[Path | None, typer.Option(help="Calibrated artifact; else the shipped one.")] = None,
+    base: BaseElseShipped = None,
+    artifact: ArtifactElseShipped = None,
     train: Train = "train",
     val: Val = "val",
     images: Images = None,
@@ -373,6 +386,7 @@ def novelty(
     from halopose.hosts import shipped
     from halopose.predictor import host_for
 
+    base, artifact = files_or_shipped(base, artifact)
     known = Artifact.load(artifact or shipped.shipped_artifact())
     host = host_for(known, base or shipped.find_base(), device=device, unsafe=unsafe, end2end=end2end)
     make_room(output)

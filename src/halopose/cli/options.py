@@ -91,12 +91,13 @@ def exponents(text: str, option: str) -> list[float]:
     return values
 
 
-def threshold_rule(text: str) -> str:
-    """A rule for pruning thresholds, checked."""
+def threshold_rule(text: str | None) -> str | None:
+    """A rule for pruning thresholds, checked, or left out."""
     from halopose.uncertainty.pruning import promise_of
 
     try:
-        promise_of(text)
+        if text is not None:
+            promise_of(text)
     except HaloposeError as error:
         raise typer.BadParameter(str(error)) from None
     return text
@@ -245,9 +246,33 @@ MaybeScalarisation = Annotated[
 RegionScales = Annotated[
     bool, typer.Option("--region-scales", help="Regions have radii of their own at every object scale.")
 ]
+MaybeRule = Annotated[
+    str | None,
+    typer.Option(
+        callback=threshold_rule,
+        help="How pruning thresholds are chosen, as fit's; else as when the heads were made.",
+    ),
+]
+MaybeRegionScales = Annotated[
+    bool | None,
+    typer.Option(
+        "--region-scales/--no-region-scales",
+        help="Regions have radii of their own at every object scale, or not; else as when the heads were made.",
+    ),
+]
 Deployed = Annotated[Path | None, typer.Option("--deployed", help="Folder of `halopose export`, not --base.")]
-MaybeBase = Annotated[Path | None, typer.Option("--base", help="Trained pose model, a .pt checkpoint.")]
+MaybeBase = Annotated[
+    Path | None,
+    typer.Option("--base", help="Trained pose model, a .pt checkpoint, or a name of `halopose models`."),
+]
 MaybeArtifact = Annotated[Path | None, typer.Option("--artifact", help="Artifact made for this base.")]
+BaseElseShipped = Annotated[
+    Path | None,
+    typer.Option("--base", help="A .pt checkpoint, or a name of `halopose models`; else YOLO11n-pose."),
+]
+ArtifactElseShipped = Annotated[
+    Path | None, typer.Option("--artifact", help="Artifact made for the base; else the shipped one.")
+]
 
 
 def given(path: Path | None, option: str) -> Path:
@@ -255,3 +280,37 @@ def given(path: Path | None, option: str) -> Path:
     if path is None:
         raise HaloposeError(f"give --{option}, or --deployed with a folder that `halopose export` wrote")
     return path
+
+
+def named_files(base: Path | None, artifact: Path | None) -> tuple[Path | None, Path | None]:
+    """Base and artifact, where a name that `halopose models` lists may stand for them."""
+    from halopose.hosts import shipped
+
+    found, heads = shipped.resolve(base, artifact)
+    return None if found is None else Path(found), None if heads is None else Path(heads)
+
+
+def files_or_shipped(base: Path | None, artifact: Path | None) -> tuple[Path | None, Path | None]:
+    """The same for commands that have a model without either; a base of one's own needs heads of its own."""
+    from halopose.hosts import shipped
+
+    base, artifact = named_files(base, artifact)
+    if base is not None and artifact is None and not shipped.is_default_base(base):
+        raise HaloposeError("the shipped heads are for YOLO11n-pose: give --artifact for your base")
+    return base, artifact
+
+
+def refuse_with_deployed(context: typer.Context, *options: str) -> None:
+    """Refuse what a deployed folder would ignore: its base and heads are in it, and its runtime is fixed."""
+    taken = [
+        option
+        for option in ("base", "artifact", *options)
+        if getattr(context.get_parameter_source(option), "name", "DEFAULT") != "DEFAULT"
+    ]
+    if {"base", "artifact"} & set(taken):
+        raise HaloposeError("a deployed folder has its base and heads in it: leave --base and --artifact out")
+    if taken:
+        name = taken[0].replace("_", "-")
+        raise HaloposeError(
+            f"--{name} does nothing with a deployed folder: leave it out, or use the model it was exported from"
+        )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halopose.evaluation.scores import Scores
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _quiet = False
+_python_shows = warnings.showwarning
 _PLAIN = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{NO-BREAK SPACE}": " "})
 
 
@@ -43,6 +45,15 @@ def listen(quiet: bool = False, verbose: bool = False) -> None:
     log.handlers = [_Lines()]
     log.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
     log.propagate = False
+    warnings.showwarning = _show
+
+
+def _show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """A warning of ours is a line for the user, without the place in the source; others are Python's."""
+    if category.__module__.startswith("halopose."):
+        logging.getLogger("halopose").warning("%s", message)
+    else:
+        _python_shows(message, category, *place, **more)
 
 
 @contextmanager

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from halopose.cli.options import Confidence, Device, Iou, OtherSize, Unsafe, between
+from halopose.cli.export import folder_of
+from halopose.cli.options import (
+    ArtifactElseShipped,
+    BaseElseShipped,
+    Confidence,
+    Device,
+    Iou,
+    OtherSize,
+    Unsafe,
+    between,
+    files_or_shipped,
+    refuse_with_deployed,
+)
 from halopose.cli.terminal import progress, say
 from halopose.errors import HaloposeError
 
@@ -22,14 +34,13 @@ Film = Annotated[Path, typer.Argument(help="A film, or predictions.json of one f
 
 
 def track(
+    context: typer.Context,
     film: Film,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for film, json and csv.")] = Path(
         "tracks"
     ),
-    base: Annotated[Path | None, typer.Option(help="A .pt checkpoint; else YOLO11n-pose.")] = None,
-    artifact: Annotated[
-        Path | None, typer.Option(help="Artifact made for the base; else the shipped one.")
-    ] = None,
+    base: BaseElseShipped = None,
+    artifact: ArtifactElseShipped = None,
     deployed: Annotated[
         Path | None, typer.Option("--deployed", help="Folder of `halopose export`, not --base.")
     ] = None,
@@ -79,9 +90,12 @@ def track(
     else:
         from halopose.predictor import UncertainPose
 
-        model = UncertainPose.load(
-            deployed or base, None if deployed else artifact, family="student-t", device=device, unsafe=unsafe
-        )
+        if deployed is not None:
+            refuse_with_deployed(context, "device", "unsafe")
+            base = folder_of(deployed)
+        else:
+            base, artifact = files_or_shipped(base, artifact)
+        model = UncertainPose.load(base, artifact, family="student-t", device=device, unsafe=unsafe)
         layout, seconds = model.layout, rate or film_facts(film)[0]
         with progress() as step:
             frames, warps = _predicted(model, film, camera_motion, step, conf=conf, iou=iou, imgsz=imgsz)

@@ -5,9 +5,10 @@ In: BGR images. Out: a ``PoseDistributions`` per image, calibrated, or as the he
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,25 @@ class Detecting:
 
 
 class Deployed:
-    """The model file of a folder, or a model file, in ONNX Runtime or in the runtime that ``run`` stands for."""
+    """The model file of a folder, or a model file, in ONNX Runtime or in the runtime that ``run`` stands for.
 
-    def __init__(self, path: Path | str, run: Run | None = None) -> None:
+    visibility: prune below it instead of below the file's own threshold; 0 for never.
+    """
+
+    def __init__(self, path: Path | str, run: Run | None = None, visibility: float | None = None) -> None:
         path = Path(path)
         self.path = path / MODEL if path.is_dir() else path
         with _one_line():
             opened = Model(str(self.path))
             self.model = opened if run is None else Model(str(self.path), run, opened.facts)
         self.facts = self.model.facts
+        if visibility is not None:
+            self.facts = replace(self.facts, visibility_threshold=visibility or None)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the file."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
     @property
     def layout(self) -> Keypoints:
@@ -58,8 +69,6 @@ class Deployed:
         with _one_line():
             poses = describe(self.facts, self._detect(image, settings), family)
         found = {field.name: getattr(poses, field.name) for field in fields(poses)}
-        if poses.correlation is not None:
-            found["correlation"] = np.broadcast_to(poses.correlation, (len(poses), *poses.correlation.shape))
         return PoseDistributions(**found | self._together)
 
     @cached_property

@@ -45,6 +45,7 @@ COCO_LIMBS = (
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".npy")
 
 
+LARGEST = 16384  # input size
 LAYOUTS = ("ultralytics", "ultralytics-end2end", "yolonas")
 _OPTIONAL = ("student_moment", "pruned_dof", "pruned_scale")
 _TABLES = ("sigmas", "temperature", "student_dof", "student_scale", *_OPTIONAL)
@@ -52,6 +53,10 @@ _TABLES = ("sigmas", "temperature", "student_dof", "student_scale", *_OPTIONAL)
 
 class Problem(ValueError):
     """A user's mistake, in one line that says what to do."""
+
+
+class LeftOut(UserWarning):
+    """Detections without a covariance, which are left out."""
 
 
 def _is_number(value: Any) -> bool:
@@ -72,6 +77,17 @@ def _is_table(value: Any, shape: Tuple[Optional[int], ...]) -> bool:
         return False
     fits = table.ndim == len(shape) and all(want in (None, size) for want, size in zip(shape, table.shape))
     return fits and bool(np.isfinite(table).all())
+
+
+def _are_scales(value: Any, size: int) -> bool:
+    """Whether there is a correlation (size, size) for every object scale, parted by rising edges."""
+    if not isinstance(value, dict) or not _is_table(value.get("edges"), (None,)):
+        return False
+    edges = value["edges"]
+    fits = _is_table(value.get("matrices"), (len(edges) + 1, size, size)) and _is_positive(
+        value.get("area_factor")
+    )
+    return fits and list(edges) == sorted(edges)
 
 
 # What is written in the model file --------------------------------------------------------------------------
@@ -162,10 +178,11 @@ class Facts:
             sound[name] = getattr(self, name) is None or _is_number(getattr(self, name))
         sound["layout"] = self.layout in LAYOUTS
         sound["strides"] = all(1 <= stride <= 1024 for stride in self.strides)
-        sound["imgsz"] = type(self.imgsz) is int and 1 <= self.imgsz <= 16384
+        sound["imgsz"] = type(self.imgsz) is int and 1 <= self.imgsz <= LARGEST
         sound["regions"] = self.regions is None or isinstance(self.regions, dict)
-        sound["correlation"] = self.correlation is None or _is_table(
-            together.get("matrix"), (2 * count, 2 * count)
+        sound["correlation"] = self.correlation is None or (
+            _is_table(together.get("matrix"), (2 * count, 2 * count))
+            and ("scales" not in together or _are_scales(together["scales"], 2 * count))
         )
         sound["offset"] = self.offset is None or _is_table(self.offset, (count, 2))
         sound["novelty"] = self.novelty is None or (
@@ -190,7 +207,7 @@ class Poses:
 
     boxes (N, 4) xyxy; scores (N,); class_ids (N,), from 1; keypoints (N, K, 2); visibility (N, K) or None;
     covariance and scale (N, K, 2, 2); dof (N, K) of a Student-t, else None; keep (N, K), false where pruned.
-    dispersion (N, K, 2, 2): as the heads gave it, which ``regions`` are multiples of; correlation (2K, 2K) of
+    dispersion (N, K, 2, 2): as the heads gave it, which ``regions`` are multiples of; correlation (N, 2K, 2K) of
     whitened residuals, in the order x1, y1, x2, ..., or None. novelty (N,): the share of calibration detections
     that are as unlike the data, image_novelty (1,): the same of images, or None. offset (N, K, 2),
     by which the law's mean is off the keypoints, or None.
@@ -215,8 +232,13 @@ class Poses:
     def __len__(self) -> int:
         return len(self.scores)
 
+    @property
+    def mean(self) -> Array:
+        """Where keypoints are expected (N, K, 2): the base's own, unless its errors were found to be biased."""
+        return self.keypoints if self.offset is None else self.keypoints + self.offset
+
     def region(self, probability: float, whole: bool = False) -> Array:
-        """M (N, K, 2, 2): (y - keypoint)' M^-1 (y - keypoint) <= 1 holds the truth; all of an object's if whole.
+        """M (N, K, 2, 2): (y - mean)' M^-1 (y - mean) <= 1 holds the truth; all of an object's if whole.
 
         With at least that probability, whatever the law, for a detection that matches an object, on images like
         those of calibration.
@@ -245,12 +267,12 @@ class Poses:
         inner = np.eye(2 * count) if self.correlation is None else self.correlation
         return wide @ inner @ wide.transpose(0, 2, 1)
 
-    def to_json(self) -> List[Dict[str, Any]]:
+    def to_json(self, image_id: int = 0, file_name: Optional[str] = None) -> List[Dict[str, Any]]:
         """COCO results entries with covariances, as `halopose predict` writes them."""
         seen = np.ones(self.keypoints.shape[:2]) if self.visibility is None else self.visibility
         triples = np.concatenate([self.keypoints, seen[..., None]], axis=2).reshape(len(self), 3 * seen.shape[1])
         columns = {
-            "image_id": [0] * len(self),
+            "image_id": [image_id] * len(self),
             "category_id": self.class_ids.tolist(),
             "bbox": np.concatenate([self.boxes[:, :2], self.boxes[:, 2:] - self.boxes[:, :2]], axis=1).tolist(),
             "score": self.scores.tolist(),
@@ -265,6 +287,8 @@ class Poses:
             columns["novelty"] = self.novelty.tolist()
         if self.offset is not None:
             columns["offset"] = self.offset.tolist()
+        if file_name is not None:
+            columns["file_name"] = [file_name] * len(self)
         return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
@@ -330,7 +354,10 @@ class Model:
             raise Problem(f"conf and iou lie between 0 and 1, got {conf} and {iou}")
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
             raise Problem(f"give images as uint8 arrays (h, w, 3), got {image.dtype} {image.shape}")
-        pixels, box = prepare(image, self.facts, imgsz or self.facts.imgsz)
+        imgsz = self.facts.imgsz if imgsz is None else imgsz
+        if not 1 <= imgsz <= LARGEST:
+            raise Problem(f"imgsz lies between 1 and {LARGEST}, got {imgsz}")
+        pixels, box = prepare(image, self.facts, imgsz)
         area = [] if self.facts.novelty is None else [np.array([box.area], dtype=np.float32)]
         outputs = self.run(pixels[None], *area)
         select = _select_yolonas if self.facts.layout == "yolonas" else _select_ultralytics
@@ -377,7 +404,17 @@ def _open(path: str) -> Tuple[Run, Facts]:
         raise Problem(f"{path} is damaged or no ONNX model ({' '.join(str(error).split())[:120]})") from None
     facts = Facts.read(properties, path)
     names = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
-    return lambda *given: dict(zip(names[1], session.run(names[1], dict(zip(names[0], given))))), facts
+
+    def run(*given: Array) -> Dict[str, Array]:
+        try:
+            return dict(zip(names[1], session.run(names[1], dict(zip(names[0], given)))))
+        except Exception as error:  # noqa: BLE001  as above
+            reason, (height, width) = " ".join(str(error).split())[:120], given[0].shape[2:]
+            raise Problem(
+                f"{path} cannot run on an input of {width} x {height} ({reason}): give a smaller imgsz"
+            ) from None
+
+    return run, facts
 
 
 def _with_factors(found: Detections, cell: Array, cells: Array, factors: Array, box: Letterbox) -> Detections:
@@ -390,6 +427,7 @@ def _with_factors(found: Detections, cell: Array, cells: Array, factors: Array, 
         warnings.warn(
             f"{(~known).sum()} of {len(cell)} detections are beyond the cells that the model gives covariances "
             "for and are left out: raise the confidence, or export with more --windows",
+            LeftOut,
             stacklevel=3,
         )
     scale = np.array([box.gain[0], box.gain[1], box.gain[1]])
@@ -449,11 +487,20 @@ def describe(facts: Facts, found: Detections, family: str) -> Poses:
         keep=keep,
         dispersion=covariances(found.factors / np.asarray(facts.temperature)[:, None]),
         regions=facts.regions,
-        correlation=None if facts.correlation is None else np.array(facts.correlation["matrix"]),
+        correlation=_of_objects(facts.correlation, extent),
         novelty=found.novelty,
         image_novelty=found.image_novelty,
         offset=None if facts.offset is None else np.sqrt(extent)[:, None, None] * np.asarray(facts.offset),
     )
+
+
+def _of_objects(together: Optional[Mapping[str, Any]], extent: Array) -> Optional[Array]:
+    """How keypoints of objects with boxes of these areas (N,) err together (N, 2K, 2K), by scale where known."""
+    if together is None:
+        return None
+    parts = together.get("scales") or {"matrices": [together["matrix"]], "edges": [], "area_factor": 1.0}
+    edges = np.array(parts["edges"], dtype=np.float64)
+    return np.array(parts["matrices"])[np.searchsorted(edges, extent * parts["area_factor"])]
 
 
 def _by_part(facts: Facts, name: str, keep: Array) -> Array:
@@ -493,7 +540,7 @@ def prepare(image: Array, facts: Facts, imgsz: int) -> Tuple[Array, Letterbox]:
     place = _place_yolonas if facts.layout == "yolonas" else _place_ultralytics
     box, inner, (height, width) = place(image.shape[:2], size, largest)
     cells = sum((height // stride) * (width // stride) for stride in facts.strides)
-    if imgsz < 1 or cells < facts.fewest_cells:
+    if cells < facts.fewest_cells:
         raise Problem(f"an input of {width} x {height} is too small for this model: give a larger imgsz")
     bgr = facts.layout == "yolonas"
     canvas = np.full((height, width, 3), 127 if bgr else 114, dtype=np.uint8)
@@ -661,7 +708,7 @@ def draw(image: Array, poses: Poses, names: Sequence[str], probability: float = 
     """The image with limbs and ellipses; pruned keypoints are thin and grey."""
     canvas, layer, width = image.copy(), image.copy(), max(1, round(max(image.shape[:2]) / 640))
     axes, angles = ellipses(poses, probability)
-    centres = poses.keypoints if poses.offset is None else poses.keypoints + poses.offset
+    centres = poses.mean
     colours = [_colour(name) for name in names]
 
     def ellipse(target: Array, n: int, k: int, colour: Tuple[int, int, int], line: int) -> None:
@@ -698,7 +745,11 @@ def read_image(path: str) -> Array:
     """BGR uint8 (h, w, 3) of a photograph, or of a .npy file, which needs nothing but numpy."""
     try:
         if path.lower().endswith(".npy"):
-            return np.load(path)
+            with open(path, "rb") as file:
+                array = np.load(file)
+            if not isinstance(array, np.ndarray):
+                raise ValueError("several arrays")
+            return array
         if cv2 is not None:
             image = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR)
             if image is None:
@@ -713,7 +764,8 @@ def read_image(path: str) -> Array:
 
 
 def _images(sources: Sequence[str]) -> List[str]:
-    found = []
+    """Files, each once."""
+    found: List[str] = []
     for source in sources:
         if os.path.isdir(source):
             names = sorted(name for name in os.listdir(source) if name.lower().endswith(IMAGES))
@@ -722,7 +774,30 @@ def _images(sources: Sequence[str]) -> List[str]:
             found.append(source)
     if not found:
         raise Problem(f"no images in {', '.join(sources)}")
-    return found
+    return list({os.path.abspath(path): path for path in found}.values())
+
+
+def _names(paths: Sequence[str]) -> List[Tuple[str, str]]:
+    """Names for pictures and of files, as `halopose predict` has them: with folders where stems are alike."""
+    whole = [os.path.abspath(path) for path in paths]
+    try:
+        folder = os.path.commonpath([os.path.dirname(path) for path in whole])
+    except ValueError:
+        raise Problem("images on several drives cannot be named apart: give those of one drive") from None
+    below = [os.path.relpath(path, folder).replace(os.sep, "/") for path in whole]
+    for files in ([os.path.basename(path) for path in whole], below):
+        names = [os.path.splitext(file)[0] for file in files]
+        if len({name.casefold() for name in names}) == len(names):
+            return list(zip(names, files))
+    return list(zip(below, below))
+
+
+def image_id(name: str) -> int:
+    """COCO's number if a file's name is one, else a hash of the name: as `halopose predict` has it."""
+    stem = os.path.splitext(name)[0]
+    if stem.isascii() and stem.isdigit() and len(stem) <= 15:
+        return int(stem)
+    return int(hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12], 16)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -744,39 +819,69 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "--alarm", type=float, help="count detections whose p-value of novelty is as low, e.g. 0.05"
     )
     options = parser.parse_args(arguments)
-    try:
-        _run(options)
-    except Problem as problem:
-        sys.stderr.write(f"predict.py: {problem}\n")
-        return 2
-    return 0
+    problem: Any
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LeftOut)
+        warnings.showwarning = _show
+        try:
+            _run(options)
+            return 0
+        except Problem as error:
+            problem = error
+        except MemoryError:
+            problem = "not enough memory: give a smaller --imgsz"
+    sys.stderr.write(f"predict.py: {problem}\n")
+    return 2
+
+
+def _show(message: Any, *_: Any, **__: Any) -> None:
+    """A warning is a line too, without the place in the source."""
+    sys.stderr.write(f"predict.py: {message}\n")
 
 
 def _run(options: argparse.Namespace) -> None:
     if not 0 < options.probability < 1:
         raise Problem(f"--probability lies between 0 and 1, got {options.probability}")
-    model, results = Model(options.model), []
+    if not options.json and os.path.isfile(options.output):
+        raise Problem(f"cannot write into {options.output}: it is a file, name a folder")
+    model = Model(options.model)
     if options.alarm is not None and model.facts.novelty is None:
         raise Problem("--alarm: this model knows nothing of novelty: add it with `halopose novelty`, export again")
-    for path in _images(options.images):
-        image, name = read_image(path), os.path.splitext(os.path.basename(path))[0]
+    paths, results = _images(options.images), []
+    for path, (name, file_name) in zip(paths, _names(paths)):
+        image = read_image(path)
         poses = model.predict(image, options.conf, options.iou, options.family, options.imgsz)
-        results.append({"image": name, "detections": poses.to_json()})
         if options.json:
+            results += _entries(poses, file_name, options.alarm)
             continue
         line = f"{name}: {len(poses)} detections, {int(poses.keep.sum())} of {poses.keep.size} keypoints kept"
         if options.alarm is not None:
             line += f", {int((poses.novelty <= options.alarm).sum())} unlike anything seen"
         sys.stdout.write(line + "\n")
         if cv2 is not None:
-            os.makedirs(options.output, exist_ok=True)
-            target = os.path.join(options.output, f"{name}.jpg")
-            if os.path.abspath(target) == os.path.abspath(path):
-                raise Problem(f"the picture of {path} would take its place: choose another --output")
             picture = draw(image, poses, model.facts.keypoint_names, options.probability)
-            cv2.imencode(".jpg", picture)[1].tofile(target)
+            _write_picture(picture, os.path.join(options.output, f"{name}.jpg"), path)
     if options.json:
         sys.stdout.write(json.dumps(results) + "\n")
+
+
+def _entries(poses: Poses, file_name: str, alarm: Optional[float]) -> List[Dict[str, Any]]:
+    """What `halopose predict` writes of an image."""
+    entries = poses.to_json(image_id(file_name), file_name)
+    if alarm is not None and poses.novelty is not None and poses.image_novelty is not None:
+        for entry, novelty in zip(entries, poses.novelty.tolist()):
+            entry.update(image_novelty=float(poses.image_novelty[0]), in_distribution=novelty > alarm)
+    return entries
+
+
+def _write_picture(picture: Array, target: str, source: str) -> None:
+    if os.path.abspath(target) == os.path.abspath(source):
+        raise Problem(f"the picture of {source} would take its place: choose another --output")
+    try:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        cv2.imencode(".jpg", picture)[1].tofile(target)
+    except OSError as error:
+        raise Problem(f"cannot write {target} ({error.strerror or error}): choose another --output") from None
 
 
 if __name__ == "__main__":

@@ -91,13 +91,31 @@ def _truth(objects: dict[int, Objects], layout: Keypoints) -> GroundTruth:
     )
 
 
-def calibrate(folder: Path | str, seen: Seen, *, offset: bool = False) -> int:
+def calibrate(
+    folder: Path | str,
+    seen: Seen,
+    *,
+    offset: bool = False,
+    rule: str | None = None,
+    region_scales: bool | None = None,
+) -> int:
     """Fit both calibrations and the pruning threshold and write them into the folder; from how many objects.
 
-    offset: where residuals are biased the laws get a mean of their own.
+    offset: where residuals are biased the laws get a mean of their own. rule, region_scales: as in ``Protocol``;
+    else as the folder was made.
     """
     deployed = Deployed(folder)
-    protocol = Protocol(area="box", visibility=True, tails=True, covariance=_covariance(deployed.facts))
+    made = read_card(deployed).get("settings", {})
+    rule = made.get("rule", "youden") if rule is None else rule
+    region_scales = made.get("region_scales", False) if region_scales is None else region_scales
+    protocol = Protocol(
+        area="box",
+        visibility=True,
+        tails=True,
+        covariance=_covariance(deployed.facts),
+        threshold_rule=rule,
+        region_scales=region_scales,
+    )
     matched = match_poses(seen.detections, seen.truth, protocol)
     if not len(matched):
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
@@ -108,7 +126,8 @@ def calibrate(folder: Path | str, seen: Seen, *, offset: bool = False) -> int:
     set_temperature(model, facts.temperature)
     write_facts(model, facts)
     write_model(model, deployed.path)
-    _note_images(deployed.path.with_name(CARD), seen.truth.images)
+    settings = {**made, "rule": rule, "region_scales": region_scales}
+    _note(deployed.path.with_name(CARD), seen.truth.images, settings)
     return len(matched)
 
 
@@ -164,8 +183,9 @@ def images_seen(deployed: Deployed, parts: tuple[str, ...] = ("heads", "calibrat
     return np.array([identity for part in parts for identity in images.get(part, [])], dtype=np.int64)
 
 
-def _note_images(path: Path, images: Array) -> None:
-    """Remember in the card that the calibration has seen these images; what it has seen before it forgets."""
+def _note(path: Path, images: Array, settings: dict[str, Any]) -> None:
+    """Remember in the card what images the calibration has seen, and how; what it has seen before it forgets."""
     card = read_json(path) if path.is_file() else {}
     images_of = {**card.get("images", {}), "calibration": images.tolist()}
-    write_json(path, {**card, "images": images_of, "calibrated": "in the deployed runtime"})
+    noted = {"images": images_of, "settings": settings, "calibrated": "in the deployed runtime"}
+    write_json(path, {**card, **noted})

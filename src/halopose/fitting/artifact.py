@@ -6,8 +6,11 @@ the splits by image id, the settings and the figures measured.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +20,7 @@ from safetensors.torch import load_file
 
 from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
-from halopose.hosts.base import Host
+from halopose.hosts.base import Host, fingerprint
 from halopose.keypoints import Keypoints
 from halopose.uncertainty.calibration import LARGEST_TAU, Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.conformal import Regions
@@ -77,8 +80,17 @@ class Artifact:
                 "there. Fit this base with `halopose fit`, or give the base it was made for"
             )
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all that predictions depend on: of what a file holds, without the card."""
+        content = {name: value for name, value in self._content().items() if name != "card"}
+        return hashlib.sha256((fingerprint(self._tensors()) + json.dumps(content)).encode()).hexdigest()
+
     def save(self, path: Path | str) -> None:
         """Write the file whole or not at all; equal artifacts are equal bytes."""
+        write_tensors(path, self._tensors(), self._content())
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
         tensors = {f"heads.{name}": value.half() for name, value in self.heads.state_dict().items()}
         fitted = self.calibrations
         tensors |= {f"gaussian.{name}": value for name, value in fitted.gaussian.state_dict().items()}
@@ -92,6 +104,10 @@ class Artifact:
             tensors |= {
                 f"novelty.{name}": _stored(name, value) for name, value in self.novelty.to_tensors().items()
             }
+        return tensors
+
+    def _content(self) -> dict[str, Any]:
+        fitted = self.calibrations
         content = {
             "format": FORMAT,
             "base": list(self.base),
@@ -112,7 +128,7 @@ class Artifact:
             content["regions"] = fitted.regions.to_json()
         if fitted.correlation is not None:
             content["correlation"] = fitted.correlation.to_json()
-        write_tensors(path, tensors, content)
+        return content
 
     @classmethod
     def load(cls, path: Path | str) -> Artifact:

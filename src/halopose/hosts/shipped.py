@@ -75,6 +75,23 @@ def find_model(name: str | None) -> NamedModel | None:
     return next((model for model in named_models() if model.name == name), None)
 
 
+def resolve(base: Path | str | None, artifact: Path | str | None) -> tuple[Path | str | None, Path | str | None]:
+    """Base and artifact, where the name of a model may stand for either; files go before names.
+
+    With the name of a base come its heads, and the other way round, where nothing else is given.
+    """
+    model, heads = (
+        None if given is None or Path(given).is_file() else find_model(str(given)) for given in (base, artifact)
+    )
+    if model is not None:
+        base = model.base()
+        artifact = model.artifact() if artifact is None else artifact
+    if heads is not None:
+        artifact = heads.artifact()
+        base = heads.base() if base is None else base
+    return base, artifact
+
+
 def cache_folder() -> Path:
     """``$HALOPOSE_CACHE``, else ``halopose`` in the user's cache."""
     given = os.environ.get("HALOPOSE_CACHE")

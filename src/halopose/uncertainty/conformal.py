@@ -198,7 +198,8 @@ def _finite(radii: Array, probability: float) -> Array:
         return np.asarray(radii)
     raise HaloposeError(
         f"the calibration has too few images for regions of {probability:g}: that takes "
-        f"{np.ceil(probability / (1 - probability) - _SLACK):.0f} or more; ask for less, or calibrate on more"
+        f"{np.ceil(probability / (1 - probability) - _SLACK):.0f} or more in which a detection matches; "
+        "ask for less, or calibrate on more"
     )
 
 

@@ -25,7 +25,7 @@ from scipy import optimize, special
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
-from halopose.uncertainty.lengths import directions, squared_length, squares, stretched, whiten
+from halopose.uncertainty.lengths import directions, factors, squared_length, squares, stretched, whiten
 from halopose.uncertainty.partly_labelled import distances, log_shares, pairings, places_among, rising_places
 
 SMALLEST_EIGENVALUE = 0.02  # of R; less is more than so many images can tell
@@ -308,7 +308,9 @@ class JointLaw:
     def given(self, residual: Array, known: Array) -> Given:
         """The law of all other keypoints, given residuals (N, K, 2) of known ones (N, K)."""
         mask = np.repeat(known, 2, axis=1)
-        shared = np.where(known[..., None], self._shared(whiten(np.nan_to_num(residual), self.scale_tril)), 0.0)
+        certain = (self.scale_tril == 0).all((-2, -1))  # known before, and telling nothing of the others
+        white = whiten(np.nan_to_num(residual), np.where(certain[..., None, None], np.eye(2), self.scale_tril))
+        shared = np.where((known & ~certain)[..., None], self._shared(white), 0.0)
         flat = shared.reshape(mask.shape)
         between = np.where(mask[:, None, :] & ~mask[:, :, None], self.correlation, 0.0)
         inner = _masked(self.correlation, mask)
@@ -395,7 +397,7 @@ def squared_radius(size: int, probability: float, dof: float = math.inf) -> floa
 def joint_covariance(covariance: Array, correlation: Array) -> Array:
     """Covariance (N, 2K, 2K) of all keypoints from those of each (N, K, 2, 2), which are its diagonal blocks."""
     objects, keypoints = covariance.shape[:2]
-    factor = np.linalg.cholesky(covariance)
+    factor = factors(covariance)
     wide = np.zeros((objects, 2 * keypoints, 2 * keypoints))
     _blocks(wide)[:, np.arange(keypoints), np.arange(keypoints)] = factor
     result = wide @ correlation @ np.swapaxes(wide, 1, 2)

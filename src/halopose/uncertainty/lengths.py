@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from halopose.errors import HaloposeError
 from halopose.types import Array
 
 _TINY = 1e-300
@@ -20,6 +21,18 @@ def whiten(residual: Array, scale_tril: Array) -> Array:
     first = residual[..., 0] / scale_tril[..., 0, 0]
     second = (residual[..., 1] - scale_tril[..., 1, 0] * first) / scale_tril[..., 1, 1]
     return np.stack([first, second], axis=-1)
+
+
+def factors(matrices: Array) -> Array:
+    """Lower triangular L (..., 2, 2) with L L' = matrices (..., 2, 2); zero where they are, as of known places."""
+    try:
+        return np.linalg.cholesky(matrices)
+    except np.linalg.LinAlgError:
+        known = (matrices == 0).all((-2, -1), keepdims=True)
+    try:
+        return np.where(known, 0.0, np.linalg.cholesky(np.where(known, np.eye(2), matrices)))
+    except np.linalg.LinAlgError:
+        raise HaloposeError("covariances are positive definite, or zero where a place is known") from None
 
 
 def squares(vectors: Array) -> Array:
@@ -58,4 +71,4 @@ def squared_length(log_survival: Array, dof: Array | float) -> Array:
         return np.where(np.isinf(dof), -2 * log_survival, dof * np.expm1(-2 / dof * log_survival))
 
 
-__all__ = ["directions", "log_survival", "squared_length", "squares", "stretched", "whiten"]
+__all__ = ["directions", "factors", "log_survival", "squared_length", "squares", "stretched", "whiten"]

@@ -24,12 +24,13 @@ except ImportError as error:
 
 
 class UncertainResults(Results):  # type: ignore[misc]
-    """The framework's results with ``covariance``, ``scale``, ``dof`` and ``keep``, as numpy arrays."""
+    """The framework's results with ``covariance``, ``scale``, ``dof``, ``keep`` and ``offset`` as arrays."""
 
     covariance: Array
     scale: Array
     dof: Array | None
     keep: Array
+    offset: Array | None
 
     def _apply(self, fn: str, *args: Any, **kwargs: Any) -> UncertainResults:
         plain = super()._apply(fn, *args, **kwargs)
@@ -39,6 +40,7 @@ class UncertainResults(Results):  # type: ignore[misc]
         index = _rows(args[0]) if fn == "__getitem__" else slice(None)
         made.covariance, made.scale = self.covariance[index], self.scale[index]
         made.dof, made.keep = None if self.dof is None else self.dof[index], self.keep[index]
+        made.offset = None if self.offset is None else self.offset[index]
         return made
 
 
@@ -78,7 +80,7 @@ def to_ultralytics(
         keypoints=torch.from_numpy(keypoints.astype(np.float32)),
     )
     results.covariance, results.scale = poses.covariance, poses.scale
-    results.dof, results.keep = poses.dof, np.asarray(poses.keep)
+    results.dof, results.keep, results.offset = poses.dof, np.asarray(poses.keep), poses.offset
     return results
 
 
