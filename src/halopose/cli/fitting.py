@@ -27,10 +27,10 @@ from halopose.cli.options import (
     MaybeArtifact,
     MaybeBase,
     MaybeRegionScales,
-    MaybeRule,
     NoveltyImages,
     RegionScales,
     Rule,
+    RuleAsMade,
     ScaleWeight,
     Seed,
     SignalsOption,
@@ -265,7 +265,7 @@ def calibrate(
     share: Annotated[
         float, typer.Option(callback=checked_share, help="Part of the images to calibrate on, as fit's; else all.")
     ] = 1.0,
-    rule: MaybeRule = None,
+    rule: RuleAsMade = None,
     region_scales: MaybeRegionScales = None,
     offset: Annotated[
         bool, typer.Option("--offset", help="Centre the law beside the keypoint where its errors are biased.")

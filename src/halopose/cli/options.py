@@ -103,11 +103,6 @@ def threshold_rule(text: str | None) -> str | None:
     return text
 
 
-def maybe_rule(text: str | None) -> str | None:
-    """The same, or left out."""
-    return None if text is None else threshold_rule(text)
-
-
 def floats(text: str, option: str) -> list[float]:
     """Finite numbers separated by commas."""
     try:
@@ -224,7 +219,7 @@ MaybeRule = Annotated[
     str | None,
     typer.Option(
         "--rule",
-        callback=maybe_rule,
+        callback=threshold_rule,
         help="How pruning thresholds are chosen, as in recalibrate; else the calibration's, else youden.",
     ),
 ]
@@ -246,7 +241,7 @@ MaybeScalarisation = Annotated[
 RegionScales = Annotated[
     bool, typer.Option("--region-scales", help="Regions have radii of their own at every object scale.")
 ]
-MaybeRule = Annotated[
+RuleAsMade = Annotated[
     str | None,
     typer.Option(
         callback=threshold_rule,
