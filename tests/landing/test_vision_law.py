@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-
 from experiments.vision_law import Law
+
 from halopose.types import Array
 
 WHITE, LASTING, SECONDS = np.array([0.4, 0.6, 0.3]), np.array([0.6, 0.4, 0.5]), 18.0
