@@ -102,7 +102,11 @@ def _exporting(_: Path | None) -> Iterator[Row]:
     yield cost("exported with uncertainty (topk)", pytorch, "in PyTorch, with uncertainty")
 
 
+_UPDATES = (("irs", "the IRS"), ("radio", "the radio altimeter"), ("gnss", "GNSS"), ("vision", "vision"))
+
+
 def _landing(_: Path | None) -> Iterator[Row]:
+    from benchmarks.navigation import update_seconds
     from benchmarks.pnp import FRAMES, compare_fix, compare_many, compare_one, compare_position
     from benchmarks.world import images_a_second
 
@@ -116,6 +120,9 @@ def _landing(_: Path | None) -> Iterator[Row]:
     yield faster(
         f"{FRAMES:,} weighted PnP at once", compare_many(), "loop over OpenCV solvePnP and solvePnPRefineLM"
     )
+    update = {source: 1e6 * seconds for source, seconds in update_seconds().items()}
+    each = ", ".join(f"{update[source]:.0f} by {name}" for source, name in _UPDATES)
+    yield Row("one update of the navigator, all sensors on board", f"{each}, in microseconds")
     yield Row("world, 640 x 384", f"{images_a_second():.0f} images a second and core")
 
 

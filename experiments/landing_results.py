@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--approaches", type=int, default=6, help="of each weather")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of clear air; twice that of haze, ...")
     parser.add_argument(
         "--persistence", action="store_true", help="what is believed of vision, over flights of other seeds"
     )
@@ -89,7 +90,8 @@ def main() -> None:
     flights: dict[Weather, list[SimulatedFlight]] = {}
     with progress() as step:
         for number, weather in enumerate((*TRAINING_WEATHERS, "fog"), start=1):
-            seeds = range(number * FIRST_SEED, number * FIRST_SEED + arguments.approaches)
+            first_seed = number * arguments.first_seed
+            seeds = range(first_seed, first_seed + arguments.approaches)
             flights[weather] = [flown(model, seed, weather, work, step) for seed in seeds]
     seen = [flight for weather in TRAINING_WEATHERS for flight in flights[weather]]
     first = [] if arguments.no_calibration else [calibration_table(model, artifact, arguments.work, work)]

@@ -21,6 +21,7 @@ SETTINGS = LandingSettings(
 )  # fmt: skip
 START = np.array([150.0, 150.0, 60.0])  # standard deviations of the position before the first fix
 FRAMES, DRAWS = 3, 120
+LOOKS, FLIGHTS, PIXELS, MEMORY = 25, 80, 2.0, np.exp(-1 / 22.0)
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,9 @@ def watched() -> tuple[Eye, Array, Array]:
     return eye, position, expected_corners(eye.camera, eye.mount, position, eye.attitudes, eye.corners)
 
 
-def sighted(pixels: Array) -> Sightings:
-    """One frame with corners (4, 2) of one pixel each."""
-    spread = np.broadcast_to(np.eye(2), (1, 4, 2, 2)).copy()
+def sighted(pixels: Array, sigma: float = 1.0) -> Sightings:
+    """One frame with corners (4, 2) of some pixels each."""
+    spread = np.broadcast_to(sigma**2 * np.eye(2), (1, 4, 2, 2)).copy()
     return Sightings(pixels[None], spread, spread, np.ones((1, 4), dtype=bool), np.ones(1))
 
 
@@ -70,6 +71,39 @@ def test_a_filter_that_was_far_off_knows_how_far_off_it_is_after_some_fixes(
     low, high = chi2.ppf([0.005, 0.995], 3 * DRAWS) / DRAWS
     assert nees[False] > 2 * high
     assert low < nees[True] < 1.15 * high  # what is left is the bend of the distance within its own sigma
+
+
+def lingered(eye: Eye, position: Array, exact: Array, seed: int) -> float:
+    """Error along, in its own sigma, of a filter that has looked at corners (4, 2) many times from one position.
+
+    Half of the corners' variance lasts, and is followed as the navigator does.
+    """
+    rng = np.random.default_rng([seed, 6])
+    fix = solve(sighted(exact, PIXELS), eye.at(slice(0, 1)), LOOKS)
+    error = np.append(START * rng.standard_normal(3), np.zeros(3))
+    covariance = np.diag(np.append(START**2, np.ones(3)))
+    lasting = rng.standard_normal((4, 2))
+    for _ in range(LOOKS):
+        seen = sighted(exact + PIXELS * np.sqrt(0.5) * (lasting + rng.standard_normal((4, 2))), PIXELS)
+        taken = eye.likeliest(0, 0.0, seen, fix, position + error[:3], covariance[:3, :3])
+        assert taken.drift is not None
+        observed = np.hstack([np.eye(3), taken.drift])
+        gain = covariance @ observed.T @ np.linalg.inv(observed @ covariance @ observed.T + taken.covariance)
+        error = error + gain @ (taken.value - position - observed @ error)
+        covariance = (np.eye(6) - gain @ observed) @ covariance
+        lasting = MEMORY * lasting + np.sqrt(1 - MEMORY**2) * rng.standard_normal((4, 2))
+        stays = np.diag(np.append(np.ones(3), np.full(3, MEMORY)))
+        error, covariance = stays @ error, stays @ covariance @ stays
+        covariance[3:, 3:] += (1 - MEMORY**2) * np.eye(3)
+    return float(error[0] / np.sqrt(covariance[0, 0]))
+
+
+def test_what_errs_near_looks_no_surer_than_what_errs_far(watched: tuple[Eye, Array, Array]) -> None:
+    """Weighed from as far as it says itself, it did, and a filter came out too near in most flights."""
+    eye, position, exact = watched
+    eye = replace(eye, settings=replace(SETTINGS, lasting=(0.5, 0.5, 0.5)))
+    along = [lingered(eye, position[0], exact[0], seed) for seed in range(FLIGHTS)]
+    assert abs(np.mean(along)) < 3 / np.sqrt(FLIGHTS)
 
 
 def test_where_the_filter_knows_the_place_a_frame_is_linearised_once(watched: tuple[Eye, Array, Array]) -> None:

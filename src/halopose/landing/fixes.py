@@ -142,11 +142,12 @@ class Eye:
         self, n: int, time: float, sightings: Sightings, fixes: VisionFixes, expected: Array, covariance: Array
     ) -> Measurement:
         """The measurement of frame n, linear about where the aircraft, expected (3,) with covariance (3, 3), is
-        likeliest to be given it.
+        likeliest to be given it, but as far from the threshold as it was expected to be.
 
         A fix is a needle along the line of sight. Drawn from where a filter is hundreds of metres off, it points
-        elsewhere, and two needles that cross make the distance look sure. Where the filter knows better than the
-        fix, along the path mostly, the point is the filter's: the weight must not follow the fix's own error.
+        elsewhere, and two needles that cross make the distance look sure. So the direction is that of both
+        together. The distance is the filter's alone: a needle is as long as the square of it, so that what errs
+        near would look surer than what errs far, fix after fix, and the filter would come out too near.
         """
         point = expected
         taken = self.measurement(n, time, sightings, fixes, point)
@@ -156,6 +157,7 @@ class Eye:
             )
             spread = taken.covariance + (carried * self.steady) @ carried.T + drift @ drift.T
             moved = expected + covariance @ np.linalg.solve(covariance + spread, taken.value - expected)
+            moved *= np.linalg.norm(expected) / np.linalg.norm(moved)
             if not np.linalg.norm(moved - point) > _NEAR * np.linalg.norm(point):  # also if it is not finite
                 break
             point, taken = moved, self.measurement(n, time, sightings, fixes, moved)
