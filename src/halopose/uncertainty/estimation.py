@@ -219,11 +219,11 @@ def likeliest_bound(sample: Sample, variance: Tensor) -> float:
 
     variance (N, K): of the dispersions, in the unit of the bound. Each b has temperatures of its own.
     """
-    seen = sample.weight.sum(0) > 0
-    sample, variance = sample.columns(as_array(seen.nonzero()[:, 0])), variance[:, seen]
-    stride = max(1, len(variance) // _BOUND_ROWS)
-    sample, variance = sample.thinned(stride), variance[::stride]
-    weight, square, total = sample.weight, sample.mahalanobis, sample.total
+    seen, stride = sample.weight.sum(0) > 0, max(1, len(variance) // _BOUND_ROWS)
+    weight, square, variance = (
+        values[::stride][:, seen] for values in (sample.weight, sample.mahalanobis, variance)
+    )
+    total = weight.sum(0).clamp_min(_TINY)
 
     def loss(inverse: float) -> float:
         growth = 1 + inverse * variance  # of squared distances
