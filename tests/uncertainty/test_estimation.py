@@ -1,13 +1,153 @@
-"""The bound of dispersions against one that data were drawn with."""
+"""The Student-t against a global optimiser, the bound of dispersions against one that data were drawn with."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from scipy import optimize
 
-from halopose.uncertainty.estimation import Sample, likeliest_bound
+from halopose.types import Array
+from halopose.uncertainty import estimation
+from halopose.uncertainty.estimation import NU_MAX, NU_MIN, Sample, likeliest_bound, student_parameters
+from tests.helpers.samples import column
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def nll(distance: Array, weight: Array, nu: float, tau: float) -> float:
+    """Weighted Student-t NLL, less what does not depend on nu and tau."""
+    growth = np.average(np.log1p(distance / (nu * tau**2)), weights=weight)
+    return float((nu + 2) / 2 * growth + 2 * np.log(tau))
+
+
+def best_nll(distance: Array, weight: Array) -> float:
+    """Global minimum: a grid of the Lomax scale with the best nu each, then scipy from several starts."""
+
+    def objective(parameters: Array) -> float:
+        nu = np.clip(2 + np.exp(np.clip(parameters[0], -40, 40)), NU_MIN, NU_MAX)
+        return nll(distance, weight, nu, np.exp(parameters[1]))
+
+    mean = np.average(distance, weights=weight)
+    grid = np.linspace(np.log(distance[distance > 0].min()) - 8, np.log(mean * NU_MAX), 150)
+    growth = np.array([np.average(np.log1p(distance * np.exp(-s)), weights=weight) for s in grid])
+    nu = np.clip(2 / growth, NU_MIN, NU_MAX)
+    tau = np.sqrt(np.exp(grid) / nu)
+    values = (nu + 2) / 2 * growth + 2 * np.log(tau)
+    best = int(np.argmin(values))
+    middle = np.log(mean / 2) / 2
+    starts = [(np.log(nu[best] - 2), np.log(tau[best])), (-1.0, middle), (2.0, middle)]
+    options = {"xatol": 1e-7, "fatol": 1e-11, "maxiter": 500}
+    polished = (optimize.minimize(objective, x, method="Nelder-Mead", options=options).fun for x in starts)
+    return min(*polished, values[best])
+
+
+def assert_optimal(distance: Array, weight: Array | None = None) -> None:
+    weight = np.ones(len(distance)) if weight is None else weight
+    nu, tau = (float(value) for value in student_parameters(column(distance, weight)))
+    assert NU_MIN <= nu <= NU_MAX
+    assert nll(distance, weight, nu, tau) <= best_nll(distance, weight) + 1e-6, (nu, tau)
+
+
+UGLY: dict[str, Callable[..., Array]] = {
+    "exponential": lambda rng, n: rng.exponential(2, n),
+    "uniform": lambda rng, n: rng.uniform(0, 3, n),
+    "heavy": lambda rng, n: 2 * rng.f(2, rng.uniform(0.3, 3), n),
+    "student": lambda rng, n: 2 * rng.f(2, rng.uniform(2.1, 60), n),
+    "outliers": lambda rng, n: np.where(rng.random(n) < 0.05, 1e4, 1.0) * rng.exponential(2, n),
+    "one outlier": lambda rng, n: np.r_[rng.exponential(2, n - 1), 1e8],
+    "constant": lambda rng, n: 1.7 + 1e-3 * rng.random(n),
+    "gamma": lambda rng, n: rng.gamma(rng.uniform(0.2, 4), 2, n),
+    "lognormal": lambda rng, n: np.exp(rng.normal(0, rng.uniform(0.5, 6), n)),
+    "two sizes": lambda rng, n: np.where(rng.random(n) < rng.uniform(0, 0.5), 1e-6, 2) * rng.gamma(1, 1, n),
+}
+
+
+@pytest.mark.parametrize("kind", UGLY)
+@settings(max_examples=30)
+@given(SEEDS, st.sampled_from([3, 10, 100, 700, 3000]), st.integers(-12, 12), st.booleans())
+@example(158365728, 3000, 0, True)  # of two sizes: the profile has an edge where nu leaves 2
+def test_student_t_is_never_worse_than_a_global_optimiser(
+    kind: str, seed: int, n: int, log_size: int, weighted: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    distance = UGLY[kind](rng, n) * 10.0**log_size
+    assert_optimal(distance, rng.random(n) ** 3 + 1e-6 if weighted else None)
+
+
+@settings(max_examples=25)
+@given(SEEDS, st.sampled_from([20_000, 60_000]))
+def test_student_t_is_optimal_on_data_large_enough_to_thin(seed: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    kind = list(UGLY)[seed % len(UGLY)]
+    assert_optimal(np.sort(UGLY[kind](rng, n)) if seed % 2 else UGLY[kind](rng, n))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_student_t_is_the_same_whatever_the_number_of_threads(
+    weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimation, "_FEWEST_BLOCKS", 1)
+    rng = np.random.default_rng(3)
+    distance = torch.from_numpy(2 * rng.f(2, [2.5, 4, 9, 30, 200], (150_001, 5)))
+    weight = torch.from_numpy(rng.random((150_001, 5))) if weighted else torch.ones_like(distance)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            found.append(torch.stack(student_parameters(Sample(distance, weight))))
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("excess", [-1e-3, -1e-6, 0, 1e-8, 1e-7, 1e-6, 3e-6, 1e-5, 1e-4, 1e-3, 1e-2])
+def test_student_t_is_optimal_on_both_sides_of_the_gaussian(excess: float) -> None:
+    """The spread E[m^2] / E[m]^2 just above and below an exponential law's 2, where nu leaves its bound."""
+    base = -2 * np.log1p(-(np.arange(4000) + 0.5) / 4000)
+
+    def gap(power: float) -> float:
+        return np.mean(base ** (2 * power)) / np.mean(base**power) ** 2 / 2 - 1 - excess
+
+    assert_optimal(base ** optimize.brentq(gap, 0.5, 2, xtol=1e-15))
+
+
+@pytest.mark.parametrize(("share", "ratio"), [(0.3, 1e-9), (0.45, 1e-2), (0.45, 1e-6), (0.49, 1e-9)])
+def test_student_t_finds_heavy_tails_behind_a_small_spread(share: float, ratio: float) -> None:
+    """Many near-perfect keypoints: the spread is below an exponential's, yet a heavy tail fits best."""
+    assert_optimal(np.array([ratio, 1.0]), np.array([share, 1 - share]))
+
+
+def test_student_t_finds_the_better_of_two_minima() -> None:
+    """Three sizes far apart give the likelihood a valley for nu = 2 and another for nu = 9."""
+    assert_optimal(np.array([1e-6, 3e-4, 7.5, 870.0]), np.array([0.33, 0.41, 0.97, 0.0018]))
+
+
+@settings(max_examples=60)
+@given(SEEDS)
+def test_student_t_is_optimal_on_a_handful_of_atoms(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    k = rng.integers(2, 7)
+    assert_optimal(10 ** rng.uniform(*(-9, 2) if seed % 2 else (-2, 1), k), rng.random(k) ** 2 + 1e-3)
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.3, 0.6, 1.0])
+def test_exact_hits_give_finite_parameters(zeros: float) -> None:
+    distance = np.where(np.arange(1000) < 1000 * zeros, 0.0, np.random.default_rng(0).exponential(2, 1000))
+    nu, tau = student_parameters(column(distance))
+    assert torch.isfinite(nu).all()
+    assert torch.isfinite(tau).all()
+    assert tau > 0
+    if 0 < zeros < 0.5:
+        assert_optimal(distance)
+
+
+# --- weights and masks ------------------------------------------------------------------------------------
 
 
 def drawn(seed: int, bound: float, rows: int = 4000) -> tuple[Sample, torch.Tensor]:

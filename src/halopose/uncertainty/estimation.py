@@ -467,6 +467,7 @@ def _minimise_profile(
             more = step + correction
             ahead = near & (current + more > lower) & (current + more < upper) & (np.abs(more) <= _REACH)
             step = np.where(ahead, more, step)
+            near &= ahead | (np.abs(correction) <= _CLOSE)  # else it does not settle within reach of this pass
             if not (ahead & (np.abs(correction) > _CLOSE)).any():
                 break
         current = current + step
