@@ -70,6 +70,7 @@ class UncertainPose:
         # Weights in the order in which windows are multiplied: else every prediction would copy them.
         self.heads = artifact.heads.to(host.device).eval()
         self.heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.few = self.heads.for_few()
         self.family = _checked(family)
         if artifact.novelty is not None:
             on_cpu = host.device.type == "cpu"
@@ -196,7 +197,7 @@ class UncertainPose:
         looks_beyond = self.heads.settings.signals and len(cells) > 0
         beyond = self.host.signals(output, numbers, cells) if looks_beyond else None
         pooling = None if self.novelty is None else Pooling(len(cells), self.novelty.widths, output.features[0])
-        factors = self.heads.sparse(output.features, numbers, cells, beyond, pooling)
+        factors = self.heads.sparse(output.features, numbers, cells, beyond, pooling, self.few)
         size = (int(batch.shape[2]), int(batch.shape[3]))
         found = as_array(factors).astype(np.float64)
         parts = [found[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]

@@ -10,6 +10,7 @@ import copy
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
@@ -22,6 +23,7 @@ from halopose.arrays import Values, as_array, of_kind, same_kind
 from halopose.errors import HaloposeError
 from halopose.types import Array
 from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
+from halopose.uncertainty.few_heads import FewHeads
 from halopose.uncertainty.signal_head import SignalHead
 from halopose.uncertainty.signals import FEW, Signals
 
@@ -30,6 +32,7 @@ Trunk = Literal["mirrored", "last-layer"]
 Visit = Callable[[int, Tensor, Tensor, Tensor], None]  # level, rows (n,), windows (n, C, W, W), inside (n, W, W)
 
 LARGEST_INVERSE = 6e4  # of a bound: what half precision holds
+FAR_OFF = -(1 << 40)  # of a cell off the map
 FEW_WINDOWS = 64  # up to here a matrix product beats torch's convolution (``make bench`` needs both)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -99,10 +102,11 @@ class LevelHead(nn.Module):
         if self.last.bias is not None:
             nn.init.zeros_(self.last.bias)
         self.reach = sum(conv.reach for conv in template)
+        self.layers = [*zip(self._convolutions(), self.activations, strict=True)]  # of modules, found at once
 
     def forward(self, features: Tensor) -> Tensor:
         """Raw parameters (B, H, W, K, channels) of whole maps (B, C, H, W): the dense form."""
-        for convolution, activation in self._layers():
+        for convolution, activation in self.layers:
             features = ACTIVATIONS[activation](convolution(features))
         return self._raw(self.last(features).permute(0, 2, 3, 1))
 
@@ -114,11 +118,12 @@ class LevelHead(nn.Module):
         """
         convolve = convolve_few if len(windows) <= FEW_WINDOWS else convolve_many
         windows = windows.permute(0, 2, 3, 1)
-        for convolution, activation in self._layers():
+        for convolution, activation in self.layers:
             windows = ACTIVATIONS[activation](convolve(windows, convolution))
-            reach = convolution.weight.shape[-1] // 2
-            inside = inside[:, reach : inside.shape[1] - reach, reach : inside.shape[2] - reach]
-            if inside.shape[1] > 1:  # the cell itself lies on the map
+            side = windows.shape[1]
+            if side > 1:  # the cell itself lies on the map
+                reach = (inside.shape[1] - side) // 2
+                inside = inside[:, reach : reach + side, reach : reach + side]
                 windows = windows * inside[..., None]
         return windows[:, 0, 0]
 
@@ -126,10 +131,10 @@ class LevelHead(nn.Module):
         """Raw parameters (N, K, channels) of the trunk's last activations (N, H)."""
         return self._raw(F.linear(hidden, self.last.weight.flatten(1), self.last.bias))
 
-    def _layers(self) -> Iterator[tuple[nn.Conv2d, Activation]]:
-        for convolution, activation in zip(self.trunk, self.activations, strict=True):
+    def _convolutions(self) -> Iterator[nn.Conv2d]:
+        for convolution in self.trunk:
             assert isinstance(convolution, nn.Conv2d)
-            yield convolution, activation
+            yield convolution
 
     def _raw(self, values: Tensor) -> Tensor:
         channels = RAW_CHANNELS[self.settings.parameterisation]
@@ -182,7 +187,8 @@ class ProbabilisticHeads(nn.Module):
         self.settings = settings or HeadSettings()
         self.strides = tuple(strides)
         self.keypoints = keypoints
-        self.levels = nn.ModuleList(LevelHead(template, keypoints, self.settings) for template in templates)
+        self.by_level = [LevelHead(template, keypoints, self.settings) for template in templates]
+        self.levels = nn.ModuleList(self.by_level)
         # How many cells to each side a level's output depends on.
         self.reaches = tuple(sum(convolution.reach for convolution in template) for template in templates)
         self.beyond = None
@@ -200,8 +206,7 @@ class ProbabilisticHeads(nn.Module):
     @property
     def widths(self) -> tuple[int, ...]:
         """Channels of the feature maps, level by level."""
-        templates = [level.trunk for level in self.levels if isinstance(level, LevelHead)]
-        return tuple(int(next(trunk.parameters()).shape[1]) for trunk in templates)
+        return tuple(int(next(level.trunk.parameters()).shape[1]) for level in self.by_level)
 
     def dense(self, features: Sequence[Tensor]) -> Tensor:
         """Cholesky factors (B, A, K, 2, 2) in input pixels at every cell of all levels."""
@@ -220,24 +225,26 @@ class ProbabilisticHeads(nn.Module):
         cell: Tensor,
         signals: Signals | None = None,
         visit: Visit | None = None,
+        few: FewHeads | None = None,
     ) -> Tensor:
         """Cholesky factors (N, K, 2, 2) at the given cells (N,) of images (N,), counted over all levels.
 
         signals: of those cells, for heads that look beyond their window. visit: is shown the windows of each
-        level, and which rows they are of.
+        level, and which rows they are of. few: what ``for_few`` gave, to save time where there are a few.
         """
         # Where windows lie is worked out in numpy: for a few numbers it takes a third of the time.
         images, cells = as_array(image), as_array(cell)
+        few = few if len(cells) <= FEW else None
         ends = list(accumulate(maps.shape[2] * maps.shape[3] for maps in features))
         levels = np.array([bisect(ends, place) for place in cells.tolist()], dtype=np.int64)
-        rows, raws, more, heads = [], [], [], list(self.levels)
+        rows, raws, more = [], [], []
         for number in sorted(set(levels.tolist())):
             chosen = (levels == number).nonzero()[0]
             start = ends[number - 1] if number else 0
             windows, inside = cut_windows(
                 features[number], images[chosen], cells[chosen] - start, self.reaches[number]
             )
-            raw, entered = self._at_level(number, heads[number], windows, inside)
+            raw, entered = self._at_level(number, windows, inside, few)
             rows.append(chosen)
             raws.append(raw)
             if entered is not None:
@@ -248,29 +255,48 @@ class ProbabilisticHeads(nn.Module):
             return features[0].new_zeros((0, self.keypoints, 2, 2))
         entered = _in_order(more, rows) if more else None
         strides = np.array(self.strides, np.float32)[levels]
-        return self._factors(_in_order(raws, rows), entered, signals, strides)
+        return self._factors(_in_order(raws, rows), entered, signals, strides, few)
+
+    def for_few(self) -> FewHeads | None:
+        """What ``sparse`` takes to save time: of heads on the CPU that no longer move; None of others."""
+        if any(value.device.type != "cpu" or value.dtype != torch.float32 for value in self.parameters()):
+            return None
+        last = [level.last for level in self.by_level]
+        return FewHeads.of(last, self.keypoints, self.beyond)
 
     def at_windows(self, level: int, windows: Tensor, inside: Tensor, signals: Signals | None = None) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of windows (N, C, W, W) of one level."""
-        raw, entered = self._at_level(level, self.levels[level], windows, inside)
+        raw, entered = self._at_level(level, windows, inside)
         return self._factors(raw, entered, signals, np.full(len(raw), self.strides[level], np.float32))
 
     def _at_level(
-        self, level: int, head: nn.Module, windows: Tensor, inside: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+        self, level: int, windows: Tensor, inside: Tensor, few: FewHeads | None = None
+    ) -> tuple[Values, Values | None]:
         """Raw parameters (N, K, channels) by the windows alone, and what enters the network beyond them."""
-        assert isinstance(head, LevelHead)
+        head = self.by_level[level]
         hidden = head.hidden_at(windows, inside)
+        if few is not None:
+            return few.at_level(level, hidden)
         return head.raw_of(hidden), None if self.beyond is None else self.beyond.enter(level, hidden)
 
-    def _factors(self, raw: Tensor, entered: Tensor | None, signals: Signals | None, strides: Array) -> Tensor:
+    def _factors(
+        self,
+        raw: Values,
+        entered: Values | None,
+        signals: Signals | None,
+        strides: Array,
+        few: FewHeads | None = None,
+    ) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of cells of levels with strides (N,)."""
         if self.beyond is not None:
             if signals is None or entered is None:
                 raise HaloposeError("these heads look beyond their window: collect the store with --signals")
-            raw = raw + self.beyond(entered, signals, of_kind(strides, signals.box))
-        values: Values = raw
-        if len(raw) <= FEW and raw.device.type == "cpu" and not raw.requires_grad:
+            if few is not None and few.beyond is not None:
+                raw = raw + few.beyond(entered, signals, strides)
+            else:
+                raw = raw + self.beyond(entered, signals, of_kind(strides, signals.box))
+        values = raw
+        if few is None and len(raw) <= FEW and raw.device.type == "cpu" and not raw.requires_grad:
             values = raw.numpy()
         factors = scale_tril_from_raw(values, self.settings.parameterisation, of_kind(strides[:, None], values))
         if self.beyond is not None and self.beyond.inverse_bound is not None and signals is not None:
@@ -290,12 +316,14 @@ def with_bound(heads: ProbabilisticHeads, inverse: Array) -> ProbabilisticHeads:
     return bounded
 
 
-def _in_order(parts: Sequence[Tensor], rows: Sequence[Array]) -> Tensor:
+def _in_order(parts: Sequence[Values], rows: Sequence[Array]) -> Values:
     """Parts of all levels as one, in the order that ``rows`` say."""
     if len(parts) == 1:
         return parts[0]
-    back = torch.from_numpy(np.concatenate(rows).argsort()).to(parts[0].device)
-    return torch.cat(list(parts)).index_select(0, back)
+    back = np.concatenate(rows).argsort()
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts).take(back, axis=0)
+    return torch.cat(list(parts)).index_select(0, torch.from_numpy(back).to(parts[0].device))
 
 
 def cut_windows(maps: Tensor, image: Values, cell: Values, reach: int) -> tuple[Tensor, Tensor]:
@@ -304,18 +332,23 @@ def cut_windows(maps: Tensor, image: Values, cell: Values, reach: int) -> tuple[
     maps (B, C, H, W); image and cell (N,) say where the centres are, cells in row-major order.
     """
     channels, height, width = maps.shape[1:]
-    centre = np.array(np.divmod(as_array(cell), width))  # row and column (2, N)
-    near = centre[..., None] + np.arange(-reach, reach + 1)
-    nearest = np.minimum(np.maximum(near, 0), np.array([[[height - 1]], [[width - 1]]]))
-    (rows, columns), (known_rows, known_columns) = nearest, near == nearest
-    inside = known_rows[:, :, None] & known_columns[:, None]
-    place = ((as_array(image)[:, None] * height + rows) * width)[:, :, None] + columns[:, None]
+    row, column = np.divmod(as_array(cell), width)
+    down, right = _near(height, reach) * width, _near(width, reach)
+    place = down.take(row, axis=0)[:, :, None] + right.take(column, axis=0)[:, None]
+    inside = place >= 0
+    beyond = (place.reshape(-1) < 0).nonzero()[0]
+    place = np.maximum(place + (as_array(image) * (height * width))[:, None, None], 0)
     windows = _features(maps, torch.from_numpy(place.reshape(-1)).to(maps.device))
-    windows = windows.reshape(*place.shape, channels)
-    known = torch.from_numpy(inside).to(maps.device)
-    if not inside.all():
-        windows = windows * known[..., None]
-    return windows.permute(0, 3, 1, 2), known
+    if len(beyond):
+        windows = windows.index_fill(0, torch.from_numpy(beyond).to(maps.device), 0)
+    return windows.reshape(*place.shape, channels).permute(0, 3, 1, 2), torch.from_numpy(inside).to(maps.device)
+
+
+@lru_cache(maxsize=256)
+def _near(side: int, reach: int) -> Array:
+    """Cells (side, W) within reach of each cell of a row, far below zero off the map."""
+    near = np.arange(side)[:, None] + np.arange(-reach, reach + 1)
+    return np.where((near >= 0) & (near < side), near, FAR_OFF)
 
 
 def _features(maps: Tensor, place: Tensor) -> Tensor:
