@@ -49,3 +49,11 @@ def test_rows_are_taken_from_their_own_image(change: type, values: Array) -> Non
     np.testing.assert_array_equal(
         found, np.stack([rows[index] for rows, index in zip(values, place, strict=True)])
     )
+
+
+@pytest.mark.parametrize("array", [VALUES, VALUES.T])
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_repeated_view_is_numpys_own(array: Array, count: int) -> None:
+    found = arrays.repeated_view(array, count)
+    np.testing.assert_array_equal(found, np.broadcast_to(array, (count, *array.shape)))
+    assert not found.flags.writeable

@@ -192,8 +192,11 @@ class UncertainPose:
         output = self.host.forward(batch)
         selections = self.host.select(output, conf=conf, iou=iou, letterboxes=boxes)
         counts = [len(selection.scores) for selection in selections]
-        numbers = torch.cat([torch.full_like(each.cell, number) for number, each in enumerate(selections)])
-        cells = torch.cat([selection.cell for selection in selections])
+        cells = selections[0].cell
+        numbers = torch.zeros_like(cells)
+        if len(selections) > 1:
+            numbers = torch.cat([torch.full_like(each.cell, number) for number, each in enumerate(selections)])
+            cells = torch.cat([each.cell for each in selections])
         looks_beyond = self.heads.settings.signals and len(cells) > 0
         beyond = self.host.signals(output, numbers, cells) if looks_beyond else None
         pooling = None if self.novelty is None else Pooling(len(cells), self.novelty.widths, output.features[0])
@@ -354,10 +357,10 @@ def with_novelty(
 def _check(conf: Any, iou: Any, imgsz: Any, batch: Any) -> None:
     """Refuse thresholds and sizes that are none, in one line."""
     for value in (conf, iou):
-        if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        if not isinstance(value, (float, Real)) or not 0 <= float(value) <= 1:
             raise HaloposeError(f"conf and iou lie between 0 and 1, got {conf!r} and {iou!r}")
-    fits = imgsz is None or (isinstance(imgsz, Integral) and SMALLEST <= int(imgsz) <= LARGEST)
-    if not fits or not isinstance(batch, Integral) or int(batch) < 1:
+    fits = imgsz is None or (isinstance(imgsz, (int, Integral)) and SMALLEST <= int(imgsz) <= LARGEST)
+    if not fits or not isinstance(batch, (int, Integral)) or int(batch) < 1:
         raise HaloposeError(
             f"batch is 1 or more and imgsz from {SMALLEST} to {LARGEST}, both whole, got {batch!r} and {imgsz!r}"
         )

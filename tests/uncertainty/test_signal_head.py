@@ -1,18 +1,27 @@
 """The network beyond the window: what it sees, that it begins by saying nothing, and the bound it may have."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.uncertainty.heads import HeadSettings, with_bound
-from halopose.uncertainty.signal_head import CLAIM_INPUTS, SignalHead, claim_inputs
-from halopose.uncertainty.signals import Signals
+from halopose.uncertainty.signal_head import CLAIM_INPUTS, SignalHead, claim_inputs, silu
+from halopose.uncertainty.signals import FEW, Signals
 from tests.helpers.models import artifact_for, host_of, photograph
 
 BOTH = HeadSettings(claims=True, features=True)
+SETTINGS = [
+    HeadSettings(),
+    HeadSettings("diagonal", claims=True, width=8),
+    HeadSettings("isotropic", features=True),
+    BOTH,
+]
 
 
 def signals(count: int = 6, keypoints: int = 3, channels: int = 4, scale: float = 1.0) -> Signals:
@@ -148,3 +157,51 @@ def test_one_cell_per_object_has_none_to_compare() -> None:
     zero = torch.zeros(1, dtype=torch.long)
     with pytest.raises(HaloposeError, match="one cell per object"):
         host.signals(host.forward(batch), zero, zero)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("count", [1, 5, FEW + 1])
+@pytest.mark.parametrize("images", [1, 2])
+def test_a_few_have_the_factors_of_many(settings: HeadSettings, count: int, images: int) -> None:
+    """Of one image signals are arrays, of two tensors; beyond FEW the modules themselves are asked."""
+    host = host_of("11")
+    heads = artifact_for(host, settings).heads.eval()
+    generator = torch.Generator().manual_seed(count)
+    with torch.no_grad():
+        for value in heads.parameters():  # last layers are zero at first
+            value.add_(0.05 * torch.randn(value.shape, generator=generator))
+    if settings.signals:
+        heads = with_bound(heads, np.linspace(1, 400, heads.keypoints).astype(np.float32))
+    batch, _ = host.preprocess([photograph("bus.jpg")] * images, 192, rectangular=False)
+    output = host.forward(batch)
+    cell = torch.randint(0, output.scores.shape[1], (count,), generator=generator)
+    image = torch.arange(count) % images
+    signals = host.signals(output, image, cell) if settings.signals else None
+    few = heads.for_few()
+    assert few is not None
+    with torch.inference_mode():
+        expected = heads.sparse(output.features, image, cell, signals)
+        found = heads.sparse(output.features, image, cell, signals, few=few)
+    assert count <= FEW or torch.equal(found, expected)
+    size = expected.abs().amax((-1, -2), keepdim=True)
+    torch.testing.assert_close(found / size, expected / size, rtol=0, atol=1e-4)
+
+
+def test_weights_are_views_of_the_modules_own() -> None:
+    heads = artifact_for(host_of("11"), HeadSettings(claims=True)).heads
+    few = heads.for_few()
+    assert few is not None
+    assert few.beyond is not None
+    assert heads.beyond is not None
+    with torch.no_grad():
+        heads.beyond.last.fill_(7)
+    assert np.all(few.beyond.last == 7)
+    assert heads.double().for_few() is None
+
+
+def test_silu_is_torchs_and_never_overflows() -> None:
+    values = np.concatenate([np.linspace(-30, 30, 1001), [-1e30, -200, 200, 1e30]]).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = silu(values)
+    np.testing.assert_allclose(found, F.silu(torch.from_numpy(values)).numpy(), rtol=1e-6, atol=2e-6)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from scipy import optimize, special
 
+from halopose.arrays import repeated_view
 from halopose.errors import HaloposeError
 from halopose.types import Array
 from halopose.uncertainty.lengths import directions, factors, squared_length, squares, stretched, whiten
@@ -72,7 +73,7 @@ class Correlation:
     def of_objects(self, area: Array) -> Array:
         """R (N, 2K, 2K) of objects with predicted boxes of these areas (N,)."""
         if self.scales is None:
-            return np.broadcast_to(self.matrix, (len(area), *self.matrix.shape))
+            return repeated_view(self.matrix, len(area))
         place = np.searchsorted(np.asarray(self.edges), area * self.area_factor, side="left")
         return np.asarray(self.scales[place])
 

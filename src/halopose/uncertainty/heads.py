@@ -19,12 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from halopose.arrays import Values, as_array, of_kind, same_kind
+from halopose.arrays import Values, as_array, library_of, of_kind, same_kind
 from halopose.errors import HaloposeError
 from halopose.types import Array
 from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
-from halopose.uncertainty.few_heads import FewHeads
-from halopose.uncertainty.signal_head import SignalHead
+from halopose.uncertainty.signal_head import FewSignals, SignalHead, matrix_of
 from halopose.uncertainty.signals import FEW, Signals
 
 Activation = Literal["silu", "relu", "identity"]
@@ -173,6 +172,35 @@ def _convolution(template: ConvTemplate, settings: HeadSettings) -> nn.Conv2d:
     return convolution.requires_grad_(settings.trunk == "mirrored")
 
 
+@dataclass(frozen=True)
+class FewHeads:
+    """What heads do after their trunks, in numpy, for a few detections: ``ProbabilisticHeads.for_few``.
+
+    last: last layers (H, K * channels) and their biases level by level, views of the modules' own.
+    """
+
+    last: tuple[tuple[Array, Array], ...]
+    keypoints: int
+    beyond: FewSignals | None
+
+    @classmethod
+    def of(cls, last: list[nn.Conv2d], keypoints: int, beyond: SignalHead | None) -> FewHeads:
+        """Views of the weights of 1x1 convolutions and of a network."""
+        layers = []
+        for layer in last:
+            assert layer.bias is not None
+            layers.append((matrix_of(layer), layer.bias.detach().numpy()))
+        return cls(tuple(layers), keypoints, None if beyond is None else FewSignals.of(beyond))
+
+    def at_level(self, level: int, hidden: Tensor) -> tuple[Array, Array | None]:
+        """Raw parameters (N, K, channels) of activations (N, H), and what enters the network (N, K, width)."""
+        values, (weight, bias) = hidden.numpy(), self.last[level]
+        raw = (values @ weight + bias).reshape(len(values), self.keypoints, -1)
+        if self.beyond is None:
+            return raw, None
+        return raw, (values @ self.beyond.trunk[level])[:, None] + self.beyond.bias[level]
+
+
 class ProbabilisticHeads(nn.Module):
     """The heads of all levels. ``strides`` are pixels per cell, finest level first."""
 
@@ -234,15 +262,15 @@ class ProbabilisticHeads(nn.Module):
         """
         # Where windows lie is worked out in numpy: for a few numbers it takes a third of the time.
         images, cells = as_array(image), as_array(cell)
-        few = few if len(cells) <= FEW else None
+        few = few if len(cells) <= FEW and not torch.is_grad_enabled() else None
         ends = list(accumulate(maps.shape[2] * maps.shape[3] for maps in features))
-        levels = np.array([bisect(ends, place) for place in cells.tolist()], dtype=np.int64)
+        levels = [bisect(ends, place) for place in cells.tolist()]
         rows, raws, more = [], [], []
-        for number in sorted(set(levels.tolist())):
-            chosen = (levels == number).nonzero()[0]
+        for number in sorted(set(levels)):
+            chosen = np.array([row for row, level in enumerate(levels) if level == number])
             start = ends[number - 1] if number else 0
             windows, inside = cut_windows(
-                features[number], images[chosen], cells[chosen] - start, self.reaches[number]
+                features[number], images.take(chosen), cells.take(chosen) - start, self.reaches[number]
             )
             raw, entered = self._at_level(number, windows, inside, few)
             rows.append(chosen)
@@ -254,7 +282,7 @@ class ProbabilisticHeads(nn.Module):
         if not rows:
             return features[0].new_zeros((0, self.keypoints, 2, 2))
         entered = _in_order(more, rows) if more else None
-        strides = np.array(self.strides, np.float32)[levels]
+        strides = np.array([self.strides[level] for level in levels], np.float32)
         return self._factors(_in_order(raws, rows), entered, signals, strides, few)
 
     def for_few(self) -> FewHeads | None:
@@ -300,7 +328,7 @@ class ProbabilisticHeads(nn.Module):
             values = raw.numpy()
         factors = scale_tril_from_raw(values, self.settings.parameterisation, of_kind(strides[:, None], values))
         if self.beyond is not None and self.beyond.inverse_bound is not None and signals is not None:
-            trace = (factors * factors).reshape(*factors.shape[:2], 4).sum(2)
+            trace = library_of(factors).einsum("nkij,nkij->nk", factors, factors)
             factors = factors * self.beyond.shrinkage(trace, same_kind(signals.box, values))[..., None, None]
         return torch.as_tensor(factors)
 
@@ -339,7 +367,9 @@ def cut_windows(maps: Tensor, image: Values, cell: Values, reach: int) -> tuple[
     beyond = (place.reshape(-1) < 0).nonzero()[0]
     place = np.maximum(place + (as_array(image) * (height * width))[:, None, None], 0)
     windows = _features(maps, torch.from_numpy(place.reshape(-1)).to(maps.device))
-    if len(beyond):
+    if len(beyond) and maps.device.type == "cpu" and not maps.requires_grad:
+        windows.numpy()[beyond] = 0  # for a few cells much cheaper than a step of torch
+    elif len(beyond):
         windows = windows.index_fill(0, torch.from_numpy(beyond).to(maps.device), 0)
     return windows.reshape(*place.shape, channels).permute(0, 3, 1, 2), torch.from_numpy(inside).to(maps.device)
 

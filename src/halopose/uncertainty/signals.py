@@ -160,7 +160,7 @@ def _extent(maps: Tensor, stride: int, like: Values) -> Values:
     return (torch.stack([torch.as_tensor(width), torch.as_tensor(height)]) * stride).to(like)
 
 
-def _like(numbers: tuple[int, int], values: Values) -> Values:
+def _like(numbers: tuple[float, float], values: Values) -> Values:
     """Two numbers as an array or tensor (2,) of the values' kind."""
     return np.array(numbers, values.dtype) if isinstance(values, np.ndarray) else values.new_tensor(numbers)
 
@@ -182,11 +182,11 @@ def overlapping(boxes: Values, others: Values, least: float = OVERLAP) -> Values
 
 def features_at(maps: Sequence[Tensor], strides: Sequence[int], points: Values) -> Tensor:
     """Maps (B, C, H, W) of all levels at points (B, M, K, 2), bilinear, zero off the map: (B * M, K, sum of C)."""
-    found, extent, grid = [], (0, 0), points
+    found, extent, grid = [], (0.0, 0.0), points
     for level, stride in zip(maps, strides, strict=True):
-        covers = level.shape[3] * stride, level.shape[2] * stride
+        covers = level.shape[3] * stride / 2, level.shape[2] * stride / 2
         if covers != extent:  # once, as a rule: levels cover the same
-            extent, grid = covers, torch.as_tensor(points / _like(covers, points) * 2 - 1)
+            extent, grid = covers, torch.as_tensor(points / _like(covers, points) - 1)
         found.append(F.grid_sample(level, grid, padding_mode="zeros", align_corners=False))
     return torch.cat(found, dim=1).permute(0, 2, 3, 1).flatten(0, 1)
 

@@ -73,20 +73,21 @@ def cells_of(decoded: Tensor, classes: int, keypoints: tuple[int, int]) -> Cells
         return [found[:, part::dimensions] for part in range(dimensions)]
 
     def rows(cell: Values) -> Values:
-        found = _columns(decoded, cell)
+        found = _columns(decoded, slice(None), cell)
         return turned(joined([*boxes_of(found), *points_of(found[:, 4 + classes :])], 1))
 
     return Cells(
-        boxes=lambda cell: turned(joined(boxes_of(_columns(decoded[:, :4], cell)), 1)),
-        points=lambda cell: turned(joined(points_of(_columns(decoded[:, 4 + classes :], cell)), 1)),
+        boxes=lambda cell: turned(joined(boxes_of(_columns(decoded, slice(4), cell)), 1)),
+        points=lambda cell: turned(joined(points_of(_columns(decoded, slice(4 + classes, None), cell)), 1)),
         rows=rows,  # read at once: a runtime takes it for a mistake if less is read than there is
     )
 
 
-def _columns(values: Tensor, cell: Values) -> Values:
-    """Values (B, C, n) at cells (B, n) among (B, C, A); arrays are of one image."""
+def _columns(values: Tensor, part: slice, cell: Values) -> Values:
+    """A part (B, c, n) of values (B, C, A) at cells (B, n); arrays are of one image."""
     if isinstance(cell, np.ndarray):
-        return values.numpy().take(cell[0], axis=2)
+        return values.numpy()[:, part].take(cell[0], axis=2)
+    values = values[:, part]
     return values.gather(2, cell[:, None].expand(-1, int(values.shape[1]), -1))
 
 
