@@ -368,7 +368,7 @@ def cut_windows(maps: Tensor, image: Values, cell: Values, reach: int) -> tuple[
     place = np.maximum(place + (as_array(image) * (height * width))[:, None, None], 0)
     windows = _features(maps, torch.from_numpy(place.reshape(-1)).to(maps.device))
     if len(beyond) and maps.device.type == "cpu" and not maps.requires_grad:
-        windows.numpy()[beyond] = 0  # for a few cells much cheaper than a step of torch
+        windows.numpy()[beyond] = 0  # a step of torch less
     elif len(beyond):
         windows = windows.index_fill(0, torch.from_numpy(beyond).to(maps.device), 0)
     return windows.reshape(*place.shape, channels).permute(0, 3, 1, 2), torch.from_numpy(inside).to(maps.device)

@@ -94,7 +94,7 @@ class SignalHead(nn.Module):
 
 @dataclass(frozen=True)
 class FewSignals:
-    """A ``SignalHead`` in numpy, for a few detections: half of torch's time (``make bench`` needs both).
+    """A ``SignalHead`` in numpy, for a few detections: two thirds of torch's time.
 
     Weights are views of the module's own: trunk, a matrix (H, width) per level, claims (CLAIM_INPUTS, width), the
     rest as there. features (C, width) is a tensor: for a product of that size numpy wakes threads of its own.
