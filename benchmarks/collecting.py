@@ -11,8 +11,9 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
 
 IMAGES = 128  # four shards
+BUSY = 2  # times as many, to see how busy the model is: starting and ending are a few per cent of so few
 STUB_IMAGES = 8 * IMAGES  # so many that starting processes is little of it
 BATCH_SECONDS = 2e-3
 READERS = (2, 16)
-READ = 32  # photographs, to see what reading alone takes
+READ, READ_TURNS = 64, 8  # photographs a process reads in a turn, to see what reading alone takes
 SLOTS = 1024  # processes whose time is kept apart
 MODEL = ("forward", "assign", "select")  # what the framework itself does
 
@@ -52,7 +54,7 @@ def collecting_rows(data: Path | None, images: int = IMAGES, rounds: int = 3) ->
     rate = f"{len(dataset) / found.ours:.1f} images a second"
     what = f"collecting {len(dataset)} photographs, YOLO11n-pose, 640, {crew.processes} processes, {rate}"
     yield faster(what, found, "--workers 1 --batch 1, the model on all threads")
-    yield from _busy(host, dataset, settings, crew)
+    yield from _busy(host, photographs(data, host.layout, BUSY * images), settings, crew)
     stub = StubHost(keypoints=17, seconds=BATCH_SECONDS)
     more = replace(photographs(data, stub.layout, STUB_IMAGES), layout=stub.layout)
     torch.set_num_threads(1)  # such a model takes none of these cores
@@ -65,7 +67,7 @@ def _stub_rows(stub: Host, dataset: Dataset, model: float, rounds: int) -> Itera
     model: images a second that one process does with a real model.
     """
     cores, batched = os.cpu_count() or 1, CollectSettings(batch=16)
-    limit = cores / _reading_seconds(stub, dataset)
+    limit = _reading_rate(stub, dataset, cores)
     for what, crew in (
         (f"{cores} readers, batches of 16", Crew(readers=cores)),
         (f"{cores} processes, batches of 16", Crew(processes=cores)),
@@ -80,7 +82,7 @@ def _stub_rows(stub: Host, dataset: Dataset, model: float, rounds: int) -> Itera
         yield Row("that rate over YOLO11n-pose's in one process", f"{rate:.0f} a second", f"{model:.1f} a second",
                   f"{rate / model:.1f}")  # fmt: skip
         yield Row(
-            f"its limit: {cores} cores that did nothing but decode and lay out these photographs",
+            f"its limit: {cores} processes that do nothing but decode and lay out these photographs",
             f"{limit:.0f} a second",
             f"{rate / limit:.0%} of it reached",
             f"{limit / one:.1f}",
@@ -90,18 +92,26 @@ def _stub_rows(stub: Host, dataset: Dataset, model: float, rounds: int) -> Itera
         yield Row(f"its peak memory, {readers} readers", f"{peak:.2f} GiB")
 
 
-def _reading_seconds(stub: Host, dataset: Dataset) -> float:
-    """Processor time of reading one photograph, without threads."""
-    reader, some, threads = Reader(stub.placer(), True), dataset.records[:READ], cv2.getNumThreads()
-    cv2.setNumThreads(1)
+def _reading_rate(stub: Host, dataset: Dataset, cores: int) -> float:
+    """Photographs a second that processes read side by side, the best of some turns: what they read is let go."""
+    turns = [dataset.records[begin : begin + READ] for begin in range(0, READ * cores, READ)]
+    context: Any = multiprocessing.get_context("fork")
     spent = []
-    for _ in range(3):
-        begin = time.process_time()
-        for record in some:
-            reader((record, 640))
-        spent.append(time.process_time() - begin)
-    cv2.setNumThreads(threads)
-    return min(spent) / len(some)
+    with context.Pool(cores, _alone) as pool:
+        for _ in range(READ_TURNS):
+            begin = time.perf_counter()
+            pool.map(partial(_only_read, Reader(stub.placer(), True)), turns, chunksize=1)
+            spent.append(time.perf_counter() - begin)
+    return READ * cores / min(spent)
+
+
+def _alone() -> None:
+    cv2.setNumThreads(1)
+
+
+def _only_read(reader: Reader, records: Sequence[Record]) -> None:
+    for record in records:
+        reader((record, 640))
 
 
 def _busy(host: Host, dataset: Dataset, settings: CollectSettings, crew: Crew) -> Iterator[Row]:
@@ -111,7 +121,10 @@ def _busy(host: Host, dataset: Dataset, settings: CollectSettings, crew: Crew) -
         begin = time.perf_counter()
         _run(host, dataset, settings, crew)
         wall = time.perf_counter() - begin
-    yield Row("time of these processes that is the model's", f"{sum(spent) / (wall * crew.processes):.1%}")
+    yield Row(
+        f"time of these processes that is the model's, {len(dataset)} photographs",
+        f"{sum(spent) / (wall * crew.processes):.1%}",
+    )
     peak = peak_of(lambda: _run(host, dataset, settings, crew))
     yield Row(f"their peak memory, {crew.processes} processes", f"{peak:.2f} GiB")
 

@@ -5,7 +5,7 @@
 Flies the last 6 km with IRS, GNSS, ILS, radio altimeter and vision (1 Hz; 4 % of the distance off along the line
 of sight and .2 % across, about half of it for 18 s), 20 seeds of each fault from the 40th
 second on, and 200 flights without a fault. Errors are held against the levels, five standard deviations of the
-position and of what it would be without any one source, and against five standard deviations of the filter alone.
+position and of what it would be without any one source, and against five standard deviations of the overbound.
 Rows are kept in the work folder: a rerun goes on where it stopped.
 """
 
@@ -103,7 +103,7 @@ CASES = (
 @dataclass(frozen=True)
 class Outcome:
     """Of one flight: seconds from the fault to the flag or None, largest error in metres, and the longest times in
-    seconds beyond the levels, and beyond five standard deviations of the filter alone, without a flag."""
+    seconds beyond the levels, and beyond five standard deviations of the overbound, without a flag."""
 
     flag: float | None
     early: bool
@@ -125,7 +125,7 @@ def main() -> None:
         rows.append(_row(case.name, outcomes(case, count, given.work / "faults")))
     head = [
         "fault", "flights", "flagged", "seconds to the flag, median (most)", "largest error",
-        "beyond the levels, unflagged", "beyond 5 sigma of the filter alone, unflagged",
+        "beyond the levels, unflagged", "beyond 5 sigma of the overbound, unflagged",
     ]  # fmt: skip
     say(markdown(head, rows))
 
@@ -173,7 +173,7 @@ def camera(truth: Truth, seed: int, case: Case) -> list[Measurement]:
 def judged(track: FusedTrack, truth: Truth) -> Outcome:
     answers, axes = track.answers, path_axes()
     error = np.abs((answers.positions - truth.position(answers.times)) @ axes.T)
-    sigma = np.sqrt(np.einsum("ai,nij,aj->na", axes, answers.covariances, axes))
+    sigma = np.sqrt(np.einsum("ai,nij,aj->na", axes, answers.overbounds, axes))
     flagged = answers.flagged
     after = np.flatnonzero(flagged & (answers.times >= START))
     return Outcome(

@@ -1,18 +1,21 @@
 """Train a runway detector: YOLO11n-pose with four corners, on the synthetic world.
 
     python -m experiments.runway_detector --work work/ -o plain.safetensors
-    python -m experiments.runway_detector --plan footage --start plain.safetensors --work more/ -o new.safetensors
+    python -m experiments.runway_detector --plan footage --start plain.safetensors --work b/ -o footage.safetensors
+    python -m experiments.runway_detector --plan parallel --start footage.safetensors --work c/ -o last.safetensors
 
 The first plan starts from YOLO11n-pose and trains with the framework's own trainer on clear, hazy, dusk and night
-scenes, about an hour on two cores. The second goes on from its result and made the detector that ships: scenes as
-real cameras record them beside, then parallel runways and land without one; four hours on one core. Both print
-corner AP and pixel errors on scenes of other seeds, with fog beside. A rerun goes on after the last whole epoch.
+scenes, about an hour on two cores. The second goes on from its result: scenes as real cameras record them beside,
+then parallel runways and land without one; four hours on one core. The third made the detector that ships: twice
+as many scenes, a third of them with a parallel runway or far away; an hour on one core. All print corner AP and
+pixel errors on scenes of other seeds, with fog beside. A rerun goes on after the last whole epoch.
 The result derives from an AGPL-3.0 checkpoint and stays under that licence.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +63,7 @@ class Stage:
     sigma: the loss saturates where a corner is off by more than a few kappa = 2 sigma of the runway's size, and is
     blind to errors of a fraction of it: it begins wide and ends narrow. Mirrored copies come first only: the
     framework mirrors about the image's edge, our pixels count from their centres, so that mirrored labels are one
-    pixel off.
+    pixel off. half: sums in bfloat16, which is faster and blind to the last fifth of a pixel.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Stage:
     sigma: float
     mirrored: float
     varied: float = 0.0
+    half: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Plan:
 
 
 PLAIN, MIXED = {"detector": 1200}, {"detector": 1200, "footage": 2000}
+MANY = {"detector": 2400, "footage": 1600, "parallel": 2400, "bare": 200}
 PLANS = {
     "plain": Plan(
         (
@@ -101,6 +106,13 @@ PLANS = {
         ),
         step=8,
     ),
+    "parallel": Plan(
+        (
+            Stage("many", MANY, 640, 3, 4e-4, 0.03, 0.0, half=True),
+            Stage("last", MANY, 640, 1, 1.5e-4, 0.03, 0.0),
+        ),
+        step=8,
+    ),
 }
 
 
@@ -116,6 +128,10 @@ class RunwayTrainer(FineTuner):
         sigmas = {"kpt_oks_sigmas": [self.stage.sigma] * 4}
         return {**content, "train": train, "val": train, "nc": 1, "channels": 3, **sigmas}
 
+    def preprocess_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        batch = super().preprocess_batch(batch)
+        return {**batch, "img": batch["img"].contiguous(memory_format=torch.channels_last)}  # a quarter faster
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -125,14 +141,17 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="the checkpoint to go on from; YOLO11n-pose by default")
     arguments = parser.parse_args()
     plan, work = PLANS[arguments.plan], arguments.work
-    if arguments.plan == "footage" and arguments.start is None:
-        parser.error("--plan footage goes on from the result of --plan plain: name it with --start")
+    if arguments.plan != "plain" and arguments.start is None:
+        before = {"footage": "plain", "parallel": "footage"}[arguments.plan]
+        parser.error(f"--plan {arguments.plan} goes on from the result of --plan {before}: name it with --start")
     if not arguments.output.is_file():
         train(plan, arguments.start or find_base(), work, arguments.output)
     host = load_host(arguments.output)
     judged = [("detector", "choose_detector", 200), ("detector", "test_detector", 400), ("detector", "fog", 200)]
-    if arguments.plan == "footage":  # what the first 400 showed led to its last stage
+    if arguments.plan != "plain":  # what the first 400 showed led to the last stage of "footage"
         judged += [("detector", "test_again", 400), ("footage", "choose_footage", 200)]
+    if arguments.plan == "parallel":  # and what these showed to this plan
+        judged += [("detector", "test_last", 400)]
     with progress() as step:
         for world, split, count in judged:
             data = draw(work, world, split, count)
@@ -207,7 +226,7 @@ def run_stage(stage: Stage, step: int, base: Path, data: Path, work: Path, resul
             "pose": 24.0,  # corners matter more here than boxes
             "seed": SEED,
             "workers": 0,
-            "amp": False,
+            "amp": False,  # the framework has no bfloat16 on processors
             "device": "cpu",
             "val": False,
             "save": True,
@@ -216,6 +235,10 @@ def run_stage(stage: Stage, step: int, base: Path, data: Path, work: Path, resul
     )
     threads = torch.get_num_threads()  # the framework leaves one core idle
     trainer.add_callback("on_train_start", lambda _: torch.set_num_threads(threads))
+    trainer.add_callback("on_train_start", lambda t: t.model.to(memory_format=torch.channels_last))
+    if stage.half:
+        trainer.add_callback("on_train_start", lambda t: setattr(t.model, "forward", halved(t.model.forward)))
+        trainer.add_callback("on_train_end", lambda t: delattr(t.model, "forward"))
     state = work / stage.name / "state.pt"
     if state.is_file() and torch.load(state, weights_only=True)["epoch"] + 1 == stage.epochs:
         trainer.setup_model()  # it was stopped after its last epoch
@@ -224,6 +247,16 @@ def run_stage(stage: Stage, step: int, base: Path, data: Path, work: Path, resul
     model = trainer.model
     model.load_state_dict(torch.load(state, map_location="cpu", weights_only=True)["ema"])
     torch.save({"model": model.eval()}, result)
+
+
+def halved(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with its sums in bfloat16."""
+
+    def run(*given: Any, **options: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(*given, **options)
+
+    return run
 
 
 def describe(store: MatchStore) -> str:

@@ -38,6 +38,17 @@ def test_folders_are_searched_to_their_depth(folder: Path) -> None:
     assert all(next(source.images()).pixels.shape == IMAGE.shape for source in found)
 
 
+def test_file_names_keep_their_dots(tmp_path: Path) -> None:
+    """Of x/a.b.png and y/a.b.png, whose names have folders, the file names were x/a.png and y/a.png."""
+    for name in ("x/a.b.png", "y/a.b.png"):
+        (tmp_path / name).parent.mkdir()
+        cv2.imwrite(str(tmp_path / name), IMAGE)
+    assert [source.file_name for source in find_sources([str(tmp_path)])] == ["x/a.b.png", "y/a.b.png"]
+    cv2.imwrite(str(tmp_path / "x/a.b.jpg"), IMAGE)
+    names = [source.file_name for source in find_sources([str(tmp_path)])]
+    assert names == ["x/a.b.jpg", "x/a.b.png", "y/a.b.png"]
+
+
 def test_several_sources_and_none_twice(folder: Path) -> None:
     one, two = str(folder / "a.png"), str(folder / "sub" / "b.png")
     assert [source.name for source in find_sources([two, one, one, str(folder / "sub" / "b*")])] == ["b", "a"]

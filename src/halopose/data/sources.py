@@ -45,7 +45,7 @@ class Source:
         """The file's name; with folders where two files of a run have one name."""
         if self.path is None or self.name == self.path.stem:
             return self.name if self.path is None else self.path.name
-        return str(Path(self.name).with_suffix(self.path.suffix))
+        return self.name if self.name.endswith(self.path.name) else self.name + self.path.suffix
 
     def images(self) -> Iterator[NamedImage]:
         """The image, or the frames one by one."""

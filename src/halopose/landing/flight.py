@@ -229,14 +229,14 @@ class Watcher:
 
     def measure(self, n: int, state: NavigationState) -> Measurement | None:
         """What frame n says of the position, given where the aircraft is believed to be; None if nothing."""
-        view = self.eye.viewpoint(n, state.position, state.covariance[:3, :3])
+        view = self.eye.viewpoint(n, state.position, state.overbound)
         found = associate(self.detections[n], view, self.eye.corners, self.eye.others)
         self.sightings.put(n, self.detections[n], found)
         self.reasons[n] = UNLIKE if found.reason == NOTHING and self.found[n] else found.reason
         self.fixes[n] = fix = self._solved(n)
         if not fix.trusted[0]:
             return None
-        seen, believed = self.sightings.select([n]), (state.position, state.covariance[:3, :3])
+        seen, believed = self.sightings.select([n]), (state.position, state.overbound)
         return self.eye.likeliest(n, self.times[n], seen, fix, *believed)
 
     def _solved(self, n: int) -> VisionFixes:

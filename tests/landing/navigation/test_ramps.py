@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from halopose.landing.flight import start_of, truth_of
-from halopose.landing.navigation.fusion import FusionSettings
+from halopose.landing.navigation.fusion import FusionSettings, consistency
 from halopose.landing.navigation.model import STATES
 from halopose.landing.navigation.navigator import NavigationState, Navigator
 from halopose.landing.navigation.ramps import CHANCE, EVERY, LONGEST, SHARE, Ramps
@@ -65,6 +65,20 @@ def test_without_a_drift_distances_are_standard_normal() -> None:
     assert 0.8 < last.std() < 1.2
 
 
+def test_without_a_drift_the_covariance_is_that_of_the_errors_and_the_overbound_is_wider() -> None:
+    """NEES over 30 flights was below its bounds while drifts that were not there stood in the covariance."""
+    states = [flown(seed, SENSORS, 14.9)[-1] for seed in range(30)]
+    errors = np.array([state.position - TRUTH.position(np.array([state.time]))[0] for state in states])
+    covariances = np.array([state.covariance[:3, :3] for state in states])
+    overbounds = np.array([state.overbound for state in states])
+    stated, wider = (
+        np.einsum("ni,nij,nj->n", errors, np.linalg.inv(each), errors) for each in (covariances, overbounds)
+    )
+    assert consistency(stated, 3, 0.99).consistent
+    assert wider.mean() < 0.9 * stated.mean()
+    assert np.linalg.eigvalsh(overbounds - covariances).min() > -1e-9
+
+
 def test_a_drift_that_nobody_else_sees_is_found_by_the_irs_and_counted_meanwhile() -> None:
     """Half a metre a second along the path once passed five sigma of the filter without a word."""
     states = flown(0, SENSORS, fault=Fault(15.0, 99.0, "ramp", (0.5, 0.0, 0.0)))
@@ -72,7 +86,7 @@ def test_a_drift_that_nobody_else_sees_is_found_by_the_irs_and_counted_meanwhile
     position = np.array([state.position for state in states])
     axes = path_axes()
     error = np.abs((position - TRUTH.position(times)) @ axes.T)
-    sigma = np.sqrt([np.diagonal(axes @ state.covariance[:3, :3] @ axes.T) for state in states])
+    sigma = np.sqrt([np.diagonal(axes @ state.overbound @ axes.T) for state in states])
     assert error.max() > 12.0  # and nothing takes it away
     assert (error < 5 * sigma).all()
     flagged = np.array([state.flagged for state in states])
@@ -103,7 +117,7 @@ def test_the_spread_is_that_of_drifts_drawn_and_weighed_by_what_was_seen_of_them
     np.testing.assert_allclose(ramps.spread, drawn, rtol=0.02, atol=1e-3)
 
 
-def test_a_drift_that_could_not_have_been_noticed_is_in_the_stated_covariance() -> None:
+def test_a_drift_that_could_not_have_been_noticed_is_in_the_overbound() -> None:
     """Without any information a drift is as likely as it was; with much of it and no evidence it is ruled out."""
     ramps = Ramps.none().at(0.0)
     shift = np.zeros((3, STATES))

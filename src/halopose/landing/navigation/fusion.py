@@ -42,7 +42,8 @@ class Answers:
 
     times: Array  # (N,)
     positions: Array  # (N, 3)
-    covariances: Array  # (N, 3, 3)
+    covariances: Array  # (N, 3, 3), if no source lies
+    overbounds: Array  # (N, 3, 3), also if GNSS drifts away unnoticed
     levels: Array  # (N, 3), along the glide path, to the side and across it
     flags: tuple[tuple[str, ...], ...]  # (N), in words
 
@@ -53,6 +54,7 @@ class Answers:
             np.array([state.time for state in states]),
             np.array([state.position for state in states]).reshape(count, 3),
             np.array([state.covariance[:3, :3] for state in states]).reshape(count, 3, 3),
+            np.array([state.overbound for state in states]).reshape(count, 3, 3),
             np.array([state.levels for state in states]).reshape(count, 3),
             tuple(state.flags for state in states),
         )

@@ -86,8 +86,9 @@ class Step:
 class NavigationState:
     """Where the aircraft is believed to be, how far off that may be, and whether to believe it.
 
-    ``covariance`` is what errors are if no source lies, wider by how far GNSS seems to have drifted beyond chance;
-    ``levels`` what bounds them if any one does.
+    ``covariance`` is what errors are if no source lies: for accuracy, and for filters that take the position on.
+    ``overbound`` also holds drifts of GNSS that nobody could have noticed, and ``levels`` bound errors if any one
+    source lies: for integrity.
     """
 
     bank: Bank
@@ -112,9 +113,12 @@ class NavigationState:
     @cached_property
     def covariance(self) -> Array:
         """(6, 6) of position and velocity."""
-        total = self.bank.covariances[0, MOTION, MOTION].copy()
-        total[POSITION, POSITION] += self.bank.ramps.spread
-        return total
+        return self.bank.covariances[0, MOTION, MOTION]
+
+    @cached_property
+    def overbound(self) -> Array:
+        """(3, 3) of the position, wider by how far GNSS may have drifted away unnoticed."""
+        return np.asarray(self.covariance[POSITION, POSITION] + self.bank.ramps.spread)
 
     @property
     def flagged(self) -> bool:

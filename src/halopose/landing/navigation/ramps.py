@@ -9,9 +9,11 @@ that fits the innovations best is ``evidence / information``; without a drift it
 standard deviations of one, whatever the rate. All sources and the IRS have their say in it: they know how far the
 aircraft has come since the drift began better than where it is.
 
-A drift that the others could not have noticed yet has to be in the stated covariance all the same. ``spread`` is
-the mean over no drift and every one that might be, each as likely as it was before the flight (``SHARE``,
-``RATE``) and is by the innovations (multiple-model estimation: Magill, 1965).
+A drift that the others could not have noticed yet has to be in what is relied upon all the same. ``spread`` is
+the mean over no drift and every one that might be, each as likely as it is taken to be before the flight
+(``SHARE``, ``RATE``) and is by the innovations (multiple-model estimation: Magill, 1965). As such drifts are taken
+for far likelier than they are, it stands beside the covariance and not in it: satellites have one accuracy for
+errors as they are and another for integrity in the same way (URE and URA).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ LONGEST = 60.0  # seconds for which one is looked for, and longer if it looks li
 CHANCE = 2.0  # standard deviations up to which one of long ago is taken for chance and forgotten
 # Far more than any GNSS drifts: chosen on flights of ``experiments.navigation_faults``, 60 seeds, as the least
 # with which a drift of RATE, the slowest of the campaign, is never for 5 s beyond five sigma without a flag.
-SHARE = 0.25  # of flights in which GNSS drifts along an axis, for the stated covariance
+SHARE = 0.25  # of flights in which GNSS drifts along an axis, for the overbound
 RATE = 0.2  # m/s, standard deviation of such a drift
 _CERTAIN = 100.0  # logarithm of a Bayes factor beyond which more is the same
 SURE = 5.0  # standard deviations from which there is one: so many are looked for that the largest is often 3

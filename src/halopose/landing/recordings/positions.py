@@ -31,8 +31,8 @@ class Positions:
     places (N, 3): latitude and longitude in degrees, height in metres. body (N, 3, 3): from the aircraft's axes,
     forward, left, up, to runway axes, NaN where nobody knows the attitude; turn_variance (3,): of turns about yaw,
     pitch and roll. deviations (N, 2): localizer and glide slope in radians, left of the centreline and above the
-    path, with sigma (N, 2). valid (N,): the position is there, unflagged and where an ILS serves; flags (N) in
-    words.
+    path, with sigma (N, 2). overbound (N, 3, 3): the covariance if GNSS also drifts away unnoticed. valid (N,):
+    the position is there, unflagged and where an ILS serves; flags (N) in words.
     """
 
     times: Array
@@ -45,6 +45,7 @@ class Positions:
     turn_variance: Array
     deviations: Array
     sigma: Array
+    overbound: Array
     levels: Array
     valid: Array
     flags: tuple[tuple[str, ...], ...]
@@ -77,6 +78,7 @@ def positions_of(flight: Flight, site: Site) -> Positions:
         turn_variance=np.square(sigma),
         deviations=deviations,
         sigma=np.sqrt(spread),
+        overbound=answers.overbounds,
         levels=answers.levels,
         valid=np.isfinite(position).all(1) & ~answers.flagged & served,
         flags=answers.flags,
@@ -89,12 +91,14 @@ _COLUMNS = (
     "east_m", "north_m", "up_m", "east_sigma_m", "north_sigma_m", "up_sigma_m",
     "latitude_deg", "longitude_deg", "height_m",
     "localizer_deg", "localizer_sigma_deg", "glide_slope_deg", "glide_slope_sigma_deg", "valid",
+    "x_overbound_m", "y_overbound_m", "z_overbound_m",
     "level_along_m", "level_lateral_m", "level_across_m", "flags",
 )  # fmt: skip
 
 
 def write_csv(positions: Positions, path: Path) -> Path:
-    """One row a frame; covariances in runway axes, sigmas on the earth, deviations in degrees."""
+    """One row a frame; covariances and overbounds (sigmas) in runway axes, sigmas on the earth, deviations in
+    degrees."""
     upper = np.triu_indices(3)
     angles = np.degrees(np.stack([positions.deviations, positions.sigma], axis=2)).reshape(-1, 4)
     numbers = np.concatenate(
@@ -113,8 +117,9 @@ def write_csv(positions: Positions, path: Path) -> Path:
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(_COLUMNS)
     for n, row in enumerate(numbers.tolist()):
-        levels = [repr(float(level)) for level in positions.levels[n]]
-        told = [*map(repr, row), str(int(positions.valid[n])), *levels, "; ".join(positions.flags[n])]
+        bounds = [*np.sqrt(np.diagonal(positions.overbound[n])), *positions.levels[n]]
+        told = [*map(repr, row), str(int(positions.valid[n])), *(repr(float(bound)) for bound in bounds)]
+        told.append("; ".join(positions.flags[n]))
         rows.writerow(told)
     write_text(path, text.getvalue())
     return path
