@@ -1,8 +1,11 @@
 """Each function on arrays and on tensors against what it says."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
+from scipy import special
 
 from halopose import arrays
 from halopose.types import Array
@@ -24,6 +27,7 @@ def test_both_libraries_do_what_is_said(change: type) -> None:
     check(arrays.stacked([given, given]), np.stack([VALUES, VALUES], axis=3))
     check(arrays.zeros_like(given), np.zeros_like(VALUES))
     check(arrays.turned(given), np.swapaxes(VALUES, 1, 2))
+    check(arrays.turned(given, 0), np.swapaxes(VALUES, 0, 1))
     check(arrays.repeated(given[:, 0], 7), np.repeat(VALUES[:, :1], 7, axis=1))
     check(arrays.alike(torch.tensor(VALUES), given), VALUES)
     check(arrays.of_kind(VALUES, given), VALUES)
@@ -57,3 +61,19 @@ def test_a_repeated_view_is_numpys_own(array: Array, count: int) -> None:
     found = arrays.repeated_view(array, count)
     np.testing.assert_array_equal(found, np.broadcast_to(array, (count, *array.shape)))
     assert not found.flags.writeable
+
+
+@pytest.mark.parametrize("change", [np.array, torch.tensor])
+def test_a_layer_and_its_activation(change: type) -> None:
+    weight, bias = VALUES[0], VALUES[1, :, 0]
+    found = arrays.linear(change(VALUES), change(weight), change(bias))
+    np.testing.assert_allclose(found, np.einsum("nka,ba->nkb", VALUES, weight) + bias, atol=1e-12)
+    np.testing.assert_allclose(
+        arrays.linear(change(VALUES), change(weight)), np.einsum("nka,ba->nkb", VALUES, weight), atol=1e-12
+    )
+    values = np.concatenate([np.linspace(-30, 30, 1001), [-1e30, -200, 200, 1e30]]).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it never overflows
+        found = arrays.silu(change(values))
+    np.testing.assert_allclose(found, values * special.expit(values), rtol=1e-6, atol=2e-6)
+    assert np.asarray(found).dtype == np.float32

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from halopose.types import Array
@@ -76,9 +77,27 @@ def zeros_like(values: Values) -> Values:
     return np.zeros(values.shape, values.dtype) if isinstance(values, np.ndarray) else torch.zeros_like(values)
 
 
-def turned(values: Values) -> Values:
-    """(N, b, a) of (N, a, b)."""
-    return values.transpose(0, 2, 1) if isinstance(values, np.ndarray) else values.transpose(1, 2)
+def turned(values: Values, axis: int = 1) -> Values:
+    """(N, b, a) of (N, a, b): an axis and the next one change places."""
+    if isinstance(values, np.ndarray):
+        return values.swapaxes(axis, axis + 1)
+    return values.transpose(axis, axis + 1)
+
+
+def linear(values: Values, weight: Values, bias: Values | None = None) -> Values:
+    """A weight (b, a) times values (..., a), plus a bias (b,)."""
+    if not isinstance(values, np.ndarray):
+        return F.linear(values, weight, bias)
+    product = values @ weight.T
+    return product if bias is None else product + bias
+
+
+def silu(values: Values) -> Values:
+    """Values (...) times their logistic function."""
+    if not isinstance(values, np.ndarray):
+        return F.silu(values)
+    half = values / 2
+    return half + half * np.tanh(half)  # cannot overflow
 
 
 def repeated(values: Values, count: int) -> Values:
@@ -124,10 +143,12 @@ __all__ = [
     "joined",
     "largest",
     "library_of",
+    "linear",
     "of_kind",
     "repeated",
     "repeated_view",
     "same_kind",
+    "silu",
     "stacked",
     "take",
     "turned",

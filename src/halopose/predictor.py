@@ -70,10 +70,10 @@ class UncertainPose:
         # Weights in the order in which windows are multiplied: else every prediction would copy them.
         self.heads = artifact.heads.to(host.device).eval()
         self.heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.few = self.heads.for_few()
+        on_cpu = host.device.type == "cpu"
+        self.few = self.heads.weights(lambda own: own.detach().numpy()) if on_cpu else None
         self.family = _checked(family)
         if artifact.novelty is not None:
-            on_cpu = host.device.type == "cpu"
             self.novelty = artifact.novelty.as_arrays() if on_cpu else artifact.novelty.to(host.device)
         if widen and self.novelty is None:
             raise HaloposeError("these heads know nothing of novelty to widen by: add it with `halopose novelty`")

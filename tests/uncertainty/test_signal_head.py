@@ -1,17 +1,14 @@
 """The network beyond the window: what it sees, that it begins by saying nothing, and the bound it may have."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.uncertainty.heads import HeadSettings, with_bound
-from halopose.uncertainty.signal_head import CLAIM_INPUTS, SignalHead, claim_inputs, silu
+from halopose.uncertainty.signal_head import CLAIM_INPUTS, SignalHead, claim_inputs
 from halopose.uncertainty.signals import FEW, Signals
 from tests.helpers.models import artifact_for, host_of, photograph
 
@@ -67,17 +64,18 @@ def test_it_starts_at_zero_and_sees_what_it_was_given(channels: int, claims: boo
     torch.manual_seed(0)
     head = SignalHead([5, 7], 3, 2, width=8, channels=channels, claims=claims)
     strides = torch.full((6,), 16.0)
-    entered = head.enter(1, torch.randn(6, 7))
-    assert float(head(entered, signals(), strides).detach().abs().max()) == 0
+    network = head.weights()
+    entered = network.enter(1, torch.randn(6, 7))
+    assert float(network.leave(entered, signals(), strides).detach().abs().max()) == 0
     torch.nn.init.normal_(head.last)
     given, other = signals(), signals()
     other.features.mul_(2)
     other.moment.mul_(2)
-    first = head(entered, given, strides)
+    first = network.leave(entered, given, strides)
     assert first.shape == (6, 3, 2)
     for name, used in (("features", channels > 0), ("moment", claims)):
         changed = Signals(**{**given.__dict__, name: getattr(other, name)})
-        assert torch.equal(head(entered, changed, strides), first) is not used
+        assert torch.equal(network.leave(entered, changed, strides), first) is not used
 
 
 @given(st.integers(0, 10_000))
@@ -163,7 +161,7 @@ def test_one_cell_per_object_has_none_to_compare() -> None:
 @pytest.mark.parametrize("count", [1, 5, FEW + 1])
 @pytest.mark.parametrize("images", [1, 2])
 def test_a_few_have_the_factors_of_many(settings: HeadSettings, count: int, images: int) -> None:
-    """Of one image signals are arrays, of two tensors; beyond FEW the modules themselves are asked."""
+    """Of one image signals are arrays, of two tensors; beyond FEW tensors are asked."""
     host = host_of("11")
     heads = artifact_for(host, settings).heads.eval()
     generator = torch.Generator().manual_seed(count)
@@ -177,8 +175,7 @@ def test_a_few_have_the_factors_of_many(settings: HeadSettings, count: int, imag
     cell = torch.randint(0, output.scores.shape[1], (count,), generator=generator)
     image = torch.arange(count) % images
     signals = host.signals(output, image, cell) if settings.signals else None
-    few = heads.for_few()
-    assert few is not None
+    few = heads.weights(lambda own: own.detach().numpy())
     with torch.inference_mode():
         expected = heads.sparse(output.features, image, cell, signals)
         found = heads.sparse(output.features, image, cell, signals, few=few)
@@ -187,21 +184,14 @@ def test_a_few_have_the_factors_of_many(settings: HeadSettings, count: int, imag
     torch.testing.assert_close(found / size, expected / size, rtol=0, atol=1e-4)
 
 
-def test_weights_are_views_of_the_modules_own() -> None:
-    heads = artifact_for(host_of("11"), HeadSettings(claims=True)).heads
-    few = heads.for_few()
-    assert few is not None
-    assert few.beyond is not None
-    assert heads.beyond is not None
+def test_weights_are_those_of_the_modules() -> None:
+    """Arrays are views; tensors are the parameters, so that what is trained are these."""
+    heads = artifact_for(host_of("11"), BOTH).heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    tensors, arrays = heads.weights(), heads.weights(lambda own: own.detach().numpy())
+    assert tensors.beyond.last is heads.beyond.last
     with torch.no_grad():
-        heads.beyond.last.fill_(7)
-    assert np.all(few.beyond.last == 7)
-    assert heads.double().for_few() is None
-
-
-def test_silu_is_torchs_and_never_overflows() -> None:
-    values = np.concatenate([np.linspace(-30, 30, 1001), [-1e30, -200, 200, 1e30]]).astype(np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = silu(values)
-    np.testing.assert_allclose(found, F.silu(torch.from_numpy(values)).numpy(), rtol=1e-6, atol=2e-6)
+        for value in heads.parameters():
+            value.fill_(7)
+    beyond = arrays.beyond
+    for array in (*arrays.last[0], *beyond.trunk, beyond.claims, *beyond.bias, *beyond.middle, beyond.last):
+        assert np.all(array == 7)

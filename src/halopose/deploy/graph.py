@@ -95,7 +95,7 @@ class DenseHeads(nn.Module):
 
 def _convolved(head: LevelHead, values: Tensor) -> Tensor:
     """Raw parameters (B, K * channels, H, W) of maps (B, C, H, W)."""
-    for layer, activation in zip(head.trunk, head.activations, strict=True):
+    for layer, activation in head.layers:
         values = ACTIVATIONS[activation](layer(values))
     return head.last(values)
 
@@ -174,13 +174,13 @@ class TopkHeads(nn.Module):
         best = Candidates(scores.clamp_min(0.0), said[..., :4], lambda chosen: take(theirs, chosen))
         mine = scores.gather(1, place), own[..., :4], own[..., 4:]
         signals = signals_at(features, self.heads.strides, best, mine, keypoints, projected)
-        each = (keypoints, self.heads.settings.width)
+        weights, each = network.weights(), (keypoints, self.heads.settings.width)
         entered = [
-            network.enter(level, part.reshape(-1, int(part.shape[2]))).reshape(-1, self.settings.windows, *each)
+            weights.enter(level, part.reshape(-1, int(part.shape[2]))).reshape(-1, self.settings.windows, *each)
             for level, part in enumerate(hidden)
         ]
         strides = (self.strides + torch.zeros_like(place)).reshape(-1)
-        added = network(torch.cat(entered, dim=1).reshape(-1, *each), signals, strides, projected=True)
+        added = weights.leave(torch.cat(entered, dim=1).reshape(-1, *each), signals, strides, projected=True)
         return added.reshape(-1, int(place.shape[1]), each[0] * int(added.shape[2]))
 
     def _bounded(self, factors: Tensor, said: Tensor | None, place: Tensor) -> Tensor:
@@ -321,8 +321,7 @@ class WindowHead(nn.Module):
         values = rows_of(maps)[places.reshape(-1)].reshape(-1, side * side, channels)
         values = values * inside.reshape(-1, side * side, 1)
         pooled = (values.sum(1) / inside.sum((1, 2))[:, None]).reshape(batch, -1, channels)
-        for layer, activation in zip(self.head.trunk, self.head.activations, strict=True):
-            assert isinstance(layer, nn.Conv2d)
+        for layer, activation in self.head.layers:
             values = ACTIVATIONS[activation](_product(values, layer, side))
             border = int(layer.weight.shape[-1]) // 2
             side -= 2 * border

@@ -115,8 +115,8 @@ class Artifact:
             "strides": list(self.heads.strides),
             "head": asdict(self.heads.settings),
             "templates": [
-                [[list(layer.weight.shape), activation] for layer, activation in _layers(level)]
-                for level in self.heads.levels
+                [[list(layer.weight.shape), activation] for layer, activation in level.layers]
+                for level in self.heads.by_level
             ],
             "threshold": fitted.threshold if fitted.threshold > float("-inf") else None,
             "visibility_threshold": fitted.visibility_threshold,
@@ -214,7 +214,3 @@ def _offset(given: torch.Tensor | None, keypoints: int) -> torch.Tensor | None:
 def _stored(name: str, value: torch.Tensor) -> torch.Tensor:
     """What novelty is computed with in half precision, what it is compared with exactly."""
     return value if name.startswith("known") else value.half()
-
-
-def _layers(level: Any) -> list[tuple[Any, str]]:
-    return list(zip(level.trunk, level.activations, strict=True))

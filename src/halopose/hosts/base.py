@@ -230,16 +230,12 @@ class Host(ABC):
             raise HaloposeError(
                 f"{self.description} has one cell per object, none to compare it with: use heads without signals"
             )
-        own: Values
-        best: Values
-        cells: Values
         own, place = side_by_side(image, cell, len(scores))
         best, cells = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1, sorted=False)
+        sides: tuple[Values, ...] = best, cells, scores.gather(1, own), own
         if place is None and len(cell) <= FEW and scores.device.type == "cpu":
-            best, cells, own = best.numpy(), cells.numpy(), own.numpy()
-            score: Values = scores.numpy().take(own)
-        else:
-            score = scores.gather(1, own)
+            sides = tuple(side.numpy() for side in sides)
+        best, cells, score, own = sides
         boxes, count = said.boxes(joined([own, cells], 1)), own.shape[1]
         candidates = Candidates(best, boxes[:, count:], lambda chosen: said.points(take(cells, chosen)))
         mine = score, boxes[:, :count], said.points(own)

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from halopose.arrays import Values, as_array, library_of, of_kind, same_kind
+from halopose.arrays import Values, alike, as_array, joined, library_of, linear, of_kind, same_kind
 from halopose.errors import HaloposeError
 from halopose.types import Array
 from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
-from halopose.uncertainty.signal_head import FewSignals, SignalHead, matrix_of
+from halopose.uncertainty.signal_head import SignalHead, SignalWeights
 from halopose.uncertainty.signals import FEW, Signals
 
 Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
+Found = tuple[
+    Values, Values | None
+]  # raw parameters (N, K, channels), what enters the network beyond (N, K, width)
 Visit = Callable[[int, Tensor, Tensor, Tensor], None]  # level, rows (n,), windows (n, C, W, W), inside (n, W, W)
 
 LARGEST_INVERSE = 6e4  # of a bound: what half precision holds
@@ -93,21 +96,22 @@ class LevelHead(nn.Module):
         super().__init__()
         self.settings = settings
         self.keypoints = keypoints
-        self.activations = [conv.activation for conv in template]
-        self.trunk = nn.ModuleList(_convolution(conv, settings) for conv in template)
+        # Modules in plain lists, here and below: finding them in torch's own takes time.
+        self.layers = [(_convolution(conv, settings), conv.activation) for conv in template]
+        self.trunk = nn.ModuleList(convolution for convolution, _ in self.layers)
         channels = RAW_CHANNELS[settings.parameterisation]
         self.last = nn.Conv2d(template[-1].weight.shape[0], keypoints * channels, 1)
         nn.init.zeros_(self.last.weight)
         if self.last.bias is not None:
             nn.init.zeros_(self.last.bias)
         self.reach = sum(conv.reach for conv in template)
-        self.layers = [*zip(self._convolutions(), self.activations, strict=True)]  # of modules, found at once
 
     def forward(self, features: Tensor) -> Tensor:
         """Raw parameters (B, H, W, K, channels) of whole maps (B, C, H, W): the dense form."""
         for convolution, activation in self.layers:
             features = ACTIVATIONS[activation](convolution(features))
-        return self._raw(self.last(features).permute(0, 2, 3, 1))
+        channels = RAW_CHANNELS[self.settings.parameterisation]
+        return self.last(features).permute(0, 2, 3, 1).unflatten(-1, (self.keypoints, channels))
 
     def hidden_at(self, windows: Tensor, inside: Tensor) -> Tensor:
         """The trunk's last activations (N, H) at the centres of windows (N, C, W, W).
@@ -125,19 +129,6 @@ class LevelHead(nn.Module):
                 inside = inside[:, reach : reach + side, reach : reach + side]
                 windows = windows * inside[..., None]
         return windows[:, 0, 0]
-
-    def raw_of(self, hidden: Tensor) -> Tensor:
-        """Raw parameters (N, K, channels) of the trunk's last activations (N, H)."""
-        return self._raw(F.linear(hidden, self.last.weight.flatten(1), self.last.bias))
-
-    def _convolutions(self) -> Iterator[nn.Conv2d]:
-        for convolution in self.trunk:
-            assert isinstance(convolution, nn.Conv2d)
-            yield convolution
-
-    def _raw(self, values: Tensor) -> Tensor:
-        channels = RAW_CHANNELS[self.settings.parameterisation]
-        return values.unflatten(-1, (self.keypoints, channels))
 
 
 def convolve_few(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
@@ -173,32 +164,11 @@ def _convolution(template: ConvTemplate, settings: HeadSettings) -> nn.Conv2d:
 
 
 @dataclass(frozen=True)
-class FewHeads:
-    """What heads do after their trunks, in numpy, for a few detections: ``ProbabilisticHeads.for_few``.
+class HeadWeights:
+    """What heads apply after their trunks, tensors or arrays; last: weight (K * channels, H) and bias by level."""
 
-    last: last layers (H, K * channels) and their biases level by level, views of the modules' own.
-    """
-
-    last: tuple[tuple[Array, Array], ...]
-    keypoints: int
-    beyond: FewSignals | None
-
-    @classmethod
-    def of(cls, last: list[nn.Conv2d], keypoints: int, beyond: SignalHead | None) -> FewHeads:
-        """Views of the weights of 1x1 convolutions and of a network."""
-        layers = []
-        for layer in last:
-            assert layer.bias is not None
-            layers.append((matrix_of(layer), layer.bias.detach().numpy()))
-        return cls(tuple(layers), keypoints, None if beyond is None else FewSignals.of(beyond))
-
-    def at_level(self, level: int, hidden: Tensor) -> tuple[Array, Array | None]:
-        """Raw parameters (N, K, channels) of activations (N, H), and what enters the network (N, K, width)."""
-        values, (weight, bias) = hidden.numpy(), self.last[level]
-        raw = (values @ weight + bias).reshape(len(values), self.keypoints, -1)
-        if self.beyond is None:
-            return raw, None
-        return raw, (values @ self.beyond.trunk[level])[:, None] + self.beyond.bias[level]
+    last: Sequence[tuple[Values, Values]]
+    beyond: SignalWeights | None
 
 
 class ProbabilisticHeads(nn.Module):
@@ -253,83 +223,63 @@ class ProbabilisticHeads(nn.Module):
         cell: Tensor,
         signals: Signals | None = None,
         visit: Visit | None = None,
-        few: FewHeads | None = None,
+        few: HeadWeights | None = None,
     ) -> Tensor:
         """Cholesky factors (N, K, 2, 2) at the given cells (N,) of images (N,), counted over all levels.
 
         signals: of those cells, for heads that look beyond their window. visit: is shown the windows of each
-        level, and which rows they are of. few: what ``for_few`` gave, to save time where there are a few.
+        level, and which rows they are of. few: ``weights`` as arrays, which save time at a few.
         """
         # Where windows lie is worked out in numpy: for a few numbers it takes a third of the time.
         images, cells = as_array(image), as_array(cell)
-        few = few if len(cells) <= FEW and not torch.is_grad_enabled() else None
+        weights = few if few and len(cells) <= FEW and not torch.is_grad_enabled() else self.weights()
         ends = list(accumulate(maps.shape[2] * maps.shape[3] for maps in features))
         levels = [bisect(ends, place) for place in cells.tolist()]
-        rows, raws, more = [], [], []
+        rows, found = [], []
         for number in sorted(set(levels)):
             chosen = np.array([row for row, level in enumerate(levels) if level == number])
             start = ends[number - 1] if number else 0
             windows, inside = cut_windows(
                 features[number], images.take(chosen), cells.take(chosen) - start, self.reaches[number]
             )
-            raw, entered = self._at_level(number, windows, inside, few)
+            found.append(self._at_level(number, windows, inside, weights))
             rows.append(chosen)
-            raws.append(raw)
-            if entered is not None:
-                more.append(entered)
             if visit is not None:
                 visit(number, torch.from_numpy(chosen).to(cell.device), windows, inside)
         if not rows:
             return features[0].new_zeros((0, self.keypoints, 2, 2))
-        entered = _in_order(more, rows) if more else None
         strides = np.array([self.strides[level] for level in levels], np.float32)
-        return self._factors(_in_order(raws, rows), entered, signals, strides, few)
-
-    def for_few(self) -> FewHeads | None:
-        """What ``sparse`` takes to save time: of heads on the CPU that no longer move; None of others."""
-        if any(value.device.type != "cpu" or value.dtype != torch.float32 for value in self.parameters()):
-            return None
-        last = [level.last for level in self.by_level]
-        return FewHeads.of(last, self.keypoints, self.beyond)
+        return self._factors(_in_order(found, rows), signals, strides, weights)
 
     def at_windows(self, level: int, windows: Tensor, inside: Tensor, signals: Signals | None = None) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of windows (N, C, W, W) of one level."""
-        raw, entered = self._at_level(level, windows, inside)
-        return self._factors(raw, entered, signals, np.full(len(raw), self.strides[level], np.float32))
+        weights, strides = self.weights(), np.full(len(windows), self.strides[level], np.float32)
+        return self._factors(self._at_level(level, windows, inside, weights), signals, strides, weights)
 
-    def _at_level(
-        self, level: int, windows: Tensor, inside: Tensor, few: FewHeads | None = None
-    ) -> tuple[Values, Values | None]:
-        """Raw parameters (N, K, channels) by the windows alone, and what enters the network beyond them."""
-        head = self.by_level[level]
-        hidden = head.hidden_at(windows, inside)
-        if few is not None:
-            return few.at_level(level, hidden)
-        return head.raw_of(hidden), None if self.beyond is None else self.beyond.enter(level, hidden)
+    def weights(self, kind: Callable[[Any], Values] = lambda own: own) -> HeadWeights:
+        """What is applied after the trunks, as tensors of the modules or as another kind of them."""
+        last = [(kind(level.last.weight.flatten(1)), kind(level.last.bias)) for level in self.by_level]
+        return HeadWeights(last, None if self.beyond is None else self.beyond.weights(kind))
 
-    def _factors(
-        self,
-        raw: Values,
-        entered: Values | None,
-        signals: Signals | None,
-        strides: Array,
-        few: FewHeads | None = None,
-    ) -> Tensor:
+    def _at_level(self, level: int, windows: Tensor, inside: Tensor, weights: HeadWeights) -> Found:
+        """What windows of one level say alone."""
+        weight, bias = weights.last[level]
+        hidden = alike(self.by_level[level].hidden_at(windows, inside), weight)
+        channels = RAW_CHANNELS[self.settings.parameterisation]
+        raw = linear(hidden, weight, bias).reshape(-1, self.keypoints, channels)
+        return raw, None if weights.beyond is None else weights.beyond.enter(level, hidden)
+
+    def _factors(self, found: Found, signals: Signals | None, strides: Array, weights: HeadWeights) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of cells of levels with strides (N,)."""
-        if self.beyond is not None:
-            if signals is None or entered is None:
+        raw, entered = found
+        if weights.beyond is not None:
+            if signals is None:
                 raise HaloposeError("these heads look beyond their window: collect the store with --signals")
-            if few is not None and few.beyond is not None:
-                raw = raw + few.beyond(entered, signals, strides)
-            else:
-                raw = raw + self.beyond(entered, signals, of_kind(strides, signals.box))
-        values = raw
-        if few is None and len(raw) <= FEW and raw.device.type == "cpu" and not raw.requires_grad:
-            values = raw.numpy()
-        factors = scale_tril_from_raw(values, self.settings.parameterisation, of_kind(strides[:, None], values))
+            raw = raw + weights.beyond.leave(entered, signals, of_kind(strides, signals.box))
+        factors = scale_tril_from_raw(raw, self.settings.parameterisation, of_kind(strides[:, None], raw))
         if self.beyond is not None and self.beyond.inverse_bound is not None and signals is not None:
             trace = library_of(factors).einsum("nkij,nkij->nk", factors, factors)
-            factors = factors * self.beyond.shrinkage(trace, same_kind(signals.box, values))[..., None, None]
+            factors = factors * self.beyond.shrinkage(trace, same_kind(signals.box, raw))[..., None, None]
         return torch.as_tensor(factors)
 
 
@@ -344,14 +294,15 @@ def with_bound(heads: ProbabilisticHeads, inverse: Array) -> ProbabilisticHeads:
     return bounded
 
 
-def _in_order(parts: Sequence[Values], rows: Sequence[Array]) -> Values:
-    """Parts of all levels as one, in the order that ``rows`` say."""
-    if len(parts) == 1:
-        return parts[0]
-    back = np.concatenate(rows).argsort()
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts).take(back, axis=0)
-    return torch.cat(list(parts)).index_select(0, torch.from_numpy(back).to(parts[0].device))
+def _in_order(found: Sequence[Found], rows: Sequence[Array]) -> Found:
+    """What all levels found as one, in the order that ``rows`` say."""
+    if len(found) == 1:
+        return found[0]
+    back: Values = np.concatenate(rows).argsort()
+    if not isinstance(found[0][0], np.ndarray):
+        back = torch.from_numpy(back).to(found[0][0].device)
+    raw, entered = zip(*found, strict=True)
+    return joined([*raw], 0)[back], None if entered[0] is None else joined([*entered], 0)[back]
 
 
 def cut_windows(maps: Tensor, image: Values, cell: Values, reach: int) -> tuple[Tensor, Tensor]:
@@ -367,10 +318,8 @@ def cut_windows(maps: Tensor, image: Values, cell: Values, reach: int) -> tuple[
     beyond = (place.reshape(-1) < 0).nonzero()[0]
     place = np.maximum(place + (as_array(image) * (height * width))[:, None, None], 0)
     windows = _features(maps, torch.from_numpy(place.reshape(-1)).to(maps.device))
-    if len(beyond) and maps.device.type == "cpu" and not maps.requires_grad:
-        windows.numpy()[beyond] = 0  # a step of torch less
-    elif len(beyond):
-        windows = windows.index_fill(0, torch.from_numpy(beyond).to(maps.device), 0)
+    if len(beyond):
+        windows.index_fill_(0, torch.from_numpy(beyond).to(maps.device), 0)
     return windows.reshape(*place.shape, channels).permute(0, 3, 1, 2), torch.from_numpy(inside).to(maps.device)
 
 

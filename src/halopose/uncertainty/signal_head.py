@@ -6,10 +6,9 @@ One network for all levels and keypoints; what is theirs alone is a bias at its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,20 +16,54 @@ from torch import Tensor, nn
 from halopose.arrays import (
     Values,
     alike,
-    as_array,
     at_least,
     between,
     joined,
     library_of,
-    of_kind,
+    linear,
     repeated,
+    same_kind,
+    silu,
     stacked,
+    turned,
 )
-from halopose.types import Array
 from halopose.uncertainty.signals import Signals
 
 CLAIM_INPUTS = 15
 FLOOR = 1 / 64**2  # squared strides: cells that agree to a pixel or less all look alike
+
+
+@dataclass(frozen=True)
+class SignalWeights:
+    """Weights of a ``SignalHead`` and what it does with them: tensors, or arrays, for what enters as arrays.
+
+    trunk: (width, H) by level; features (width, C), always a tensor: for a product of that size numpy wakes
+    threads of its own; claims (width, CLAIM_INPUTS); bias: (K, width) by level; last (K, width, outputs).
+    """
+
+    trunk: Sequence[Values]
+    features: Tensor | None
+    claims: Values | None
+    bias: Sequence[Values]
+    middle: tuple[Values, Values]
+    last: Values
+
+    def enter(self, level: int, hidden: Values) -> Values:
+        """What a level's trunk activations (N, H) bring into the network (N, K, width)."""
+        return linear(hidden, self.trunk[level])[:, None] + self.bias[level]
+
+    def leave(self, values: Values, signals: Signals, strides: Values, *, projected: bool = False) -> Values:
+        """Corrections (N, K, outputs) of cells with entered values (N, K, width), of levels with strides (N,).
+
+        projected: the signals' features have been through this network's layer for them.
+        """
+        if self.features is not None:
+            seen = signals.features if projected else F.linear(signals.features, self.features)
+            values = values + alike(seen, values)
+        if self.claims is not None:
+            values = values + linear(same_kind(claim_inputs(signals, strides), values), self.claims)
+        values = silu(linear(silu(values), *self.middle))
+        return turned(turned(values, 0) @ self.last, 0)
 
 
 class SignalHead(nn.Module):
@@ -56,17 +89,24 @@ class SignalHead(nn.Module):
     ) -> None:
         super().__init__()
         self.register_buffer("inverse_bound", torch.zeros(keypoints) if bounded else None)
-        self.trunk = nn.ModuleList(nn.Linear(into, width, bias=False) for into in hidden)
+        self.by_level = [nn.Linear(into, width, bias=False) for into in hidden]
+        self.trunk = nn.ModuleList(self.by_level)
         self.features = nn.Linear(channels, width, bias=False) if channels else None
         self.claims = nn.Linear(CLAIM_INPUTS, width, bias=False) if claims else None
         self.bias = nn.Parameter(0.1 * torch.randn(len(hidden), keypoints, width))
         self.middle = nn.Linear(width, width)
         self.last = nn.Parameter(torch.zeros(keypoints, width, outputs))
 
-    def enter(self, level: int, hidden: Tensor) -> Tensor:
-        """What a level's trunk activations (N, H) bring into the network (N, K, width)."""
-        entered: Tensor = [*self.trunk][level](hidden)[:, None] + self.bias[level]
-        return entered
+    def weights(self, kind: Callable[[Tensor], Values] = lambda own: own) -> SignalWeights:
+        """What it applies, as tensors of its own or as another kind of them."""
+        return SignalWeights(
+            trunk=[kind(layer.weight) for layer in self.by_level],
+            features=None if self.features is None else self.features.weight,
+            claims=None if self.claims is None else kind(self.claims.weight),
+            bias=[*kind(self.bias)],
+            middle=(kind(self.middle.weight), kind(self.middle.bias)),
+            last=kind(self.last),
+        )
 
     def shrinkage(self, trace: Values, box: Values) -> Values:
         """What to multiply factors by (N, K), so that traces (N, K) of dispersions stay below the bound.
@@ -78,58 +118,6 @@ class SignalHead(nn.Module):
         sides = at_least(box[:, 2:] - box[:, :2], 1.0)
         share = alike(self.inverse_bound, trace) / (sides[:, 0] * sides[:, 1])[:, None]
         return 1 / library_of(trace).sqrt(1 + share * trace)
-
-    def forward(self, values: Tensor, signals: Signals, strides: Tensor, *, projected: bool = False) -> Tensor:
-        """Corrections (N, K, outputs) of cells with entered values (N, K, width), of levels with strides (N,).
-
-        projected: the signals' features have been through this network's layer for them.
-        """
-        if self.features is not None:
-            values = values + (signals.features if projected else self.features(signals.features))
-        if self.claims is not None:
-            values = values + self.claims(torch.as_tensor(claim_inputs(signals, strides)))
-        values = F.silu(self.middle(F.silu(values)))
-        return (values.transpose(0, 1) @ self.last).transpose(0, 1)
-
-
-@dataclass(frozen=True)
-class FewSignals:
-    """A ``SignalHead`` in numpy, for a few detections: two thirds of torch's time.
-
-    Weights are views of the module's own: trunk, a matrix (H, width) per level, claims (CLAIM_INPUTS, width), the
-    rest as there. features (C, width) is a tensor: for a product of that size numpy wakes threads of its own.
-    """
-
-    trunk: tuple[Array, ...]
-    features: Tensor | None
-    claims: Array | None
-    bias: tuple[Array, ...]
-    middle: Array
-    middle_bias: Array
-    last: Array
-
-    @classmethod
-    def of(cls, head: SignalHead) -> FewSignals:
-        """Views of a head's weights."""
-        return cls(
-            trunk=tuple(matrix_of(layer) for layer in head.trunk),
-            features=None if head.features is None else head.features.weight.detach().t(),
-            claims=None if head.claims is None else matrix_of(head.claims),
-            bias=tuple(head.bias.detach().numpy()),
-            middle=matrix_of(head.middle),
-            middle_bias=head.middle.bias.detach().numpy(),
-            last=head.last.detach().numpy(),
-        )
-
-    def __call__(self, values: Array, signals: Signals, strides: Array) -> Array:
-        """Corrections (N, K, outputs), as ``SignalHead.forward``; it overwrites the entered values."""
-        if self.claims is not None:
-            values += as_array(claim_inputs(signals, of_kind(strides, signals.box))) @ self.claims
-        if self.features is not None:
-            rows, seen = torch.from_numpy(values).flatten(0, 1), signals.features.flatten(0, 1)
-            values = torch.addmm(rows, seen, self.features).numpy().reshape(values.shape)
-        values = silu(silu(values) @ self.middle + self.middle_bias)
-        return np.asarray((values.transpose(1, 0, 2) @ self.last).transpose(1, 0, 2))
 
 
 def claim_inputs(signals: Signals, strides: Values) -> Values:
@@ -162,16 +150,4 @@ def claim_inputs(signals: Signals, strides: Values) -> Values:
     )
 
 
-def silu(values: Array) -> Array:
-    """x times its logistic function, by a form that cannot overflow."""
-    half = values * np.float32(0.5)
-    return np.asarray(half + half * np.tanh(half))
-
-
-def matrix_of(layer: nn.Module) -> Array:
-    """The weight of a linear layer or a 1x1 convolution as (in, out)."""
-    assert isinstance(layer, (nn.Linear, nn.Conv2d))
-    return np.asarray(layer.weight.detach().flatten(1).numpy().T)
-
-
-__all__ = ["CLAIM_INPUTS", "FewSignals", "SignalHead", "claim_inputs", "matrix_of", "silu"]
+__all__ = ["CLAIM_INPUTS", "SignalHead", "SignalWeights", "claim_inputs"]
