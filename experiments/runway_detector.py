@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from torch import Tensor
 
 from halopose.cli.terminal import progress, say
 from halopose.data.files import write_text
@@ -79,10 +80,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages, and how many images make a step."""
+    """The stages, how many images make a step, and the share of the last stage but one in the weights.
+
+    A mean of weights along the way is as good at finding runways and better at their corners: on the scenes to
+    choose on errors fell by a twentieth with .3 of it, and AP with more.
+    """
 
     stages: tuple[Stage, ...]
     step: int
+    before: float = 0.0
 
 
 PLAIN, MIXED = {"detector": 1200}, {"detector": 1200, "footage": 2000}
@@ -112,6 +118,7 @@ PLANS = {
             Stage("last", MANY, 640, 1, 1.5e-4, 0.03, 0.0),
         ),
         step=8,
+        before=0.3,
     ),
 }
 
@@ -178,6 +185,8 @@ def train(plan: Plan, start: Path, work: Path, output: Path) -> None:
             run_stage(stage, plan.step, base, training_data(stage, work), work, result)
         base = result
     model = load_model(str(base), unsafe=False)
+    if plan.before:
+        model.load_state_dict(blended(work / plan.stages[-2].name, work / plan.stages[-1].name, plan.before))
     model.kpt_oks_sigmas, model.kpt_names = list(OKS_SIGMAS), {0: list(CORNER_NAMES)}
     save_model(model, output, LICENCE)
     say(f"-> {output}")
@@ -247,6 +256,14 @@ def run_stage(stage: Stage, step: int, base: Path, data: Path, work: Path, resul
     model = trainer.model
     model.load_state_dict(torch.load(state, map_location="cpu", weights_only=True)["ema"])
     torch.save({"model": model.eval()}, result)
+
+
+def blended(before: Path, last: Path, share: float) -> dict[str, Tensor]:
+    """The averaged weights of a stage with a share of those of the stage before."""
+    old, new = (
+        torch.load(each / "state.pt", map_location="cpu", weights_only=True)["ema"] for each in (before, last)
+    )
+    return {name: (1 - share) * w + share * old[name] if w.is_floating_point() else w for name, w in new.items()}
 
 
 def halved(forward: Callable[..., Any]) -> Callable[..., Any]:
