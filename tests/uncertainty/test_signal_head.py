@@ -193,5 +193,5 @@ def test_weights_are_those_of_the_modules() -> None:
         for value in heads.parameters():
             value.fill_(7)
     beyond = arrays.beyond
-    for array in (*arrays.last[0], *beyond.trunk, beyond.claims, *beyond.bias, *beyond.middle, beyond.last):
+    for array in (*arrays.last[0], *beyond.trunk, beyond.claims, beyond.bias, *beyond.middle, beyond.last):
         assert np.all(array == 7)

@@ -38,13 +38,13 @@ class SignalWeights:
     """Weights of a ``SignalHead`` and what it does with them: tensors, or arrays, for what enters as arrays.
 
     trunk: (width, H) by level; features (width, C), always a tensor: for a product of that size numpy wakes
-    threads of its own; claims (width, CLAIM_INPUTS); bias: (K, width) by level; last (K, width, outputs).
+    threads of its own; claims (width, CLAIM_INPUTS); bias (levels, K, width); last (K, width, outputs).
     """
 
     trunk: Sequence[Values]
     features: Tensor | None
     claims: Values | None
-    bias: Sequence[Values]
+    bias: Values
     middle: tuple[Values, Values]
     last: Values
 
@@ -103,7 +103,7 @@ class SignalHead(nn.Module):
             trunk=[kind(layer.weight) for layer in self.by_level],
             features=None if self.features is None else self.features.weight,
             claims=None if self.claims is None else kind(self.claims.weight),
-            bias=[*kind(self.bias)],
+            bias=kind(self.bias),
             middle=(kind(self.middle.weight), kind(self.middle.bias)),
             last=kind(self.last),
         )
