@@ -6,10 +6,10 @@
 
 The first plan starts from YOLO11n-pose and trains with the framework's own trainer on clear, hazy, dusk and night
 scenes, about an hour on two cores. The second goes on from its result and made the detector that ships: scenes as
-real cameras record them beside, then parallel runways and land without one; four hours on one core. The third finds
-more (docs/landing.md says why it does not ship): twice as many scenes, a third of them far away and most of these
-with a parallel runway; an hour on one core. All print corner AP and pixel errors on scenes of other seeds, with fog
-beside. A rerun goes on after the last whole epoch.
+real cameras record them beside, then parallel runways and land without one; four hours on one core. The third
+finds more (docs/landing.md says why it does not ship): twice as many scenes, a third of them far away and most of
+these with a parallel runway; an hour on one core. All print corner AP and pixel errors on scenes of other seeds,
+with fog beside. A rerun goes on after the last whole epoch.
 The result derives from an AGPL-3.0 checkpoint and stays under that licence.
 """
 
