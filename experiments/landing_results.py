@@ -67,7 +67,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--approaches", type=int, default=6, help="of each weather")
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of clear air; twice that of haze, ...")
+    parser.add_argument(
+        "--first-seed", type=int, nargs="+", default=[FIRST_SEED], help="of clear air; twice that of haze, ..."
+    )
     parser.add_argument(
         "--persistence", action="store_true", help="what is believed of vision, over flights of other seeds"
     )
@@ -90,8 +92,7 @@ def main() -> None:
     flights: dict[Weather, list[SimulatedFlight]] = {}
     with progress() as step:
         for number, weather in enumerate((*TRAINING_WEATHERS, "fog"), start=1):
-            first_seed = number * arguments.first_seed
-            seeds = range(first_seed, first_seed + arguments.approaches)
+            seeds = [number * first + n for first in arguments.first_seed for n in range(arguments.approaches)]
             flights[weather] = [flown(model, seed, weather, work, step) for seed in seeds]
     seen = [flight for weather in TRAINING_WEATHERS for flight in flights[weather]]
     first = [] if arguments.no_calibration else [calibration_table(model, artifact, arguments.work, work)]
@@ -303,7 +304,7 @@ def consistency_table(flights: Sequence[SimulatedFlight], artifact: Artifact) ->
                 name,
                 f"{100 * (1 - np.nanmean(outside)):.0f} %",
                 f"{judged.mean:.2f}",
-                f"{within} of {len(means)}",
+                f"{within} of {len(means)}: {', '.join(f'{each.mean:.2f}' for each in means)}",
                 f"{100 * judged.inside:.0f} %",
                 f"{np.sqrt(np.mean(squares)):.1f} m",
                 nis_cell([flight.track for flight in again]),
@@ -314,7 +315,7 @@ def consistency_table(flights: Sequence[SimulatedFlight], artifact: Artifact) ->
         "covariances",
         "vision in its 95 % ellipsoid",
         "fused NEES (3)",
-        "instants in bounds",
+        "instants in bounds, and NEES at each",
         "NEES in 95 %",
         "fused RMSE",
         "NIS over expected, and if in its 95 % bounds",
