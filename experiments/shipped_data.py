@@ -1,10 +1,11 @@
 """The images behind the heads that ship: which train the heads, which choose the recipe, which are looked at once.
 
-    python -m experiments.shipped_data --data coco-pose/data.yaml --extra coco-extra/data.yaml --work work/
+    python -m experiments.shipped_data --data pose.yaml --extra extra.yaml --many many.yaml --work work/
 
 Collects all of it, resuming what was begun. The first yaml has the splits train, train_small (256 px) and val; the
-second has further training photographs. Heads train on no image of val. By a hash of its id a val image either
-helps to choose (two in five) or is scored once, at the end; calibrations are cross-fitted over all of them.
+second has further training photographs, the third tens of thousands more at 256 px. Heads train on no image of val.
+By a hash of its id a val image either helps to choose (two in five) or is scored once, at the end; calibrations are
+cross-fitted over all of them.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ MIRROR = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
 
 @dataclass(frozen=True)
 class Part:
-    """Images of a split at one input size: all of them or a share, as they are or mirrored."""
+    """Images of a split at one input size: all of them or a share, as they are or mirrored; cells an object."""
 
     split: str
     imgsz: int
     share: float = 1.0
     mirrored: bool = False
+    cells: int = 10
 
     @property
     def name(self) -> str:
@@ -51,6 +53,7 @@ PARTS = (
     Part("extra", 640),
     Part("train_small", 320),
     Part("extra", 448, 0.5),
+    Part("many", 320, cells=4),
 )
 
 
@@ -64,11 +67,10 @@ class Splits:
     evaluation: Array
 
 
-def load_splits(data: Path, extra: Path | None) -> Splits:
+def load_splits(data: Path, extra: Path | None, many: Path | None = None) -> Splits:
     """The same cut of the same images every time."""
     heads = {split: load_dataset(data, split) for split in ("train", "train_small")}
-    if extra is not None:
-        heads["extra"] = load_dataset(extra, "train")
+    heads |= {split: load_dataset(path, "train") for split, path in (("extra", extra), ("many", many)) if path}
     val = load_dataset(data, "val")
     order = hashed_order(val.image_ids)
     choosing, evaluation = np.split(order, [2 * len(order) // 5])
@@ -83,7 +85,7 @@ def collect_part(host: Host, splits: Splits, part: Part, work: Path, step: Progr
         dataset = dataset.subset(order[: round(part.share * len(order))])
     if part.mirrored:
         dataset = replace(dataset, records=tuple(Mirrored.of(record) for record in dataset.records))
-    settings = CollectSettings(imgsz=(part.imgsz,), signals=True)
+    settings = CollectSettings(imgsz=(part.imgsz,), cells_per_object=part.cells, signals=True)
     return collect(host, dataset, work / part.name, settings, named(step, f"collecting {part.name}"))
 
 
@@ -117,6 +119,7 @@ def arguments(description: str | None, rest: Sequence[str] = ("output",)) -> arg
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, required=True, help="yaml with train, train_small and val")
     parser.add_argument("--extra", type=Path, help="yaml with further training photographs")
+    parser.add_argument("--many", type=Path, help="yaml with many more of them at 256 px")
     parser.add_argument("--work", type=Path, required=True, help="folder for stores and checkpoints")
     if "output" in rest:
         parser.add_argument("-o", "--output", type=Path, required=True)
@@ -125,7 +128,7 @@ def arguments(description: str | None, rest: Sequence[str] = ("output",)) -> arg
 
 def main() -> None:
     given = arguments(__doc__, ()).parse_args()
-    host, splits = load_host(find_base()), load_splits(given.data, given.extra)
+    host, splits = load_host(find_base()), load_splits(given.data, given.extra, given.many)
     with progress() as step:
         collect_val(host, splits, given.work, step)
         for part in PARTS:

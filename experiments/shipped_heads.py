@@ -1,6 +1,7 @@
 """Make the heads that ship with the package: YOLO11n-pose on COCO persons.
 
-    python -m experiments.shipped_heads --data pose.yaml --extra extra.yaml --work work/ -o heads.safetensors
+    python -m experiments.shipped_heads --data pose.yaml --extra extra.yaml --many many.yaml --work work/ \
+        -o heads.safetensors
 
 The images are those of ``shipped_data``: heads train on none of val. Their bound is fitted on the choosing images,
 the artifact is calibrated on all of val. Its figures are of the evaluation images, each scored with what was
@@ -70,7 +71,7 @@ def card_images(splits: Splits, stores: list[MatchStore]) -> dict[str, list[int]
 
 def main() -> None:
     given = arguments(__doc__).parse_args()
-    host, splits = load_host(find_base()), load_splits(given.data, given.extra)
+    host, splits = load_host(find_base()), load_splits(given.data, given.extra, given.many)
     with progress() as step:
         store = collect_val(host, splits, given.work, step)
         stores = [collect_part(host, splits, part, given.work, step) for part in PARTS]
