@@ -3,9 +3,9 @@
     python -m experiments.shipped_data --data pose.yaml --extra extra.yaml --many many.yaml --work work/
 
 Collects all of it, resuming what was begun. The first yaml has the splits train, train_small (256 px) and val; the
-second has further training photographs, the third tens of thousands more at 256 px. Heads train on no image of val.
-By a hash of its id a val image either helps to choose (two in five) or is scored once, at the end; calibrations are
-cross-fitted over all of them.
+second has further training photographs, the third tens of thousands more at 256 px. Heads train on no image of
+val. By a hash of its id a val image either helps to choose (two in five) or is scored once, at the end;
+calibrations are cross-fitted over all of them.
 """
 
 from __future__ import annotations
