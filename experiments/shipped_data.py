@@ -22,6 +22,7 @@ from halopose.data.dataset import Dataset, Objects, Record
 from halopose.data.loading import load_dataset
 from halopose.data.splits import hashed_order
 from halopose.fitting.collecting import collect
+from halopose.fitting.crew import Crew
 from halopose.fitting.store import CollectSettings, MatchStore
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
@@ -86,7 +87,8 @@ def collect_part(host: Host, splits: Splits, part: Part, work: Path, step: Progr
     if part.mirrored:
         dataset = replace(dataset, records=tuple(Mirrored.of(record) for record in dataset.records))
     settings = CollectSettings(imgsz=(part.imgsz,), cells_per_object=part.cells, signals=True)
-    return collect(host, dataset, work / part.name, settings, named(step, f"collecting {part.name}"))
+    crew = Crew.of_machine(host.device)
+    return collect(host, dataset, work / part.name, settings, named(step, f"collecting {part.name}"), crew)
 
 
 def collect_val(host: Host, splits: Splits, work: Path, step: Progress | None = None) -> MatchStore:
