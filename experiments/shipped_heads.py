@@ -39,7 +39,7 @@ from halopose.types import Array
 from halopose.uncertainty.heads import HeadSettings
 
 SETTINGS = FitSettings(
-    train=TrainSettings(epochs=7, learning_rate=1e-3, scale_weight=False, last=True),
+    train=TrainSettings(epochs=5, learning_rate=1e-3, scale_weight=False, last=True),
     head=HeadSettings(claims=True, features=True, bounded=True),
     gamma_ks=0.3,
     visibility=False,  # the confidence decides alone
