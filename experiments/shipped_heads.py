@@ -21,6 +21,7 @@ from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
 from halopose.evaluation.true_positives import match_poses
+from halopose.fitting.crew import Ranks
 from halopose.fitting.pipeline import (
     FitSettings,
     bound_heads,
@@ -74,7 +75,10 @@ def main() -> None:
     with progress() as step:
         store = collect_val(host, splits, given.work, step)
         stores = [collect_part(host, splits, part, given.work, step) for part in PARTS]
-        heads, trained = train_heads(host, stores, SETTINGS, given.work / "run.safetensors", step)
+        ranks = Ranks.joined(host.device)  # under torchrun
+        heads, trained = train_heads(host, stores, SETTINGS, given.work / "run.safetensors", step, ranks=ranks)
+    if ranks.rank:
+        return
     heads = bound_heads(heads, store, splits.choosing, SETTINGS.protocol)
     artifact = replace(
         uncalibrated(host, heads, stores, SETTINGS, trained),
