@@ -25,10 +25,12 @@ NU_MAX = 1e7
 _LEAST_STRIDE = 8  # thinned data give the pass over all of it a good start
 _THINNEST = 256  # rows
 _NEAR = 0.12  # in log lam; standard error of thinned data from where that pass settles
+_NEAR_ENOUGH = 0.165  # that of the grid from where it mostly does, and less is not worth a step in between
 _MANY_MOMENTS = 4.0  # shapes beyond have a fourth moment, hence the second tells them well
 _MOST_SPREAD = 3.0  # E[m^2] / E[m]^2 of that shape
 _GRID = 24
-_GRID_ROWS = 512
+_GRID_ROWS = 768
+_MARKS = np.linspace(0, 1, _GRID)[:, None]
 _REACH = 1.0  # in log lam; so far the profile can be extrapolated
 _MORE_STEPS = 4  # that are taken on the extrapolated profile, for nothing
 _CLOSE = 0.25  # a correction leaves about its cube; that may be so much of what leaves the nats to be left
@@ -37,7 +39,8 @@ _GAIN = 1e-11  # nats that may be left
 _THIN_GAIN = 0.05  # the same of thinned data, over the number of rows: chance moves them by more than that
 _MAX_PASSES = 100
 _CHUNK = 8192  # rows that stay in the cache during a pass
-_WIDTH, _HEIGHT = 1024, 128  # numbers side by side, and rows of them, that stay in the cache during a pass
+_WIDTH = 1024  # numbers side by side
+_SIZE = 128 * _WIDTH  # numbers that stay in the cache during a pass
 _FEWEST_BLOCKS = 8  # that a thread is started for: to start it takes as long as one or two
 _ORDERS = 6  # derivatives of the profile that a pass gives
 _FOLDS = 4  # times that rows are multiplied in pairs before their logarithm is taken
@@ -148,13 +151,15 @@ class Sample:
     @cached_property
     def lowest(self) -> Array:
         """log lam (K,) below which the NLL can only fall as lam grows."""
-        least = self.mahalanobis.amin(0)
-        if not self.plain or bool((least <= 0).any()):
-            least = torch.full_like(least, torch.inf)
-            for rows, weights in zip(self.mahalanobis.split(_CHUNK), self.weight.split(_CHUNK), strict=True):
-                positive = rows > 0 if self.plain else (rows > 0) & (weights > 0)
-                least = torch.minimum(least, torch.where(positive, rows, torch.inf).amin(0))
-        return np.log(as_array(least.clamp(_TINY, 1.0))) - 7
+        distance, weight = as_array(self.mahalanobis), as_array(self.weight)
+        least = distance.min(0)
+        if not self.plain or (least <= 0).any():
+            least = np.full_like(least, np.inf)
+            for begin in range(0, len(distance), _CHUNK):
+                rows = distance[begin : begin + _CHUNK]
+                positive = rows > 0 if self.plain else (rows > 0) & (weight[begin : begin + _CHUNK] > 0)
+                least = np.minimum(least, np.where(positive, rows, np.inf).min(0))
+        return np.log(np.minimum(np.maximum(least, _TINY), 1.0)) - 7
 
     def thinned(self, stride: int) -> Sample:
         """Every so many-th row. What tells how sums may be made, the mean and the largest, remain those of all."""
@@ -183,21 +188,31 @@ class Sample:
         vars(part).update(even=self.even, plain=self.plain, **known)
         return part
 
-    def blocks(self) -> list[_Block]:
-        """Distances, and weights unless all are 1, in blocks (n, several times K) that stay in the cache.
+    @cached_property
+    def wide(self) -> list[_Block]:
+        """Distances, and weights unless all are 1: several rows side by side (n, several * K), and the rest.
 
-        Several rows lie side by side: numpy takes long to start anew for every row of some keypoints.
+        Numpy takes long to start anew for every row of some keypoints.
         """
         distance = as_array(self.mahalanobis)
         weight = None if self.plain else as_array(self.weight)
         several = max(1, _WIDTH // distance.shape[1])
-        size, whole = several * _HEIGHT, len(distance) // several * several
-        bounds = [(begin, min(begin + size, whole), several) for begin in range(0, whole, size)]
-        if whole < len(distance):
-            bounds.append((whole, len(distance), 1))
+        whole = len(distance) // several * several
+        bounds = [(0, whole, several), (whole, len(distance), 1)]
         return [
             (_wide(distance[begin:end], times), None if weight is None else _wide(weight[begin:end], times))
             for begin, end, times in bounds
+            if begin < end
+        ]
+
+    @cached_property
+    def blocks(self) -> list[_Block]:
+        """What is wide in blocks that stay in the cache."""
+        return [
+            (distance[begin : begin + height], None if weight is None else weight[begin : begin + height])
+            for distance, weight in self.wide
+            for height in [max(1, _SIZE // distance.shape[1])]
+            for begin in range(0, len(distance), height)
         ]
 
     def pooled(self) -> Sample:
@@ -300,8 +315,10 @@ def _led(sample: Sample, log_scale: Array, limit: Array, shape: Array, which: Ar
     if not len(columns) or rows < _LEAST_STRIDE * _THINNEST:
         return log_scale
     usual = float(np.sort(shape[columns])[len(columns) // 2])
-    needed = (usual + 2) * (usual + 1) ** 2 / usual / _NEAR**2
-    thin = sample.thinned(max(_LEAST_STRIDE, int(rows / max(needed, _THINNEST)))).columns(columns)
+    variance = (usual + 2) * (usual + 1) ** 2 / usual  # times the number of rows
+    if variance / _GRID_ROWS <= _NEAR_ENOUGH**2:
+        return log_scale
+    thin = sample.thinned(max(_LEAST_STRIDE, int(rows / max(variance / _NEAR**2, _THINNEST)))).columns(columns)
     found = log_scale.copy()
     gain = _THIN_GAIN / len(thin.mahalanobis)
     light = np.zeros(len(columns), dtype=bool)
@@ -322,7 +339,7 @@ def _spread_where(sample: Sample, which: Array) -> Array:
 def _spread(sample: Sample) -> Array:
     """Mean (K,) of the squares of the squared distances over the square of their mean."""
     mean, squares = as_array(sample.mean), np.zeros(sample.mahalanobis.shape[1])
-    for distance, weight in sample.blocks():
+    for distance, weight in sample.wide:
         squares += _dots(distance, distance, weight).reshape(-1, len(mean)).sum(0)
     return squares / as_array(sample.total) / mean / mean
 
@@ -331,7 +348,7 @@ def _best_on_grid(sample: Sample, limit: Array) -> tuple[Array, Array, Array]:
     """log lam (K,) of the lowest NLL on a grid up to all but Gaussian tails, G there, and if it is its end."""
     lower = sample.lowest
     upper = np.maximum(limit - math.log(NU_MAX / 100), lower)
-    grid = np.linspace(lower, upper, _GRID)
+    grid = lower + _MARKS * (upper - lower)
     scale = np.exp(grid)
     distance = np.tile(as_array(sample.mahalanobis).astype(np.float64, copy=False), _GRID)  # (n, GRID * K)
     if sample.multiplies(scale):
@@ -341,9 +358,13 @@ def _best_on_grid(sample: Sample, limit: Array) -> tuple[Array, Array, Array]:
         distance /= scale.reshape(-1)
         growth = _dots(np.log1p(distance), np.tile(as_array(sample.weight), _GRID)).reshape(grid.shape)
     growth /= as_array(sample.total)
-    best = _nll(growth, grid).argmin(0)
-    place = best, np.arange(len(best))
-    return grid[place], growth[place], best == _GRID - 1
+    nll, columns = _nll(growth, grid), np.arange(grid.shape[1])
+    best = nll.argmin(0)
+    middle = np.minimum(np.maximum(best, 1), _GRID - 2)
+    before, here, after = nll[middle - 1, columns], nll[middle, columns], nll[middle + 1, columns]
+    # Where the lowest has neighbours on both sides a parabola through the three has its minimum between these.
+    aside = np.where(middle == best, (before - after) / (2 * np.maximum(before - 2 * here + after, _TINY)), 0.0)
+    return grid[best, columns] + aside * (grid[1] - grid[0]), growth[best, columns], best == _GRID - 1
 
 
 def _shape(growth: Array) -> Array:
@@ -426,7 +447,7 @@ class _Pass:
         scale, total, largest = np.exp(log_scale), as_array(sample.total), as_array(sample.largest)
         short = sample.multiplies(scale)
         work = partial(_sums_of_blocks, scale=scale, short=short)
-        sums = np.sum(dealt_out(work, sample.blocks(), _FEWEST_BLOCKS), 0)
+        sums = np.sum(dealt_out(work, sample.blocks, _FEWEST_BLOCKS), 0)
         if short:
             sums[0] -= len(sample.mahalanobis) * log_scale
         sums /= total
