@@ -30,11 +30,11 @@ _MANY_MOMENTS = 4.0  # shapes beyond have a fourth moment, hence the second tell
 _MOST_SPREAD = 3.0  # E[m^2] / E[m]^2 of that shape
 _GRID = 24
 _GRID_ROWS = 768
-_MARKS = np.linspace(0, 1, _GRID)[:, None]
+_MARKS = np.linspace(0, 1, _GRID)[:, None]  # of the grid, from its lower to its upper end
 _REACH = 1.0  # in log lam; so far the profile can be extrapolated
 _MORE_STEPS = 4  # that are taken on the extrapolated profile, for nothing
-_CLOSE = 0.25  # a correction leaves about its cube; that may be so much of what leaves the nats to be left
-_CLOSEST = 0.1
+_CLOSE = 0.25  # of the correction whose cube, about what it leaves, costs the nats that may be left; the last one
+_CLOSE_AT_MOST = 0.1  # in log lam
 _GAIN = 1e-11  # nats that may be left
 _THIN_GAIN = 0.05  # the same of thinned data, over the number of rows: chance moves them by more than that
 _MAX_PASSES = 100
@@ -42,11 +42,11 @@ _CHUNK = 8192  # rows that stay in the cache during a pass
 _WIDTH = 1024  # numbers side by side
 _SIZE = 128 * _WIDTH  # numbers that stay in the cache during a pass
 _FEWEST_BLOCKS = 8  # that a thread is started for: to start it takes as long as one or two
-_ORDERS = 6  # derivatives of the profile that a pass gives
+_ORDERS = 6  # powers of u whose means a pass gives
 _FOLDS = 4  # times that rows are multiplied in pairs before their logarithm is taken
-_LARGEST_FACTOR = 1e18  # of 2^4 that are multiplied, so that their product stays finite
-_LEAST_RATIO = 1e-3  # on average, of distances to lam: below it 1 + ratio loses digits of the ratio
-_NEAR_GAUSSIAN = 5.0  # shapes beyond
+_LARGEST_FACTOR = 1e18  # of 2^4 that are multiplied, and one over the least, so that their product stays finite
+_LEAST_RATIO = 1e-3  # on average, of distances to lam: below it lam + m loses digits of m
+_NEAR_GAUSSIAN = 5.0  # shapes beyond are
 _NARROWEST = 1e-30  # largest u, whose sixth power can still be divided by
 _TINY = 1e-300
 _BOUNDS = np.geomspace(0.1, 1e3, 81)  # among which one is sought: likelihoods are flat there
@@ -56,9 +56,7 @@ _WORTH = 10.0  # nats that a bound must bring
 _DERIVATIVES = np.array([[-1, 0, 0], [1, -1, 0], [-1, 3, -2]], dtype=float)
 _NODES = (1 - np.cos(np.pi * (np.arange(_ORDERS + 1) + 0.5) / (_ORDERS + 1))) / 2  # Chebyshev's, of 0 to 1
 _WAVES = np.cos(np.arange(_ORDERS - 2, _ORDERS + 1)[:, None] * np.arccos(1 - 2 * _NODES))  # the last three of T_k
-_OF_MOMENTS = np.linalg.inv(
-    np.vander(_NODES, increasing=True).T
-)  # weights of nodes that have 1, E[x], E[x^2], ...
+_OF_MOMENTS = np.linalg.inv(np.vander(_NODES, increasing=True).T)  # weights of the nodes by 1, E[x], E[x^2], ...
 
 _Block = tuple[Array, Array | None]  # distances and weights
 
@@ -172,8 +170,7 @@ class Sample:
     def at(self, rows: Tensor) -> Sample:
         """Some of the rows."""
         part = Sample(self.mahalanobis.index_select(0, rows), self.weight.index_select(0, rows))
-        if self.plain:
-            vars(part)["plain"] = True
+        vars(part).update({name: True for name in ("even", "plain") if getattr(self, name)})
         return part
 
     def columns(self, keypoints: Array) -> Sample:
@@ -273,10 +270,10 @@ def student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
 
     In two dimensions the squared distance m follows a Lomax law with shape a = nu / 2 and scale
     lam = nu tau^2. For a given lam the best shape is 1 / E[log(1 + m / lam)], which leaves one smooth
-    unknown per keypoint for a safeguarded search by Halley's steps. A grid over thinned data finds the valley,
-    thinned data lead down into it, and from there one pass over all of the data tells the profile around so well
-    that the last steps need no other. The Gaussian limit, nu = NU_MAX, has a closed form and wins where it is
-    better.
+    unknown per keypoint for a safeguarded search by Halley's steps. A grid over thinned data finds the valley;
+    where it is flat more of the data, or near the Gaussian their spread, lead down into it. From there one
+    pass over all of the data tells the profile around so well that the last steps need no other. The Gaussian
+    limit, nu = NU_MAX, has a closed form and wins where it is better.
     """
     with between_pieces(), np.errstate(all="ignore"):  # what overflows is not taken
         return _student_parameters(sample)
@@ -494,20 +491,14 @@ class _Pass:
 
 def _sums_of_blocks(blocks: Sequence[_Block], scale: Array, short: bool) -> list[Array]:
     """Sums (ORDERS + 1, K) over each of some blocks, by lam (K,)."""
-    room, found = np.empty(3 * max(distance.size for distance, _ in blocks)), []
-    wide = np.empty((0, 0))
+    room, wide, found = np.empty(3 * max(distance.size for distance, _ in blocks)), np.empty((0, 0)), []
     with np.errstate(all="ignore"):  # what overflows is not taken
         for distance, weight in blocks:
             rows, columns = distance.shape
             if wide.shape[1] != columns or len(wide) < rows:
                 wide = np.tile(scale, (rows, columns // len(scale)))
-            sums = (
-                _short_sums(distance, wide[:rows], room[: 2 * distance.size].reshape(2, rows, columns))
-                if short
-                else _block_sums(
-                    distance, weight, wide[:rows], room[: 3 * distance.size].reshape(3, rows, columns)
-                )
-            )
+            own = wide[:rows], room[: 3 * distance.size].reshape(3, rows, columns)
+            sums = _short_sums(distance, *own) if short else _block_sums(distance, weight, *own)
             found.append(np.concatenate(sums).reshape(_ORDERS + 1, -1, len(scale)).sum(1))
     return found
 
@@ -515,13 +506,13 @@ def _sums_of_blocks(blocks: Sequence[_Block], scale: Array, short: bool) -> list
 def _short_sums(distance: Array, scale: Array, room: Array) -> list[Array]:
     """ORDERS + 1 sums (C,) of log(lam + m) and of powers of u over the rows (n, C) of a block, all of weight 1.
 
-    scale: lam (n, C), written out as numpy adds equal shapes faster. room (2, n, C). Powers beyond the first take
+    scale: lam (n, C), written out as numpy adds equal shapes faster. room (3, n, C). Powers beyond the first take
     half the digits and half the time: only what the profile bends by depends on them.
     """
-    whole, share = room
+    whole, share, _ = room
     np.divide(distance, np.add(distance, scale, out=whole), out=share)
     sums = [_log_of_products(whole), share.sum(0)]
-    single, square, cube, _ = room.view(np.float32).reshape(4, *distance.shape)  # the last two where the share was
+    single, square, cube, *_ = room.view(np.float32).reshape(6, *distance.shape)  # cubes lie where shares did
     np.copyto(single, share, casting="same_kind")
     np.multiply(single, single, out=square)
     np.multiply(single, square, out=cube)
@@ -607,7 +598,7 @@ def _minimise_profile(
         lower = _raised(lower, sample, upper)
     step = np.where(still, 0.0, np.where(inside, aim, (lower + upper) / 2) - current)
     near = inside & (curvature > 0) & (np.abs(step) <= _REACH) & ~still
-    close = np.minimum(_CLOSE * (2 * gain / np.abs(curvature)) ** (1 / 6), _CLOSEST)
+    close = np.minimum(_CLOSE * (2 * gain / np.abs(curvature)) ** (1 / 6), _CLOSE_AT_MOST)
     for _ in range(_MORE_STEPS):
         correction = seen.shifted(step).correction
         more = step + correction
@@ -624,10 +615,10 @@ def _minimise_profile(
     if len(unsettled):
         if 2 * len(unsettled) >= len(current):
             unsettled = np.arange(len(current))
-        part, ends = sample.columns(unsettled), (lower[unsettled], upper[unsettled])
-        ends = _raised(ends[0], part, ends[1]), ends[1]
+        part, low, high = sample.columns(unsettled), lower[unsettled], upper[unsettled]
+        low = _raised(low, part, high)
         current[unsettled], growth[unsettled] = _minimise_profile(
-            part, current[unsettled], light[unsettled], gain, *ends, passes - 1
+            part, current[unsettled], light[unsettled], gain, low, high, passes - 1
         )
     return current, growth
 
