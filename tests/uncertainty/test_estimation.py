@@ -86,6 +86,61 @@ def test_student_t_is_optimal_on_data_large_enough_to_thin(seed: int, n: int) ->
     assert_optimal(np.sort(UGLY[kind](rng, n)) if seed % 2 else UGLY[kind](rng, n))
 
 
+@settings(max_examples=25)
+@given(SEEDS, st.sampled_from([50, 500, 3000, 20_000]), st.sampled_from(["all", "labelled", "weighted"]))
+@example(4879, 500, "all")  # a start across the edge where nu leaves 2
+def test_a_keypoint_is_fitted_as_well_among_others(seed: int, n: int, rows: str) -> None:
+    """Those that settle early, that start from their spread, or that have no valley are treated apart."""
+    rng = np.random.default_rng(seed)
+    kinds = rng.integers(len(UGLY), size=3)
+    distance = np.stack([list(UGLY.values())[kind](rng, n) for kind in kinds], 1)
+    weight = {"all": np.ones((n, 3)), "labelled": rng.random((n, 3)) < 0.8, "weighted": rng.random((n, 3))}[
+        rows
+    ] * 1.0
+    distance = np.where(weight > 0, distance, 0.0)
+    together = student_parameters(Sample(torch.from_numpy(distance), torch.from_numpy(weight)))
+    for keypoint in range(3):
+        own, share = distance[:, keypoint], weight[:, keypoint]
+        alone = student_parameters(column(own, share))
+        found, reference = (
+            nll(own, share, float(nu), float(tau))
+            for nu, tau in ((values[keypoint] for values in together), (value[0] for value in alone))
+        )
+        assert found == pytest.approx(reference, abs=1e-9)
+
+
+@settings(max_examples=60)
+@given(SEEDS, st.floats(2.05, 200), st.floats(-1, 1))
+def test_a_pass_knows_the_profile_around_it(seed: int, nu: float, step: float) -> None:
+    """Against another pass, within the error that decides whether there has to be one."""
+    distance = 2 * np.random.default_rng(seed).f(2, nu, (3000, 2))
+    sample = Sample(torch.from_numpy(distance), torch.ones(3000, 2, dtype=torch.float64))
+    here, steps = np.full(2, np.log(nu)), np.full(2, step)
+    seen, other = estimation._Pass.at(sample, here), estimation._Pass.at(sample, here + steps).here
+    moved, error = seen.shifted(steps), seen.error(steps)
+    assert (np.abs(moved.powers[0] - other.powers[0]) <= error + 1e-8).all()
+    assert (np.abs(moved.growth - other.growth) <= abs(step) * error + 1e-8).all()
+
+
+@settings(max_examples=40)
+@given(SEEDS, st.integers(1, 3000), st.sampled_from([1, 5, 1500]), st.integers(-6, 6), st.floats(2.05, 500))
+def test_short_sums_are_those_of_every_digit(seed: int, n: int, keypoints: int, log_size: int, nu: float) -> None:
+    """Products of sixteen and powers of half the digits, with rows that are not labelled."""
+    rng = np.random.default_rng(seed)
+    n = min(n, 300_000 // keypoints)
+    labelled = np.concatenate([np.ones((1, keypoints), dtype=bool), rng.random((n - 1, keypoints)) < 0.8])
+    size = 10.0**log_size
+    distance = np.where(labelled, size * 2 * rng.f(2, nu, (n, keypoints)), 0.0)
+    short = Sample.of_distances(torch.from_numpy(distance), torch.from_numpy(labelled))
+    whole = Sample.of_distances(torch.from_numpy(distance), torch.from_numpy(labelled))
+    vars(whole)["plain"] = False
+    log_scale = np.log(size * nu) + rng.normal(0, 0.5, keypoints)
+    one, other = (estimation._Pass.at(sample, log_scale) for sample in (short, whole))
+    np.testing.assert_allclose(one.growth, other.growth, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(one.powers[0], other.powers[0], rtol=1e-12)
+    np.testing.assert_allclose(one.powers[1:], other.powers[1:], rtol=1e-5)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_student_t_is_the_same_whatever_the_number_of_threads(
     weighted: bool, monkeypatch: pytest.MonkeyPatch
