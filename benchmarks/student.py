@@ -9,7 +9,7 @@ from scipy import optimize
 from benchmarks.interleave import Comparison, compare
 from halopose.uncertainty.calibration import Sample, student_parameters
 from halopose.uncertainty.distributions import StudentT
-from halopose.uncertainty.estimation import _Pass
+from halopose.uncertainty.estimation.profile import Pass
 
 KEYPOINTS = 17
 
@@ -25,7 +25,7 @@ def compare_pass(nu: float, rounds: int = 15) -> Comparison:
     """One look at the likelihood of every residual, without which there is no fit; peer: the whole fit."""
     sample = _sample(nu)
     log_scale = np.full(KEYPOINTS, np.log(nu))
-    return compare(lambda: _Pass.at(sample, log_scale), lambda: student_parameters(sample), rounds)
+    return compare(lambda: Pass.at(sample, log_scale), lambda: student_parameters(sample), rounds)
 
 
 def compare_student(nu: float, rounds: int = 5) -> tuple[Comparison, float]:

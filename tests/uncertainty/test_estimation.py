@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from halopose.types import Array
-from halopose.uncertainty import estimation
-from halopose.uncertainty.estimation import NU_MAX, NU_MIN, Sample, likeliest_bound, student_parameters
+from halopose.uncertainty.estimation import NU_MAX, NU_MIN, Sample, likeliest_bound, profile, student_parameters
+from halopose.uncertainty.estimation.profile import Pass
 from tests.helpers.samples import column
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -94,9 +94,8 @@ def test_a_keypoint_is_fitted_as_well_among_others(seed: int, n: int, rows: str)
     rng = np.random.default_rng(seed)
     kinds = rng.integers(len(UGLY), size=3)
     distance = np.stack([list(UGLY.values())[kind](rng, n) for kind in kinds], 1)
-    weight = {"all": np.ones((n, 3)), "labelled": rng.random((n, 3)) < 0.8, "weighted": rng.random((n, 3))}[
-        rows
-    ] * 1.0
+    chance = rng.random((n, 3))
+    weight = {"all": np.ones((n, 3)), "labelled": np.where(chance < 0.8, 1.0, 0.0), "weighted": chance}[rows]
     distance = np.where(weight > 0, distance, 0.0)
     together = student_parameters(Sample(torch.from_numpy(distance), torch.from_numpy(weight)))
     for keypoint in range(3):
@@ -116,7 +115,7 @@ def test_a_pass_knows_the_profile_around_it(seed: int, nu: float, step: float) -
     distance = 2 * np.random.default_rng(seed).f(2, nu, (3000, 2))
     sample = Sample(torch.from_numpy(distance), torch.ones(3000, 2, dtype=torch.float64))
     here, steps = np.full(2, np.log(nu)), np.full(2, step)
-    seen, other = estimation._Pass.at(sample, here), estimation._Pass.at(sample, here + steps).here
+    seen, other = Pass.at(sample, here), Pass.at(sample, here + steps).here
     moved, error = seen.shifted(steps), seen.error(steps)
     assert (np.abs(moved.powers[0] - other.powers[0]) <= error + 1e-8).all()
     assert (np.abs(moved.growth - other.growth) <= abs(step) * error + 1e-8).all()
@@ -135,7 +134,7 @@ def test_short_sums_are_those_of_every_digit(seed: int, n: int, keypoints: int, 
     whole = Sample.of_distances(torch.from_numpy(distance), torch.from_numpy(labelled))
     vars(whole)["plain"] = False
     log_scale = np.log(size * nu) + rng.normal(0, 0.5, keypoints)
-    one, other = (estimation._Pass.at(sample, log_scale) for sample in (short, whole))
+    one, other = (Pass.at(sample, log_scale) for sample in (short, whole))
     np.testing.assert_allclose(one.growth, other.growth, rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(one.powers[0], other.powers[0], rtol=1e-12)
     np.testing.assert_allclose(one.powers[1:], other.powers[1:], rtol=1e-5)
@@ -145,7 +144,7 @@ def test_short_sums_are_those_of_every_digit(seed: int, n: int, keypoints: int, 
 def test_student_t_is_the_same_whatever_the_number_of_threads(
     weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimation, "_FEWEST_BLOCKS", 1)
+    monkeypatch.setattr(profile, "_FEWEST_BLOCKS", 1)
     rng = np.random.default_rng(3)
     distance = torch.from_numpy(2 * rng.f(2, [2.5, 4, 9, 30, 200], (150_001, 5)))
     weight = torch.from_numpy(rng.random((150_001, 5))) if weighted else torch.ones_like(distance)
