@@ -51,6 +51,7 @@ try:
     from ultralytics.utils.loss import PoseLoss26, v8PoseLoss
     from ultralytics.utils.nms import non_max_suppression
 
+    from halopose.hosts.ultralytics.assigning import assigned
     from halopose.hosts.ultralytics.tracing import TraceablePose, cells_of
     from halopose.hosts.ultralytics.weights import read_model
 except ImportError as error:
@@ -168,26 +169,8 @@ class UltralyticsHost(Host):
         if not sum(counts):
             empty = torch.zeros(0, dtype=torch.long, device=self.device)
             return Assignment(empty, empty, empty)
-        criterion = self._criterion(sigmas)
-        branch = output.raw[1]
         batch = self._training_batch(output, targets, counts)
-        extra: dict[str, Any] = {}
-        if isinstance(criterion, PoseLoss26):
-            strides = torch.cat(
-                [
-                    torch.full((maps.shape[2] * maps.shape[3],), float(stride), device=self.device)
-                    for maps, stride in zip(output.features, self.strides, strict=True)
-                ]
-            )
-            size = torch.tensor(self._input_size(output), device=self.device)
-            extra = {
-                "pd_kpts": output.keypoints,
-                "gt_kpts": criterion._batch_keypoints(batch, len(targets), size.float()),
-                "anc_strides": strides,
-            }
-        (foreground, chosen, *_), _, _ = criterion.get_assigned_targets_and_loss(branch, batch, **extra)
-        image, cell = torch.nonzero(foreground, as_tuple=True)
-        return Assignment(image, cell, chosen[image, cell].long())
+        return assigned(self._criterion(sigmas), output.raw[1], batch, output.keypoints)
 
     def _criterion(self, sigmas: tuple[float, ...]) -> Any:
         """The framework's own training criterion, made for a stand-in so that the model itself gains nothing."""
@@ -203,15 +186,11 @@ class UltralyticsHost(Host):
             self._criteria[sigmas] = kind(stand_in, **topk)
         return self._criteria[sigmas]
 
-    def _input_size(self, output: HostOutput) -> tuple[int, int]:
-        height, width = output.features[0].shape[2:]
-        return height * self.strides[0], width * self.strides[0]
-
     def _training_batch(
         self, output: HostOutput, targets: Sequence[Targets], counts: list[int]
     ) -> dict[str, Tensor]:
         """Targets in the form the framework's criterion takes: concatenated and normalised."""
-        height, width = self._input_size(output)
+        height, width = (side * self.strides[0] for side in output.features[0].shape[2:])
         size = torch.tensor([width, height], dtype=torch.float32, device=self.device)
         boxes = torch.cat([target.boxes for target in targets]).to(self.device).float()
         centres = (boxes[:, :2] + boxes[:, 2:]) / 2
