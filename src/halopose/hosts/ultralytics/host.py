@@ -30,6 +30,7 @@ from halopose.hosts.base import (
     Selection,
     Targets,
     fingerprint,
+    laid_in,
     refusal,
 )
 from halopose.hosts.tracing import Traceable
@@ -270,10 +271,28 @@ class _Placer:
 
     stride: int
 
-    def __call__(self, image: Array, imgsz: int, rectangular: bool) -> tuple[Array, Letterbox]:
+    def __call__(
+        self, image: Array, imgsz: int, rectangular: bool, room: Array | None = None
+    ) -> tuple[Array, Letterbox]:
         size = -(-imgsz // self.stride) * self.stride
         transform = LetterBox((size, size), auto=rectangular, stride=self.stride)
-        return transform(image=image), _letterbox(transform.get_params({"img": image}))
+        params = transform.get_params({"img": image})
+        return _letterboxed(image, transform, params, room), _letterbox(params)
+
+
+def _letterboxed(image: Array, transform: LetterBox, params: dict[str, Any], room: Array | None) -> Array:
+    """What ``LetterBox`` makes of an image (h, w, 3), resized straight to its place: it would copy it twice."""
+    width, height = params["new_unpad"]
+    top, left = params["top"], params["left"]
+    pixels = laid_in(room, (top + height + params["bottom"], left + width + params["right"], 3))
+    inner = pixels[top : top + height, left : left + width]
+    for border in (pixels[:top], pixels[top + height :], pixels[:, :left], pixels[:, left + width :]):
+        border[:] = transform.padding_value
+    if image.shape == inner.shape:
+        inner[:] = image
+    else:
+        cv2.resize(image, (width, height), dst=inner, interpolation=transform.interpolation)
+    return pixels
 
 
 def load_model(path: str, unsafe: bool) -> PoseModel:
