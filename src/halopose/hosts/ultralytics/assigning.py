@@ -1,7 +1,7 @@
 """The decision of Ultralytics' training criterion which cells are whose, without the losses it computes beside.
 
 In: a criterion, the raw output of a branch of the head, and targets as the criterion takes them. Out: the cells
-that its own assigner gives to objects. Losses are never computed, and boxes are decoded only inside of objects.
+that its own assigner gives to objects. Losses are never computed, and cells that cannot win are not decoded.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from ultralytics.utils.loss import PoseLoss26
 from ultralytics.utils.tal import make_anchors
 
 from halopose.hosts.base import Assignment
+
+LIKELY = 3e-4  # score of a cell that is looked at first: some hundred of eight thousand are
+MARGIN = 1.01  # an overlap is at most one but for rounding
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,48 @@ class _Boxes:
         return boxes * self.grid.strides[cell]
 
 
+@dataclass(frozen=True)
+class _Contest:
+    """What the assigner is asked about: scores (B, A, classes) and boxes of cells, and the objects of images.
+
+    labels (B, M, 1) and wanted boxes (B, M, 4), all zero where an image has fewer objects than others.
+    """
+
+    assigner: Any
+    scores: Tensor
+    boxes: _Boxes
+    labels: Tensor
+    wanted: Tensor
+    extra: dict[str, Tensor]
+
+    def won(self, centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the assigner's ``get_pos_mask`` says of all cells, from a few of them; centres (A, 2) of cells.
+
+        Each object takes its ``topk`` cells of the best metric, score ** alpha * overlap ** beta, no overlap being
+        more than one: where that many likely cells beat what an unlikely one could reach, no other is looked at.
+        """
+        sound = self.wanted.sum(2, keepdim=True).gt_(0.0)
+        inside = self.assigner.select_candidates_in_gts(centres, self.wanted, sound) & sound.bool()
+        likely = ~(self.scores.amax(2) < LIKELY)[:, None]
+        metric, overlaps = self._metrics(inside & likely)
+        best = metric.topk(self.assigner.topk + 1).values
+        settled = best[..., -2:-1] > best[..., -1:].clamp(min=MARGIN * LIKELY**self.assigner.alpha)
+        # All of the other objects' cells; and other objects there, as those may overlap more.
+        rest = inside & ~likely & (inside & ~settled).any(1, keepdim=True)
+        if rest.any():
+            for whole, part in zip((metric, overlaps), self._metrics(rest), strict=True):
+                whole += part
+        among = sound.expand(-1, -1, self.assigner.topk).bool()
+        return self.assigner.select_topk_candidates(metric, topk_mask=among).mul_(inside), metric, overlaps
+
+    def _metrics(self, pairs: Tensor) -> tuple[Tensor, Tensor]:
+        """Metric and overlap (B, M, A) of pairs (B, M, A) of objects and cells, zero elsewhere."""
+        found: tuple[Tensor, Tensor] = self.assigner.get_box_metrics(
+            self.scores, self.boxes, self.labels, self.wanted, pairs, **self.extra
+        )
+        return found
+
+
 def assigned(criterion: Any, branch: dict[str, Any], batch: dict[str, Tensor], keypoints: Tensor) -> Assignment:
     """What the criterion's assigner decides.
 
@@ -76,15 +121,15 @@ def assigned(criterion: Any, branch: dict[str, Any], batch: dict[str, Tensor], k
         size = torch.tensor([height, width], dtype=torch.float32, device=criterion.device)
         extra = {"pd_kpts": keypoints, "gt_kpts": criterion._batch_keypoints(batch, images, size)}
         assigner.anc_strides = grid.strides.flatten()
-    wanted, metric, overlaps = assigner.get_pos_mask(
+    contest = _Contest(
+        assigner,
         branch["scores"].sigmoid().transpose(1, 2),
         _Boxes(criterion, branch["boxes"], grid),
         labels,
         boxes,
-        grid.centres * grid.strides,
-        boxes.sum(2, keepdim=True).gt_(0.0),
-        **extra,
+        extra,
     )
+    wanted, metric, overlaps = contest.won(grid.centres * grid.strides)
     chosen, foreground, _ = assigner.select_highest_overlaps(wanted, overlaps, assigner.n_max_boxes, metric)
     image, cell = torch.nonzero(foreground, as_tuple=True)
     return Assignment(image, cell, chosen[image, cell].long())
