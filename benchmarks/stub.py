@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halopose.hosts.base import Assignment, Host, HostOutput, Letterbox, Placer, Selection, Targets
+from halopose.hosts.base import Assignment, Host, HostOutput, Letterbox, Placer, Selection, Targets, laid_in
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate
@@ -18,11 +18,11 @@ from halopose.uncertainty.heads import ConvTemplate
 CHANNELS = 3
 
 
-def place(image: Array, imgsz: int, rectangular: bool) -> tuple[Array, Letterbox]:
+def place(image: Array, imgsz: int, rectangular: bool, room: Array | None = None) -> tuple[Array, Letterbox]:
     """Stretched to a square."""
     height, width = image.shape[:2]
     box = Letterbox((height, width), (imgsz / width, imgsz / height), (0.0, 0.0))
-    return cv2.resize(image, (imgsz, imgsz)), box
+    return cv2.resize(image, (imgsz, imgsz), dst=laid_in(room, (imgsz, imgsz, 3))), box
 
 
 class StubHost(Host):

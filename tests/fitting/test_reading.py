@@ -12,7 +12,7 @@ import pytest
 from benchmarks.stub import place
 
 from halopose.data.dataset import Dataset
-from halopose.fitting.reading import Reader, Reading, Task, read_ahead
+from halopose.fitting.reading import Look, Reader, Reading, Task, read_ahead
 from tests.helpers.stub import noise_pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -84,10 +84,10 @@ def test_only_so_many_wait(pictures: Dataset) -> None:
 class Murderer(Reader):
     """Kills the process that reads a certain picture, if that is not the one that waits for it."""
 
-    def __call__(self, task: Task) -> Reading:
+    def look(self, task: Task, room: np.ndarray | None = None) -> Look:
         if os.getpid() != int(os.environ["HALOPOSE_TEST_PARENT"]) and task[0].image_id == 7:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(task)
+        return super().look(task, room)
 
 
 def test_a_killed_process_loses_nothing(
@@ -103,7 +103,7 @@ def test_a_killed_process_loses_nothing(
 def test_a_picture_that_cannot_be_placed_is_skipped(pictures: Dataset, tmp_path: Path) -> None:
     from halopose.errors import HaloposeError
 
-    def refusing(image: np.ndarray, imgsz: int, rectangular: bool) -> tuple[np.ndarray, object]:
+    def refusing(*_: object) -> tuple[np.ndarray, object]:
         raise HaloposeError("it vanishes")
 
     [reading] = read_ahead(Reader(refusing, True), tasks(pictures)[:1], 0, 1)  # type: ignore[arg-type]

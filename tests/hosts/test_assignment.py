@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from halopose.hosts.base import Targets
+from halopose.hosts.ultralytics import assigning
 from halopose.hosts.yolonas.host import YoloNASHost
 from tests.helpers.checkpoints import views
 from tests.helpers.models import (
@@ -135,6 +136,34 @@ def test_assignment_is_the_criterions(kind: str, shape: tuple[int, int]) -> None
     _, counts = torch.unique(found.image * 2 + found.object, return_counts=True)
     assert len(counts) == 4
     assert counts.max() <= {"26-one-to-one": 1, "nas": 13}.get(kind, 10)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nas"])
+def test_cells_that_are_not_looked_at_would_not_have_won(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few cells are looked at first, the framework's assigner decides the same as of all of them."""
+    model = pose_model(kind, (4, 3), 2)
+    host: Any = make_host(kind, model)
+    output = host.forward(host.preprocess(views(), IMGSZ, True)[0])
+    scores = torch.randn(output.raw[1]["scores"].shape, generator=torch.Generator().manual_seed(1)) * 6 - 8
+    output = replace(output, raw=(output.raw[0], {**output.raw[1], "scores": scores}))
+    targets = separated_targets(4)
+    targets[1] = replace(targets[1], class_ids=torch.tensor([1, 0]))
+    expected = framework_assignment(kind, model, output, targets)
+    looked, decode = [0], assigning._Boxes.__getitem__
+
+    def counted(boxes: Any, where: Any) -> torch.Tensor:
+        looked[-1] += len(where[0])
+        return decode(boxes, where)
+
+    monkeypatch.setattr(assigning._Boxes, "__getitem__", counted)
+    for likely in (0.0, 1e-14, 1e-10, 1e-7, 1e-4, 2.0):
+        monkeypatch.setattr(assigning, "LIKELY", likely)
+        found = host.assign(output, targets, host.layout.sigmas)
+        for one, other in zip((found.image, found.cell, found.object), expected, strict=True):
+            assert torch.equal(one, other.long())
+        looked.append(0)
+    *looked, _ = looked
+    assert looked[0] == looked[-1] > min(looked)
 
 
 @pytest.mark.parametrize("classes", [1, 3])

@@ -93,15 +93,18 @@ class Record:
     def read(self, encoded: bytes | None = None) -> tuple[Array, Objects]:
         """The image (h, w, 3) and its objects in pixels; ``encoded`` as for ``state``."""
         image = decode_image(read_encoded(self.path) if encoded is None else encoded, self.path)
+        return image, self.objects_in(image.shape)
+
+    def objects_in(self, shape: tuple[int, ...]) -> Objects:
+        """Its objects in pixels of an image of ``shape`` (h, w, ...)."""
         if not self.relative:
-            return image, self.objects
-        size = np.array([image.shape[1], image.shape[0]], dtype=float)
+            return self.objects
+        size = np.array([shape[1], shape[0]], dtype=float)
         boxes = self.objects.boxes * np.tile(size, 2)
         area = (boxes[:, 2:] - boxes[:, :2]).prod(1) * self.area_factor
-        objects = replace(
+        return replace(
             self.objects, boxes=boxes, keypoints=self.objects.keypoints * size, area=np.maximum(area, 1.0)
         )
-        return image, objects
 
 
 @dataclass(frozen=True)

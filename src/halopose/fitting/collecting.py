@@ -34,7 +34,7 @@ from halopose.fitting.store import FORMAT, CollectSettings, MatchStore, known_sh
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
 from halopose.keypoints import Keypoints
 from halopose.memory import keep_freed_memory
-from halopose.types import Counter
+from halopose.types import Array, Counter
 from halopose.uncertainty.heads import cut_windows
 from halopose.uncertainty.novelty import pool_images
 
@@ -325,6 +325,19 @@ class _Cells:
     cell: Tensor
     columns: dict[str, Tensor]
 
+    def by_level(self, firsts: Array) -> list[_Cells]:
+        """Those of each level; firsts (L + 1,): the first cell of each level, and how many there are."""
+        level = np.searchsorted(firsts, self.cell.numpy(), side="right")
+        order = torch.from_numpy(level.argsort(kind="stable"))
+        sizes = np.bincount(level, minlength=len(firsts))[1:].tolist()
+        image, cell, *columns = (
+            value[order].split(sizes) for value in (self.image, self.cell, *self.columns.values())
+        )
+        return [
+            _Cells(self.kind, image[number], cell[number], dict(zip(self.columns, values, strict=True)))
+            for number, values in enumerate(zip(*columns, strict=True))
+        ]
+
 
 def _image_row(host: Host, output: HostOutput, views: list[View], boxes: list[Letterbox]) -> dict[str, Tensor]:
     """What novelty compares of whole images."""
@@ -349,13 +362,18 @@ def _assigned_cells(
     found = host.assign(output, targets, layout.sigmas)
     image, cell, object = found.image.cpu(), found.cell.cpu(), found.object.cpu()
     confidence = output.scores[found.image, found.cell].float().cpu()
-    keep = _best_of_each(image, object, confidence, settings.cells_per_object)
-    image, cell, object, confidence = image[keep], cell[keep], object[keep], confidence[keep]
-    located = output.keypoints.cpu()[image, cell].float()
+    firsts = torch.tensor([0, *np.cumsum([len(target.boxes) for target in targets])[:-1]], dtype=torch.long)
+    row = firsts[image] + object  # among the objects of all images
+    keep = _best_of_each(row.numpy(), confidence.numpy(), settings.cells_per_object)
+    if len(keep) < len(row):
+        image, cell, object, confidence, row = (values[keep] for values in (image, cell, object, confidence, row))
+    # Where the model is: of all cells these are few.
+    located = output.keypoints[image.to(host.device), cell.to(host.device)].float().cpu()
+    wanted, labelled = (
+        torch.cat([getattr(target, name) for target in targets])[row] for name in ("keypoints", "labelled")
+    )
+    areas = torch.from_numpy(np.concatenate([view.objects.area for view in views])).float()[row]
     gains = torch.tensor([box.gain[0] * box.gain[1] for box in boxes])
-    wanted = _pick([target.keypoints for target in targets], image, object)
-    labelled = _pick([target.labelled for target in targets], image, object)
-    areas = _pick([torch.from_numpy(view.objects.area).float() for view in views], image, object)
     columns = {
         "residual": torch.where(labelled[..., None], wanted - located, 0.0),
         "labelled": labelled.to(torch.uint8),
@@ -367,19 +385,13 @@ def _assigned_cells(
     return _Cells("assigned", image, cell, columns)
 
 
-def _pick(values: list[Tensor], image: Tensor, object: Tensor) -> Tensor:
-    """Entry ``object`` of list ``image``, row by row."""
-    starts = torch.tensor([0, *np.cumsum([len(value) for value in values])[:-1]], dtype=torch.long)
-    return torch.cat(values)[starts[image] + object]
-
-
-def _best_of_each(image: Tensor, object: Tensor, confidence: Tensor, cap: int) -> Tensor:
-    """Indices of each object's ``cap`` most confident cells, in their given order."""
-    order = np.lexsort((-confidence.numpy(), object.numpy(), image.numpy()))
-    key = np.stack([image.numpy()[order], object.numpy()[order]])
-    first = np.r_[True, (key[:, 1:] != key[:, :-1]).any(0)] if len(order) else np.zeros(0, dtype=bool)
-    starts = np.flatnonzero(first)
-    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+def _best_of_each(object: Array, confidence: Array, cap: int) -> Tensor:
+    """Indices of each object's ``cap`` most confident cells, in their given order; object and confidence (N,)."""
+    counts = np.bincount(object)
+    if not len(counts) or counts.max() <= cap:
+        return torch.arange(len(object))
+    order = np.lexsort((-confidence, object))
+    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     return torch.from_numpy(np.sort(order[place < cap]))
 
 
@@ -420,27 +432,19 @@ def _with_signals(host: Host, output: HostOutput, cells: _Cells) -> _Cells:
 
 def _with_windows(output: HostOutput, found: Sequence[_Cells], reaches: Sequence[int]) -> list[_Rows]:
     """Split rows by level and cut the windows of all of them together, as far as each level's heads reach."""
-    if not found:
-        return []
-    image, cell = torch.cat([cells.image for cells in found]), torch.cat([cells.cell for cells in found])
-    ends = np.cumsum([len(cells.cell) for cells in found])
+    firsts = np.cumsum([0, *(maps.shape[2] * maps.shape[3] for maps in output.features)])
+    split = [cells.by_level(firsts) for cells in found]
     rows: list[_Rows] = []
-    offset = 0
     for level, (maps, reach) in enumerate(zip(output.features, reaches, strict=True)):
-        count = maps.shape[2] * maps.shape[3]
-        chosen = torch.nonzero((cell >= offset) & (cell < offset + count)).flatten()
-        if len(chosen):
-            place = (cell[chosen] - offset).to(maps.device)
-            windows, inside = cut_windows(maps, image[chosen].to(maps.device), place, reach)
-            windows = windows.half().cpu().contiguous()
-            inside = inside.to(torch.uint8).cpu().contiguous()
-            bounds = np.searchsorted(chosen.numpy(), [0, *ends]).tolist()
-            for cells, first, begin, end in zip(found, [0, *ends], bounds, bounds[1:], strict=False):
-                if end > begin:
-                    part = {name: value[chosen[begin:end] - int(first)] for name, value in cells.columns.items()}
-                    part |= {"windows": windows[begin:end], "inside": inside[begin:end]}
-                    rows.append((cells.kind, level, part))
-        offset += count
+        parts = [levels[level] for levels in split if len(levels[level].cell)]
+        if parts:
+            image, cell = torch.cat([part.image for part in parts]), torch.cat([part.cell for part in parts])
+            place = cell - int(firsts[level])
+            windows, inside = cut_windows(maps, image.to(maps.device), place.to(maps.device), reach)
+            counts = [len(part.cell) for part in parts]
+            cut = windows.half().cpu().contiguous().split(counts), inside.to(torch.uint8).cpu().split(counts)
+            for part, own, on_map in zip(parts, *cut, strict=True):
+                rows.append((part.kind, level, part.columns | {"windows": own, "inside": on_map}))
     return rows
 
 

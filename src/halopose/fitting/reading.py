@@ -23,7 +23,7 @@ import numpy as np
 from halopose.data.dataset import Objects, Record
 from halopose.data.images import read_encoded
 from halopose.errors import HaloposeError
-from halopose.hosts.base import Letterbox, Placer
+from halopose.hosts.base import Letterbox, Placer, laid_in
 from halopose.types import Array
 
 Task = tuple[Record, int]  # an image and an input size
@@ -55,6 +55,25 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Look:
+    """All of a reading that one who has the task does not know: the rest need not be sent between processes."""
+
+    state: list[Any]
+    skipped: str
+    shape: tuple[int, ...] = ()
+    pixels: Array | None = None
+    box: Letterbox | None = None
+
+    def of(self, task: Task) -> Reading:
+        """The reading of the task that was looked at."""
+        if self.pixels is None or self.box is None:
+            return Reading(self.state, None, self.skipped)
+        record, imgsz = task
+        view = View(record, record.objects_in(self.shape), imgsz, self.shape, self.pixels, self.box)
+        return Reading(self.state, view, self.skipped)
+
+
+@dataclass(frozen=True)
 class Reader:
     """Reads views for a host's model. It holds no model itself, so that it can be sent to other processes."""
 
@@ -62,18 +81,22 @@ class Reader:
     rectangular: bool
 
     def __call__(self, task: Task) -> Reading:
+        return self.look(task).of(task)
+
+    def look(self, task: Task, room: Array | None = None) -> Look:
+        """What there is to be seen of a task; pixels may be laid into a room of bytes (n,)."""
         record, imgsz = task
         try:
             encoded = read_encoded(record.path)
         except HaloposeError as error:
-            return Reading(record.state(), None, str(error))
+            return Look(record.state(), str(error))
         state = record.state(encoded)
         try:
-            image, objects = record.read(encoded)
-            pixels, box = self.place(image, imgsz, self.rectangular)
+            image, _ = record.read(encoded)
+            pixels, box = self.place(image, imgsz, self.rectangular, room)
         except HaloposeError as error:
-            return Reading(state, None, str(error))
-        return Reading(state, View(record, objects, imgsz, image.shape, pixels, box), "")
+            return Look(state, str(error))
+        return Look(state, "", image.shape, pixels, box)
 
 
 @dataclass(frozen=True)
@@ -83,27 +106,31 @@ class _Slots:
     memory: mmap.mmap
     size: int
 
-    def at(self, number: int, shape: tuple[int, ...]) -> Array:
-        """The pixels in a slot."""
-        count = int(np.prod(shape))
-        return np.frombuffer(self.memory, np.uint8, count, number * self.size).reshape(shape)
+    def room(self, number: int) -> Array:
+        """The bytes (size,) of a slot."""
+        return np.frombuffer(self.memory, np.uint8, self.size, number * self.size)
 
 
 _slots: _Slots | None = None  # in a process that reads: where it lays pixels
-_Laid = tuple[Reading, tuple[int, ...] | None]  # a reading, and the shape of its pixels if they lie in a slot
+_Laid = tuple[Look, tuple[int, ...] | None]  # what was seen, and the shape of its pixels if they lie in a slot
 
 
 def _read(reader: Reader, tasks: list[tuple[Task, int]]) -> list[_Laid]:
-    """In a process that reads: pixels go into slots where they fit, else along with the reading."""
-    return [_laid(reader(task), number) for task, number in tasks]
+    """In a process that reads: pixels go into slots where they fit, else along with the rest."""
+    if _slots is None:
+        return [(reader.look(task), None) for task, _ in tasks]
+    rooms = [_slots.room(number) for _, number in tasks]
+    return [_laid(reader.look(task, room), room) for (task, _), room in zip(tasks, rooms, strict=True)]
 
 
-def _laid(reading: Reading, number: int) -> _Laid:
-    view = reading.view
-    if _slots is None or view is None or view.pixels.dtype != np.uint8 or view.pixels.nbytes > _slots.size:
-        return reading, None
-    _slots.at(number, view.pixels.shape)[:] = view.pixels
-    return replace(reading, view=replace(view, pixels=np.empty(0, np.uint8))), view.pixels.shape
+def _laid(look: Look, room: Array) -> _Laid:
+    pixels = look.pixels
+    if pixels is None or pixels.dtype != np.uint8 or pixels.nbytes > room.nbytes:
+        return look, None
+    place = laid_in(room, pixels.shape)
+    if pixels.ctypes.data != place.ctypes.data:  # the placer has laid them elsewhere
+        place[:] = pixels
+    return replace(look, pixels=None), pixels.shape
 
 
 def read_ahead(
@@ -131,10 +158,10 @@ def read_ahead(
     def first() -> Iterator[Reading]:
         found = futures[0].result()
         futures.popleft()
-        for (_, number), (reading, shape) in zip(waiting.popleft(), found, strict=True):
-            if slots is not None and shape is not None and reading.view is not None:
-                reading = replace(reading, view=replace(reading.view, pixels=slots.at(number, shape)))
-            yield reading
+        for (task, number), (look, shape) in zip(waiting.popleft(), found, strict=True):
+            if slots is not None and shape is not None:
+                look = replace(look, pixels=laid_in(slots.room(number), shape))
+            yield look.of(task)
 
     try:
         while some := list(islice(numbered, bunch)):
@@ -165,4 +192,4 @@ def _start_reading(slots: _Slots | None) -> None:
     cv2.setNumThreads(1)
 
 
-__all__ = ["Reader", "Reading", "Task", "View", "read_ahead"]
+__all__ = ["Look", "Reader", "Reading", "Task", "View", "read_ahead"]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -114,8 +115,23 @@ class Letterbox:
         return np.asarray(scale_tril / np.array(self.gain)[:, None])
 
 
-# A BGR image (h, w, 3), an input size, whether to trim the padding: the image in the input, and where it lies.
-Placer = Callable[[Array, int, bool], tuple[Array, Letterbox]]
+class Placer(Protocol):
+    """Lays an image into the input. It holds no model, so that other processes may do it."""
+
+    def __call__(
+        self, image: Array, imgsz: int, rectangular: bool, room: Array | None = None
+    ) -> tuple[Array, Letterbox]:
+        """Pixels of a BGR image (h, w, 3) in an input of a size, and where it lies there.
+
+        rectangular: whether to trim the padding. room: bytes (n,) where pixels that fit may be laid at once, which
+        saves a copy; they are an array of their own where a framework does not let one say where.
+        """
+
+
+def laid_in(room: Array | None, shape: tuple[int, ...]) -> Array:
+    """Bytes of a shape at the beginning of a room (n,), where there is one that holds them; else a new array."""
+    count = math.prod(shape)
+    return np.empty(shape, np.uint8) if room is None or count > room.size else room[:count].reshape(shape)
 
 
 class Host(ABC):

@@ -44,6 +44,19 @@ def test_letterbox_says_where_the_image_lies(height: int, width: int, size: int,
     assert np.allclose(corners, [[columns[0], rows[0]], [columns[-1] + 1, rows[-1] + 1]], atol=1e-9)
 
 
+@given(
+    st.integers(1, 700), st.integers(1, 700), st.sampled_from([64, 160, 320, 640]), st.booleans(), st.booleans()
+)
+def test_pixels_are_the_letterboxs(height: int, width: int, size: int, auto: bool, roomy: bool) -> None:
+    """In an array of their own and in a room that was used before, byte by byte."""
+    image = np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)
+    room = np.full(3 * 640**2 if roomy else 5, 7, np.uint8)
+    for given_room in (None, room):
+        pixels, _ = host_of("11").placer()(image, size, auto, given_room)
+        assert np.array_equal(pixels, LetterBox((size, size), auto=auto, stride=32)(image=image))
+        assert np.shares_memory(pixels, room) == (roomy and given_room is not None)
+
+
 def test_strides_names_and_sigmas() -> None:
     host = host_of("11")
     assert host.strides == (8, 16, 32)

@@ -30,6 +30,7 @@ from halopose.hosts.base import (
     Selection,
     Targets,
     fingerprint,
+    laid_in,
     refusal,
 )
 from halopose.hosts.tracing import Traceable
@@ -51,6 +52,7 @@ try:
     from ultralytics.utils.loss import PoseLoss26, v8PoseLoss
     from ultralytics.utils.nms import non_max_suppression
 
+    from halopose.hosts.ultralytics.assigning import assigned
     from halopose.hosts.ultralytics.tracing import TraceablePose, cells_of
     from halopose.hosts.ultralytics.weights import read_model
 except ImportError as error:
@@ -134,12 +136,10 @@ class UltralyticsHost(Host):
 
     def to_batch(self, placed: Sequence[Array]) -> Tensor:
         height, width = placed[0].shape[:2]
-        planes = np.empty((len(placed), 3, height, width), np.uint8)
-        for pixels, (red, green, blue) in zip(placed, planes, strict=True):
+        pinned = self.device.type == "cuda"  # laid there at once rather than copied there
+        batch = torch.empty((len(placed), 3, height, width), dtype=torch.uint8, pin_memory=pinned)
+        for pixels, (red, green, blue) in zip(placed, batch.numpy(), strict=True):
             cv2.split(pixels, [blue, green, red])  # takes a third of the time of turning and reversing axes
-        batch = torch.from_numpy(planes)
-        if self.device.type == "cuda":
-            batch = batch.pin_memory()
         return batch.to(self.device, non_blocking=True).float().div_(255)
 
     @torch.inference_mode()
@@ -168,26 +168,8 @@ class UltralyticsHost(Host):
         if not sum(counts):
             empty = torch.zeros(0, dtype=torch.long, device=self.device)
             return Assignment(empty, empty, empty)
-        criterion = self._criterion(sigmas)
-        branch = output.raw[1]
         batch = self._training_batch(output, targets, counts)
-        extra: dict[str, Any] = {}
-        if isinstance(criterion, PoseLoss26):
-            strides = torch.cat(
-                [
-                    torch.full((maps.shape[2] * maps.shape[3],), float(stride), device=self.device)
-                    for maps, stride in zip(output.features, self.strides, strict=True)
-                ]
-            )
-            size = torch.tensor(self._input_size(output), device=self.device)
-            extra = {
-                "pd_kpts": output.keypoints,
-                "gt_kpts": criterion._batch_keypoints(batch, len(targets), size.float()),
-                "anc_strides": strides,
-            }
-        (foreground, chosen, *_), _, _ = criterion.get_assigned_targets_and_loss(branch, batch, **extra)
-        image, cell = torch.nonzero(foreground, as_tuple=True)
-        return Assignment(image, cell, chosen[image, cell].long())
+        return assigned(self._criterion(sigmas), output.raw[1], batch, output.keypoints)
 
     def _criterion(self, sigmas: tuple[float, ...]) -> Any:
         """The framework's own training criterion, made for a stand-in so that the model itself gains nothing."""
@@ -203,15 +185,11 @@ class UltralyticsHost(Host):
             self._criteria[sigmas] = kind(stand_in, **topk)
         return self._criteria[sigmas]
 
-    def _input_size(self, output: HostOutput) -> tuple[int, int]:
-        height, width = output.features[0].shape[2:]
-        return height * self.strides[0], width * self.strides[0]
-
     def _training_batch(
         self, output: HostOutput, targets: Sequence[Targets], counts: list[int]
     ) -> dict[str, Tensor]:
         """Targets in the form the framework's criterion takes: concatenated and normalised."""
-        height, width = self._input_size(output)
+        height, width = (side * self.strides[0] for side in output.features[0].shape[2:])
         size = torch.tensor([width, height], dtype=torch.float32, device=self.device)
         boxes = torch.cat([target.boxes for target in targets]).to(self.device).float()
         centres = (boxes[:, :2] + boxes[:, 2:]) / 2
@@ -291,10 +269,28 @@ class _Placer:
 
     stride: int
 
-    def __call__(self, image: Array, imgsz: int, rectangular: bool) -> tuple[Array, Letterbox]:
+    def __call__(
+        self, image: Array, imgsz: int, rectangular: bool, room: Array | None = None
+    ) -> tuple[Array, Letterbox]:
         size = -(-imgsz // self.stride) * self.stride
         transform = LetterBox((size, size), auto=rectangular, stride=self.stride)
-        return transform(image=image), _letterbox(transform.get_params({"img": image}))
+        params = transform.get_params({"img": image})
+        return _letterboxed(image, transform, params, room), _letterbox(params)
+
+
+def _letterboxed(image: Array, transform: LetterBox, params: dict[str, Any], room: Array | None) -> Array:
+    """What ``LetterBox`` makes of an image (h, w, 3), resized straight to its place: it would copy it twice."""
+    width, height = params["new_unpad"]
+    top, left = params["top"], params["left"]
+    pixels = laid_in(room, (top + height + params["bottom"], left + width + params["right"], 3))
+    inner = pixels[top : top + height, left : left + width]
+    for border in (pixels[:top], pixels[top + height :], pixels[:, :left], pixels[:, left + width :]):
+        border[:] = transform.padding_value
+    if image.shape == inner.shape:
+        inner[:] = image
+    else:
+        cv2.resize(image, (width, height), dst=inner, interpolation=transform.interpolation)
+    return pixels
 
 
 def load_model(path: str, unsafe: bool) -> PoseModel:

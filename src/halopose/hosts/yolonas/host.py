@@ -261,7 +261,9 @@ class _Placer:
 
     stride: int
 
-    def __call__(self, image: Array, imgsz: int, rectangular: bool) -> tuple[Array, Letterbox]:
+    def __call__(
+        self, image: Array, imgsz: int, rectangular: bool, room: Array | None = None
+    ) -> tuple[Array, Letterbox]:
         size = -(-imgsz // self.stride) * self.stride
         height, width = image.shape[:2]
         if min(height, width) * min(size, YOLO_NAS_POSE_RESIZE_SIZE) <= max(height, width) / 2:
