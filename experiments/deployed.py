@@ -185,7 +185,7 @@ def print_int8(data: Path, work: Path) -> None:
 
 def ranges_from(dataset: Dataset) -> Iterator[NamedImage]:
     """Images for the ranges of activations."""
-    return (NamedImage("", record.read()[0]) for record in dataset.records)
+    return (NamedImage("", record.pixels()) for record in dataset.records)
 
 
 def scores(place: Path, dataset: Dataset) -> str:

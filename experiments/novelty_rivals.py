@@ -197,7 +197,7 @@ def stated_size(rows: Rows) -> Array:
 
 def passes_cost(host: Host, data: Dataset, imgsz: int) -> str:
     """Processor time of all views of an image, in words; the first image warms up."""
-    images, spent = [record.read()[0] for record in data.records[: TIMED + 1]], 0.0
+    images, spent = [record.pixels() for record in data.records[: TIMED + 1]], 0.0
     for number, image in enumerate(images):
         began = time.process_time()
         for view in SOME:

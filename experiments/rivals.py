@@ -71,7 +71,7 @@ def augmented(
     for number, record in enumerate(dataset.records):
         rows = np.flatnonzero(detections.image_ids == record.image_id)
         if len(rows):
-            image = record.read()[0]
+            image = record.pixels()
             for place, view in enumerate(views):
                 boxes, keypoints = seen(host, image, view, imgsz)
                 for row, match in closest(detections.boxes[rows], boxes):

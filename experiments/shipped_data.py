@@ -105,15 +105,16 @@ class Mirrored(Record):
     def of(cls, record: Record) -> Mirrored:
         return cls(record.path, record.image_id, record.objects, record.relative, record.area_factor)
 
-    def read(self, encoded: bytes | None = None) -> tuple[Array, Objects]:
-        image, objects = super().read(encoded)
-        width = image.shape[1]
+    def pixels(self, encoded: bytes | None = None) -> Array:
+        return np.ascontiguousarray(super().pixels(encoded)[:, ::-1])
+
+    def objects_in(self, shape: tuple[int, ...]) -> Objects:
+        objects, width = super().objects_in(shape), shape[1]
         boxes = objects.boxes.copy()
         boxes[:, [0, 2]] = width - objects.boxes[:, [2, 0]]
         keypoints = objects.keypoints[:, MIRROR].copy()
         keypoints[..., 0] = width - keypoints[..., 0]
-        flipped = replace(objects, boxes=boxes, keypoints=keypoints, labelled=objects.labelled[:, MIRROR])
-        return np.ascontiguousarray(image[:, ::-1]), flipped
+        return replace(objects, boxes=boxes, keypoints=keypoints, labelled=objects.labelled[:, MIRROR])
 
 
 def arguments(description: str | None, rest: Sequence[str] = ("output",)) -> argparse.ArgumentParser:

@@ -198,7 +198,7 @@ def _given(detections: PoseDistributions, covariance: Array) -> PoseDistribution
 def passes_cost(host: Host, artifact: Artifact, splits: Splits, count: int) -> dict[str, float]:
     """Time per image over that of one pass of the base: with heads, and with all augmented passes beside it."""
     model = UncertainPose(host, artifact)
-    images = [record.read()[0] for record in splits.val.records[:count]]
+    images = [record.pixels() for record in splits.val.records[:count]]
     runs: dict[str, Callable[[Array], object]] = {
         "base": lambda image: rivals.seen(host, image, None, SETTINGS.imgsz),
         "heads": lambda image: model.predict(image, conf=0.01),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from benchmarks.stub import place
 
+from experiments import shipped_data
 from halopose.data.dataset import Dataset
 from halopose.fitting.reading import Look, Reader, Reading, Task, read_ahead
 from tests.helpers.stub import noise_pictures
@@ -52,6 +53,24 @@ def test_other_processes_read_the_same_in_the_same_order(pictures: Dataset, proc
     assert expected[5].view is None
     found = read_ahead(READER, tasks(pictures), processes, 4, largest, held=len(expected))
     same(list(found), expected)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_images_and_labels_are_mirrored_together(
+    pictures: Dataset, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipped_data, "MIRROR", [0, 2, 1])
+    plain = [reading.view for reading in read_ahead(READER, tasks(pictures)[:3], 0, 1)]
+    mirrored = [(shipped_data.Mirrored.of(record), size) for record, size in tasks(pictures)[:3]]
+    for reading, theirs in zip(read_ahead(READER, mirrored, processes, 4, 64, held=3), plain, strict=True):
+        ours = reading.view
+        assert ours is not None
+        assert theirs is not None
+        assert np.array_equal(ours.pixels, theirs.pixels[:, ::-1])
+        left, top, right, bottom = theirs.objects.boxes.T
+        width = theirs.shape[1]
+        assert np.array_equal(ours.objects.boxes, np.stack([width - right, top, width - left, bottom], 1))
+        assert np.array_equal(ours.objects.labelled, theirs.objects.labelled[:, [0, 2, 1]])
 
 
 @pytest.mark.parametrize("depth", [4, 9, 17])

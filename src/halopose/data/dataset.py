@@ -92,8 +92,12 @@ class Record:
 
     def read(self, encoded: bytes | None = None) -> tuple[Array, Objects]:
         """The image (h, w, 3) and its objects in pixels; ``encoded`` as for ``state``."""
-        image = decode_image(read_encoded(self.path) if encoded is None else encoded, self.path)
+        image = self.pixels(encoded)
         return image, self.objects_in(image.shape)
+
+    def pixels(self, encoded: bytes | None = None) -> Array:
+        """The image (h, w, 3)."""
+        return decode_image(read_encoded(self.path) if encoded is None else encoded, self.path)
 
     def objects_in(self, shape: tuple[int, ...]) -> Objects:
         """Its objects in pixels of an image of ``shape`` (h, w, ...)."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import cv2
 import numpy as np
 
-from halopose.data.dataset import Dataset, Objects, Record
+from halopose.data.dataset import Dataset, Record
 from halopose.errors import HaloposeError
 from halopose.types import Array
 
@@ -135,9 +135,8 @@ class CorruptedRecord(Record):
     def _labels(self) -> str:
         return f"{super()._labels()} {self.kind} {self.severity}"
 
-    def read(self, encoded: bytes | None = None) -> tuple[Array, Objects]:
-        image, objects = super().read(encoded)
-        return corrupt(image, self.kind, self.severity, self.image_id), objects
+    def pixels(self, encoded: bytes | None = None) -> Array:
+        return corrupt(super().pixels(encoded), self.kind, self.severity, self.image_id)
 
 
 def corrupted(dataset: Dataset, kind: str, severity: int) -> Dataset:

@@ -92,7 +92,7 @@ class Reader:
             return Look(record.state(), str(error))
         state = record.state(encoded)
         try:
-            image, _ = record.read(encoded)
+            image = record.pixels(encoded)
             pixels, box = self.place(image, imgsz, self.rectangular, room)
         except HaloposeError as error:
             return Look(state, str(error))
