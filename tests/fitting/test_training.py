@@ -21,6 +21,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
+from scipy import stats
 
 from halopose.errors import HaloposeError
 from halopose.fitting.collecting import _write_shard
@@ -130,7 +131,7 @@ def naive_nll(
     return total, mass
 
 
-def sample(seed: int, count: int = 9) -> tuple[torch.Tensor, ...]:
+def sample(seed: int, count: int = 9) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     factors = torch.randn((count, 3, 2, 2), generator=generator, dtype=torch.float64).tril()
     factors.diagonal(dim1=-2, dim2=-1).abs_().add_(0.1)
@@ -145,6 +146,18 @@ def test_weighted_nll_is_the_naive_loop(seed: int) -> None:
     expected = naive_nll(*sample(seed))
     assert float(total) == pytest.approx(expected[0], rel=1e-9, abs=1e-9)
     assert float(mass) == pytest.approx(expected[1], rel=1e-12)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([2.5, 4.0, 12.0]))
+def test_a_loss_with_tails_is_that_of_scipys_student(seed: int, dof: float) -> None:
+    factors, residual, labelled, weight = sample(seed)
+    total, mass = weighted_nll(factors, residual, labelled, weight, dof)
+    laws = (
+        (weight[n], stats.multivariate_t(shape=factors[n, k] @ factors[n, k].T, df=dof).logpdf(residual[n, k]))
+        for n, k in torch.nonzero(labelled).tolist()
+    )
+    assert float(total) == pytest.approx(-sum(float(each * density) for each, density in laws), rel=1e-9, abs=1e-9)
+    assert float(mass) == float(weighted_nll(factors, residual, labelled, weight)[1])
 
 
 @given(st.integers(0, 10_000), st.floats(1e-6, 1e6))

@@ -27,7 +27,7 @@ from halopose.errors import HaloposeError
 from halopose.fitting.crew import Ranks
 from halopose.fitting.store import Cells, MatchStore, among
 from halopose.types import Array
-from halopose.uncertainty.distributions import Gaussian
+from halopose.uncertainty.distributions import Gaussian, StudentT
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 class TrainSettings:
     """alpha: exponent of the retention weight, 0 switches it off (eq. 8); scale_weight: 1 / s^2 (eq. 9).
 
+    dof: degrees of freedom of a Student-t whose likelihood is the loss, so that rare large errors say less about
+    the others; None: the paper's Gaussian. Temperatures are left to calibration either way.
     holdout: share of the images kept for early stopping, after ``patience`` epochs without improvement. last: take
     the last epoch, where the schedule has come to rest, instead of the best on those images.
     pool_bytes bounds what is in memory at once: shards are shuffled, pooled, and their rows shuffled.
@@ -48,6 +50,7 @@ class TrainSettings:
     weight_decay: float = 1e-2
     alpha: float = 1.0
     scale_weight: bool = True
+    dof: float | None = None
     holdout: float = 0.1
     patience: int = 6
     last: bool = False
@@ -72,12 +75,15 @@ def importance_weights(confidence: Tensor, area: Tensor, alpha: float, scale_wei
     return weight / area.clamp_min(1.0) if scale_weight else weight
 
 
-def weighted_nll(factors: Tensor, residual: Tensor, labelled: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_nll(
+    factors: Tensor, residual: Tensor, labelled: Tensor, weight: Tensor, dof: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Sum of the weighted NLL over labelled keypoints, and the sum of the weights (eq. 10).
 
-    factors (N, K, 2, 2), residual (N, K, 2), labelled (N, K), weight (N,).
+    factors (N, K, 2, 2), residual (N, K, 2), labelled (N, K), weight (N,). dof: as of ``TrainSettings``.
     """
-    nll = -Gaussian(factors).log_prob(residual)
+    law = Gaussian(factors) if dof is None else StudentT(factors, factors.new_full((factors.shape[1],), dof))
+    nll = -law.log_prob(residual)
     mass = weight[:, None] * labelled
     return (mass * nll).sum(), mass.sum()
 
@@ -155,7 +161,7 @@ class _Batch:
             weight = importance_weights(
                 columns["confidence"], columns["area"], settings.alpha, settings.scale_weight
             )
-            part, part_mass = weighted_nll(factors, columns["residual"], columns["labelled"], weight)
+            part, part_mass = weighted_nll(factors, columns["residual"], columns["labelled"], weight, settings.dof)
             total, mass = total + part, mass + part_mass
         return total, mass
 
