@@ -40,7 +40,7 @@ from halopose.types import Array
 from halopose.uncertainty.heads import HeadSettings
 
 SETTINGS = FitSettings(
-    train=TrainSettings(epochs=5, learning_rate=1e-3, scale_weight=False, last=True),
+    train=TrainSettings(epochs=5, learning_rate=1e-3, scale_weight=False, dof=12.0, last=True),
     head=HeadSettings(claims=True, features=True, bounded=True),
     gamma_ks=0.3,
     visibility=False,  # the confidence decides alone
