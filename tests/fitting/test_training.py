@@ -250,11 +250,32 @@ def test_every_row_is_used_once_an_epoch(store: MatchStore, monkeypatch: pytest.
     for pool_bytes in (1, 2**31):
         settings = replace(SETTINGS, pool_bytes=pool_bytes)
         batches = list(training._batches(shards, held_out, settings, 0, Ranks()))
-        seen = torch.cat([cells.columns["confidence"] for batch in batches for cells in batch.parts])
+        seen = torch.cat([cells.columns["confidence"] for batch in batches for cells in batch.taken()])
         everything = [cells for shard in shards for cells in shard]
         wanted = [c.columns["confidence"][~torch.isin(c.columns["image_id"], held_out)] for c in everything]
         assert torch.equal(seen.sort().values, torch.cat(wanted).sort().values)
         assert 0 < len(held_out) < 32
+
+
+def test_threads_change_nothing_and_pieces_the_order_of_sums(
+    store: MatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from halopose.fitting import training
+
+    def learnt(threads: int, piece: int) -> dict[str, torch.Tensor]:
+        monkeypatch.setattr(training, "PIECE", piece)
+        before, heads = torch.get_num_threads(), new_heads()
+        torch.set_num_threads(threads)
+        try:
+            train(heads, store, replace(SETTINGS, epochs=3))
+        finally:
+            torch.set_num_threads(before)
+        return heads.state_dict()
+
+    alone, together, whole = learnt(1, 7), learnt(3, 7), learnt(1, 10_000)
+    for name, value in alone.items():
+        assert torch.equal(value, together[name]), name
+        assert torch.allclose(value, whole[name], atol=1e-5), name
 
 
 # Interruptions ---------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,14 @@ from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.crew import Ranks
 from halopose.fitting.store import Cells, MatchStore, among
+from halopose.side_by_side import between_pieces, blocks, side_by_side
 from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian, StudentT
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 log = logging.getLogger(__name__)
+
+PIECE = 256  # rows of a batch that a core takes at once: of fewer every step costs more than it computes
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,10 @@ def train(
     held_out = _held_out_images(shards, settings.holdout)
     run = _Run.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None, ranks)
     while not run.finished:
-        losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, ranks)]
-        run.end_epoch(float(np.mean(losses)), _holdout_loss(heads, shards, held_out, settings, device, ranks))
+        with between_pieces():
+            losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, ranks)]
+            held_out_loss = _holdout_loss(heads, shards, held_out, settings, device, ranks)
+        run.end_epoch(float(np.mean(losses)), held_out_loss)
         if progress:
             progress(run.epoch, settings.epochs, f"held-out loss {run.holdout_loss[-1]:.4f}")
     if not settings.last:
@@ -149,13 +155,25 @@ def _held_out_images(shards: list[list[Cells]], share: float) -> Tensor:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows of all levels, with their importance weights."""
+    """Rows (N,) of levels (N,) among cells by level; they are taken when they are needed."""
 
-    parts: list[Cells]
+    cells: Mapping[int, Cells]
+    level: Array
+    row: Array
+
+    def pieces(self, size: int) -> list[_Batch]:
+        """The same in pieces of so many rows; one, if there are none."""
+        return [_Batch(self.cells, self.level[some], self.row[some]) for some in blocks(len(self.row), size)]
+
+    def taken(self) -> Iterator[Cells]:
+        """The rows themselves, level by level."""
+        for level in np.unique(self.level).tolist():
+            yield _take(self.cells[level], self.row[self.level == level])
 
     def loss(self, heads: ProbabilisticHeads, settings: TrainSettings, device: Any) -> tuple[Tensor, Tensor]:
+        """Sum of the weighted NLL, and of the weights."""
         total, mass = torch.zeros((), device=device), torch.zeros((), device=device)
-        for cells in self.parts:
+        for cells in self.taken():
             columns = {name: value.to(device) for name, value in cells.columns.items()}
             factors = cells.factors(heads)
             weight = importance_weights(
@@ -198,7 +216,7 @@ def _pool_batches(
     for begin in range(0, len(order), size):
         chosen = table[:, order[begin : begin + size]]
         level, row = chosen[:, chosen[1] >= 0]
-        yield _Batch([_take(levels[n], row[level == n]) for n in np.unique(level).tolist()])
+        yield _Batch(levels, level, row)
 
 
 def _row_table(pieces: list[tuple[Cells, bool]], held_out: Tensor) -> Array:
@@ -258,7 +276,8 @@ def _holdout_loss(
         for cells in shard:
             index = torch.nonzero(among(cells.columns["image_id"], held_out)).flatten().numpy()
             if len(index):
-                part, part_mass = _Batch([_take(cells, index)]).loss(heads, settings, device)
+                rows = _Batch({cells.level: cells}, np.full(len(index), cells.level), index)
+                part, part_mass = rows.loss(heads, settings, device)
                 total, mass = total + float(part), mass + float(part_mass)
     heads.train()
     total, mass = ranks.total(torch.tensor([total, mass], dtype=torch.float64, device=device)).tolist()
@@ -313,34 +332,41 @@ class _Run:
     def step(self, batch: _Batch) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * self._schedule(self.steps)
-        device = self.parameters[0].device
-        total, mass = batch.loss(self.heads, self.settings, device)
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.ranks.size > 1:
-            loss = self._backward_of_all(total, mass)
-        else:
-            loss = total / mass.clamp_min(1e-12)  # self-normalised (eq. 10)
-            loss.backward()
+        loss = self._backward(batch)
         torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         self.optimizer.step()
         self.steps += 1
-        return float(loss.detach())
+        return float(loss)
 
-    def _backward_of_all(self, total: Tensor, mass: Tensor) -> Tensor:
-        """Loss and gradients of the whole batch. The weights are constants, so that sums can be divided last."""
-        if total.requires_grad:  # some of the batch's rows are ours
-            total.backward()
-        used = torch.tensor([float(p.grad is not None) for p in self.parameters], device=total.device)
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        sums = self.ranks.total(
-            torch.cat([*(part.flatten() for part in parts), used, total.detach()[None], mass[None]])
-        )
-        *gradients, used, total, mass = sums.split([*(p.numel() for p in self.parameters), len(used), 1, 1])
+    def _backward(self, batch: _Batch) -> Tensor:
+        """Self-normalised loss (eq. 10) and gradients of the batch of all ranks, piece by piece on a CPU.
+
+        Windows are small: a core that has pieces of its own is used better than one that helps with every step.
+        The weights are constants, so that sums can be divided last.
+        """
+        pieces = batch.pieces(PIECE) if self.parameters[0].device.type == "cpu" else [batch]
+        parts = side_by_side([partial(self._gradients, piece) for piece in pieces])
+        sums = self.ranks.total(torch.stack(parts).sum(0))
+        sizes = [parameter.numel() for parameter in self.parameters]
+        *gradients, used, total, mass = sums.split([*sizes, len(sizes), 1, 1])
         mass = mass.clamp_min(1e-12)
         for parameter, gradient, users in zip(self.parameters, gradients, used.tolist(), strict=True):
-            # What no rank used has no gradient, rather than a zero, as in one process.
+            # What was not used has no gradient, rather than a zero.
             parameter.grad = (gradient / mass).view_as(parameter) if users else None
         return (total / mass)[0]
+
+    def _gradients(self, piece: _Batch) -> Tensor:
+        """Gradients of the sum of losses by all parameters, which of them were used, that sum and the weights'."""
+        total, mass = piece.loss(self.heads, self.settings, self.parameters[0].device)
+        found: Sequence[Tensor | None] = [None] * len(self.parameters)
+        if total.requires_grad:  # there are rows, and they are ours
+            found = torch.autograd.grad(total, self.parameters, allow_unused=True)
+        used = total.new_tensor([float(gradient is not None) for gradient in found])
+        known = [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(self.parameters, found, strict=True)
+        ]
+        return torch.cat([*(each.flatten() for each in known), used, total.detach()[None], mass[None]])
 
     def _schedule(self, step: int) -> float:
         """Linear warm-up, then half a cosine."""
