@@ -1,6 +1,6 @@
 """What helps the heads that ship: one change at a time, judged on the val images that are there to choose by.
 
-    python -m experiments.head_search --data coco-pose/data.yaml --extra coco-extra/data.yaml --work work/ -o s.md
+    python -m experiments.head_search --data pose.yaml --extra extra.yaml --many many.yaml --work work/ -o s.md
 
 Heads train on ``IMAGES`` photographs at 640 unless a row says otherwise, and are scored on the choosing images of
 ``shipped_data``, with calibrations cross-fitted over five folds of them; the evaluation images are never touched.
@@ -45,7 +45,7 @@ BOTH = HeadSettings(claims=True, features=True)
 WHOLE = 56_599  # images of train2017 with labelled keypoints
 STEADY = 2000  # photographs from which on skill is taken to rise by as much with every doubling
 MIRRORED = Part("extra", 640, 0.5, mirrored=True)
-SHORT = replace(SETTINGS.train, epochs=5, patience=5)
+SHORT = replace(SETTINGS.train, epochs=5, patience=5, dof=None)
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,23 @@ def rows() -> list[Row]:
         Row("trunk twice as wide", trunk=2.0),
         Row("diagonal dispersion", head=replace(BOTH, parameterisation="diagonal")),
         Row("with half of them mirrored too", parts=(MIRRORED.name,)),
+        *(Row(f"loss of a Student-t, nu {nu:g}", replace(SHORT, dof=nu)) for nu in (4.0, 12.0)),
+        Row("with many more small images at 320", parts=("many-320",)),
     ]
 
 
 def main() -> None:
-    given = arguments(__doc__).parse_args()
-    host, splits = load_host(find_base()), load_splits(given.data, given.extra)
+    parser = arguments(__doc__)
+    parser.add_argument("--only", default="", help="rows with these words in their names, beside the first")
+    given = parser.parse_args()
+    host, splits = load_host(find_base()), load_splits(given.data, given.extra, given.many)
     with progress() as step:
         val = collect_val(host, splits, given.work, step)
     known = {part.name: part for part in (*PARTS, MIRRORED)}
     draws: dict[str, dict[str, list[float]]] = {}
     for row in rows():
+        if row.name != FIRST and given.only not in row.name:
+            continue
         path = given.work / "search" / f"{slug(row.name)}.json"
         found = finished(path, row)
         if found is None:
@@ -105,6 +111,8 @@ def main() -> None:
         draws[row.name] = found
         say(line(row.name, found, draws[FIRST]))
         write_text(given.output, table(draws))
+    if given.only:
+        return
     large = sum(len(splits.heads[name].image_ids) for name in ("train", "extra"))
     curve = {min(row.images, large): draws[row.name]["skill"] for row in rows() if row == amount(row)}
     say(learnt(curve, given.output.with_name("learning.png")))
@@ -153,7 +161,8 @@ def heads_of(host: Host, row: Row, stores: list[MatchStore], splits: Splits) -> 
 def images_of(splits: Splits, row: Row) -> Array:
     """So many photographs, the same ones and more for a larger number, and all small ones."""
     large = np.concatenate([splits.heads["train"].image_ids, splits.heads["extra"].image_ids])
-    return np.concatenate([hashed_order(large)[: row.images], splits.heads["train_small"].image_ids])
+    small = [splits.heads[name].image_ids for name in ("train_small", "many") if name in splits.heads]
+    return np.concatenate([hashed_order(large)[: row.images], *small])
 
 
 def widened(template: list[ConvTemplate], factor: float) -> list[ConvTemplate]:
