@@ -98,7 +98,7 @@ def rows_by_name() -> dict[str, Row]:
 
 def test_rows_differ_from_the_default_and_from_each_other() -> None:
     rows = rows_of(FitSettings())
-    assert len({row.variant for row in rows}) == len({row.name for row in rows}) == len(rows) == 17
+    assert len({row.variant for row in rows}) == len({row.name for row in rows}) == len(rows) == 18
     names = {row.name: row for row in rows}
     assert names["no-importance-weights"].fit.train == TrainSettings(alpha=0.0, scale_weight=False)
     assert names["isotropic"].fit.head == HeadSettings(parameterisation="isotropic")

@@ -19,6 +19,7 @@ from halopose.cli.options import (
     Deployed,
     Device,
     Dispersion,
+    Dof,
     End2End,
     Epochs,
     Half,
@@ -86,6 +87,7 @@ def fit(
     epochs: Epochs = 12,
     alpha: Alpha = 1.0,
     scale_weight: ScaleWeight = True,
+    dof: Dof = None,
     dispersion: Dispersion = "full",
     trunk: Trunk = "mirrored",
     warm_start: WarmStart = True,
@@ -116,7 +118,7 @@ def fit(
     if ranks():
         raise HaloposeError("fit is for one process: under torchrun run collect, train and evaluate one by one")
     settings = replace(
-        _settings(epochs, alpha, scale_weight, seed, _head(dispersion, trunk, warm_start, signals)),
+        _settings(epochs, alpha, scale_weight, dof, seed, _head(dispersion, trunk, warm_start, signals)),
         train_sizes=(imgsz,) if train_sizes is None else sizes(train_sizes),
         imgsz=imgsz,
         calibration=calibration,
@@ -209,6 +211,7 @@ def train(
     epochs: Epochs = 12,
     alpha: Alpha = 1.0,
     scale_weight: ScaleWeight = True,
+    dof: Dof = None,
     dispersion: Dispersion = "full",
     trunk: Trunk = "mirrored",
     warm_start: WarmStart = True,
@@ -234,7 +237,7 @@ def train(
     ranks = Ranks.joined(host.device)
     collected = MatchStore(store)
     settings = replace(
-        _settings(epochs, alpha, scale_weight, seed, _head(dispersion, trunk, warm_start, signals)),
+        _settings(epochs, alpha, scale_weight, dof, seed, _head(dispersion, trunk, warm_start, signals)),
         train_sizes=collected.settings.imgsz,
         imgsz=max(collected.settings.imgsz),
         cells_per_object=collected.settings.cells_per_object,
@@ -425,13 +428,15 @@ def _head(dispersion: Dispersion, trunk: Trunk, warm_start: bool, signals: bool)
     return HeadSettings(dispersion, trunk, warm_start, claims=signals, features=signals, bounded=signals)
 
 
-def _settings(epochs: int, alpha: float, scale_weight: bool, seed: int, head: HeadSettings) -> FitSettings:
+def _settings(
+    epochs: int, alpha: float, scale_weight: bool, dof: float | None, seed: int, head: HeadSettings
+) -> FitSettings:
     """Settings of the training; the rest is the caller's."""
     from halopose.fitting.pipeline import FitSettings
     from halopose.fitting.training import TrainSettings
 
     return FitSettings(
-        train=TrainSettings(epochs=epochs, alpha=alpha, scale_weight=scale_weight, seed=seed),
+        train=TrainSettings(epochs=epochs, alpha=alpha, scale_weight=scale_weight, dof=dof, seed=seed),
         head=head,
     )
 

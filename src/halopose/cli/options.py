@@ -167,6 +167,10 @@ Alpha = Annotated[
     float, typer.Option(min=0.0, callback=finite, help="Exponent of the retention weight; 0 switches it off.")
 ]
 ScaleWeight = Annotated[bool, typer.Option(help="Weigh objects by 1 / area.")]
+Dof = Annotated[
+    float | None,
+    typer.Option(callback=positive, help="Train with the loss of a Student-t of so many degrees of freedom."),
+]
 Epochs = Annotated[int, typer.Option(min=1, max=MANY, help="At most so many epochs.")]
 Dispersion = Annotated[Literal["full", "diagonal", "isotropic"], typer.Option(help="Form of the dispersion.")]
 Trunk = Annotated[Literal["mirrored", "last-layer"], typer.Option(help="Kind of head.")]

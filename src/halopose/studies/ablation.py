@@ -43,6 +43,7 @@ from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
 
 FORMAT = "halopose-ablation-1"
 ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0)
+DOF = 12.0  # of a loss with tails, between the paper's Gaussian and what calibration finds
 SCALES = 5  # object scales, with as many instances each
 DEFAULT = "default"
 OTHER_SEED = "other-seed"
@@ -108,6 +109,7 @@ def rows_of(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> list[Row]:
         Row("no-features", "Without features at the keypoints", headed(features=False)),
         Row("window", "The window alone", headed(claims=False, features=False)),
         Row("cold-start", "No warm start", headed(warm_start=False)),
+        Row("tails", f"Loss of a Student-t, nu {DOF:g}", trained(dof=DOF)),
         *(Row(f"alpha-{alpha:g}", f"Retention exponent {alpha:g}", trained(alpha=alpha)) for alpha in alphas),
         *(Row(name, f"Calibrated on {text}", replace(fit, calibration=name)) for name, text in sources.items()),
         *(Row(name, f"Ranked by {text}", fit, scalarisation=name) for name, text in sizes.items()),
