@@ -86,7 +86,7 @@ def index(found: dict[str, list[dict[str, Any]]]) -> str:
     )
     return render(
         "Poses that know how sure they are",
-        "What `make demo` made: photographs, a landing, and a report on predictions whose truth is known.",
+        "What this demo made: photographs, a landing, and a report on predictions whose truth is known.",
         [
             Part(
                 "Photographs",
