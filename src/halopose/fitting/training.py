@@ -27,14 +27,14 @@ from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.crew import Ranks
 from halopose.fitting.store import Cells, MatchStore, among
-from halopose.side_by_side import between_pieces, blocks, side_by_side
+from halopose.side_by_side import between_pieces, side_by_side
 from halopose.types import Array
 from halopose.uncertainty.distributions import Gaussian, StudentT
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 log = logging.getLogger(__name__)
 
-PIECE = 256  # rows of a batch that a core takes at once: of fewer every step costs more than it computes
+PIECE = 256  # rows of a batch that a core takes at once, at most
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,11 @@ class _Batch:
     level: Array
     row: Array
 
-    def pieces(self, size: int) -> list[_Batch]:
-        """The same in pieces of so many rows; one, if there are none."""
-        return [_Batch(self.cells, self.level[some], self.row[some]) for some in blocks(len(self.row), size)]
+    def pieces(self, most: int) -> list[_Batch]:
+        """The same in equal pieces of at most so many rows; at least two, so that a small batch has two cores."""
+        count = max(2, math.ceil(len(self.row) / most))
+        parts = zip(np.array_split(self.level, count), np.array_split(self.row, count), strict=True)
+        return [_Batch(self.cells, level, row) for level, row in parts]
 
     def taken(self) -> Iterator[Cells]:
         """The rows themselves, level by level."""
@@ -261,7 +263,6 @@ def _take(cells: Cells, index: Any) -> Cells:
     )
 
 
-@torch.no_grad()
 def _holdout_loss(
     heads: ProbabilisticHeads,
     shards: list[list[Cells]],
@@ -270,17 +271,22 @@ def _holdout_loss(
     device: Any,
     ranks: Ranks,
 ) -> float:
-    heads.eval()
-    total = mass = 0.0
-    for shard in shards[ranks.rank :: ranks.size]:
+    @torch.no_grad()
+    def sums(shard: list[Cells]) -> tuple[float, float]:
+        total = mass = 0.0
         for cells in shard:
             index = torch.nonzero(among(cells.columns["image_id"], held_out)).flatten().numpy()
             if len(index):
                 rows = _Batch({cells.level: cells}, np.full(len(index), cells.level), index)
                 part, part_mass = rows.loss(heads, settings, device)
                 total, mass = total + float(part), mass + float(part_mass)
+        return total, mass
+
+    heads.eval()
+    found = side_by_side([partial(sums, shard) for shard in shards[ranks.rank :: ranks.size]])
     heads.train()
-    total, mass = ranks.total(torch.tensor([total, mass], dtype=torch.float64, device=device)).tolist()
+    both = torch.tensor(found, dtype=torch.float64, device=device).reshape(-1, 2).sum(0)
+    total, mass = ranks.total(both).tolist()
     return total / mass if mass else float("nan")
 
 
