@@ -1,6 +1,6 @@
 """Make the heads that ship with the package: YOLO11n-pose on COCO persons.
 
-    python -m experiments.shipped_heads --data pose.yaml --extra extra.yaml --many many.yaml --work w/ -o it
+    python -m experiments.shipped_heads --data a.yaml --extra b.yaml --many c.yaml --work w/ -o heads.safetensors
 
 The images are those of ``shipped_data``: heads train on none of val. Their bound is fitted on the choosing images,
 the artifact is calibrated on all of val. Its figures are of the evaluation images, each scored with what was
