@@ -1,12 +1,21 @@
 """What footage adds: cameras of many kinds, the same for the same seed, and nothing in the plain world."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halopose.geometry.camera import Camera, normalise
 from halopose.landing.world.develop import develop
-from halopose.landing.world.footage import SIZES, Footage, footage_ranges, pinhole_for, sample_footage
+from halopose.landing.world.footage import (
+    SIZES,
+    Footage,
+    footage_ranges,
+    pinhole_for,
+    sample_footage,
+    sample_pavement,
+)
 from halopose.landing.world.render import radiance, render
 from halopose.landing.world.scenes import SceneSettings, corners_in_image, sample_scene
 
@@ -38,3 +47,24 @@ def test_every_addition_occurs_and_is_missing() -> None:
     for name, nothing in vars(Footage()).items():
         share = np.mean([getattr(each, name) != nothing for each in drawn])
         assert name == "slope" or 0.1 < share < 0.9, name
+
+
+def test_pavement_before_the_threshold_is_drawn_and_labels_may_begin_there() -> None:
+    drawn = np.array([sample_pavement(seed) for seed in range(400)])
+    displaced, counted = drawn[:, 0] > 0, drawn[:, 1] > 0
+    assert 0.25 < displaced.mean() < 0.45
+    assert 0.3 < counted[displaced].mean() < 0.5
+    assert not counted[~displaced].any()
+    camera = Camera.from_fov(320, 192, np.radians(30))
+    scene = sample_scene(3, "clear", SceneSettings(camera=camera, distance=(900.0, 1000.0)))
+    longer = replace(scene, runway=replace(scene.runway, before=200.0))
+    counting = replace(scene, runway=replace(scene.runway, before=200.0, counted=True))
+    np.testing.assert_array_equal(corners_in_image(scene)[0], corners_in_image(longer)[0])
+    away = corners_in_image(counting)[0] - corners_in_image(scene)[0]
+    assert (away[:2, 1] > 5).all()
+    np.testing.assert_array_equal(away[2:], 0)
+    np.testing.assert_array_equal(render(longer), render(counting))
+    changed = np.flatnonzero((radiance(longer) != radiance(scene)).any((0, 2)))
+    near, begins = corners_in_image(scene)[0][:2, 1], corners_in_image(counting)[0][:2, 1]
+    assert changed.min() >= near.min() - 2
+    assert changed.max() <= begins.max() + 2

@@ -230,6 +230,8 @@ def _runway_entry(runway: Runway) -> dict[str, Any]:
         "width": runway.width,
         "designator": runway.designator,
         "threshold": list(runway.threshold),
+        "before": runway.before,
+        "counted": runway.counted,
     }
 
 

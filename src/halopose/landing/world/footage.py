@@ -118,6 +118,17 @@ def sample_footage(seed: int) -> Footage:
     )
 
 
+def sample_pavement(seed: int) -> tuple[float, bool]:
+    """Metres of pavement before a seed's threshold, 0 for most, and whether its labels begin there.
+
+    Labels of real frames differ: some begin at the threshold's bars and some where pavement and side stripes do.
+    """
+    rng = np.random.default_rng([seed, 32])
+    displaced, counted = rng.random(2) < (0.35, 0.4)
+    metres = float(np.exp(rng.uniform(np.log(60.0), np.log(350.0))))
+    return (metres, bool(counted)) if displaced else (0.0, False)
+
+
 def pinhole_for(camera: Camera) -> Camera:
     """A camera without distortion, of the same focal length, that sees all that the given one sees."""
     u = np.linspace(-0.5, camera.width - 0.5, 65)
@@ -134,4 +145,12 @@ def pinhole_for(camera: Camera) -> Camera:
     )
 
 
-__all__ = ["SIZES", "Footage", "FootageRanges", "footage_ranges", "pinhole_for", "sample_footage"]
+__all__ = [
+    "SIZES",
+    "Footage",
+    "FootageRanges",
+    "footage_ranges",
+    "pinhole_for",
+    "sample_footage",
+    "sample_pavement",
+]

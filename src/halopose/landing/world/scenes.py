@@ -23,7 +23,7 @@ from halopose.geometry.camera import (
     rotation_from_angles,
     runway_corners,
 )
-from halopose.landing.world.footage import Footage, footage_ranges, sample_footage
+from halopose.landing.world.footage import Footage, footage_ranges, sample_footage, sample_pavement
 
 Array = NDArray[Any]
 Weather = Literal["clear", "haze", "dusk", "night", "fog"]
@@ -47,7 +47,11 @@ _ATTEMPTS = 200
 
 @dataclass(frozen=True)
 class Runway:
-    """A runway in runway axes: its threshold's centre (x, y), size, and how it is paved, named and lit."""
+    """A runway in runway axes: its threshold's centre (x, y), size, and how it is paved, named and lit.
+
+    before: metres of the same pavement, with its side stripes, that lie before a displaced threshold; counted:
+    whether whoever labels the corners begins there and not at the threshold.
+    """
 
     length: float
     width: float
@@ -55,10 +59,14 @@ class Runway:
     concrete: bool = False
     shoulder: float = 0.0
     threshold: tuple[float, float] = (0.0, 0.0)
+    before: float = 0.0
+    counted: bool = False
 
     def corners(self) -> Array:
-        """Near-left, near-right, far-right, far-left (4, 3)."""
-        return runway_corners(self.length, self.width) + np.array([*self.threshold, 0.0])
+        """Near-left, near-right, far-right, far-left (4, 3), as they are labelled."""
+        corners = runway_corners(self.length, self.width) + np.array([*self.threshold, 0.0])
+        corners[:2, 0] -= self.before * self.counted
+        return corners
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,9 @@ def sample_scene(seed: int, weather: Weather = "clear", settings: SceneSettings 
     if settings.footage:
         settings = _as_footage(seed, settings)
     world = sample_world(seed, weather, settings)
+    if settings.footage:
+        before, counted = sample_pavement(seed)
+        world = replace(world, runway=replace(world.runway, before=before, counted=counted))
     rng = np.random.default_rng([seed, 1])
     for _ in range(_ATTEMPTS):
         scene = _place(world, rng, settings)
