@@ -1,19 +1,19 @@
-"""Make the runway heads that ship: trained on two worlds, calibrated, with novelty.
+"""Make the runway heads that ship: for simulated flights and for real cameras, calibrated, with novelty.
 
     python -m experiments.runway_heads --work work/ -o heads.safetensors --footage footage.safetensors
 
-Heads learn from 1,800 scenes of the plain world and 1,200 of footage, novelty from copies of 900 plain ones.
-Drawing is cheap, so 1,600 further scenes of the plain world, in the four weathers of training, give temperatures,
-thresholds, regions and correlation by object scale, and the p-values of novelty. With --footage the same heads are
-calibrated a second time, on 800 scenes as real cameras record them, for frames of one's own. What is drawn and
-collected stays in the work folder: a rerun goes on where it stopped. The figures on each card are of scenes of its
-world that neither the heads nor the calibration have seen.
+Heads for simulated flights learn from 1,800 scenes of the plain world, novelty from copies of all of them. Drawing
+is cheap, so 1,600 further scenes, in the four weathers of training, give temperatures, thresholds, regions and
+correlation by object scale, and the p-values of novelty. With --footage other heads learn from 1,200 scenes as
+real cameras record them and people label them beside, and are calibrated on 800 more, for frames of one's own; their
+novelty is the same, with p-values of these 800. What is drawn and collected stays in the work folder: a rerun goes
+on where it stopped. The figures on each card are of scenes of its world that neither heads nor calibration have seen.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +46,7 @@ CALIBRATION = "calibration"
 SCENES, RECORDED, SEED = 1600, 800, 21  # to calibrate on: plain, footage
 PLAIN, FOOTAGE, UNSEEN = 1800, 1200, 900  # scenes to train on, and those that the figures are of
 SETTINGS = FitSettings(TrainSettings(epochs=16), region_scales=True)
-COPIES = NoveltySettings(images=900)  # three times as many as usual: drawing is cheap
+COPIES = NoveltySettings(images=PLAIN)  # of 300, as usual, a gate for fog learns far too little
 
 
 def main() -> None:
@@ -63,21 +63,30 @@ def main() -> None:
             collect_training(host, data, work / f"store-{name}", SETTINGS, step)
             for name, data in (("train", plain), ("footage", footage))
         ]
-        heads, trained = train_heads(host, stores, SETTINGS, work / "training.safetensors", step)
+        artifact = trained(host, stores[:1], work / "training.safetensors", step)
         copies = collect_copies(host, plain, work / "copies", SETTINGS.imgsz, COPIES, step)
         store = calibration_store(host, work, step)
         held = {
             name: collect_validation(host, drawn(work, name, UNSEEN), work / f"store-{name}", SETTINGS, step)
             for name in ("val", "footage_val")
         }
-        recorded = calibration_store(host, work, step, footage=True) if given.footage else None
-    artifact = uncalibrated(host, heads, stores, SETTINGS, trained)
+        if given.footage:
+            recorded = calibration_store(host, work, step, footage=True)
+            other = trained(host, stores, work / "training-footage.safetensors", step)
     artifact = calibrate_artifact(artifact, host, store, SETTINGS.calibration, region_scales=True)
     artifact = fit_novelty(artifact, copies, store, store.images, COPIES)
     written(artifact, host, held, "val", given.output)
-    if recorded is not None:
-        other = calibrate_artifact(artifact, host, recorded, SETTINGS.calibration, region_scales=True)
-        written(calibrate_novelty(other, recorded), host, held, "footage_val", given.footage)
+    if given.footage:
+        other = calibrate_artifact(other, host, recorded, SETTINGS.calibration, region_scales=True)
+        card = {**other.card, "novelty": artifact.card["novelty"]}
+        other = calibrate_novelty(replace(other, novelty=artifact.novelty, card=card), recorded)
+        written(other, host, held, "footage_val", given.footage)
+
+
+def trained(host: Host, stores: Sequence[MatchStore], state: Path, step: Progress) -> Artifact:
+    """Heads that have learnt from some stores, still uncalibrated."""
+    heads, facts = train_heads(host, stores, SETTINGS, state, step)
+    return uncalibrated(host, heads, stores, SETTINGS, facts)
 
 
 def written(artifact: Artifact, host: Host, held: Mapping[str, MatchStore], own: str, output: Path) -> None:
