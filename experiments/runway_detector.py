@@ -4,12 +4,13 @@
     python -m experiments.runway_detector --plan footage --start plain.safetensors --work b/ -o footage.safetensors
     python -m experiments.runway_detector --plan parallel --start footage.safetensors --work c/ -o last.safetensors
 
-The first plan starts from YOLO11n-pose and trains with the framework's own trainer on clear, hazy, dusk and night
-scenes, about an hour on two cores. The second goes on from its result: scenes as real cameras record them beside,
-then parallel runways and land without one; four hours on one core. The third made the detector that ships: many more
-scenes, a third of them far away and most of these with a parallel runway, in two runs side by side, each on scenes of
-its own, whose weights are averaged with those of the second; half an hour on two cores. All print corner AP and pixel
-errors on scenes of other seeds, with fog beside. A rerun goes on after the last whole epoch.
+The first plan starts from YOLO11n-pose and trains with the framework's own trainer on clear, hazy, dusk and
+night scenes, about an hour on two cores. The second goes on from its result: scenes as real cameras record
+them beside, then parallel runways and land without one; four hours on one core. The third made the detector
+that ships: many more scenes, a third of them far away and most of these with a parallel runway, in two runs
+side by side, each on scenes of its own, whose weights are averaged with those of the second; half an hour on
+two cores. All print corner AP and pixel errors on scenes of other seeds, with fog beside. A rerun goes on
+after the last whole epoch.
 The result derives from an AGPL-3.0 checkpoint and stays under that licence.
 """
 
@@ -88,8 +89,8 @@ class Plan:
     """The stages, how many images make a step, how many trainings run side by side, and what is left of the start.
 
     Each run sees scenes of its own, on a core of its own, which is nearly twice as fast as one run on two. The
-    detector is the mean of their weights, with a share ``kept`` of those that all began with: on the scenes to choose
-    on corners were nearer with .3 or .5 of it than without, and AP the same.
+    detector is the mean of their weights, with a share ``kept`` of those that all began with: on the scenes
+    to choose on corners were nearer with .3 or .5 of it than without, and AP the same.
     """
 
     stages: tuple[Stage, ...]

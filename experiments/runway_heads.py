@@ -2,12 +2,13 @@
 
     python -m experiments.runway_heads --work work/ -o heads.safetensors --footage footage.safetensors
 
-Heads for simulated flights learn from 1,800 scenes of the plain world, novelty from copies of all of them. Drawing
-is cheap, so 1,600 further scenes, in the four weathers of training, give temperatures, thresholds, regions and
-correlation by object scale, and the p-values of novelty. With --footage other heads learn from 1,200 scenes as
-real cameras record them and people label them beside, and are calibrated on 800 more, for frames of one's own; their
-novelty is the same, with p-values of these 800. What is drawn and collected stays in the work folder: a rerun goes
-on where it stopped. The figures on each card are of scenes of its world that neither heads nor calibration have seen.
+Heads for simulated flights learn from 1,800 scenes of the plain world, novelty from copies of all of them.
+Drawing is cheap, so 1,600 further scenes, in the four weathers of training, give temperatures, thresholds,
+regions and correlation by object scale, and the p-values of novelty. With --footage other heads learn from
+1,200 scenes as real cameras record them and people label them beside, and are calibrated on 800 more, for
+frames of one's own; their novelty is the same, with p-values of these 800. What is drawn and collected stays
+in the work folder: a rerun goes on where it stopped. The figures on each card are of scenes of its world that
+neither heads nor calibration have seen.
 """
 
 from __future__ import annotations
