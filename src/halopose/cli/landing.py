@@ -252,7 +252,10 @@ def world(
     empty: Annotated[bool, typer.Option("--empty", help="Land without a runway: nothing is labelled.")] = False,
     footage: Annotated[
         bool,
-        typer.Option("--footage", help="As real cameras record: cockpits, rain, lenses, clutter, compression."),
+        typer.Option(
+            "--footage",
+            help="As real cameras record: cockpits, rain, lenses, clutter, compression, labels from the pavement on.",
+        ),
     ] = False,
     png: Annotated[bool, typer.Option("--png", help="PNG in place of JPEG.")] = False,
     processes: Annotated[int, typer.Option(min=1, max=256, help="Processes that draw.")] = 1,
@@ -269,7 +272,7 @@ def world(
             check_weather(name)
         counts = dict.fromkeys(names, images)
     make_folder(output)
-    settings = SceneSettings(bare=empty, footage=footage)
+    settings = SceneSettings(bare=empty, footage=footage, paved=footage)
     data = write_dataset(output, counts, seed, settings=settings, processes=processes, quality=0 if png else 95)
     say(f"{', '.join(f'{count} {split}' for split, count in counts.items())} -> {data}")
 

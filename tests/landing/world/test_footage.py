@@ -55,6 +55,9 @@ def test_pavement_before_the_threshold_is_drawn_and_labels_may_begin_there() -> 
     assert 0.25 < displaced.mean() < 0.45
     assert 0.3 < counted[displaced].mean() < 0.5
     assert not counted[~displaced].any()
+    drawing = [sample_scene(seed, "clear", SceneSettings(footage=True, paved=True)).runway for seed in range(20)]
+    assert [(runway.before, runway.counted) for runway in drawing] == [sample_pavement(seed) for seed in range(20)]
+    assert sample_scene(3, "clear", SceneSettings(footage=True)).runway.before == 0
     camera = Camera.from_fov(320, 192, np.radians(30))
     scene = sample_scene(3, "clear", SceneSettings(camera=camera, distance=(900.0, 1000.0)))
     longer = replace(scene, runway=replace(scene.runway, before=200.0))

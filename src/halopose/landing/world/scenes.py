@@ -131,7 +131,8 @@ class SceneSettings:
     """Ranges that scenes are drawn from; distance is log-uniform before the threshold, spreads are sigmas.
 
     localizer and glide_spread are the angles by which the aircraft is off the centreline and the glide path. bare:
-    the runways are taken away. footage: every scene has a camera and ranges of its own, and what footage adds.
+    the runways are taken away. footage: every scene has a camera and ranges of its own, and what footage adds;
+    paved: in a third of these pavement begins before the threshold, and in two of five of those so do labels.
     """
 
     camera: Camera = field(default_factory=lambda: Camera.from_fov(640, 384, radians(30)))
@@ -147,6 +148,7 @@ class SceneSettings:
     parallel_share: float = 0.2
     bare: bool = False
     footage: bool = False
+    paved: bool = False
 
 
 def check_weather(weather: str) -> None:
@@ -161,7 +163,7 @@ def sample_scene(seed: int, weather: Weather = "clear", settings: SceneSettings 
     if settings.footage:
         settings = _as_footage(seed, settings)
     world = sample_world(seed, weather, settings)
-    if settings.footage:
+    if settings.footage and settings.paved:
         before, counted = sample_pavement(seed)
         world = replace(world, runway=replace(world.runway, before=before, counted=counted))
     rng = np.random.default_rng([seed, 1])
