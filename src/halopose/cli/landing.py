@@ -254,7 +254,7 @@ def world(
         bool,
         typer.Option(
             "--footage",
-            help="As real cameras record: cockpits, rain, lenses, clutter, compression, labels from the pavement on.",
+            help="As real cameras record: cockpits, rain, lenses, clutter, compression, worn airports.",
         ),
     ] = False,
     png: Annotated[bool, typer.Option("--png", help="PNG in place of JPEG.")] = False,
