@@ -65,7 +65,9 @@ def footage(seed: int) -> Array:
     """Twelve scenes of footage, all at one size."""
     kinds: tuple[Weather, ...] = ("clear", "haze", "clear", "dusk", "clear", "night")
     frames = [
-        cv2.resize(render(sample_scene(seed + n, kinds[n % 6], SceneSettings(footage=True))), (320, 192))
+        cv2.resize(
+            render(sample_scene(seed + n, kinds[n % 6], SceneSettings(footage=True, paved=True))), (320, 192)
+        )
         for n in range(12)
     ]
     return np.vstack([np.hstack(frames[row : row + 4]) for row in (0, 4, 8)])

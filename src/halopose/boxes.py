@@ -6,6 +6,9 @@ import numpy as np
 
 from halopose.types import Array
 
+PART_ROOM = 1.6  # sides of the part of an image over those of the box in it
+PART_ASPECT = 0.6  # height over width of the part, as the synthetic world's camera has it
+
 
 def xyxy_to_xywh(boxes: Array) -> Array:
     """COCO's form of boxes given by two corners."""
@@ -23,4 +26,13 @@ def box_area(boxes: Array) -> Array:
     return np.asarray(np.maximum(sides[..., 0] * sides[..., 1], 1.0))
 
 
-__all__ = ["box_area", "xywh_to_xyxy", "xyxy_to_xywh"]
+def part_around(box: Array, width: int, height: int, size: int) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom of the part around a box (4,) xyxy: ``size`` wide, or as the box needs."""
+    centre, extent = (box[:2] + box[2:]) / 2, box[2:] - box[:2]
+    wide = max(float(size), PART_ROOM * float(extent[0]), PART_ROOM * float(extent[1]) / PART_ASPECT)
+    sides = np.minimum([round(wide), round(wide * PART_ASPECT)], [width, height]).astype(int)
+    corner = np.clip(np.rint(centre - sides / 2), 0, np.array([width, height]) - sides).astype(int)
+    return int(corner[0]), int(corner[1]), int(corner[0] + sides[0]), int(corner[1] + sides[1])
+
+
+__all__ = ["PART_ASPECT", "box_area", "part_around", "xywh_to_xyxy", "xyxy_to_xywh"]

@@ -73,6 +73,13 @@ class Camera:
         k1, k2, p1, p2, k3 = map(float, five)
         return cls(float(fx), float(fy), float(cx), float(cy), int(width), int(height), (k1, k2, p1, p2, k3))
 
+    def part(self, left: int, top: int, right: int, bottom: int, width: int) -> Camera:
+        """The camera of a part of the image that is scaled to a width."""
+        scale = width / (right - left)
+        cx, cy = scale * (self.cx - left + 0.5) - 0.5, scale * (self.cy - top + 0.5) - 0.5
+        height = round(scale * (bottom - top))
+        return Camera(scale * self.fx, scale * self.fy, cx, cy, width, height, self.distortion)
+
     @property
     def matrix(self) -> Array:
         """Intrinsic matrix (3, 3)."""

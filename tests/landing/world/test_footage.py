@@ -17,7 +17,7 @@ from halopose.landing.world.footage import (
     sample_pavement,
 )
 from halopose.landing.world.render import radiance, render
-from halopose.landing.world.scenes import SceneSettings, corners_in_image, sample_scene
+from halopose.landing.world.scenes import SceneSettings, corners_in_image, labelled_runways, sample_scene
 
 SEEDS = st.integers(0, 2**62)
 
@@ -50,24 +50,42 @@ def test_every_addition_occurs_and_is_missing() -> None:
 
 
 def test_pavement_before_the_threshold_is_drawn_and_labels_may_begin_there() -> None:
-    drawn = np.array([sample_pavement(seed) for seed in range(400)])
-    displaced, counted = drawn[:, 0] > 0, drawn[:, 1] > 0
+    drawn = [sample_pavement(seed) for seed in range(400)]
+    sides, counted = np.array([each[0] for each in drawn]), np.array([each[1] for each in drawn])
+    displaced = (sides > 0).any(1)
     assert 0.25 < displaced.mean() < 0.45
-    assert 0.3 < counted[displaced].mean() < 0.5
+    assert 0.6 < counted[displaced].mean() < 0.8
     assert not counted[~displaced].any()
+    assert 0.25 < (sides[:, 0] != sides[:, 1])[displaced].mean() < 0.55
     drawing = [sample_scene(seed, "clear", SceneSettings(footage=True, paved=True)).runway for seed in range(20)]
     assert [(runway.before, runway.counted) for runway in drawing] == [sample_pavement(seed) for seed in range(20)]
-    assert sample_scene(3, "clear", SceneSettings(footage=True)).runway.before == 0
+    assert sample_scene(3, "clear", SceneSettings(footage=True)).runway.before == (0.0, 0.0)
     camera = Camera.from_fov(320, 192, np.radians(30))
     scene = sample_scene(3, "clear", SceneSettings(camera=camera, distance=(900.0, 1000.0)))
-    longer = replace(scene, runway=replace(scene.runway, before=200.0))
-    counting = replace(scene, runway=replace(scene.runway, before=200.0, counted=True))
+    longer = replace(scene, runway=replace(scene.runway, before=(200.0, 150.0)))
+    counting = replace(scene, runway=replace(scene.runway, before=(200.0, 150.0), counted=True))
     np.testing.assert_array_equal(corners_in_image(scene)[0], corners_in_image(longer)[0])
     away = corners_in_image(counting)[0] - corners_in_image(scene)[0]
-    assert (away[:2, 1] > 5).all()
+    assert away[0, 1] > away[1, 1] + 1 > 5
     np.testing.assert_array_equal(away[2:], 0)
     np.testing.assert_array_equal(render(longer), render(counting))
     changed = np.flatnonzero((radiance(longer) != radiance(scene)).any((0, 2)))
     near, begins = corners_in_image(scene)[0][:2, 1], corners_in_image(counting)[0][:2, 1]
     assert changed.min() >= near.min() - 2
     assert changed.max() <= begins.max() + 2
+
+
+def test_a_part_of_a_large_picture_is_what_a_second_look_shows() -> None:
+    """The part has the pixels of the whole, at its own resolution, and the whole runway in it."""
+    large = SceneSettings(camera=Camera.from_fov(1920, 1152, np.radians(30)), distance=(1000.0, 6000.0))
+    for seed in range(30):
+        whole = sample_scene(seed, "clear", large)
+        part = sample_scene(seed, "clear", replace(large, part=640))
+        assert (part.camera.width, part.camera.height) == (640, 384)
+        assert labelled_runways(part)
+        away = corners_in_image(whole)[0] - corners_in_image(part)[0]
+        if part.camera.fx == whole.camera.fx:
+            np.testing.assert_allclose(away, np.tile(np.rint(away[0]), (4, 1)), atol=1e-9)
+        else:
+            assert part.camera.fx < whole.camera.fx
+            np.testing.assert_array_less(0.6, np.ptp(corners_in_image(part)[0], axis=0).max() / 384)

@@ -230,7 +230,7 @@ def _runway_entry(runway: Runway) -> dict[str, Any]:
         "width": runway.width,
         "designator": runway.designator,
         "threshold": list(runway.threshold),
-        "before": runway.before,
+        "before": list(runway.before),
         "counted": runway.counted,
     }
 

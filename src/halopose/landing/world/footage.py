@@ -118,15 +118,19 @@ def sample_footage(seed: int) -> Footage:
     )
 
 
-def sample_pavement(seed: int) -> tuple[float, bool]:
-    """Metres of pavement before a seed's threshold, 0 for most, and whether its labels begin there.
+def sample_pavement(seed: int) -> tuple[tuple[float, float], bool]:
+    """Metres of pavement before a seed's threshold, left and right, and whether its labels begin there.
 
-    Labels of real frames differ: some begin at the threshold's bars and some where pavement and side stripes do.
+    Most have none. Labels of real frames begin where pavement and side stripes do, more often than at the
+    threshold's bars; tables of runways have that end too. Where a taxiway enters, one stripe may be shorter.
     """
     rng = np.random.default_rng([seed, 32])
-    displaced, counted = rng.random(2) < (0.35, 0.4)
+    displaced, counted, oblique = rng.random(3) < (0.35, 0.7, 0.4)
     metres = float(np.exp(rng.uniform(np.log(60.0), np.log(350.0))))
-    return (metres, bool(counted)) if displaced else (0.0, False)
+    shorter = metres * float(rng.uniform(0.1, 1.0)) if oblique else metres
+    if not displaced:
+        return (0.0, 0.0), False
+    return ((metres, shorter) if rng.random() < 0.5 else (shorter, metres)), bool(counted)
 
 
 def pinhole_for(camera: Camera) -> Camera:

@@ -69,12 +69,14 @@ def runway_patches(runway: Runway, paint: float) -> list[Patch]:
     half, length = runway.width / 2, runway.length
     first, last = (_end_patches(name, runway, paint) for name in (runway.designator, opposite(runway.designator)))
     stripe = 0.9 if runway.width >= 30 else 0.45
+    left, right = runway.before
     between = [
-        Patch((-runway.before, length), ((half - stripe, half), (-half, -half + stripe)), WHITE, paint),
+        Patch((-left, length), ((half - stripe, half),), WHITE, paint),
+        Patch((-right, length), ((-half, -half + stripe),), WHITE, paint),
         Patch((75.0, length - 75.0), ((-0.45, 0.45),), WHITE, paint, dash=(30.0, 20.0)),
     ]
-    if runway.before:
-        between.append(Patch((-runway.before, -12.0), ((-0.45, 0.45),), WHITE, paint, dash=(30.0, 20.0)))
+    if any(runway.before):
+        between.append(Patch((-max(runway.before), -12.0), ((-0.45, 0.45),), WHITE, paint, dash=(30.0, 20.0)))
     patches = between + first + [_turned(patch, length) for patch in last]
     return [_moved(patch, runway) for patch in patches]
 

@@ -285,7 +285,7 @@ def _pave(
     (x0, y0), half = runway.threshold, runway.width / 2
     grey = rng.uniform(0.24, 0.38) if runway.concrete else rng.uniform(0.055, 0.14)
     worn, rubber, warm = rng.uniform(0.05, 0.16), rng.uniform(0.2, 0.65), rng.uniform(-0.05, 0.07)
-    along = (x0 - runway.before, x0 + runway.length)
+    along = (x0 - max(runway.before), x0 + runway.length)
     colour, dark = ((g * (1 - warm), g, g * (1 + warm)) for g in (grey, 0.62 * grey + 0.02))
     beside = runway.shoulder
     if scene.footage is not None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from halopose.boxes import PART_ASPECT, part_around
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import (
     Camera,
@@ -49,8 +50,8 @@ _ATTEMPTS = 200
 class Runway:
     """A runway in runway axes: its threshold's centre (x, y), size, and how it is paved, named and lit.
 
-    before: metres of the same pavement, with its side stripes, that lie before a displaced threshold; counted:
-    whether whoever labels the corners begins there and not at the threshold.
+    before: metres of the same pavement, along its left and right side stripe, before a displaced threshold;
+    counted: whether whoever labels the corners begins there and not at the threshold.
     """
 
     length: float
@@ -59,13 +60,13 @@ class Runway:
     concrete: bool = False
     shoulder: float = 0.0
     threshold: tuple[float, float] = (0.0, 0.0)
-    before: float = 0.0
+    before: tuple[float, float] = (0.0, 0.0)
     counted: bool = False
 
     def corners(self) -> Array:
         """Near-left, near-right, far-right, far-left (4, 3), as they are labelled."""
         corners = runway_corners(self.length, self.width) + np.array([*self.threshold, 0.0])
-        corners[:2, 0] -= self.before * self.counted
+        corners[:2, 0] -= np.array(self.before) * self.counted
         return corners
 
 
@@ -132,7 +133,8 @@ class SceneSettings:
 
     localizer and glide_spread are the angles by which the aircraft is off the centreline and the glide path. bare:
     the runways are taken away. footage: every scene has a camera and ranges of its own, and what footage adds;
-    paved: in a third of these pavement begins before the threshold, and in two of five of those so do labels.
+    paved: in a third of these pavement begins before the threshold, and in most of those so do labels. part: wide
+    pixels of the camera's image around the runway are the picture, as a second look has them; 0 is all of it.
     """
 
     camera: Camera = field(default_factory=lambda: Camera.from_fov(640, 384, radians(30)))
@@ -149,6 +151,7 @@ class SceneSettings:
     bare: bool = False
     footage: bool = False
     paved: bool = False
+    part: int = 0
 
 
 def check_weather(weather: str) -> None:
@@ -170,6 +173,8 @@ def sample_scene(seed: int, weather: Weather = "clear", settings: SceneSettings 
     for _ in range(_ATTEMPTS):
         scene = _place(world, rng, settings)
         if np.all(scene.camera.contains(runway_pixels(scene, scene.runway))):
+            if settings.part:
+                scene = replace(scene, camera=_part_of(scene, settings.part, rng))
             footage = sample_footage(seed) if settings.footage else None
             return replace(_without_cut_parallel(scene), bare=settings.bare, footage=footage)
     raise HaloposeError("the runway is never wholly in view: widen the field of view or the distances")
@@ -259,6 +264,16 @@ def _place(world: Scene, rng: np.random.Generator, settings: SceneSettings) -> S
         ]
     )
     return replace(world, position=np.array([-distance, lateral, height]), attitude=attitude)
+
+
+def _part_of(scene: Scene, size: int, rng: np.random.Generator) -> Camera:
+    """The camera of a part ``size`` wide with the runway landed on, not always in its middle."""
+    corners = runway_pixels(scene, scene.runway)
+    low, high = corners.min(0), corners.max(0)
+    free = np.maximum(np.array([size, PART_ASPECT * size]) - (high - low), 0)
+    away = rng.uniform(-0.4, 0.4, 2) * free
+    part = part_around(np.concatenate([low + away, high + away]), scene.camera.width, scene.camera.height, size)
+    return scene.camera.part(*part, size)
 
 
 def _without_cut_parallel(scene: Scene) -> Scene:
