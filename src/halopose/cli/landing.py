@@ -325,7 +325,8 @@ class _Recorded:
             if words:
                 say(words)
         album = Album(len(frames.times)) if pictured else None
-        times, found = replaying.detections_in(model, frames, lens, settings.conf, step, album, closer=closer)
+        times, seen = replaying.detections_in(model, frames, lens, settings.conf, step, album)
+        found = [lens.rectified(poses) for poses in seen]
         if offset == "auto":
             shift = replaying.estimate_offset(times, found, lens, measured)
             say(f"the frames' clock is {shift:+.2f} s off the logs'")
@@ -335,7 +336,10 @@ class _Recorded:
             places = measurements(judges, "gnss", site, _with_gnss(settings.sensors))
             stamps, values = np.array([m.time for m in places]), np.array([m.value for m in places])
             known = np.stack([np.interp(times, stamps, axis, np.nan, np.nan) for axis in values.T], axis=1)
-        return replaying.replay(times, found, lens, site, measured, settings, truth=known, images=album or ())
+        again = replaying.second_looks(model, frames, lens, seen, settings.conf, step) if closer else None
+        return replaying.replay(
+            times, found, lens, site, measured, settings, truth=known, images=album or (), again=again
+        )
 
 
 def _with_gnss(sensors: Sensors) -> Sensors:

@@ -15,6 +15,7 @@ import numpy as np
 
 from halopose.geometry.camera import Camera, Mount
 from halopose.landing.album import Album
+from halopose.landing.closer import SecondLooks, expected_box
 from halopose.landing.fixes import Eye, VisionFixes, solve
 from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, Initial, fuse
 from halopose.landing.navigation.navigator import NavigationState
@@ -184,12 +185,14 @@ def look(
     fusion: FusionSettings,
     start: Initial,
     position: Array,
+    again: SecondLooks | None = None,
 ) -> dict[str, Any]:
     """Fuse detections of images stamped (N,), taken at times (N,), with what was measured: most of a ``Flight``.
 
-    position (N, 3) is the truth at the times, to judge by; NaN where nobody knows it.
+    position (N, 3) is the truth at the times, to judge by; NaN where nobody knows it. again: looks at frames once
+    more, where the filter expects the runway.
     """
-    camera = Watcher(eye, stamps, detections)
+    camera = Watcher(eye, stamps, detections, again)
     latency = eye.settings.camera.latency
     track = fuse([*measured, *camera.deferred(latency)], start, fusion, times, latency)
     answers = track.answers
@@ -212,8 +215,10 @@ class Watcher:
     What it sees and makes of each of its N frames stays in ``sightings`` and ``fixes``.
     """
 
-    def __init__(self, eye: Eye, times: Array, detections: Sequence[PoseDistributions]) -> None:
-        self.eye, self.times = eye, times
+    def __init__(
+        self, eye: Eye, times: Array, detections: Sequence[PoseDistributions], again: SecondLooks | None = None
+    ) -> None:
+        self.eye, self.times, self.again = eye, times, again
         self.detections = [usual(poses, eye.settings.alarm) for poses in detections]
         self.found = [len(poses) > 0 for poses in detections]
         self.sightings = Sightings.nothing(len(times), student=bool(detections) and detections[0].dof is not None)
@@ -230,6 +235,9 @@ class Watcher:
     def measure(self, n: int, state: NavigationState) -> Measurement | None:
         """What frame n says of the position, given where the aircraft is believed to be; None if nothing."""
         view = self.eye.viewpoint(n, state.position, state.overbound)
+        if self.again is not None:
+            seen = self.again.at(n, expected_box(view, self.eye.corners))
+            self.detections[n], self.found[n] = usual(seen, self.eye.settings.alarm), len(seen) > 0
         found = associate(self.detections[n], view, self.eye.corners, self.eye.others)
         self.sightings.put(n, self.detections[n], found)
         self.reasons[n] = UNLIKE if found.reason == NOTHING and self.found[n] else found.reason

@@ -72,6 +72,14 @@ def test_a_fisheye_s_image_is_rectified_as_its_keypoints_are() -> None:
     assert Lens(lens.camera).rectified_image(image) is image
 
 
+def test_bent_pixels_are_those_that_are_rectified() -> None:
+    lens = Lens(Camera(400.0, 400.0, 319.5, 191.5, 640, 384), fisheye=tuple(FISHEYE.tolist()))
+    pixels = np.random.default_rng(0).uniform((100, 60), (540, 320), (50, 2))
+    np.testing.assert_allclose(lens._moved(lens.bent(pixels)), pixels, atol=1e-6)
+    assert np.abs(lens.bent(pixels) - pixels).max() > 1
+    np.testing.assert_array_equal(Lens(lens.camera).bent(pixels), pixels)
+
+
 def test_a_fisheye_is_rectified_with_its_covariances() -> None:
     """Simulated pixels about a fisheye's, moved one by one, spread as the moved covariance says."""
     lens = Lens(Camera(400.0, 400.0, 319.5, 191.5, 640, 384), fisheye=tuple(FISHEYE.tolist()))

@@ -56,7 +56,7 @@ class Recorded:
         settings = given.pop("settings", self.settings)
         measured = given.pop("measured", self.measured)
         times, lens = given.pop("times", self.times), given.pop("lens", self.lens)
-        return replay(times, self.seen, lens, self.site, measured, settings, **given)
+        return replay(times, given.pop("detections", self.seen), lens, self.site, measured, settings, **given)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,28 @@ def test_the_replay_is_the_simulation(recorded: Recorded) -> None:
     np.testing.assert_allclose(again.fused_covariance, recorded.flight.fused_covariance, rtol=1e-6)
     assert again.track.source.tolist() == recorded.flight.track.source.tolist()
     assert again.fixes.reasons == recorded.flight.fixes.reasons
+
+
+def test_frames_are_looked_at_again_where_the_filter_expects_the_runway(recorded: Recorded) -> None:
+    """Nothing is found at first; the filter, fed by the other sensors, points at where the runway then is."""
+    asked: dict[int, Any] = {}
+
+    class Looks:
+        def at(self, n: int, expected: Any) -> Any:
+            asked.setdefault(n, expected)
+            return recorded.seen[n]
+
+    empty = [poses[:0] for poses in recorded.seen]
+    blind = recorded.again(detections=empty)
+    assert not blind.sightings.seen.any()
+    steered = recorded.again(detections=empty, again=Looks())
+    np.testing.assert_allclose(steered.fused, recorded.again().fused, atol=1e-9)
+    assert steered.fixes.reasons == recorded.again().fixes.reasons
+    assert sorted(asked) == list(range(len(recorded.times)))
+    for n, box in asked.items():
+        corners = recorded.flight.sightings.pixels[n]
+        assert (box[:2] < corners.min(0) + 5).all()  # which are noisy
+        assert (box[2:] > corners.max(0) - 5).all()
 
 
 def test_without_truth_there_is_a_page_and_a_log_all_the_same(recorded: Recorded) -> None:

@@ -58,6 +58,14 @@ class Lens:
         matrix = self.camera.matrix
         return np.asarray(cv2.fisheye.undistortImage(image, matrix, np.asarray(self.fisheye), Knew=matrix))
 
+    def bent(self, pixels: Array) -> Array:
+        """Pixels (N, 2) of the pinhole ``camera`` as the lens has them in its images."""
+        if not self.fisheye:
+            return pixels
+        rays = (pixels - [self.camera.cx, self.camera.cy]) / [self.camera.fx, self.camera.fy]
+        matrix, coefficients = self.camera.matrix, np.asarray(self.fisheye)
+        return np.asarray(cv2.fisheye.distortPoints(rays[:, None], matrix, coefficients)).reshape(pixels.shape)
+
     def _moved(self, pixels: Array) -> Array:
         matrix, coefficients = self.camera.matrix, np.asarray(self.fisheye)
         flat = np.ascontiguousarray(pixels, dtype=np.float64).reshape(-1, 1, 2)

@@ -17,7 +17,7 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array, camera_pose, normalise, rotation_from_angles, to_camera
 from halopose.geometry.pnp import Mask, solve_pose
 from halopose.landing.album import Album
-from halopose.landing.closer import look_closer
+from halopose.landing.closer import Closer, SecondLooks
 from halopose.landing.fixes import Eye
 from halopose.landing.flight import Flight, Place, fusion_of, look
 from halopose.landing.navigation.model import Initial
@@ -81,13 +81,10 @@ def detections_in(
     conf: float,
     progress: Progress | None = None,
     album: Album | None = None,
-    *,
-    closer: bool = False,
 ) -> tuple[Array, list[PoseDistributions]]:
-    """Times (N,) of the frames that there are, and everything in them that looks like a runway, rectified.
+    """Times (N,) of the frames that there are, and everything in them that looks like a runway.
 
-    album: gets the images that a film shows, rectified as well. closer: large frames
-    are looked at again at their own resolution (``look_closer``).
+    album: gets the images that a film shows, rectified.
     """
     times: list[float] = []
 
@@ -101,9 +98,27 @@ def detections_in(
             if progress:
                 progress("looking", number + 1, len(frames.times))
 
-    seen = (look_closer if closer else detect)(model, shown(), conf=conf)
-    found = [lens.rectified(poses) for poses in seen]
+    found = detect(model, shown(), conf=conf)
     return np.array(times), found
+
+
+def second_looks(
+    model: UncertainPose,
+    frames: Frames,
+    lens: Lens,
+    first: Sequence[PoseDistributions],
+    conf: float,
+    progress: Progress | None = None,
+) -> SecondLooks:
+    """Looks at the frames at their own resolution, after the first ones at each as a whole, as a filter asks."""
+
+    def shown() -> Iterator[Array]:
+        for number, (_, image) in enumerate(frames.images()):
+            yield image
+            if progress:
+                progress("looking closer", number + 1, len(first))
+
+    return SecondLooks(Closer(model, conf), first, shown(), lens.rectified, lens.bent)
 
 
 def _check_size(path: Path, image: Array, lens: Lens) -> None:
@@ -127,8 +142,12 @@ def replay(
     truth: Array | None = None,
     images: Sequence[Array] = (),
     others: tuple[Array, ...] = (),
+    again: SecondLooks | None = None,
 ) -> Flight:
-    """Associate, solve, check and fuse detections at times (N,); truth (N, 3) in runway axes, if known, judges."""
+    """Associate, solve, check and fuse rectified detections at times (N,); truth (N, 3), if known, judges.
+
+    again: looks at frames once more, where the filter expects the runway.
+    """
     if not len(times):
         raise HaloposeError("the recording has no frames")
     attitudes = attitudes_at(measured, times)
@@ -148,7 +167,7 @@ def replay(
         attitude=attitudes,
         images=images,
         settings=settings,
-        **look(eye, stamps, times, detections, measured, fusion, start, known),
+        **look(eye, stamps, times, detections, measured, fusion, start, known, again),
     )
 
 
@@ -291,6 +310,7 @@ __all__ = [
     "missing",
     "read_measurements",
     "replay",
+    "second_looks",
     "settings_for",
     "start_from",
 ]
