@@ -236,8 +236,8 @@ class Watcher:
         """What frame n says of the position, given where the aircraft is believed to be; None if nothing."""
         view = self.eye.viewpoint(n, state.position, state.overbound)
         if self.again is not None:
-            seen = self.again.at(n, expected_box(view, self.eye.corners))
-            self.detections[n], self.found[n] = usual(seen, self.eye.settings.alarm), len(seen) > 0
+            looked = self.again.at(n, expected_box(view, self.eye.corners))
+            self.detections[n], self.found[n] = usual(looked, self.eye.settings.alarm), len(looked) > 0
         found = associate(self.detections[n], view, self.eye.corners, self.eye.others)
         self.sightings.put(n, self.detections[n], found)
         self.reasons[n] = UNLIKE if found.reason == NOTHING and self.found[n] else found.reason
