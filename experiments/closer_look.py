@@ -3,10 +3,11 @@
     python -m experiments.closer_look --scenes 100
 
 Scenes of seeds of their own, in all weathers of training. Every frame is looked at once, shrunk to the detector's
-input, and again in a part at its own resolution; `--before BASE HEADS` looks once with another detector. Prints
-how often the runway landed on is found, the error of its corners in pixels of the frame, how many
-of them lie in their 95 % ellipses, and the error of the distance with the attitude known (`solve_position`), with
-intervals of resampled scenes.
+input; again in a part at its own resolution, where the first look found the runway; and again where a filter
+expects it that knows the position to 30 m and the attitude as an IRS does, errors of that size included.
+`--before BASE HEADS` looks once with another detector. Prints how often the runway landed on is found, the error
+of its corners in pixels of the frame, how many of them lie in their 95 % ellipses, and the error of the distance
+with the attitude known (`solve_position`), with intervals of resampled scenes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from halopose.cli.terminal import progress, say
 from halopose.geometry.camera import Camera
 from halopose.geometry.pnp import solve_position
 from halopose.hosts import shipped
-from halopose.landing.closer import look_closer
+from halopose.landing.closer import Closer, expected_box, look_closer
+from halopose.landing.sighting import Viewpoint
 from halopose.landing.world.render import render
 from halopose.landing.world.scenes import TRAINING_WEATHERS, Scene, SceneSettings, corners_in_image, sample_scene
 from halopose.poses import PoseDistributions
@@ -32,6 +34,7 @@ from halopose.types import Array
 
 CAMERA = Camera.from_fov(1920, 1152, np.radians(30))
 LIMIT, DRAWS, SEED = 5.991, 2000, 8_000_000
+PLACE, ATTITUDE = 30.0, np.array([3.5e-3, 0.9e-3, 0.9e-3])  # metres; radians of yaw, pitch and roll
 
 
 def main() -> None:
@@ -47,13 +50,19 @@ def main() -> None:
     model = UncertainPose.load(
         given.base or shipped.runway_detector(), given.artifact or shipped.runway_artifact()
     )
-    ways: dict[str, Callable[[Array], PoseDistributions]] = {
-        "once": lambda image: model.predict(image, conf=conf)[0],
-        "twice": lambda image: next(look_closer(model, [image], conf=conf)),
+
+    def steered(scene: Scene, image: Array) -> PoseDistributions:
+        whole = model.predict(image, conf=conf)[0]
+        return Closer(model, conf).look(image, whole, expected_box(believed(scene), scene.runway.corners()))
+
+    ways: dict[str, Callable[[Scene, Array], PoseDistributions]] = {
+        "once": lambda _, image: model.predict(image, conf=conf)[0],
+        "twice": lambda _, image: next(look_closer(model, [image], conf=conf)),
+        "twice, steered": steered,
     }
     if given.before:
         before = UncertainPose.load(*given.before)
-        ways = {"once, before": lambda image: before.predict(image, conf=conf)[0], **ways}
+        ways = {"once, before": lambda _, image: before.predict(image, conf=conf)[0], **ways}
     settings = SceneSettings(camera=CAMERA, distance=(2000.0, 6000.0), parallel_share=0.0)
     found: dict[str, list[Array]] = {way: [] for way in ways}
     with progress() as step:
@@ -62,13 +71,22 @@ def main() -> None:
             scene = sample_scene(given.seed + number, weather, settings)
             image = render(scene)
             for way, look in ways.items():
-                found[way].append(judged(scene, look(image)))
+                found[way].append(judged(scene, look(scene, image)))
             step("looking", number + 1, given.scenes)
     rows = {way: np.array(each) for way, each in found.items()}
     say(table(rows))
-    for way in rows:
-        if way != "twice":
-            say(compared(rows["twice"], rows[way], way))
+    for second in ("twice", "twice, steered"):
+        for way in rows:
+            if way.startswith("once"):
+                say(compared(rows[second], rows[way], second, way))
+
+
+def believed(scene: Scene) -> Viewpoint:
+    """Where a filter believes to be, off by as much as it says."""
+    rng = np.random.default_rng([scene.seed, 9])
+    place, turns = scene.position + PLACE * rng.standard_normal(3), ATTITUDE * rng.standard_normal(3)
+    spread = PLACE**2 * np.eye(3), np.diag(np.square(ATTITUDE[::-1]))  # about x rolls, about z yaws
+    return Viewpoint(scene.camera, scene.mount, place, spread[0], scene.attitude + turns, spread[1])
 
 
 def table(rows: dict[str, Array]) -> str:
@@ -89,12 +107,12 @@ def table(rows: dict[str, Array]) -> str:
     return markdown(head, cells)
 
 
-def compared(twice: Array, other: Array, name: str) -> str:
+def compared(twice: Array, other: Array, second: str, name: str) -> str:
     """Errors of the distance over those of another way, where both found the runway."""
     both = np.isfinite(twice[:, 1]) & np.isfinite(other[:, 1])
     ratio = bootstrap([twice[both, 1], other[both, 1]], lambda a, b: rms(a) / rms(b))
     numbers = f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})"
-    return f"RMSE of the distance, twice over {name}, {both.sum()} scenes that both see: {numbers}"
+    return f"RMSE of the distance, {second} over {name}, {both.sum()} scenes that both see: {numbers}"
 
 
 def judged(scene: Scene, poses: PoseDistributions) -> Array:
