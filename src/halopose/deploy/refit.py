@@ -19,7 +19,7 @@ from halopose.deploy.deployed import CARD, Deployed, Detecting
 from halopose.deploy.onnx_file import calibrated_facts, read_model, set_temperature, write_facts, write_model
 from halopose.deploy.predict import Facts
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import apply_calibrations, fit_calibrations, fit_offset
+from halopose.evaluation.calibrations import apply_calibrations, cautious, fit_calibrations, fit_offset
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
@@ -120,7 +120,8 @@ def calibrate(
     if not len(matched):
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
     moved = fit_offset(matched) if offset else None
-    fitted = fit_calibrations(matched if moved is None else matched.moved(moved.numpy()), protocol)
+    centred = matched if moved is None else matched.moved(moved.numpy())
+    fitted = cautious(fit_calibrations(centred, protocol), calibrations_of(deployed.facts), centred, protocol)
     facts = calibrated_facts(deployed.facts, replace(fitted, offset=moved))
     model = read_model(deployed.path)
     set_temperature(model, facts.temperature)

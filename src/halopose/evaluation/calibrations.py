@@ -205,6 +205,45 @@ def fit_calibrations(
     return replace(alone, correlation=together)
 
 
+def cautious(
+    fitted: Calibrations, before: Calibrations, matched: MatchedPoses, protocol: Protocol
+) -> Calibrations:
+    """What was fitted on true positives, widened where they are too few to narrow what was before.
+
+    A few frames can show that a law is too narrow, and hardly that it is too wide: those of one film err less than
+    stated, or more, all together, and the next film errs otherwise. A temperature above the one before stands; one
+    below goes the share of the way down, in the logarithm, that independent objects have of ``min_samples``.
+    """
+    independent = independent_objects(matched)
+    share = torch.from_numpy(np.clip(independent / fitted.gaussian.min_samples, 0.0, 1.0))
+    factor = (before.gaussian.tau_ / fitted.gaussian.tau_).clamp(min=1.0) ** (1 - share)
+    if not bool((factor > 1).any()):
+        return fitted
+    log.warning(
+        "%d objects that resemble their neighbours tell as much as %d: temperatures may rise, and fall a little",
+        len(matched), round(float(independent.mean())),
+    )  # fmt: skip
+    wider = fit_calibrations(matched, protocol, gaussian=fitted.gaussian.widened(factor))
+    tails = None if wider.tails is None else wider.tails.widened(factor)
+    return replace(wider, student=wider.student.widened(factor), tails=tails)
+
+
+def independent_objects(matched: MatchedPoses) -> Array:
+    """How many independent objects (K,) would tell as much as these, each of which resembles its neighbour.
+
+    By the correlation of an object's distance with the next one's, in the order of their images: of the
+    logarithms, its mean over keypoints, as a law of the first order has it.
+    """
+    values = np.log(np.maximum(matched.covariance_distance, 1e-12))
+    both = matched.labelled[1:] & matched.labelled[:-1]
+    found = [
+        np.corrcoef(values[:-1, k][both[:, k]], values[1:, k][both[:, k]])[0, 1]
+        for k in np.flatnonzero(both.sum(0) >= _FEWEST)
+    ]
+    alike = np.clip(np.nan_to_num(np.mean(found)), 0.0, 1.0) if found else 0.0
+    return np.asarray(np.maximum(matched.labelled.sum(0) * (1 - alike) / (1 + alike), 1.0))
+
+
 def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Array) -> Calibrations:
     """``fit_calibrations`` but for the correlation: all that looks at one keypoint at a time.
 
@@ -413,11 +452,13 @@ __all__ = [
     "LAWS",
     "Laws",
     "apply_calibrations",
+    "cautious",
     "cross_fitted",
     "fit_calibrations",
     "fit_gaussian",
     "fit_offset",
     "fit_student",
     "given_law",
+    "independent_objects",
     "warn_of_few",
 ]

@@ -19,7 +19,14 @@ from torch import Tensor
 from halopose.data.dataset import Dataset
 from halopose.data.splits import check_unseen, split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import LAWS, apply_calibrations, fit_calibrations, fit_offset, warn_of_few
+from halopose.evaluation.calibrations import (
+    LAWS,
+    apply_calibrations,
+    cautious,
+    fit_calibrations,
+    fit_offset,
+    warn_of_few,
+)
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
@@ -233,11 +240,18 @@ def _factors(heads: ProbabilisticHeads, cells: Cells) -> Tensor:
 
 
 def calibrate_heads(
-    heads: ProbabilisticHeads, store: MatchStore, images: Array, settings: FitSettings, *, offset: bool = False
+    heads: ProbabilisticHeads,
+    store: MatchStore,
+    images: Array,
+    settings: FitSettings,
+    *,
+    offset: bool = False,
+    before: Calibrations | None = None,
 ) -> Calibrations:
     """Calibrate on the given images of a validation store, and choose the pruning thresholds there.
 
-    offset: where residuals are biased the laws get a mean of their own.
+    offset: where residuals are biased the laws get a mean of their own. before: what a few images that resemble
+    each other may widen, and hardly narrow.
     """
     matched = true_positives(heads, store, images, settings.protocol)
     if not len(matched):
@@ -252,6 +266,8 @@ def calibrate_heads(
     if settings.calibration == "assigned":
         gaussian, student = _calibrate_assigned(heads, store, images, settings)
     fitted = fit_calibrations(matched, settings.protocol, gaussian=gaussian, student=student)
+    if before is not None:
+        fitted = cautious(fitted, before, matched, settings.protocol)
     return fitted if moved is None else replace(fitted, offset=moved)
 
 
@@ -357,7 +373,8 @@ def calibrate_artifact(
     heads = artifact.heads.to(host.device).eval()
     if heads.settings.bounded:
         heads = bound_heads(heads, store, images, settings.protocol)
-    fitted = calibrate_heads(heads, store, images, settings, offset=offset)
+    before = artifact.calibrations if "calibration" in artifact.card["images"] else None
+    fitted = calibrate_heads(heads, store, images, settings, offset=offset, before=before)
     card = {
         **artifact.card,
         "settings": asdict(settings),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -90,6 +91,12 @@ class Calibration(nn.Module, ABC):
     @abstractmethod
     def _fit(self, sample: Sample) -> None:
         """Set the learned values from a sample that has at least one labelled keypoint."""
+
+    def widened(self: Fitted, factor: Tensor) -> Fitted:
+        """A copy with temperatures times factors (K,)."""
+        other = deepcopy(self)
+        other.tau_ = self.tau_ * factor
+        return other
 
     def _shrink(self, own: Tensor, pooled: Tensor) -> Tensor:
         """Blend logarithms (K,) towards the pooled one (1,) where samples are few."""
@@ -176,6 +183,12 @@ class StudentTCalibration(Calibration):
                 enough, moment, self._shrink(moment.log(), gaussian_temperature(pool).log()).exp()
             )
         self.nu_, self.tau_, self.moment_tau_ = nu, tau, moment
+
+    def widened(self, factor: Tensor) -> StudentTCalibration:
+        """A copy with temperatures times factors (K,)."""
+        other = super().widened(factor)
+        other.moment_tau_ = self.moment_tau_ * factor
+        return other
 
     def forward(self, scale_tril: Tensor) -> StudentT:
         """Calibrated law of factors (..., K, 2, 2)."""

@@ -47,6 +47,10 @@ class Tails:
             fitted.append(law)
         return cls(*fitted)
 
+    def widened(self, factor: Tensor) -> Tails:
+        """The same with temperatures times factors (K,)."""
+        return Tails(self.kept.widened(factor), self.pruned.widened(factor))
+
     def __call__(self, scale_tril: Tensor, keep: Tensor) -> StudentT:
         """Calibrated law of factors (..., K, 2, 2) of which ``keep`` (..., K) are kept."""
         return self.joined(self.kept(scale_tril), self.pruned(scale_tril), keep)
