@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from experiments.novelty_rivals import CONFIDENCES, passes_cost, rival_table, seen_again, wrong
-from experiments.runway_heads import COPIES, calibration_scenes, calibration_store, drawn
 from experiments.runway_heads import PLAIN as PLAIN_SCENES
+from experiments.runway_heads import calibration_scenes, calibration_store, drawn
 from experiments.shipped_results import markdown
 from halopose.cli.terminal import progress, say
 from halopose.data.dataset import Dataset
@@ -133,7 +133,7 @@ def rivals(
 
 def copied_store(host: Host, work: Path, step: Progress) -> MatchStore:
     """The scenes that the shipped novelty was fitted on, and their corrupted copies."""
-    return collect_copies(host, drawn(work, "train", PLAIN_SCENES), work / "copies", 640, COPIES, step)
+    return collect_copies(host, drawn(work, "train", PLAIN_SCENES), work / "copies", 640, progress=step)
 
 
 def gate_table(artifact: Artifact, found: dict[str, Rows]) -> str:

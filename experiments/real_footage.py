@@ -37,7 +37,7 @@ from halopose.fitting.pipeline import FitSettings, calibrate_heads, collect_vali
 from halopose.fitting.store import MatchStore
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import footage_artifact, runway_detector
+from halopose.hosts.shipped import footage_artifact, footage_detector
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Array
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--base", type=Path, help="another detector, with --artifact")
     parser.add_argument("--artifact", type=Path, help="other heads than those that ship for footage")
     arguments = parser.parse_args()
-    host = load_host(arguments.base or runway_detector())
+    host = load_host(arguments.base or footage_detector())
     artifact = Artifact.load(arguments.artifact or footage_artifact())
     truth = arguments.data / "runway_keypoints.json"
     data = load_dataset(truth, "", images=arguments.data / "images", otherwise=artifact.layout)
@@ -94,11 +94,10 @@ def told(store: MatchStore, artifact: Artifact, ids: list[int], others: list[int
     error = np.hypot(*np.moveaxis(matched.residual, 2, 0))
     of_block = blocks[np.searchsorted(images, matched.image_ids)]
     chosen = np.array(others, dtype=np.int64)[np.linspace(0, len(others) - 1, FRAMES).round().astype(int)]
-    settings, heads = settings_of(artifact), artifact.heads.eval()
     ways = {
         "as shipped": artifact.calibrations,
-        "temperature": calibrate_heads(heads, store, chosen, settings),
-        "temperature and means": calibrate_heads(heads, store, chosen, settings, offset=True),
+        "temperature": adapted(store, artifact, chosen),
+        "temperature and means": adapted(store, artifact, chosen, means=True),
     }
     return {
         "frames": len(images),
@@ -118,15 +117,18 @@ def told(store: MatchStore, artifact: Artifact, ids: list[int], others: list[int
 def same_sequence(store: MatchStore, artifact: Artifact, images: Array) -> dict[str, list[float]]:
     """Coverage in the later frames of a sequence after adaptation to its first ones, a block apart."""
     first, later = images[:FRAMES], images[FRAMES + BLOCK :]
-    settings, heads = settings_of(artifact), artifact.heads.eval()
     matched = found_in(store, artifact, later)
     of_block = np.searchsorted(later, matched.image_ids) // BLOCK
     return {
-        way: interval(
-            inside(matched, calibrate_heads(heads, store, first, settings, offset=means)), of_block, np.mean
-        )
+        way: interval(inside(matched, adapted(store, artifact, first, means=means)), of_block, np.mean)
         for way, means in (("temperature", False), ("temperature and means", True))
     }
+
+
+def adapted(store: MatchStore, artifact: Artifact, images: Array, *, means: bool = False) -> Calibrations:
+    """What ``halopose calibrate`` makes of some frames."""
+    heads, before = artifact.heads.eval(), artifact.calibrations
+    return calibrate_heads(heads, store, images, settings_of(artifact), offset=means, before=before)
 
 
 def found_in(store: MatchStore, artifact: Artifact, images: Array) -> MatchedPoses:

@@ -1,16 +1,18 @@
 """Train a runway detector: YOLO11n-pose with four corners, on the synthetic world.
 
     python -m experiments.runway_detector --work work/ -o plain.safetensors
-    python -m experiments.runway_detector --plan footage --start plain.safetensors --work b/ -o footage.safetensors
-    python -m experiments.runway_detector --plan parallel --start footage.safetensors --work c/ -o last.safetensors
+    python -m experiments.runway_detector --plan footage --start plain.safetensors --work b/ -o runway.safetensors
+    python -m experiments.runway_detector --plan parallel --start runway.safetensors --work c/ -o more.safetensors
+    python -m experiments.runway_detector --plan parts --start more.safetensors --work d/ -o footage.safetensors
 
 The first plan starts from YOLO11n-pose and trains with the framework's own trainer on clear, hazy, dusk and
-night scenes, about an hour on two cores. The second goes on from its result: scenes as real cameras record
-them beside, then parallel runways and land without one; four hours on one core. The third made the detector
-that ships: many more scenes, a third of them far away and most of these with a parallel runway, in two runs
-side by side, each on scenes of its own, whose weights are averaged with those of the second; half an hour on
-two cores. All print corner AP and pixel errors on scenes of other seeds, with fog beside. A rerun goes on
-after the last whole epoch.
+night scenes, about an hour on two cores. The second goes on from its result and made the detector that flies in
+simulation: scenes as real cameras record them beside, then parallel runways and land without one; four hours on
+one core. The third and the fourth made the one for real cameras: many more scenes, a third of them far away and
+most of these with a parallel runway; then parts of large pictures as well, and more of haze and dusk. Two runs of
+each go side by side, on scenes of their own, and weights are averaged with those that they began with; half an
+hour and three quarters on two cores. All print corner AP and pixel errors on scenes of other seeds, with fog
+beside. A rerun goes on after the last whole epoch.
 The result derives from an AGPL-3.0 checkpoint and stays under that licence.
 """
 
@@ -140,11 +142,12 @@ PLANS = {
     ),
     "parts": Plan(
         (
-            Stage("many", PARTS, 640, 3, 4e-4, 0.03, 0.0, half=True),
-            Stage("last", {world: 3 * count // 5 for world, count in PARTS.items()}, 640, 1, 1.5e-4, 0.03, 0.0),
+            Stage("many", PARTS, 640, 1, 4e-4, 0.03, 0.0, half=True),
+            Stage("last", {world: 2 * count // 5 for world, count in PARTS.items()}, 640, 1, 1.5e-4, 0.03, 0.0),
         ),
         step=8,
         runs=2,
+        kept=0.3,
         seed=3,
     ),
 }

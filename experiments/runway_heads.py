@@ -1,30 +1,31 @@
-"""Make the runway heads that ship: for simulated flights and for real cameras, calibrated, with novelty.
+"""Make the runway heads that ship: for simulated flights or for real cameras, calibrated, with novelty.
 
-    python -m experiments.runway_heads --work work/ -o heads.safetensors --footage footage.safetensors
+    python -m experiments.runway_heads --work work/ -o heads.safetensors
+    python -m experiments.runway_heads --recorded --work other/ -o footage-heads.safetensors
 
-Heads for simulated flights learn from 1,800 scenes of the plain world and 600 parts of large pictures, novelty
-from copies of the plain ones. Drawing is cheap, so 1,600 further scenes, in the four weathers of training, give
-temperatures, thresholds, regions and correlation by object scale, and the p-values of novelty. With --footage
-other heads learn from 1,200 scenes as real cameras record them and people label them beside, and are calibrated
-on 800 more, for frames of one's own; their novelty is the same, with p-values of these 800. What is drawn and
-collected stays in the work folder: a rerun goes on where it stopped. The figures on each card are of scenes of
-its world that neither heads nor calibration have seen.
+Heads for simulated flights learn from 1,800 scenes of the plain world and 1,200 of footage, novelty from copies
+of 300 plain ones. Drawing is cheap, so 1,600 further scenes of the plain world, in the four weathers of training,
+give temperatures, thresholds, regions and correlation by object scale, and the p-values of novelty. Those for real
+cameras, which have a detector of their own, learn from plain scenes, parts of large pictures and footage where
+pavement may begin before the threshold; copies and calibration are of footage. What is drawn and collected stays
+in the work folder: a rerun goes on where it stopped. The figures on each card are of scenes of its world that
+neither heads nor calibration have seen.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.runway_detector import WORLDS as DETECTED
+from experiments.runway_detector import WORLDS
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.dataset import Dataset
 from halopose.data.loading import load_dataset
 from halopose.evaluation.scores import Scores
 from halopose.fitting.artifact import Artifact
-from halopose.fitting.novelty import NoveltySettings, calibrate_novelty, collect_copies, fit_novelty
+from halopose.fitting.novelty import NoveltySettings, collect_copies, fit_novelty
 from halopose.fitting.pipeline import (
     FitSettings,
     calibrate_artifact,
@@ -41,14 +42,43 @@ from halopose.hosts import shipped
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.landing.world.dataset import write_dataset
+from halopose.landing.world.scenes import SceneSettings
 from halopose.types import Progress
 
-CALIBRATION = "calibration"
-SCENES, RECORDED, SEED = 1600, 800, 21  # to calibrate on: plain, footage
-PLAIN, PARTS, FOOTAGE, UNSEEN = 1800, 600, 1200, 900  # scenes to train on, and those that the figures are of
-WORLDS = {name: DETECTED[name] for name in ("footage", "parts")}
+SEED, UNSEEN = 21, 900  # of scenes to calibrate on; how many the figures are of, in each world
+PLAIN = 1800  # scenes of the plain world to train on
 SETTINGS = FitSettings(TrainSettings(epochs=16), region_scales=True)
-COPIES = NoveltySettings(images=PLAIN)  # of 300, as usual, a gate for fog learns far too little
+# Worlds by the first word of a split's name.
+DRAWN = {"footage": SceneSettings(footage=True), "recorded": WORLDS["footage"], "parts": WORLDS["parts"]}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A detector; splits that its heads learn from, which one is copied, how often at most; and the splits that
+    calibrate and judge."""
+
+    detector: Callable[[], Path]
+    learnt: Mapping[str, int]
+    copied: str
+    copies: NoveltySettings
+    calibration: str
+    scenes: int
+    judged: str
+
+
+SIMULATED = Kind(
+    shipped.runway_detector,
+    {"train": PLAIN, "footage": 1200},
+    "train",
+    NoveltySettings(),
+    "calibration",
+    1600,
+    "val",
+)
+RECORDED = Kind(
+    shipped.footage_detector, {"train": PLAIN, "parts": 600, "recorded": 1200}, "train",
+    NoveltySettings(images=900), "recorded_calibration", 800, "recorded_val",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -56,45 +86,28 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--base", type=Path, help="another detector than the one that ships")
-    parser.add_argument("--footage", type=Path, help="write heads calibrated on footage here too")
+    parser.add_argument("--recorded", action="store_true", help="heads for real cameras")
     given = parser.parse_args()
-    work, host = given.work, load_host(given.base or shipped.runway_detector())
-    plain, parts, footage = (
-        drawn(work, name, count) for name, count in (("train", PLAIN), ("parts", PARTS), ("footage", FOOTAGE))
-    )
+    kind, work = RECORDED if given.recorded else SIMULATED, given.work
+    host = load_host(given.base or kind.detector())
+    data = {name: drawn(work, name, count) for name, count in kind.learnt.items()}
     with progress() as step:
-        stores = [
-            collect_training(host, data, work / f"store-{name}", SETTINGS, step)
-            for name, data in (("train", plain), ("parts", parts), ("footage", footage))
-        ]
-        artifact = trained(host, stores[:2], work / "training.safetensors", step)
-        copies = collect_copies(host, plain, work / "copies", SETTINGS.imgsz, COPIES, step)
-        store = calibration_store(host, work, step)
+        stores = [collect_training(host, each, work / f"store-{n}", SETTINGS, step) for n, each in data.items()]
+        heads, facts = train_heads(host, stores, SETTINGS, work / "training.safetensors", step)
+        copies = collect_copies(host, data[kind.copied], work / "copies", SETTINGS.imgsz, kind.copies, step)
+        store = calibration_store(host, work, step, kind)
         held = {
             name: collect_validation(host, drawn(work, name, UNSEEN), work / f"store-{name}", SETTINGS, step)
-            for name in ("val", "footage_val")
+            for name in dict.fromkeys(["val", kind.judged])
         }
-        if given.footage:
-            recorded = calibration_store(host, work, step, footage=True)
-            other = trained(host, stores, work / "training-footage.safetensors", step)
+    artifact = uncalibrated(host, heads, stores, SETTINGS, facts)
     artifact = calibrate_artifact(artifact, host, store, SETTINGS.calibration, region_scales=True)
-    artifact = fit_novelty(artifact, copies, store, store.images, COPIES)
-    written(artifact, host, held, "val", given.output)
-    if given.footage:
-        other = calibrate_artifact(other, host, recorded, SETTINGS.calibration, region_scales=True)
-        card = {**other.card, "novelty": artifact.card["novelty"]}
-        other = calibrate_novelty(replace(other, novelty=artifact.novelty, card=card), recorded)
-        written(other, host, held, "footage_val", given.footage)
-
-
-def trained(host: Host, stores: Sequence[MatchStore], state: Path, step: Progress) -> Artifact:
-    """Heads that have learnt from some stores, still uncalibrated."""
-    heads, facts = train_heads(host, stores, SETTINGS, state, step)
-    return uncalibrated(host, heads, stores, SETTINGS, facts)
+    artifact = fit_novelty(artifact, copies, store, store.images, kind.copies)
+    written(artifact, host, held, kind.judged, given.output)
 
 
 def written(artifact: Artifact, host: Host, held: Mapping[str, MatchStore], own: str, output: Path) -> None:
-    """Save heads with the figures of their own world on their card, and say those of both."""
+    """Save heads with the figures of their own world on their card, and say those of all."""
     scores = {name: evaluate_artifact(artifact, host, store) for name, store in held.items()}
     card = {**artifact.card, "data": "scenes of experiments/runway_heads.py", "figures": figures(scores[own])}
     replace(artifact, card=card).save(output)
@@ -102,26 +115,22 @@ def written(artifact: Artifact, host: Host, held: Mapping[str, MatchStore], own:
     say("\n".join([*(line(name, one) for name, one in scores.items()), f"-> {output}"]))
 
 
-def drawn(work: Path, split: str, count: int) -> Dataset:
-    """Scenes of the heads' own seed, of the world that their split is named after, or else of the plain one."""
-    settings = WORLDS.get(split.split("_")[0])
-    data = write_dataset(work / split, {split: count}, shipped.RUNWAY_SEED, settings=settings, processes=2)
-    return load_dataset(data, split)
+def drawn(work: Path, split: str, count: int, seed: int = shipped.RUNWAY_SEED) -> Dataset:
+    """Scenes of a seed, by default the heads' own, of the world that the split's name begins with, else the plain
+    one."""
+    settings = DRAWN.get(split.split("_")[0])
+    return load_dataset(write_dataset(work / split, {split: count}, seed, settings=settings, processes=2), split)
 
 
-def calibration_store(host: Host, work: Path, step: Progress, *, footage: bool = False) -> MatchStore:
-    """The scenes that heads and novelty are calibrated on, of the plain world or as real cameras record them."""
-    name = "footage_calibration" if footage else CALIBRATION
-    data = calibration_scenes(work, footage=footage)
-    return collect_validation(host, data, work / f"store-{name}", SETTINGS, step)
+def calibration_store(host: Host, work: Path, step: Progress, kind: Kind = SIMULATED) -> MatchStore:
+    """The scenes that heads and novelty are calibrated on."""
+    data = calibration_scenes(work, kind)
+    return collect_validation(host, data, work / f"store-{kind.calibration}", SETTINGS, step)
 
 
-def calibration_scenes(work: Path, *, footage: bool = False) -> Dataset:
+def calibration_scenes(work: Path, kind: Kind = SIMULATED) -> Dataset:
     """The same as a data set."""
-    name = "footage_calibration" if footage else CALIBRATION
-    count = RECORDED if footage else SCENES
-    data = write_dataset(work / name, {name: count}, SEED, settings=WORLDS.get(name.split("_")[0]), processes=2)
-    return load_dataset(data, name)
+    return drawn(work, kind.calibration, kind.scenes, SEED)
 
 
 def line(name: str, scores: Scores) -> str:
@@ -135,7 +144,7 @@ def line(name: str, scores: Scores) -> str:
     return f"{name}: {counts}, {100 * told['kept_fraction']:.0f} % kept"
 
 
-__all__ = ["COPIES", "calibration_scenes", "calibration_store"]
+__all__ = ["PLAIN", "calibration_scenes", "calibration_store", "drawn"]
 
 if __name__ == "__main__":
     main()

@@ -16,14 +16,18 @@ import pytest
 from halopose.cli.app import main
 from halopose.cli.landing import _sensors
 from halopose.data.loading import load_dataset
+from halopose.geometry.camera import Camera
+from halopose.landing.flight import _images, conclude
 from halopose.landing.navigation.sensors import GNSS, Sensors
+from halopose.landing.recordings.writing import record
 from halopose.landing.settings import LandingSettings
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
+from halopose.predictor import UncertainPose
 from halopose.types import Array
 from tests.helpers.commands import refused, run
 from tests.helpers.values import present
-from tests.landing.test_flight import Oracle
+from tests.landing.test_flight import Oracle, approach_of
 
 SLOW = ("--rate", "0.1", "--no-animation")
 START = 3500.0  # metres before the threshold: 45 seconds
@@ -119,6 +123,35 @@ def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any],
     assert "positions.csv" in said
     with (tmp_path / "positions.csv").open(newline="") as file:
         assert all(37.5 < float(row["latitude_deg"]) < 37.7 for row in csv.DictReader(file))
+
+
+def test_large_frames_are_looked_at_again_where_the_filter_expects_the_runway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A film of three times the detector's width from 2.5 km, with the detector that ships and with all logs."""
+    approach, truth, _ = approach_of(3)
+    large = Camera.from_fov(1920, 1152, np.radians(30))
+    approach = replace(approach, world=replace(approach.world, camera=large))
+    settings, times = LandingSettings(seed=3, rate=0.5), np.arange(0.0, 6.0, 2.0)
+    images = tuple(_images(approach, truth, times, None))
+    nothing = [Blind().nothing] * len(times)
+    there = record(conclude(approach, truth, times, nothing, settings, images), tmp_path / "approach")
+    looked: list[tuple[int, ...]] = []
+    predict = UncertainPose.predict
+
+    def seen(self: UncertainPose, source: Array, **options: Any) -> list[PoseDistributions]:
+        looked.append(source.shape[:2])
+        return predict(self, source, **options)
+
+    monkeypatch.setattr(UncertainPose, "predict", seen)
+    names = ("attitude", "gnss", "ils", "radio", "irs", "truth")
+    files = [item for name in names for item in (f"--{name}", there / f"{name}.csv")]
+    lens = "--camera", there / "camera.yaml", "--runway", there / "runway.json"
+    given = "--frames", there / "video.mp4", *lens, *files, "--conf", 0.5, "--alarm", 0, "--no-animation"
+    run("land", *given, "--closer", "-o", tmp_path / "closer")
+    log = json.loads((tmp_path / "closer" / "log.json").read_text())
+    assert log["summary"]["runway_detected"] == log["summary"]["frames"] == 3
+    assert looked == [(1152, 1920)] * 3 + [(384, 640)] * 3
 
 
 def test_images_are_kept_only_where_something_shows_them(

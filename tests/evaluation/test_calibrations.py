@@ -23,7 +23,6 @@ from halopose.evaluation.calibrations import (
     fit_offset,
     fit_student,
     given_law,
-    independent_objects,
     warn_of_few,
 )
 from halopose.evaluation.evaluate import evaluate
@@ -319,35 +318,9 @@ def test_a_calibration_on_few_objects_says_so_and_what_it_would_take(caplog: pyt
     assert "images that show it" in warn(0, 200)
 
 
-def film(count: int, alike: float, seed: int = 0) -> MatchedPoses:
-    """True positives whose distances resemble those before them, as a law of the first order has it."""
-    matched, rng = poses(count, 3, None, seed=seed), np.random.default_rng(seed)
-    size, own = np.zeros((count, 3)), rng.standard_normal((count, 3))
-    for n in range(count):
-        size[n] = own[n] if n == 0 else alike * size[n - 1] + np.sqrt(1 - alike**2) * own[n]
-    unit = np.tile(np.eye(2), (count, 3, 1, 1))
-    turns = rng.uniform(0, 2 * np.pi, (count, 3))
-    residual = np.exp(0.5 * size)[..., None] * np.stack([np.cos(turns), np.sin(turns)], axis=-1)
-    return replace(
-        matched,
-        image_ids=np.arange(count),
-        labelled=np.ones((count, 3), dtype=bool),
-        residual=residual,
-        scale=unit,
-        covariance=unit,
-    )
-
-
-@pytest.mark.parametrize("alike", [0.0, 0.5, 0.9])
-def test_neighbours_that_are_alike_count_as_fewer(alike: float) -> None:
-    """The number is that by which the variance of a mean falls."""
-    found = [independent_objects(film(400, alike, seed)).mean() for seed in range(8)]
-    assert np.mean(found) == pytest.approx(400 * (1 - alike) / (1 + alike), rel=0.25)
-
-
 def test_a_few_frames_widen_at_once_and_narrow_hardly(caplog: pytest.LogCaptureFixture) -> None:
     protocol = Protocol(tails=True)
-    frames = film(40, 0.9)
+    frames, many = poses(40, 3, None, seed=2), poses(400, 3, None, seed=2)
     fitted = fit_calibrations(frames, protocol)
     wider, narrower = (
         replace(fitted, gaussian=fitted.gaussian.widened(torch.full((3,), each))) for each in (2.0, 0.5)
@@ -355,14 +328,13 @@ def test_a_few_frames_widen_at_once_and_narrow_hardly(caplog: pytest.LogCaptureF
     assert cautious(fitted, narrower, frames, protocol) is fitted
     assert not caplog.messages
     held = cautious(fitted, wider, frames, protocol)
-    independent = torch.from_numpy(independent_objects(frames))
-    assert (independent < 12).all()
-    torch.testing.assert_close(held.gaussian.tau_, fitted.gaussian.tau_ * 2 ** (1 - independent / 50))
+    share = torch.from_numpy(frames.labelled.sum(0) / 400)
+    torch.testing.assert_close(held.gaussian.tau_, fitted.gaussian.tau_ * 2 ** (1 - share))
     ratio = held.gaussian.tau_ / fitted.gaussian.tau_
     torch.testing.assert_close(held.student.moment_tau_, fitted.student.moment_tau_ * ratio)
     torch.testing.assert_close(held.student.nu_, fitted.student.nu_)
-    assert "tell as much as" in caplog.text
-    many = film(400, 0.0)
-    plenty = fit_calibrations(many, protocol)
+    assert "it takes 400 to narrow it" in caplog.text
+    whole = replace(many, labelled=np.ones_like(many.labelled))
+    plenty = fit_calibrations(whole, protocol)
     before = replace(plenty, gaussian=plenty.gaussian.widened(torch.full((3,), 2.0)))
-    assert cautious(plenty, before, many, protocol) is plenty
+    assert cautious(plenty, before, whole, protocol) is plenty

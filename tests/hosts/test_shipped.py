@@ -20,7 +20,9 @@ WEIGHTS = [
     "runway.safetensors",
     "runway-heads.safetensors",
     "runway-footage.safetensors",
+    "runway-footage-heads.safetensors",
 ]
+FINDERS = ("shipped_artifact", "runway_detector", "runway_artifact", "footage_detector", "footage_artifact")
 
 
 @pytest.fixture(autouse=True)
@@ -107,21 +109,21 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_what_ships_is_in_its_package() -> None:
-    found = [hub._packaged(WEIGHTS[0]), hub.runway_detector(), hub.runway_artifact(), hub.footage_artifact()]
+    found = [hub._packaged(WEIGHTS[0]), *(getattr(hub, name)() for name in FINDERS[1:])]
     assert [path.name for path in found] == WEIGHTS
     assert all(path.is_file() and path.parent.name == "halopose_models" for path in found)
 
 
 def test_without_the_models_one_line_says_what_to_install() -> None:
     """As a user of the Apache wheel alone has it, in a process of its own."""
-    text = """
+    text = f"""
 import sys
 sys.modules["halopose_models"] = None
 from halopose.hosts import shipped as hub
 from halopose.errors import HaloposeError
-for find in (hub.shipped_artifact, hub.runway_detector, hub.runway_artifact, hub.footage_artifact):
+for name in {FINDERS}:
     try:
-        find()
+        getattr(hub, name)()
     except HaloposeError as error:
         print(error)
 """

@@ -130,8 +130,10 @@ def land(
     if animation:
         pictures.check_animation(output / "landing.webp")
     make_folder(output)
-    heads = artifact or (hub.runway_artifact() if frames is None else hub.footage_artifact())
-    model = UncertainPose.load(base or hub.runway_detector(), heads, device=device, widen=widen)
+    detector, heads = hub.runway_detector, hub.runway_artifact
+    if frames is not None:
+        detector, heads = hub.footage_detector, hub.footage_artifact
+    model = UncertainPose.load(base or detector(), artifact or heads(), device=device, widen=widen)
     flight: Flight
     site: Site | None = None
     with progress() as step:

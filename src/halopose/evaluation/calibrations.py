@@ -44,6 +44,7 @@ from halopose.uncertainty.tails import Tails
 log = logging.getLogger(__name__)
 
 FEW_OBJECTS = 50  # with fewer a keypoint's calibration is mostly noise
+ENOUGH_TO_NARROW = 400  # objects that tell the coverage of a 95 % ellipse to one per cent
 _BIASED, _FEWEST = 3.0, 8  # standard errors from which a mean counts as a bias, and objects it takes
 
 # The laws to compare, and what people are told they are called.
@@ -212,36 +213,19 @@ def cautious(
 
     A few frames can show that a law is too narrow, and hardly that it is too wide: those of one film err less than
     stated, or more, all together, and the next film errs otherwise. A temperature above the one before stands; one
-    below goes the share of the way down, in the logarithm, that independent objects have of ``min_samples``.
+    below goes the share of the way down, in the logarithm, that the objects have of ``ENOUGH_TO_NARROW``.
     """
-    independent = independent_objects(matched)
-    share = torch.from_numpy(np.clip(independent / fitted.gaussian.min_samples, 0.0, 1.0))
+    share = torch.from_numpy(np.minimum(matched.labelled.sum(0) / ENOUGH_TO_NARROW, 1.0))
     factor = (before.gaussian.tau_ / fitted.gaussian.tau_).clamp(min=1.0) ** (1 - share)
     if not bool((factor > 1).any()):
         return fitted
     log.warning(
-        "%d objects that resemble their neighbours tell as much as %d: temperatures may rise, and fall a little",
-        len(matched), round(float(independent.mean())),
+        "%d objects widen what heads state as they say, and narrow it by a part of that: it takes %d to narrow it",
+        len(matched), ENOUGH_TO_NARROW,
     )  # fmt: skip
     wider = fit_calibrations(matched, protocol, gaussian=fitted.gaussian.widened(factor))
     tails = None if wider.tails is None else wider.tails.widened(factor)
     return replace(wider, student=wider.student.widened(factor), tails=tails)
-
-
-def independent_objects(matched: MatchedPoses) -> Array:
-    """How many independent objects (K,) would tell as much as these, each of which resembles its neighbour.
-
-    By the correlation of an object's distance with the next one's, in the order of their images: of the
-    logarithms, its mean over keypoints, as a law of the first order has it.
-    """
-    values = np.log(np.maximum(matched.covariance_distance, 1e-12))
-    both = matched.labelled[1:] & matched.labelled[:-1]
-    found = [
-        np.corrcoef(values[:-1, k][both[:, k]], values[1:, k][both[:, k]])[0, 1]
-        for k in np.flatnonzero(both.sum(0) >= _FEWEST)
-    ]
-    alike = np.clip(np.nan_to_num(np.mean(found)), 0.0, 1.0) if found else 0.0
-    return np.asarray(np.maximum(matched.labelled.sum(0) * (1 - alike) / (1 + alike), 1.0))
 
 
 def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Array) -> Calibrations:
@@ -459,6 +443,5 @@ __all__ = [
     "fit_offset",
     "fit_student",
     "given_law",
-    "independent_objects",
     "warn_of_few",
 ]

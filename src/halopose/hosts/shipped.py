@@ -66,7 +66,7 @@ def named_models() -> tuple[NamedModel, ...]:
     return (
         NamedModel("yolo11n-pose", "persons, 17 keypoints of COCO", find_base, shipped_artifact),
         NamedModel("runway", "runways from the air, 4 corners", runway_detector, runway_artifact),
-        NamedModel("runway-footage", "the same, as real cameras record them", runway_detector, footage_artifact),
+        NamedModel("runway-footage", "the same, as real cameras record them", footage_detector, footage_artifact),
     )
 
 
@@ -138,9 +138,14 @@ def runway_artifact() -> Path:
     return _packaged("runway-heads.safetensors")
 
 
-def footage_artifact() -> Path:
-    """The same heads, calibrated on scenes as real cameras record them."""
+def footage_detector() -> Path:
+    """The runway detector that ships for real cameras."""
     return _packaged("runway-footage.safetensors")
+
+
+def footage_artifact() -> Path:
+    """The heads that ship for it, calibrated on scenes as real cameras record them."""
+    return _packaged("runway-footage-heads.safetensors")
 
 
 def _packaged(name: str) -> Path:
