@@ -48,7 +48,7 @@ def main() -> None:
     given = parser.parse_args()
     conf = given.conf
     model = UncertainPose.load(
-        given.base or shipped.runway_detector(), given.artifact or shipped.runway_artifact()
+        given.base or shipped.footage_detector(), given.artifact or shipped.footage_artifact()
     )
 
     def steered(scene: Scene, image: Array) -> PoseDistributions:
