@@ -60,7 +60,7 @@ PROCESSES = 2  # that draw
 # Scenes to train on, by the name of their split and folder
 WORLDS = {
     "detector": SceneSettings(),
-    "footage": SceneSettings(footage=True, paved=True),
+    "footage": SceneSettings(footage=True, paved=0.35),
     "parallel": SceneSettings(parallel_share=1.0, distance=(1500.0, 6000.0)),  # two of three scenes show both
     "pale": SceneSettings(parallel_share=1.0, distance=(1500.0, 6000.0)),  # the same, mostly in haze and at dusk
     "parts": SceneSettings(camera=Camera.from_fov(1920, 1152, radians(30)), distance=(1000.0, 6000.0), part=640),

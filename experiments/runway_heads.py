@@ -7,9 +7,10 @@ Heads for simulated flights learn from 1,800 scenes of the plain world and 1,200
 of 300 plain ones. Drawing is cheap, so 1,600 further scenes of the plain world, in the four weathers of training,
 give temperatures, thresholds, regions and correlation by object scale, and the p-values of novelty. Those for real
 cameras, which have a detector of their own, learn from plain scenes, parts of large pictures and footage where
-pavement may begin before the threshold; copies and calibration are of footage. What is drawn and collected stays
-in the work folder: a rerun goes on where it stopped. The figures on each card are of scenes of its world that
-neither heads nor calibration have seen.
+pavement may begin before the threshold, with the loss of a Student-t, and are calibrated on 800 scenes of footage
+where it does so as often as at real airports; novelty is from copies of 900 plain ones. What is drawn and
+collected stays in the work folder: a rerun goes on where it stopped. The figures on each card are of scenes of its
+world that neither heads nor calibration have seen.
 """
 
 from __future__ import annotations
@@ -42,14 +43,22 @@ from halopose.hosts import shipped
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.landing.world.dataset import write_dataset
+from halopose.landing.world.footage import PAVED
 from halopose.landing.world.scenes import SceneSettings
 from halopose.types import Progress
 
 SEED, UNSEEN = 21, 900  # of scenes to calibrate on; how many the figures are of, in each world
 PLAIN = 1800  # scenes of the plain world to train on
 SETTINGS = FitSettings(TrainSettings(epochs=16), region_scales=True)
+# Labels that begin elsewhere are far off: with the paper's loss a few of them widen all near corners.
+FOR_TAILS = replace(SETTINGS, train=TrainSettings(epochs=16, dof=4.0, scale_weight=False))
 # Worlds by the first word of a split's name.
-DRAWN = {"footage": SceneSettings(footage=True), "recorded": WORLDS["footage"], "parts": WORLDS["parts"]}
+DRAWN = {
+    "footage": SceneSettings(footage=True),
+    "recorded": WORLDS["footage"],
+    "real": SceneSettings(footage=True, paved=PAVED),
+    "parts": WORLDS["parts"],
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class Kind:
     calibration: str
     scenes: int
     judged: str
+    settings: FitSettings
 
 
 SIMULATED = Kind(
@@ -74,10 +84,11 @@ SIMULATED = Kind(
     "calibration",
     1600,
     "val",
+    SETTINGS,
 )
 RECORDED = Kind(
     shipped.footage_detector, {"train": PLAIN, "parts": 600, "recorded": 1200}, "train",
-    NoveltySettings(images=900), "recorded_calibration", 800, "recorded_val",
+    NoveltySettings(images=900), "real_calibration", 800, "real_val", FOR_TAILS,
 )  # fmt: skip
 
 
@@ -93,14 +104,14 @@ def main() -> None:
     data = {name: drawn(work, name, count) for name, count in kind.learnt.items()}
     with progress() as step:
         stores = [collect_training(host, each, work / f"store-{n}", SETTINGS, step) for n, each in data.items()]
-        heads, facts = train_heads(host, stores, SETTINGS, work / "training.safetensors", step)
+        heads, facts = train_heads(host, stores, kind.settings, work / "training.safetensors", step)
         copies = collect_copies(host, data[kind.copied], work / "copies", SETTINGS.imgsz, kind.copies, step)
         store = calibration_store(host, work, step, kind)
         held = {
             name: collect_validation(host, drawn(work, name, UNSEEN), work / f"store-{name}", SETTINGS, step)
             for name in dict.fromkeys(["val", kind.judged])
         }
-    artifact = uncalibrated(host, heads, stores, SETTINGS, facts)
+    artifact = uncalibrated(host, heads, stores, kind.settings, facts)
     artifact = calibrate_artifact(artifact, host, store, SETTINGS.calibration, region_scales=True)
     artifact = fit_novelty(artifact, copies, store, store.images, kind.copies)
     written(artifact, host, held, kind.judged, given.output)

@@ -66,7 +66,7 @@ def footage(seed: int) -> Array:
     kinds: tuple[Weather, ...] = ("clear", "haze", "clear", "dusk", "clear", "night")
     frames = [
         cv2.resize(
-            render(sample_scene(seed + n, kinds[n % 6], SceneSettings(footage=True, paved=True))), (320, 192)
+            render(sample_scene(seed + n, kinds[n % 6], SceneSettings(footage=True, paved=0.35))), (320, 192)
         )
         for n in range(12)
     ]

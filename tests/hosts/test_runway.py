@@ -16,6 +16,7 @@ from halopose.landing.world.dataset import (
     render,
     sample_scene,
 )
+from halopose.landing.world.footage import PAVED
 from halopose.predictor import UncertainPose
 from halopose.types import Array
 
@@ -64,7 +65,7 @@ def test_what_ships_for_real_cameras_has_a_detector_of_its_own(
     with pytest.raises(HaloposeError, match="base"):
         UncertainPose(model.host, footage.artifact)
     assert not set(footage.artifact.card["images"]["calibration"]) & set(footage.artifact.card["images"]["heads"])
-    recorded = SceneSettings(footage=True, paved=True)
+    recorded = SceneSettings(footage=True, paved=PAVED)
     found = distances(footage, [sample_scene(seed, "clear", recorded) for seed in range(900, 940)], 0.5)
     assert len(found) >= 28
     assert 0.85 < np.mean(np.concatenate(found) < 5.99) <= 1.0

@@ -265,6 +265,7 @@ def world(
     """Draw scenes of runways with exact corners: images, YOLO labels, and COCO json with poses and cameras."""
     from halopose.data.files import make_folder
     from halopose.landing.world.dataset import write_dataset
+    from halopose.landing.world.footage import PAVED
     from halopose.landing.world.scenes import SceneSettings, check_weather
 
     counts = {"train": images, "val": -(-images // 3)}
@@ -274,7 +275,7 @@ def world(
             check_weather(name)
         counts = dict.fromkeys(names, images)
     make_folder(output)
-    settings = SceneSettings(bare=empty, footage=footage, paved=footage)
+    settings = SceneSettings(bare=empty, footage=footage, paved=PAVED if footage else 0.0)
     data = write_dataset(output, counts, seed, settings=settings, processes=processes, quality=0 if png else 95)
     say(f"{', '.join(f'{count} {split}' for split, count in counts.items())} -> {data}")
 

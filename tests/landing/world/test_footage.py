@@ -50,15 +50,17 @@ def test_every_addition_occurs_and_is_missing() -> None:
 
 
 def test_pavement_before_the_threshold_is_drawn_and_labels_may_begin_there() -> None:
-    drawn = [sample_pavement(seed) for seed in range(400)]
+    drawn = [sample_pavement(seed, 0.35) for seed in range(400)]
     sides, counted = np.array([each[0] for each in drawn]), np.array([each[1] for each in drawn])
     displaced = (sides > 0).any(1)
     assert 0.25 < displaced.mean() < 0.45
     assert 0.6 < counted[displaced].mean() < 0.8
     assert not counted[~displaced].any()
     assert 0.25 < (sides[:, 0] != sides[:, 1])[displaced].mean() < 0.55
-    drawing = [sample_scene(seed, "clear", SceneSettings(footage=True, paved=True)).runway for seed in range(20)]
-    assert [(runway.before, runway.counted) for runway in drawing] == [sample_pavement(seed) for seed in range(20)]
+    drawing = [sample_scene(seed, "clear", SceneSettings(footage=True, paved=0.35)).runway for seed in range(20)]
+    assert [(runway.before, runway.counted) for runway in drawing] == [
+        sample_pavement(seed, 0.35) for seed in range(20)
+    ]
     assert sample_scene(3, "clear", SceneSettings(footage=True)).runway.before == (0.0, 0.0)
     camera = Camera.from_fov(320, 192, np.radians(30))
     scene = sample_scene(3, "clear", SceneSettings(camera=camera, distance=(900.0, 1000.0)))

@@ -21,6 +21,7 @@ SIZES = (
     (960, 576),
 )  # all 5 : 3, so that a batch holds any of them
 _SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)
+PAVED = 0.25  # share with pavement before their threshold: 52 of the 210 ends in the table of real runways
 _PLAIN_FOCAL = 1194.3  # pixels, of the plain world's 640 px and 30 degrees
 
 
@@ -118,14 +119,14 @@ def sample_footage(seed: int) -> Footage:
     )
 
 
-def sample_pavement(seed: int) -> tuple[tuple[float, float], bool]:
+def sample_pavement(seed: int, share: float) -> tuple[tuple[float, float], bool]:
     """Metres of pavement before a seed's threshold, left and right, and whether its labels begin there.
 
-    Most have none. Labels of real frames begin where pavement and side stripes do, more often than at the
-    threshold's bars; tables of runways have that end too. Where a taxiway enters, one stripe may be shorter.
+    A share of all runways has any. Labels of real frames begin where pavement and side stripes do, more often than
+    at the threshold's bars; tables of runways have that end too. Where a taxiway enters, one may be shorter.
     """
     rng = np.random.default_rng([seed, 32])
-    displaced, counted, oblique = rng.random(3) < (0.35, 0.7, 0.4)
+    displaced, counted, oblique = rng.random(3) < (share, 0.7, 0.4)
     metres = float(np.exp(rng.uniform(np.log(60.0), np.log(350.0))))
     shorter = metres * float(rng.uniform(0.1, 1.0)) if oblique else metres
     if not displaced:
@@ -150,6 +151,7 @@ def pinhole_for(camera: Camera) -> Camera:
 
 
 __all__ = [
+    "PAVED",
     "SIZES",
     "Footage",
     "FootageRanges",

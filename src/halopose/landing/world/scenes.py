@@ -133,8 +133,8 @@ class SceneSettings:
 
     localizer and glide_spread are the angles by which the aircraft is off the centreline and the glide path. bare:
     the runways are taken away. footage: every scene has a camera and ranges of its own, and what footage adds;
-    paved: in a third of these pavement begins before the threshold, and in most of those so do labels. part: wide
-    pixels of the camera's image around the runway are the picture, as a second look has them; 0 is all of it.
+    paved: the share of these where pavement begins before the threshold; in most of those so do labels. part: the
+    picture is so many pixels of the camera's image around the runway, as a second look has them; 0: all of it.
     """
 
     camera: Camera = field(default_factory=lambda: Camera.from_fov(640, 384, radians(30)))
@@ -150,7 +150,7 @@ class SceneSettings:
     parallel_share: float = 0.2
     bare: bool = False
     footage: bool = False
-    paved: bool = False
+    paved: float = 0.0
     part: int = 0
 
 
@@ -167,7 +167,7 @@ def sample_scene(seed: int, weather: Weather = "clear", settings: SceneSettings 
         settings = _as_footage(seed, settings)
     world = sample_world(seed, weather, settings)
     if settings.footage and settings.paved:
-        before, counted = sample_pavement(seed)
+        before, counted = sample_pavement(seed, settings.paved)
         world = replace(world, runway=replace(world.runway, before=before, counted=counted))
     rng = np.random.default_rng([seed, 1])
     for _ in range(_ATTEMPTS):
