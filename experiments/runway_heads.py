@@ -98,20 +98,24 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--base", type=Path, help="another detector than the one that ships")
     parser.add_argument("--recorded", action="store_true", help="heads for real cameras")
+    parser.add_argument("--gaussian", action="store_true", help="with the paper's loss, for real cameras too")
     given = parser.parse_args()
     kind, work = RECORDED if given.recorded else SIMULATED, given.work
+    settings = kind.settings
+    if given.gaussian:
+        settings = replace(settings, train=replace(settings.train, dof=None))
     host = load_host(given.base or kind.detector())
     data = {name: drawn(work, name, count) for name, count in kind.learnt.items()}
     with progress() as step:
         stores = [collect_training(host, each, work / f"store-{n}", SETTINGS, step) for n, each in data.items()]
-        heads, facts = train_heads(host, stores, kind.settings, work / "training.safetensors", step)
+        heads, facts = train_heads(host, stores, settings, work / "training.safetensors", step)
         copies = collect_copies(host, data[kind.copied], work / "copies", SETTINGS.imgsz, kind.copies, step)
         store = calibration_store(host, work, step, kind)
         held = {
             name: collect_validation(host, drawn(work, name, UNSEEN), work / f"store-{name}", SETTINGS, step)
             for name in dict.fromkeys(["val", kind.judged])
         }
-    artifact = uncalibrated(host, heads, stores, kind.settings, facts)
+    artifact = uncalibrated(host, heads, stores, settings, facts)
     artifact = calibrate_artifact(artifact, host, store, SETTINGS.calibration, region_scales=True)
     artifact = fit_novelty(artifact, copies, store, store.images, kind.copies)
     written(artifact, host, held, kind.judged, given.output)
