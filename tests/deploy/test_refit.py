@@ -82,7 +82,8 @@ def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(
 ) -> None:
     before = UncertainPose.load(folder)
     count = refit.calibrate(folder, refit.collect(Deployed(folder), load_dataset(data, "val")))
-    card = {"images": {"heads": []}, "settings": asdict(SETTINGS), "skipped": []}
+    # As exported: calibrated before, which a few objects hardly narrow.
+    card = {"images": {"heads": [], "calibration": []}, "settings": asdict(SETTINGS), "skipped": []}
     trained = replace(artifact_for(host_of("11")), card=card)
     expected = calibrate_artifact(trained, host_of("11"), store, "matched").calibrations
     found = refit.calibrations_of(Deployed(folder).facts)
