@@ -266,7 +266,7 @@ def calibrate_heads(
     if settings.calibration == "assigned":
         gaussian, student = _calibrate_assigned(heads, store, images, settings)
     fitted = fit_calibrations(matched, settings.protocol, gaussian=gaussian, student=student)
-    if before is not None:
+    if before is not None and settings.calibration == "matched":
         fitted = cautious(fitted, before, matched, settings.protocol)
     return fitted if moved is None else replace(fitted, offset=moved)
 
