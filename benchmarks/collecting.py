@@ -29,9 +29,9 @@ from benchmarks.table import Row, as_text, faster
 from halopose.data.dataset import Dataset, Objects, Record
 from halopose.data.loading import load_dataset
 from halopose.fitting.collecting import collect
-from halopose.fitting.crew import Crew
-from halopose.fitting.reading import Reader
-from halopose.fitting.store import CollectSettings
+from halopose.fitting.feature_cache import CollectSettings
+from halopose.fitting.prefetch import Reader
+from halopose.fitting.workers import WorkerPool
 from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
 
@@ -49,8 +49,8 @@ def collecting_rows(data: Path | None, images: int = IMAGES, rounds: int = 3) ->
     """All of them; photographs from a data yaml, or two that come with Ultralytics in turns."""
     host = make_model().host
     dataset = photographs(data, host.layout, images)
-    crew, settings = Crew.of_machine("cpu"), CollectSettings(detections=20)
-    found = _compare(host, dataset, (settings, crew), (settings, Crew()), rounds)
+    crew, settings = WorkerPool.of_machine("cpu"), CollectSettings(detections=20)
+    found = _compare(host, dataset, (settings, crew), (settings, WorkerPool()), rounds)
     rate = f"{len(dataset) / found.ours:.1f} images a second"
     what = f"collecting {len(dataset)} photographs, YOLO11n-pose, 640, {crew.processes} processes, {rate}"
     yield faster(what, found, "--workers 1 --batch 1, the model on all threads")
@@ -69,10 +69,10 @@ def _stub_rows(stub: Host, dataset: Dataset, model: float, rounds: int) -> Itera
     cores, batched = os.cpu_count() or 1, CollectSettings(batch=16)
     limit = _reading_rate(stub, dataset, cores)
     for what, crew in (
-        (f"{cores} readers, batches of 16", Crew(readers=cores)),
-        (f"{cores} processes, batches of 16", Crew(processes=cores)),
+        (f"{cores} readers, batches of 16", WorkerPool(readers=cores)),
+        (f"{cores} processes, batches of 16", WorkerPool(processes=cores)),
     ):
-        found = _compare(stub, dataset, (batched, crew), (CollectSettings(), Crew()), rounds)
+        found = _compare(stub, dataset, (batched, crew), (CollectSettings(), WorkerPool()), rounds)
         rate, one = len(dataset) / found.ours, len(dataset) / found.peer
         yield faster(
             f"{len(dataset)} photographs, a model of 2 ms a batch, {what}, {rate:.0f} images a second",
@@ -88,7 +88,7 @@ def _stub_rows(stub: Host, dataset: Dataset, model: float, rounds: int) -> Itera
             f"{limit / one:.1f}",
         )
     for readers in READERS:
-        peak = peak_of(lambda: _run(stub, dataset, batched, Crew(readers=readers)))  # noqa: B023
+        peak = peak_of(lambda: _run(stub, dataset, batched, WorkerPool(readers=readers)))  # noqa: B023
         yield Row(f"its peak memory, {readers} readers", f"{peak:.2f} GiB")
 
 
@@ -114,7 +114,7 @@ def _only_read(reader: Reader, records: Sequence[Record]) -> None:
         reader((record, 640))
 
 
-def _busy(host: Host, dataset: Dataset, settings: CollectSettings, crew: Crew) -> Iterator[Row]:
+def _busy(host: Host, dataset: Dataset, settings: CollectSettings, crew: WorkerPool) -> Iterator[Row]:
     """Share of the processes' time that is the model's own, and, in another run, their memory in all."""
     spent = multiprocessing.get_context("fork").RawArray("d", SLOTS)
     with _timed(host, spent):
@@ -153,7 +153,7 @@ class _timed:
         return watched
 
 
-def _run(host: Host, dataset: Dataset, settings: CollectSettings, crew: Crew) -> None:
+def _run(host: Host, dataset: Dataset, settings: CollectSettings, crew: WorkerPool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         collect(host, dataset, folder, settings, crew=crew)
 
@@ -161,8 +161,8 @@ def _run(host: Host, dataset: Dataset, settings: CollectSettings, crew: Crew) ->
 def _compare(
     host: Host,
     dataset: Dataset,
-    ours: tuple[CollectSettings, Crew],
-    theirs: tuple[CollectSettings, Crew],
+    ours: tuple[CollectSettings, WorkerPool],
+    theirs: tuple[CollectSettings, WorkerPool],
     rounds: int,
 ) -> Comparison:
     with tempfile.TemporaryDirectory() as name:

@@ -14,8 +14,8 @@ from benchmarks.interleave import Comparison, compare
 from benchmarks.overhead import PHOTOGRAPH, make_model
 from halopose.data.dataset import Dataset, Objects, Record
 from halopose.fitting.collecting import collect, to_targets
-from halopose.fitting.store import CollectSettings, MatchStore
-from halopose.fitting.training import TrainSettings, train, weighted_nll
+from halopose.fitting.feature_cache import CollectSettings, MatchStore
+from halopose.fitting.head_training import TrainSettings, train, weighted_nll
 from halopose.predictor import UncertainPose
 from halopose.uncertainty.heads import LevelHead, ProbabilisticHeads, convolve_many
 

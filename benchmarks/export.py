@@ -20,9 +20,9 @@ from benchmarks.interleave import Comparison, compare
 from halopose.deploy import onnx_file, predict
 from halopose.deploy.predict import Model
 from halopose.fitting.artifact import Artifact
-from halopose.hosts.shipped import find_base, shipped_artifact
+from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
-from halopose.hosts.ultralytics.host import load_model
+from halopose.hosts.ultralytics.ultralytics_host import load_model
 from halopose.predictor import UncertainPose
 
 PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"

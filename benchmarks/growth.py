@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.stored import HEADS, STORED, grown_store
+from halopose.calibration.calibrate import fit_calibrations
 from halopose.data.coco import parse_ground_truth, parse_predictions, read_ground_truth
-from halopose.data.synthetic import World, synthesize
-from halopose.evaluation.calibrations import fit_calibrations
+from halopose.data.synthetic_poses import World, synthesize
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.true_positives import match_poses
+from halopose.fitting.feature_cache import MatchStore
+from halopose.fitting.head_training import TrainSettings, train
 from halopose.fitting.pipeline import FitSettings, calibrate_heads
-from halopose.fitting.store import MatchStore
-from halopose.fitting.training import TrainSettings, train
+from halopose.matching.matched_poses import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.protocol import Protocol
 from halopose.types import Array
 
 COCO_VAL = World(images=2693, persons=6352)

@@ -7,7 +7,7 @@ from time import perf_counter
 import numpy as np
 
 from halopose.landing.flight import start_of, truth_of
-from halopose.landing.navigation.model import FusionSettings
+from halopose.landing.navigation.motion_model import FusionSettings
 from halopose.landing.navigation.navigator import Navigator
 from halopose.landing.navigation.sensors import IlsSite, Sensors, in_order, simulate, vision
 from halopose.landing.world.approach import fly

@@ -9,18 +9,18 @@ import torch
 import ultralytics
 
 from benchmarks.interleave import Comparison, compare
+from halopose.calibration.calibrators import Calibrations
 from halopose.data.images import read_image
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host, HostOutput, Selection
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base, runway_artifact, runway_detector, shipped_artifact
+from halopose.hosts.model_zoo import find_base, runway_artifact, runway_detector, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
-from halopose.hosts.ultralytics.host import load_model
-from halopose.landing.world.render import render
+from halopose.hosts.ultralytics.ultralytics_host import load_model
+from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import sample_scene
 from halopose.predictor import UncertainPose
 from halopose.types import Array
-from halopose.uncertainty.calibration import Calibrations
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
@@ -70,7 +70,7 @@ def compare_novelty(rounds: int = 40) -> Comparison:
     artifact = Artifact.load(runway_artifact())
     host = load_host(runway_detector())
     plain, novel = (UncertainPose(host, one) for one in (replace(artifact, novelty=None), artifact))
-    image = render(sample_scene(4))
+    image = render_scene(sample_scene(4))
     return compare(lambda: plain.predict(image), lambda: novel.predict(image), rounds)
 
 

@@ -23,10 +23,10 @@ from benchmarks.overhead import make_model
 from benchmarks.table import Row, as_text, in_time
 from halopose.data.tensors import write_tensors
 from halopose.fitting.collecting import VIEWS_PER_SHARD, Collection
-from halopose.fitting.crew import MOST_READERS, Crew
-from halopose.fitting.reading import Reader, Reading, read_ahead
-from halopose.fitting.store import CollectSettings, MatchStore
-from halopose.fitting.training import TrainSettings, train
+from halopose.fitting.feature_cache import CollectSettings, MatchStore
+from halopose.fitting.head_training import TrainSettings, train
+from halopose.fitting.prefetch import Reader, Reading, read_ahead
+from halopose.fitting.workers import MOST_READERS, WorkerPool
 from halopose.hosts.base import HostOutput
 from halopose.uncertainty.heads import ProbabilisticHeads
 
@@ -48,7 +48,7 @@ def _rows(data: Path | None) -> Iterator[Row]:
     host = make_model().host
     dataset = photographs(data, host.layout, VIEWS_PER_SHARD)
     with tempfile.TemporaryDirectory() as name:
-        work = Collection.open(host, dataset, Path(name), CollectSettings(), Crew())
+        work = Collection.open(host, dataset, Path(name), CollectSettings(), WorkerPool())
         tasks, reader = work.views(0), Reader(host.placer(), True)
         readings, reading = _timed(lambda: list(read_ahead(reader, tasks, 0, 1)))
         shard, collecting, model = _collected(work, readings)

@@ -20,12 +20,14 @@ from pycocotools.cocoeval import COCOeval
 from scipy import special
 
 from benchmarks.interleave import Comparison, compare
+from halopose.calibration import calibrate
 from halopose.data.coco import parse_ground_truth, parse_predictions
-from halopose.data.synthetic import World, synthesize
-from halopose.evaluation import calibrations, matching, metrics, true_positives
+from halopose.data.synthetic_poses import World, synthesize
 from halopose.evaluation import evaluate as evaluate_module
+from halopose.evaluation import metrics
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.true_positives import match_poses
+from halopose.matching import greedy_matching, matched_poses
+from halopose.matching.matched_poses import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.uncertainty import distributions
 
@@ -96,14 +98,14 @@ def protocol_costs(rounds: int = 3) -> Costs:
 def _costs(poses: PoseDistributions, objects: GroundTruth, threads: int) -> Costs:
     stages, calls, saved = _Stopwatch(), _Stopwatch(), _Saved(threads)
     with ExitStack() as stack:
-        for module in (matching, calibrations, evaluate_module):
+        for module in (greedy_matching, calibrate, evaluate_module):
             stack.enter_context(saved.among(module))
         for module, name, what in STAGES:
             stack.enter_context(stages.around(module, name, what))
         for module, name in LIBRARIES:
             stack.enter_context(calls.around(module, name, name))
         begin = time.process_time()
-        evaluate_module.evaluate(true_positives.match_poses(poses, objects))
+        evaluate_module.evaluate(matched_poses.match_poses(poses, objects))
         whole = time.process_time() - begin
     return Costs(whole, stages.seconds, sum(calls.seconds.values()), whole - saved.seconds)
 
@@ -159,7 +161,7 @@ class _Saved:
 
 
 STAGES: tuple[tuple[Any, str, str], ...] = (
-    (true_positives, "match_poses", "matching"),
+    (matched_poses, "match_poses", "matching"),
     (evaluate_module, "cross_fitted", "fitting five folds"),
     (evaluate_module, "_one_law", "scoring three laws, all keypoints and kept ones"),
     (evaluate_module, "joint_gains", "the joint law"),

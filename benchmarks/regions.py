@@ -8,10 +8,10 @@ import numpy as np
 
 from benchmarks.interleave import Comparison, compare
 from benchmarks.overhead import PHOTOGRAPH
+from halopose.calibration.correlation import fit_correlation
 from halopose.data.images import read_image
-from halopose.hosts.shipped import find_base, shipped_artifact
+from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.predictor import UncertainPose
-from halopose.uncertainty.correlation import fit_correlation
 
 PERSONS, KEYPOINTS = 20_000, 17
 

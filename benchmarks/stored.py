@@ -10,7 +10,7 @@ from torch import Tensor
 from halopose.data.files import write_json
 from halopose.data.tensors import write_tensors
 from halopose.fitting.collecting import VIEWS_PER_SHARD
-from halopose.fitting.store import FORMAT, shard_path
+from halopose.fitting.feature_cache import FORMAT, shard_path
 from halopose.keypoints import Keypoints
 from halopose.uncertainty.heads import ConvTemplate, ProbabilisticHeads
 

@@ -7,9 +7,9 @@ import torch
 from scipy import optimize
 
 from benchmarks.interleave import Comparison, compare
-from halopose.uncertainty.calibration import Sample, student_parameters
+from halopose.calibration.estimation import Sample, student_parameters
+from halopose.calibration.estimation.profile import Pass
 from halopose.uncertainty.distributions import StudentT
-from halopose.uncertainty.estimation.profile import Pass
 
 KEYPOINTS = 17
 

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import cv2
 
 from halopose.landing.world.landscape import LANDSCAPES, landscape
-from halopose.landing.world.render import render
+from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import WEATHERS, Scene, sample_scene
 
 
 def seconds_per_image(scenes: Sequence[Scene], rounds: int = 3) -> float:
     """Least processor time per image over rounds, with the textures made before."""
     for scene in scenes:
-        render(scene)
+        render_scene(scene)
     return min(_round(scenes) for _ in range(rounds)) / len(scenes)
 
 
@@ -34,7 +34,7 @@ def images_a_second() -> float:
 def _round(scenes: Sequence[Scene]) -> float:
     start = time.process_time()
     for scene in scenes:
-        render(scene)
+        render_scene(scene)
     return time.process_time() - start
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     for weather in WEATHERS:
         cost = seconds_per_image([sample_scene(seed, weather) for seed in range(24)])
         print(f"{weather:6} {cost * 1e3:5.1f} ms  {1 / cost:5.1f} images a second")
-    image = render(sample_scene(0))
+    image = render_scene(sample_scene(0))
     start = time.process_time()
     for _ in range(50):
         cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 95])

@@ -21,9 +21,9 @@ import numpy as np
 from halopose import UncertainPose
 from halopose.geometry.pnp import solve_pose
 from halopose.landing.recordings.cameras import Lens, read_camera
-from halopose.landing.recordings.messages import fill, pose_message
-from halopose.landing.recordings.runways import read_runway
-from halopose.landing.world.render import render
+from halopose.landing.recordings.ros_messages import fill, pose_message
+from halopose.landing.recordings.runway_sites import read_runway
+from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import sample_scene
 from halopose.types import Array
 
@@ -75,7 +75,9 @@ def main() -> dict[str, Any] | None:
         return None
     scene = sample_scene(5)
     now = {"sec": 0, "nanosec": 0}
-    content: dict[str, Any] | None = located(model, render(scene), Lens(scene.camera), scene.runway.corners(), now)
+    content: dict[str, Any] | None = located(
+        model, render_scene(scene), Lens(scene.camera), scene.runway.corners(), now
+    )
     if content is None:
         print("no runway seen")
         return None

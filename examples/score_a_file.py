@@ -13,8 +13,8 @@ from tempfile import mkdtemp
 
 from halopose import Protocol, evaluate
 from halopose.data.coco import read_ground_truth, read_predictions
-from halopose.data.synthetic import World, synthesize
-from halopose.evaluation.true_positives import match_poses
+from halopose.data.synthetic_poses import World, synthesize
+from halopose.matching.matched_poses import match_poses
 
 if len(sys.argv) > 2:
     predictions, truth = map(Path, sys.argv[1:3])
@@ -31,6 +31,6 @@ scores = evaluate(matched, protocol=Protocol(bootstrap=50))
 print(f"{scores.keypoints} keypoints of {scores.matched_instances} matched instances")
 print(f"{'':14}{'ACE':>8}{'ENCE':>8}{'NLL':>8}")
 for name in ("uncalibrated", "gaussian", "student_t"):
-    law = scores.law(name)
-    print(f"{name:14}{law.ace:8.3f}{law.ence:8.3f}{law.nll:8.3f}")
+    distribution = scores.distribution(name)
+    print(f"{name:14}{distribution.ace:8.3f}{distribution.ence:8.3f}{distribution.nll:8.3f}")
 print(f"ranking skill {scores.akp_skill:.2f} (0: no better than chance, 1: perfect)")

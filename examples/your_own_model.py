@@ -13,10 +13,10 @@ from pathlib import Path
 
 from halopose import FitSettings, UncertainPose, fit
 from halopose.data.loading import load_dataset
-from halopose.fitting.training import TrainSettings
+from halopose.fitting.head_training import TrainSettings
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import runway_detector
-from halopose.landing.world.dataset import write_dataset
+from halopose.hosts.model_zoo import runway_detector
+from halopose.landing.world.dataset_writer import write_dataset
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "your-own-model")
 data = write_dataset(folder / "data", {"train": 40, "val": 40}, seed=5)

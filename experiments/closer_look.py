@@ -23,10 +23,10 @@ from experiments.shipped_results import markdown
 from halopose.cli.terminal import progress, say
 from halopose.geometry.camera import Camera
 from halopose.geometry.pnp import solve_position
-from halopose.hosts import shipped
-from halopose.landing.closer import Closer, expected_box, look_closer
-from halopose.landing.sighting import Viewpoint
-from halopose.landing.world.render import render
+from halopose.hosts import model_zoo
+from halopose.landing.association import Viewpoint
+from halopose.landing.roi_refinement import RoiRefiner, expected_box, refine_with_roi
+from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import TRAINING_WEATHERS, Scene, SceneSettings, corners_in_image, sample_scene
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
@@ -48,16 +48,16 @@ def main() -> None:
     given = parser.parse_args()
     conf = given.conf
     model = UncertainPose.load(
-        given.base or shipped.footage_detector(), given.artifact or shipped.footage_artifact()
+        given.base or model_zoo.footage_detector(), given.artifact or model_zoo.footage_artifact()
     )
 
     def steered(scene: Scene, image: Array) -> PoseDistributions:
         whole = model.predict(image, conf=conf)[0]
-        return Closer(model, conf).look(image, whole, expected_box(believed(scene), scene.runway.corners()))
+        return RoiRefiner(model, conf).look(image, whole, expected_box(believed(scene), scene.runway.corners()))
 
     ways: dict[str, Callable[[Scene, Array], PoseDistributions]] = {
         "once": lambda _, image: model.predict(image, conf=conf)[0],
-        "twice": lambda _, image: next(look_closer(model, [image], conf=conf)),
+        "twice": lambda _, image: next(refine_with_roi(model, [image], conf=conf)),
         "twice, steered": steered,
     }
     if given.before:
@@ -69,7 +69,7 @@ def main() -> None:
         for number in range(given.scenes):
             weather = TRAINING_WEATHERS[number % len(TRAINING_WEATHERS)]
             scene = sample_scene(given.seed + number, weather, settings)
-            image = render(scene)
+            image = render_scene(scene)
             for way, look in ways.items():
                 found[way].append(judged(scene, look(scene, image)))
             step("looking", number + 1, given.scenes)

@@ -2,7 +2,7 @@
 
     python -m experiments.demo -o demo
 
-The photographs come with the ultralytics package; YOLO11n-pose is fetched by ``halopose.hosts.shipped``.
+The photographs come with the ultralytics package; YOLO11n-pose is fetched by ``halopose.hosts.model_zoo``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import ultralytics
 
 from halopose.data.files import read_json
-from halopose.reports.gallery import Part, render
+from halopose.reports.gallery import Part, render_gallery
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def index(found: dict[str, list[dict[str, Any]]]) -> str:
         (f"poses/{name}.jpg", f"{name}: {len(entries)} {'person' if len(entries) == 1 else 'persons'}")
         for name, entries in found.items()
     )
-    return render(
+    return render_gallery(
         "Poses that know how sure they are",
         "What this demo made: photographs, a landing, and a report on predictions whose truth is known.",
         [

@@ -20,20 +20,20 @@ from safetensors.torch import load_file
 from tests.helpers.models import pose_model
 from ultralytics.nn.tasks import PoseModel
 
+from halopose.calibration.calibrators import Calibrations
 from halopose.data.dataset import Dataset
 from halopose.data.images import NamedImage, read_source
 from halopose.data.loading import load_dataset
-from halopose.deploy import folder, onnx_file, predict, quantise, refit
-from halopose.deploy.deployed import Deployed
+from halopose.deploy import folder, onnx_file, predict, quantise, recalibration
+from halopose.deploy.deployed_model import Deployed
 from halopose.deploy.graph import TopkSettings
-from halopose.evaluation.protocol import Protocol
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base, shipped_artifact
-from halopose.hosts.ultralytics.host import load_model
+from halopose.hosts.model_zoo import find_base, shipped_artifact
+from halopose.hosts.ultralytics.ultralytics_host import load_model
 from halopose.predictor import UncertainPose
-from halopose.uncertainty.calibration import Calibrations
+from halopose.protocol import Protocol
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 Peer = Callable[[Path], Path]  # the framework's own export into a folder
@@ -170,8 +170,8 @@ def print_int8(data: Path, work: Path) -> None:
     print(f"{'':34}{'Gaussian ACE':>16}{'ENCE':>9}{'Student-t ACE':>17}{'NLL':>9}{'objects':>9}")
     model = onnx_file.build(host, artifact)
     folder.write_folder(work / "float", model, artifact)
-    refit.calibrate(work / "float", refit.collect(Deployed(work / "float"), calibration))
-    artifact = replace(artifact, calibrations=refit.calibrations_of(Deployed(work / "float").facts))
+    recalibration.calibrate(work / "float", recalibration.collect(Deployed(work / "float"), calibration))
+    artifact = replace(artifact, calibrations=recalibration.calibrations_of(Deployed(work / "float").facts))
     model = onnx_file.build(host, artifact)
     print(f"{'float':34}{scores(work / 'float', evaluation)}", flush=True)
     folder.write_folder(work / "half", quantise.to_half(model), artifact)
@@ -179,7 +179,7 @@ def print_int8(data: Path, work: Path) -> None:
     ranges = ranges_from(load_dataset(data, "train"))
     folder.write_folder(work / "int8", quantise.to_int8(model, ranges), artifact)
     print(f"{'int8, calibration of the float':34}{scores(work / 'int8', evaluation)}", flush=True)
-    refit.calibrate(work / "int8", refit.collect(Deployed(work / "int8"), calibration))
+    recalibration.calibrate(work / "int8", recalibration.collect(Deployed(work / "int8"), calibration))
     print(f"{'int8, calibrated in the runtime':34}{scores(work / 'int8', evaluation)}", flush=True)
 
 
@@ -191,7 +191,7 @@ def ranges_from(dataset: Dataset) -> Iterator[NamedImage]:
 def scores(place: Path, dataset: Dataset) -> str:
     deployed = Deployed(place)
     protocol = Protocol(bootstrap=100, area="box")
-    metrics = refit.score(deployed, refit.collect(deployed, dataset), protocol)
+    metrics = recalibration.score(deployed, recalibration.collect(deployed, dataset), protocol)
     gaussian, student = metrics.gaussian, metrics.student_t
     low, high = student.interval["ace"]
     return (

@@ -159,7 +159,7 @@ ROOMS = {
     "dev": Room(
         (
             Try("python -m ruff check {root}/src"),
-            Try("python -m pytest {root}/tests/uncertainty/test_tails.py -p no:cacheprovider"),
+            Try("python -m pytest {root}/tests/calibration/test_split_student_t.py -p no:cacheprovider"),
             Try(PREDICT, ULTRALYTICS),
         )
     ),

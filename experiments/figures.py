@@ -80,17 +80,17 @@ def _coverage(axes: Axes, scores: Scores) -> None:
     levels = np.arange(1, 100) / 100
     axes.plot([0, 1], [0, 1], color="black", linewidth=0.8)
     for name, colour in COLOURS.items():
-        label = f"{TITLES[name]}, ACE {scores.law(name).ace:.3f}"
-        axes.plot(levels, scores.law(name).curves.coverage["joint"], color=colour, label=label)
+        label = f"{TITLES[name]}, ACE {scores.distribution(name).ace:.3f}"
+        axes.plot(levels, scores.distribution(name).curves.coverage["joint"], color=colour, label=label)
     axes.set(title="Coverage", xlabel="probability of the ellipse", ylabel="share of keypoints inside")
     axes.legend()
 
 
 def _variance(axes: Axes, scores: Scores) -> None:
     for name, colour in COLOURS.items():
-        law = scores.law(name)
-        label = f"{TITLES[name]}, ENCE {law.ence:.3f}"
-        axes.plot(*_roots(law.curves.variance["joint"]), "o-", markersize=3, color=colour, label=label)
+        distribution = scores.distribution(name)
+        label = f"{TITLES[name]}, ENCE {distribution.ence:.3f}"
+        axes.plot(*_roots(distribution.curves.variance["joint"]), "o-", markersize=3, color=colour, label=label)
     limits = [min(axes.get_xlim()[0], 1), axes.get_xlim()[1]]
     axes.plot(limits, limits, color="black", linewidth=0.8)
     axes.set(title="Variance", xlabel="predicted, pixels", ylabel="found, pixels", xscale="log", yscale="log")
@@ -122,9 +122,11 @@ def _roots(points: Points) -> tuple[Array, Array]:
 
 def _scales(axes: Axes, scores: Scores) -> None:
     names = [name for name, summary in scores.gaussian.per_scale.items() if summary.count >= 200]
-    for offset, law in ((-0.2, "gaussian"), (0.2, "student_t")):
-        values = [scores.law(law).per_scale[name].ace for name in names]
-        axes.bar(np.arange(len(names)) + offset, values, 0.38, color=COLOURS[law], label=TITLES[law])
+    for offset, distribution in ((-0.2, "gaussian"), (0.2, "student_t")):
+        values = [scores.distribution(distribution).per_scale[name].ace for name in names]
+        axes.bar(
+            np.arange(len(names)) + offset, values, 0.38, color=COLOURS[distribution], label=TITLES[distribution]
+        )
     axes.set(title="ACE by object scale", xticks=range(len(names)), xticklabels=names)
     axes.legend()
 
@@ -149,9 +151,11 @@ def _rivals(axes: Axes, scores: Scores, others: dict[str, Scores]) -> None:
 
 def _keypoints(axes: Axes, scores: Scores, metric: str, title: str) -> None:
     names = scores.keypoint_names
-    for offset, law in ((-0.2, "gaussian"), (0.2, "student_t")):
-        values = [scores.law(law).per_keypoint[name].metric(metric) for name in names]
-        axes.bar(np.arange(len(names)) + offset, values, 0.38, color=COLOURS[law], label=TITLES[law])
+    for offset, distribution in ((-0.2, "gaussian"), (0.2, "student_t")):
+        values = [scores.distribution(distribution).per_keypoint[name].metric(metric) for name in names]
+        axes.bar(
+            np.arange(len(names)) + offset, values, 0.38, color=COLOURS[distribution], label=TITLES[distribution]
+        )
     axes.set(ylabel=title, xticks=range(len(names)))
     axes.set_xticklabels([name.replace("_", " ") for name in names], rotation=40, ha="right")
     axes.legend()

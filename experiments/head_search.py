@@ -19,20 +19,20 @@ import torch
 from experiments.figures import learning_figure
 from experiments.shipped_data import PARTS, Part, Splits, arguments, collect_part, collect_val, load_splits
 from experiments.shipped_heads import SETTINGS
+from halopose.calibration.calibrate import cross_fitted
 from halopose.cli.terminal import progress, say
 from halopose.data.files import read_json, write_json, write_text
 from halopose.data.splits import hashed_order
 from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import resamplings
-from halopose.evaluation.calibrations import cross_fitted
-from halopose.evaluation.measured import Measured
-from halopose.evaluation.true_positives import match_poses
+from halopose.evaluation.resampling import ResampledMetrics
+from halopose.fitting.feature_cache import MatchStore
+from halopose.fitting.head_training import TrainSettings, train
 from halopose.fitting.pipeline import predictions_of
-from halopose.fitting.store import MatchStore
-from halopose.fitting.training import TrainSettings, train
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base
+from halopose.hosts.model_zoo import find_base
+from halopose.matching.matched_poses import match_poses
 from halopose.types import Array
 from halopose.uncertainty.heads import ConvTemplate, HeadSettings, ProbabilisticHeads
 
@@ -185,7 +185,7 @@ def score(heads: ProbabilisticHeads, store: MatchStore, images: Array) -> dict[s
     protocol = SETTINGS.protocol
     matched = match_poses(predictions_of(heads, store, images), store.ground_truth(images), protocol)
     edges = np.asarray(protocol.scale_edges)
-    measured = Measured.of(matched, cross_fitted(matched, protocol), protocol, edges)
+    measured = ResampledMetrics.of(matched, cross_fitted(matched, protocol), protocol, edges)
     gaussian, student = measured.statistics["gaussian"], measured.statistics["student_t"]
     count = measured.image_count
     found: dict[str, list[float]] = {name: [] for name in SCORES}

@@ -29,7 +29,7 @@ import ultralytics
 
 from halopose.data.images import read_image
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base
+from halopose.hosts.model_zoo import find_base
 
 IMAGES = 96
 

@@ -20,16 +20,16 @@ import numpy as np
 from scipy import stats
 
 from experiments.shipped_results import cell, markdown
-from experiments.vision_law import Law, corner_law, unit_errors
+from experiments.vision_distribution import CornerErrorDistribution, corner_distribution, unit_errors
 from halopose.cli.terminal import progress, say
 from halopose.data.files import write_text
 from halopose.data.loading import load_dataset
-from halopose.evaluation.protocol import Protocol
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_artifact
 from halopose.geometry.camera import rotation_from_angles
 from halopose.geometry.pnp import solve_pose, solve_position
-from halopose.hosts import shipped as hub
+from halopose.hosts import model_zoo as hub
+from halopose.landing.association import detections
 from halopose.landing.flight import (
     SimulatedFlight,
     conclude,
@@ -42,13 +42,13 @@ from halopose.landing.flight import (
 from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse
 from halopose.landing.navigation.sensors import SIZES, Sensors
 from halopose.landing.settings import TRUTH_RATE, CameraErrors, LandingSettings
-from halopose.landing.sighting import detections
 from halopose.landing.summary import distances, total_covariance
 from halopose.landing.world.approach import fly
-from halopose.landing.world.dataset import write_dataset
+from halopose.landing.world.dataset_writer import write_dataset
 from halopose.landing.world.scenes import TRAINING_WEATHERS, Weather
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
+from halopose.protocol import Protocol
 from halopose.types import Array
 
 RATE = 1.0
@@ -376,7 +376,7 @@ def persistence_table(model: UncertainPose, work: Path) -> str:
                 settings = LandingSettings(seed=seed, weather=weather, rate=RATE, camera=EXACT, excess=1.0)
                 seen.append((settings, found(model, settings, work, step)))
     corner = np.concatenate([unit_errors(*each)[1] for each in seen])
-    excess, joint = corner_law(corner)
+    excess, joint = corner_distribution(corner)
     wide = max(excess, 1.0)
     errors = [unit_errors(replace(settings, excess=wide, joint=joint), poses)[0] for settings, poses in seen]
     flights = [(np.flatnonzero(known) / RATE, e[known]) for e in errors if (known := np.isfinite(e).all(1)).any()]
@@ -384,7 +384,7 @@ def persistence_table(model: UncertainPose, work: Path) -> str:
     square = np.square(known).sum(2)
     beyond = int((square > stats.chi2.isf(1e-5, 2)).sum())
     return (
-        f"{lag_table(errors)}\n\n{Law.fitted(flights)}, of {len(flights)} flights\n"
+        f"{lag_table(errors)}\n\n{CornerErrorDistribution.fitted(flights)}, of {len(flights)} flights\n"
         f"corners: variance over stated {excess:.2f}, {joint}\n"
         f"{beyond} of {square.size} corners beyond what a Gaussian allows once in 1e5: at most "
         f"{stats.chi2.isf(0.05, 2 * beyond + 2) / 2 / square.size:.1e} of them are (95 %)"

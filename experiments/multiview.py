@@ -26,11 +26,11 @@ from halopose.data.files import read_json
 from halopose.data.films import by_film
 from halopose.errors import HaloposeError
 from halopose.keypoints import COCO_NAMES, Keypoints
-from halopose.multiview.checking import leave_one_out, worse_camera
-from halopose.multiview.points import Sightings
-from halopose.multiview.rig import View, read_calibration
-from halopose.multiview.scene import Gathered, Scene, build_scene
+from halopose.multiview.leave_one_out import leave_one_out, worse_camera
+from halopose.multiview.rig import CalibratedView, read_calibration
+from halopose.multiview.scene import Gathered, ReconstructedScene, build_scene
 from halopose.multiview.synchronise import estimate_offsets
+from halopose.multiview.triangulation import ViewObservations
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
@@ -64,7 +64,7 @@ def main() -> None:
         where_weights_pay(scene, people == main_person)
 
 
-def load(folder: Path, output: Path) -> tuple[list[View], list[list[PoseDistributions]]]:
+def load(folder: Path, output: Path) -> tuple[list[CalibratedView], list[list[PoseDistributions]]]:
     """Views and poses of a demo; they are predicted the first time."""
     views = read_calibration(folder / "calibration" / "Calib.qca.txt")
     path = output / "predictions.json"
@@ -77,13 +77,13 @@ def load(folder: Path, output: Path) -> tuple[list[View], list[list[PoseDistribu
     return views, [found[view.name] for view in views]
 
 
-def tallest(scene: Scene) -> int:
+def tallest(scene: ReconstructedScene) -> int:
     """The real person of the second demo, whose arm is raised."""
     tall = {p.identity: np.nanmedian(np.nanmax(p.place[..., 2], 1)) for p in scene.persons}
     return max(tall, key=lambda identity: float(tall[identity]))
 
 
-def person_of(scene: Scene) -> Array:
+def person_of(scene: ReconstructedScene) -> Array:
     """Identity of the person of each sighting (N,), 0 where it is none."""
     place = scene.points.place.reshape(-1, 17, 3)
     frame = scene.gathered.frame.reshape(-1, 17)[:, 0]
@@ -105,7 +105,7 @@ def interval(values: Array, series: Array, draws: int = 1000) -> str:
     return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]"
 
 
-def coverage(scene: Scene, chosen: Array) -> None:
+def coverage(scene: ReconstructedScene, chosen: Array) -> None:
     """Each camera predicted from the three others: all keypoints, the body's, and one by one."""
     print(
         f"  {'keypoint':16}{'number':>8}{'inside 95 %':>22}{'inside 50 %':>22}{'mean d^2 (2)':>25}{'pixels':>11}"
@@ -128,7 +128,7 @@ def coverage(scene: Scene, chosen: Array) -> None:
         print(f"  {name:16}{part.sum():>8}{inside[0]:>22}{inside[1]:>22}{distance:>25}{pixels:>11.1f}")
 
 
-def where_weights_pay(scene: Scene, chosen: Array) -> None:
+def where_weights_pay(scene: ReconstructedScene, chosen: Array) -> None:
     """Median distance in pixels between a camera and what the three others predict, by how these are weighted."""
     gathered = scene.gathered
     seen = gathered.sightings
@@ -180,8 +180,8 @@ def _ways(gathered: Gathered) -> list[tuple[Gathered, dict[str, Any]]]:
     """All pixels alike; by the base's own score; by covariance as a Gaussian; and robust, with exclusion."""
     seen = gathered.sightings
     score = np.maximum(gathered.scores, 1e-3)[..., None, None]
-    by_score = Sightings(seen.pixels, 100 * np.eye(2) / score**2, seen.used)
-    gaussian = Sightings(seen.pixels, seen.covariance, seen.used)
+    by_score = ViewObservations(seen.pixels, 100 * np.eye(2) / score**2, seen.used)
+    gaussian = ViewObservations(seen.pixels, seen.covariance, seen.used)
     return [
         (gathered, {"weighted": False, "consistent": None}),
         (replace(gathered, sightings=by_score), {"consistent": None}),

@@ -24,7 +24,8 @@ from halopose.cli.terminal import say
 from halopose.data.files import write_text
 from halopose.geometry.camera import Array
 from halopose.landing.flight import start_of, truth_of
-from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, fuse
+from halopose.landing.navigation.fusion import FusedTrack, fuse
+from halopose.landing.navigation.motion_model import FusionSettings
 from halopose.landing.navigation.sensors import (
     ATTITUDE,
     FREEDOM,

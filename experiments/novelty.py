@@ -25,19 +25,19 @@ from halopose.cli.terminal import progress, say
 from halopose.data.dataset import Dataset
 from halopose.data.images import write_image
 from halopose.data.loading import load_dataset
-from halopose.evaluation.promise_scores import ALARM_RATES, Flagged
+from halopose.evaluation.region_scores import ALARM_RATES, Flagged
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect
-from halopose.fitting.novelty import Rows, calibrate_novelty, collect_copies, rows_of
-from halopose.fitting.store import CollectSettings, MatchStore
-from halopose.hosts import shipped
+from halopose.fitting.feature_cache import CollectSettings, MatchStore
+from halopose.fitting.novelty_fitting import Rows, calibrate_novelty, collect_copies, rows_of
+from halopose.hosts import model_zoo
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.landing.world.dataset import split_seeds, write_dataset
-from halopose.landing.world.render import render
+from halopose.landing.world.dataset_writer import split_seeds, write_dataset
+from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import TRAINING_WEATHERS, SceneSettings, sample_scene
 from halopose.predictor import UncertainPose
-from halopose.studies.shift import auroc
+from halopose.studies.shift_study import auroc
 from halopose.types import Array, Progress, named
 
 COUNTS = {"fog": 200, "bare": 80}
@@ -63,8 +63,8 @@ def main() -> None:
     if arguments.picture:
         write_image(arguments.picture, picture())
         return
-    host = load_host(arguments.base or shipped.runway_detector())
-    artifact = Artifact.load(arguments.artifact or shipped.runway_artifact())
+    host = load_host(arguments.base or model_zoo.runway_detector())
+    artifact = Artifact.load(arguments.artifact or model_zoo.runway_artifact())
     with progress() as step:
         if arguments.alarms:
             say(fresh_alarms(host, artifact, arguments.work, arguments.weather, arguments.alarms, step))
@@ -85,7 +85,7 @@ def picture() -> Array:
     model = UncertainPose.load("runway")
     scenes = [sample_scene(split_seeds(FOG_SEED, "fog", 20)[SHOWN], weather) for weather in ("clear", "fog")]
     scenes[0] = replace(scenes[1], weather="clear", visibility=scenes[0].visibility)
-    images = [render(scene) for scene in scenes]
+    images = [render_scene(scene) for scene in scenes]
     return np.hstack([model.predict(image)[0].plot(image, boxes=True, alarm=0.05) for image in images])
 
 

@@ -18,12 +18,12 @@ from experiments.shipped_results import markdown
 from halopose.boxes import box_area
 from halopose.data.dataset import Dataset
 from halopose.fitting.artifact import Artifact
-from halopose.fitting.novelty import Rows, ledoit_wolf
+from halopose.fitting.novelty_fitting import Rows, ledoit_wolf
 from halopose.hosts.base import Host
 from halopose.landing.world.scenes import TRAINING_WEATHERS
-from halopose.studies.shift import auroc
+from halopose.studies.shift_study import auroc
 from halopose.types import Array, Progress
-from halopose.uncertainty.novelty import COMPONENTS, Novelty, together
+from halopose.uncertainty.novelty import COMPONENTS, Novelty, combined_distance
 
 CONFIDENCES = (0.25, 0.7)
 SETS = ("fog", *TRAINING_WEATHERS, "val")
@@ -77,7 +77,7 @@ def rules(artifact: Artifact, train: Rows) -> dict[str, Rule]:
 
     def of_components(*names: str) -> Rule:
         index = [COMPONENTS.index(name) for name in names]
-        return lambda rows: together(unit(novelty, rows)[:, index]).numpy()
+        return lambda rows: combined_distance(unit(novelty, rows)[:, index]).numpy()
 
     return {
         "score alone": lambda rows: -rows.poses.scores,
@@ -129,11 +129,11 @@ def relative(train: Rows, usual: Rows) -> Rule:
         known = _windows(rows)[rows.evidence.level == level].double()
         return known.mean(0), torch.linalg.inv(ledoit_wolf(known))
 
-    def square(vectors: torch.Tensor, law: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        away = vectors.double() - law[0]
-        return ((away @ law[1]) * away).sum(1)
+    def square(vectors: torch.Tensor, distribution: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        away = vectors.double() - distribution[0]
+        return ((away @ distribution[1]) * away).sum(1)
 
-    laws = {
+    distributions = {
         level: (fitted(usual, level), fitted(train, level))
         for level in range(3)
         if (usual.evidence.level == level).sum() > 20
@@ -141,7 +141,7 @@ def relative(train: Rows, usual: Rows) -> Rule:
 
     def signal(rows: Rows) -> Array:
         result = np.full(len(rows.poses), np.inf)
-        for level, (near, far) in laws.items():
+        for level, (near, far) in distributions.items():
             at = rows.evidence.level == level
             vectors = _windows(rows)[at]
             result[at.numpy()] = (square(vectors, near) - square(vectors, far)).numpy()
@@ -204,16 +204,3 @@ def passes_cost(host: Host, data: Dataset, imgsz: int) -> str:
             seen(host, image, view, imgsz)
         spent += (time.process_time() - began) * (number > 0)
     return f"{1e6 * spent / (len(images) - 1):.0f} an image: {len(SOME)} predictions"
-
-
-__all__ = [
-    "CONFIDENCES",
-    "SETS",
-    "neighbours",
-    "passes_cost",
-    "relative",
-    "relative_spread",
-    "rival_table",
-    "seen_again",
-    "wrong",
-]

@@ -20,14 +20,22 @@ from experiments.shipped_results import markdown
 from halopose.cli.terminal import progress, say
 from halopose.data.files import write_json
 from halopose.data.splits import hashed_order, image_folds
-from halopose.evaluation.promise_scores import ALARM_RATES
+from halopose.evaluation.region_scores import ALARM_RATES
 from halopose.fitting.artifact import Artifact
-from halopose.fitting.novelty import OUTSIDE, NoveltySettings, Rows, collect_copies, fit_novelty, logistic, rows_of
+from halopose.fitting.feature_cache import MatchStore
+from halopose.fitting.novelty_fitting import (
+    OUTSIDE,
+    NoveltySettings,
+    Rows,
+    collect_copies,
+    fit_novelty,
+    logistic,
+    rows_of,
+)
 from halopose.fitting.pipeline import calibrate_heads, collect_validation
-from halopose.fitting.store import MatchStore
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base, shipped_artifact
-from halopose.studies.shift import Shift, auroc, run_shift
+from halopose.hosts.model_zoo import find_base, shipped_artifact
+from halopose.studies.shift_study import Shift, auroc, run_shift
 from halopose.types import Array
 
 COPIED = 580  # training photographs that are corrupted

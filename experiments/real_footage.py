@@ -26,23 +26,23 @@ import numpy as np
 import torch
 from scipy.stats import chi2
 
+from halopose.calibration.calibrate import apply_calibrations
+from halopose.calibration.calibrators import Calibrations
+from halopose.calibration.whitening import whiten
 from halopose.cli.terminal import progress, say
 from halopose.data.dataset import Dataset
 from halopose.data.files import make_folder, write_json
 from halopose.data.loading import load_dataset
-from halopose.evaluation.calibrations import apply_calibrations
-from halopose.evaluation.true_positives import MatchedPoses, match_poses
 from halopose.fitting.artifact import Artifact
+from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import FitSettings, calibrate_heads, collect_validation, predictions_of
-from halopose.fitting.store import MatchStore
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import footage_artifact, footage_detector
+from halopose.hosts.model_zoo import footage_artifact, footage_detector
+from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Array
-from halopose.uncertainty.calibration import Calibrations
-from halopose.uncertainty.lengths import whiten
 
 CONF, PROBABILITY, BLOCK, FRAMES, DRAWS, ALARM = 0.5, 0.95, 10, 40, 2000, 0.05
 
@@ -163,16 +163,18 @@ def unlike(widened: PoseDistributions, store: MatchStore, images: Array) -> dict
 def inside(matched: MatchedPoses, fitted: Calibrations) -> Array:
     """Which corners (M, 4) lie in their ellipses."""
     moved = matched if fitted.offset is None else matched.moved(fitted.offset.numpy())
-    law = apply_calibrations(moved, fitted, FitSettings().protocol).laws["gaussian"]
+    distribution = apply_calibrations(moved, fitted, FitSettings().protocol).distributions["gaussian"]
     residual = torch.from_numpy(moved.residual)
-    return np.asarray((law.mahalanobis_cdf(law.mahalanobis(residual)) <= PROBABILITY).double().numpy())
+    return np.asarray(
+        (distribution.mahalanobis_cdf(distribution.mahalanobis(residual)) <= PROBABILITY).double().numpy()
+    )
 
 
 def spread_over_stated(matched: MatchedPoses, fitted: Calibrations) -> float:
     """Residuals around their mean, corner by corner, over the standard deviations that the heads state."""
-    law = apply_calibrations(matched, fitted, FitSettings().protocol).laws["gaussian"]
+    distribution = apply_calibrations(matched, fitted, FitSettings().protocol).distributions["gaussian"]
     centred = torch.from_numpy(matched.residual - matched.residual.mean(0))
-    return float((law.mahalanobis(centred).mean() / 2).sqrt())
+    return float((distribution.mahalanobis(centred).mean() / 2).sqrt())
 
 
 def interval(values: Array, blocks: Array, statistic: Callable[[Array], Any]) -> list[float]:

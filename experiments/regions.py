@@ -18,31 +18,31 @@ import numpy as np
 from scipy import stats
 
 from experiments.shipped_results import markdown
+from halopose.calibration.calibrate import apply_calibrations, fit_calibrations, fit_gaussian
+from halopose.calibration.conformal import fit_regions
+from halopose.calibration.correlation import Correlation, JointDistribution, joint_covariance
+from halopose.calibration.pruning import promise_of, promised_threshold
+from halopose.calibration.whitening import whiten
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.dataset import Dataset
 from halopose.data.files import read_json, write_text
 from halopose.data.loading import load_dataset
 from halopose.evaluation.bootstrap import margin_of, resamplings
-from halopose.evaluation.calibrations import apply_calibrations, fit_calibrations, fit_gaussian
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.promise_scores import REGION_LEVELS, Promise
-from halopose.evaluation.promises import Promises, score_regions
-from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.true_positives import MatchedPoses, match_poses
+from halopose.evaluation.region_evaluation import RegionEvaluation, score_regions
+from halopose.evaluation.region_scores import REGION_LEVELS, CoverageEstimate
 from halopose.fitting.artifact import Artifact
+from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import FitSettings, collect_validation, predictions_of
-from halopose.fitting.store import MatchStore
 from halopose.geometry.camera import Camera, project_points, runway_corners
 from halopose.geometry.joint import position_ellipsoid, solve_jointly
-from halopose.hosts import shipped
+from halopose.hosts import model_zoo
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.landing.world.dataset import write_dataset
+from halopose.landing.world.dataset_writer import write_dataset
+from halopose.matching.matched_poses import MatchedPoses, match_poses
+from halopose.protocol import Protocol
 from halopose.types import Array
-from halopose.uncertainty.conformal import fit_regions
-from halopose.uncertainty.correlation import Correlation, JointLaw, joint_covariance
-from halopose.uncertainty.lengths import whiten
-from halopose.uncertainty.pruning import promise_of, promised_threshold
 
 PROTOCOL = Protocol(area="box", bootstrap=200)
 RULE = "risk:0.05@0.95"
@@ -86,7 +86,7 @@ def matched_of(artifact: Artifact, store: MatchStore, images: Array | None = Non
 
 def persons(data: Path, work: Path, output: Path) -> str:
     """Regions of the shipped heads, their size beside constant covariances, pruning with a promise, joint NLL."""
-    artifact, host = Artifact.load(shipped.shipped_artifact()), load_host(shipped.find_base())
+    artifact, host = Artifact.load(model_zoo.shipped_artifact()), load_host(model_zoo.find_base())
     settings = FitSettings(imgsz=artifact.imgsz, head=artifact.heads.settings)
     store = collected(host, load_dataset(data, "val"), work / "store-persons", settings)
     seen, unseen = (
@@ -94,8 +94,8 @@ def persons(data: Path, work: Path, output: Path) -> str:
         for part in ("choosing", "evaluation")  # the shipped calibration has seen all of them
     )
     fitted = fit_calibrations(seen, PROTOCOL)
-    laws = apply_calibrations(unseen, fitted, PROTOCOL, "fitted on other images")
-    scores = evaluate(unseen, laws, PROTOCOL)
+    distributions = apply_calibrations(unseen, fitted, PROTOCOL, "fitted on other images")
+    scores = evaluate(unseen, distributions, PROTOCOL)
     write_scores(scores, output / "persons", "YOLO11n-pose")
     if scores.regions is None or scores.joint is None:
         raise SystemExit("the artifact has no regions: calibrate it again")
@@ -108,7 +108,7 @@ def persons(data: Path, work: Path, output: Path) -> str:
     rows += [["whole persons", *promise_cells(found.whole)]]
     rows += [["whole persons, kept keypoints", *promise_cells(found.whole_kept)]]
     head = [f"{len(unseen)} persons", *(f"{level} %" for level in REGION_LEVELS)]
-    gains = [f"{name}: {one.gain:.3f} ± {one.margin:.3f}" for name, one in scores.joint.laws.items()]
+    gains = [f"{name}: {one.gain:.3f} ± {one.margin:.3f}" for name, one in scores.joint.distributions.items()]
     broken, kept, wrong = promise_over_splits(MatchedPoses.concatenate([seen, unseen]))
     return "\n\n".join(
         [
@@ -122,7 +122,7 @@ def persons(data: Path, work: Path, output: Path) -> str:
     )
 
 
-def promise_cells(one: Promise) -> list[str]:
+def promise_cells(one: CoverageEstimate) -> list[str]:
     return [f"{100 * held:.1f} ± {100 * margin:.1f}" for held, margin in zip(one.held, one.margin, strict=True)]
 
 
@@ -136,7 +136,7 @@ def size_rows(seen: MatchedPoses, unseen: MatchedPoses, heads: tuple[float, ...]
             constant = np.tile(area[:, None, None, None] * np.eye(2), (1, matched.scale.shape[1], 1, 1))
             parts.append(replace(matched, scale=constant))
         regions = fit_regions(parts[0].distance, parts[0].labelled, parts[0].image_ids)
-        promises = Promises.of(parts[1], regions, Correlation(np.eye(2 * len(seen.layout))))
+        promises = RegionEvaluation.of(parts[1], regions, Correlation(np.eye(2 * len(seen.layout))))
         assert promises is not None
         none = replace(PROTOCOL, bootstrap=0)
         found = score_regions(parts[1], promises, unseen.labelled, none, {})
@@ -175,7 +175,7 @@ def promise_over_splits(matched: MatchedPoses) -> tuple[float, float, float]:
 
 def runways(work: Path) -> str:
     """Corners together, each and as one; PnP with independent and with joint covariances."""
-    artifact, host = Artifact.load(shipped.runway_artifact()), load_host(shipped.runway_detector())
+    artifact, host = Artifact.load(model_zoo.runway_artifact()), load_host(model_zoo.runway_detector())
     scenes, folder = work / f"unseen-{SEED}", work / f"runway-unseen-{SEED}"
     data = write_dataset(scenes, {UNSEEN: 1000}, SEED, {UNSEEN: ("clear", "haze")}, processes=2)
     dataset = load_dataset(data, UNSEEN, otherwise=artifact.layout)
@@ -185,16 +185,16 @@ def runways(work: Path) -> str:
     if fitted.regions is None or fitted.correlation is None:
         raise SystemExit("the artifact has no regions: calibrate it again")
     factor, tail = (
-        law.tau_.numpy()[:, None, None] * np.linalg.cholesky(matched.scale)
-        for law in (fitted.gaussian, fitted.student)
+        distribution.tau_.numpy()[:, None, None] * np.linalg.cholesky(matched.scale)
+        for distribution in (fitted.gaussian, fitted.student)
     )
     together = fitted.correlation.of_objects(matched.box_area)
     nu = fitted.student.nu_.numpy()
     residual, apart = matched.residual, np.broadcast_to(np.eye(8), together.shape)
-    laws = {
-        "independent Gaussian corners": JointLaw(factor, apart),
-        "the joint Gaussian": JointLaw(factor, together),
-        "the joint Student-t": JointLaw(tail, together, nu, fitted.correlation.dof),
+    distributions = {
+        "independent Gaussian corners": JointDistribution(factor, apart),
+        "the joint Gaussian": JointDistribution(factor, together),
+        "the joint Student-t": JointDistribution(tail, together, nu, fitted.correlation.dof),
     }
     single = np.square(whiten(residual, factor)).sum(-1)
     held = {
@@ -202,12 +202,15 @@ def runways(work: Path) -> str:
         "each corner in its 95 % region": (
             matched.distance <= fitted.regions.of_objects(0.95, matched.box_area)
         ).mean(1),
-        **{f"all four in the ellipsoid of {name}": law.holds(residual, 0.95) for name, law in laws.items()},
+        **{
+            f"all four in the ellipsoid of {name}": distribution.holds(residual, 0.95)
+            for name, distribution in distributions.items()
+        },
         "all four in their whole-object region": matched.distance.max(1) <= fitted.regions.whole_radius(0.95),
     }
     gains = {
-        name: law.gain(residual, matched.labelled) / 4
-        for name, law in laws.items()
+        name: distribution.gain(residual, matched.labelled) / 4
+        for name, distribution in distributions.items()
         if name.startswith("the joint")
     }
     rows = [

@@ -14,13 +14,13 @@ import cv2
 import numpy as np
 import torch
 
+from halopose.calibration.calibrate import fit_gaussian
+from halopose.calibration.calibrators import GaussianCalibration
 from halopose.data.dataset import Dataset
-from halopose.evaluation.calibrations import fit_gaussian
-from halopose.evaluation.true_positives import MatchedPoses
 from halopose.hosts.base import Host
+from halopose.matching.matched_poses import MatchedPoses
 from halopose.poses import PoseDistributions
 from halopose.types import Array, Progress
-from halopose.uncertainty.calibration import GaussianCalibration
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,6 @@ def best_share(build: Callable[[float], MatchedPoses]) -> float:
 
 def _nll(matched: MatchedPoses) -> float:
     calibration: GaussianCalibration = fit_gaussian(matched)
-    law = calibration(torch.linalg.cholesky(torch.from_numpy(matched.covariance)))
-    nll = -law.log_prob(torch.from_numpy(matched.residual)).numpy()
+    distribution = calibration(torch.linalg.cholesky(torch.from_numpy(matched.covariance)))
+    nll = -distribution.log_prob(torch.from_numpy(matched.residual)).numpy()
     return float(nll[matched.labelled].mean())

@@ -37,19 +37,20 @@ from torch import Tensor
 from halopose.cli.terminal import progress, say
 from halopose.data.files import write_text
 from halopose.data.loading import load_dataset
-from halopose.evaluation.true_positives import MatchedPoses, match_poses
+from halopose.finetuning.ultralytics_trainer import FineTuner
+from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import FitSettings, collect_validation
-from halopose.fitting.store import MatchStore
 from halopose.geometry.camera import Camera
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base
-from halopose.hosts.ultralytics.host import load_model
-from halopose.hosts.ultralytics.training import FineTuner
+from halopose.hosts.model_zoo import find_base
+from halopose.hosts.ultralytics.ultralytics_host import load_model
 from halopose.hosts.ultralytics.weights import save_model
-from halopose.landing.world.dataset import CORNER_NAMES, OKS_SIGMAS, write_dataset
+from halopose.landing.runway_datasets import CORNER_NAMES, OKS_SIGMAS
+from halopose.landing.world.dataset_writer import write_dataset
 from halopose.landing.world.scenes import SceneSettings, Weather
-from halopose.studies.analysis import constant_predictions
+from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.studies.coco_ap import CocoScores
+from halopose.studies.residual_analysis import constant_predictions
 
 LICENCE = "AGPL-3.0, as a derivative of Ultralytics YOLO11n-pose"
 SEED = 1

@@ -26,7 +26,9 @@ from halopose.data.dataset import Dataset
 from halopose.data.loading import load_dataset
 from halopose.evaluation.scores import Scores
 from halopose.fitting.artifact import Artifact
-from halopose.fitting.novelty import NoveltySettings, collect_copies, fit_novelty
+from halopose.fitting.feature_cache import MatchStore
+from halopose.fitting.head_training import TrainSettings
+from halopose.fitting.novelty_fitting import NoveltySettings, collect_copies, fit_novelty
 from halopose.fitting.pipeline import (
     FitSettings,
     calibrate_artifact,
@@ -37,13 +39,11 @@ from halopose.fitting.pipeline import (
     train_heads,
     uncalibrated,
 )
-from halopose.fitting.store import MatchStore
-from halopose.fitting.training import TrainSettings
-from halopose.hosts import shipped
+from halopose.hosts import model_zoo
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.landing.world.dataset import write_dataset
-from halopose.landing.world.footage import PAVED
+from halopose.landing.world.dataset_writer import write_dataset
+from halopose.landing.world.footage_style import PAVED
 from halopose.landing.world.scenes import SceneSettings
 from halopose.types import Progress
 
@@ -77,7 +77,7 @@ class Kind:
 
 
 SIMULATED = Kind(
-    shipped.runway_detector,
+    model_zoo.runway_detector,
     {"train": PLAIN, "footage": 1200},
     "train",
     NoveltySettings(),
@@ -87,7 +87,7 @@ SIMULATED = Kind(
     SETTINGS,
 )
 RECORDED = Kind(
-    shipped.footage_detector, {"train": PLAIN, "parts": 600, "recorded": 1200}, "train",
+    model_zoo.footage_detector, {"train": PLAIN, "parts": 600, "recorded": 1200}, "train",
     NoveltySettings(images=900), "real_calibration", 800, "real_val", FOR_TAILS,
 )  # fmt: skip
 
@@ -130,7 +130,7 @@ def written(artifact: Artifact, host: Host, held: Mapping[str, MatchStore], own:
     say("\n".join([*(line(name, one) for name, one in scores.items()), f"-> {output}"]))
 
 
-def drawn(work: Path, split: str, count: int, seed: int = shipped.RUNWAY_SEED) -> Dataset:
+def drawn(work: Path, split: str, count: int, seed: int = model_zoo.RUNWAY_SEED) -> Dataset:
     """Scenes of a seed, by default the heads' own, of the world that the split's name begins with, else the plain
     one."""
     settings = DRAWN.get(split.split("_")[0])
@@ -151,15 +151,13 @@ def calibration_scenes(work: Path, kind: Kind = SIMULATED) -> Dataset:
 def line(name: str, scores: Scores) -> str:
     """The figures of some scenes in one line."""
     told = figures(scores)
-    laws = ", ".join(
-        f"{law} ACE {told[law]['ace']:.3f}, ENCE {told[law]['ence']:.3f}, NLL {told[law]['nll']:.2f}"
-        for law in ("gaussian", "student_t")
+    distributions = ", ".join(
+        f"{distribution} ACE {told[distribution]['ace']:.3f}, ENCE {told[distribution]['ence']:.3f}, NLL {told[distribution]['nll']:.2f}"
+        for distribution in ("gaussian", "student_t")
     )
-    counts = f"{told['matched_instances']} runways; {laws}; skill {told['akp_skill']:.3f}"
+    counts = f"{told['matched_instances']} runways; {distributions}; skill {told['akp_skill']:.3f}"
     return f"{name}: {counts}, {100 * told['kept_fraction']:.0f} % kept"
 
-
-__all__ = ["PLAIN", "calibration_scenes", "calibration_store", "drawn"]
 
 if __name__ == "__main__":
     main()

@@ -22,11 +22,11 @@ from halopose.data.dataset import Dataset, Objects, Record
 from halopose.data.loading import load_dataset
 from halopose.data.splits import hashed_order
 from halopose.fitting.collecting import collect
-from halopose.fitting.crew import Crew
-from halopose.fitting.store import CollectSettings, MatchStore
+from halopose.fitting.feature_cache import CollectSettings, MatchStore
+from halopose.fitting.workers import WorkerPool
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base
+from halopose.hosts.model_zoo import find_base
 from halopose.types import Array, Progress, named
 
 # COCO's left and right keypoints exchanged, as a mirror does.
@@ -87,7 +87,7 @@ def collect_part(host: Host, splits: Splits, part: Part, work: Path, step: Progr
     if part.mirrored:
         dataset = replace(dataset, records=tuple(Mirrored.of(record) for record in dataset.records))
     settings = CollectSettings(imgsz=(part.imgsz,), cells_per_object=part.cells, signals=True)
-    crew = Crew.of_machine(host.device)
+    crew = WorkerPool.of_machine(host.device)
     return collect(host, dataset, work / part.name, settings, named(step, f"collecting {part.name}"), crew)
 
 

@@ -15,13 +15,12 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.shipped_data import PARTS, Splits, arguments, collect_part, collect_val, load_splits
+from halopose.calibration.calibrate import cross_fitted
 from halopose.cli.terminal import progress, say, write_scores
-from halopose.evaluation.calibrations import cross_fitted
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
-from halopose.evaluation.true_positives import match_poses
-from halopose.fitting.crew import Ranks
+from halopose.fitting.feature_cache import MatchStore
+from halopose.fitting.head_training import TrainSettings
 from halopose.fitting.pipeline import (
     FitSettings,
     bound_heads,
@@ -31,11 +30,12 @@ from halopose.fitting.pipeline import (
     train_heads,
     uncalibrated,
 )
-from halopose.fitting.store import MatchStore
-from halopose.fitting.training import TrainSettings
+from halopose.fitting.workers import ProcessGroup
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base
+from halopose.hosts.model_zoo import find_base
+from halopose.matching.matched_poses import match_poses
 from halopose.poses import PoseDistributions
+from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.heads import HeadSettings
 
@@ -53,9 +53,9 @@ def scored(
     """The protocol on some images of val, each under what was fitted on the other folds of all of val."""
     protocol = protocol or SETTINGS.protocol
     matched = match_poses(detections, store.ground_truth(), protocol)
-    laws = cross_fitted(matched, protocol)
+    distributions = cross_fitted(matched, protocol)
     chosen = np.flatnonzero(np.isin(matched.image_ids, images))
-    return evaluate(matched.select(chosen), laws.select(chosen), protocol)
+    return evaluate(matched.select(chosen), distributions.select(chosen), protocol)
 
 
 def card_images(splits: Splits, stores: list[MatchStore]) -> dict[str, list[int]]:
@@ -75,7 +75,7 @@ def main() -> None:
     with progress() as step:
         store = collect_val(host, splits, given.work, step)
         stores = [collect_part(host, splits, part, given.work, step) for part in PARTS]
-        ranks = Ranks.joined(host.device)  # under torchrun
+        ranks = ProcessGroup.joined(host.device)  # under torchrun
         heads, trained = train_heads(host, stores, SETTINGS, given.work / "run.safetensors", step, ranks=ranks)
     if ranks.rank:
         return

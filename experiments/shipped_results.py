@@ -22,27 +22,27 @@ from experiments.figures import TITLES, calibration_figure
 from experiments.shipped_data import Splits, arguments, collect_val, load_splits
 from experiments.shipped_heads import SETTINGS, scored
 from halopose.boxes import box_area
+from halopose.calibration.calibrate import cross_fitted
+from halopose.calibration.pruning import Scalarisation, ThresholdRule
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.files import write_text
-from halopose.evaluation.calibrations import cross_fitted
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.metrics import expected_normalized_calibration_error, variance_bins
-from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.scores import LawScores, Scores, Summary
-from halopose.evaluation.true_positives import MatchedPoses, match_poses
+from halopose.evaluation.scores import DistributionScores, Scores, Summary
 from halopose.fitting.artifact import Artifact
+from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import predictions_of
-from halopose.fitting.store import MatchStore
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import find_base, shipped_artifact
+from halopose.hosts.model_zoo import find_base, shipped_artifact
+from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.predictor import UncertainPose
+from halopose.protocol import Protocol
 from halopose.types import Array, Progress
 from halopose.uncertainty.heads import with_bound
-from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
 
-BOTH_LAWS = ("ACE, Gaussian", "Student-t", "ENCE, Gaussian", "Student-t", "NLL, Gaussian", "Student-t")
+BOTH_DISTRIBUTIONS = ("ACE, Gaussian", "Student-t", "ENCE, Gaussian", "Student-t", "NLL, Gaussian", "Student-t")
 SCALARISATIONS: tuple[Scalarisation, ...] = ("trace", "determinant", "eigenvalue")
 RULES: tuple[ThresholdRule, ...] = ("youden", "distance", "f1")
 
@@ -94,14 +94,14 @@ class Study:
     def variance_note(self) -> str:
         """ENCE of the evaluation images and of all of val, beside what a sample like each shows of a right law."""
         matched = match_poses(self._detections(), self.store.ground_truth(), self.protocol)
-        laws = cross_fitted(matched, self.protocol)
+        distributions = cross_fitted(matched, self.protocol)
         lines = []
         for name, images in (("evaluation images", self.splits.evaluation), ("all of val", self.store.images)):
             chosen = np.flatnonzero(np.isin(matched.image_ids, images))
             part = matched.select(chosen)
-            covariance = laws.select(chosen).laws["gaussian"].covariance.numpy()
+            covariance = distributions.select(chosen).distributions["gaussian"].covariance.numpy()
             ence = ence_of(part.residual, covariance, part.labelled)
-            right = right_law_ence(part.residual, covariance, part.labelled)
+            right = right_distribution_ence(part.residual, covariance, part.labelled)
             low, high = np.percentile(right, [2.5, 97.5])
             lines.append(
                 f"ENCE, Gaussian, {name}: {_short(ence, 3)}; residuals dealt out anew among the persons: "
@@ -175,7 +175,7 @@ def ence_of(residual: Array, covariance: Array, among: Array) -> float:
     return expected_normalized_calibration_error(variance_bins(predicted[among], squared[among]))
 
 
-def right_law_ence(residual: Array, covariance: Array, labelled: Array, rounds: int = 200) -> Array:
+def right_distribution_ence(residual: Array, covariance: Array, labelled: Array, rounds: int = 200) -> Array:
     """ENCE (rounds,) that a sample of this size shows where variances are right.
 
     Whitened residuals are dealt out anew among the persons, all keypoints of a person together: tails and
@@ -220,8 +220,8 @@ def shrinkage_table(study: Study) -> str:
     for least in (1, 50, 200, 400, 800):
         shrunk = replace(study.protocol, bootstrap=0, min_samples=float(least))
         scores = evaluate(matched, protocol=shrunk)
-        rows.append([str(least), *both_laws(scores.gaussian, scores.student_t)])
-    return markdown(["samples", *BOTH_LAWS], rows)
+        rows.append([str(least), *both_distributions(scores.gaussian, scores.student_t)])
+    return markdown(["samples", *BOTH_DISTRIBUTIONS], rows)
 
 
 def bound_table(study: Study) -> str:
@@ -235,25 +235,27 @@ def bound_table(study: Study) -> str:
             rows.append(
                 [
                     f"{name} a bound, {images}",
-                    *both_laws(scores.gaussian, scores.student_t),
+                    *both_distributions(scores.gaussian, scores.student_t),
                     cell(large, "ence"),
                     cell(scores.pruned.gaussian, "ace"),
                     cell(scores, "akp_skill"),
                 ]
             )
-    return markdown(["", *BOTH_LAWS, "ENCE, large persons", "ACE, Gaussian, pruned", "skill"], rows)
+    return markdown(["", *BOTH_DISTRIBUTIONS, "ENCE, large persons", "ACE, Gaussian, pruned", "skill"], rows)
 
 
-def both_laws(gaussian: Summary, student: Summary) -> list[str]:
+def both_distributions(gaussian: Summary, student: Summary) -> list[str]:
     """Cells under the head BOTH_LAWS."""
-    return [cell(law, metric) for metric in ("ace", "ence", "nll") for law in (gaussian, student)]
+    return [
+        cell(distribution, metric) for metric in ("ace", "ence", "nll") for distribution in (gaussian, student)
+    ]
 
 
 def cell(scores: Summary | Scores, name: str) -> str:
     """A figure by its name, with its interval where it was resampled."""
     digits = 2 if name == "nll" else 3
     text = _short(getattr(scores, name), digits)
-    interval = scores.interval.get(name) if isinstance(scores, (LawScores, Scores)) else None
+    interval = scores.interval.get(name) if isinstance(scores, (DistributionScores, Scores)) else None
     return text if interval is None else f"{text} ({_short(interval[0], digits)} to {_short(interval[1], digits)})"
 
 
@@ -269,7 +271,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def core_table(scores: Scores) -> str:
     rows = [
-        [title, *(cell(scores.law(name), key) for key in ("ace", "ace_x", "ace_y", "ence", "nll", "akp"))]
+        [title, *(cell(scores.distribution(name), key) for key in ("ace", "ace_x", "ace_y", "ence", "nll", "akp"))]
         for name, title in TITLES.items()
     ]
     rows.append(["*paper, Nano, Gaussian*", "*.058*", "", "", "*.057*", "*5.62*", "*.935*"])
@@ -284,7 +286,7 @@ def core_table(scores: Scores) -> str:
 def pruning_table(scores: Scores) -> str:
     rows = []
     for name in ("gaussian", "student_t"):
-        row, whole, pruned = [TITLES[name]], scores.law(name), scores.pruned.law(name)
+        row, whole, pruned = [TITLES[name]], scores.distribution(name), scores.pruned.distribution(name)
         for key in ("ace", "ence", "nll"):
             digits = 2 if key == "nll" else 3
             row += [cell(pruned, key), f"{pruned.metric(key) - whole.metric(key):+.{digits}f}"]
@@ -329,16 +331,18 @@ def rule_table(variants: dict[str, Scores]) -> str:
     rows = []
     for name in RULES:
         pruned = variants[name].pruned
-        rows.append([name, f"{100 * pruned.kept_fraction:.0f} %", *both_laws(pruned.gaussian, pruned.student_t)])
-    return markdown(["", "kept", *BOTH_LAWS], rows)
+        rows.append(
+            [name, f"{100 * pruned.kept_fraction:.0f} %", *both_distributions(pruned.gaussian, pruned.student_t)]
+        )
+    return markdown(["", "kept", *BOTH_DISTRIBUTIONS], rows)
 
 
 def scale_table(scores: Scores) -> str:
     rows = [
-        [name, str(gaussian.count), *both_laws(gaussian, scores.student_t.per_scale[name])]
+        [name, str(gaussian.count), *both_distributions(gaussian, scores.student_t.per_scale[name])]
         for name, gaussian in scores.gaussian.per_scale.items()
     ]
-    return markdown(["", "keypoints", *BOTH_LAWS], rows)
+    return markdown(["", "keypoints", *BOTH_DISTRIBUTIONS], rows)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from halopose.data.coco import parse_predictions
 from halopose.data.files import read_json
 from halopose.data.films import by_film
 from halopose.keypoints import Keypoints
-from halopose.tracking.motion import Measured, Motion, run_filter
-from halopose.tracking.synthetic import Film, synthesize_film
+from halopose.tracking.motion import MeasurementSeries, Motion, run_filter
+from halopose.tracking.synthetic_films import Film, synthesize_film
 from halopose.tracking.tracker import Tracker, TrackSettings
 from halopose.tracking.tracks import follow, track
 from halopose.types import Array
@@ -71,7 +71,7 @@ def constant_noise(seen: Array, rate: float, size: float, acceleration: float, s
     factor = np.broadcast_to(sigma * np.eye(2), (*seen.shape, 2))
     motion = Motion(np.full(count, acceleration), np.array(0.0), np.array(1.0))
     used = np.ones(seen.shape[:2], dtype=bool)
-    return run_filter(Measured(seen, factor, used, None, size, 1 / rate), motion).after.place[0]
+    return run_filter(MeasurementSeries(seen, factor, used, None, size, 1 / rate), motion).after.place[0]
 
 
 def best_of(errors: Callable[..., float], *ranges: Array) -> float:

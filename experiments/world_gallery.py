@@ -12,7 +12,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from halopose.landing.world.dataset import render
+from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import (
     WEATHERS,
     Array,
@@ -51,7 +51,7 @@ def main() -> None:
 def picture(seed: int, weather: Weather, distance: tuple[float, float], corners: bool) -> Array:
     """One frame with its weather and distance written on it."""
     scene = sample_scene(seed, weather, SceneSettings(distance=distance))
-    image = render(scene)
+    image = render_scene(scene)
     text = f"{weather}, {-scene.position[0]:.0f} m, visibility {scene.visibility / 1e3:.1f} km"
     cv2.putText(image, text, (8, 16), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (255, 255, 255), 1, cv2.LINE_AA)
     for runway in labelled_runways(scene) if corners else ():
@@ -66,7 +66,7 @@ def footage(seed: int) -> Array:
     kinds: tuple[Weather, ...] = ("clear", "haze", "clear", "dusk", "clear", "night")
     frames = [
         cv2.resize(
-            render(sample_scene(seed + n, kinds[n % 6], SceneSettings(footage=True, paved=0.35))), (320, 192)
+            render_scene(sample_scene(seed + n, kinds[n % 6], SceneSettings(footage=True, paved=0.35))), (320, 192)
         )
         for n in range(12)
     ]

@@ -18,11 +18,12 @@ import torch
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.loading import load_dataset
 from halopose.evaluation.scores import Scores
+from halopose.fitting.head_training import TrainSettings
 from halopose.fitting.pipeline import FitSettings, fit
-from halopose.fitting.training import TrainSettings
 from halopose.hosts.base import LOAD_ERRORS
 from halopose.hosts.loading import load_host
-from halopose.landing.world.dataset import SceneSettings, write_dataset
+from halopose.landing.world.dataset_writer import write_dataset
+from halopose.landing.world.scenes import SceneSettings
 
 TRAINING_SIGMA = 0.25
 PAPER = {"AKP": 0.935, "random": 0.791, "skill": 0.689, "ACE": 0.0016, "ENCE": 0.0434}  # Nano, COCO, Student-t
@@ -103,8 +104,8 @@ def newest(weights: Path) -> Path | None:
 
 
 def beside_the_paper(scores: Scores) -> str:
-    law = scores.student_t
-    mine = (law.akp, scores.akp_random, scores.akp_skill, law.ace, law.ence)
+    distribution = scores.student_t
+    mine = (distribution.akp, scores.akp_random, scores.akp_skill, distribution.ace, distribution.ence)
     lines = [f"{'Student-t':12}" + "".join(f"{name:>10}" for name in PAPER)]
     for name, row in (("here", mine), ("paper, COCO", PAPER.values())):
         lines.append(f"{name:12}" + "".join(f"{value:10.4f}" for value in row))

@@ -64,7 +64,7 @@ def one_thread() -> Iterator[None]:
 def published_base() -> Path:
     """The published YOLO11n-pose, for what shows people; skips where it can neither be found nor fetched."""
     from halopose.errors import HaloposeError
-    from halopose.hosts.shipped import find_base
+    from halopose.hosts.model_zoo import find_base
 
     try:
         return find_base()

@@ -35,14 +35,14 @@ def changed(picture: np.ndarray, image: np.ndarray = PLAIN) -> np.ndarray:
     return (picture != image).any(2)
 
 
-def test_ellipse_lies_where_the_law_says() -> None:
+def test_ellipse_lies_where_the_distribution_says() -> None:
     found = poses([[[80, 60]]])
     rows, columns = np.indices(PLAIN.shape[:2])
     offset = torch.from_numpy(np.stack([columns - 80.0, rows - 60.0], -1))
-    law = Gaussian(torch.linalg.cholesky(torch.from_numpy(COVARIANCE)))
+    distribution = Gaussian(torch.linalg.cholesky(torch.from_numpy(COVARIANCE)))
     for probability in (0.5, 0.95):
         mask = changed(draw_poses(PLAIN, found, probability=probability))
-        distance = law.mahalanobis(offset).sqrt().numpy()
+        distance = distribution.mahalanobis(offset).sqrt().numpy()
         edge = distance - np.sqrt(-2 * np.log1p(-probability))  # chi-square with two degrees of freedom
         assert mask[edge < -0.3].all()
         assert not mask[edge > 0.4].any()

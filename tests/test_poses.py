@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import supervision
 
+from halopose.calibration.conformal import fit_regions
 from halopose.data.coco import read_predictions
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.types import Array
-from halopose.uncertainty.conformal import fit_regions
 from tests.helpers.values import present
 
 
@@ -174,7 +174,7 @@ def joined_poses(family: str = "gaussian", count: int = 2) -> PoseDistributions:
     )
 
 
-def test_every_law_of_a_keypoint_has_the_same_region() -> None:
+def test_every_distribution_of_a_keypoint_has_the_same_region() -> None:
     gaussian, student = joined_poses("gaussian"), joined_poses("student-t")
     assert not np.allclose(gaussian.covariance, student.covariance)
     assert np.array_equal(gaussian.region(0.9), student.region(0.9))

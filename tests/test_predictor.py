@@ -15,25 +15,25 @@ import pytest
 import torch
 from ultralytics import YOLO
 
+from halopose.calibration.calibrate import DISTRIBUTIONS, apply_calibrations
+from halopose.calibration.calibrators import Calibrations
 from halopose.data.coco import parse_ground_truth, parse_predictions
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import LAWS, apply_calibrations
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
-from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.artifact import Artifact
+from halopose.fitting.feature_cache import MatchStore
+from halopose.fitting.head_training import TrainSettings
 from halopose.fitting.pipeline import FitSettings, evaluate_artifact, fit, predictions_of
-from halopose.fitting.store import MatchStore
-from halopose.fitting.training import TrainSettings
 from halopose.hosts.loading import load_host
-from halopose.hosts.ultralytics.host import UltralyticsHost
 from halopose.hosts.ultralytics.results import to_ultralytics
+from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
+from halopose.matching.matched_poses import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.predictor import UncertainPose
+from halopose.protocol import Protocol
 from halopose.types import Array, Family
-from halopose.uncertainty.calibration import Calibrations
 from tests.helpers.models import (
     KINDS,
     PHOTOGRAPHS,
@@ -398,9 +398,9 @@ def test_fit_end_to_end(data: Path, tmp_path: Path, source: str) -> None:
     truth = store.ground_truth(images)
     matched = match_poses(predictions_of(loaded.heads, store, images), truth, protocol)
     expected = evaluate(matched, apply_calibrations(matched, loaded.calibrations, protocol), protocol)
-    for law in LAWS:
+    for distribution in DISTRIBUTIONS:
         for name in ("ace", "ence", "nll", "akp"):
-            values = [one.law(law).metric(name) for one in (found, expected, scores, same)]
+            values = [one.distribution(distribution).metric(name) for one in (found, expected, scores, same)]
             assert values == values[:1] * 4
     check_with_predictor(UncertainPose(host, loaded), validation, images, truth, found)
 

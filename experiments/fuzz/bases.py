@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from experiments.fuzz.damage import Reader, damaged_bytes, mangle, spoil
-from halopose.deploy.deployed import MODEL, Deployed, Detecting
+from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.deploy.deployed_model import MODEL, Deployed, Detecting
 from halopose.deploy.folder import write_folder
 from halopose.deploy.graph import TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build, read_model, write_model
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.loading import load_host
-from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 KEYPOINTS = 3

@@ -28,6 +28,8 @@ from experiments.fuzz.damage import (
     mangle,
     spoil,
 )
+from halopose.calibration.calibration_file import CalibrationFile, _checksum
+from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.cli.app import main as command_line
 from halopose.data.coco import (
     parse_ground_truth,
@@ -40,18 +42,16 @@ from halopose.data.files import read_json, write_json
 from halopose.data.images import read_source
 from halopose.data.loading import load_dataset
 from halopose.data.storage.prediction_log import PredictionLog
-from halopose.data.synthetic import World, synthesize
+from halopose.data.synthetic_poses import World, synthesize
 from halopose.data.tensors import read_content, write_tensors
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibration_file import CalibrationFile, _checksum
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import Scores
-from halopose.evaluation.true_positives import match_poses
 from halopose.fitting.artifact import Artifact
-from halopose.fitting.store import FORMAT, MatchStore
-from halopose.fitting.training import TrainSettings, train
+from halopose.fitting.feature_cache import FORMAT, MatchStore
+from halopose.fitting.head_training import TrainSettings, train
 from halopose.keypoints import Keypoints
-from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.matching.matched_poses import match_poses
 from halopose.uncertainty.heads import ConvTemplate, ProbabilisticHeads
 
 LABEL = "0 0.5 0.5 0.2 0.2 0.5 0.5 2 0.4 0.4 2\n"

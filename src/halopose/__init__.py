@@ -10,16 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from halopose.calibration.calibrators import GaussianCalibration, StudentTCalibration
     from halopose.errors import HaloposeError
     from halopose.evaluation.evaluate import evaluate
-    from halopose.evaluation.protocol import Protocol
     from halopose.evaluation.scores import Scores
     from halopose.fitting.artifact import Artifact
     from halopose.fitting.pipeline import FitSettings, fit
     from halopose.keypoints import Keypoints
     from halopose.poses import GroundTruth, PoseDistributions
     from halopose.predictor import UncertainPose
-    from halopose.uncertainty.calibration import GaussianCalibration, StudentTCalibration
+    from halopose.protocol import Protocol
     from halopose.uncertainty.distributions import Gaussian, StudentT
 
 __version__ = "0.1.0"
@@ -28,15 +28,15 @@ _HOMES = {
     "Artifact": "halopose.fitting.artifact",
     "FitSettings": "halopose.fitting.pipeline",
     "Gaussian": "halopose.uncertainty.distributions",
-    "GaussianCalibration": "halopose.uncertainty.calibration",
+    "GaussianCalibration": "halopose.calibration.calibrators",
     "GroundTruth": "halopose.poses",
     "HaloposeError": "halopose.errors",
     "Keypoints": "halopose.keypoints",
     "PoseDistributions": "halopose.poses",
-    "Protocol": "halopose.evaluation.protocol",
+    "Protocol": "halopose.protocol",
     "Scores": "halopose.evaluation.scores",
     "StudentT": "halopose.uncertainty.distributions",
-    "StudentTCalibration": "halopose.uncertainty.calibration",
+    "StudentTCalibration": "halopose.calibration.calibrators",
     "UncertainPose": "halopose.predictor",
     "evaluate": "halopose.evaluation.evaluate",
     "fit": "halopose.fitting.pipeline",

@@ -131,26 +131,3 @@ def take(rows: Values, place: Values) -> Values:
     start = torch.arange(rows.shape[0], device=place.device)[:, None] * rows.shape[1]
     flat = rows.reshape(-1, *shape).index_select(0, (start + place).reshape(-1))
     return flat.reshape(-1, int(place.shape[1]), *shape)
-
-
-__all__ = [
-    "Values",
-    "alike",
-    "as_array",
-    "at_least",
-    "between",
-    "converted",
-    "joined",
-    "largest",
-    "library_of",
-    "linear",
-    "of_kind",
-    "repeated",
-    "repeated_view",
-    "same_kind",
-    "silu",
-    "stacked",
-    "take",
-    "turned",
-    "zeros_like",
-]

@@ -33,6 +33,3 @@ def part_around(box: Array, width: int, height: int, size: int) -> tuple[int, in
     sides = np.minimum([round(wide), round(wide * PART_ASPECT)], [width, height]).astype(int)
     corner = np.clip(np.rint(centre - sides / 2), 0, np.array([width, height]) - sides).astype(int)
     return int(corner[0]), int(corner[1]), int(corner[0] + sides[0]), int(corner[1] + sides[1])
-
-
-__all__ = ["PART_ASPECT", "box_area", "part_around", "xywh_to_xyxy", "xyxy_to_xywh"]

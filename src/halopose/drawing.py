@@ -37,7 +37,7 @@ class Truth:
     labelled: Array
 
 
-def law_of(poses: PoseDistributions) -> Bivariate:
+def distribution_of(poses: PoseDistributions) -> Bivariate:
     """The predicted law over (N, K)."""
     factors = scale_tril_from_covariance(torch.from_numpy(poses.scale.astype(np.float64)))
     if poses.dof is None:
@@ -76,7 +76,7 @@ def draw_poses(
     if limbs is None:
         limbs = COCO_LIMBS if poses.keypoint_count == len(COCO_SIGMAS) else ()
     width = max(1, round(max(image.shape[:2]) / 640))
-    axes, angles = (value.numpy() for value in law_of(poses).ellipse(probability))
+    axes, angles = (value.numpy() for value in distribution_of(poses).ellipse(probability))
     certain = (poses.scale == 0).all((-2, -1))  # a known place is a dot
     axes, angles = np.where(certain[..., None], 0.0, axes), np.where(certain, 0.0, angles)
     _draw_limbs(canvas, poses, limbs, width)
@@ -228,7 +228,7 @@ def _draw_residuals(canvas: Array, poses: PoseDistributions, truth: Truth, width
     """Lines from prediction to truth, with the NLL in nats."""
     assert poses.keep is not None
     residual = truth.keypoints - poses.mean
-    nll = -law_of(poses).log_prob(torch.from_numpy(residual)).numpy()
+    nll = -distribution_of(poses).log_prob(torch.from_numpy(residual)).numpy()
     size = 0.32 * max(1.0, width * 0.8)
     for n, k in np.argwhere(truth.labelled & (poses.keep | show_pruned)):
         start, end = poses.mean[n, k], truth.keypoints[n, k]

@@ -136,6 +136,3 @@ def mirrored_order(names: Sequence[str]) -> tuple[int, ...] | None:
     if swapped == lower or set(swapped) != set(lower) or len(set(lower)) < len(lower):
         return None
     return tuple(lower.index(name) for name in swapped)
-
-
-__all__ = ["COCO_LIMBS", "COCO_NAMES", "COCO_SIGMAS", "PERSON_AREA_FACTOR", "Keypoints", "mirrored_order"]

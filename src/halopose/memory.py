@@ -16,6 +16,3 @@ def keep_freed_memory() -> None:
     From then on up to 64 MiB of what a thread frees stay with the process. Without glibc nothing changes.
     """
     np.empty(_LARGE)
-
-
-__all__ = ["keep_freed_memory"]

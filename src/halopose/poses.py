@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from halopose.boxes import box_area, xyxy_to_xywh
+from halopose.calibration.conformal import Regions
+from halopose.calibration.correlation import JointDistribution, joint_covariance
+from halopose.calibration.whitening import factors
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.types import Array
-from halopose.uncertainty.conformal import Regions
-from halopose.uncertainty.correlation import JointLaw, joint_covariance
-from halopose.uncertainty.lengths import factors
 
 _SHARED = {"shared": True}  # of fields that all detections have in common
 
@@ -116,11 +116,11 @@ class PoseDistributions:
     __hash__ = None  # type: ignore[assignment]  # arrays inside may change
 
     def __repr__(self) -> str:
-        law = "Gaussian" if self.dof is None else "Student-t"
+        distribution = "Gaussian" if self.dof is None else "Student-t"
         kept = int(np.asarray(self.keep).sum())
         images = "" if self.image_ids is None else f" in {len(np.unique(self.image_ids))} images"
         return (
-            f"PoseDistributions({len(self)} detections of {self.keypoint_count} keypoints{images}, {law}, "
+            f"PoseDistributions({len(self)} detections of {self.keypoint_count} keypoints{images}, {distribution}, "
             f"{kept} of {len(self) * self.keypoint_count} kept)"
         )
 
@@ -168,7 +168,7 @@ class PoseDistributions:
         """Matrices M (N, K, 2, 2): the region is (y - mean)' M^-1 (y - mean) <= 1.
 
         It holds the true keypoint with at least the stated probability, whatever its law: of a detection that
-        matches an object, on images like those of calibration (``uncertainty.conformal``).
+        matches an object, on images like those of calibration (``calibration.conformal``).
         """
         regions, dispersion = self._promised()
         return np.asarray(dispersion * regions.of_objects(probability, box_area(self.boxes))[..., None, None])
@@ -191,12 +191,12 @@ class PoseDistributions:
     # --- all keypoints together -----------------------------------------------------------------------------
 
     @property
-    def joint(self) -> JointLaw:
+    def joint(self) -> JointDistribution:
         """The joint law of each detection's residuals, truth less prediction; independent keypoints without any
         correlation."""
         size = 2 * self.keypoint_count
         correlation = np.eye(size) if self.correlation is None else self.correlation
-        return JointLaw(factors(self.scale), correlation, self.dof, self.together)
+        return JointDistribution(factors(self.scale), correlation, self.dof, self.together)
 
     @property
     def joint_covariance(self) -> Array:
@@ -379,7 +379,7 @@ class GroundTruth:
     class_ids and image_ids (M,); layout: which K keypoints these are.
 
     >>> from halopose.data.coco import parse_ground_truth
-    >>> from halopose.data.synthetic import World, synthesize
+    >>> from halopose.data.synthetic_poses import World, synthesize
     >>> truth = parse_ground_truth("truth.json", synthesize(World(images=9, persons=20))[0])
     >>> len(truth), truth.keypoints.shape
     (20, (20, 17, 2))

@@ -20,20 +20,20 @@ from torch import Tensor, nn
 
 from halopose.arrays import alike, as_array
 from halopose.boxes import box_area
+from halopose.calibration.calibrators import Calibrations
+from halopose.calibration.pruning import keep_mask, localization_confidence
 from halopose.data.images import NamedImage, read_source
-from halopose.deploy.deployed import Deployed, Detecting
+from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
-from halopose.hosts import shipped
+from halopose.hosts import model_zoo
 from halopose.hosts.base import Host, Selection
 from halopose.hosts.loading import load_host
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.types import Array, Family
-from halopose.uncertainty.calibration import Calibrations
 from halopose.uncertainty.distributions import StudentT
 from halopose.uncertainty.novelty import Evidence, Novelty, Pooling, pool_images
-from halopose.uncertainty.pruning import keep_mask, localization_confidence
 
 SMALLEST, LARGEST = 32, 16384  # input sizes
 FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
@@ -99,19 +99,19 @@ class UncertainPose:
 
         A folder is one that ``halopose export`` wrote: it runs in ONNX Runtime and has its calibration in it.
         base and artifact may also be names that ``halopose models`` lists, such as "runway". Without
-        arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.shipped``, with the heads that ship.
+        arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.model_zoo``, with the heads that ship.
         """
         if isinstance(base, (str, Path)) and Path(base).is_dir():
             if widen:
                 raise HaloposeError("a deployed model cannot widen: use the model it was exported from")
             return DeployedPose(Deployed(base), family)
         if base is None or isinstance(base, (str, Path)):
-            base, found = shipped.resolve(base, artifact if isinstance(artifact, (str, Path)) else None)
+            base, found = model_zoo.resolve(base, artifact if isinstance(artifact, (str, Path)) else None)
             artifact = artifact if isinstance(artifact, Artifact) else found
         if base is None:
-            base = shipped.find_base()
+            base = model_zoo.find_base()
         if not isinstance(artifact, Artifact):
-            artifact = Artifact.load(shipped.shipped_artifact() if artifact is None else artifact)
+            artifact = Artifact.load(model_zoo.shipped_artifact() if artifact is None else artifact)
         host = host_for(artifact, base, device=device, unsafe=unsafe, end2end=end2end)
         return cls(host, artifact, family, uncalibrated=uncalibrated, widen=widen)
 
@@ -167,8 +167,8 @@ class UncertainPose:
         batch: how many images are read at once; those of one shape run together. It is a matter of speed alone.
         """
         _check(conf, iou, imgsz, batch)
-        law = None if family is None else _checked(family)
-        return self._stream(source, batch, conf, iou, imgsz, law)
+        distribution = None if family is None else _checked(family)
+        return self._stream(source, batch, conf, iou, imgsz, distribution)
 
     def _stream(self, source: Any, batch: int, *settings: Any) -> Iterator[tuple[NamedImage, PoseDistributions]]:
         images = iter(read_source(source))
@@ -204,10 +204,13 @@ class UncertainPose:
         size = (int(batch.shape[2]), int(batch.shape[3]))
         found = as_array(factors).astype(np.float64)
         parts = [found[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
-        law = self.family if family is None else _checked(family)
+        distribution = self.family if family is None else _checked(family)
         poses = [
             describe(
-                self.artifact, self.host.to_original(selection, box, size), box.factors_to_original(part), law
+                self.artifact,
+                self.host.to_original(selection, box, size),
+                box.factors_to_original(part),
+                distribution,
             )
             for selection, part, box in zip(selections, parts, boxes, strict=True)
         ]
@@ -240,8 +243,8 @@ class DeployedPose(UncertainPose):
     def _predict_batch(
         self, images: list[NamedImage], conf: float, iou: float, imgsz: int | None, family: Family | None
     ) -> list[tuple[NamedImage, PoseDistributions]]:
-        law, settings = family or self.family, Detecting(conf, iou, imgsz)
-        return [(image, self.deployed.predict(image.pixels, settings, law)) for image in images]
+        distribution, settings = family or self.family, Detecting(conf, iou, imgsz)
+        return [(image, self.deployed.predict(image.pixels, settings, distribution)) for image in images]
 
 
 def host_for(
@@ -287,9 +290,9 @@ def describe(
     keep = keep_mask(confidence, calibrations.threshold, visibility, visibility_threshold)
     dof = offset = None
     if family != "gaussian":
-        law = calibrations.law(torch.from_numpy(factors), family, torch.from_numpy(keep))
-        spread, scale = law.covariance.numpy(), law.scale.numpy()
-        dof = law.dof.numpy() if isinstance(law, StudentT) else None
+        distribution = calibrations.distribution(torch.from_numpy(factors), family, torch.from_numpy(keep))
+        spread, scale = distribution.covariance.numpy(), distribution.scale.numpy()
+        dof = distribution.dof.numpy() if isinstance(distribution, StudentT) else None
     if calibrations.offset is not None:
         offset = calibrations.offset.numpy() * np.sqrt(area)[:, None, None]
     return PoseDistributions(
@@ -371,6 +374,3 @@ def _checked(family: str) -> Family:
         if family == known:
             return known
     raise HaloposeError(f"unknown family {family!r}: gaussian or student-t")
-
-
-__all__ = ["UncertainPose", "describe", "host_for"]

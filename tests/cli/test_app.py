@@ -16,9 +16,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import halopose
+from halopose.calibration.calibration_file import _checksum
 from halopose.cli.app import app, main
-from halopose.data.synthetic import World, synthesize
-from halopose.evaluation.calibration_file import _checksum
+from halopose.data.synthetic_poses import World, synthesize
 from halopose.evaluation.scores import METRICS
 from tests.helpers.mangling import mangled
 from tests.helpers.values import present
@@ -162,7 +162,7 @@ def test_a_file_where_a_folder_should_be_is_one_line(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("x")
-    monkeypatch.setattr("halopose.evaluation.true_positives.match_poses", lambda *given: pytest.fail("too late"))
+    monkeypatch.setattr("halopose.matching.matched_poses.match_poses", lambda *given: pytest.fail("too late"))
     both = files / "predictions.json", files / "truth.json"
     code, error = run_main(monkeypatch, capsys, "score", *both, "-o", tmp_path / "file")
     assert (code, error) == (2, f"halopose: cannot write to {tmp_path / 'file'}: File exists\n")
@@ -359,7 +359,7 @@ def test_what_the_system_refuses_is_one_line_and_debug_shows_where(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("halopose.data.synthetic.synthesize", fail)
+    monkeypatch.setattr("halopose.data.synthetic_poses.synthesize", fail)
     code, said = run_main(monkeypatch, capsys, "synthesize", "-o", tmp_path)
     assert code == 2
     assert said.startswith(f"halopose: {type(error).__name__}: ")

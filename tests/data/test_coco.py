@@ -19,7 +19,7 @@ from halopose.data.coco import (
     read_predictions,
 )
 from halopose.data.files import write_json
-from halopose.data.synthetic import World, synthesize
+from halopose.data.synthetic_poses import World, synthesize
 from halopose.errors import HaloposeError
 from halopose.keypoints import COCO_LIMBS, COCO_NAMES, COCO_SIGMAS, Keypoints
 from halopose.types import Array

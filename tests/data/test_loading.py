@@ -17,7 +17,7 @@ from halopose.data.coco import parse_ground_truth, read_ground_truth
 from halopose.data.dataset import Dataset
 from halopose.data.loading import load_dataset
 from halopose.data.storage.address import Address
-from halopose.data.synthetic import World, synthesize
+from halopose.data.synthetic_poses import World, synthesize
 from halopose.errors import HaloposeError
 from tests.data.test_dataset import as_coco, yolo_set
 

@@ -22,9 +22,9 @@ from halopose.deploy.graph import (
 )
 from halopose.deploy.predict import suppress
 from halopose.errors import HaloposeError
+from halopose.uncertainty.context_features import features_at
 from halopose.uncertainty.heads import HeadSettings, cut_windows, with_bound
 from halopose.uncertainty.novelty import pool_windows
-from halopose.uncertainty.signals import features_at
 from tests.helpers.models import KINDS, artifact_for, host_of, photograph
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from halopose.deploy.deployed import Deployed, Detecting
+from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.deploy.graph import Deployable, TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build, read_model, sealed, set_temperature, write_model
 from halopose.errors import HaloposeError

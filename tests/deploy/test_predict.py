@@ -20,17 +20,17 @@ import torch
 from benchmarks.export import libreyolo_onnx, ultralytics_onnx
 
 from halopose.boxes import box_area
+from halopose.calibration.pruning import localization_confidence
 from halopose.cli import app
 from halopose.data.dataset import image_id
 from halopose.deploy import predict
-from halopose.deploy.deployed import Deployed, Detecting
+from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.deploy.graph import Form, TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build, sealed, write_model
-from halopose.hosts.ultralytics.host import UltralyticsHost
+from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.predictor import UncertainPose
 from halopose.types import Family
 from halopose.uncertainty.heads import HeadSettings
-from halopose.uncertainty.pruning import localization_confidence
 from tests.helpers import commands
 from tests.helpers.models import (
     ASSETS,
@@ -420,7 +420,7 @@ def test_mistakes_are_one_line(
     assert line in error
 
 
-def test_objects_of_every_scale_have_their_own_joint_law(tmp_path: Path) -> None:
+def test_objects_of_every_scale_have_their_own_joint_distribution(tmp_path: Path) -> None:
     host, artifact = host_of("11"), artifact_for(host_of("11"), imgsz=SIZE)
     [first] = UncertainPose(host, artifact).predict(photograph("bus.jpg"), conf=0.4)
     areas = 0.53 * np.unique(box_area(first.boxes))

@@ -10,13 +10,13 @@ import pytest
 
 from halopose.data.images import NamedImage
 from halopose.deploy import quantise
-from halopose.deploy.deployed import Deployed, Detecting
+from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.deploy.graph import TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build, read_facts, write_model
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.loading import load_host
-from halopose.hosts.shipped import shipped_artifact
+from halopose.hosts.model_zoo import shipped_artifact
 from tests.helpers.models import PHOTOGRAPHS, artifact_for, host_of, photograph
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]

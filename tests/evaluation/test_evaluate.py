@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross_fitted
+from halopose.calibration.pruning import localization_confidence
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import LAWS, Laws, cross_fitted
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import METRICS, RANKINGS, Curves, Scores
-from halopose.evaluation.true_positives import MatchedPoses, match_poses
+from halopose.matching.matched_poses import MatchedPoses, match_poses
+from halopose.protocol import Protocol
 from halopose.types import Array
-from halopose.uncertainty.pruning import localization_confidence
 from tests.helpers.evaluations import (
     as_given,
     json_text,
@@ -44,9 +44,9 @@ def test_calibration_mends_a_scale_error() -> None:
     assert scores.given_family == "gaussian"
     assert scores.uncalibrated.ace > 0.1
     assert scores.uncalibrated.ence > 0.3
-    for law in (scores.gaussian, scores.student_t):
-        assert law.ace < 0.006
-        assert law.ence < 0.04
+    for distribution in (scores.gaussian, scores.student_t):
+        assert distribution.ace < 0.006
+        assert distribution.ence < 0.04
     np.testing.assert_allclose(scores.calibration.tau, 1.4, rtol=0.03)
     heavy = evaluate(poses(8000, 4, 3, seed=2, flaw=1.4))
     assert heavy.given_family == "student-t"
@@ -108,29 +108,33 @@ def numbers(scores: Any) -> dict[str, Any]:
 def test_pruning_alters_nothing_but_the_selection(nu: float | None, visibility: bool) -> None:
     matched = with_telling_visibility(partly_labelled(poses(300, 3, nu, seed=9)))
     protocol = Protocol(bootstrap=5, visibility=visibility)
-    laws = cross_fitted(matched, protocol)
-    scores = evaluate(matched, laws, protocol)
-    gaussian = laws.laws["gaussian"].covariance.numpy()
-    kept = localization_confidence(gaussian, matched.area, matched.layout.kappa) >= laws.threshold[:, None]
-    assert (laws.visibility_threshold is not None) == visibility
-    if laws.visibility_threshold is not None:
+    distributions = cross_fitted(matched, protocol)
+    scores = evaluate(matched, distributions, protocol)
+    gaussian = distributions.distributions["gaussian"].covariance.numpy()
+    kept = (
+        localization_confidence(gaussian, matched.area, matched.layout.kappa) >= distributions.threshold[:, None]
+    )
+    assert (distributions.visibility_threshold is not None) == visibility
+    if distributions.visibility_threshold is not None:
         assert matched.visibility is not None
-        kept &= matched.visibility >= laws.visibility_threshold[:, None]
+        kept &= matched.visibility >= distributions.visibility_threshold[:, None]
     share = kept[matched.labelled].mean()
     assert 0.05 < share < 0.95
     assert scores.pruned.kept_fraction == pytest.approx(share, rel=1e-12)
     # Pruned metrics and their intervals are those of the kept keypoints under the same laws ...
-    selected = evaluate(replace(matched, labelled=matched.labelled & kept), laws, protocol)
+    selected = evaluate(replace(matched, labelled=matched.labelled & kept), distributions, protocol)
     # ... and the metrics of everything do not know of the threshold.
-    nothing = replace(laws, threshold=np.full(len(matched), -np.inf), visibility_threshold=None)
+    nothing = replace(distributions, threshold=np.full(len(matched), -np.inf), visibility_threshold=None)
     unpruned = evaluate(matched, nothing, protocol)
     assert unpruned.pruned.kept_fraction == 1
-    for name in LAWS:
-        np.testing.assert_equal(numbers(scores.pruned.law(name)), numbers(selected.law(name)))
-        np.testing.assert_equal(numbers(scores.law(name)), numbers(unpruned.law(name)))
-        np.testing.assert_equal(numbers(unpruned.pruned.law(name)), numbers(unpruned.law(name)))
-        np.testing.assert_equal(plots(scores.law(name).curves), plots(unpruned.law(name).curves))
-        np.testing.assert_equal(plots(scores.pruned.law(name).curves), plots(selected.law(name).curves))
+    for name in DISTRIBUTIONS:
+        np.testing.assert_equal(numbers(scores.pruned.distribution(name)), numbers(selected.distribution(name)))
+        np.testing.assert_equal(numbers(scores.distribution(name)), numbers(unpruned.distribution(name)))
+        np.testing.assert_equal(numbers(unpruned.pruned.distribution(name)), numbers(unpruned.distribution(name)))
+        np.testing.assert_equal(plots(scores.distribution(name).curves), plots(unpruned.distribution(name).curves))
+        np.testing.assert_equal(
+            plots(scores.pruned.distribution(name).curves), plots(selected.distribution(name).curves)
+        )
 
 
 def test_pruning_raises_reliability() -> None:
@@ -144,12 +148,12 @@ def test_pruning_raises_reliability() -> None:
     assert curve.nll[-1] == pytest.approx(scores.gaussian.nll, rel=1e-12)
 
 
-def rules_by_hand(matched: MatchedPoses, laws: Laws) -> dict[str, Array]:
+def rules_by_hand(matched: MatchedPoses, distributions: DistributionSet) -> dict[str, Array]:
     """Labelled keypoints (n,) that each way to prune keeps."""
-    confident = (laws.confidence >= laws.threshold[:, None])[matched.labelled]
+    confident = (distributions.confidence >= distributions.threshold[:, None])[matched.labelled]
     assert matched.visibility is not None
-    assert laws.visibility_threshold is not None
-    visible = (matched.visibility >= laws.visibility_threshold[:, None])[matched.labelled]
+    assert distributions.visibility_threshold is not None
+    visible = (matched.visibility >= distributions.visibility_threshold[:, None])[matched.labelled]
     return {
         "nothing pruned": np.ones_like(confident),
         "localization confidence": confident,
@@ -161,9 +165,9 @@ def rules_by_hand(matched: MatchedPoses, laws: Laws) -> dict[str, Array]:
 def test_ways_to_prune_stand_side_by_side() -> None:
     matched = with_telling_visibility(partly_labelled(poses(600, 3, 4, seed=20)))
     protocol = Protocol(visibility=True)
-    laws = cross_fitted(matched, protocol)
-    scores = evaluate(matched, laws, protocol)
-    masks = rules_by_hand(matched, laws)
+    distributions = cross_fitted(matched, protocol)
+    scores = evaluate(matched, distributions, protocol)
+    masks = rules_by_hand(matched, distributions)
     correct = matched.similarity[matched.labelled] >= protocol.gamma_ks
     assert [rule.name for rule in scores.pruned.rules] == list(masks)
     for rule in scores.pruned.rules:
@@ -172,8 +176,8 @@ def test_ways_to_prune_stand_side_by_side() -> None:
         assert rule.reliability == pytest.approx(correct[mask].mean(), rel=1e-12), rule.name
     assert scores.pruned.kept_fraction == scores.pruned.rules[-1].kept_fraction
     assert scores.pruned.gaussian.count == masks["both"].sum()
-    assert laws.visibility_threshold is not None
-    assert scores.pruned.visibility_threshold == pytest.approx(laws.visibility_threshold.mean())
+    assert distributions.visibility_threshold is not None
+    assert scores.pruned.visibility_threshold == pytest.approx(distributions.visibility_threshold.mean())
     # Data in which the visibility score knows more: both together are the most reliable.
     reliability = {rule.name: rule.reliability for rule in scores.pruned.rules}
     assert reliability["both"] > max(reliability["localization confidence"], reliability["nothing pruned"]) + 0.02
@@ -194,8 +198,8 @@ def test_without_a_visibility_threshold_confidence_prunes_alone() -> None:
 def test_the_visibility_threshold_is_the_mean_of_the_folds_that_have_one() -> None:
     matched = poses(40, 3)
     threshold = np.where(np.arange(40) < 10, -np.inf, np.arange(40) / 100)
-    laws = replace(as_given(matched), visibility_threshold=threshold)
-    assert evaluate(matched, laws).pruned.visibility_threshold == pytest.approx(threshold[10:].mean())
+    distributions = replace(as_given(matched), visibility_threshold=threshold)
+    assert evaluate(matched, distributions).pruned.visibility_threshold == pytest.approx(threshold[10:].mean())
 
 
 def test_everything_pruned_is_still_an_answer() -> None:
@@ -219,14 +223,14 @@ def bootstrapped() -> tuple[MatchedPoses, Scores]:
 
 def test_bootstrap_intervals_hold_the_point_estimate(bootstrapped: tuple[MatchedPoses, Scores]) -> None:
     _, scores = bootstrapped
-    for law in (scores.uncalibrated, scores.pruned.uncalibrated):
+    for distribution in (scores.uncalibrated, scores.pruned.uncalibrated):
         for name in METRICS:
-            low, high = law.interval[name]
-            assert low < law.metric(name) < high, name
-    for regime in LAWS:
+            low, high = distribution.interval[name]
+            assert low < distribution.metric(name) < high, name
+    for regime in DISTRIBUTIONS:
         for name in ("nll", "akp"):
-            low, high = scores.law(regime).interval[name]
-            assert low < scores.law(regime).metric(name) < high, (regime, name)
+            low, high = scores.distribution(regime).interval[name]
+            assert low < scores.distribution(regime).metric(name) < high, (regime, name)
     for name in RANKINGS:
         low, high = scores.interval[name]
         assert low < getattr(scores, name) < high, name
@@ -278,15 +282,15 @@ def test_cells_and_blocks_add_up() -> None:
     assert scores.keypoints == matched.labelled.sum() == scores.cells.count.sum()
     assert scores.matched_instances == len(matched) == sum(scale.instances for scale in scores.scales)
     assert scores.images == len(np.unique(matched.image_ids))
-    for regime in LAWS:
-        law = scores.law(regime)
-        for groups in (law.per_keypoint, law.per_scale):
+    for regime in DISTRIBUTIONS:
+        distribution = scores.distribution(regime)
+        for groups in (distribution.per_keypoint, distribution.per_scale):
             assert sum(group.count for group in groups.values()) == scores.keypoints
             pooled = sum(group.count * group.nll for group in groups.values() if group.count)
-            assert pooled / scores.keypoints == pytest.approx(law.nll, rel=1e-9)
+            assert pooled / scores.keypoints == pytest.approx(distribution.nll, rel=1e-9)
         counts, half = scores.cells.count, np.nan_to_num(scores.cells.coverage[regime][50])
         covered = (counts * half).sum() / counts.sum()
-        assert covered == pytest.approx(law.curves.coverage["joint"][49], rel=1e-9)
+        assert covered == pytest.approx(distribution.curves.coverage["joint"][49], rel=1e-9)
     assert list(scores.gaussian.per_keypoint) == list(scores.keypoint_names) == list(truth.layout.names)
     assert list(scores.gaussian.per_scale) == [scale.name for scale in scores.scales]
 

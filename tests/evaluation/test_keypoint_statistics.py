@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from halopose import side_by_side
-from halopose.evaluation.calibrations import given_law
-from halopose.evaluation.keypoint_statistics import Residuals, Statistics, curves_of, summaries, summaries_by
-from halopose.evaluation.protocol import Protocol
+from halopose import parallel
+from halopose.calibration.calibrate import stated_distribution
+from halopose.evaluation.keypoint_statistics import FlatResiduals, Statistics, curves_of, summaries, summaries_by
 from halopose.evaluation.scores import AXES, METRICS, Curves, Points, Summary
-from halopose.evaluation.true_positives import MatchedPoses
+from halopose.matching.matched_poses import MatchedPoses
+from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 from tests.helpers.evaluations import partly_labelled, poses
@@ -26,17 +26,17 @@ from tests.helpers.evaluations import partly_labelled, poses
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def statistics_of(law: Bivariate, matched: MatchedPoses) -> Statistics:
-    return Statistics.of(law, matched, Protocol())
+def statistics_of(distribution: Bivariate, matched: MatchedPoses) -> Statistics:
+    return Statistics.of(distribution, matched, Protocol())
 
 
 def overall(statistics: Statistics) -> Summary:
     return summaries(statistics, np.zeros(len(statistics.nll), dtype=np.int64), 1)[0]
 
 
-def diagnose(law: Bivariate, matched: MatchedPoses) -> tuple[Summary, Curves]:
+def diagnose(distribution: Bivariate, matched: MatchedPoses) -> tuple[Summary, Curves]:
     """Scalars and plot data of one law."""
-    statistics = statistics_of(law, matched)
+    statistics = statistics_of(distribution, matched)
     return overall(statistics), curves_of(statistics, np.nonzero(matched.labelled)[1], matched.layout.names)
 
 
@@ -57,7 +57,7 @@ def truthful(request: pytest.FixtureRequest) -> MatchedPoses:
 
 
 def test_data_drawn_from_the_model_are_calibrated(truthful: MatchedPoses) -> None:
-    summary, curves = diagnose(given_law(truthful), truthful)
+    summary, curves = diagnose(stated_distribution(truthful), truthful)
     assert summary.count == 200_000
     for axis in ("", "_x", "_y"):
         assert summary.metric(f"ace{axis}") <= 0.003
@@ -71,11 +71,11 @@ def test_data_drawn_from_the_model_are_calibrated(truthful: MatchedPoses) -> Non
 
 @pytest.mark.parametrize("factor", [0.9, 1.1])
 def test_every_diagnostic_sees_a_scale_error(truthful: MatchedPoses, factor: float) -> None:
-    law = given_law(truthful)
-    flawed: Bivariate = replace(law, scale_tril=law.scale_tril * factor)
+    distribution = stated_distribution(truthful)
+    flawed: Bivariate = replace(distribution, scale_tril=distribution.scale_tril * factor)
     if isinstance(flawed, StudentT):
-        flawed = replace(flawed, moment=law.covariance * factor**2)
-    right, _ = diagnose(law, truthful)
+        flawed = replace(flawed, moment=distribution.covariance * factor**2)
+    right, _ = diagnose(distribution, truthful)
     wrong, curves = diagnose(flawed, truthful)
     for axis in ("", "_x", "_y"):
         assert wrong.metric(f"ace{axis}") > 0.015 > 5 * right.metric(f"ace{axis}")
@@ -88,20 +88,22 @@ def test_every_diagnostic_sees_a_scale_error(truthful: MatchedPoses, factor: flo
 
 def test_coverage_and_qq_see_a_wrong_tail(truthful: MatchedPoses) -> None:
     """The covariance is right, the shape is not: variance calibration alone would be content."""
-    law = given_law(truthful)
+    distribution = stated_distribution(truthful)
     flawed: Bivariate
-    if isinstance(law, StudentT):
-        flawed = Gaussian(torch.linalg.cholesky(law.covariance))
+    if isinstance(distribution, StudentT):
+        flawed = Gaussian(torch.linalg.cholesky(distribution.covariance))
     else:
-        flawed = StudentT(law.scale_tril * (3 / 5) ** 0.5, torch.full((4,), 5.0).double(), law.covariance)
-    right, _ = diagnose(law, truthful)
+        flawed = StudentT(
+            distribution.scale_tril * (3 / 5) ** 0.5, torch.full((4,), 5.0).double(), distribution.covariance
+        )
+    right, _ = diagnose(distribution, truthful)
     wrong, curves = diagnose(flawed, truthful)
     assert wrong.ence == pytest.approx(right.ence, rel=1e-6)
     for axis in ("", "_x", "_y"):
         assert wrong.metric(f"ace{axis}") > 0.015 > 5 * right.metric(f"ace{axis}")
     assert wrong.nll > right.nll + 0.01
     tail, body = qq_ratio(curves, "joint", 0.95, 1), qq_ratio(curves, "joint", 0.2, 0.5)
-    if isinstance(law, StudentT):
+    if isinstance(distribution, StudentT):
         assert tail > 1.5  # further out than a Gaussian goes
         assert body < 0.95
     else:
@@ -110,11 +112,11 @@ def test_coverage_and_qq_see_a_wrong_tail(truthful: MatchedPoses) -> None:
 
 
 def test_marginals_and_nll_see_swapped_axes(truthful: MatchedPoses) -> None:
-    law = given_law(truthful)
+    distribution = stated_distribution(truthful)
     scale, covariance = (matrix[..., ::-1, ::-1].copy() for matrix in (truthful.scale, truthful.covariance))
     swapped = replace(truthful, scale=scale, covariance=covariance)
-    right, _ = diagnose(law, truthful)
-    wrong, _ = diagnose(given_law(swapped), swapped)
+    right, _ = diagnose(distribution, truthful)
+    wrong, _ = diagnose(stated_distribution(swapped), swapped)
     for axis in ("_x", "_y"):
         assert wrong.metric(f"ace{axis}") > 0.02
         assert wrong.metric(f"ence{axis}") > 0.1
@@ -129,10 +131,14 @@ def test_marginals_and_nll_see_swapped_axes(truthful: MatchedPoses) -> None:
 def test_statistics_are_their_definitions(nu: float | None) -> None:
     """Coverage by the paper's own inequalities (eqs. 25, 26 and appendix D.1), Q-Q by appendix D.2."""
     matched = partly_labelled(poses(400, 3, nu, seed=3))
-    law = given_law(matched)
-    scalars, curves = diagnose(law, matched)
+    distribution = stated_distribution(matched)
+    scalars, curves = diagnose(distribution, matched)
     mask = matched.labelled
-    residual, scale, covariance = matched.residual[mask], matched.scale[mask], law.covariance.numpy()[mask]
+    residual, scale, covariance = (
+        matched.residual[mask],
+        matched.scale[mask],
+        distribution.covariance.numpy()[mask],
+    )
     distance = np.einsum("ni,nij,nj->n", residual, np.linalg.inv(scale), residual)
     standard = residual / np.sqrt(np.diagonal(scale, axis1=1, axis2=2))
     joint, marginal = (stats.chi2(2), stats.norm()) if nu is None else (stats.f(2, nu), stats.t(nu))
@@ -146,7 +152,7 @@ def test_statistics_are_their_definitions(nu: float | None) -> None:
         np.testing.assert_allclose(curves.coverage[axis], expected)
     assert scalars.ace == pytest.approx(np.abs(curves.coverage["joint"] - levels).mean(), rel=1e-12)
     assert scalars.count == mask.sum()
-    nll = -law.log_prob(torch.from_numpy(matched.residual)).numpy()[mask]
+    nll = -distribution.log_prob(torch.from_numpy(matched.residual)).numpy()[mask]
     assert scalars.nll == pytest.approx(nll.mean(), rel=1e-12)
     order = np.argsort(covariance.trace(axis1=1, axis2=2))
     parts = np.array_split(order, 20)
@@ -171,7 +177,7 @@ def assert_on_qq(points: Points, values: Array, quantile: Callable[[Array], Arra
 @pytest.mark.parametrize("nu", [None, 4])
 def test_resampling_with_ones_changes_nothing(nu: float | None) -> None:
     matched = partly_labelled(poses(500, 3, nu, seed=4))
-    statistics = statistics_of(given_law(matched), matched)
+    statistics = statistics_of(stated_distribution(matched), matched)
     whole = overall(statistics)
     resampled = statistics.resampled(np.ones(len(statistics.nll), dtype=int))
     assert set(resampled) == set(METRICS)
@@ -186,8 +192,8 @@ def repeated(statistics: Statistics, weight: Array) -> Statistics:
     def copied(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: column[index] for name, column in value.items()}
-        if isinstance(value, Residuals):
-            return Residuals(**{field.name: copied(getattr(value, field.name)) for field in fields(value)})
+        if isinstance(value, FlatResiduals):
+            return FlatResiduals(**{field.name: copied(getattr(value, field.name)) for field in fields(value)})
         return None if value is None else value[index]
 
     return Statistics(**{field.name: copied(getattr(statistics, field.name)) for field in fields(statistics)})
@@ -198,7 +204,7 @@ def repeated(statistics: Statistics, weight: Array) -> Statistics:
 def test_resampling_is_copying(seed: int, nu: float | None) -> None:
     rng = np.random.default_rng(seed)
     matched = partly_labelled(poses(100, 3, nu, seed=seed % 1000), seed)
-    statistics = statistics_of(given_law(matched), matched)
+    statistics = statistics_of(stated_distribution(matched), matched)
     weight = rng.integers(0, 4, len(statistics.nll))
     expected = overall(repeated(statistics, weight))
     for name, value in statistics.resampled(weight).items():
@@ -208,7 +214,7 @@ def test_resampling_is_copying(seed: int, nu: float | None) -> None:
 def test_nothing_drawn_has_no_metrics() -> None:
     """As little as an empty group has: a zero would pass for a measurement and narrow the interval."""
     matched = poses(20, 3)
-    statistics = statistics_of(given_law(matched), matched)
+    statistics = statistics_of(stated_distribution(matched), matched)
     for name, value in statistics.resampled(np.zeros(60, dtype=int)).items():
         assert np.isnan(value), name
     empty = statistics.take(np.zeros(60, dtype=bool))
@@ -222,9 +228,9 @@ def test_taking_a_part_is_measuring_the_part(seed: int, nu: float | None) -> Non
     rng = np.random.default_rng(seed)
     matched = poses(60, 3, nu, seed=seed % 1000)
     kept = rng.random(matched.labelled.shape) < 0.6
-    law = given_law(matched)
-    taken = statistics_of(law, matched).take(kept[matched.labelled])
-    direct = statistics_of(law, replace(matched, labelled=kept))
+    distribution = stated_distribution(matched)
+    taken = statistics_of(distribution, matched).take(kept[matched.labelled])
+    direct = statistics_of(distribution, replace(matched, labelled=kept))
     group = np.nonzero(kept)[1]
     assert summaries(taken, group, 3) == summaries(direct, group, 3)
     for axis in AXES:
@@ -233,21 +239,25 @@ def test_taking_a_part_is_measuring_the_part(seed: int, nu: float | None) -> Non
 
 
 @pytest.mark.parametrize("nu", [None, 4])
-def test_measuring_in_blocks_is_measuring_the_law(nu: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_in_blocks_is_measuring_the_distribution(
+    nu: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every column against the law's own methods on all rows at once, blocks of 7 objects against one of all."""
     matched = partly_labelled(poses(100, 3, nu, seed=8))
-    law, protocol = given_law(matched), Protocol(scalarisation="determinant")
+    distribution, protocol = stated_distribution(matched), Protocol(scalarisation="determinant")
     mask = torch.from_numpy(matched.labelled)
-    whole = Statistics.of(law, matched, protocol)
-    covariance = law.covariance.numpy()
+    whole = Statistics.of(distribution, matched, protocol)
+    covariance = distribution.covariance.numpy()
     close: dict[str, Any] = {"rtol": 1e-13, "atol": 0}
-    np.testing.assert_allclose(whole.nll, -law.log_prob(torch.from_numpy(matched.residual))[mask].numpy(), **close)
+    np.testing.assert_allclose(
+        whole.nll, -distribution.log_prob(torch.from_numpy(matched.residual))[mask].numpy(), **close
+    )
     np.testing.assert_allclose(whole.confidence, matched.confidence(covariance, protocol)[mask], **close)
     for number, axis in enumerate("xy"):
         np.testing.assert_allclose(whole.variance[axis], covariance[mask][:, number, number], **close)
     np.testing.assert_allclose(whole.covariance["xy"], covariance[mask][:, 0, 1], **close)
-    monkeypatch.setattr(side_by_side, "_ROWS", 7)
-    again = Statistics.of(law, matched, protocol)
+    monkeypatch.setattr(parallel, "_ROWS", 7)
+    again = Statistics.of(distribution, matched, protocol)
     for name in ("nll", "confidence", "half_trace"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
     for name in ("level", "statistic", "covariance", "variance", "squared"):
@@ -258,7 +268,7 @@ def test_measuring_in_blocks_is_measuring_the_law(nu: float | None, monkeypatch:
 def test_several_groupings_are_each_one_alone() -> None:
     """Sums by cell add up in another order: the mean NLL may differ in its last bits."""
     matched = partly_labelled(poses(300, 4, 4, seed=5))
-    statistics = statistics_of(given_law(matched), matched)
+    statistics = statistics_of(stated_distribution(matched), matched)
     instance, keypoint = np.nonzero(matched.labelled)
     cell = 2 * keypoint + instance % 2
     groupings = [np.zeros(8, dtype=int), np.arange(8) // 2, np.arange(8) % 2]
@@ -271,7 +281,7 @@ def test_several_groupings_are_each_one_alone() -> None:
 
 def test_groups_are_each_one_alone() -> None:
     matched = partly_labelled(poses(300, 4, 4, seed=5))
-    statistics = statistics_of(given_law(matched), matched)
+    statistics = statistics_of(stated_distribution(matched), matched)
     group = np.nonzero(matched.labelled)[1]
     for k, block in enumerate(summaries(statistics, group, 5)[:4]):
         alone = overall(statistics.take(group == k))

@@ -15,22 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halopose.calibration.calibrate import DISTRIBUTIONS
 from halopose.data.files import read_json
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import LAWS
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.scores import METRICS, RANKINGS, LawScores, Scores
-from halopose.reports.scores import render
-from halopose.reports.text import to_csv, to_text
+from halopose.evaluation.scores import METRICS, RANKINGS, DistributionScores, Scores
+from halopose.protocol import Protocol
+from halopose.reports.score_report import render_report
+from halopose.reports.score_text import to_csv, to_text
 from tests.helpers.evaluations import (
     as_given,
     json_text,
     partly_labelled,
     poses,
     real_scores,
-    with_law,
-    with_pruned_law,
+    with_distribution,
+    with_pruned_distribution,
     with_telling_visibility,
 )
 from tests.helpers.mangling import mangled, refusal
@@ -95,10 +95,19 @@ NUMBERS = st.floats(allow_infinity=False)  # NaN among them
 
 
 @settings(max_examples=25)
-@given(st.sampled_from(list(LAWS)), st.dictionaries(st.sampled_from(METRICS), NUMBERS), NUMBERS, st.booleans())
-def test_any_numbers_survive_json_text(law: str, numbers: dict[str, float], other: float, pruned: bool) -> None:
+@given(
+    st.sampled_from(list(DISTRIBUTIONS)),
+    st.dictionaries(st.sampled_from(METRICS), NUMBERS),
+    NUMBERS,
+    st.booleans(),
+)
+def test_any_numbers_survive_json_text(
+    distribution: str, numbers: dict[str, float], other: float, pruned: bool
+) -> None:
     interval = {name: (value, other) for name, value in numbers.items()}
-    scores = (with_pruned_law if pruned else with_law)(real_scores(), law, **numbers, interval=interval)
+    scores = (with_pruned_distribution if pruned else with_distribution)(
+        real_scores(), distribution, **numbers, interval=interval
+    )
     scores = replace(scores, akp_skill=other, interval={"akp_skill": (other, other)})
     text = json.dumps(scores.to_json(), default=np.ndarray.tolist)
     assert_same(Scores.from_json(json.loads(text)), scores)  # NaN as NaN
@@ -114,8 +123,8 @@ def test_documented_keys_are_there() -> None:
     metrics = ("ace", "ace_x", "ace_y", "ence", "ence_x", "ence_y", "nll", "akp")
     assert metrics == METRICS
     for part in (content, content["pruned"]):
-        for law in ("uncalibrated", "gaussian", "student_t"):
-            block = part[law]
+        for distribution in ("uncalibrated", "gaussian", "student_t"):
+            block = part[distribution]
             assert {*metrics, "count", "per_keypoint", "per_scale", "interval"} == set(block)
             assert set(block["interval"]) == set(metrics)
             for group in (*block["per_keypoint"].values(), *block["per_scale"].values()):
@@ -123,26 +132,26 @@ def test_documented_keys_are_there() -> None:
     assert {"akp_random", "akp_visibility", "akp_skill", "matched_instances", "keypoints"} <= set(content)
     assert {"kept_fraction", "threshold", "visibility_threshold", "rules"} <= set(content["pruned"])
     assert {"curves", "curves_pruned", "cells", "pruning_curve", "calibration", "settings"} <= set(content)
-    assert set(content["cells"]) == {"count", *LAWS}
+    assert set(content["cells"]) == {"count", *DISTRIBUTIONS}
     assert set(content["cells"]["gaussian"]) == {"50", "90", "95"}
     for curves in (content["curves"], content["curves_pruned"]):
-        for law in LAWS:
-            assert set(curves[law]) == {"coverage", "variance", "moments", "qq", "qq_keypoints"}
-            assert set(curves[law]["variance"]["x"]) == {"predicted", "empirical"}
+        for distribution in DISTRIBUTIONS:
+            assert set(curves[distribution]) == {"coverage", "variance", "moments", "qq", "qq_keypoints"}
+            assert set(curves[distribution]["variance"]["x"]) == {"predicted", "empirical"}
     assert set(content["curves"]["gaussian"]["qq"]["joint"]) == {"theoretical", "empirical"}
     assert set(content["pruning_curve"]) == {"kept", "reliability", "threshold", "nll"}
     assert "interval" in content
     assert "interval" not in real_scores().to_json()
 
 
-def test_laws_and_metrics_by_name_are_their_attributes() -> None:
+def test_distributions_and_metrics_by_name_are_their_attributes() -> None:
     scores = real_scores()
-    for name in LAWS:
-        assert scores.law(name) is getattr(scores, name)
-        assert scores.pruned.law(name) is getattr(scores.pruned, name)
-        assert {metric: scores.law(name).metric(metric) for metric in METRICS} == {
-            column.name: getattr(scores.law(name), column.name)
-            for column in fields(LawScores)
+    for name in DISTRIBUTIONS:
+        assert scores.distribution(name) is getattr(scores, name)
+        assert scores.pruned.distribution(name) is getattr(scores.pruned, name)
+        assert {metric: scores.distribution(name).metric(metric) for metric in METRICS} == {
+            column.name: getattr(scores.distribution(name), column.name)
+            for column in fields(DistributionScores)
             if column.name in METRICS
         }
     assert set(RANKINGS) == set(with_everything().interval)
@@ -211,4 +220,4 @@ def test_mangled_metrics_are_refused_or_can_be_reported(content: Any) -> None:
     scores, line = refusal(Scores.from_json, content)
     assert "\n" not in line
     if scores is not None:
-        assert all((render(scores), to_text(scores), to_csv(scores)))
+        assert all((render_report(scores), to_text(scores), to_csv(scores)))

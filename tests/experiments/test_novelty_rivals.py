@@ -8,7 +8,7 @@ import torch
 from experiments.novelty_rivals import box_size, neighbours, relative, relative_spread, stated_size
 from torch.nn.functional import normalize
 
-from halopose.fitting.novelty import Rows, ledoit_wolf
+from halopose.fitting.novelty_fitting import Rows, ledoit_wolf
 from halopose.poses import PoseDistributions
 from halopose.uncertainty.novelty import Evidence
 from tests.helpers.outliers import detector, fitted

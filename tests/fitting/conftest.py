@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from halopose.fitting.store import CollectSettings
+from halopose.fitting.feature_cache import CollectSettings
 from tests.helpers.models import host_of, write_scenes
 
 KIND = "v8"

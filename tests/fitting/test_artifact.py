@@ -14,10 +14,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from halopose.calibration.calibrators import StudentTCalibration
 from halopose.data.tensors import write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
-from halopose.uncertainty.calibration import StudentTCalibration
 from halopose.uncertainty.heads import HeadSettings, with_bound
 from tests.helpers.models import artifact_for, host_of, with_tails
 from tests.helpers.values import present

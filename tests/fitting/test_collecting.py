@@ -20,9 +20,9 @@ from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting import collecting
 from halopose.fitting.collecting import collect
-from halopose.fitting.store import CollectSettings, MatchStore
+from halopose.fitting.feature_cache import CollectSettings, MatchStore
 from halopose.hosts.base import Targets
-from halopose.hosts.ultralytics.host import UltralyticsHost
+from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.uncertainty.heads import HeadSettings
 from tests.fitting.conftest import KIND, SETTINGS
 from tests.helpers.models import artifact_for, host_of, pose_model, run_script, scenes, write_scenes, write_yolo
@@ -204,7 +204,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from halopose.fitting import collecting
-from halopose.fitting.store import CollectSettings
+from halopose.fitting.feature_cache import CollectSettings
 from halopose.data.loading import load_dataset
 from tests.helpers.models import host_of, survive_kills
 collecting.VIEWS_PER_SHARD = 4

@@ -8,7 +8,7 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import exp_so3, look, project_points, runway_corners
 from halopose.geometry.integrity import Risks, Verdict, ambiguous, assess, consistency
 from halopose.geometry.pnp import solve_pose, solve_position
-from halopose.landing.settings import JointLaw
+from halopose.landing.settings import CornerCorrelation
 from halopose.types import Array
 from tests.helpers.approaches import CAMERA, CORNERS, sight
 
@@ -129,7 +129,7 @@ def test_what_is_trusted_has_a_position_however_wrong_a_corner_is(check: bool) -
     pixels, covariance, turned, _ = noisy(2000.0, 1.0, 2000, 9, 7e-4)
     rng = np.random.default_rng(10)
     pixels[np.arange(2000), rng.integers(4, size=2000)] += rng.uniform(-60, 60, size=(2000, 2))
-    own, shared = JointLaw(0.1, 0.77, 0.36).parts(covariance)
+    own, shared = CornerCorrelation(0.1, 0.77, 0.36).parts(covariance)
     found = assess(
         CAMERA, CORNERS, pixels, own, turned, attitude=4.9e-7 * np.eye(3), shared=shared, check=check
     )  # fmt: skip

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
+from halopose.calibration.correlation import joint_covariance, own_and_shared, whitened_correlation
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import own_blocks, solve_with_attitude
 from halopose.geometry.camera import (
@@ -27,7 +28,6 @@ from halopose.geometry.propagation import (
     position_covariance,
     unscented_covariance,
 )
-from halopose.uncertainty.correlation import joint_covariance, own_and_shared, whitened_correlation
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = runway_corners(2500.0, 45.0)
@@ -150,7 +150,7 @@ def test_positions_lie_in_their_ellipsoids_as_often_as_said(nu: float) -> None:
         position_ellipsoid(found, 0.95, 2.0)
 
 
-def test_both_poses_of_a_plane_are_weighed_by_the_joint_law() -> None:
+def test_both_poses_of_a_plane_are_weighed_by_the_joint_distribution() -> None:
     """A small tag far away: the costs of both minima are the joint law's own, and the lesser is the answer."""
     camera, tag = (
         Camera(800, 800, 320, 240, 640, 480),

@@ -82,7 +82,7 @@ def test_lines_move_with_the_camera_as_points_on_them_do(parameter: int) -> None
     np.testing.assert_allclose(change, expected, atol=1e-5)
 
 
-def test_lines_of_corners_carry_the_joint_law_of_the_corners() -> None:
+def test_lines_of_corners_carry_the_joint_distribution_of_the_corners() -> None:
     """Simulated corners: their distances across the true lines have the stated covariance."""
     rng = np.random.default_rng(1)
     rotation, position = view()

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross_fitted, stated_distribution
 from halopose.data.coco import parse_ground_truth, parse_predictions
 from halopose.data.files import write_json
-from halopose.data.synthetic import World, synthesize
-from halopose.evaluation.calibrations import LAWS, Laws, cross_fitted, given_law
+from halopose.data.synthetic_poses import World, synthesize
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
-from halopose.evaluation.true_positives import MatchedPoses
 from halopose.keypoints import Keypoints
+from halopose.matching.matched_poses import MatchedPoses
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.protocol import Protocol
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_raw
 
 
@@ -39,16 +39,16 @@ def poses(
     raw[..., 1] -= 1.5
     factors = scale_tril_from_raw(torch.from_numpy(raw))
     dof = None if nu is None else np.full((instances, keypoints), float(nu))
-    law: Bivariate = Gaussian(factors) if dof is None else StudentT(factors, torch.from_numpy(dof))
-    residual = flaw * law.sample(1, torch.Generator().manual_seed(seed))[0].numpy()
+    distribution: Bivariate = Gaussian(factors) if dof is None else StudentT(factors, torch.from_numpy(dof))
+    residual = flaw * distribution.sample(1, torch.Generator().manual_seed(seed))[0].numpy()
     images = images or max(instances // 3, 2)
     return MatchedPoses(
         image_ids=np.sort(rng.integers(0, images, instances)) * 7 + 1,
         objects=np.arange(instances),
         residual=residual,
         labelled=rng.random((instances, keypoints)) < 2,
-        covariance=law.covariance.numpy(),
-        scale=law.scale.numpy(),
+        covariance=distribution.covariance.numpy(),
+        scale=distribution.scale.numpy(),
         visibility=rng.random((instances, keypoints)),
         area=np.exp(rng.uniform(np.log(300), np.log(60_000), instances)),
         box_area=np.exp(rng.uniform(np.log(300), np.log(60_000), instances)),
@@ -73,12 +73,14 @@ def with_telling_visibility(matched: MatchedPoses, seed: int = 0, noise: float =
     return replace(matched, visibility=1 / (1 + np.exp(-np.log(matched.similarity + 1e-9) - 1 + error)))
 
 
-def as_given(matched: MatchedPoses, threshold: float = -np.inf, law: Bivariate | None = None) -> Laws:
+def as_given(
+    matched: MatchedPoses, threshold: float = -np.inf, distribution: Bivariate | None = None
+) -> DistributionSet:
     """The predictions' own law, uncalibrated, as all three laws."""
-    law = law or given_law(matched)
-    return Laws(
-        laws=dict.fromkeys(LAWS, law),
-        confidence=matched.confidence(law.covariance.numpy(), Protocol()),
+    distribution = distribution or stated_distribution(matched)
+    return DistributionSet(
+        distributions=dict.fromkeys(DISTRIBUTIONS, distribution),
+        confidence=matched.confidence(distribution.covariance.numpy(), Protocol()),
         threshold=np.full(len(matched), threshold),
         visibility_threshold=None,
         source="as given",
@@ -104,10 +106,10 @@ def real_scores(
     """Scores of an evaluation, heavy tails and all, of keypoints with the given names."""
     matched = poses(instances, len(names), 4, seed=1, flaw=1.3, names=names)
     protocol = Protocol(scale_edges=edges, bootstrap=bootstrap)
-    laws = cross_fitted(matched, protocol)
+    distributions = cross_fitted(matched, protocol)
     if not prune:
-        laws = replace(laws, threshold=np.full(len(matched), -np.inf))
-    return evaluate(matched, laws, protocol)
+        distributions = replace(distributions, threshold=np.full(len(matched), -np.inf))
+    return evaluate(matched, distributions, protocol)
 
 
 def json_text(scores: Scores, folder: Path) -> str:
@@ -116,13 +118,13 @@ def json_text(scores: Scores, folder: Path) -> str:
     return (folder / "metrics.json").read_text()
 
 
-def with_law(scores: Scores, name: str, **changes: Any) -> Scores:
+def with_distribution(scores: Scores, name: str, **changes: Any) -> Scores:
     """The same scores but for some of one law's."""
-    changed: dict[str, Any] = {name: replace(scores.law(name), **changes)}
+    changed: dict[str, Any] = {name: replace(scores.distribution(name), **changes)}
     return replace(scores, **changed)
 
 
-def with_pruned_law(scores: Scores, name: str, **changes: Any) -> Scores:
+def with_pruned_distribution(scores: Scores, name: str, **changes: Any) -> Scores:
     """The same scores but for some of one law's after pruning."""
-    changed: dict[str, Any] = {name: replace(scores.pruned.law(name), **changes)}
+    changed: dict[str, Any] = {name: replace(scores.pruned.distribution(name), **changes)}
     return replace(scores, pruned=replace(scores.pruned, **changed))

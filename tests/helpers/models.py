@@ -28,15 +28,15 @@ from torch import nn
 from ultralytics.cfg import get_cfg
 from ultralytics.nn.tasks import PoseModel, yaml_model_load
 
+from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.calibration.conformal import fit_regions
+from halopose.calibration.correlation import fit_correlation
+from halopose.calibration.split_student_t import SplitStudentT
 from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.hosts.torchvision_shim import ensure_torchvision
-from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
-from halopose.uncertainty.conformal import fit_regions
-from halopose.uncertainty.correlation import fit_correlation
 from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads
-from halopose.uncertainty.tails import Tails
 from tests.helpers.values import present, read_picture
 
 ULTRALYTICS = ("v8", "11", "12", "26", "26-one-to-one")
@@ -155,11 +155,11 @@ def with_tails(artifact: Artifact, threshold: float = -0.05) -> Artifact:
     """The same with laws of their own, by chance, for kept and for pruned keypoints."""
     fitted, parts = artifact.calibrations, []
     for factor in (0.7, 1.6):
-        law = StudentTCalibration(len(artifact.layout))
-        law.tau_, law.nu_ = factor * fitted.student.tau_, 2 + factor * (fitted.student.nu_ - 2)
-        law.moment_tau_ = fitted.student.moment_tau_.clone()
-        parts.append(law)
-    return replace(artifact, calibrations=replace(fitted, threshold=threshold, tails=Tails(*parts)))
+        distribution = StudentTCalibration(len(artifact.layout))
+        distribution.tau_, distribution.nu_ = factor * fitted.student.tau_, 2 + factor * (fitted.student.nu_ - 2)
+        distribution.moment_tau_ = fitted.student.moment_tau_.clone()
+        parts.append(distribution)
+    return replace(artifact, calibrations=replace(fitted, threshold=threshold, tails=SplitStudentT(*parts)))
 
 
 def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 64) -> Artifact:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from halopose.geometry.camera import Camera, look
-from halopose.multiview.rig import View
+from halopose.multiview.rig import CalibratedView
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 from tests.helpers.approaches import covariances
@@ -14,13 +14,13 @@ LENS = Camera(900.0, 900.0, 479.5, 359.5, 960, 720, (-0.05, 0.1, 5e-4, 5e-4, 0.0
 BODY = np.random.default_rng(7).normal([0.0, 0.0, 1.0], [0.25, 0.25, 0.45], (17, 3))
 
 
-def rig(count: int = 4) -> list[View]:
+def rig(count: int = 4) -> list[CalibratedView]:
     """Cameras on a circle of 4 m that look at its middle."""
     views = []
     for n in range(count):
         angle = 2 * np.pi * (n + 0.3) / count
         position = np.array([4 * np.cos(angle), 4 * np.sin(angle), 1.8])
-        views.append(View(f"cam{n}", LENS, look(position, [0.0, 0.0, 1.0]), position))
+        views.append(CalibratedView(f"cam{n}", LENS, look(position, [0.0, 0.0, 1.0]), position))
     return views
 
 
@@ -33,7 +33,7 @@ def walk(frames: int, shift: Array | None = None, speed: float = 1.5) -> Array:
 
 
 def film(
-    view: View, persons: list[Array], seed: int, low: float = 2.0, high: float = 8.0
+    view: CalibratedView, persons: list[Array], seed: int, low: float = 2.0, high: float = 8.0
 ) -> list[PoseDistributions]:
     """Detections of persons (T, 17, 3) by one view, with Gaussian errors as stated; their order changes."""
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from halopose.uncertainty.estimation import Sample
+from halopose.calibration.estimation import Sample
 
 
 def double(values: Any) -> torch.Tensor:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from halopose.hosts.base import Targets
-from halopose.hosts.ultralytics import assigning
-from halopose.hosts.yolonas.host import YoloNASHost
+from halopose.hosts.ultralytics import assignment
+from halopose.hosts.yolonas.yolonas_host import YoloNASHost
 from tests.helpers.checkpoints import views
 from tests.helpers.models import (
     KINDS,
@@ -149,15 +149,15 @@ def test_cells_that_are_not_looked_at_would_not_have_won(kind: str, monkeypatch:
     targets = separated_targets(4)
     targets[1] = replace(targets[1], class_ids=torch.tensor([1, 0]))
     expected = framework_assignment(kind, model, output, targets)
-    looked, decode = [0], assigning._Boxes.__getitem__
+    looked, decode = [0], assignment._Boxes.__getitem__
 
     def counted(boxes: Any, where: Any) -> torch.Tensor:
         looked[-1] += len(where[0])
         return decode(boxes, where)
 
-    monkeypatch.setattr(assigning._Boxes, "__getitem__", counted)
+    monkeypatch.setattr(assignment._Boxes, "__getitem__", counted)
     for likely in (0.0, 1e-14, 1e-10, 1e-7, 1e-4, 2.0):
-        monkeypatch.setattr(assigning, "LIKELY", likely)
+        monkeypatch.setattr(assignment, "LIKELY", likely)
         found = host.assign(output, targets, host.layout.sigmas)
         for one, other in zip((found.image, found.cell, found.object), expected, strict=True):
             assert torch.equal(one, other.long())

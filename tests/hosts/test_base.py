@@ -13,7 +13,7 @@ import torch
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.collecting import collect
-from halopose.fitting.store import CollectSettings
+from halopose.fitting.feature_cache import CollectSettings
 from halopose.hosts.loading import load_host
 from halopose.predictor import UncertainPose
 from tests.helpers.checkpoints import tensors_in, views

@@ -7,16 +7,11 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
-from halopose.hosts import shipped as hub
-from halopose.landing.world.dataset import (
-    CORNER_NAMES,
-    Scene,
-    SceneSettings,
-    corners_in_image,
-    render,
-    sample_scene,
-)
-from halopose.landing.world.footage import PAVED
+from halopose.hosts import model_zoo as hub
+from halopose.landing.runway_datasets import CORNER_NAMES
+from halopose.landing.world.footage_style import PAVED
+from halopose.landing.world.render import render_scene
+from halopose.landing.world.scenes import Scene, SceneSettings, corners_in_image, sample_scene
 from halopose.predictor import UncertainPose
 from halopose.types import Array
 
@@ -42,7 +37,7 @@ def distances(model: UncertainPose, scenes: list[Scene], conf: float) -> list[Ar
     """Squared distances (4,) of the corners of scenes from where the model found them, under its covariances."""
     found = []
     for scene in scenes:
-        poses = model.predict(render(scene), conf=conf)[0]
+        poses = model.predict(render_scene(scene), conf=conf)[0]
         corners, _ = corners_in_image(scene)
         if len(poses):
             best = int(np.abs(poses.keypoints - corners).mean((1, 2)).argmin())
@@ -77,7 +72,7 @@ def test_a_runway_begins_with_its_pavement_or_its_threshold(footage: UncertainPo
     for seed in range(30, 42):
         scene = sample_scene(seed, "clear", SceneSettings(distance=(900.0, 1600.0)))
         paved = replace(scene, runway=replace(scene.runway, before=(150.0, 150.0)))
-        poses = footage.predict(render(paved), conf=0.5)[0]
+        poses = footage.predict(render_scene(paved), conf=0.5)[0]
         if len(poses) == 1:
             ends = [paved, replace(paved, runway=replace(paved.runway, counted=True))]
             off = np.array([corners_in_image(each)[0][:2] - poses.keypoints[0, :2] for each in ends])

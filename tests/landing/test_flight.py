@@ -9,23 +9,25 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import perturb, rotation_from_angles
-from halopose.landing.fixes import angle_axes, solve, usable_corners
-from halopose.landing.flight import SimulatedFlight, conclude, eye_of, land, sensed, truth_of
+from halopose.landing.association import UNLIKE, CornerDetections, detections, expected_corners
+from halopose.landing.flight import SimulatedFlight, conclude, land, sensed, truth_of, vision_model_of
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Sensors, Truth
-from halopose.landing.settings import CameraErrors, JointLaw, LandingSettings
-from halopose.landing.sighting import UNLIKE, Sightings, detections, expected_corners
+from halopose.landing.reports.flight_page import log_of
+from halopose.landing.settings import CameraErrors, CornerCorrelation, LandingSettings
 from halopose.landing.summary import distances, summarise, total_covariance
+from halopose.landing.vision_fix import angle_axes, solve, usable_corners
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
-from halopose.reports.landing.page import log_of
 from halopose.types import Array
 
 ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)
 
 
-INDEPENDENT = LandingSettings(rate=1.0, sensors=ALONE, lasting=(0.0, 0.0, 0.0), joint=JointLaw(0.0, 0.0, 0.0))
+INDEPENDENT = LandingSettings(
+    rate=1.0, sensors=ALONE, lasting=(0.0, 0.0, 0.0), joint=CornerCorrelation(0.0, 0.0, 0.0)
+)
 
 
 def approach_of(seed: int, end: float = 300.0) -> tuple[Any, Truth, Array]:
@@ -34,7 +36,9 @@ def approach_of(seed: int, end: float = 300.0) -> tuple[Any, Truth, Array]:
     return approach, truth, np.arange(0.0, truth.times[-1], 1.0)
 
 
-def sighted(approach: Any, truth: Truth, times: Array, rng: np.random.Generator, wrong: Any = None) -> Sightings:
+def sighted(
+    approach: Any, truth: Truth, times: Array, rng: np.random.Generator, wrong: Any = None
+) -> CornerDetections:
     """True corners with Gaussian noise of covariances that differ by corner; ``wrong`` moves one far away."""
     world = approach.world
     exact = expected_corners(
@@ -46,7 +50,7 @@ def sighted(approach: Any, truth: Truth, times: Array, rng: np.random.Generator,
         pixels[:, wrong] += (25.0, -18.0)
     covariance = root @ np.swapaxes(root, -1, -2) + 1e-3 * np.eye(2)
     keep = np.ones((len(times), 4), dtype=bool)
-    return Sightings(pixels, covariance, covariance, keep, np.ones(len(times)))
+    return CornerDetections(pixels, covariance, covariance, keep, np.ones(len(times)))
 
 
 def flown(seed: int, settings: Any = None, wrong: Any = None) -> SimulatedFlight:
@@ -144,7 +148,7 @@ def test_the_whole_pose_needs_no_attitude() -> None:
 def test_pruned_corners_are_left_out_while_enough_remain() -> None:
     keep = np.array([[1, 1, 1, 0], [1, 0, 0, 1], [1, 1, 1, 1]], dtype=bool)
     blank = np.zeros((3, 4, 2))
-    sightings = Sightings(blank, blank[..., None], blank[..., None], keep, np.ones(3))
+    sightings = CornerDetections(blank, blank[..., None], blank[..., None], keep, np.ones(3))
     assert usable_corners(sightings, LandingSettings()).sum(1).tolist() == [3, 4, 4]
     assert usable_corners(sightings, LandingSettings(prune=False)).all()
     assert usable_corners(sightings, LandingSettings(attitude="vision")).all()
@@ -163,7 +167,7 @@ def test_angle_axes_turn_as_the_angles_do() -> None:
 def test_sensitivity_is_how_far_the_position_moves() -> None:
     flight = flown(6, LandingSettings(rate=1.0, integrity=False))
     _, measured = sensed(flight.approach, flight.truth, flight.settings)
-    eye = eye_of(flight.approach, measured, flight.frame_times, flight.settings)
+    eye = vision_model_of(flight.approach, measured, flight.frame_times, flight.settings)
     step = np.array([1e-5, -2e-5, 3e-5])
     low, high = (
         solve(flight.sightings, replace(eye, attitudes=eye.attitudes + sign * step)).position for sign in (-1, 1)
@@ -263,7 +267,7 @@ def test_senseless_settings_are_refused_before_anything_flies(setting: str, valu
 
 def test_a_model_of_something_else_is_refused_at_the_first_image(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("halopose.landing.flight.render", drawn.append)
+    monkeypatch.setattr("halopose.landing.flight.render_scene", drawn.append)
     empty = np.zeros((0, 17, 2, 2))
     people = PoseDistributions(np.zeros((0, 4)), np.zeros(0), np.zeros((0, 17, 2)), empty, empty)
     model = SimpleNamespace(predict=lambda image, conf: [people])
@@ -276,13 +280,13 @@ def test_corners_that_err_together_have_the_covariance_they_had() -> None:
     rng = np.random.default_rng(3)
     root = rng.normal(size=(5, 4, 2, 2))
     covariance = root @ np.swapaxes(root, 2, 3)
-    own, shared = JointLaw(0.3, 0.6, 0.2).parts(covariance)
+    own, shared = CornerCorrelation(0.3, 0.6, 0.2).parts(covariance)
     np.testing.assert_allclose(own + shared @ np.swapaxes(shared, 2, 3), covariance, atol=1e-12)
     flat = shared.reshape(5, 8, 3)
     together = flat @ np.swapaxes(flat, 1, 2)
     level = np.linalg.cholesky(covariance)[..., 0, 0]  # along u alone
     np.testing.assert_allclose(together[:, 0, 2], -0.3 * level[:, 0] * level[:, 1], rtol=1e-9)
     with pytest.raises(HaloposeError, match="lift is a share"):
-        JointLaw(lift=1.0)
+        CornerCorrelation(lift=1.0)
     with pytest.raises(HaloposeError, match="leave nothing"):
-        JointLaw(size=0.5, lift=0.5)
+        CornerCorrelation(size=0.5, lift=0.5)

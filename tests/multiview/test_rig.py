@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from halopose.errors import HaloposeError
-from halopose.multiview.rig import View, read_calibration
+from halopose.multiview.rig import CalibratedView, read_calibration
 from tests.helpers.rigs import rig
 
 
-def same(views: list[View], expected: list[View]) -> None:
+def same(views: list[CalibratedView], expected: list[CalibratedView]) -> None:
     for one, other in zip(views, expected, strict=True):
         assert one.name == other.name
         np.testing.assert_allclose(one.position, other.position, atol=1e-6)
@@ -33,7 +33,7 @@ def test_projection_equals_opencv() -> None:
         )
 
 
-def toml_of(views: list[View], scale: float = 1.0) -> str:
+def toml_of(views: list[CalibratedView], scale: float = 1.0) -> str:
     tables = []
     for n, view in enumerate(views):
         rvec = np.asarray(cv2.Rodrigues(view.rotation)[0]).ravel().tolist()
@@ -112,7 +112,7 @@ def test_cameras_that_cannot_be_are_refused(tmp_path: Path) -> None:
     view = rig()[0]
     mirrored = np.diag([1.0, 1.0, -1.0]) @ view.rotation
     with pytest.raises(HaloposeError, match="mirror image"):
-        View.from_opencv("left", view.camera.matrix, None, mirrored, np.zeros(3))
+        CalibratedView.from_opencv("left", view.camera.matrix, None, mirrored, np.zeros(3))
     path = tmp_path / "calibration.toml"
     path.write_text(toml_of([view, *rig()]))
     with pytest.raises(HaloposeError, match="2 cameras called cam0"):

@@ -11,12 +11,12 @@ from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
-from halopose.multiview.checking import leave_one_out, worse_camera
-from halopose.multiview.files import to_c3d, to_csv, to_trc
-from halopose.multiview.people import epipolar_distance, group_people
-from halopose.multiview.scene import Scene, build_scene, smooth_scene
+from halopose.multiview.leave_one_out import leave_one_out, worse_camera
+from halopose.multiview.person_matching import epipolar_distance, group_people
+from halopose.multiview.scene import ReconstructedScene, build_scene, smooth_scene
+from halopose.multiview.scene_files import to_c3d, to_csv, to_trc
 from halopose.multiview.synchronise import estimate_offsets
-from halopose.reports.scene import render_scene
+from halopose.reports.scene_report import render_reconstruction
 from tests.helpers.rigs import film, rig, walk
 
 LAYOUT = Keypoints.of(17)
@@ -25,7 +25,7 @@ TRUTH = [walk(40), walk(40, np.array([0.9, -0.8, 0.05]), 1.1)]
 
 
 @pytest.fixture(scope="module")
-def scene() -> Scene:
+def scene() -> ReconstructedScene:
     return build_scene(VIEWS, [film(view, TRUTH, n) for n, view in enumerate(VIEWS)], LAYOUT, rate=30.0)
 
 
@@ -48,7 +48,7 @@ def test_persons_are_the_same_in_all_views() -> None:
             assert len({int(np.argmin(row)) for row in apart}) == 1
 
 
-def test_persons_are_followed_and_errors_are_as_stated(scene: Scene) -> None:
+def test_persons_are_followed_and_errors_are_as_stated(scene: ReconstructedScene) -> None:
     assert [len(person.frames) for person in scene.persons] == [40, 40]
     for person in scene.persons:
         truth = min(TRUTH, key=lambda t: float(np.abs(t - person.place).mean()))
@@ -59,7 +59,7 @@ def test_persons_are_followed_and_errors_are_as_stated(scene: Scene) -> None:
         assert np.sqrt(np.square(smoothed.place - truth).mean()) < 0.85 * np.sqrt(np.square(error).mean())
 
 
-def test_a_camera_is_as_the_others_predict_it(scene: Scene) -> None:
+def test_a_camera_is_as_the_others_predict_it(scene: ReconstructedScene) -> None:
     found = leave_one_out(VIEWS, scene.gathered, others=3)
     assert found is not None
     assert found.held(0.95) == pytest.approx(0.95, abs=0.02)
@@ -85,7 +85,7 @@ def test_films_that_are_apart_are_found_to_be() -> None:
     assert apart.points.used.sum() < 0.9 * together.points.used.sum()
 
 
-def test_ezc3d_reads_what_was_written(scene: Scene, tmp_path: Path) -> None:
+def test_ezc3d_reads_what_was_written(scene: ReconstructedScene, tmp_path: Path) -> None:
     ezc3d = pytest.importorskip("ezc3d")
     person = scene.persons[0]
     (tmp_path / "one.c3d").write_bytes(to_c3d(person, scene))
@@ -97,7 +97,7 @@ def test_ezc3d_reads_what_was_written(scene: Scene, tmp_path: Path) -> None:
     assert content["parameters"]["POINT"]["UNITS"]["value"] == ["mm"]
 
 
-def test_trc_and_csv(scene: Scene) -> None:
+def test_trc_and_csv(scene: ReconstructedScene) -> None:
     person = scene.persons[0]
     lines = to_trc(person, scene, "one.trc").splitlines()
     assert lines[2].split("\t")[2:5] == ["40", "17", "m"]
@@ -110,12 +110,12 @@ def test_trc_and_csv(scene: Scene) -> None:
     assert float(rows[0]["zz"]) == pytest.approx(person.covariance[0, 0, 2, 2], rel=1e-5)
 
 
-def test_the_page_holds_the_scene_and_needs_nothing(scene: Scene) -> None:
-    page = render_scene(scene)
+def test_the_page_holds_the_scene_and_needs_nothing(scene: ReconstructedScene) -> None:
+    page = render_reconstruction(scene)
     assert "2 persons in 40 frames by 4 cameras" in page
     assert "https://" not in page
     assert '"id":2' in page
-    assert "0 persons in 0 frames" in render_scene(replace(scene, persons=[]))
+    assert "0 persons in 0 frames" in render_reconstruction(replace(scene, persons=[]))
 
 
 def test_mistakes_are_told() -> None:

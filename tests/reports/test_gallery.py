@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from halopose.reports.gallery import Part, render
+from halopose.reports.gallery import Part, render_gallery
 from tests.helpers.html_pages import EVIL, parsed
 
 
@@ -11,7 +11,7 @@ def test_parts_links_and_pictures_are_there_and_inert() -> None:
         Part("First", "Words.", (("a/b.jpg", "a caption"), ("c.webp", EVIL))),
         Part(EVIL, "More.", link="page.html", link_text="there"),
     ]
-    text = render("Title", EVIL, parts)
+    text = render_gallery("Title", EVIL, parts)
     page = parsed(text)
     assert page.urls == ["data:,", "page.html"]
     assert text.count("<img ") == 2

@@ -13,26 +13,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halopose.evaluation.calibrations import LAWS
-from halopose.evaluation.scores import CoverageCells, Scale, Scores
+from halopose.calibration.calibrate import DISTRIBUTIONS
+from halopose.evaluation.scores import CoverageCells, ScaleScores, Scores
 from halopose.reports.verdict import coverage_at, verdict
 from halopose.types import Array
-from tests.helpers.evaluations import real_scores, with_law, with_pruned_law
+from tests.helpers.evaluations import real_scores, with_distribution, with_pruned_distribution
 
 LEVELS = np.arange(1, 100) / 100
 NAMES = ("nose", "left_ankle", "right_ankle")
-SCALES = (Scale("small", 0.0, 1024.0, 50), Scale("large", 1024.0, math.inf, 50))
+SCALES = (ScaleScores("small", 0.0, 1024.0, 50), ScaleScores("large", 1024.0, math.inf, 50))
 
 
-def with_coverage(scores: Scores, law: str, curve: Array) -> Scores:
+def with_coverage(scores: Scores, distribution: str, curve: Array) -> Scores:
     """The same scores with another joint coverage curve (99,)."""
-    curves = scores.law(law).curves
-    return with_law(scores, law, curves=replace(curves, coverage={**curves.coverage, "joint": curve}))
+    curves = scores.distribution(distribution).curves
+    return with_distribution(
+        scores, distribution, curves=replace(curves, coverage={**curves.coverage, "joint": curve})
+    )
 
 
-def with_cells(scores: Scores, law: str, cells: Any) -> Scores:
+def with_cells(scores: Scores, distribution: str, cells: Any) -> Scores:
     """The same scores with other shares (K, S) held by the 95 % ellipses of a law."""
-    coverage = {**scores.cells.coverage, law: {**scores.cells.coverage[law], 95: np.array(cells, dtype=float)}}
+    coverage = {
+        **scores.cells.coverage,
+        distribution: {**scores.cells.coverage[distribution], 95: np.array(cells, dtype=float)},
+    }
     return replace(scores, cells=replace(scores.cells, coverage=coverage))
 
 
@@ -54,17 +59,21 @@ def make(
         akp_visibility=0.90,
         akp_skill=0.5714,
         cells=CoverageCells(
-            np.full(shape, count), {law: {level: np.full(shape, 0.95) for level in (50, 90, 95)} for law in LAWS}
+            np.full(shape, count),
+            {
+                distribution: {level: np.full(shape, 0.95) for level in (50, 90, 95)}
+                for distribution in DISTRIBUTIONS
+            },
         ),
     )
-    for law in LAWS:
-        scores = with_law(scores, law, ace=0.001, nll=4.5, akp=0.94)
+    for distribution in DISTRIBUTIONS:
+        scores = with_distribution(scores, distribution, ace=0.001, nll=4.5, akp=0.94)
     scores = replace(
         scores,
         calibration=replace(scores.calibration, nu=np.full(len(names), 4.0)),
         pruned=replace(scores.pruned, kept_fraction=0.72),
     )
-    scores = with_pruned_law(scores, "gaussian", nll=4.09)
+    scores = with_pruned_distribution(scores, "gaussian", nll=4.09)
     return with_cells(with_coverage(scores, "uncalibrated", curve), "uncalibrated", cells)
 
 
@@ -144,8 +153,8 @@ def test_names(names: list[str], expected: str) -> None:
 
 
 def with_ace(scores: Scores, uncalibrated: float, gaussian: float, student_t: float) -> Scores:
-    for law, ace in zip(LAWS, (uncalibrated, gaussian, student_t), strict=True):
-        scores = with_law(scores, law, ace=ace)
+    for distribution, ace in zip(DISTRIBUTIONS, (uncalibrated, gaussian, student_t), strict=True):
+        scores = with_distribution(scores, distribution, ace=ace)
     return scores
 
 
@@ -167,7 +176,7 @@ def test_gaussian_calibration_suffices() -> None:
 
 
 def test_error_left_after_calibration() -> None:
-    scores = with_law(make(), "student_t", ace=0.0005)
+    scores = with_distribution(make(), "student_t", ace=0.0005)
     scores = with_cells(scores, "student_t", [[0.95, 0.95], [0.90, 0.95], [0.90, 0.95]])
     assert (
         "After Student-t calibration the largest error left is overconfidence for ankles on small objects "
@@ -184,7 +193,7 @@ def test_ranking_and_pruning() -> None:
 
 
 def kept(share: float, nll: float = math.nan) -> Scores:
-    scores = with_pruned_law(make(), "gaussian", nll=nll)
+    scores = with_pruned_distribution(make(), "gaussian", nll=nll)
     return replace(scores, pruned=replace(scores.pruned, kept_fraction=share))
 
 
@@ -234,18 +243,22 @@ def test_an_evaluation_is_judged_as_it_is() -> None:
     assert any("calibration lowers ACE" in sentence for sentence in said)
 
 
-def scores_without(law: str, metric: str) -> Callable[[Scores], Scores]:
-    return lambda scores: with_law(scores, law, **{metric: math.nan})
+def scores_without(distribution: str, metric: str) -> Callable[[Scores], Scores]:
+    return lambda scores: with_distribution(scores, distribution, **{metric: math.nan})
 
 
 LOSSES: dict[str, Callable[[Scores], Scores]] = {
-    **{f"{law}.{metric}": scores_without(law, metric) for law in LAWS for metric in ("ace", "akp", "nll")},
+    **{
+        f"{distribution}.{metric}": scores_without(distribution, metric)
+        for distribution in DISTRIBUTIONS
+        for metric in ("ace", "akp", "nll")
+    },
     **{
         name: lambda scores, name=name: replace(scores, **{name: math.nan})  # type: ignore[misc]
         for name in ("akp_random", "akp_visibility", "akp_skill")
     },
     "kept": lambda scores: replace(scores, pruned=replace(scores.pruned, kept_fraction=math.nan)),
-    "pruned nll": lambda scores: with_pruned_law(scores, "gaussian", nll=math.nan),
+    "pruned nll": lambda scores: with_pruned_distribution(scores, "gaussian", nll=math.nan),
     "coverage": lambda scores: with_coverage(scores, "uncalibrated", np.full(99, math.nan)),
     "one level": lambda scores: with_coverage(scores, "uncalibrated", np.where(LEVELS == 0.95, math.nan, LEVELS)),
     "nu": lambda scores: replace(scores, calibration=replace(scores.calibration, nu=None)),

@@ -16,27 +16,27 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from halopose.calibration.calibrate import apply_calibrations
+from halopose.calibration.pruning import localization_confidence, select_threshold
 from halopose.cli.app import app
 from halopose.data.loading import load_dataset
 from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import apply_calibrations
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.measured import Measured
-from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.resampling import ResampledMetrics
 from halopose.evaluation.scores import METRICS, Scores
-from halopose.evaluation.true_positives import MatchedPoses, match_poses
 from halopose.fitting import pipeline
 from halopose.fitting.artifact import Artifact
+from halopose.fitting.feature_cache import MatchStore
+from halopose.fitting.head_training import TrainSettings
 from halopose.fitting.pipeline import FitSettings
-from halopose.fitting.store import MatchStore
-from halopose.fitting.training import TrainSettings
 from halopose.hosts.base import Host
+from halopose.matching.matched_poses import MatchedPoses, match_poses
+from halopose.protocol import Protocol
 from halopose.studies import ablation
 from halopose.studies.ablation import DEFAULT, SCALES, Result, Row, Study, ablate, rows_of
 from halopose.types import Array
 from halopose.uncertainty.heads import HeadSettings
-from halopose.uncertainty.pruning import localization_confidence, select_threshold
 from tests.helpers.models import ROOT, host_of, pose_model, write_scenes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -140,11 +140,13 @@ def test_the_default_row_is_a_fit(
     scores, default = scores_of(artifact, folder), results[DEFAULT]
     pruned = scores.pruned
     assert scores.gaussian.metric("nll") == whole.gaussian.metric("nll")
-    for law in ("gaussian", "student_t"):
+    for distribution in ("gaussian", "student_t"):
         for name in METRICS:
-            assert default.estimate[f"{law}.{name}"] == pytest.approx(scores.law(law).metric(name), rel=1e-9)
-            kept = default.estimate[f"pruned.{law}.{name}"]
-            assert kept == pytest.approx(pruned.law(law).metric(name), rel=1e-9, nan_ok=True)
+            assert default.estimate[f"{distribution}.{name}"] == pytest.approx(
+                scores.distribution(distribution).metric(name), rel=1e-9
+            )
+            kept = default.estimate[f"pruned.{distribution}.{name}"]
+            assert kept == pytest.approx(pruned.distribution(distribution).metric(name), rel=1e-9, nan_ok=True)
     assert default.estimate["akp_skill"] == pytest.approx(scores.akp_skill, rel=1e-9)
     assert default.estimate["kept_fraction"] == pytest.approx(pruned.kept_fraction, rel=1e-12)
     assert default.counts == {"images": scores.images, "keypoints": scores.keypoints}
@@ -158,10 +160,10 @@ def test_intervals_are_those_of_an_evaluation(
 ) -> None:
     artifact, _ = fitted
     scores, default = scores_of(artifact, folder, bootstrap=DRAWS), results[DEFAULT]
-    for law in ("gaussian", "student_t"):
+    for distribution in ("gaussian", "student_t"):
         for name in METRICS:
-            own = default.estimate[f"{law}.{name}"] + default.margin(f"{law}.{name}")
-            assert own == pytest.approx(scores.law(law).interval[name][1], rel=1e-9)
+            own = default.estimate[f"{distribution}.{name}"] + default.margin(f"{distribution}.{name}")
+            assert own == pytest.approx(scores.distribution(distribution).interval[name][1], rel=1e-9)
     own = default.estimate["akp_skill"] + default.margin("akp_skill")
     assert own == pytest.approx(scores.interval["akp_skill"][1], rel=1e-9)
 
@@ -255,8 +257,8 @@ def test_paired_differences_equal_brute_force(folder: Path) -> None:
         )
         edges = np.quantile(matched.area, np.arange(1, SCALES) / SCALES)
         expected[name] = brute_force(matched, fitted, row, edges)
-        laws = apply_calibrations(matched, fitted, row.protocol)
-        measured = Measured.of(matched, laws, row.protocol, edges)
+        distributions = apply_calibrations(matched, fitted, row.protocol)
+        measured = ResampledMetrics.of(matched, distributions, row.protocol, edges)
         draws = list(measured.draws(DRAWS, scales=True))
         columns = {metric: np.array([draw[metric] for draw in draws]) for metric in draws[0]}
         rows[name] = Result(name, name, measured.scores(scales=True), columns, {}, [], {})
@@ -273,9 +275,9 @@ def test_paired_differences_equal_brute_force(folder: Path) -> None:
 def test_evaluation_without_matches_is_refused(folder: Path) -> None:
     matched, fitted = direct(folder, rows_by_name()[DEFAULT])
     nothing = matched.select(np.zeros(0, dtype=int))
-    laws = apply_calibrations(nothing, fitted, Protocol())
+    distributions = apply_calibrations(nothing, fitted, Protocol())
     with pytest.raises(HaloposeError, match="no detection matches"):
-        Measured.of(nothing, laws, Protocol(), np.zeros(0))
+        ResampledMetrics.of(nothing, distributions, Protocol(), np.zeros(0))
 
 
 # --- reruns --------------------------------------------------------------------------------------------

@@ -7,14 +7,24 @@ import pytest
 from filterpy.kalman import KalmanFilter
 from scipy.stats import chi2
 
-from halopose.tracking.motion import Measured, Motion, Warp, begin, log_likelihood, run_filter, run_smoother
+from halopose.tracking.motion import (
+    MeasurementSeries,
+    Motion,
+    Warp,
+    begin,
+    log_likelihood,
+    run_filter,
+    run_smoother,
+)
 from halopose.types import Array
 
 RATE = 25.0
 MOTION = Motion(np.array([1.0, 4.0]), np.array(0.4), np.array(0.3))
 
 
-def walk(frames: int, seed: int, dof: float | None = None, motion: Motion = MOTION) -> tuple[Measured, Array]:
+def walk(
+    frames: int, seed: int, dof: float | None = None, motion: Motion = MOTION
+) -> tuple[MeasurementSeries, Array]:
     """Two keypoints that move and err as the model says, a quarter not seen; and where they are (T, 2, 2)."""
     rng = np.random.default_rng(seed)
     size, step = 100.0, 1 / RATE
@@ -35,7 +45,7 @@ def walk(frames: int, seed: int, dof: float | None = None, motion: Motion = MOTI
         lasting = stays * lasting + np.sqrt(1 - stays**2) * rng.normal(size=(2, 2))
     used = rng.random((frames, 2)) > 0.25
     nu = None if dof is None else np.full((frames, 2), dof)
-    measured = Measured(np.where(used[..., None], seen, np.nan), np.array(factors), used, nu, size, step)
+    measured = MeasurementSeries(np.where(used[..., None], seen, np.nan), np.array(factors), used, nu, size, step)
     return measured, np.array(truth)
 
 

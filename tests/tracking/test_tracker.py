@@ -9,7 +9,7 @@ from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.tracking import tracker as module
 from halopose.tracking.motion import predict
-from halopose.tracking.synthetic import Film, synthesize_film
+from halopose.tracking.synthetic_films import Film, synthesize_film
 from halopose.tracking.tracker import Track, Tracker
 from halopose.tracking.tracks import track
 

@@ -10,7 +10,7 @@ from scipy.stats import chi2
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
-from halopose.tracking.synthetic import Film, SyntheticFilm, synthesize_film
+from halopose.tracking.synthetic_films import Film, SyntheticFilm, synthesize_film
 from halopose.tracking.tracker import Tracker, TrackSettings
 from halopose.tracking.tracks import PoseTracks, track
 

@@ -43,7 +43,7 @@ def random_factors(rng: np.random.Generator, *shape: int) -> torch.Tensor:
     return scale_tril_from_raw(double(raw))
 
 
-def laws(factors: torch.Tensor, nu: Any = None) -> Any:
+def distributions(factors: torch.Tensor, nu: Any = None) -> Any:
     return Gaussian(factors) if nu is None else StudentT(factors, double(nu))
 
 
@@ -67,24 +67,24 @@ def test_log_prob_equals_scipy(seed: int) -> None:
     expected = stats.multivariate_normal.logpdf(residual, cov=covariance)
     assert_exact(Gaussian(factor).log_prob(double(residual)), expected, atol=1e-10)
     expected = stats.multivariate_t.logpdf(residual, shape=covariance, df=nu)
-    assert_exact(laws(factor, nu).log_prob(double(residual)), expected, atol=1e-10)
+    assert_exact(distributions(factor, nu).log_prob(double(residual)), expected, atol=1e-10)
 
 
 DISTANCES = np.r_[0, np.geomspace(1e-300, 1e12, 200)]
 PROBABILITIES = np.r_[0, np.geomspace(1e-300, 0.5, 100), 1 - np.geomspace(0.5, 1e-15, 50)]
 
 
-def test_mahalanobis_law_of_the_gaussian_equals_scipy() -> None:
-    law = Gaussian(torch.eye(2, dtype=torch.float64))
-    assert_exact(law.mahalanobis_cdf(double(DISTANCES)), stats.chi2.cdf(DISTANCES, 2))
-    assert_exact(law.mahalanobis_quantile(double(PROBABILITIES)), stats.chi2.ppf(PROBABILITIES, 2))
+def test_mahalanobis_distribution_of_the_gaussian_equals_scipy() -> None:
+    distribution = Gaussian(torch.eye(2, dtype=torch.float64))
+    assert_exact(distribution.mahalanobis_cdf(double(DISTANCES)), stats.chi2.cdf(DISTANCES, 2))
+    assert_exact(distribution.mahalanobis_quantile(double(PROBABILITIES)), stats.chi2.ppf(PROBABILITIES, 2))
 
 
 @pytest.mark.parametrize("nu", NUS)
-def test_mahalanobis_law_of_student_t_equals_scipy(nu: Any) -> None:
-    law = laws(torch.eye(2, dtype=torch.float64), nu)
-    assert_exact(law.mahalanobis_cdf(double(DISTANCES)), stats.f.cdf(DISTANCES / 2, 2, nu))
-    assert_exact(law.mahalanobis_quantile(double(PROBABILITIES)), 2 * stats.f.ppf(PROBABILITIES, 2, nu))
+def test_mahalanobis_distribution_of_student_t_equals_scipy(nu: Any) -> None:
+    distribution = distributions(torch.eye(2, dtype=torch.float64), nu)
+    assert_exact(distribution.mahalanobis_cdf(double(DISTANCES)), stats.f.cdf(DISTANCES / 2, 2, nu))
+    assert_exact(distribution.mahalanobis_quantile(double(PROBABILITIES)), 2 * stats.f.ppf(PROBABILITIES, 2, nu))
 
 
 VALUES = np.r_[-np.geomspace(30, 1e-12, 100), 0, np.geomspace(1e-12, 30, 100)]
@@ -92,16 +92,16 @@ INNER = np.r_[np.geomspace(1e-250, 0.5, 100), 1 - np.geomspace(0.49, 1e-15, 50)]
 
 
 @pytest.mark.parametrize("nu", [None, *NUS])
-def test_marginal_law_equals_scipy(nu: Any) -> None:
+def test_marginal_distribution_equals_scipy(nu: Any) -> None:
     factor = double([[2.0, 0.0], [-1.5, 0.25]])
     scale = np.array([2.0, math.hypot(1.5, 0.25)])
-    law, reference = laws(factor, nu), stats.norm if nu is None else stats.t(nu)
-    assert_exact(law.marginal_scale, scale)
+    distribution, reference = distributions(factor, nu), stats.norm if nu is None else stats.t(nu)
+    assert_exact(distribution.marginal_scale, scale)
     residual = VALUES[:, None] * scale
-    assert_exact(law.marginal_cdf(double(residual)), reference.cdf(residual / scale))
+    assert_exact(distribution.marginal_cdf(double(residual)), reference.cdf(residual / scale))
     expected = reference.ppf(INNER)[:, None] * scale
-    assert_exact(law.marginal_quantile(double(INNER)[:, None].expand(-1, 2)), expected, atol=1e-15)
-    assert_exact(law.marginal_quantile(0.9), reference.ppf(0.9) * scale)
+    assert_exact(distribution.marginal_quantile(double(INNER)[:, None].expand(-1, 2)), expected, atol=1e-15)
+    assert_exact(distribution.marginal_quantile(0.9), reference.ppf(0.9) * scale)
 
 
 @pytest.mark.parametrize("nu", [2 + 1e-9, 2.5, 4.0, 30.0, 300.0])
@@ -109,23 +109,23 @@ def test_marginal_cdf_of_student_t_equals_the_incomplete_beta_function(nu: Any) 
     """scipy.stats.t is the very function that the package calls; this reference is independent of it."""
     value = -np.geomspace(1e-3, 1e6, 100)
     expected = special.betainc(nu / 2, 0.5, nu / (nu + value**2)) / 2
-    assert_exact(laws(torch.eye(2).double(), nu).standard_cdf(double(value)[:, None])[:, 0], expected)
+    assert_exact(distributions(torch.eye(2).double(), nu).standard_cdf(double(value)[:, None])[:, 0], expected)
 
 
 @given(SEEDS, st.sampled_from([None, *NUS]))
 def test_quantiles_invert_the_cdfs(seed: int, nu: Any) -> None:
     rng = np.random.default_rng(seed)
-    law = laws(random_factors(rng, 20), nu)
+    distribution = distributions(random_factors(rng, 20), nu)
     p = double(rng.uniform(1e-6, 1 - 1e-6, 20))
-    assert_exact(law.mahalanobis_cdf(law.mahalanobis_quantile(p)), p.numpy())
+    assert_exact(distribution.mahalanobis_cdf(distribution.mahalanobis_quantile(p)), p.numpy())
     pair = double(rng.uniform(1e-6, 1 - 1e-6, (20, 2)))
-    assert_exact(law.marginal_cdf(law.marginal_quantile(pair)), pair.numpy())
+    assert_exact(distribution.marginal_cdf(distribution.marginal_quantile(pair)), pair.numpy())
 
 
 def test_student_t_tends_to_the_gaussian() -> None:
     rng = np.random.default_rng(0)
     factors, p = random_factors(rng, 50), double(rng.uniform(0.01, 0.99, 50))
-    gaussian, student = Gaussian(factors), laws(factors, 1e7)
+    gaussian, student = Gaussian(factors), distributions(factors, 1e7)
     residual = gaussian.sample(1, torch.Generator().manual_seed(0))[0]
     close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
     for name, argument in {
@@ -135,11 +135,14 @@ def test_student_t_tends_to_the_gaussian() -> None:
         "mahalanobis_quantile": p,
         "marginal_quantile": p[:, None],
     }.items():
-        pair = (getattr(law, name)(argument) for law in (student, gaussian))
+        pair = (getattr(distribution, name)(argument) for distribution in (student, gaussian))
         torch.testing.assert_close(*pair, **close)
     torch.testing.assert_close(student.covariance, gaussian.covariance, **close)
     # The gap shrinks as 1 / nu.
-    gaps = [(laws(factors, nu).log_prob(residual) - gaussian.log_prob(residual)).abs().max() for nu in (1e4, 1e5)]
+    gaps = [
+        (distributions(factors, nu).log_prob(residual) - gaussian.log_prob(residual)).abs().max()
+        for nu in (1e4, 1e5)
+    ]
     assert gaps[0] / gaps[1] == pytest.approx(10, rel=0.02)
 
 
@@ -156,18 +159,18 @@ def test_gradients_equal_finite_differences(student: bool, seed: int) -> None:
     pair = double(rng.uniform(0.05, 0.95, (4, 2))).requires_grad_()
     dof = double(rng.uniform(2.2, 40, 4)).requires_grad_()
 
-    def law(entries: torch.Tensor, dof: torch.Tensor) -> Any:
+    def distribution(entries: torch.Tensor, dof: torch.Tensor) -> Any:
         # gradcheck nudges every entry; the zero above the diagonal is no parameter.
         a, b, c = entries.unbind(-1)
         rows = torch.stack([a.exp(), torch.zeros_like(a), b, c.exp()], -1).unflatten(-1, (2, 2))
         return StudentT(rows, dof) if student else Gaussian(rows)
 
     for function, argument in [
-        (lambda r, e, d: law(e, d).log_prob(r), residual),
-        (lambda r, e, d: law(e, d).mahalanobis_cdf(law(e, d).mahalanobis(r)), residual),
-        (lambda p, e, d: law(e, d).mahalanobis_quantile(p), joint),
-        (lambda r, e, d: law(e, d).marginal_cdf(r), residual),
-        (lambda p, e, d: law(e, d).marginal_quantile(p), pair),
+        (lambda r, e, d: distribution(e, d).log_prob(r), residual),
+        (lambda r, e, d: distribution(e, d).mahalanobis_cdf(distribution(e, d).mahalanobis(r)), residual),
+        (lambda p, e, d: distribution(e, d).mahalanobis_quantile(p), joint),
+        (lambda r, e, d: distribution(e, d).marginal_cdf(r), residual),
+        (lambda p, e, d: distribution(e, d).marginal_quantile(p), pair),
     ]:
         assert torch.autograd.gradcheck(function, (argument, entries, dof), atol=1e-7, rtol=1e-5)
 
@@ -177,8 +180,8 @@ def test_gradient_in_shared_dof_sums_over_the_batch() -> None:
     shared = double([2.5, 4.0, 9.0]).requires_grad_()
     single = double([2.5, 4.0, 9.0]).expand(5, 3).clone().requires_grad_()
     for dof in (shared, single):
-        law = StudentT(factors, dof)
-        (law.marginal_cdf(residual).sum() + law.marginal_quantile(0.8).sum()).backward()
+        distribution = StudentT(factors, dof)
+        (distribution.marginal_cdf(residual).sum() + distribution.marginal_quantile(0.8).sum()).backward()
     torch.testing.assert_close(shared.grad, present(single.grad).sum(0))
 
 
@@ -187,8 +190,8 @@ def test_gradient_in_shared_dof_sums_over_the_batch() -> None:
 def test_gradients_of_the_marginals_hold_in_float32(method: str, nu: Any) -> None:
     def gradient(dtype: torch.dtype) -> torch.Tensor:
         argument = torch.tensor([0.3, 0.8], dtype=dtype, requires_grad=True)
-        law = StudentT(torch.eye(2, dtype=dtype), torch.tensor(nu, dtype=dtype))
-        getattr(law, method)(argument).sum().backward()
+        distribution = StudentT(torch.eye(2, dtype=dtype), torch.tensor(nu, dtype=dtype))
+        getattr(distribution, method)(argument).sum().backward()
         return present(argument.grad).double()
 
     torch.testing.assert_close(gradient(torch.float32), gradient(torch.float64), rtol=1e-3, atol=0)
@@ -222,9 +225,9 @@ def test_any_raw_output_is_a_positive_definite_matrix(
     torch.testing.assert_close(torch.linalg.cholesky(scale), factors.detach(), rtol=2e-2, atol=0)
     assert torch.linalg.cond(scale.double()).max() < 2e4
     residual = stride * torch.tensor([[0.0, 0.0], [1.0, -2.0], [300.0, 5.0], [0.01, -40.0]], dtype=dtype)
-    for law in (Gaussian(factors), StudentT(factors, torch.tensor(2.5, dtype=dtype))):
-        (gradient,) = torch.autograd.grad(law.log_prob(residual).sum(), raw, retain_graph=True)
-        assert torch.isfinite(law.log_prob(residual)).all()
+    for distribution in (Gaussian(factors), StudentT(factors, torch.tensor(2.5, dtype=dtype))):
+        (gradient,) = torch.autograd.grad(distribution.log_prob(residual).sum(), raw, retain_graph=True)
+        assert torch.isfinite(distribution.log_prob(residual)).all()
         assert torch.isfinite(gradient).all()
 
 
@@ -285,20 +288,20 @@ def test_factors_of_a_covariance_equal_cholesky(seed: int) -> None:
 
 @given(SEEDS, st.sampled_from([None, 2.5, 8.0]), st.sampled_from([0.1, 0.5, 0.9, 0.999]))
 def test_ellipse_is_the_eigen_decomposition(seed: int, nu: Any, probability: float) -> None:
-    law = laws(random_factors(np.random.default_rng(seed), 10), nu)
-    axes, angle = law.ellipse(probability)
-    quantile = law.mahalanobis_quantile(double(probability))
-    values = torch.linalg.eigvalsh(law.scale).flip(-1)
+    distribution = distributions(random_factors(np.random.default_rng(seed), 10), nu)
+    axes, angle = distribution.ellipse(probability)
+    quantile = distribution.mahalanobis_quantile(double(probability))
+    values = torch.linalg.eigvalsh(distribution.scale).flip(-1)
     assert_exact(axes, (quantile * values).sqrt().numpy())
     major = torch.stack([angle.cos(), angle.sin()], -1)
-    stretched = (law.scale @ major[..., None])[..., 0]
+    stretched = (distribution.scale @ major[..., None])[..., 0]
     assert_exact(stretched / values[:, :1], major.numpy(), atol=1e-12)
     assert ((angle > -math.pi / 2) & (angle <= math.pi / 2)).all()
     # The boundary holds exactly the probability.
     minor = torch.stack([-angle.sin(), angle.cos()], -1)
     for turn in np.linspace(0, 2 * np.pi, 9).tolist():
         point = axes[:, :1] * math.cos(turn) * major + axes[:, 1:] * math.sin(turn) * minor
-        assert_exact(law.mahalanobis(point), quantile.expand(10).numpy())
+        assert_exact(distribution.mahalanobis(point), quantile.expand(10).numpy())
 
 
 def test_ellipse_of_simple_matrices() -> None:
@@ -320,37 +323,37 @@ def test_flipping_the_image_negates_the_off_diagonal(seed: int, nu: Any) -> None
     rng = np.random.default_rng(seed)
     factors, residual = random_factors(rng, 10), double(rng.normal(size=(10, 2)))
     mirrored = factors * double([[1, 1], [-1, 1]])
-    law, flipped = laws(factors, nu), laws(mirrored, nu)
+    distribution, flipped = distributions(factors, nu), distributions(mirrored, nu)
     mirror = double([-1.0, 1.0])
-    assert_exact(flipped.log_prob(residual * mirror), law.log_prob(residual).numpy())
-    assert_exact(flipped.scale, (law.scale * double([[1, -1], [-1, 1]])).numpy())
-    assert_exact(flipped.marginal_scale, law.marginal_scale.numpy())
+    assert_exact(flipped.log_prob(residual * mirror), distribution.log_prob(residual).numpy())
+    assert_exact(flipped.scale, (distribution.scale * double([[1, -1], [-1, 1]])).numpy())
+    assert_exact(flipped.marginal_scale, distribution.marginal_scale.numpy())
 
 
 # --- sampling and moments ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nu", [None, 8.0])
-def test_samples_follow_the_law(nu: Any) -> None:
-    law = laws(double([[[3.0, 0], [-2, 0.5]], [[0.1, 0], [0.3, 4]]]), nu)
-    draws = law.sample(100_000, torch.Generator().manual_seed(0))
+def test_samples_follow_the_distribution(nu: Any) -> None:
+    distribution = distributions(double([[[3.0, 0], [-2, 0.5]], [[0.1, 0], [0.3, 4]]]), nu)
+    draws = distribution.sample(100_000, torch.Generator().manual_seed(0))
     assert draws.shape == (100_000, 2, 2)
     for k in range(2):
         empirical = np.cov(draws[:, k].numpy().T)
-        spread = np.sqrt(np.outer(np.diag(law.covariance[k]), np.diag(law.covariance[k])))
-        np.testing.assert_allclose(empirical / spread, law.covariance[k].numpy() / spread, atol=0.02)
-        distance = law.mahalanobis(draws)[:, k]
+        spread = np.sqrt(np.outer(np.diag(distribution.covariance[k]), np.diag(distribution.covariance[k])))
+        np.testing.assert_allclose(empirical / spread, distribution.covariance[k].numpy() / spread, atol=0.02)
+        distance = distribution.mahalanobis(draws)[:, k]
         joint = stats.chi2(2).cdf if nu is None else lambda d: stats.f.cdf(d / 2, 2, nu)
         assert stats.kstest(distance.numpy(), joint).pvalue > 0.01
         marginal = stats.norm.cdf if nu is None else stats.t(nu).cdf
         for axis in range(2):
-            standard = (draws / law.marginal_scale)[:, k, axis].numpy()
+            standard = (draws / distribution.marginal_scale)[:, k, axis].numpy()
             assert stats.kstest(standard, marginal).pvalue > 0.01
 
 
 def test_samples_are_reproducible_and_keep_the_dtype() -> None:
-    law = Gaussian(torch.eye(2).expand(3, 2, 2))
-    first, second = (law.sample(5, torch.Generator().manual_seed(1)) for _ in range(2))
+    distribution = Gaussian(torch.eye(2).expand(3, 2, 2))
+    first, second = (distribution.sample(5, torch.Generator().manual_seed(1)) for _ in range(2))
     assert first.dtype == torch.float32
     assert torch.equal(first, second)
 
@@ -358,31 +361,33 @@ def test_samples_are_reproducible_and_keep_the_dtype() -> None:
 @given(SEEDS, st.floats(2.001, 1e6))
 def test_covariance_of_student_t(seed: int, nu: Any) -> None:
     factors = random_factors(np.random.default_rng(seed), 4)
-    law = laws(factors, nu)
-    assert_exact(law.covariance, nu / (nu - 2) * (factors @ factors.mT).numpy())
+    distribution = distributions(factors, nu)
+    assert_exact(distribution.covariance, nu / (nu - 2) * (factors @ factors.mT).numpy())
     moment = torch.ones(4, 2, 2).double()
     assert StudentT(factors, double(nu), moment).covariance is moment
-    assert_exact(StudentT(factors, double(nu), moment).scale, law.scale.numpy())
-    assert_exact(Gaussian(factors).covariance, law.scale.numpy())
+    assert_exact(StudentT(factors, double(nu), moment).scale, distribution.scale.numpy())
+    assert_exact(Gaussian(factors).covariance, distribution.scale.numpy())
 
 
 @pytest.mark.parametrize("nu", [1.0, 2.0])
 def test_variance_is_infinite_from_two_degrees_of_freedom_down(nu: Any) -> None:
-    law = laws(double([[2.0, 0], [1, 3]]), nu)
-    assert torch.isinf(torch.diagonal(law.covariance)).all()
+    distribution = distributions(double([[2.0, 0], [1, 3]]), nu)
+    assert torch.isinf(torch.diagonal(distribution.covariance)).all()
 
 
 def test_dof_broadcasts_over_keypoints() -> None:
     factors = random_factors(np.random.default_rng(0), 6, 3)
     nu = [2.5, 5.0, 50.0]
-    law, residual = laws(factors, nu), torch.ones(6, 3, 2).double()
+    distribution, residual = distributions(factors, nu), torch.ones(6, 3, 2).double()
     for k in range(3):
-        single = laws(factors[:, k], nu[k])
+        single = distributions(factors[:, k], nu[k])
         for name in ("log_prob", "marginal_cdf"):
-            assert_exact(getattr(law, name)(residual)[:, k], getattr(single, name)(residual[:, k]).numpy())
-        assert_exact(law.marginal_quantile(0.7)[:, k], single.marginal_quantile(0.7).numpy())
-        assert_exact(law.covariance[:, k], single.covariance.numpy())
-        assert_exact(law.ellipse(0.9)[0][:, k], single.ellipse(0.9)[0].numpy())
+            assert_exact(
+                getattr(distribution, name)(residual)[:, k], getattr(single, name)(residual[:, k]).numpy()
+            )
+        assert_exact(distribution.marginal_quantile(0.7)[:, k], single.marginal_quantile(0.7).numpy())
+        assert_exact(distribution.covariance[:, k], single.covariance.numpy())
+        assert_exact(distribution.ellipse(0.9)[0][:, k], single.ellipse(0.9)[0].numpy())
 
 
 @settings(max_examples=40)
@@ -429,9 +434,9 @@ def test_factors_of_arrays_are_arrays() -> None:
 @pytest.mark.parametrize("dof", [4, 4.0, np.float32(4), np.array(4.0), np.full(3, 4.0)])
 def test_degrees_of_freedom_may_be_a_number_or_an_array(dof: Any) -> None:
     factors = scale_tril_from_raw(torch.randn(5, 3, 3, dtype=torch.float64, generator=torch.Generator()))
-    law, expected = StudentT(factors, dof), StudentT(factors, torch.tensor(4.0, dtype=torch.float64))
+    distribution, expected = StudentT(factors, dof), StudentT(factors, torch.tensor(4.0, dtype=torch.float64))
     residual = torch.ones(5, 3, 2, dtype=torch.float64)
     for method in ("log_prob", "marginal_cdf"):
-        torch.testing.assert_close(getattr(law, method)(residual), getattr(expected, method)(residual))
-    torch.testing.assert_close(law.covariance, expected.covariance)
-    torch.testing.assert_close(law.ellipse(0.9)[0], expected.ellipse(0.9)[0])
+        torch.testing.assert_close(getattr(distribution, method)(residual), getattr(expected, method)(residual))
+    torch.testing.assert_close(distribution.covariance, expected.covariance)
+    torch.testing.assert_close(distribution.ellipse(0.9)[0], expected.ellipse(0.9)[0])

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
+from halopose.calibration.estimation import NU_MAX, NU_MIN, Sample, likeliest_bound, profile, student_parameters
+from halopose.calibration.estimation.profile import Pass
 from halopose.types import Array
-from halopose.uncertainty.estimation import NU_MAX, NU_MIN, Sample, likeliest_bound, profile, student_parameters
-from halopose.uncertainty.estimation.profile import Pass
 from tests.helpers.samples import column
 
 SEEDS = st.integers(0, 2**32 - 1)

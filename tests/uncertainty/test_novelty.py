@@ -17,9 +17,9 @@ from halopose.uncertainty.novelty import (
     Novelty,
     Pooling,
     Whitening,
+    combined_distance,
     pool_images,
     pool_windows,
-    together,
 )
 from tests.helpers.outliers import fitted
 
@@ -168,7 +168,7 @@ def test_together_rises_with_every_component() -> None:
     for component in range(4):
         more = unit.clone()
         more[:, component] += 0.5
-        assert (together(more) > together(unit)).all()
+        assert (combined_distance(more) > combined_distance(unit)).all()
 
 
 def test_tensors_give_it_back() -> None:

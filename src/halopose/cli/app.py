@@ -13,10 +13,19 @@ from typing import Annotated, Any
 import typer
 
 from halopose import __version__
-from halopose.cli import applying, export, fitting, landing, multiview, scoring, studies, tracking
+from halopose.cli import (
+    export_commands,
+    fitting_commands,
+    multiview_commands,
+    prediction_commands,
+    scoring_commands,
+    studies_commands,
+    tracking_commands,
+)
 from halopose.cli.options import Grouped, read_config
 from halopose.cli.terminal import listen, say
 from halopose.errors import HaloposeError
+from halopose.landing import commands
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,26 +62,26 @@ def settings(
 
 
 COMMANDS = (
-    scoring.score,
-    scoring.recalibrate,
-    scoring.apply,
-    scoring.synthesize,
-    applying.models,
-    fitting.fit,
-    fitting.collect,
-    fitting.train,
-    fitting.calibrate,
-    fitting.novelty,
-    applying.evaluate,
-    applying.predict,
-    tracking.track,
-    multiview.triangulate,
-    export.export,
-    landing.land,
-    landing.world,
-    studies.ablate,
-    studies.finetune,
-    studies.analyse,
+    scoring_commands.score,
+    scoring_commands.recalibrate,
+    scoring_commands.apply,
+    scoring_commands.synthesize,
+    prediction_commands.models,
+    fitting_commands.fit,
+    fitting_commands.collect,
+    fitting_commands.train,
+    fitting_commands.calibrate,
+    fitting_commands.novelty,
+    prediction_commands.evaluate,
+    prediction_commands.predict,
+    tracking_commands.track,
+    multiview_commands.triangulate,
+    export_commands.export,
+    commands.land,
+    commands.world,
+    studies_commands.ablate,
+    studies_commands.finetune,
+    studies_commands.analyse,
 )
 for command in COMMANDS:
     app.command(cls=Grouped, short_help=(command.__doc__ or "").splitlines()[0])(

@@ -93,7 +93,7 @@ def exponents(text: str, option: str) -> list[float]:
 
 def threshold_rule(text: str | None) -> str | None:
     """A rule for pruning thresholds, checked, or left out."""
-    from halopose.uncertainty.pruning import promise_of
+    from halopose.calibration.pruning import promise_of
 
     try:
         if text is not None:
@@ -283,18 +283,18 @@ def given(path: Path | None, option: str) -> Path:
 
 def named_files(base: Path | None, artifact: Path | None) -> tuple[Path | None, Path | None]:
     """Base and artifact, where a name that `halopose models` lists may stand for them."""
-    from halopose.hosts import shipped
+    from halopose.hosts import model_zoo
 
-    found, heads = shipped.resolve(base, artifact)
+    found, heads = model_zoo.resolve(base, artifact)
     return None if found is None else Path(found), None if heads is None else Path(heads)
 
 
 def files_or_shipped(base: Path | None, artifact: Path | None) -> tuple[Path | None, Path | None]:
     """The same for commands that have a model without either; a base of one's own needs heads of its own."""
-    from halopose.hosts import shipped
+    from halopose.hosts import model_zoo
 
     base, artifact = named_files(base, artifact)
-    if base is not None and artifact is None and not shipped.is_default_base(base):
+    if base is not None and artifact is None and not model_zoo.is_default_base(base):
         raise HaloposeError("the shipped heads are for YOLO11n-pose: give --artifact for your base")
     return base, artifact
 

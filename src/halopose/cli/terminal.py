@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halopose.evaluation.scores import Scores
-    from halopose.fitting.store import MatchStore
+    from halopose.fitting.feature_cache import MatchStore
     from halopose.types import Progress
 
 
@@ -98,11 +98,11 @@ def say_skipped(store: MatchStore) -> None:
 def write_scores(scores: Scores, output: Path, title: str) -> None:
     """metrics.json, metrics.csv and report.html in a folder, and the table for the terminal."""
     from halopose.data.files import write_json, write_text
-    from halopose.reports import scores as page
-    from halopose.reports import text
+    from halopose.reports import score_report as page
+    from halopose.reports import score_text
 
     write_json(output / "metrics.json", scores.to_json())
-    write_text(output / "metrics.csv", text.to_csv(scores))
-    write_text(output / "report.html", page.render(scores, title))
-    say(text.to_text(scores))
+    write_text(output / "metrics.csv", score_text.to_csv(scores))
+    write_text(output / "report.html", page.render_report(scores, title))
+    say(score_text.to_text(scores))
     say(f"-> {output / 'metrics.json'}, {output / 'metrics.csv'}, {output / 'report.html'}")

@@ -15,7 +15,8 @@ from typing import Any, Optional
 import numpy as np
 
 from halopose.boxes import xywh_to_xyxy
-from halopose.data.faults import Faults
+from halopose.calibration.correlation import whitened_correlation
+from halopose.data.annotation_checks import Faults
 from halopose.data.files import read_entries, read_json
 from halopose.data.storage.address import Place
 from halopose.data.storage.json_stream import LIST
@@ -23,7 +24,6 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
-from halopose.uncertainty.correlation import whitened_correlation
 
 CHUNK = 4096  # entries of json that are held at once
 _LISTS = {"images", "annotations", "categories"}

@@ -154,6 +154,3 @@ def image_id(name: Path | str) -> int:
     if file.parent == Path() and file.stem.isascii() and file.stem.isdigit() and len(file.stem) <= 15:
         return int(file.stem)
     return int(hashlib.sha256(file.as_posix().encode("utf-8", "surrogatepass")).hexdigest()[:12], 16)
-
-
-__all__ = ["Dataset", "Objects", "Record", "image_id"]

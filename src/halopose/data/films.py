@@ -98,6 +98,3 @@ def by_film(
             frames[number] = poses[part]
         result[name] = frames
     return result
-
-
-__all__ = ["FilmWriter", "by_film", "film_facts"]

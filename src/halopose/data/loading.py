@@ -14,12 +14,12 @@ from halopose.boxes import xywh_to_xyxy
 from halopose.data.coco import read_annotated
 from halopose.data.dataset import Dataset, Objects, Record
 from halopose.data.images import IMAGE_SUFFIXES
-from halopose.data.runways import is_runways, polygons_as_keypoints, read_runways
 from halopose.data.storage.address import Place, to_place
 from halopose.data.storage.archive import Stored, find_archives, is_archive, read_samples
 from halopose.data.yolo import read_yolo
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
+from halopose.landing.runway_datasets import is_runways, polygons_as_keypoints, read_runways
 from halopose.poses import GroundTruth
 from halopose.types import Array
 
@@ -86,6 +86,3 @@ def _coco_objects(truth: GroundTruth, index: Array, classes: Array) -> Objects:
         area=truth.area[index],
         crowd=truth.crowd[index],
     )
-
-
-__all__ = ["load_dataset"]

@@ -71,6 +71,3 @@ else:
         except BlockingIOError:
             return False
         return True
-
-
-__all__ = ["locked"]

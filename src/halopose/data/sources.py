@@ -102,6 +102,3 @@ def _standard_input() -> Array:
         return decode_image(sys.stdin.buffer.read(), "on standard input")
     except HaloposeError:
         raise HaloposeError("standard input holds no image: pipe the bytes of one image file") from None
-
-
-__all__ = ["STDIN", "Source", "find_sources"]

@@ -80,6 +80,3 @@ def check_seal(path: Place | str) -> None:
     digest.update(memoryview(data)[found.end(1) :])
     if digest.hexdigest().encode() != found.group(1):
         raise HaloposeError(f"{path} is damaged: its checksum does not match")
-
-
-__all__ = ["check_seal", "read_content", "sealed", "write_tensors"]

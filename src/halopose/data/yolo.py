@@ -15,8 +15,8 @@ from typing import Any, Optional
 import numpy as np
 import yaml
 
+from halopose.data.annotation_checks import Faults
 from halopose.data.dataset import Dataset, Objects, Record, image_id
-from halopose.data.faults import Faults
 from halopose.data.files import make_folder, write_text
 from halopose.data.images import IMAGE_SUFFIXES, read_image
 from halopose.data.storage.address import Address, Place, beside, read_together, to_place
@@ -348,6 +348,3 @@ def label_rows(objects: Objects, dimensions: int) -> Array:
     flat = points.reshape(len(points), points.shape[1] * dimensions)
     rows = np.concatenate([objects.class_ids[:, None], centre, size, flat], axis=1)
     return np.asarray(rows[(size > 0).all(1)])
-
-
-__all__ = ["label_rows", "local_image", "read_yolo", "write_yolo"]

@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from halopose.arrays import take
-from halopose.deploy.novelty import NoveltyAt
+from halopose.deploy.novelty_graph import NoveltyAt
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
-from halopose.hosts.tracing import Traceable, Traced
+from halopose.hosts.traceable import Traceable, Traced
+from halopose.uncertainty.context_features import CANDIDATES, Candidates, context_features_at, overlapping_boxes
 from halopose.uncertainty.distributions import RAW_CHANNELS, factor_entries
 from halopose.uncertainty.heads import ACTIVATIONS, LevelHead, ProbabilisticHeads
-from halopose.uncertainty.signals import CANDIDATES, Candidates, overlapping, signals_at
 
 Form = Literal["topk", "dense"]
 
@@ -173,7 +173,7 @@ class TopkHeads(nn.Module):
         projected = self._projected(features, images_of(place), points)
         best = Candidates(scores.clamp_min(0.0), said[..., :4], lambda chosen: take(theirs, chosen))
         mine = scores.gather(1, place), own[..., :4], own[..., 4:]
-        signals = signals_at(features, self.heads.strides, best, mine, keypoints, projected)
+        signals = context_features_at(features, self.heads.strides, best, mine, keypoints, projected)
         weights, each = network.weights(), (keypoints, self.heads.settings.width)
         entered = [
             weights.enter(level, part.reshape(-1, int(part.shape[2]))).reshape(-1, self.settings.windows, *each)
@@ -362,7 +362,7 @@ def stands(boxes: Tensor, classes: Tensor | None, better: Tensor) -> Tensor:
     overlaps it. All at once instead of one by one: a round settles those whose rivals are settled, so that
     chains of up to ``ROUNDS`` boxes come out as in greedy suppression.
     """
-    close = overlapping(boxes, boxes, OVERLAP)
+    close = overlapping_boxes(boxes, boxes, OVERLAP)
     if classes is not None:
         close = close & (classes[..., None] == classes[:, None])
     rivals = close.to(boxes.dtype) * better

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from halopose.calibration.calibrators import Calibrations
 from halopose.data.files import write_bytes
 from halopose.deploy.graph import DenseHeads, Deployable, Form, TopkSettings
-from halopose.deploy.novelty import known_values
+from halopose.deploy.novelty_graph import known_values
 from halopose.deploy.predict import BLANK, SEAL, Facts, Problem, check_seal
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host
-from halopose.hosts.tracing import Traceable
-from halopose.uncertainty.calibration import Calibrations
+from halopose.hosts.traceable import Traceable
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -89,6 +89,3 @@ class Paired:
         second = of_other or metric
         draws = self.draws[metric] - other.draws[second]
         return Difference(self.estimate[metric] - other.estimate[second], margin_of(draws))
-
-
-__all__ = ["Difference", "Paired", "interval_of", "margin_of", "resamplings", "share_of"]

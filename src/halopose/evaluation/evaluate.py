@@ -13,30 +13,30 @@ from typing import Any
 
 import numpy as np
 
+from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross_fitted
 from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import interval_of
-from halopose.evaluation.calibrations import LAWS, Laws, cross_fitted
 from halopose.evaluation.keypoint_statistics import Statistics, curves_of, summaries_by
-from halopose.evaluation.measured import Evaluated, Measured, demand_matches
-from halopose.evaluation.promises import joint_gains, score_joint, score_regions
-from halopose.evaluation.protocol import Protocol
+from halopose.evaluation.region_evaluation import joint_gains, score_joint, score_regions
+from halopose.evaluation.resampling import Evaluated, ResampledMetrics, demand_matches
 from halopose.evaluation.scores import (
     CELL_LEVELS,
     METRICS,
     RANKINGS,
     CalibrationSummary,
     CoverageCells,
-    LawScores,
+    DistributionScores,
     PrunedScores,
     PruningCurve,
     PruningRule,
-    Scale,
+    ScaleScores,
     Scores,
     Summary,
 )
-from halopose.evaluation.true_positives import MatchedPoses
+from halopose.matching.matched_poses import MatchedPoses
 from halopose.memory import keep_freed_memory
-from halopose.side_by_side import between_pieces, side_by_side
+from halopose.parallel import run_parallel, single_threaded
+from halopose.protocol import Protocol
 from halopose.types import Array, Counter
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 
@@ -45,15 +45,15 @@ _SCALE_NAMES = {1: ["all"], 2: ["small", "large"], 3: ["small", "medium", "large
 
 def evaluate(
     matched: MatchedPoses,
-    laws: Laws | None = None,
+    distributions: DistributionSet | None = None,
     protocol: Protocol | None = None,
     progress: Counter | None = None,
 ) -> Scores:
     """All metrics of all laws, overall, per keypoint and per object scale, before and after pruning.
 
     >>> from halopose.data.coco import parse_ground_truth, parse_predictions
-    >>> from halopose.data.synthetic import World, synthesize
-    >>> from halopose.evaluation.true_positives import match_poses
+    >>> from halopose.data.synthetic_poses import World, synthesize
+    >>> from halopose.matching.matched_poses import match_poses
     >>> objects, results = synthesize(World(images=80, persons=200, overconfidence=2.0))
     >>> truth = parse_ground_truth("truth.json", objects)
     >>> scores = evaluate(match_poses(parse_predictions("predictions.json", results, truth), truth))
@@ -61,32 +61,36 @@ def evaluate(
     True
     """
     keep_freed_memory()
-    with between_pieces():
-        return _evaluate(matched, laws, protocol or Protocol(), progress)
+    with single_threaded():
+        return _evaluate(matched, distributions, protocol or Protocol(), progress)
 
 
-def _evaluate(matched: MatchedPoses, laws: Laws | None, protocol: Protocol, progress: Counter | None) -> Scores:
+def _evaluate(
+    matched: MatchedPoses, distributions: DistributionSet | None, protocol: Protocol, progress: Counter | None
+) -> Scores:
     demand_matches(matched, protocol)
-    laws = laws or cross_fitted(matched, protocol)
+    distributions = distributions or cross_fitted(matched, protocol)
     edges = np.asarray(protocol.scale_edges, dtype=float)
-    evaluated = Evaluated.of(matched, laws, protocol, edges)
+    evaluated = Evaluated.of(matched, distributions, protocol, edges)
     scales = _scale_table(matched.area, edges)
     # All at once, what takes longest first: no core waits for another between two kinds of scores.
     pieces: dict[str, Callable[[], Any]] = {
-        "calibrated": partial(_calibrated_scores, laws, matched, evaluated, protocol, scales),
-        "uncalibrated": partial(_law_scores, "uncalibrated", laws, matched, evaluated, protocol, scales),
-        **_promises(matched, laws, protocol, edges, scales),
+        "calibrated": partial(_calibrated_scores, distributions, matched, evaluated, protocol, scales),
+        "uncalibrated": partial(
+            _distribution_scores, "uncalibrated", distributions, matched, evaluated, protocol, scales
+        ),
+        **_promises(matched, distributions, protocol, edges, scales),
         "akp_random": partial(metrics.random_keypoint_precision, evaluated.similarity, seed=protocol.seed),
-        "calibration": partial(_calibration, laws),
+        "calibration": partial(_calibration, distributions),
         "akp_visibility": partial(metrics.average_keypoint_precision, evaluated.visibility, evaluated.similarity),
     }
-    found: dict[str, Any] = dict(zip(pieces, side_by_side(list(pieces.values())), strict=True))
-    by_law: dict[str, _Scored] = {"uncalibrated": found.pop("uncalibrated"), **found.pop("calibrated")}
-    found |= {name: one.whole for name, one in by_law.items()}
-    if laws.promises is not None:
-        alone = {name: one.whole.nll for name, one in by_law.items()}
-        found["joint"] = score_joint(matched, found["joint"], alone, laws.promises, protocol)
-    curve = by_law["gaussian"].pruning_curve
+    found: dict[str, Any] = dict(zip(pieces, run_parallel(list(pieces.values())), strict=True))
+    by_distribution: dict[str, _Scored] = {"uncalibrated": found.pop("uncalibrated"), **found.pop("calibrated")}
+    found |= {name: one.whole for name, one in by_distribution.items()}
+    if distributions.promises is not None:
+        alone = {name: one.whole.nll for name, one in by_distribution.items()}
+        found["joint"] = score_joint(matched, found["joint"], alone, distributions.promises, protocol)
+    curve = by_distribution["gaussian"].pruning_curve
     assert curve is not None
     scores = Scores(
         settings=asdict(protocol),
@@ -96,30 +100,38 @@ def _evaluate(matched: MatchedPoses, laws: Laws | None, protocol: Protocol, prog
         keypoints=len(evaluated.similarity),
         keypoint_names=matched.layout.names,
         scales=scales,
-        akp_skill=metrics.skill(by_law["gaussian"].whole.akp, found["akp_random"]),
-        pruned=_pruned(evaluated, matched, laws, protocol, {name: one.kept for name, one in by_law.items()}),
+        akp_skill=metrics.skill(by_distribution["gaussian"].whole.akp, found["akp_random"]),
+        pruned=_pruned(
+            evaluated, matched, distributions, protocol, {name: one.kept for name, one in by_distribution.items()}
+        ),
         pruning_curve=curve,
-        cells=_cells(evaluated, len(matched.layout), {name: one.cells for name, one in by_law.items()}),
+        cells=_cells(evaluated, len(matched.layout), {name: one.cells for name, one in by_distribution.items()}),
         limbs=matched.layout.limbs,
         **found,
     )
     if not protocol.bootstrap:
         return scores
-    statistics = {name: one.statistics for name, one in by_law.items() if one.statistics is not None}
-    return _with_intervals(scores, Measured.join(evaluated, statistics), protocol, progress)
+    statistics = {name: one.statistics for name, one in by_distribution.items() if one.statistics is not None}
+    return _with_intervals(scores, ResampledMetrics.join(evaluated, statistics), protocol, progress)
 
 
 def _promises(
-    matched: MatchedPoses, laws: Laws, protocol: Protocol, edges: Array, scales: Sequence[Scale]
+    matched: MatchedPoses,
+    distributions: DistributionSet,
+    protocol: Protocol,
+    edges: Array,
+    scales: Sequence[ScaleScores],
 ) -> dict[str, Callable[[], Any]]:
     """What scores the joint law and regions, where there are any."""
-    if laws.promises is None:
+    if distributions.promises is None:
         return {}
     scale = np.searchsorted(edges, matched.area, side="left")
     masks = {one.name: scale == number for number, one in enumerate(scales)}
     return {
-        "joint": partial(joint_gains, matched, laws.laws, laws.promises),
-        "regions": partial(score_regions, matched, laws.promises, laws.kept(matched), protocol, masks),
+        "joint": partial(joint_gains, matched, distributions.distributions, distributions.promises),
+        "regions": partial(
+            score_regions, matched, distributions.promises, distributions.kept(matched), protocol, masks
+        ),
     }
 
 
@@ -131,8 +143,8 @@ class _Scored:
     where a bootstrap needs it again.
     """
 
-    whole: LawScores
-    kept: LawScores
+    whole: DistributionScores
+    kept: DistributionScores
     cells: Array
     covariance: dict[str, Array]
     pruning_curve: PruningCurve | None
@@ -140,53 +152,57 @@ class _Scored:
 
 
 def _calibrated_scores(
-    laws: Laws, matched: MatchedPoses, evaluated: Evaluated, protocol: Protocol, scales: Sequence[Scale]
-) -> dict[str, _Scored]:
-    """Of both calibrated laws, one after the other: most often both have the same covariances."""
-    gaussian = _law_scores("gaussian", laws, matched, evaluated, protocol, scales)
-    student = _law_scores("student_t", laws, matched, evaluated, protocol, scales, gaussian)
-    return {"gaussian": gaussian, "student_t": student}
-
-
-def _law_scores(
-    name: str,
-    laws: Laws,
+    distributions: DistributionSet,
     matched: MatchedPoses,
     evaluated: Evaluated,
     protocol: Protocol,
-    scales: Sequence[Scale],
+    scales: Sequence[ScaleScores],
+) -> dict[str, _Scored]:
+    """Of both calibrated laws, one after the other: most often both have the same covariances."""
+    gaussian = _distribution_scores("gaussian", distributions, matched, evaluated, protocol, scales)
+    student = _distribution_scores("student_t", distributions, matched, evaluated, protocol, scales, gaussian)
+    return {"gaussian": gaussian, "student_t": student}
+
+
+def _distribution_scores(
+    name: str,
+    distributions: DistributionSet,
+    matched: MatchedPoses,
+    evaluated: Evaluated,
+    protocol: Protocol,
+    scales: Sequence[ScaleScores],
     other: _Scored | None = None,
 ) -> _Scored:
     """Measure keypoints under one of the laws and score them; nothing else needs what was measured.
 
     other: another law's scores, of which those that come from covariances alone are taken if these are the same.
     """
-    whole = Statistics.of(laws.laws[name], matched, protocol, evaluated.residuals)
+    whole = Statistics.of(distributions.distributions[name], matched, protocol, evaluated.residuals)
     names = matched.layout.names
     cell = evaluated.keypoint * len(scales) + evaluated.scale
     count = len(names) * len(scales)
-    like: tuple[LawScores | None, LawScores | None] = (None, None)
+    like: tuple[DistributionScores | None, DistributionScores | None] = (None, None)
     if other is not None and whole.as_wide_as(other.covariance):
         like = (other.whole, other.kept)
-    scores = _one_law(whole, cell, names, scales, names, like[0])
+    scores = _one_distribution(whole, cell, names, scales, names, like[0])
     cells = metrics.coverage_of_levels(whole.level["joint"], None, cell, count)
     curve = _pruning_curve(whole, protocol) if name == "gaussian" else None
     kept = whole.take(evaluated.kept, evaluated.kept_residuals)
     statistics = (whole, kept) if protocol.bootstrap else None
     covariance = whole.covariance
     del whole  # as large as all that is left to do
-    left = _one_law(kept, cell[evaluated.kept], names, scales, (), like[1])
+    left = _one_distribution(kept, cell[evaluated.kept], names, scales, (), like[1])
     return _Scored(scores, left, cells, covariance, curve, statistics)
 
 
-def _one_law(
+def _one_distribution(
     statistics: Statistics,
     cell: Array,
     names: Sequence[str],
-    scales: Sequence[Scale],
+    scales: Sequence[ScaleScores],
     plotted: Sequence[str],
-    like: LawScores | None = None,
-) -> LawScores:
+    like: DistributionScores | None = None,
+) -> DistributionScores:
     """Scalar metrics overall, per keypoint and per scale, and curves; Q-Q of the keypoints ``plotted``.
 
     cell (n,): which keypoint at which scale, scale by scale. like: of a law with the same covariances.
@@ -198,7 +214,7 @@ def _one_law(
         known = [[like], list(like.per_keypoint.values()), list(like.per_scale.values())]
     groupings = [np.zeros_like(cells), keypoint, scale]
     [[overall], per_keypoint, per_scale] = summaries_by(statistics, cell, groupings, known)
-    return LawScores(
+    return DistributionScores(
         **vars(overall),
         per_keypoint=dict(zip(names, per_keypoint, strict=True)),
         per_scale=dict(zip([one.name for one in scales], per_scale, strict=True)),
@@ -206,25 +222,27 @@ def _one_law(
     )
 
 
-def _scale_table(area: Array, edges: Array) -> tuple[Scale, ...]:
+def _scale_table(area: Array, edges: Array) -> tuple[ScaleScores, ...]:
     """Name, bounds of the area and number of instances of each object scale."""
     bounds = [0.0, *edges.tolist(), float("inf")]
     count = len(bounds) - 1
     names = _SCALE_NAMES.get(count, [f"scale {i + 1}" for i in range(count)])
     instances = np.bincount(np.searchsorted(edges, area, side="left"), minlength=count)
-    return tuple(Scale(name, bounds[i], bounds[i + 1], int(instances[i])) for i, name in enumerate(names))
+    return tuple(ScaleScores(name, bounds[i], bounds[i + 1], int(instances[i])) for i, name in enumerate(names))
 
 
-def _calibration(laws: Laws) -> CalibrationSummary:
+def _calibration(distributions: DistributionSet) -> CalibrationSummary:
     """Median calibration parameters by keypoint, for the reader of the report."""
-    given, gaussian, student = (laws.laws[name] for name in LAWS)
+    given, gaussian, student = (distributions.distributions[name] for name in DISTRIBUTIONS)
     # Of a Gaussian the first entry of the factor is the deviation along x.
     sigma = given.scale_tril[..., 0, 0] if isinstance(given, Gaussian) else given.covariance[..., 0, 0].sqrt()
     tau = (gaussian.scale_tril[..., 0, 0] / sigma).median(0).values.numpy()
     if not isinstance(student, StudentT):
-        return CalibrationSummary(laws.source, tau, None, None)
+        return CalibrationSummary(distributions.source, tau, None, None)
     dof = student.dof.expand(student.scale_tril.shape[:-2]).contiguous()  # torch's median misreads views
-    return CalibrationSummary(laws.source, tau, dof.median(0).values.numpy(), _scale_ratio(student, given))
+    return CalibrationSummary(
+        distributions.source, tau, dof.median(0).values.numpy(), _scale_ratio(student, given)
+    )
 
 
 def _scale_ratio(student: Bivariate, given: Bivariate) -> Array:
@@ -233,31 +251,39 @@ def _scale_ratio(student: Bivariate, given: Bivariate) -> Array:
 
 
 def _pruned(
-    evaluated: Evaluated, matched: MatchedPoses, laws: Laws, protocol: Protocol, kept: dict[str, Any]
+    evaluated: Evaluated,
+    matched: MatchedPoses,
+    distributions: DistributionSet,
+    protocol: Protocol,
+    kept: dict[str, Any],
 ) -> PrunedScores:
-    visible = laws.visibility_threshold
+    visible = distributions.visibility_threshold
     return PrunedScores(
         kept_fraction=float(evaluated.kept.mean()),
-        threshold=float(np.mean(laws.threshold)),
+        threshold=float(np.mean(distributions.threshold)),
         visibility_threshold=None if visible is None else float(np.mean(visible[np.isfinite(visible)])),
-        rules=_pruning_rules(evaluated, matched, laws, protocol),
+        rules=_pruning_rules(evaluated, matched, distributions, protocol),
         **kept,
     )
 
 
 def _pruning_rules(
-    evaluated: Evaluated, matched: MatchedPoses, laws: Laws, protocol: Protocol
+    evaluated: Evaluated, matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol
 ) -> tuple[PruningRule, ...]:
     """Pruning by localization confidence alone, and with the visibility score where that has a threshold."""
     correct = evaluated.similarity >= protocol.gamma_ks
     masks = {
         "nothing pruned": np.ones(len(correct), dtype=bool),
-        "localization confidence": (laws.confidence >= laws.threshold[:, None])[matched.labelled],
+        "localization confidence": (distributions.confidence >= distributions.threshold[:, None])[
+            matched.labelled
+        ],
     }
-    if laws.visibility_threshold is not None:
+    if distributions.visibility_threshold is not None:
         visible = (
             evaluated.visibility
-            >= np.broadcast_to(laws.visibility_threshold[:, None], matched.labelled.shape)[matched.labelled]
+            >= np.broadcast_to(distributions.visibility_threshold[:, None], matched.labelled.shape)[
+                matched.labelled
+            ]
         )
         masks["visibility score"] = visible
         masks["both"] = masks["localization confidence"] & visible
@@ -288,7 +314,9 @@ def _cells(evaluated: Evaluated, keypoints: int, curves: Mapping[str, Array]) ->
     return CoverageCells(count.reshape(shape), coverage)
 
 
-def _with_intervals(scores: Scores, measured: Measured, protocol: Protocol, progress: Counter | None) -> Scores:
+def _with_intervals(
+    scores: Scores, measured: ResampledMetrics, protocol: Protocol, progress: Counter | None
+) -> Scores:
     """95 % bootstrap intervals over images of every law, before and after pruning, and of the ranking."""
     draws: list[dict[str, float]] = []
     for draw in measured.draws(protocol.bootstrap, protocol.seed):
@@ -297,14 +325,15 @@ def _with_intervals(scores: Scores, measured: Measured, protocol: Protocol, prog
             progress(len(draws), protocol.bootstrap)
     columns = {name: [draw[name] for draw in draws] for name in draws[0]}
 
-    def with_interval(law: LawScores, prefix: str) -> LawScores:
-        ends = {name: interval_of(name, law.metric(name), columns[f"{prefix}.{name}"]) for name in METRICS}
-        return replace(law, interval=ends)
+    def with_interval(distribution: DistributionScores, prefix: str) -> DistributionScores:
+        ends = {
+            name: interval_of(name, distribution.metric(name), columns[f"{prefix}.{name}"]) for name in METRICS
+        }
+        return replace(distribution, interval=ends)
 
-    pruned: dict[str, Any] = {name: with_interval(scores.pruned.law(name), f"pruned.{name}") for name in LAWS}
-    whole: dict[str, Any] = {name: with_interval(scores.law(name), name) for name in LAWS}
+    pruned: dict[str, Any] = {
+        name: with_interval(scores.pruned.distribution(name), f"pruned.{name}") for name in DISTRIBUTIONS
+    }
+    whole: dict[str, Any] = {name: with_interval(scores.distribution(name), name) for name in DISTRIBUTIONS}
     rankings = {name: interval_of(name, getattr(scores, name), columns[name]) for name in RANKINGS}
     return replace(scores, pruned=replace(scores.pruned, **pruned), interval=rankings, **whole)
-
-
-__all__ = ["evaluate"]

@@ -17,15 +17,15 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from halopose.calibration.pruning import Scalarisation, localization_confidence
 from halopose.evaluation import metrics
-from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import AXES, Curves, Points, Summary
-from halopose.evaluation.true_positives import MatchedPoses
-from halopose.side_by_side import blocks, gathered
+from halopose.matching.matched_poses import MatchedPoses
+from halopose.parallel import blocks, stack_columns
+from halopose.protocol import Protocol
+from halopose.sorting import whole_order
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
-from halopose.uncertainty.order import whole_order
-from halopose.uncertainty.pruning import Scalarisation, localization_confidence
 
 _POINTS = 200
 _SHARED_CURVES = ("variance", "moments_empirical", "moments_predicted")  # by laws of the same covariances
@@ -38,7 +38,7 @@ _FEW = 6  # groups that are found one by one as fast as by sorting
 
 
 @dataclass(frozen=True)
-class Residuals:
+class FlatResiduals:
     """The labelled keypoints (n,) before any law: residuals along x and y, their squares by AXES, similarities."""
 
     residual: dict[str, Array]
@@ -46,7 +46,7 @@ class Residuals:
     similarity: Array
 
     @classmethod
-    def of(cls, matched: MatchedPoses) -> Residuals:
+    def of(cls, matched: MatchedPoses) -> FlatResiduals:
         """Flatten the labelled keypoints of true positives."""
         labelled, similarity = matched.labelled, matched.similarity
 
@@ -58,20 +58,20 @@ class Residuals:
             both = (squares[0] + squares[1]) / 2
             return dict(zip(names, (x, y, *squares, both, similarity[rows].take(index)), strict=True))
 
-        found = gathered(map(columns, blocks(len(matched))), int(np.count_nonzero(labelled)))
+        found = stack_columns(map(columns, blocks(len(matched))), int(np.count_nonzero(labelled)))
         return cls(
             {axis: found[axis] for axis in ("x", "y")},
             {axis: found[f"squared {axis}"] for axis in AXES},
             found["similarity"],
         )
 
-    def take(self, index: Array) -> Residuals:
+    def take(self, index: Array) -> FlatResiduals:
         """The keypoints at the given indices."""
         residual, squared = (
             {axis: column.take(index) for axis, column in columns.items()}
             for columns in (self.residual, self.squared)
         )
-        taken = Residuals(residual, squared, self.similarity.take(index))
+        taken = FlatResiduals(residual, squared, self.similarity.take(index))
         vars(taken)["grade"] = self.grade.take(index)
         return taken
 
@@ -98,27 +98,31 @@ class Statistics:
     dof: Array | None
     nll: Array
     confidence: Array
-    residuals: Residuals
+    residuals: FlatResiduals
 
     @classmethod
     def of(
-        cls, law: Bivariate, matched: MatchedPoses, protocol: Protocol, residuals: Residuals | None = None
+        cls,
+        distribution: Bivariate,
+        matched: MatchedPoses,
+        protocol: Protocol,
+        residuals: FlatResiduals | None = None,
     ) -> Statistics:
         """Measure true positives under their law. residuals: theirs, if they are known already."""
-        residuals = residuals or Residuals.of(matched)
+        residuals = residuals or FlatResiduals.of(matched)
         area, kappa = matched.confidence_area(protocol), matched.layout.kappa
 
         def columns(rows: slice) -> dict[str, Array]:
             index = np.flatnonzero(matched.labelled[rows])
             instance, keypoint = np.divmod(index, len(kappa))
             x, y = _coordinates(matched.residual[rows], index)
-            found = _under(_labelled(law, rows, index), x, y)
+            found = _under(_labelled(distribution, rows, index), x, y)
             found["confidence"] = _confidence(
                 found, area[rows].take(instance), kappa.take(keypoint), protocol.scalarisation
             )
             return found
 
-        found = gathered(map(columns, blocks(len(matched))), len(residuals.similarity))
+        found = stack_columns(map(columns, blocks(len(matched))), len(residuals.similarity))
         return cls(
             level={axis: found[f"level {axis}"] for axis in AXES},
             statistic={axis: found[f"statistic {axis}"] for axis in AXES},
@@ -130,7 +134,7 @@ class Statistics:
             residuals=residuals,
         )
 
-    def take(self, mask: Array, residuals: Residuals | None = None) -> Statistics:
+    def take(self, mask: Array, residuals: FlatResiduals | None = None) -> Statistics:
         """The keypoints of a mask (n,), in the same orders. residuals: theirs, if they are known already."""
         index = np.flatnonzero(mask)
         level, statistic, covariance = (
@@ -342,12 +346,12 @@ def _qq(statistics: Statistics, group: Array, count: int, points: int) -> list[d
     positions = [metrics.qq_positions(size, points) for size in sizes.tolist()]
     place = torch.from_numpy(np.concatenate(positions))
     unit = torch.eye(2, dtype=torch.float64)
-    law: Bivariate = Gaussian(unit)
+    distribution: Bivariate = Gaussian(unit)
     if statistics.dof is not None:
         medians = [np.median(dof) for dof in np.split(statistics.dof.take(whole_order(group)), bounds)]
-        law = StudentT(unit, torch.from_numpy(np.repeat(medians, [len(each) for each in positions])))
-    marginal = law.standard_quantile(place[:, None])[:, 0].numpy()  # of x and of y
-    theoretical = {"joint": law.mahalanobis_quantile(place).numpy(), "x": marginal, "y": marginal}
+        distribution = StudentT(unit, torch.from_numpy(np.repeat(medians, [len(each) for each in positions])))
+    marginal = distribution.standard_quantile(place[:, None])[:, 0].numpy()  # of x and of y
+    theoretical = {"joint": distribution.mahalanobis_quantile(place).numpy(), "x": marginal, "y": marginal}
     ends = np.cumsum([len(each) for each in positions])[:-1]
     columns: dict[str, list[Points]] = {}
     for axis in AXES:
@@ -356,59 +360,60 @@ def _qq(statistics: Statistics, group: Array, count: int, points: int) -> list[d
             order = order.take(whole_order(group.take(order)))
         parts = np.split(statistics.statistic[axis].take(order), bounds)
         empirical = np.concatenate([metrics.qq_values(part, points, presorted=True) for part in parts])
-        if isinstance(law, StudentT):
-            empirical = _from_surprise(empirical, law.dof.numpy(), axis)
+        if isinstance(distribution, StudentT):
+            empirical = _from_surprise(empirical, distribution.dof.numpy(), axis)
         pairs = zip(np.split(theoretical[axis], ends), np.split(empirical, ends), strict=True)
         columns[axis] = [Points(*pair) for pair in pairs]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _labelled(law: Bivariate, rows: slice, index: Array) -> Bivariate:
+def _labelled(distribution: Bivariate, rows: slice, index: Array) -> Bivariate:
     """The law (n,) of keypoints at places (n,) among those of some rows, one after the other."""
 
     def taken(values: Tensor, size: int) -> Tensor:
         return torch.from_numpy(values[rows].numpy().reshape(-1, size).take(index, 0))
 
-    factors = taken(law.scale_tril, 4).unflatten(1, (2, 2))
-    if not isinstance(law, StudentT):
+    factors = taken(distribution.scale_tril, 4).unflatten(1, (2, 2))
+    if not isinstance(distribution, StudentT):
         return Gaussian(factors)
-    moment = None if law.moment is None else taken(law.moment, 4).unflatten(1, (2, 2))
-    return StudentT(factors, taken(law.dof.expand(law.scale_tril.shape[:2]), 1)[:, 0], moment)
+    moment = None if distribution.moment is None else taken(distribution.moment, 4).unflatten(1, (2, 2))
+    return StudentT(factors, taken(distribution.dof.expand(distribution.scale_tril.shape[:2]), 1)[:, 0], moment)
 
 
-def _under(law: Bivariate, x: Array, y: Array) -> dict[str, Array]:
+def _under(distribution: Bivariate, x: Array, y: Array) -> dict[str, Array]:
     """Columns (n,) of residuals under their law (n,), by name."""
-    first, shear, second = (law.scale_tril[:, i, j].contiguous() for i, j in ((0, 0), (1, 0), (1, 1)))
+    first, shear, second = (distribution.scale_tril[:, i, j].contiguous() for i, j in ((0, 0), (1, 0), (1, 1)))
     along = torch.from_numpy(x) / first
     distance = along.square() + ((torch.from_numpy(y) - shear * along) / second).square()
     height = shear.square() + second.square()
     # The factor is triangular: its first entry is the scale of x.
     standard = {"x": along, "y": torch.from_numpy(y) / height.sqrt()}
-    both = law.standard_cdf(-torch.stack(list(standard.values())).abs().T)
+    both = distribution.standard_cdf(-torch.stack(list(standard.values())).abs().T)
     tail = dict(zip(standard, both.T, strict=True))
     log_det = first.log() + second.log()
     columns = {
-        "nll": -(law.log_kernel(distance) - log_det - math.log(2 * math.pi)),
-        "level joint": law.mahalanobis_cdf(distance),
+        "nll": -(distribution.log_kernel(distance) - log_det - math.log(2 * math.pi)),
+        "level joint": distribution.mahalanobis_cdf(distance),
         **{f"level {axis}": 1 - 2 * value for axis, value in tail.items()},
         "statistic joint": distance,
         **{f"statistic {axis}": value for axis, value in standard.items()},
-        **_covariance(law, first, shear, height),
+        **_covariance(distribution, first, shear, height),
     }
-    if isinstance(law, StudentT):
-        columns["dof"] = law.dof
+    if isinstance(distribution, StudentT):
+        columns["dof"] = distribution.dof
         columns |= {
-            f"statistic {axis}": value for axis, value in _surprise(distance, standard, tail, law.dof).items()
+            f"statistic {axis}": value
+            for axis, value in _surprise(distance, standard, tail, distribution.dof).items()
         }
     found = {name: value.numpy() for name, value in columns.items()}
     return found | {f"level {axis}": metrics.level_index(found[f"level {axis}"]).astype(np.uint8) for axis in AXES}
 
 
-def _covariance(law: Bivariate, first: Tensor, shear: Tensor, height: Tensor) -> dict[str, Tensor]:
+def _covariance(distribution: Bivariate, first: Tensor, shear: Tensor, height: Tensor) -> dict[str, Tensor]:
     """Its entries (n,). A Gaussian's from its factor's: products of many small matrices take five times longer."""
-    if isinstance(law, Gaussian):
+    if isinstance(distribution, Gaussian):
         return {"xx": first.square(), "xy": first * shear, "yy": height}
-    matrix = law.covariance
+    matrix = distribution.covariance
     return {"xx": matrix[:, 0, 0], "xy": matrix[:, 0, 1], "yy": matrix[:, 1, 1]}
 
 

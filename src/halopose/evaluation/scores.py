@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from halopose.calibration.calibrate import DISTRIBUTIONS
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import LAWS
 from halopose.evaluation.metrics import LEVELS
-from halopose.evaluation.promise_scores import JointScores, NoveltyScores, RegionScores
+from halopose.evaluation.region_scores import JointScores, NoveltyScores, RegionScores
 from halopose.types import Array
 
 AXES = ("joint", "x", "y")
@@ -70,7 +70,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class LawScores(Summary):
+class DistributionScores(Summary):
     """Metrics of one law overall, per keypoint and per object scale, with curves and, if resampled, intervals."""
 
     per_keypoint: dict[str, Summary]
@@ -80,7 +80,7 @@ class LawScores(Summary):
 
 
 @dataclass(frozen=True)
-class Scale:
+class ScaleScores:
     """An object scale: bounds of its area in square pixels, and how many matched instances it has."""
 
     name: str
@@ -129,13 +129,13 @@ class PrunedScores:
     threshold: float
     visibility_threshold: float | None
     rules: tuple[PruningRule, ...]
-    uncalibrated: LawScores
-    gaussian: LawScores
-    student_t: LawScores
+    uncalibrated: DistributionScores
+    gaussian: DistributionScores
+    student_t: DistributionScores
 
-    def law(self, name: str) -> LawScores:
+    def distribution(self, name: str) -> DistributionScores:
         """One of LAWS by its name."""
-        scores: LawScores = getattr(self, name)
+        scores: DistributionScores = getattr(self, name)
         return scores
 
 
@@ -158,9 +158,9 @@ class Scores:
     novelty: what an artifact that knows it flags.
 
     >>> from halopose.data.coco import parse_ground_truth, parse_predictions
-    >>> from halopose.data.synthetic import World, synthesize
+    >>> from halopose.data.synthetic_poses import World, synthesize
     >>> from halopose.evaluation.evaluate import evaluate
-    >>> from halopose.evaluation.true_positives import match_poses
+    >>> from halopose.matching.matched_poses import match_poses
     >>> objects, results = synthesize(World(images=20, persons=60))
     >>> truth = parse_ground_truth("truth.json", objects)
     >>> scores = evaluate(match_poses(parse_predictions("predictions.json", results, truth), truth))
@@ -177,10 +177,10 @@ class Scores:
     matched_instances: int
     keypoints: int
     keypoint_names: tuple[str, ...]
-    scales: tuple[Scale, ...]
-    uncalibrated: LawScores
-    gaussian: LawScores
-    student_t: LawScores
+    scales: tuple[ScaleScores, ...]
+    uncalibrated: DistributionScores
+    gaussian: DistributionScores
+    student_t: DistributionScores
     akp_random: float
     akp_visibility: float
     akp_skill: float
@@ -193,9 +193,9 @@ class Scores:
     limbs: tuple[tuple[int, int], ...] = ()
     novelty: NoveltyScores | None = None
 
-    def law(self, name: str) -> LawScores:
+    def distribution(self, name: str) -> DistributionScores:
         """One of LAWS by its name."""
-        scores: LawScores = getattr(self, name)
+        scores: DistributionScores = getattr(self, name)
         return scores
 
     def __repr__(self) -> str:
@@ -216,14 +216,14 @@ class Scores:
             "keypoints": self.keypoints,
             "keypoint_names": list(self.keypoint_names),
             "scales": [asdict(scale) for scale in self.scales],
-            **{name: _law_to_json(self.law(name)) for name in LAWS},
+            **{name: _distribution_to_json(self.distribution(name)) for name in DISTRIBUTIONS},
             **{name: getattr(self, name) for name in RANKINGS},
             "pruned": {
                 "kept_fraction": pruned.kept_fraction,
                 "threshold": pruned.threshold,
                 "visibility_threshold": pruned.visibility_threshold,
                 "rules": [asdict(rule) for rule in pruned.rules],
-                **{name: _law_to_json(pruned.law(name)) for name in LAWS},
+                **{name: _distribution_to_json(pruned.distribution(name)) for name in DISTRIBUTIONS},
             },
             "pruning_curve": dict(vars(self.pruning_curve)),
             "cells": {
@@ -233,8 +233,8 @@ class Scores:
                     for name, tables in self.cells.coverage.items()
                 },
             },
-            "curves": {name: _curves_to_json(self.law(name).curves) for name in LAWS},
-            "curves_pruned": {name: _curves_to_json(pruned.law(name).curves) for name in LAWS},
+            "curves": {name: _curves_to_json(self.distribution(name).curves) for name in DISTRIBUTIONS},
+            "curves_pruned": {name: _curves_to_json(pruned.distribution(name).curves) for name in DISTRIBUTIONS},
             **({"interval": _lists(self.interval)} if self.interval else {}),
             **({"regions": self.regions.to_json()} if self.regions else {}),
             **({"joint": self.joint.to_json()} if self.joint else {}),
@@ -262,12 +262,12 @@ def _summary_to_json(summary: Summary) -> dict[str, Any]:
     return {column.name: getattr(summary, column.name) for column in fields(Summary)}
 
 
-def _law_to_json(law: LawScores) -> dict[str, Any]:
+def _distribution_to_json(distribution: DistributionScores) -> dict[str, Any]:
     return {
-        **_summary_to_json(law),
-        "per_keypoint": {name: _summary_to_json(one) for name, one in law.per_keypoint.items()},
-        "per_scale": {name: _summary_to_json(one) for name, one in law.per_scale.items()},
-        **({"interval": _lists(law.interval)} if law.interval else {}),
+        **_summary_to_json(distribution),
+        "per_keypoint": {name: _summary_to_json(one) for name, one in distribution.per_keypoint.items()},
+        "per_scale": {name: _summary_to_json(one) for name, one in distribution.per_scale.items()},
+        **({"interval": _lists(distribution.interval)} if distribution.interval else {}),
     }
 
 
@@ -299,7 +299,7 @@ def _lists(intervals: Mapping[str, Interval]) -> dict[str, list[float]]:
 def _scores(content: Any) -> Scores:
     names = tuple(str(name) for name in content["keypoint_names"])
     scales = tuple(_scale(scale) for scale in content["scales"])
-    whole: dict[str, Any] = {name: _law(content[name], content["curves"][name]) for name in LAWS}
+    whole: dict[str, Any] = {name: _distribution(content[name], content["curves"][name]) for name in DISTRIBUTIONS}
     ranking: dict[str, Any] = {name: _number(content[name]) for name in RANKINGS}
     curve = content["pruning_curve"]
     kept = _array(curve["kept"], None)
@@ -332,9 +332,9 @@ def _settings(content: Any) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
 
 
-def _scale(content: Any) -> Scale:
+def _scale(content: Any) -> ScaleScores:
     low, high = _number(content["low"]), _number(content["high"], np.inf)
-    return Scale(str(content["name"]), low, high, int(content["instances"]))
+    return ScaleScores(str(content["name"]), low, high, int(content["instances"]))
 
 
 def _calibration(content: Any, keypoints: int) -> CalibrationSummary:
@@ -351,26 +351,28 @@ def _pruned(content: Any, curves: Any) -> PrunedScores:
         PruningRule(str(rule["name"]), _number(rule["kept_fraction"]), _number(rule["reliability"]))
         for rule in content["rules"]
     )
-    laws: dict[str, Any] = {name: _law(content[name], curves[name]) for name in LAWS}
+    distributions: dict[str, Any] = {name: _distribution(content[name], curves[name]) for name in DISTRIBUTIONS}
     return PrunedScores(
         kept_fraction=_number(content["kept_fraction"]),
         threshold=_number(content["threshold"], -np.inf),
         visibility_threshold=_optional(content.get("visibility_threshold"), float),
         rules=tuple(rules),
-        **laws,
+        **distributions,
     )
 
 
 def _cells(content: Any, shape: tuple[int, int]) -> CoverageCells:
-    coverage = {name: {level: _array(content[name][str(level)], *shape) for level in CELL_LEVELS} for name in LAWS}
+    coverage = {
+        name: {level: _array(content[name][str(level)], *shape) for level in CELL_LEVELS} for name in DISTRIBUTIONS
+    }
     count = _array(content["count"], *shape)
     if not np.isfinite(count).all():
         raise ValueError("a cell without a count")
     return CoverageCells(count.astype(np.int64), coverage)
 
 
-def _law(content: Any, curves: Any) -> LawScores:
-    return LawScores(
+def _distribution(content: Any, curves: Any) -> DistributionScores:
+    return DistributionScores(
         **vars(_summary(content)),
         per_keypoint={name: _summary(one) for name, one in content["per_keypoint"].items()},
         per_scale={name: _summary(one) for name, one in content["per_scale"].items()},
@@ -423,23 +425,3 @@ def _array(values: Any, *shape: int | None) -> Array:
 
 def _optional(value: Any, convert: Callable[[Any], T]) -> T | None:
     return None if value is None else convert(value)
-
-
-__all__ = [
-    "AXES",
-    "CELL_LEVELS",
-    "METRICS",
-    "RANKINGS",
-    "CalibrationSummary",
-    "CoverageCells",
-    "Curves",
-    "Interval",
-    "LawScores",
-    "Points",
-    "PrunedScores",
-    "PruningCurve",
-    "PruningRule",
-    "Scale",
-    "Scores",
-    "Summary",
-]

@@ -18,16 +18,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from halopose.calibration.calibrators import LARGEST_TAU, Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.calibration.conformal import Regions
+from halopose.calibration.correlation import Correlation
+from halopose.calibration.split_student_t import SplitStudentT
 from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host, fingerprint
 from halopose.keypoints import Keypoints
-from halopose.uncertainty.calibration import LARGEST_TAU, Calibrations, GaussianCalibration, StudentTCalibration
-from halopose.uncertainty.conformal import Regions
-from halopose.uncertainty.correlation import Correlation
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
 from halopose.uncertainty.novelty import Novelty
-from halopose.uncertainty.tails import Tails
 
 FORMAT = "halopose-artifact-2"
 
@@ -44,7 +44,7 @@ def round_to_stored(heads: ProbabilisticHeads) -> ProbabilisticHeads:
 class Artifact:
     """Everything that turns a frozen base into one with uncertainty.
 
-    >>> from halopose.hosts.shipped import runway_artifact
+    >>> from halopose.hosts.model_zoo import runway_artifact
     >>> artifact = Artifact.load(runway_artifact())
     >>> artifact.imgsz, sorted(artifact.card["images"])
     (640, ['calibration', 'heads'])
@@ -99,7 +99,11 @@ class Artifact:
             tensors["offset"] = fitted.offset
         if fitted.tails is not None:
             parts = (("kept", fitted.tails.kept), ("pruned", fitted.tails.pruned))
-            tensors |= {f"{part}.{name}": value for part, law in parts for name, value in law.state_dict().items()}
+            tensors |= {
+                f"{part}.{name}": value
+                for part, distribution in parts
+                for name, value in distribution.state_dict().items()
+            }
         if self.novelty is not None:
             tensors |= {
                 f"novelty.{name}": _stored(name, value) for name, value in self.novelty.to_tensors().items()
@@ -175,8 +179,12 @@ class Artifact:
             if any(not torch.isfinite(value).all() for value in state.values()):
                 raise ValueError("values that are not finite")
             module.load_state_dict(state)
-        laws = students.values()
-        for tau in (gaussian.tau_, *(law.tau_ for law in laws), *(law.moment_tau_ for law in laws)):
+        distributions = students.values()
+        for tau in (
+            gaussian.tau_,
+            *(distribution.tau_ for distribution in distributions),
+            *(distribution.moment_tau_ for distribution in distributions),
+        ):
             if not bool(((tau > 0) & (tau < LARGEST_TAU)).all()):
                 raise ValueError("a temperature out of range")
         threshold, visible = content["threshold"], content["visibility_threshold"]
@@ -189,7 +197,7 @@ class Artifact:
             None if visible is None else float(visible),
             Regions.from_json(content["regions"], keypoints) if "regions" in content else None,
             Correlation.from_json(content["correlation"], keypoints) if "correlation" in content else None,
-            Tails(students["kept"], students["pruned"]) if "kept" in students else None,
+            SplitStudentT(students["kept"], students["pruned"]) if "kept" in students else None,
             _offset(tensors.get("offset"), keypoints),
         )
         novel = {name[8:]: value for name, value in tensors.items() if name.startswith("novelty.")}

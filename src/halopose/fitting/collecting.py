@@ -27,10 +27,17 @@ from halopose.data.files import in_bytes, is_file, read_json, write_json
 from halopose.data.storage.address import Place, to_place
 from halopose.data.tensors import write_tensors
 from halopose.errors import HaloposeError
-from halopose.fitting.crew import Crew, Tick, share_out
-from halopose.fitting.ray_engine import collect_on_ray
-from halopose.fitting.reading import Reader, Reading, Task, View, read_ahead
-from halopose.fitting.store import FORMAT, CollectSettings, MatchStore, known_shards, shard_metadata, shard_path
+from halopose.fitting.feature_cache import (
+    FORMAT,
+    CollectSettings,
+    MatchStore,
+    known_shards,
+    shard_metadata,
+    shard_path,
+)
+from halopose.fitting.prefetch import ImageTask, Reader, Reading, Task, read_ahead
+from halopose.fitting.ray_collection import collect_on_ray
+from halopose.fitting.workers import Tick, WorkerPool, share_out
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
 from halopose.keypoints import Keypoints
 from halopose.memory import keep_freed_memory
@@ -51,7 +58,7 @@ def collect(
     folder: Place | str,
     settings: CollectSettings | None = None,
     progress: Counter | None = None,
-    crew: Crew | None = None,
+    crew: WorkerPool | None = None,
 ) -> MatchStore:
     """Run the frozen model once over the data and store what matters; resumes what was begun.
 
@@ -76,10 +83,10 @@ def collect_shards(
     folder: Place | str,
     settings: CollectSettings | None = None,
     progress: Counter | None = None,
-    crew: Crew | None = None,
+    crew: WorkerPool | None = None,
 ) -> None:
     """The crew's part of the shards; the store is complete when all parts are done."""
-    work = Collection.open(host, dataset, to_place(folder), settings or CollectSettings(), crew or Crew())
+    work = Collection.open(host, dataset, to_place(folder), settings or CollectSettings(), crew or WorkerPool())
     missing = work.missing()
     views = sum(len(work.views(number)) for number in work.ours())
     before = views - sum(len(work.views(number)) for number in missing)
@@ -105,11 +112,11 @@ class Collection:
     dataset: Dataset
     folder: Place
     settings: CollectSettings
-    crew: Crew
+    crew: WorkerPool
 
     @classmethod
     def open(
-        cls, host: Host, dataset: Dataset, folder: Place, settings: CollectSettings, crew: Crew
+        cls, host: Host, dataset: Dataset, folder: Place, settings: CollectSettings, crew: WorkerPool
     ) -> Collection:
         """Begin a store or go on with one; refuses data that do not fit the model, or a disk that is too small."""
         host.check_layout(dataset.layout)
@@ -278,9 +285,9 @@ def _collect_views(
     return tensors, {"skipped": skipped, "views": [reading.state for reading in readings]}
 
 
-def _batches(views: list[View], size: int) -> Iterator[list[View]]:
+def _batches(views: list[ImageTask], size: int) -> Iterator[list[ImageTask]]:
     """Views that are laid out alike, in batches; one at a time those of equal shape follow each other."""
-    groups: dict[Any, list[View]] = {}
+    groups: dict[Any, list[ImageTask]] = {}
     for view in views:
         shape = view.pixels.shape if size > 1 else view.shape
         groups.setdefault((shape, view.imgsz), []).append(view)
@@ -289,7 +296,7 @@ def _batches(views: list[View], size: int) -> Iterator[list[View]]:
 
 
 def _collect_batch(
-    host: Host, views: list[View], settings: CollectSettings, layout: Keypoints, reaches: Sequence[int]
+    host: Host, views: list[ImageTask], settings: CollectSettings, layout: Keypoints, reaches: Sequence[int]
 ) -> list[_Rows]:
     batch, boxes = host.to_batch([view.pixels for view in views]), [view.box for view in views]
     output = host.forward(batch)
@@ -339,7 +346,9 @@ class _Cells:
         ]
 
 
-def _image_row(host: Host, output: HostOutput, views: list[View], boxes: list[Letterbox]) -> dict[str, Tensor]:
+def _image_row(
+    host: Host, output: HostOutput, views: list[ImageTask], boxes: list[Letterbox]
+) -> dict[str, Tensor]:
     """What novelty compares of whole images."""
     vectors = pool_images(output.features, host.strides, [box.area for box in boxes])
     return {
@@ -351,7 +360,7 @@ def _image_row(host: Host, output: HostOutput, views: list[View], boxes: list[Le
 def _assigned_cells(
     host: Host,
     output: HostOutput,
-    views: list[View],
+    views: list[ImageTask],
     boxes: list[Letterbox],
     settings: CollectSettings,
     layout: Keypoints,
@@ -407,7 +416,7 @@ def to_targets(objects: Objects, box: Letterbox) -> Targets:
 
 
 def _detected_cells(
-    host: Host, number: int, selection: Selection, view: View, box: Letterbox, size: tuple[int, int]
+    host: Host, number: int, selection: Selection, view: ImageTask, box: Letterbox, size: tuple[int, int]
 ) -> _Cells:
     """Retained detections of one image, in original pixels as the framework reports them."""
     original = host.to_original(selection, box, size)
@@ -459,7 +468,7 @@ def _concatenated(rows: list[_Rows], levels: int) -> dict[str, Tensor]:
     return tensors
 
 
-def _truth_table(views: list[View], imgsz: int) -> dict[str, Tensor]:
+def _truth_table(views: list[ImageTask], imgsz: int) -> dict[str, Tensor]:
     """Annotated objects in original pixels, once per image."""
     once = [view for view in views if view.imgsz == imgsz]
     objects = [view.objects for view in once]

@@ -155,6 +155,3 @@ def with_copies(dataset: Dataset, kinds: Sequence[str] = FITTED) -> Dataset:
             copy = replace(record, image_id=record.image_id + (place + 1) * COPY)
             records.append(CorruptedRecord(**vars(copy), kind=kind, severity=severity))
     return replace(dataset, records=tuple(records))
-
-
-__all__ = ["COPY", "FITTED", "HELD_OUT", "SEVERITIES", "CorruptedRecord", "corrupt", "corrupted", "with_copies"]

@@ -16,37 +16,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halopose.calibration.calibrate import (
+    DISTRIBUTIONS,
+    apply_calibrations,
+    fit_calibrations,
+    fit_offset,
+    limit_narrowing,
+    warn_of_few,
+)
+from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.calibration.estimation import likeliest_bound
+from halopose.calibration.pruning import GAMMA_KS
 from halopose.data.dataset import Dataset
 from halopose.data.splits import check_unseen, split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.calibrations import (
-    LAWS,
-    apply_calibrations,
-    cautious,
-    fit_calibrations,
-    fit_offset,
-    warn_of_few,
-)
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.protocol import Protocol
 from halopose.evaluation.scores import Scores
-from halopose.evaluation.true_positives import MatchedPoses, match_poses
-from halopose.fitting.alarms import score_novelty
 from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.fitting.collecting import collect
-from halopose.fitting.crew import Crew, Ranks
-from halopose.fitting.novelty import NoveltySettings, TooFewError, collect_copies, fit_novelty
-from halopose.fitting.store import SHARDS_AT_ONCE, Cells, CollectSettings, MatchStore, NoDetectionError
-from halopose.fitting.training import Trained, TrainSettings, importance_weights, train
+from halopose.fitting.feature_cache import (
+    SHARDS_AT_ONCE,
+    CachedCells,
+    CollectSettings,
+    MatchStore,
+    NoDetectionError,
+)
+from halopose.fitting.head_training import Trained, TrainSettings, importance_weights, train
+from halopose.fitting.novelty_evaluation import score_novelty
+from halopose.fitting.novelty_fitting import NoveltySettings, TooFewError, collect_copies, fit_novelty
+from halopose.fitting.workers import ProcessGroup, WorkerPool
 from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
+from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.poses import PoseDistributions
+from halopose.protocol import Protocol
 from halopose.types import Array, Progress, named
-from halopose.uncertainty.calibration import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.uncertainty.distributions import Gaussian
-from halopose.uncertainty.estimation import likeliest_bound
 from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads, with_bound
-from halopose.uncertainty.pruning import GAMMA_KS
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +126,7 @@ def collect_training(
     folder: Path,
     settings: FitSettings,
     progress: Progress | None = None,
-    crew: Crew | None = None,
+    crew: WorkerPool | None = None,
 ) -> MatchStore:
     """The store that heads are trained on: assigned cells only."""
     return collect(
@@ -144,7 +150,7 @@ def collect_validation(
     folder: Path,
     settings: FitSettings,
     progress: Progress | None = None,
-    crew: Crew | None = None,
+    crew: WorkerPool | None = None,
 ) -> MatchStore:
     """The store for calibration and evaluation: retained detections, and assigned cells beside."""
     return collect(
@@ -172,7 +178,7 @@ def train_heads(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
     images: Array | None = None,
-    ranks: Ranks | None = None,
+    ranks: ProcessGroup | None = None,
 ) -> tuple[ProbabilisticHeads, Trained]:
     """New heads for the base, trained on the stores, or only the given images of them; by several ranks if so."""
     for store in stores:
@@ -198,7 +204,7 @@ def train_heads(
 def predictions_of(heads: ProbabilisticHeads, store: MatchStore, images: Array | None = None) -> PoseDistributions:
     """Uncalibrated distributions of the stored detections, in original pixels."""
 
-    def covariance_of(cells: Cells) -> Array:
+    def covariance_of(cells: CachedCells) -> Array:
         factors = _factors(heads, cells) / cells.columns["gain"].double()[:, None, :, None]
         return Gaussian(factors).covariance.numpy()
 
@@ -234,7 +240,7 @@ def true_positives(
 
 
 @torch.inference_mode()
-def _factors(heads: ProbabilisticHeads, cells: Cells) -> Tensor:
+def _factors(heads: ProbabilisticHeads, cells: CachedCells) -> Tensor:
     """Uncalibrated Cholesky factors (N, K, 2, 2) in input pixels."""
     return cells.factors(heads).cpu().double()
 
@@ -267,7 +273,7 @@ def calibrate_heads(
         gaussian, student = _calibrate_assigned(heads, store, images, settings)
     fitted = fit_calibrations(matched, settings.protocol, gaussian=gaussian, student=student)
     if before is not None and settings.calibration == "matched":
-        fitted = cautious(fitted, before, matched, settings.protocol)
+        fitted = limit_narrowing(fitted, before, matched, settings.protocol)
     return fitted if moved is None else replace(fitted, offset=moved)
 
 
@@ -409,8 +415,8 @@ def evaluate_artifact(
     if artifact.calibrations.offset is not None:
         matched = matched.moved(artifact.calibrations.offset.numpy())
     source = "the artifact's, fitted on other images"
-    laws = apply_calibrations(matched, artifact.calibrations, protocol, source) if len(matched) else None
-    scores = evaluate(matched, laws, protocol, named(progress, "resampling images"))
+    distributions = apply_calibrations(matched, artifact.calibrations, protocol, source) if len(matched) else None
+    scores = evaluate(matched, distributions, protocol, named(progress, "resampling images"))
     return replace(scores, novelty=score_novelty(artifact, store, images))
 
 
@@ -421,14 +427,14 @@ def fit(
     work: Path | str,
     settings: FitSettings | None = None,
     progress: Progress | None = None,
-    crew: Crew | None = None,
+    crew: WorkerPool | None = None,
 ) -> tuple[Artifact, Scores]:
     """Collect, train, calibrate, choose the thresholds and evaluate; a rerun goes on where it stopped.
 
     >>> from halopose.data.loading import load_dataset
     >>> from halopose.hosts.loading import load_host
-    >>> from halopose.hosts.shipped import runway_detector
-    >>> from halopose.landing.world.dataset import write_dataset
+    >>> from halopose.hosts.model_zoo import runway_detector
+    >>> from halopose.landing.world.dataset_writer import write_dataset
     >>> data = write_dataset("world", {"train": 6, "val": 6})
     >>> train, val = load_dataset(data, "train"), load_dataset(data, "val")
     >>> settings = FitSettings(TrainSettings(epochs=1), imgsz=320, train_sizes=(320,), calibration_share=0.5)
@@ -488,7 +494,10 @@ def figures(scores: Scores) -> dict[str, Any]:
     metrics = ("ace", "ence", "nll", "akp")
     counts = ("akp_random", "akp_visibility", "akp_skill", "matched_instances", "keypoints")
     return {
-        **{law: {name: scores.law(law).metric(name) for name in metrics} for law in LAWS},
+        **{
+            distribution: {name: scores.distribution(distribution).metric(name) for name in metrics}
+            for distribution in DISTRIBUTIONS
+        },
         **{name: getattr(scores, name) for name in counts},
         "kept_fraction": scores.pruned.kept_fraction,
     }

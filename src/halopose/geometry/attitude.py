@@ -22,7 +22,8 @@ from halopose.geometry.camera import (
     to_camera,
 )
 from halopose.geometry.lines import Lines, line_intrinsics_jacobian, line_residuals
-from halopose.geometry.pnp import Failure, Mask, Solution, solve_position
+from halopose.geometry.pnp import Failure, Solution, solve_position
+from halopose.geometry.pnp_refine import Mask
 
 _STEPS = 2  # Gauss-Newton's, from the minimum for an exact attitude: the second is only to make sure
 _STEPS_WITH_LINES = 5  # which may lead farther away
@@ -184,13 +185,3 @@ def placed_at(array: Array, rows: NDArray[np.intp], values: Array) -> Array:
     result = array.copy()
     result[rows] = values
     return result
-
-
-__all__ = [
-    "block_diagonal",
-    "linearised_pose",
-    "own_blocks",
-    "placed_at",
-    "solve_with_attitude",
-    "step_with_attitude",
-]

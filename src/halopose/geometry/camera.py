@@ -381,32 +381,3 @@ def undistort(camera: Camera, pixels: Array) -> Array:
     """Where pixels (..., 2) would lie without distortion (..., 2)."""
     plain = normalise(camera, pixels)
     return plain * (camera.fx, camera.fy) + (camera.cx, camera.cy)
-
-
-__all__ = [
-    "INTRINSICS",
-    "Array",
-    "Camera",
-    "Mount",
-    "aircraft_pose",
-    "angles_from_rotation",
-    "camera_pose",
-    "distort",
-    "distort_jacobian",
-    "exp_so3",
-    "intrinsics_jacobian",
-    "log_so3",
-    "look",
-    "normalise",
-    "perturb",
-    "pose_difference",
-    "pose_jacobian",
-    "project",
-    "project_points",
-    "projection_jacobian",
-    "rotation_from_angles",
-    "runway_corners",
-    "skew",
-    "to_camera",
-    "undistort",
-]

@@ -32,7 +32,8 @@ from halopose.errors import HaloposeError
 from halopose.geometry.attitude import solve_with_attitude
 from halopose.geometry.camera import Array, Camera
 from halopose.geometry.linear import Linear, linearise
-from halopose.geometry.pnp import Mask, Solution, solve_pose, solve_position
+from halopose.geometry.pnp import Solution, solve_pose, solve_position
+from halopose.geometry.pnp_refine import Mask
 
 _FEWEST = {True: 3, False: 5}  # points, by whether the rotation is given, of which one can be spared
 RUNWAY_AXES = np.eye(3)
@@ -296,6 +297,3 @@ def check_risk(name: str, value: float) -> None:
     """Refuse what is no probability strictly between 0 and 1."""
     if not 0 < value < 1:
         raise HaloposeError(f"{name} must lie between 0 and 1, got {value}")
-
-
-__all__ = ["RUNWAY_AXES", "Assessment", "Risks", "Verdict", "ambiguous", "assess", "check_risk", "consistency"]

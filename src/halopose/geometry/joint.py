@@ -11,11 +11,12 @@ import math
 
 import numpy as np
 
+from halopose.calibration.correlation import squared_radius
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import block_diagonal, linearised_pose, own_blocks, solve_with_attitude
 from halopose.geometry.camera import Array, Camera, perturb
-from halopose.geometry.pnp import SAME, Failure, Mask, Minimum, Solution, solve_pose
-from halopose.uncertainty.correlation import squared_radius
+from halopose.geometry.pnp import SAME, Failure, Minimum, Solution, solve_pose
+from halopose.geometry.pnp_refine import Mask
 
 _STEPS = 10
 _CONVERGED = 1e-6  # standard deviations that the last step may still go
@@ -169,6 +170,3 @@ def _refined(
     _, residual = linearised_pose(camera, rotation, position, points, pixels, kept)
     cost = np.square(factor @ residual[..., None]).sum((1, 2))
     return rotation, position, cost, total, np.asarray(gone < 1e-2)
-
-
-__all__ = ["position_ellipsoid", "solve_jointly"]

@@ -22,7 +22,8 @@ from halopose.geometry.camera import (
     project_points,
     to_camera,
 )
-from halopose.geometry.pnp import Mask, Solution
+from halopose.geometry.pnp import Solution
+from halopose.geometry.pnp_refine import Mask
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,3 @@ def scaled_inverse(matrices: Array) -> Array:
     sound = sound & (np.linalg.eigvalsh(scaled)[..., 0] > 1e-13)
     inner = np.linalg.inv(np.where(sound[..., None, None], scaled, np.eye(size)))
     return np.where(sound[..., None, None], inner * scale[..., None] * scale[..., None, :], np.inf)
-
-
-__all__ = ["Linear", "linearise", "root_of", "scaled_inverse"]

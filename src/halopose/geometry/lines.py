@@ -114,6 +114,3 @@ def line_intrinsics_jacobian(camera: Camera, rotation: Array, position: Array, l
     across = line[..., :2, 0] / np.linalg.norm(line[..., :2, 0], axis=-1, keepdims=True)
     moved = across[:, :, None, None, :] @ intrinsics_jacobian(camera, rays)
     return moved.reshape(len(lines), -1, 9)
-
-
-__all__ = ["RUNWAY_EDGES", "Lines", "line_intrinsics_jacobian", "line_residuals", "lines_of_corners"]

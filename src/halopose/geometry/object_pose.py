@@ -20,7 +20,8 @@ from halopose.errors import HaloposeError
 from halopose.geometry.attitude import block_diagonal, own_blocks
 from halopose.geometry.camera import Array, Camera, log_so3, skew
 from halopose.geometry.joint import solve_jointly
-from halopose.geometry.pnp import Mask, solve_pose
+from halopose.geometry.pnp import solve_pose
+from halopose.geometry.pnp_refine import Mask
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,3 @@ def _seen_from_camera(covariance: Array, rotation: Array, position: Array) -> Ar
     change[:, :3, :3] = change[:, 3:, 3:] = -rotation
     change[:, :3, 3:] = -rotation @ skew(position)
     return np.asarray(change @ covariance @ np.swapaxes(change, 1, 2))
-
-
-__all__ = ["ObjectPose", "solve_pnp"]

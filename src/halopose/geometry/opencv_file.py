@@ -72,6 +72,3 @@ def matrix_of(entry: Any) -> Array:
     """A matrix of its entry; IndexError, KeyError, TypeError or ValueError if it is none."""
     shape = entry["sizes"] if "sizes" in entry else (entry["rows"], entry["cols"])
     return np.array(entry["data"], dtype=np.float64).reshape([int(side) for side in shape])
-
-
-__all__ = ["matrix_of", "read_opencv"]

@@ -337,6 +337,3 @@ def _covariance(normal: Array, rotation: Array, offset: Array) -> tuple[Array, M
     if size == 6:
         np.negative(inward, out=outer[:, 3:, :3])
     return outer @ inner @ outer.transpose(0, 2, 1), np.asarray(sound.all(1))
-
-
-__all__ = ["SAME", "Failure", "Mask", "Minimum", "Solution", "solve_pose", "solve_position"]

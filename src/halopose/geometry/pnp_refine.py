@@ -314,6 +314,3 @@ def _better(fit: Fit, trial: Fit, damping: Array | None) -> tuple[Fit, Array | N
     eased = np.where(damping > _FIRST_DAMPING, damping / 10, 0.0)
     damping = np.where(better, eased, np.maximum(10 * damping, _FIRST_DAMPING))
     return trial, damping if damping.any() else None
-
-
-__all__ = ["Fit", "Mask", "Pose", "Problem", "damped", "evaluate", "products", "refine", "solve_normal", "whiten"]

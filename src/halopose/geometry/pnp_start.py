@@ -130,6 +130,3 @@ def _general_rotations(problem: Problem, failed: Mask) -> Array:
         if found:
             rotation[..., frame] = cv2.Rodrigues(vector)[0]
     return rotation
-
-
-__all__ = ["collinear", "first_poses", "principal", "with_linear_position"]

@@ -26,7 +26,8 @@ from halopose.geometry.camera import (
     skew,
     to_camera,
 )
-from halopose.geometry.pnp import Mask, Solution
+from halopose.geometry.pnp import Solution
+from halopose.geometry.pnp_refine import Mask
 
 Solver = Callable[[Array], Solution]  # pixels (M, K, 2) to M poses
 
@@ -197,15 +198,3 @@ def _sandwich(change: Array, covariance: Array) -> Array:
 
 def _transpose(matrix: Array) -> Array:
     return np.swapaxes(matrix, -1, -2)
-
-
-__all__ = [
-    "Solver",
-    "aircraft_covariance",
-    "camera_attitude_covariance",
-    "fixed_rotation_covariance",
-    "monte_carlo_covariance",
-    "pose_covariance",
-    "position_covariance",
-    "unscented_covariance",
-]

@@ -318,6 +318,3 @@ def _multiples(risks: Risks, count: int, axes: int) -> tuple[float, float, float
     risk = risks.integrity / axes / (count + 1)
     limit = math.sqrt(-2 * math.log(risks.false_alarm / 2 / count))
     return -float(ndtri(risk / 2)), limit, -float(ndtri(min(risk / risks.fault_probability, 0.5)))
-
-
-__all__ = ["Fix", "assess_one", "solve_one"]

@@ -22,11 +22,19 @@ from torch import Tensor, nn
 
 from halopose.arrays import Values, joined, take
 from halopose.errors import HaloposeError
-from halopose.hosts.tracing import Traceable
+from halopose.hosts.traceable import Traceable
 from halopose.keypoints import Keypoints
 from halopose.types import Array
+from halopose.uncertainty.context_features import (
+    CANDIDATES,
+    FEW,
+    Candidates,
+    CellBoxes,
+    ContextFeatures,
+    context_features_at,
+    pad_by_image,
+)
 from halopose.uncertainty.heads import ConvTemplate
-from halopose.uncertainty.signals import CANDIDATES, FEW, Candidates, Cells, Signals, side_by_side, signals_at
 
 log = logging.getLogger(__name__)
 
@@ -234,19 +242,19 @@ class Host(ABC):
         suppresses overlaps needs them; without them nothing is clipped.
         """
 
-    def cells(self, output: HostOutput) -> Cells | None:
+    def cells(self, output: HostOutput) -> CellBoxes | None:
         """What any cells say before suppression; None of a one-to-one model."""
         return None
 
     @torch.inference_mode()
-    def signals(self, output: HostOutput, image: Tensor, cell: Tensor) -> Signals:
+    def signals(self, output: HostOutput, image: Tensor, cell: Tensor) -> ContextFeatures:
         """What the pass gives away about cells (N,) of images (N,) beside the windows around them."""
         said, scores = self.cells(output), output.scores
         if said is None:
             raise HaloposeError(
                 f"{self.description} has one cell per object, none to compare it with: use heads without signals"
             )
-        own, place = side_by_side(image, cell, len(scores))
+        own, place = pad_by_image(image, cell, len(scores))
         best, cells = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1, sorted=False)
         sides: tuple[Values, ...] = best, cells, scores.gather(1, own), own
         if place is None and len(cell) <= FEW and scores.device.type == "cpu":
@@ -255,7 +263,7 @@ class Host(ABC):
         boxes, count = said.boxes(joined([own, cells], 1)), own.shape[1]
         candidates = Candidates(best, boxes[:, count:], lambda chosen: said.points(take(cells, chosen)))
         mine = score, boxes[:, :count], said.points(own)
-        found = signals_at(output.features, self.strides, candidates, mine, self.keypoint_count)
+        found = context_features_at(output.features, self.strides, candidates, mine, self.keypoint_count)
         return found if place is None else found.select(place)
 
     @abstractmethod

@@ -29,12 +29,12 @@ def load_host(
     _check_device(device)
     options: dict[str, Any] = {"device": device, "end2end": end2end}
     if is_yolonas(base):
-        from halopose.hosts.yolonas.host import YoloNASHost
+        from halopose.hosts.yolonas.yolonas_host import YoloNASHost
 
         if isinstance(base, nn.Module):
             return YoloNASHost(base, **options)
         return YoloNASHost.load(base, unsafe=unsafe, **options)
-    from halopose.hosts.ultralytics.host import UltralyticsHost
+    from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 
     if isinstance(base, nn.Module):
         return UltralyticsHost(base, **options)
@@ -60,6 +60,3 @@ def is_yolonas(base: Path | str | nn.Module) -> bool:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(b"heads.head1.cls_pred.weight") >= 0
-
-
-__all__ = ["is_yolonas", "load_host"]

@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from halopose.geometry.camera import Camera, Mount
-from halopose.landing.album import Album
-from halopose.landing.closer import SecondLooks, expected_box
-from halopose.landing.fixes import Eye, VisionFixes, solve
-from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, Initial, fuse
+from halopose.landing.association import NOTHING, UNLIKE, CornerDetections, associate, detect, usual
+from halopose.landing.frame_buffer import FrameBuffer
+from halopose.landing.navigation.fusion import FusedTrack, fuse
+from halopose.landing.navigation.motion_model import FusionSettings, Initial
 from halopose.landing.navigation.navigator import NavigationState
 from halopose.landing.navigation.sensors import Deferred, GaussMarkov, IlsSite, Measurement, Truth, simulate
+from halopose.landing.roi_refinement import RoiDetector, expected_box
 from halopose.landing.settings import TRUTH_RATE, LandingSettings
-from halopose.landing.sighting import NOTHING, UNLIKE, Sightings, associate, detect, usual
+from halopose.landing.vision_fix import VisionFixes, VisionModel, solve
 from halopose.landing.world.approach import Approach, fly
-from halopose.landing.world.render import render
+from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import Scene
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
@@ -66,14 +67,14 @@ class Flight:
     frame_times (N,), positions and attitudes at them (N, 3), true or as logged, NaN where nobody knows; fused
     (N, 3) and fused_covariance (N, 3, 3) are the filter's position at the frames, nees (N,) its squared error over
     its covariance. A fix is part of the fused position of its own frame. images: one a frame, of which an
-    ``Album`` has not all, or none. stamps (N,): times of the frames by the camera's clock, which the track has.
+    ``FrameBuffer`` has not all, or none. stamps (N,): times of the frames by the camera's clock, which the track has.
     """
 
     place: Place
     frame_times: Array
     position: Array
     attitude: Array
-    sightings: Sightings
+    sightings: CornerDetections
     fixes: VisionFixes
     track: FusedTrack
     fused: Array
@@ -91,7 +92,7 @@ class Flight:
     @property
     def pictured(self) -> list[int]:
         """Numbers of the frames whose images there are."""
-        return self.images.kept if isinstance(self.images, Album) else list(range(len(self.images)))
+        return self.images.kept if isinstance(self.images, FrameBuffer) else list(range(len(self.images)))
 
     @property
     def judged(self) -> bool:
@@ -160,7 +161,7 @@ def conclude(
 ) -> SimulatedFlight:
     """Associate, solve, check and fuse what has been detected at the frame times (N,)."""
     fusion, measured = sensed(approach, truth, settings)
-    eye = eye_of(approach, measured, times, settings)
+    eye = vision_model_of(approach, measured, times, settings)
     stamps = np.maximum(times + settings.camera.offset(settings.seed), truth.times[0])
     start = start_of(truth, settings.seed)
     looked = look(eye, stamps, times, detections, measured, fusion, start, truth.position(times))
@@ -177,7 +178,7 @@ def conclude(
 
 
 def look(
-    eye: Eye,
+    eye: VisionModel,
     stamps: Array,
     times: Array,
     detections: Sequence[PoseDistributions],
@@ -185,14 +186,14 @@ def look(
     fusion: FusionSettings,
     start: Initial,
     position: Array,
-    again: SecondLooks | None = None,
+    again: RoiDetector | None = None,
 ) -> dict[str, Any]:
     """Fuse detections of images stamped (N,), taken at times (N,), with what was measured: most of a ``Flight``.
 
     position (N, 3) is the truth at the times, to judge by; NaN where nobody knows it. again: looks at frames once
     more, where the filter expects the runway.
     """
-    camera = Watcher(eye, stamps, detections, again)
+    camera = VisionSensor(eye, stamps, detections, again)
     latency = eye.settings.camera.latency
     track = fuse([*measured, *camera.deferred(latency)], start, fusion, times, latency)
     answers = track.answers
@@ -209,19 +210,25 @@ def look(
     }
 
 
-class Watcher:
+class VisionSensor:
     """The camera of a flight: when asked what it measures, it looks for the runway where it should be.
 
     What it sees and makes of each of its N frames stays in ``sightings`` and ``fixes``.
     """
 
     def __init__(
-        self, eye: Eye, times: Array, detections: Sequence[PoseDistributions], again: SecondLooks | None = None
+        self,
+        eye: VisionModel,
+        times: Array,
+        detections: Sequence[PoseDistributions],
+        again: RoiDetector | None = None,
     ) -> None:
         self.eye, self.times, self.again = eye, times, again
         self.detections = [usual(poses, eye.settings.alarm) for poses in detections]
         self.found = [len(poses) > 0 for poses in detections]
-        self.sightings = Sightings.nothing(len(times), student=bool(detections) and detections[0].dof is not None)
+        self.sightings = CornerDetections.nothing(
+            len(times), student=bool(detections) and detections[0].dof is not None
+        )
         self.reasons = [NOTHING] * len(times)
         self.fixes = [self._solved(n) for n in range(len(times))]
 
@@ -251,17 +258,19 @@ class Watcher:
         alone = replace(self.sightings.select([n]), reasons=(self.reasons[n],))
         return solve(alone, self.eye.at(slice(n, n + 1)), len(self.times))
 
-    def seen(self) -> Sightings:
+    def seen(self) -> CornerDetections:
         """What was seen in all frames."""
         return replace(self.sightings, reasons=tuple(self.reasons))
 
 
-def eye_of(approach: Approach, measured: Sequence[Measurement], times: Array, settings: LandingSettings) -> Eye:
+def vision_model_of(
+    approach: Approach, measured: Sequence[Measurement], times: Array, settings: LandingSettings
+) -> VisionModel:
     """What a flight believes of its camera, its runway and its attitude at times (N,)."""
     world = approach.world
     camera, mount = settings.camera.believed(world.camera, world.mount, settings.seed)
     others = () if world.parallel is None else (world.parallel.corners(),)
-    return Eye(camera, mount, world.runway.corners(), attitudes_of(measured, times), settings, others)
+    return VisionModel(camera, mount, world.runway.corners(), attitudes_of(measured, times), settings, others)
 
 
 def sensed(
@@ -318,6 +327,6 @@ def _images(approach: Approach, truth: Truth, times: Array, progress: Progress |
         scene = replace(
             approach.world, position=truth.position(moment)[0], attitude=truth.attitude(moment)[0], frame=number
         )
-        yield render(scene)
+        yield render_scene(scene)
         if progress:
             progress("looking", number + 1, len(times))

@@ -93,16 +93,3 @@ def stanford(error: Array, level: Array, limit: float) -> Stanford:
     within = (error <= level) & (level <= limit)
     rest = known.sum() - hazardous.sum() - misleading.sum() - within.sum()
     return Stanford(int(within.sum()), int(rest), int(misleading.sum()), int(hazardous.sum()))
-
-
-__all__ = [
-    "GLIDE",
-    "LEVELS",
-    "REQUIREMENTS",
-    "Operation",
-    "Requirement",
-    "Stanford",
-    "path_axes",
-    "requirement",
-    "stanford",
-]

@@ -67,7 +67,7 @@ class CameraErrors:
 
 
 @dataclass(frozen=True)
-class JointLaw:
+class CornerCorrelation:
     """How the corners of one runway err together: shares of their variance that have one cause.
 
     size: the runway is seen too small or too large, so that left and right corners err towards each other while
@@ -133,7 +133,7 @@ class LandingSettings:
     requirement: Operation = "lpv-200"
     sensors: Sensors = field(default_factory=Sensors)
     camera: CameraErrors = field(default_factory=CameraErrors)
-    joint: JointLaw = field(default_factory=JointLaw)
+    joint: CornerCorrelation = field(default_factory=CornerCorrelation)
     excess: float = 1.0
 
     def __post_init__(self) -> None:
@@ -174,6 +174,3 @@ class LandingSettings:
             integrity=self.required.per_frame(frames),
             fault_probability=self.fault_probability,
         )
-
-
-__all__ = ["TRUTH_RATE", "CameraErrors", "JointLaw", "LandingSettings"]

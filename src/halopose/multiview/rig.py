@@ -1,6 +1,6 @@
 """Cameras that stand somewhere: views of one scene, and the calibration files of the tools that make them.
 
-In: OpenCV yaml or xml, Pose2Sim's and Anipose's toml, Qualisys' qca. Out: a ``View`` for each camera, in metres.
+In: OpenCV yaml or xml, Pose2Sim's and Anipose's toml, Qualisys' qca. Out: a ``CalibratedView`` for each camera, in metres.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLIP = np.diag([1.0, -1.0, -1.0])  # Qualisys looks along minus z, with y up
 
 
 @dataclass(frozen=True)
-class View:
+class CalibratedView:
     """A camera at a place: rotation (3, 3) from world axes to camera axes, position (3,) in world axes."""
 
     name: str
@@ -46,7 +46,7 @@ class View:
         rvec: ArrayLike,
         tvec: ArrayLike,
         size: tuple[int, int] | None = None,
-    ) -> View:
+    ) -> CalibratedView:
         """OpenCV's words: world point X is seen at R X + t, R of rvec (3,) or as a matrix (3, 3)."""
         turn = np.asarray(rvec, dtype=np.float64)
         rotation = (
@@ -70,7 +70,7 @@ class View:
         return projection_jacobian(self.camera, to_camera(self.rotation, self.position, points)) @ self.rotation
 
 
-def read_calibration(path: Path, unit: str | None = None) -> list[View]:
+def read_calibration(path: Path, unit: str | None = None) -> list[CalibratedView]:
     """Views of a calibration file, in metres; ``unit`` of its lengths: m, cm or mm, else what its kind uses."""
     if unit is not None and unit not in _UNITS:
         raise HaloposeError(f"unknown unit {unit!r}: {', '.join(_UNITS)}")
@@ -99,10 +99,10 @@ def read_calibration(path: Path, unit: str | None = None) -> list[View]:
     if len(views) < 2:
         raise HaloposeError(f"{path} has {len(views)} cameras: it takes two to triangulate")
     scale = _UNITS[unit or usual]
-    return [View(view.name, view.camera, view.rotation, view.position * scale) for view in views]
+    return [CalibratedView(view.name, view.camera, view.rotation, view.position * scale) for view in views]
 
 
-def _toml(path: Path) -> list[View]:
+def _toml(path: Path) -> list[CalibratedView]:
     """Pose2Sim's and Anipose's: a table for each camera, with rotation vectors."""
     try:
         import tomllib
@@ -117,7 +117,7 @@ def _toml(path: Path) -> list[View]:
             raise HaloposeError(f"{path}: camera {key} is a fisheye, which is unknown here: undistort its film")
         size = table.get("size")
         views.append(
-            View.from_opencv(
+            CalibratedView.from_opencv(
                 str(table.get("name", key)),
                 table["matrix"],
                 table.get("distortions"),
@@ -129,9 +129,9 @@ def _toml(path: Path) -> list[View]:
     return views
 
 
-def _qualisys(path: Path) -> list[View]:
+def _qualisys(path: Path) -> list[CalibratedView]:
     """Qualisys' xml: rotations as rows r11 to r33, lengths in millimetres, intrinsics in 64ths of a pixel."""
-    views: list[View] = []
+    views: list[CalibratedView] = []
     for entry in ElementTree.parse(path).getroot().iter("camera"):
         if entry.get("active", "1") == "0":
             continue
@@ -146,7 +146,7 @@ def _qualisys(path: Path) -> list[View]:
         size = (round(field["right"] - field["left"]) + 1, round(field["bottom"] - field["top"]) + 1)
         name = entry.get("serial") or f"camera_{len(views) + 1}"
         turned, position = _FLIP @ rows, np.array([turn["x"], turn["y"], turn["z"]])
-        views.append(View.from_opencv(name, matrix, distortion, turned, -turned @ position, size))
+        views.append(CalibratedView.from_opencv(name, matrix, distortion, turned, -turned @ position, size))
     return views
 
 
@@ -165,7 +165,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _opencv(path: Path) -> list[View]:
+def _opencv(path: Path) -> list[CalibratedView]:
     """OpenCV's FileStorage: names, and K_, dist_, R_ (or Rot_) and T_ of each camera, as EasyMocap has them."""
     content = read_opencv(path)
     names = content["names"]
@@ -178,8 +178,5 @@ def _opencv(path: Path) -> list[View]:
         turn = full if turn is None else turn
         if matrix is None or offset is None or turn is None:
             raise KeyError(f"camera {name} needs K_{name}, R_{name} and T_{name}")
-        views.append(View.from_opencv(name, matrix, lens, turn, offset))
+        views.append(CalibratedView.from_opencv(name, matrix, lens, turn, offset))
     return views
-
-
-__all__ = ["View", "read_calibration"]

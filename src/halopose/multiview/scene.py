@@ -1,6 +1,6 @@
 """A scene from the films of several cameras: persons across views and over time, keypoints with covariances.
 
-In: views, and the poses of each frame of each of them. Out: ``Scene``, whose persons are smoothed if asked for.
+In: views, and the poses of each frame of each of them. Out: ``ReconstructedScene``, whose persons are smoothed if asked for.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from halopose.errors import HaloposeError
-from halopose.geometry.pnp import Mask
+from halopose.geometry.pnp_refine import Mask
 from halopose.keypoints import Keypoints
-from halopose.multiview.people import LIKENESS, group_people
-from halopose.multiview.points import Points, Sightings, triangulate_points
-from halopose.multiview.rig import View
+from halopose.multiview.person_matching import LIKENESS, group_people
+from halopose.multiview.rig import CalibratedView
+from halopose.multiview.triangulation import Points, ViewObservations, triangulate_points
 from halopose.poses import PoseDistributions
-from halopose.tracking.fitting import fit_motion
-from halopose.tracking.motion import Measured, run_smoother
+from halopose.tracking.motion import MeasurementSeries, run_smoother
+from halopose.tracking.motion_fitting import fit_motion
 from halopose.types import Array
 
 _NEAR = 0.5  # metres that a person's keypoints may move from one frame to the next, in the median
@@ -28,7 +28,7 @@ _FAR = 1e6
 
 
 @dataclass(frozen=True)
-class SceneSettings:
+class SceneBuildSettings:
     """What counts, and who is a person.
 
     score: of detections that count. likeness: from which two are one person. confirm: frames that make a person.
@@ -47,7 +47,7 @@ class SceneSettings:
 class Gathered:
     """What the views see of each keypoint of each person in each frame: N sightings, and which those are (N,)."""
 
-    sightings: Sightings
+    sightings: ViewObservations
     frame: Array
     person: Array
     keypoint: Array
@@ -73,11 +73,11 @@ class Person:
 
 
 @dataclass(frozen=True)
-class Scene:
+class ReconstructedScene:
     """Persons in space, the views that saw them, and what they were seen as."""
 
     persons: list[Person]
-    views: list[View]
+    views: list[CalibratedView]
     layout: Keypoints
     rate: float
     offsets: Array
@@ -91,18 +91,18 @@ class Scene:
 
 
 def build_scene(
-    views: Sequence[View],
+    views: Sequence[CalibratedView],
     films: Sequence[Sequence[PoseDistributions]],
     layout: Keypoints,
     *,
     rate: float,
     offsets: Array | None = None,
-    settings: SceneSettings | None = None,
-) -> Scene:
+    settings: SceneBuildSettings | None = None,
+) -> ReconstructedScene:
     """Triangulate the persons of films that run together, but for known offsets (V,) in frames."""
     if len(films) != len(views):
         raise HaloposeError(f"{len(views)} cameras and {len(films)} films: give one film for each camera")
-    settings = settings or SceneSettings()
+    settings = settings or SceneBuildSettings()
     offsets = np.zeros(len(views), dtype=np.int64) if offsets is None else offsets
     gathered = gather(views, films, layout, offsets, settings)
     if not len(gathered):
@@ -116,15 +116,15 @@ def build_scene(
             f"nobody is followed through {settings.confirm} frames: check the offsets and that the films are of "
             "one scene, or give longer ones"
         )
-    return Scene(persons, list(views), layout, rate, offsets, gathered, points)
+    return ReconstructedScene(persons, list(views), layout, rate, offsets, gathered, points)
 
 
 def gather(
-    views: Sequence[View],
+    views: Sequence[CalibratedView],
     films: Sequence[Sequence[PoseDistributions]],
     layout: Keypoints,
     offsets: Array,
-    settings: SceneSettings,
+    settings: SceneBuildSettings,
 ) -> Gathered:
     """Group detections of each frame into persons, and list their keypoints."""
     first, last = (
@@ -141,11 +141,13 @@ def gather(
             rows.append(_rows(poses, members, frame, number, len(layout)))
     if not rows:
         nothing = np.zeros((0, len(views)))
-        empty = Sightings(np.zeros((0, len(views), 2)), np.zeros((0, len(views), 2, 2)), nothing.astype(bool))
+        empty = ViewObservations(
+            np.zeros((0, len(views), 2)), np.zeros((0, len(views), 2, 2)), nothing.astype(bool)
+        )
         return Gathered(empty, np.zeros(0), np.zeros(0), np.zeros(0), nothing)
     pixels, covariance, scale, nu, used, scores, where = (np.concatenate(part) for part in zip(*rows, strict=True))
     tails = None if np.isinf(nu).all() else nu
-    seen = Sightings(pixels, covariance, used.astype(bool), scale, tails)
+    seen = ViewObservations(pixels, covariance, used.astype(bool), scale, tails)
     return Gathered(seen, where[:, 0], where[:, 1], where[:, 2], scores)
 
 
@@ -195,7 +197,7 @@ def _link(gathered: Gathered, points: Points, count: int, rate: float, confirm: 
     ]
 
 
-def smooth_scene(scene: Scene) -> Scene:
+def smooth_scene(scene: ReconstructedScene) -> ReconstructedScene:
     """The scene with its persons smoothed over time and gaps bridged, as ``tracking`` does it in pictures."""
     measured = [_measured(person, scene.rate) for person in scene.persons]
     motion = fit_motion(measured, len(scene.layout))
@@ -217,7 +219,7 @@ def _spread_out(values: Array, frames: Array, length: int) -> Array:
     return result
 
 
-def _measured(person: Person, rate: float) -> Measured:
+def _measured(person: Person, rate: float) -> MeasurementSeries:
     length = int(person.frames[-1] - person.frames[0]) + 1
     at = (person.frames - person.frames[0]).astype(int)
     count = person.place.shape[1]
@@ -229,7 +231,4 @@ def _measured(person: Person, rate: float) -> Measured:
     used[at] = good
     extent = np.nanstd(np.where(good[..., None], person.place, np.nan), axis=1)
     size = 2 * float(np.nanmedian(np.linalg.norm(extent, axis=-1)))
-    return Measured(seen, factor, used, None, size, 1 / rate)
-
-
-__all__ = ["Gathered", "Person", "Scene", "SceneSettings", "build_scene", "gather", "smooth_scene"]
+    return MeasurementSeries(seen, factor, used, None, size, 1 / rate)

@@ -13,8 +13,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from halopose.errors import HaloposeError
-from halopose.multiview.people import epipolar_distance
-from halopose.multiview.rig import View
+from halopose.multiview.person_matching import epipolar_distance
+from halopose.multiview.rig import CalibratedView
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
@@ -38,7 +38,7 @@ class Offsets:
 
 
 def estimate_offsets(
-    views: Sequence[View], films: Sequence[Sequence[PoseDistributions]], reach: int = 10
+    views: Sequence[CalibratedView], films: Sequence[Sequence[PoseDistributions]], reach: int = 10
 ) -> Offsets:
     """Offsets under which keypoints of all pairs of views lie best on each other's epipolar lines.
 
@@ -68,7 +68,11 @@ def estimate_offsets(
 
 
 def _lag(
-    first: View, second: View, one: Sequence[PoseDistributions], other: Sequence[PoseDistributions], reach: int
+    first: CalibratedView,
+    second: CalibratedView,
+    one: Sequence[PoseDistributions],
+    other: Sequence[PoseDistributions],
+    reach: int,
 ) -> tuple[float, float] | None:
     """How far two films are apart, and how sharply their cost bends there; None where they do not tell.
 
@@ -92,8 +96,8 @@ def _lag(
 
 
 def _costs(
-    first: View,
-    second: View,
+    first: CalibratedView,
+    second: CalibratedView,
     one: Sequence[tuple[int, PoseDistributions]],
     other: Sequence[PoseDistributions],
     lag: int,
@@ -112,6 +116,3 @@ def _costs(
         best = mean[linear_sum_assignment(mean)]
         costs.append(best[best < 10.0].min(initial=10.0))
     return np.array(costs)
-
-
-__all__ = ["Offsets", "estimate_offsets"]

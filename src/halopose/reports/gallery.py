@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from halopose.reports.page import page
+from halopose.reports.html import page
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,6 @@ class Part:
     link_text: str = ""
 
 
-def render(title: str, summary: str, parts: Sequence[Part]) -> str:
+def render_gallery(title: str, summary: str, parts: Sequence[Part]) -> str:
     """The whole page."""
     return page("gallery.html", title=title, summary=summary, parts=parts)
-
-
-__all__ = ["Part", "render"]

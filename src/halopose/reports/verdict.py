@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from statistics import NormalDist, median
 
-from halopose.evaluation.calibrations import LAWS
+from halopose.calibration.calibrate import DISTRIBUTIONS
 from halopose.evaluation.scores import Scores
 
 MIN_SAMPLES = 100
@@ -37,15 +37,15 @@ def verdict(scores: Scores) -> list[str]:
     return sentences or ["There is nothing to judge: the metrics are empty."]
 
 
-def coverage_at(scores: Scores, law: str, level: int) -> float | None:
+def coverage_at(scores: Scores, distribution: str, level: int) -> float | None:
     """Share of the truth inside the joint region of ``level`` per cent."""
-    curve = _curve(scores, law)
+    curve = _curve(scores, distribution)
     return curve[level - 1] if curve else None
 
 
-def _curve(scores: Scores, law: str) -> list[float] | None:
+def _curve(scores: Scores, distribution: str) -> list[float] | None:
     """Joint coverage (99,) at 1 to 99 %, or None where any of it is missing."""
-    curve = [float(value) for value in scores.law(law).curves.coverage["joint"]]
+    curve = [float(value) for value in scores.distribution(distribution).curves.coverage["joint"]]
     return curve if len(curve) == 99 and all(map(math.isfinite, curve)) else None
 
 
@@ -191,7 +191,7 @@ def _places_as_given(scores: Scores) -> list[str]:
 
 def _place_left(scores: Scores) -> list[str]:
     """The largest local error of the better calibration."""
-    ace = {name: scores.law(name).ace for name in ("gaussian", "student_t")}
+    ace = {name: scores.distribution(name).ace for name in ("gaussian", "student_t")}
     known = {name: value for name, value in ace.items() if math.isfinite(value)}
     if not known:
         return []
@@ -201,21 +201,21 @@ def _place_left(scores: Scores) -> list[str]:
         return []
     worst = max(places, key=lambda place: abs(place.deviation))
     kind = "overconfidence" if worst.deviation < 0 else "underconfidence"
-    return [f"After {LAWS[best]} calibration the largest error left is {kind} {worst}."]
+    return [f"After {DISTRIBUTIONS[best]} calibration the largest error left is {kind} {worst}."]
 
 
-def _remarkable(scores: Scores, law: str) -> list[_Place]:
+def _remarkable(scores: Scores, distribution: str) -> list[_Place]:
     """Places off by more than chance, the most overconfident first; a single place is the whole."""
-    places = [place for place in _places(scores, law) if place.count >= MIN_SAMPLES]
+    places = [place for place in _places(scores, distribution) if place.count >= MIN_SAMPLES]
     if len(places) < 2:
         return []
     found = [place for place in places if abs(place.deviation) > _margin(0.95, place.count, len(places))]
     return sorted(found, key=lambda place: place.deviation)
 
 
-def _places(scores: Scores, law: str) -> list[_Place]:
+def _places(scores: Scores, distribution: str) -> list[_Place]:
     """Every kind of keypoint at every scale, left and right pooled."""
-    counts, coverage = scores.cells.count, scores.cells.coverage[law][95]
+    counts, coverage = scores.cells.count, scores.cells.coverage[distribution][95]
     places = []
     for kind, members in _kinds(list(scores.keypoint_names)).items():
         for index, scale in enumerate(scores.scales):

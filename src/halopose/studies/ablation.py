@@ -1,7 +1,7 @@
 """The ablations of the paper (section 5): one collection, a row per variant, and what each difference is worth.
 
 In: a frozen base and annotated images. Out: a result per row, with bootstrap draws over images that all rows
-share, so that differences between rows are paired. ``findings`` judges them, ``reports.ablation`` shows them.
+share, so that differences between rows are paired. ``findings`` judges them, ``reports.ablation_report`` shows them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from halopose.calibration.calibrate import apply_calibrations, fit_calibrations
+from halopose.calibration.pruning import Scalarisation, ThresholdRule
 from halopose.data.dataset import Dataset
 from halopose.data.files import read_json, write_json
 from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
 from halopose.evaluation.bootstrap import Paired
-from halopose.evaluation.calibrations import apply_calibrations, fit_calibrations
-from halopose.evaluation.measured import Measured
-from halopose.evaluation.protocol import Protocol
-from halopose.evaluation.true_positives import match_poses
+from halopose.evaluation.resampling import ResampledMetrics
 from halopose.fitting import pipeline
+from halopose.fitting.feature_cache import MatchStore, read_table, shard_path
+from halopose.fitting.head_training import Trained
 from halopose.fitting.pipeline import CalibrationSource, FitSettings
-from halopose.fitting.store import MatchStore, read_table, shard_path
-from halopose.fitting.training import Trained
 from halopose.hosts.base import Host
+from halopose.matching.matched_poses import match_poses
+from halopose.protocol import Protocol
 from halopose.types import Array, Progress
-from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
 
 FORMAT = "halopose-ablation-1"
 ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0)
@@ -252,12 +252,14 @@ class Study:
         for row in rows:
             gaussian, student = fits[row.fit].gaussian, fits[row.fit].student
             fitted = fit_calibrations(held_out, row.protocol, gaussian=gaussian, student=student)
-            laws = apply_calibrations(scored, fitted, row.protocol)
-            del laws.laws["uncalibrated"]
-            measured = Measured.of(scored, laws, row.protocol, edges)
+            distributions = apply_calibrations(scored, fitted, row.protocol)
+            del distributions.distributions["uncalibrated"]
+            measured = ResampledMetrics.of(scored, distributions, row.protocol, edges)
             self._write(row, trained, measured, fitted.threshold, scale_names(np.sqrt(edges)))
 
-    def _write(self, row: Row, trained: Trained, measured: Measured, threshold: float, scales: list[str]) -> None:
+    def _write(
+        self, row: Row, trained: Trained, measured: ResampledMetrics, threshold: float, scales: list[str]
+    ) -> None:
         draws = list(measured.draws(self.bootstrap, scales=True))
         estimate = measured.scores(scales=True)
         content = {

@@ -15,9 +15,9 @@ import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.evaluation.bootstrap import resamplings
-from halopose.fitting.store import MatchStore
+from halopose.fitting.feature_cache import MatchStore
 from halopose.poses import GroundTruth, PoseDistributions
-from halopose.studies.analysis import constant_predictions
+from halopose.studies.residual_analysis import constant_predictions
 from halopose.types import Array
 
 _COCO_SCORES = ("ap", "ap50", "ap75", "ap_medium", "ap_large", "ar", "ar50", "ar75", "ar_medium", "ar_large")
@@ -120,6 +120,3 @@ def require_pycocotools() -> None:
         raise HaloposeError(
             "AP and AR need the studies extra (pycocotools): pip install 'halopose[studies]'"
         ) from None
-
-
-__all__ = ["CocoScores", "require_pycocotools"]

@@ -112,7 +112,7 @@ FINDINGS = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredDifference:
     """A part with its difference and verdict, and how far another seed alone moves that difference."""
 
     text: str
@@ -127,7 +127,7 @@ class Judged:
 
     text: str
     verdict: Verdict
-    parts: list[Measured]
+    parts: list[MeasuredDifference]
 
 
 def verdict_of(
@@ -165,13 +165,13 @@ def judge(results: Sequence[Result], findings: Sequence[Finding] = FINDINGS) -> 
     return judged
 
 
-def _measured(part: Part, rows: dict[str, Result]) -> Measured:
+def _measured(part: Part, rows: dict[str, Result]) -> MeasuredDifference:
     difference = part.measure(rows)
     by_seed = _moved_by_seed(part, rows, difference.value)
     metric = part.larger[1].rsplit(".", 1)[-1]
     count = min(rows[name].counts["keypoints"] for name in part.rows)
     verdict = verdict_of(difference, by_seed, matters=MATTERS.get(metric, 0.0), enough=count >= ENOUGH_KEYPOINTS)
-    return Measured(part.text, difference, verdict, by_seed)
+    return MeasuredDifference(part.text, difference, verdict, by_seed)
 
 
 def _moved_by_seed(part: Part, rows: dict[str, Result], value: float) -> float | None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from halopose.uncertainty.calibration import NU_MAX
-from halopose.uncertainty.pruning import GAMMA_KS
+from halopose.calibration.estimation import NU_MAX
+from halopose.calibration.pruning import GAMMA_KS
 
 NU_HEAVY = 10.0  # Student-t below this, if the likelihood gains beyond its interval
 MIN_RATIO, MIN_CORRELATION, MIN_SHARE = 1.1, 0.05, 0.25  # an effect worth a parameter, in a quarter of keypoints
@@ -23,11 +23,11 @@ DEPENDENT = 0.2  # correlation with the closest partner from which keypoints are
 
 def recommend(result: dict[str, Any]) -> list[dict[str, str]]:
     """Settings to begin with: what, value, why. The rules are the constants above."""
-    rules = (_law, _dispersion, _alpha, _scale_weight, _pruning_similarity, _joint)
+    rules = (_distribution, _dispersion, _alpha, _scale_weight, _pruning_similarity, _joint)
     return [rule(result) for rule in rules]
 
 
-def _law(result: dict[str, Any]) -> dict[str, str]:
+def _distribution(result: dict[str, Any]) -> dict[str, str]:
     tail = result["tails"]["binned"]
     low = tail["gain_interval"][0]
     heavy = tail["nu_median"] < NU_HEAVY and low > 0

@@ -46,6 +46,3 @@ class CameraMotion:
         return Warp(
             np.asarray(matrix[:, :2], dtype=np.float64), np.asarray(matrix[:, 2] / scale, dtype=np.float64)
         )
-
-
-__all__ = ["CameraMotion"]

@@ -69,7 +69,7 @@ class Warp(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasurementSeries:
     """What was seen of one object in T frames.
 
     seen (T, K, D); factor (T, K, D, D), lower triangular; used (T, K); nu (T, K), None for a Gaussian; size: of
@@ -87,7 +87,7 @@ class Measured:
     def __len__(self) -> int:
         return len(self.seen)
 
-    def first(self, frames: int) -> Measured:
+    def first(self, frames: int) -> MeasurementSeries:
         """Its beginning."""
         return replace(
             self,
@@ -217,7 +217,7 @@ def _corrected(state: State, motion: Motion, seen: Array, factor: Array, weight:
     return State(mean, (covariance + np.swapaxes(covariance, -1, -2)) / 2)
 
 
-def run_filter(measured: Measured, motion: Motion, weights: Array | None = None) -> Filtered:
+def run_filter(measured: MeasurementSeries, motion: Motion, weights: Array | None = None) -> Filtered:
     """Go through the frames once; ``weights`` (T, K) where they are known."""
     filled = np.nan_to_num(measured.seen)
     state = begin(filled[0], measured.used[0], measured.size)
@@ -238,7 +238,7 @@ def run_filter(measured: Measured, motion: Motion, weights: Array | None = None)
     return Filtered(joined[0], joined[1], np.stack(changes), np.stack(found))
 
 
-def log_likelihood(measured: Measured, motion: Motion) -> Array:
+def log_likelihood(measured: MeasurementSeries, motion: Motion) -> Array:
     """Of all that was seen, but for a constant, for many motions at once: (G, K) of accelerations (G, K).
 
     Each frame's is that of a Gaussian, or of a Student-t with the predicted covariance as its scale.
@@ -269,7 +269,7 @@ def log_likelihood(measured: Measured, motion: Motion) -> Array:
     return total
 
 
-def run_smoother(measured: Measured, motion: Motion) -> tuple[State, Filtered]:
+def run_smoother(measured: MeasurementSeries, motion: Motion) -> tuple[State, Filtered]:
     """States (T, K) given all frames, and the filtered ones, by Rauch, Tung and Striebel's backward pass.
 
     Under a Student-t the weights are found again from the smoothed states, which know more than the filter did.
@@ -294,20 +294,3 @@ def _backward(filtered: Filtered) -> State:
         mean[frame] += (gain @ step[..., None])[..., 0]
         covariance[frame] += gain @ (covariance[frame + 1] - ahead) @ np.swapaxes(gain, -1, -2)
     return State(mean, (covariance + np.swapaxes(covariance, -1, -2)) / 2)
-
-
-__all__ = [
-    "Filtered",
-    "Measured",
-    "Motion",
-    "State",
-    "Warp",
-    "begin",
-    "expected_weight",
-    "log_likelihood",
-    "predict",
-    "run_filter",
-    "run_smoother",
-    "transition",
-    "update",
-]

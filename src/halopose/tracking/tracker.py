@@ -15,7 +15,7 @@ from halopose.boxes import box_area
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
-from halopose.tracking.association import pair, similarity
+from halopose.tracking.detection_pairing import pair, similarity
 from halopose.tracking.motion import Motion, State, Warp, begin, predict, update
 from halopose.types import Array
 
@@ -252,6 +252,3 @@ class Tracker:
 def sizes(poses: PoseDistributions, layout: Keypoints) -> Array:
     """Sizes (N,) of detected objects in pixels: root of the box's area times the area factor."""
     return np.sqrt(np.maximum(box_area(poses.boxes) * layout.area_factor, 1.0))
-
-
-__all__ = ["Track", "TrackSettings", "Tracker", "sizes"]

@@ -16,8 +16,8 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
-from halopose.tracking.fitting import fit_motion
-from halopose.tracking.motion import Measured, Motion, Warp, run_smoother
+from halopose.tracking.motion import MeasurementSeries, Motion, Warp, run_smoother
+from halopose.tracking.motion_fitting import fit_motion
 from halopose.tracking.tracker import Track, Tracker, TrackSettings, sizes
 from halopose.types import Array
 
@@ -178,13 +178,13 @@ def measure(
     rate: float,
     settings: TrackSettings,
     warps: Sequence[Warp | None] | None,
-) -> Measured:
+) -> MeasurementSeries:
     """What was seen of an object from its first to its last detection."""
     rows, count = one.span, len(layout)
     seen, factor = np.full((len(rows), count, 2), np.nan), np.tile(np.eye(2), (len(rows), count, 1, 1))
     used = np.zeros((len(rows), count), dtype=bool)
-    law = next(iter(frames)).dof
-    nu = None if law is None else np.ones((len(rows), count))
+    distribution = next(iter(frames)).dof
+    nu = None if distribution is None else np.ones((len(rows), count))
     size = []
     for frame, row in enumerate(rows):
         if row < 0:
@@ -196,11 +196,11 @@ def measure(
             nu[frame] = np.broadcast_to(pose.dof, (1, count))[0]
         size.append(float(sizes(pose, layout)[0]))
     part = () if warps is None else tuple(warps[one.first : one.first + len(rows)])
-    return Measured(seen, factor, used, nu, float(np.median(size)), 1 / rate, part)
+    return MeasurementSeries(seen, factor, used, nu, float(np.median(size)), 1 / rate, part)
 
 
 def _smoothed(
-    measured: Measured,
+    measured: MeasurementSeries,
     frames: Sequence[PoseDistributions],
     one: Track,
     layout: Keypoints,
@@ -257,6 +257,3 @@ def _boxes(frames: Sequence[PoseDistributions], one: Track) -> tuple[Array, Arra
     scores[seen] = [pose.scores[0] for pose in found]
     kind = 1 if found[0].class_ids is None else int(found[0].class_ids[0])
     return between, held, scores, np.full(len(rows), kind)
-
-
-__all__ = ["NO_TRACK", "PoseTracks", "follow", "is_certain", "least_certain", "measure", "track"]

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from halopose.arrays import Values, alike, as_array, joined, library_of, linear, of_kind, same_kind
 from halopose.errors import HaloposeError
 from halopose.types import Array
+from halopose.uncertainty.context_features import FEW, ContextFeatures
+from halopose.uncertainty.context_head import ContextHead, ContextWeights
 from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
-from halopose.uncertainty.signal_head import SignalHead, SignalWeights
-from halopose.uncertainty.signals import FEW, Signals
 
 Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
@@ -77,7 +77,7 @@ class HeadSettings:
 
     @property
     def signals(self) -> bool:
-        """Whether heads need ``Signals`` beside their windows."""
+        """Whether heads need ``ContextFeatures`` beside their windows."""
         return self.claims or self.features
 
 
@@ -168,7 +168,7 @@ class HeadWeights:
     """What heads apply after their trunks, tensors or arrays; last: weight (K * channels, H) and bias by level."""
 
     last: Sequence[tuple[Values, Values]]
-    beyond: SignalWeights | None
+    beyond: ContextWeights | None
 
 
 class ProbabilisticHeads(nn.Module):
@@ -191,7 +191,7 @@ class ProbabilisticHeads(nn.Module):
         self.reaches = tuple(sum(convolution.reach for convolution in template) for template in templates)
         self.beyond = None
         if self.settings.signals:
-            self.beyond = SignalHead(
+            self.beyond = ContextHead(
                 [int(template[-1].weight.shape[0]) for template in templates],
                 keypoints,
                 RAW_CHANNELS[self.settings.parameterisation],
@@ -221,7 +221,7 @@ class ProbabilisticHeads(nn.Module):
         features: Sequence[Tensor],
         image: Tensor,
         cell: Tensor,
-        signals: Signals | None = None,
+        signals: ContextFeatures | None = None,
         visit: Visit | None = None,
         few: HeadWeights | None = None,
     ) -> Tensor:
@@ -251,7 +251,9 @@ class ProbabilisticHeads(nn.Module):
         strides = np.array([self.strides[level] for level in levels], np.float32)
         return self._factors(_in_order(found, rows), signals, strides, weights)
 
-    def at_windows(self, level: int, windows: Tensor, inside: Tensor, signals: Signals | None = None) -> Tensor:
+    def at_windows(
+        self, level: int, windows: Tensor, inside: Tensor, signals: ContextFeatures | None = None
+    ) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of windows (N, C, W, W) of one level."""
         weights, strides = self.weights(), np.full(len(windows), self.strides[level], np.float32)
         return self._factors(self._at_level(level, windows, inside, weights), signals, strides, weights)
@@ -269,7 +271,9 @@ class ProbabilisticHeads(nn.Module):
         raw = linear(hidden, weight, bias).reshape(-1, self.keypoints, channels)
         return raw, None if weights.beyond is None else weights.beyond.enter(level, hidden)
 
-    def _factors(self, found: Found, signals: Signals | None, strides: Array, weights: HeadWeights) -> Tensor:
+    def _factors(
+        self, found: Found, signals: ContextFeatures | None, strides: Array, weights: HeadWeights
+    ) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of cells of levels with strides (N,)."""
         raw, entered = found
         if weights.beyond is not None:
@@ -284,7 +288,7 @@ class ProbabilisticHeads(nn.Module):
 
 
 def with_bound(heads: ProbabilisticHeads, inverse: Array) -> ProbabilisticHeads:
-    """A copy of heads whose dispersions have a bound, one over ``inverse`` (K,), as ``SignalHead`` says."""
+    """A copy of heads whose dispersions have a bound, one over ``inverse`` (K,), as ``ContextHead`` says."""
     bounded = copy.deepcopy(heads)
     if bounded.beyond is None:
         raise HaloposeError("only heads that look beyond their window know the box that a bound is a share of")

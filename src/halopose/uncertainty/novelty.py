@@ -171,7 +171,7 @@ class Novelty:
     def value(self, evidence: Evidence, white: Tensor | None = None) -> Tensor:
         """One number (N,) for each detection, larger for what is more unlike; white as for ``inputs``."""
         unit = (self.components(evidence, white) - self.centre[evidence.level]) / self.scale[evidence.level]
-        return together(unit)
+        return combined_distance(unit)
 
     def image_components(self, vectors: Tensor, white: Tensor | None = None) -> Tensor:
         """Log distance and log-odds of being changed (B, 2) of image vectors (B, D); white as for ``inputs``."""
@@ -183,7 +183,7 @@ class Novelty:
 
     def image_value(self, vectors: Tensor, white: Tensor | None = None) -> Tensor:
         """One number (B,) for each image, larger for what is more unlike; white as for ``inputs``."""
-        return together((self.image_components(vectors, white) - self.image_centre) / self.image_scale)
+        return combined_distance((self.image_components(vectors, white) - self.image_centre) / self.image_scale)
 
     def p_value(self, value: Tensor, conf: float) -> Tensor:
         """Conformal p-values (N,) among calibration detections of at least the confidence asked for."""
@@ -255,7 +255,7 @@ def _log_distance(white: Tensor) -> Tensor:
     return found
 
 
-def together(unit: Tensor) -> Tensor:
+def combined_distance(unit: Tensor) -> Tensor:
     """Standardised components (N, c) as one number: their sum."""
     return unit.sum(1)
 
@@ -265,15 +265,3 @@ def _share_beyond(known: Tensor, value: Tensor) -> Tensor:
     below = library_of(known).searchsorted(known, value, side="left")
     found: Tensor = converted(1 + len(known) - below, "float64") / (1 + len(known))
     return found
-
-
-__all__ = [
-    "COMPONENTS",
-    "Evidence",
-    "Novelty",
-    "Pooling",
-    "Whitening",
-    "pool_images",
-    "pool_windows",
-    "together",
-]

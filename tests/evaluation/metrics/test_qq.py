@@ -57,12 +57,12 @@ def test_points_are_denser_in_the_tails() -> None:
 
 
 @pytest.mark.parametrize("law", [stats.norm(), stats.t(5), stats.chi2(2)], ids=["norm", "t", "chi2"])
-def test_the_right_law_lies_on_the_diagonal(law: Any) -> None:
+def test_the_right_distribution_lies_on_the_diagonal(distribution: Any) -> None:
     n = 20_000
-    statistic = law.ppf(np.random.default_rng(0).permutation((np.arange(n) + 0.5) / n))
-    theoretical, empirical = qq_points(statistic, law.ppf)
+    statistic = distribution.ppf(np.random.default_rng(0).permutation((np.arange(n) + 0.5) / n))
+    theoretical, empirical = qq_points(statistic, distribution.ppf)
     np.testing.assert_allclose(theoretical, empirical, rtol=1e-9, atol=1e-12)
-    theoretical, empirical = qq_points(1.1 * statistic, law.ppf)
+    theoretical, empirical = qq_points(1.1 * statistic, distribution.ppf)
     np.testing.assert_allclose(1.1 * theoretical, empirical, rtol=1e-9, atol=1e-12)
 
 

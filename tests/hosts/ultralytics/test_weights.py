@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from halopose.errors import HaloposeError
-from halopose.hosts.ultralytics.host import UltralyticsHost
+from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.hosts.ultralytics.weights import read_model, save_model
 from tests.helpers.models import pose_model
 

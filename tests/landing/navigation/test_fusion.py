@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
-from halopose.landing.navigation.fusion import (
-    BIAS,
-    STATES,
-    FusedTrack,
-    FusionSettings,
-    Initial,
-    consistency,
-    fuse,
-    nees,
-    observe,
-    transition,
-)
+from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse, nees
+from halopose.landing.navigation.motion_model import BIAS, STATES, FusionSettings, Initial, observe, transition
 from halopose.landing.navigation.sensors import (
     ATTITUDE,
     GLIDE_SLOPE,

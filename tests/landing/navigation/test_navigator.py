@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halopose.landing.flight import start_of, truth_of
-from halopose.landing.navigation.fusion import FusedTrack, FusionSettings, Initial, consistency, fuse
+from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse
+from halopose.landing.navigation.motion_model import FusionSettings, Initial
 from halopose.landing.navigation.navigator import Navigator
 from halopose.landing.navigation.sensors import (
     ATTITUDE,

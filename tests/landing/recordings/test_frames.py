@@ -10,13 +10,13 @@ from mcap_ros2.writer import Writer
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera
-from halopose.landing.album import Album
+from halopose.landing.frame_buffer import FrameBuffer
 from halopose.landing.recordings.cameras import Lens
 from halopose.landing.recordings.frames import open_frames
-from halopose.landing.recordings.messages import definition, header
 from halopose.landing.recordings.replay import detections_in
+from halopose.landing.recordings.ros_messages import definition, header
 from halopose.types import Array
-from tests.cli.test_landing import Blind
+from tests.landing.test_commands import Blind
 
 TIMES = (10.0, 10.5, 11.25)
 
@@ -113,7 +113,7 @@ def test_times_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
 
 def test_images_for_a_film_are_kept_rectified(tmp_path: Path) -> None:
     frames, model = open_frames(folder_of(tmp_path)), cast(Any, Blind())
-    lens, album = Lens(Camera.from_fov(64, 48, 0.5), fisheye=(0.9, 0.0, 0.0, 0.0)), Album(3, most=2)
+    lens, album = Lens(Camera.from_fov(64, 48, 0.5), fisheye=(0.9, 0.0, 0.0, 0.0)), FrameBuffer(3, most=2)
     detections_in(model, frames, lens, 0.5, None, album)
     assert album.kept == [0, 2]
     assert np.abs(album[2].astype(int) - lens.rectified_image(pictures()[2])).mean() < 2

@@ -9,11 +9,13 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Mount
+from halopose.landing.association import detections
 from halopose.landing.flight import SimulatedFlight, sensed, start_of
 from halopose.landing.navigation.sensors import in_order
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.frames import open_frames
 from halopose.landing.recordings.logs import Kind, measurements, read_log
+from halopose.landing.recordings.record_flight import record
 from halopose.landing.recordings.replay import (
     estimate_offset,
     missing,
@@ -22,13 +24,11 @@ from halopose.landing.recordings.replay import (
     settings_for,
     start_from,
 )
-from halopose.landing.recordings.runways import Site, from_corners, read_runway
-from halopose.landing.recordings.writing import record
+from halopose.landing.recordings.runway_sites import Site, from_corners, read_runway
+from halopose.landing.reports.flight_page import log_of, render_page
+from halopose.landing.reports.flight_text import to_text
 from halopose.landing.settings import CameraErrors, LandingSettings
-from halopose.landing.sighting import detections
 from halopose.landing.summary import summarise
-from halopose.reports.landing.page import log_of, render_page
-from halopose.reports.landing.text import to_text
 from tests.landing.test_flight import approach_of, flown, sighted
 
 SETTINGS = LandingSettings(rate=1.0, camera=CameraErrors(clock=0.0))

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halopose.landing.recordings.positions import positions_of
+from halopose.landing.recordings.position_log import positions_of
+from halopose.landing.recordings.record_flight import site_of
 from halopose.landing.recordings.rerun_file import ellipse, write_rerun
-from halopose.landing.recordings.writing import site_of
 from halopose.landing.settings import CameraErrors, LandingSettings
 from tests.landing.test_flight import flown
 

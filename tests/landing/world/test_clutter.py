@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from halopose.geometry.camera import project_points
 from halopose.landing.world.clutter import draw_boxes, road_patches, sample_boxes
-from halopose.landing.world.footage import Footage
+from halopose.landing.world.footage_style import Footage
 from halopose.landing.world.scenes import SceneSettings, sample_scene
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.geometry.camera import Camera, Mount, normalise
-from halopose.landing.world.develop import develop
-from halopose.landing.world.layout import Patch
+from halopose.landing.world.image_sensor import develop
 from halopose.landing.world.render import (
     _coverage,
     _dashes,
@@ -21,14 +20,15 @@ from halopose.landing.world.render import (
     _windows,
     daylight,
     radiance,
-    render,
+    render_scene,
 )
+from halopose.landing.world.runway_layout import Patch
 from halopose.landing.world.scenes import (
     WEATHERS,
+    CameraSensor,
     Runway,
     Scene,
     SceneSettings,
-    Sensor,
     Weather,
     runway_pixels,
     sample_scene,
@@ -36,7 +36,7 @@ from halopose.landing.world.scenes import (
 from halopose.types import Array
 
 CAMERA = Camera.from_fov(640, 384, np.radians(30))
-PURE = Sensor(blur=0.0, noise=0.0)
+PURE = CameraSensor(blur=0.0, noise=0.0)
 WIDTHS = st.floats(0.01, 200)
 
 
@@ -157,18 +157,18 @@ def test_a_far_runway_does_not_flicker() -> None:
 @pytest.mark.parametrize("weather", WEATHERS)
 def test_the_same_scene_gives_the_same_bytes(weather: Weather) -> None:
     scene = sample_scene(1, weather)
-    first = render(scene)
+    first = render_scene(scene)
     assert first.shape == (384, 640, 3)
     assert first.dtype == np.uint8
-    np.testing.assert_array_equal(render(scene), first)
-    assert (render(replace(scene, frame=1)) != first).any()  # its noise is another
+    np.testing.assert_array_equal(render_scene(scene), first)
+    assert (render_scene(replace(scene, frame=1)) != first).any()  # its noise is another
 
 
 def test_weathers_look_different() -> None:
-    mean = {w: render(replace(sample_scene(1, w), sensor=PURE)).mean() for w in ("clear", "night")}
+    mean = {w: render_scene(replace(sample_scene(1, w), sensor=PURE)).mean() for w in ("clear", "night")}
     assert mean["night"] < 0.5 * mean["clear"]
-    fog = render(scene_at((-1500.0, 0.0, 95.0), weather="fog", visibility=1e3))
-    clear = render(scene_at((-1500.0, 0.0, 95.0), weather="clear", visibility=6e4))
+    fog = render_scene(scene_at((-1500.0, 0.0, 95.0), weather="fog", visibility=1e3))
+    clear = render_scene(scene_at((-1500.0, 0.0, 95.0), weather="clear", visibility=6e4))
     assert fog.std() < 0.5 * clear.std()
 
 
@@ -193,4 +193,4 @@ def test_noise_grows_with_the_sensor_setting() -> None:
 
 def test_other_cameras_work() -> None:
     distorted = replace(Camera.from_fov(320, 192, np.radians(40)), distortion=(-0.1, 0.02, 0.0, 0.0, 0.0))
-    assert render(sample_scene(1, "clear", SceneSettings(camera=distorted))).shape == (192, 320, 3)
+    assert render_scene(sample_scene(1, "clear", SceneSettings(camera=distorted))).shape == (192, 320, 3)

@@ -215,6 +215,3 @@ def _copies() -> Path:
 
     atexit.register(remove)
     return folder
-
-
-__all__ = ["Address", "Place", "beside", "read_together", "to_place"]

@@ -117,6 +117,3 @@ def _key(name: str) -> str:
     """A sample's name: all up to the first dot behind the folders, as in WebDataset."""
     folder, _, file = name.rpartition("/")
     return f"{folder}/{file.partition('.')[0]}"
-
-
-__all__ = ["Member", "Stored", "find_archives", "is_archive", "read_samples"]

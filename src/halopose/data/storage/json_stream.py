@@ -131,6 +131,3 @@ class Entries:
         """Line and column in the whole text of an error that reading raised."""
         column = error.colno if error.lineno > 1 else self._column + error.colno - 1
         return self._lines + error.lineno - 1, column
-
-
-__all__ = ["LIST", "Entries"]

@@ -107,6 +107,3 @@ def _sealed(content: dict[str, Any]) -> bytes:
     """A line that shows whether it is as it was written."""
     body = json.dumps(content).encode()
     return _seal(body) + b" " + body + b"\n"
-
-
-__all__ = ["PredictionLog"]

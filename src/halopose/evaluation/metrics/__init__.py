@@ -32,7 +32,7 @@ from halopose.evaluation.metrics.variance import (
     normalized_calibration_errors,
     variance_bins,
 )
-from halopose.uncertainty.order import falling_order, rising_order
+from halopose.sorting import falling_order, rising_order
 
 __all__ = [
     "LEVELS",

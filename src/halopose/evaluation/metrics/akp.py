@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from halopose.sorting import falling_order
 from halopose.types import Array
-from halopose.uncertainty.order import falling_order
 
 KS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _RECALLS = np.linspace(0.0, 1.0, 101)

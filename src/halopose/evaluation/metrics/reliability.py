@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from halopose.sorting import falling_order
 from halopose.types import Array
-from halopose.uncertainty.order import falling_order
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from halopose.sorting import rising_order
 from halopose.types import Array
-from halopose.uncertainty.order import rising_order
 
 BINS = 20
 

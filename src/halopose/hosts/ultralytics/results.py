@@ -82,6 +82,3 @@ def to_ultralytics(
     results.covariance, results.scale = poses.covariance, poses.scale
     results.dof, results.keep, results.offset = poses.dof, np.asarray(poses.keep), poses.offset
     return results
-
-
-__all__ = ["UncertainResults", "to_ultralytics"]

@@ -16,15 +16,12 @@ from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array
-from halopose.landing.navigation.model import (
-    BIAS,
+from halopose.landing.navigation.motion_model import (
     MOTION,
     POSITION,
     STATES,
     FusionSettings,
     Initial,
-    observe,
-    transition,
 )
 from halopose.landing.navigation.navigator import (
     NavigationState,
@@ -204,20 +201,3 @@ def consistency(values: ArrayLike, dof: int, probability: float = 0.95) -> Consi
     return Consistency(
         float(known.mean()), (float(mean_low), float(mean_high)), (float(low), float(high)), inside, known.size
     )
-
-
-__all__ = [
-    "BIAS",
-    "MOTION",
-    "STATES",
-    "Answers",
-    "Consistency",
-    "FusedTrack",
-    "FusionSettings",
-    "Initial",
-    "consistency",
-    "fuse",
-    "nees",
-    "observe",
-    "transition",
-]

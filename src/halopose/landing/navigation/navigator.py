@@ -35,10 +35,10 @@ import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array
-from halopose.geometry.pnp import Mask
-from halopose.landing.navigation.bank import Bank, Innovation
-from halopose.landing.navigation.model import BIAS, MOTION, POSITION, VELOCITY, FusionSettings, Initial
-from halopose.landing.navigation.scale import Scale
+from halopose.geometry.pnp_refine import Mask
+from halopose.landing.navigation.filter_bank import FilterBank, Innovation
+from halopose.landing.navigation.motion_model import BIAS, MOTION, POSITION, VELOCITY, FusionSettings, Initial
+from halopose.landing.navigation.noise_scale import NoiseScale
 from halopose.landing.navigation.sensors import SIZES, Deferred, Measurement, Source
 from halopose.landing.requirements import path_axes
 
@@ -91,7 +91,7 @@ class NavigationState:
     source lies: for integrity.
     """
 
-    bank: Bank
+    bank: FilterBank
     flags: tuple[str, ...] = ()
     left_out: tuple[Source, ...] = ()
     step: Step | None = None
@@ -132,7 +132,7 @@ class NavigationState:
         return np.asarray((away + _BOUND * sigma).max(0))
 
 
-def _spread(bank: Bank) -> tuple[Array, Array]:
+def _spread(bank: FilterBank) -> tuple[Array, Array]:
     """Standard deviations (F, 3) of every filter's position along the path axes, and its distance to the first."""
     variance = np.einsum("ai,fij,aj->fa", _AXES, bank.covariances[:, POSITION, POSITION], _AXES)
     away = np.abs((bank.states[:, POSITION] - bank.states[0, POSITION]) @ _AXES.T)
@@ -157,7 +157,7 @@ class _Moment:
     flags: words, and until when they hold.
     """
 
-    bank: Bank
+    bank: FilterBank
     rejected: Array = field(default_factory=_nothing)
     strain: Array = field(default_factory=_nothing)
     tried: Array = field(default_factory=_never)
@@ -193,7 +193,7 @@ class Navigator:
 
     def __init__(self, initial: Initial, settings: FusionSettings | None = None) -> None:
         check_start(initial)
-        self._now = _Moment(Bank.start(initial, settings or FusionSettings()))
+        self._now = _Moment(FilterBank.start(initial, settings or FusionSettings()))
         self._past: list[
             tuple[Measurement | Deferred, _Moment]
         ] = []  # within the lag, each with what was before it
@@ -382,7 +382,7 @@ def _left_out(moment: _Moment, member: int, source: Source) -> _Moment:
     everyone = np.ones(len(bank.without), dtype=bool)
     bank = bank.renewed(BIAS[source], everyone, 0.0, bank.settings.variance_of(source))
     if source == "vision":
-        bank = replace(bank, scale=Scale.believed(bank.settings.vision_freedom))
+        bank = replace(bank, scale=NoiseScale.believed(bank.settings.vision_freedom))
     if source == "irs":
         bank = replace(bank, driven_until=-math.inf, acceleration=None)
     probation = moment.probation | {source: math.inf}
@@ -485,6 +485,3 @@ def run(
         yield navigator.update(measurement), False
     for time in asked:
         yield navigator.at(float(time)), True
-
-
-__all__ = ["NavigationState", "Navigator", "Step", "check_measurement", "run"]

@@ -193,6 +193,3 @@ def _orthonormal(path: Path, turn: Array) -> Array:
             "forward in forward, right and down of the aircraft"
         )
     return turn if np.allclose(turn, nearest, rtol=0, atol=1e-9) else nearest
-
-
-__all__ = ["Lens", "camera_text", "read_camera"]

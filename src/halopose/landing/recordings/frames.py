@@ -16,8 +16,8 @@ import numpy as np
 from halopose.data.films import film_facts
 from halopose.data.images import IMAGE_SUFFIXES, VIDEO_SUFFIXES, as_bgr, read_image, read_source
 from halopose.errors import HaloposeError
-from halopose.landing.recordings.extras import need
 from halopose.landing.recordings.logs import read_log
+from halopose.landing.recordings.optional_packages import need
 from halopose.types import Array
 
 _SLOWEST = 1 / 60  # frames a second, as logs have a row a minute or more
@@ -136,6 +136,3 @@ def _begins_as_mcap(path: Path) -> bool:
             return file.read(5) == b"\x89MCAP"
     except OSError as error:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-__all__ = ["TIMES", "Frames", "open_frames"]

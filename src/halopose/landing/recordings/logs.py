@@ -26,7 +26,7 @@ from halopose.data.files import write_text
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array
 from halopose.landing.navigation.sensors import Measurement, Sensors, Source, in_order
-from halopose.landing.recordings.runways import Site
+from halopose.landing.recordings.runway_sites import Site
 
 Kind = Literal["attitude", "gnss", "ils", "radio", "irs"]
 KINDS: tuple[Kind, ...] = ("attitude", "gnss", "ils", "radio", "irs")
@@ -257,6 +257,3 @@ def write_logs(folder: Path, measured: Sequence[Measurement], site: Site) -> dic
 def _cells(value: Array | None, head: str, sources: tuple[Source, ...]) -> list[str]:
     count = (head.count(",") + 1) // len(sources)
     return [""] * count if value is None else [repr(float(each)) for each in value]
-
-
-__all__ = ["KINDS", "Kind", "Log", "attitudes_at", "measurements", "read_log", "too_far", "write_logs"]

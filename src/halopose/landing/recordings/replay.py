@@ -15,19 +15,20 @@ import numpy as np
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array, camera_pose, normalise, rotation_from_angles, to_camera
-from halopose.geometry.pnp import Mask, solve_pose
-from halopose.landing.album import Album
-from halopose.landing.closer import Closer, SecondLooks
-from halopose.landing.fixes import Eye
+from halopose.geometry.pnp import solve_pose
+from halopose.geometry.pnp_refine import Mask
+from halopose.landing.association import detect
 from halopose.landing.flight import Flight, Place, fusion_of, look
-from halopose.landing.navigation.model import Initial
+from halopose.landing.frame_buffer import FrameBuffer
+from halopose.landing.navigation.motion_model import Initial
 from halopose.landing.navigation.sensors import IlsSite, Measurement, Sensors, in_order
 from halopose.landing.recordings.cameras import Lens
 from halopose.landing.recordings.frames import Frames
 from halopose.landing.recordings.logs import KINDS, Kind, attitudes_at, measurements, read_log
-from halopose.landing.recordings.runways import Site
+from halopose.landing.recordings.runway_sites import Site
+from halopose.landing.roi_refinement import RoiDetector, RoiRefiner
 from halopose.landing.settings import TRUTH_RATE, LandingSettings
-from halopose.landing.sighting import detect
+from halopose.landing.vision_fix import VisionModel
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Progress
@@ -80,7 +81,7 @@ def detections_in(
     lens: Lens,
     conf: float,
     progress: Progress | None = None,
-    album: Album | None = None,
+    album: FrameBuffer | None = None,
 ) -> tuple[Array, list[PoseDistributions]]:
     """Times (N,) of the frames that there are, and everything in them that looks like a runway.
 
@@ -109,7 +110,7 @@ def second_looks(
     first: Sequence[PoseDistributions],
     conf: float,
     progress: Progress | None = None,
-) -> SecondLooks:
+) -> RoiDetector:
     """Looks at the frames at their own resolution, after the first ones at each as a whole, as a filter asks."""
 
     def shown() -> Iterator[Array]:
@@ -118,7 +119,7 @@ def second_looks(
             if progress:
                 progress("looking closer", number + 1, len(first))
 
-    return SecondLooks(Closer(model, conf), first, shown(), lens.rectified, lens.bent)
+    return RoiDetector(RoiRefiner(model, conf), first, shown(), lens.rectified, lens.bent)
 
 
 def _check_size(path: Path, image: Array, lens: Lens) -> None:
@@ -142,7 +143,7 @@ def replay(
     truth: Array | None = None,
     images: Sequence[Array] = (),
     others: tuple[Array, ...] = (),
-    again: SecondLooks | None = None,
+    again: RoiDetector | None = None,
 ) -> Flight:
     """Associate, solve, check and fuse rectified detections at times (N,); truth (N, 3), if known, judges.
 
@@ -152,7 +153,7 @@ def replay(
         raise HaloposeError("the recording has no frames")
     attitudes = attitudes_at(measured, times)
     _check_times(times, measured, attitudes, settings)
-    eye = Eye(lens.camera, lens.mount, site.corners, attitudes, settings, others)
+    eye = VisionModel(lens.camera, lens.mount, site.corners, attitudes, settings, others)
     start = start or start_from(measured, times, detections, eye)
     _check_view(eye, measured, times)
     fusion = fusion_of(settings, IlsSite.of_runway(site.far_end))
@@ -172,7 +173,7 @@ def replay(
 
 
 def start_from(
-    measured: Sequence[Measurement], times: Array, detections: Sequence[PoseDistributions], eye: Eye
+    measured: Sequence[Measurement], times: Array, detections: Sequence[PoseDistributions], eye: VisionModel
 ) -> Initial:
     """Where the filter begins: on a line through the first GNSS fixes, else where the first runway seen says."""
     first = float(min([times[0], *(each.time for each in measured[:1])]))
@@ -241,7 +242,7 @@ def check_clocks(times: Array, measured: Sequence[Measurement]) -> None:
     )
 
 
-def _check_view(eye: Eye, measured: Sequence[Measurement], times: Array) -> None:
+def _check_view(eye: VisionModel, measured: Sequence[Measurement], times: Array) -> None:
     """Refuse a runway that lies behind the camera wherever GNSS and attitude say where they are."""
     fixes = [each for each in measured if each.source == "gnss"]
     if not fixes or not eye.oriented.any():
@@ -301,16 +302,3 @@ def _roughness(times: Array, rays: Array, angles: Array, lens: Lens) -> float:
     off = slopes[at] - (1 - share) * slopes[before] - share * slopes[after]
     squares = np.sort(np.square(off[used]).sum(1))
     return float(squares[: int(0.9 * len(squares))].mean())
-
-
-__all__ = [
-    "check_clocks",
-    "detections_in",
-    "estimate_offset",
-    "missing",
-    "read_measurements",
-    "replay",
-    "second_looks",
-    "settings_for",
-    "start_from",
-]

@@ -16,8 +16,8 @@ from scipy.stats import chi2
 from halopose.data.files import make_folder
 from halopose.geometry.camera import Array, camera_pose, rotation_from_angles
 from halopose.landing.flight import Flight
-from halopose.landing.recordings.extras import need
-from halopose.landing.recordings.positions import Positions
+from halopose.landing.recordings.optional_packages import need
+from halopose.landing.recordings.position_log import Positions
 
 _PLANE, _SPACE = (float(np.sqrt(chi2.ppf(0.95, dof))) for dof in (2, 3))
 _TURN = np.linspace(0, 2 * np.pi, 33)
@@ -102,6 +102,3 @@ def _ellipsoid(covariance: Array) -> tuple[Array, Array]:
     values, axes = np.linalg.eigh(covariance)
     axes[:, 0] *= np.sign(np.linalg.det(axes))
     return _SPACE * np.sqrt(np.maximum(values, 0.0)), np.asarray(Rotation.from_matrix(axes).as_quat())
-
-
-__all__ = ["ellipse", "write_rerun"]

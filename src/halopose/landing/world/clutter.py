@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from halopose.geometry.camera import Camera, project_points
-from halopose.landing.world.layout import Patch
+from halopose.landing.world.runway_layout import Patch
 from halopose.landing.world.scenes import Array, Scene
 
 _CLEAR = 110.0  # metres beside a centreline without anything that stands
@@ -124,6 +124,3 @@ def _fill(image: Array, polygon: Array, colour: Array) -> None:
     cv2.fillConvexPoly(cover, points, 255, cv2.LINE_AA, 4)
     part = image[:, first[1] : last[1], first[0] : last[0]]
     part += (colour - part) * (cover.astype(np.float32) / 255)
-
-
-__all__ = ["Boxes", "draw_boxes", "road_patches", "sample_boxes"]

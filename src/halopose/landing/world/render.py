@@ -13,12 +13,12 @@ from math import degrees, sin
 import numpy as np
 
 from halopose.geometry.camera import Camera, project_points
+from halopose.landing.world.camera_effects import as_recorded, through_lens
 from halopose.landing.world.clutter import draw_boxes, road_patches
-from halopose.landing.world.develop import colour_planes, develop, pixel_rays
-from halopose.landing.world.filming import as_recorded, through_lens
-from halopose.landing.world.footage import pinhole_for
+from halopose.landing.world.footage_style import pinhole_for
+from halopose.landing.world.image_sensor import colour_planes, develop, pixel_rays
 from halopose.landing.world.landscape import LANDSCAPES, landscape, noise_texture, sample
-from halopose.landing.world.layout import Patch, field_patches, runway_lights, runway_patches
+from halopose.landing.world.runway_layout import Patch, field_patches, runway_lights, runway_patches
 from halopose.landing.world.scenes import Array, Runway, Scene
 
 _FAR = 60e3  # metres to what is drawn as the horizon
@@ -27,7 +27,7 @@ _LUMINANCE = 1e4  # cd / m^2 of radiance 1
 
 
 @dataclass(frozen=True)
-class View:
+class RayGrid:
     """Rays of all pixels: components (H, W) along the runway axes, their length, and the camera's pose."""
 
     x: Array
@@ -64,7 +64,7 @@ class Daylight:
     zenith: Array
 
 
-def render(scene: Scene) -> Array:
+def render_scene(scene: Scene) -> Array:
     """The image (H, W, 3) uint8 BGR of a scene; the same scene always gives the same bytes."""
     return as_recorded(develop(radiance(scene), scene), scene)
 
@@ -108,17 +108,17 @@ def _blend(planes: Array, share: Array, colour: Array) -> None:
 # --- geometry ---------------------------------------------------------------------------------------------
 
 
-def _view(scene: Scene) -> View:
+def _view(scene: Scene) -> RayGrid:
     rotation, eye = scene.camera_pose()
     right, down, length = pixel_rays(scene.camera)
     turn = rotation.astype(np.float32)
     x, y, z = (turn[0, k] * right + turn[1, k] * down + turn[2, k] for k in range(3))
     slope = np.hypot(rotation[0, 2] / scene.camera.fx, rotation[1, 2] / scene.camera.fy)
     up = z if scene.footage is None else z - np.float32(scene.footage.slope) * x
-    return View(x, y, z, length, rotation, eye, z / np.float32(slope), up)
+    return RayGrid(x, y, z, length, rotation, eye, z / np.float32(slope), up)
 
 
-def _ground(view: View, camera: Camera) -> Ground:
+def _ground(view: RayGrid, camera: Camera) -> Ground:
     top = int(np.argmax(view.horizon.min(1) < 1))
     rays = slice(top, None)
     height = np.float32(view.eye[2])
@@ -149,7 +149,7 @@ def _ground(view: View, camera: Camera) -> Ground:
 Window = tuple[slice, slice]
 
 
-def _windows(scene: Scene, view: View, ground: Ground, patches: Sequence[Patch]) -> list[Window | None]:
+def _windows(scene: Scene, view: RayGrid, ground: Ground, patches: Sequence[Patch]) -> list[Window | None]:
     """Rows and columns of the ground that each patch can touch."""
     nearest = view.eye[0] + 1.5 * view.eye[2]  # nearer ground is below the image
     points = np.zeros((len(patches), 4, 3))
@@ -215,7 +215,7 @@ def _coverage(ground: Ground, window: Window, patch: Patch) -> Array:
 # --- ground -----------------------------------------------------------------------------------------------
 
 
-def _reflectance(scene: Scene, view: View, ground: Ground) -> Array:
+def _reflectance(scene: Scene, view: RayGrid, ground: Ground) -> Array:
     """Reflectance (3, h, W) of the ground: landscape, airfield, taxiways, runways with their markings."""
     rng = np.random.default_rng([scene.seed, 2])
     surface = _landscape(rng, ground)
@@ -265,7 +265,7 @@ def _airfield(surface: Array, scene: Scene, rng: np.random.Generator, ground: Gr
 
 
 def _paint(
-    surface: Array, scene: Scene, view: View, ground: Ground, patches: Sequence[Patch], worn: float = 0.0
+    surface: Array, scene: Scene, view: RayGrid, ground: Ground, patches: Sequence[Patch], worn: float = 0.0
 ) -> None:
     """Paint patches in their order; of a worn one the given share is gone, in spots."""
     for patch, window in zip(patches, _windows(scene, view, ground, patches), strict=True):
@@ -279,7 +279,7 @@ def _paint(
 
 
 def _pave(
-    surface: Array, scene: Scene, view: View, ground: Ground, runway: Runway, rng: np.random.Generator
+    surface: Array, scene: Scene, view: RayGrid, ground: Ground, runway: Runway, rng: np.random.Generator
 ) -> None:
     """Shoulders, then asphalt or concrete with stains, wheel tracks and the rubber of landings."""
     (x0, y0), half = runway.threshold, runway.width / 2
@@ -360,7 +360,7 @@ def _illumination(scene: Scene, ground: Ground, light: Daylight) -> Array:
     return light.ambient + sunlit * light.direct
 
 
-def _sky(scene: Scene, view: View, light: Daylight) -> Array:
+def _sky(scene: Scene, view: RayGrid, light: Daylight) -> Array:
     """Planes (3, H, W) with the sky down to the horizon: a gradient, the sun's glow, clouds, hills."""
     image = np.empty((3, *view.x.shape), np.float32)
     rows = slice(0, int(np.flatnonzero(view.horizon.max(1) > -2).max(initial=-1)) + 1)
@@ -412,7 +412,7 @@ def _add_hills(sky: Array, scene: Scene, elevation: Array, azimuth: Array, light
 # --- lights -----------------------------------------------------------------------------------------------
 
 
-def _add_lights(image: Array, scene: Scene, view: View) -> None:
+def _add_lights(image: Array, scene: Scene, view: RayGrid) -> None:
     """Runway lights and, in the dark, those of towns, as points spread over four pixels; the lens blurs them."""
     rng = np.random.default_rng([scene.seed, 7])
     for runway in scene.runways:
@@ -435,7 +435,7 @@ def _town_lights(scene: Scene, rng: np.random.Generator) -> tuple[Array, Array, 
     return np.column_stack([place, np.full(900, 5.0)]), colour, candela
 
 
-def _splat(image: Array, scene: Scene, view: View, place: Array, colour: Array, candela: Array) -> None:
+def _splat(image: Array, scene: Scene, view: RayGrid, place: Array, colour: Array, candela: Array) -> None:
     height, width = image.shape[1:]
     pixels = project_points(scene.camera, view.rotation, view.eye, place)
     distance = np.linalg.norm(place - view.eye, axis=-1)

@@ -24,7 +24,7 @@ from halopose.geometry.camera import (
     rotation_from_angles,
     runway_corners,
 )
-from halopose.landing.world.footage import Footage, footage_ranges, sample_footage, sample_pavement
+from halopose.landing.world.footage_style import Footage, footage_ranges, sample_footage, sample_pavement
 
 Array = NDArray[Any]
 Weather = Literal["clear", "haze", "dusk", "night", "fog"]
@@ -71,7 +71,7 @@ class Runway:
 
 
 @dataclass(frozen=True)
-class Sensor:
+class CameraSensor:
     """What the camera adds: lens blur and motion (u, v) in pixels, noise at full scale, gains.
 
     exposure is relative to the automatic one, white_balance (blue, green, red), vignette the loss in the corners.
@@ -104,7 +104,7 @@ class Scene:
     visibility: float
     sun: tuple[float, float]
     lights: float
-    sensor: Sensor = field(default_factory=Sensor)
+    sensor: CameraSensor = field(default_factory=CameraSensor)
     parallel: Runway | None = None
     frame: int = 0
     bare: bool = False
@@ -236,9 +236,9 @@ def _sample_parallel(rng: np.random.Generator, runway: Runway) -> Runway:
     return replace(beside, designator=number + ("L" if side > 0 else "R"), threshold=offset)
 
 
-def _sample_sensor(rng: np.random.Generator, weather: Weather) -> Sensor:
+def _sample_sensor(rng: np.random.Generator, weather: Weather) -> CameraSensor:
     dark = weather in ("dusk", "night")
-    return Sensor(
+    return CameraSensor(
         blur=float(rng.uniform(0.4, 1.0)),
         motion=(float(rng.normal(0, 0.4)), float(rng.normal(0, 0.8))),
         noise=float(rng.uniform(0.012, 0.035) if dark else rng.uniform(0.004, 0.018)),

@@ -1,0 +1,1 @@
+"""Calibration: temperatures, Student-t parameters, conformal regions, keypoint correlation and pruning thresholds."""

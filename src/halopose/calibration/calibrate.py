@@ -1,0 +1,440 @@
+"""The three laws to compare: as given, calibrated as a Gaussian, calibrated as a Student-t.
+
+In: true positives, and what was fitted elsewhere if anything was. Out: a law each over (M, K) and the pruning
+mask, none of them fitted on the images it is used on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.calibration.conformal import fit_regions
+from halopose.calibration.correlation import Correlation, fit_directions
+from halopose.calibration.estimation import Sample
+from halopose.calibration.missing_keypoints import places_among
+from halopose.calibration.pruning import (
+    Scalarisation,
+    keep_mask,
+    localization_confidence,
+    promise_of,
+    promised_threshold,
+    select_threshold,
+)
+from halopose.calibration.split_student_t import SplitStudentT
+from halopose.data.splits import image_folds
+from halopose.errors import HaloposeError
+from halopose.evaluation.region_evaluation import RegionEvaluation
+from halopose.keypoints import Keypoints
+from halopose.matching.matched_poses import MatchedPoses
+from halopose.parallel import map_blocks, run_parallel, single_threaded
+from halopose.protocol import Protocol
+from halopose.types import Array
+from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
+
+log = logging.getLogger(__name__)
+
+FEW_OBJECTS = 50  # with fewer a keypoint's calibration is mostly noise
+ENOUGH_TO_NARROW = 400  # objects that tell the coverage of a 95 % ellipse to one per cent
+_BIASED, _FEWEST = 3.0, 8  # standard errors from which a mean counts as a bias, and objects it takes
+
+# The laws to compare, and what people are told they are called.
+DISTRIBUTIONS = {"uncalibrated": "Uncalibrated", "gaussian": "Gaussian", "student_t": "Student-t"}
+
+
+@dataclass(frozen=True)
+class DistributionSet:
+    """The laws to compare, each over (M, K), what is pruned (M, K) and by which thresholds (M,), folds differ.
+
+    confidence: of the Gaussian's covariance (M, K), by which pruning goes. source: where all this came from.
+    promises: what regions and the joint law say of the same true positives.
+    """
+
+    distributions: dict[str, Bivariate]
+    confidence: Array
+    threshold: Array
+    visibility_threshold: Array | None
+    source: str
+    promises: RegionEvaluation | None = None
+
+    def select(self, index: Array) -> DistributionSet:
+        """The laws of the true positives at the given indices."""
+        visible = self.visibility_threshold
+        return replace(
+            self,
+            distributions={
+                name: _selected(distribution, index) for name, distribution in self.distributions.items()
+            },
+            confidence=self.confidence[index],
+            threshold=self.threshold[index],
+            visibility_threshold=None if visible is None else visible[index],
+            promises=None if self.promises is None else self.promises.select(index),
+        )
+
+    def kept(self, matched: MatchedPoses) -> Array:
+        """Keypoints (M, K) that stay (eq. 22)."""
+        visible = None if self.visibility_threshold is None else self.visibility_threshold[:, None]
+        return keep_mask(self.confidence, self.threshold[:, None], matched.visibility, visible)
+
+
+def stated_distribution(matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment") -> Bivariate:
+    """The predictions' own law over (M, K): Student-t if they have degrees of freedom, else Gaussian."""
+    scale_tril = torch.from_numpy(matched.scale_tril)
+    if matched.dof is None:
+        return Gaussian(scale_tril)
+    moment = torch.from_numpy(matched.covariance) if covariance == "moment" else None
+    return StudentT(scale_tril, torch.from_numpy(matched.dof), moment)
+
+
+def fit_gaussian(matched: MatchedPoses, min_samples: float = 50.0) -> GaussianCalibration:
+    """Calibrate the predicted covariances on true positives."""
+    return _gaussian(matched.covariance_sample, min_samples)
+
+
+def _gaussian(sample: Sample, min_samples: float) -> GaussianCalibration:
+    return GaussianCalibration(sample.mahalanobis.shape[1], min_samples=min_samples).fit_sample(sample)
+
+
+def fit_student(
+    matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment", min_samples: float = 50.0
+) -> StudentTCalibration:
+    """Calibrate scale and tails of the predicted scale matrices on true positives."""
+    return _student(matched.sample, covariance, min_samples)
+
+
+def _student(sample: Sample, covariance: Literal["moment", "paper"], min_samples: float) -> StudentTCalibration:
+    keypoints = sample.mahalanobis.shape[1]
+    return StudentTCalibration(keypoints, min_samples=min_samples, covariance=covariance).fit_sample(sample)
+
+
+def fit_offset(matched: MatchedPoses) -> Tensor:
+    """Means (K, 2) of the residuals of true positives as shares of the root of the box area; 0 without a bias.
+
+    The likeliest shares under the dispersions as given: a plain mean of shares is made by small objects, whose
+    errors of some pixels are large shares, and moves large ones by too much. There is a bias where the share is
+    more than three standard errors off, objects taken as independent of each other.
+    """
+    size = np.sqrt(matched.box_area)[:, None, None]
+    inverse = np.linalg.inv(matched.scale_tril)
+    precision = np.swapaxes(inverse, -1, -2) @ inverse * matched.labelled[..., None, None]
+    residual = np.where(matched.labelled[..., None], matched.residual, 0.0)[..., None]
+    pull = (size[..., None] * precision @ residual)[..., 0]
+    information = (np.square(size)[..., None] * precision).sum(0)
+    known = matched.labelled.sum(0)[:, None] >= _FEWEST
+    information = np.where(known[..., None], information, np.eye(2))
+    share = np.linalg.solve(information, pull.sum(0)[..., None])[..., 0]
+    left = pull - (np.square(size)[..., None] * precision @ share[..., None])[..., 0]
+    turned = np.linalg.solve(information, np.swapaxes(left, 0, 1).swapaxes(1, 2))
+    biased = (np.abs(share) > _BIASED * np.sqrt(np.square(turned).sum(-1))) & known
+    alone = pull.sum(0) / np.diagonal(information, axis1=1, axis2=2)  # the other coordinate held at 0
+    return torch.from_numpy(np.where(biased, np.where(biased.all(1, keepdims=True), share, alone), 0.0))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """True positives that a calibration is fitted on: all of them, or those in some rows (m,)."""
+
+    matched: MatchedPoses
+    rows: Array | None = None
+
+    def of(self, values: Array) -> Array:
+        """Their rows of values (M, ...)."""
+        return values if self.rows is None else values.take(self.rows, 0)
+
+    def sample(self, whole: Sample) -> Sample:
+        """Their rows of a sample."""
+        return whole if self.rows is None else whole.at(torch.from_numpy(self.rows))
+
+    @cached_property
+    def places(self) -> Array:
+        """Places (n,) of their labelled keypoints by rising distance."""
+        every, shape = self.matched.places, self.matched.labelled.shape
+        return every if self.rows is None else places_among(every, self.rows, (shape[0], shape[1]))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was fitted on other data and takes the place of what would be fitted."""
+
+    gaussian: GaussianCalibration | None = None
+    student: StudentTCalibration | None = None
+    threshold: float | None = None
+
+
+def warn_of_few(matched: MatchedPoses, images: int) -> None:
+    """Say in words where a calibration on so many images rests on too few objects, and what it would take."""
+    names, objects = matched.layout.names, matched.labelled.sum(0)
+    few = [name for name, count in zip(names, objects, strict=True) if count < FEW_OBJECTS]
+    if few:
+        least = int(objects.min())
+        need = f"about {math.ceil(images * FEW_OBJECTS / least)} images" if least else "images that show it"
+        log.warning(
+            "calibrated on few objects: %d of %s (%d of %d keypoints have under %d); a calibration that can be "
+            "trusted takes %s like these",
+            least, names[int(objects.argmin())], len(few), len(names), FEW_OBJECTS, need,
+        )  # fmt: skip
+
+
+def fit_calibrations(
+    matched: MatchedPoses,
+    protocol: Protocol,
+    *,
+    gaussian: GaussianCalibration | None = None,
+    student: StudentTCalibration | None = None,
+    threshold: float | None = None,
+) -> Calibrations:
+    """Calibrate on true positives, then choose the thresholds on the calibrated covariances.
+
+    What is given was fitted on other data and takes the place of what would be fitted. A visibility score by which
+    nothing is worth pruning beside the confidence has no threshold.
+    """
+    with single_threaded():
+        _ = matched.places  # which both need
+        source, known = _Source(matched), _Known(gaussian, student, threshold)
+        pieces: list[Callable[[], Any]] = [
+            partial(_fit_alone, source, protocol, known, _entries(matched)),
+            partial(_fit_correlation, source, protocol),
+        ]
+        alone, together = run_parallel(pieces)
+    return replace(alone, correlation=together)
+
+
+def limit_narrowing(
+    fitted: Calibrations, before: Calibrations, matched: MatchedPoses, protocol: Protocol
+) -> Calibrations:
+    """What was fitted on true positives, widened where they are too few to narrow what was before.
+
+    A few frames can show that a law is too narrow, and hardly that it is too wide: those of one film err less than
+    stated, or more, all together, and the next film errs otherwise. A temperature above the one before stands; one
+    below goes the share of the way down, in the logarithm, that the objects have of ``ENOUGH_TO_NARROW``.
+    """
+    share = torch.from_numpy(np.minimum(matched.labelled.sum(0) / ENOUGH_TO_NARROW, 1.0))
+    factor = (before.gaussian.tau_ / fitted.gaussian.tau_).clamp(min=1.0) ** (1 - share)
+    if not bool((factor > 1).any()):
+        return fitted
+    log.warning(
+        "%d objects widen what heads state as they say, and narrow it by a part of that: it takes %d to narrow it",
+        len(matched), ENOUGH_TO_NARROW,
+    )  # fmt: skip
+    wider = fit_calibrations(matched, protocol, gaussian=fitted.gaussian.widened(factor))
+    tails = None if wider.tails is None else wider.tails.widened(factor)
+    return replace(wider, student=wider.student.widened(factor), tails=tails)
+
+
+def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Array) -> Calibrations:
+    """``fit_calibrations`` but for the correlation: all that looks at one keypoint at a time.
+
+    entries (3, M, K): of the factors of all true positives.
+    """
+    matched = source.matched
+    labelled = source.of(matched.labelled)
+    gaussian, student, threshold = known.gaussian, known.student, known.threshold
+    if gaussian is None:
+        gaussian = _gaussian(source.sample(matched.covariance_sample), protocol.min_samples)
+    if student is None:
+        student = _student(source.sample(matched.sample), protocol.covariance, protocol.min_samples)
+    own = entries if source.rows is None else entries.take(source.rows, 1)
+    area, kappa = source.of(matched.confidence_area(protocol)), matched.layout.kappa
+    every = _confidence(own, gaussian.tau_.double().numpy(), area, kappa, protocol.scalarisation)
+    confidence = every[labelled]
+    correct = source.of(matched.similarity)[labelled] >= protocol.gamma_ks
+    image_ids = source.of(matched.image_ids)
+    if threshold is None:
+        images = np.broadcast_to(image_ids[:, None], labelled.shape)
+        threshold = _threshold(confidence, correct, images, labelled, protocol)
+    visibility = None if matched.visibility is None else source.of(matched.visibility)
+    visible = None
+    # With a promise the confidence decides alone: that is what was tested.
+    if protocol.visibility and visibility is not None and not promise_of(protocol.threshold_rule):
+        shown, among = visibility[labelled], confidence >= threshold
+        best = select_threshold(shown, correct, protocol.threshold_rule, among=among)
+        if best > shown[among].min(initial=np.inf):
+            visible = best
+    keep = keep_mask(every, threshold, visibility, visible)
+    scales = _object_scales(source.of(matched.box_area), matched.layout, protocol)
+    distance = source.of(matched.distance)
+    regions = fit_regions(distance, labelled, image_ids, keep=keep, places=source.places, **scales)
+    tails = None
+    if protocol.tails and known.student is None:
+        parts = source.of(matched.residual), source.of(matched.scale_tril), labelled, keep
+        tails = SplitStudentT.fit(student, *map(torch.from_numpy, parts))
+    return Calibrations(gaussian, student, threshold, visible, regions, None, tails)
+
+
+def _fit_correlation(source: _Source, protocol: Protocol) -> Correlation:
+    """How keypoints of true positives err together."""
+    matched = source.matched
+    direction, labelled, area = map(source.of, (matched.direction, matched.labelled, matched.box_area))
+    scales = _object_scales(area, matched.layout, protocol)
+    return fit_directions(direction, labelled, source.places, matched.layout.mirror, **scales)
+
+
+def _object_scales(area: Array, layout: Keypoints, protocol: Protocol) -> dict[str, Any]:
+    """What regions and correlation take to tell object scales apart, if they are asked to."""
+    edges = protocol.scale_edges if protocol.region_scales else ()
+    return {"area": area, "edges": edges, "area_factor": layout.area_factor}
+
+
+def _threshold(confidence: Array, correct: Array, images: Array, labelled: Array, protocol: Protocol) -> float:
+    """Threshold on the confidence (n,) of labelled keypoints (M, K) on images (M, K) by the protocol's rule."""
+    promise = promise_of(protocol.threshold_rule)
+    if promise is None:
+        return select_threshold(confidence, correct, protocol.threshold_rule)
+    threshold = promised_threshold(confidence, correct, images[labelled], *promise)
+    if threshold == float("inf"):
+        raise HaloposeError(
+            f"no threshold keeps the promise {protocol.threshold_rule} on these images: allow more risk, or give "
+            "more images"
+        )
+    return threshold
+
+
+def _entries(matched: MatchedPoses) -> Array:
+    """The entries l11, l21, l22 (3, M, K) of the factors of the covariances as given."""
+    factors = matched.covariance_tril
+    return np.stack([factors[..., i, j] for i, j in ((0, 0), (1, 0), (1, 1))])
+
+
+def _confidence(entries: Array, tau: Array, area: Array, kappa: Array, scalarisation: Scalarisation) -> Array:
+    """Localization confidence (M, K) of calibrated covariances, from the entries (3, M, K) of given factors.
+
+    tau: temperatures (K,) or (M, K). area (M,).
+    """
+    tau = np.broadcast_to(tau, entries.shape[1:])
+
+    def confidence(rows: slice) -> Array:
+        first, shear, second = entries[:, rows] * tau[rows]
+        matrices = np.empty((2, 2, *first.shape))
+        matrices[0, 0], matrices[1, 1] = np.square(first), np.square(shear) + np.square(second)
+        matrices[0, 1] = matrices[1, 0] = first * shear
+        return localization_confidence(matrices.transpose(2, 3, 0, 1), area[rows], kappa, scalarisation)
+
+    return map_blocks(confidence, len(area))
+
+
+def apply_calibrations(
+    matched: MatchedPoses, fitted: Calibrations, protocol: Protocol, source: str = ""
+) -> DistributionSet:
+    """The three laws of true positives that nothing was fitted on."""
+    fold = np.zeros(len(matched), dtype=np.int64)
+    distributions = _distributions_of_folds(matched, fold, [fitted], protocol, _entries(matched))
+    return replace(
+        distributions, source=source, promises=RegionEvaluation.of(matched, fitted.regions, fitted.correlation)
+    )
+
+
+def _distributions_of_folds(
+    matched: MatchedPoses, fold: Array, fitted: Sequence[Calibrations], protocol: Protocol, entries: Array
+) -> DistributionSet:
+    """The three laws of true positives by what was fitted on other folds than theirs (M,).
+
+    entries (3, M, K): of the factors of their covariances.
+    """
+    by_fold = torch.from_numpy(fold)
+    tau = torch.stack([each.gaussian.tau_.to(torch.float64) for each in fitted])[by_fold]
+    area, kappa = matched.confidence_area(protocol), matched.layout.kappa
+    confidence = _confidence(entries, tau.numpy(), area, kappa, protocol.scalarisation)
+    threshold = np.array([each.threshold for each in fitted])[fold]
+    seen = [each.visibility_threshold for each in fitted]
+    visible = None
+    if any(each is not None for each in seen):
+        visible = np.array([-np.inf if each is None else each for each in seen])[fold]
+    keep = keep_mask(
+        confidence, threshold[:, None], matched.visibility, None if visible is None else visible[:, None]
+    )
+    return DistributionSet(
+        distributions={
+            "uncalibrated": stated_distribution(matched, fitted[0].student.covariance),
+            "gaussian": Gaussian(torch.from_numpy(matched.covariance_tril) * tau[..., None, None]),
+            "student_t": _students_of_folds(matched, by_fold, fitted, torch.from_numpy(keep)),
+        },
+        confidence=confidence,
+        threshold=threshold,
+        visibility_threshold=visible,
+        source="",
+    )
+
+
+def _students_of_folds(
+    matched: MatchedPoses, by_fold: Tensor, fitted: Sequence[Calibrations], keep: Tensor
+) -> StudentT:
+    """The Student-t over (M, K), where ``keep`` (M, K) is kept and where it is not, by fold (M,)."""
+    factors = torch.from_numpy(matched.scale_tril)
+
+    def distribution(calibrations: Sequence[StudentTCalibration]) -> StudentT:
+        tau, nu, moment = (
+            torch.stack([getattr(each, name).to(factors.dtype) for each in calibrations])[by_fold]
+            for name in ("tau_", "nu_", "moment_tau_")
+        )
+        own = (
+            Gaussian(factors * moment[..., None, None]).covariance
+            if calibrations[0].covariance == "moment"
+            else None
+        )
+        return StudentT(factors * tau[..., None, None], nu, own)
+
+    if all(each.tails is None for each in fitted):
+        return distribution([each.student for each in fitted])
+    return SplitStudentT.joined(
+        distribution([each.student if each.tails is None else each.tails.kept for each in fitted]),
+        distribution([each.student if each.tails is None else each.tails.pruned for each in fitted]),
+        keep,
+    )
+
+
+def cross_fitted(
+    matched: MatchedPoses,
+    protocol: Protocol,
+    *,
+    gaussian: GaussianCalibration | None = None,
+    student: StudentTCalibration | None = None,
+    threshold: float | None = None,
+) -> DistributionSet:
+    """The three laws, each image under what was fitted on the other folds of images, or is given."""
+    chooses_visibility = protocol.visibility and matched.visibility is not None
+    if gaussian is not None and student is not None and threshold is not None and not chooses_visibility:
+        given = Calibrations(gaussian, student, threshold)
+        return apply_calibrations(matched, given, protocol, "given: gaussian, student, threshold")
+    numbers, fold = np.unique(image_folds(matched.image_ids, protocol.folds), return_inverse=True)
+    # What every fold needs is worked out once.
+    _ = matched.scale_tril, matched.covariance_tril
+    run_parallel(
+        [
+            lambda: (matched.places, matched.covariance_sample, matched.sample),
+            lambda: (matched.direction, matched.similarity),
+        ]
+    )
+    entries, known = _entries(matched), _Known(gaussian, student, threshold)
+    others = [_Source(matched, np.flatnonzero(fold != number)) for number in range(len(numbers))]
+    pieces: list[Callable[[], Any]] = [partial(_fit_alone, other, protocol, known, entries) for other in others]
+    # A fold's correlation is a piece of its own: there are more to share out, and none takes long.
+    pieces += [partial(_fit_correlation, other, protocol) for other in others]
+    found = run_parallel(pieces)
+    fitted, correlations = found[: len(numbers)], found[len(numbers) :]
+    names = [name for name, value in vars(known).items() if value is not None]
+    source = f"{len(fitted)} folds of images, each scored with what was fitted on the others"
+    if names:
+        source = f"given: {', '.join(names)}; {source}"
+    promises = RegionEvaluation.of_folds(matched.box_area, fold, [each.regions for each in fitted], correlations)
+    distributions = _distributions_of_folds(matched, fold, fitted, protocol, entries)
+    return replace(distributions, source=source, promises=promises)
+
+
+def _selected(distribution: Bivariate, index: Array) -> Bivariate:
+    """The law (n, K) of the true positives at the given indices."""
+    rows = torch.from_numpy(index)
+    if not isinstance(distribution, StudentT):
+        return Gaussian(distribution.scale_tril[rows])
+    dof = distribution.dof.expand(distribution.scale_tril.shape[:-2])[rows]
+    return StudentT(
+        distribution.scale_tril[rows], dof, None if distribution.moment is None else distribution.moment[rows]
+    )

@@ -1,0 +1,155 @@
+"""Commands around deployed models: export, and what calibrate and evaluate do with ``--deployed``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from halopose.cli.options import ArtifactElseShipped, BaseElseShipped, files_or_shipped
+from halopose.cli.terminal import progress, say, write_scores
+from halopose.errors import HaloposeError
+
+if TYPE_CHECKING:
+    from halopose.data.dataset import Dataset
+    from halopose.deploy.deployed_model import Deployed
+
+SMALLEST = 32
+
+
+def export(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")] = Path("deployed"),
+    base: BaseElseShipped = None,
+    artifact: ArtifactElseShipped = None,
+    form: Annotated[
+        Literal["topk", "dense"], typer.Option(help="Heads at the cells that matter, or convolutions alone.")
+    ] = "topk",
+    windows: Annotated[int, typer.Option(min=1, max=1000, help="Cells a level that get covariances.")] = 16,
+    imgsz: Annotated[int | None, typer.Option(min=SMALLEST, help="Input size; else the artifact's.")] = None,
+    half: Annotated[bool, typer.Option("--half", help="Convolutions in half precision.")] = False,
+    int8: Annotated[
+        str | None, typer.Option(help="Convolutions in 8 bits: images (folder, glob) to take ranges from.")
+    ] = None,
+    web: Annotated[bool, typer.Option("--web", help="A page as well, that runs the model in a browser.")] = False,
+    end2end: Annotated[
+        bool | None, typer.Option(help="Head of a YOLO26 that has both; else as in the checkpoint.")
+    ] = None,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Load a checkpoint that may run code; trusted files only.")
+    ] = False,
+) -> None:
+    """Write an ONNX model that gives calibrated covariances, and a runtime of one file that needs no PyTorch."""
+    from halopose.data.files import make_folder
+    from halopose.data.images import read_source
+    from halopose.deploy import folder, onnx_file, quantise, web_page
+    from halopose.deploy.graph import TopkSettings
+    from halopose.predictor import UncertainPose
+
+    base, artifact = files_or_shipped(base, artifact)
+    if half and int8:
+        raise HaloposeError("give --half or --int8, not both")
+    onnx_file.require_onnx()
+    make_folder(output)
+    pose = UncertainPose.load(base, artifact, unsafe=unsafe, end2end=end2end)
+    topk = TopkSettings(candidates=max(TopkSettings().candidates, 4 * windows), windows=windows)
+    model = onnx_file.build(pose.host, pose.artifact, onnx_file.ExportSettings(form, topk, imgsz))
+    if half:
+        model = quantise.to_half(model)
+    if int8:
+        model = quantise.to_int8(model, read_source(int8))
+        say("in 8 bits residuals differ: calibrate again with `halopose calibrate DATA --deployed`")
+    folder.write_folder(output, model, pose.artifact)
+    if web:
+        web_page.write_page(output / "web", model)
+        say(f"-> {output / 'web'}: `python {output / 'web' / 'serve.py'}`, then open http://localhost:8000")
+    say(f"-> {output}: model.onnx ({model.ByteSize() / 2**20:.1f} MB), predict.py, README.md, card.json")
+
+
+def folder_of(path: Path) -> Path:
+    """A deployed folder that is there."""
+    if not path.is_dir():
+        raise HaloposeError(f"no folder {path}: write one with `halopose export -o {path}`")
+    return path
+
+
+def calibrate_deployed(
+    data: Path, folder: Path, split: str, images: Path | None, *, offset: bool, **changes: Any
+) -> None:
+    """Fit the calibrations of a deployed folder again, in its own runtime.
+
+    changes: ``rule`` and ``region_scales`` where they are not as the folder was made.
+    """
+    from halopose.deploy import recalibration
+    from halopose.types import named
+
+    deployed, dataset = _opened(data, folder, split, images, ("heads",))
+    with progress() as step:
+        seen = recalibration.collect(deployed, dataset, step=named(step, "running the deployed model"))
+    for line in seen.skipped:
+        say(f"skipped: {line}")
+    count = recalibration.calibrate(folder, seen, offset=offset, **changes)
+    say(f"calibrated on {count} objects of {len(seen.truth.images)} images -> {deployed.path}")
+
+
+def evaluate_deployed(
+    data: Path,
+    folder: Path,
+    output: Path,
+    split: str,
+    images: Path | None,
+    imgsz: int | None,
+    conf: float,
+    iou: float,
+    bootstrap: int,
+    area: Literal["annotation", "box"],
+    overlap: str,
+    visibility: float | None,
+) -> None:
+    """The whole protocol in the deployed runtime, on images that neither heads nor calibration have seen."""
+    from halopose.data.files import make_folder
+    from halopose.deploy import recalibration
+    from halopose.deploy.deployed_model import Detecting
+    from halopose.protocol import Protocol
+    from halopose.types import named
+
+    parts = ("heads", "calibration") if overlap == "exclude" else ()
+    deployed, dataset = _opened(data, folder, split, images, parts, visibility)
+    protocol = Protocol(bootstrap=bootstrap, area=area)
+    make_folder(output)
+    with progress() as step:
+        seen = recalibration.collect(
+            deployed,
+            dataset,
+            Detecting(conf, iou, imgsz, recalibration.SCORING.detections),
+            named(step, "running the deployed model"),
+        )
+        scores = recalibration.score(deployed, seen, protocol, named(step, "resampling images"))
+    for line in seen.skipped:
+        say(f"skipped: {line}")
+    write_scores(scores, output, str(deployed.path))
+
+
+def _opened(
+    data: Path,
+    folder: Path,
+    split: str,
+    images: Path | None,
+    parts: tuple[str, ...],
+    visibility: float | None = None,
+) -> tuple[Deployed, Dataset]:
+    """The folder's model, and the images of a split that the given parts of its making have not seen."""
+    import numpy as np
+
+    from halopose.data.loading import load_dataset
+    from halopose.deploy.deployed_model import Deployed
+    from halopose.deploy.recalibration import images_seen
+
+    deployed = Deployed(folder_of(folder), visibility=visibility)
+    dataset = load_dataset(data, split, images=images, otherwise=deployed.layout)
+    left = np.setdiff1d(dataset.image_ids, images_seen(deployed, parts))
+    if len(left) < len(dataset):
+        say(f"{len(dataset) - len(left)} of {len(dataset)} images were used to make the model: left out")
+    if not len(left):
+        raise HaloposeError("every image was used to make the model: give others")
+    return deployed, dataset.subset(left)

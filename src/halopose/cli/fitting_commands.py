@@ -1,0 +1,463 @@
+"""Commands that make an artifact: fit, its steps collect, train and calibrate, and novelty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from halopose.cli.export_commands import calibrate_deployed
+from halopose.cli.options import (
+    Alpha,
+    ArtifactElseShipped,
+    Base,
+    BaseElseShipped,
+    Batch,
+    CalibrationShare,
+    Data,
+    Deployed,
+    Device,
+    Dispersion,
+    Dof,
+    End2End,
+    Epochs,
+    Half,
+    Images,
+    ImageSize,
+    MaybeArtifact,
+    MaybeBase,
+    MaybeRegionScales,
+    NoveltyImages,
+    RegionScales,
+    Rule,
+    RuleAsMade,
+    ScaleWeight,
+    Seed,
+    SignalsOption,
+    Source,
+    Train,
+    TrainSizes,
+    Trunk,
+    Unsafe,
+    Val,
+    ValImages,
+    WarmStart,
+    Workers,
+    files_or_shipped,
+    given,
+    named_files,
+    refuse_with_deployed,
+    sizes,
+)
+from halopose.cli.options import share as checked_share
+from halopose.cli.terminal import progress, say, say_skipped, write_scores
+from halopose.errors import HaloposeError
+
+if TYPE_CHECKING:
+    from halopose.data.dataset import Dataset
+    from halopose.fitting.artifact import Artifact
+    from halopose.fitting.feature_cache import MatchStore
+    from halopose.fitting.pipeline import FitSettings
+    from halopose.hosts.base import Host
+    from halopose.keypoints import Keypoints
+    from halopose.uncertainty.heads import HeadSettings
+
+
+def fit(
+    data: Annotated[
+        Path | None, typer.Argument(help="YOLO data yaml, or COCO json; else a world of runways.")
+    ] = None,
+    base: Annotated[Path | None, typer.Option(help="Trained pose model; else the runway detector.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Artifact to write, .safetensors.")] = Path(
+        "heads.safetensors"
+    ),
+    train: Train = "train",
+    val: Val = "val",
+    images: Images = None,
+    val_images: ValImages = None,
+    work: Annotated[Path | None, typer.Option(help="Work folder; else beside the artifact.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Report folder; else beside the artifact.")] = None,
+    imgsz: ImageSize = 640,
+    train_sizes: TrainSizes = None,
+    calibration: Source = "matched",
+    calibration_share: CalibrationShare = 0.2,
+    rule: Rule = "youden",
+    region_scales: RegionScales = False,
+    epochs: Epochs = 12,
+    alpha: Alpha = 1.0,
+    scale_weight: ScaleWeight = True,
+    dof: Dof = None,
+    dispersion: Dispersion = "full",
+    trunk: Trunk = "mirrored",
+    warm_start: WarmStart = True,
+    signals: SignalsOption = False,
+    novelty_images: NoveltyImages = 300,
+    seed: Seed = 0,
+    workers: Workers = None,
+    batch: Batch = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where to collect: here, or on a Ray cluster.")
+    ] = "local",
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Collect, train, calibrate, choose the pruning thresholds and report: one command, one artifact.
+
+    Without arguments it makes its own world of runways and fits the runway detector that ships.
+    """
+    from dataclasses import replace
+
+    from halopose.data.files import make_folder, make_room
+    from halopose.data.lock import locked
+    from halopose.fitting import pipeline
+    from halopose.fitting.workers import WorkerPool, batch_for, ranks
+    from halopose.hosts.loading import load_host
+
+    if ranks():
+        raise HaloposeError("fit is for one process: under torchrun run collect, train and evaluate one by one")
+    settings = replace(
+        _settings(epochs, alpha, scale_weight, dof, seed, _head(dispersion, trunk, warm_start, signals)),
+        train_sizes=(imgsz,) if train_sizes is None else sizes(train_sizes),
+        imgsz=imgsz,
+        calibration=calibration,
+        calibration_share=calibration_share,
+        rule=rule,
+        region_scales=region_scales,
+        novelty_images=novelty_images,
+    )
+    make_room(output)
+    work = work or output.with_suffix("")
+    if work == output:
+        raise HaloposeError(f"{output} is the work folder too: name the artifact {output}.safetensors")
+    report = report or output.with_name(f"{output.stem}-report")
+    make_folder(report)
+    with locked(work):
+        if data is None and base is None:
+            data, base = _runways(work)
+        if data is None or base is None:
+            raise HaloposeError("give both the data and --base, or neither, to fit the runway detector that ships")
+        host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+        training, validation = two_datasets(data, train, val, images, val_images, host.layout)
+        settings = replace(settings, batch=batch or batch_for(host.device))
+        crew = replace(WorkerPool.of_machine(host.device, workers), engine=engine)
+        with progress() as step:
+            artifact, scores = pipeline.fit(host, training, validation, work, settings, step, crew)
+    artifact.save(output)
+    for line in artifact.card["skipped"]:
+        say(f"skipped: {line}")
+    write_scores(scores, report, host.description)
+    say(f"-> {output}")
+
+
+def collect(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the match store.")],
+    split: Annotated[str, typer.Option(help="Split of the data yaml; several with commas.")] = "train",
+    images: Images = None,
+    imgsz: Annotated[str, typer.Option("--sizes", help="Input sizes, with commas.")] = "640",
+    detections: Annotated[int, typer.Option(min=0, max=300, help="Detections kept an image; to calibrate.")] = 0,
+    signals: SignalsOption = False,
+    workers: Workers = None,
+    batch: Batch = None,
+    part: Annotated[
+        str | None, typer.Option(help="Only this part of the store, such as 3/8; others see to the rest.")
+    ] = None,
+    half: Half = False,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Run the frozen base once and store what heads will ever see; a rerun resumes.
+
+    Under torchrun, or with --part in jobs of an array, each process takes its part of one store.
+    """
+    from halopose.data.loading import load_dataset
+    from halopose.data.lock import locked
+    from halopose.fitting.collecting import collect_shards, finished
+    from halopose.fitting.feature_cache import CollectSettings, missing_shards
+    from halopose.fitting.workers import WorkerPool, batch_for, own_device, parse_part
+    from halopose.hosts.loading import load_host
+    from halopose.types import named
+
+    chosen, views = parse_part(part) if part is not None else None, sizes(imgsz, "sizes")
+    host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
+    if half:
+        host.use_half()
+    settings = CollectSettings(
+        imgsz=views, detections=detections, batch=batch or batch_for(host.device), signals=signals
+    )
+    dataset = load_dataset(data, split, images=images, otherwise=host.layout)
+    crew = WorkerPool.of_machine(host.device, workers, chosen)
+    with locked(output, (crew.part, crew.parts)), progress() as step:
+        collect_shards(host, dataset, output, settings, named(step, "collecting"), crew)
+    if missing := missing_shards(output):
+        say(f"part {crew.part + 1} of {crew.parts} is done; of all shards {missing}")
+        return
+    collected = finished(output)
+    say_skipped(collected)
+    if isinstance(collected.folder, Path):
+        say(f"{sum(len(cells) for cells in collected.cells('assigned'))} assigned cells -> {output}")
+    else:  # counting them would fetch the store
+        say(f"{collected.manifest['shards']} shards -> {collected.folder}")
+
+
+def train(
+    store: Annotated[Path, typer.Argument(help="Match store of the training images.")],
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Uncalibrated artifact to write.")],
+    epochs: Epochs = 12,
+    alpha: Alpha = 1.0,
+    scale_weight: ScaleWeight = True,
+    dof: Dof = None,
+    dispersion: Dispersion = "full",
+    trunk: Trunk = "mirrored",
+    warm_start: WarmStart = True,
+    signals: SignalsOption = False,
+    seed: Seed = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Train heads on a match store; a rerun resumes after the last whole epoch.
+
+    Under torchrun the processes share the store out and train the same heads together.
+    """
+    from dataclasses import replace
+
+    from halopose.data.files import make_room
+    from halopose.fitting import pipeline
+    from halopose.fitting.feature_cache import MatchStore
+    from halopose.fitting.workers import ProcessGroup, own_device
+    from halopose.hosts.loading import load_host
+
+    host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
+    ranks = ProcessGroup.joined(host.device)
+    collected = MatchStore(store)
+    settings = replace(
+        _settings(epochs, alpha, scale_weight, dof, seed, _head(dispersion, trunk, warm_start, signals)),
+        train_sizes=collected.settings.imgsz,
+        imgsz=max(collected.settings.imgsz),
+        cells_per_object=collected.settings.cells_per_object,
+    )
+    make_room(output)
+    with progress() as step:
+        checkpoint = output.with_suffix(".training.safetensors")
+        heads, trained = pipeline.train_heads(host, [collected], settings, checkpoint, step, ranks=ranks)
+    if not ranks.first:
+        return
+    pipeline.uncalibrated(host, heads, [collected], settings, trained).save(output)
+    say(f"held-out loss {min(trained.holdout_loss):.4f} after epoch {trained.best_epoch + 1} -> {output}")
+
+
+def calibrate(
+    context: typer.Context,
+    store: Annotated[
+        Path,
+        typer.Argument(help="Annotated images (data yaml, or COCO json with --images), or a match store of them."),
+    ],
+    base: MaybeBase = None,
+    artifact: MaybeArtifact = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Calibrated artifact to write.")] = None,
+    deployed: Deployed = None,
+    split: Annotated[str, typer.Option(help="Split of the data yaml.")] = "val",
+    images: Images = None,
+    source: Source = "matched",
+    share: Annotated[
+        float, typer.Option(callback=checked_share, help="Part of the images to calibrate on, as fit's; else all.")
+    ] = 1.0,
+    rule: RuleAsMade = None,
+    region_scales: MaybeRegionScales = None,
+    offset: Annotated[
+        bool, typer.Option("--offset", help="Centre the law beside the keypoint where its errors are biased.")
+    ] = False,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Calibrate trained heads and choose the pruning thresholds on images they have not seen.
+
+    A few dozen annotated frames of a camera of your own adapt heads to it; the base's keypoints stay as they are.
+    For heads that ship name the model, as `--base runway`.
+    """
+    import numpy as np
+
+    from halopose.data.files import make_room
+    from halopose.fitting import pipeline
+    from halopose.fitting.artifact import Artifact
+    from halopose.fitting.novelty_fitting import calibrate_novelty
+    from halopose.predictor import host_for
+
+    chosen = {"rule": rule, "region_scales": region_scales}
+    changes = {name: value for name, value in chosen.items() if value is not None}
+    if deployed is not None:
+        if output is not None:
+            raise HaloposeError(
+                "a deployed folder is calibrated in its place: copy it first, and leave --output out"
+            )
+        if source != "matched":
+            raise HaloposeError("a deployed folder gives detections alone: leave out --source assigned")
+        refuse_with_deployed(context, "share", "end2end", "device", "unsafe")
+        calibrate_deployed(store, deployed, split, images, offset=offset, **changes)
+        return
+    base, artifact = named_files(base, artifact)
+    base, artifact, output = given(base, "base"), given(artifact, "artifact"), given(output, "output")
+    trained = Artifact.load(artifact)
+    host = host_for(trained, base, device=device, unsafe=unsafe, end2end=end2end)
+    make_room(output)
+    found = _store_of(store, split, images, trained, host, output)
+    done = pipeline.calibrate_artifact(trained, host, found, source, share, offset=offset, **changes)
+    if done.novelty is not None:
+        done = calibrate_novelty(done, found, np.array(done.card["images"]["calibration"]))
+    done.save(output)
+    for line in _changes(trained, done):
+        say(line)
+    if done.novelty is not None:
+        say(f"novelty is a rank among {done.card['novelty']['detections']} detections in these images now")
+    say(f"calibrated on {len(done.card['images']['calibration'])} images -> {output}")
+
+
+def _store_of(
+    given: Path, split: str, images: Path | None, trained: Artifact, host: Host, output: Path
+) -> MatchStore:
+    """The match store of a folder, or one collected from annotated images beside the output."""
+    from dataclasses import replace
+
+    from halopose.data.loading import load_dataset
+    from halopose.fitting import pipeline
+    from halopose.fitting.feature_cache import MatchStore
+    from halopose.landing.runway_datasets import is_runways
+
+    if not is_runways(given) and (given.is_dir() or not given.exists()):
+        return MatchStore(given)
+    dataset = load_dataset(given, split, images=images, otherwise=trained.layout)
+    stated = dataset.layout
+    if (stated.names, stated.sigmas) == (trained.layout.names, trained.layout.sigmas):
+        dataset = replace(
+            dataset, layout=trained.layout
+        )  # limbs, which labels draw in their own way, do not count
+    settings = replace(pipeline.FitSettings.from_json(trained.card["settings"]), imgsz=trained.imgsz)
+    with progress() as step:
+        return pipeline.collect_validation(host, dataset, output.with_suffix("") / "store", settings, step)
+
+
+def _changes(before: Artifact, after: Artifact) -> list[str]:
+    """What a calibration did to every keypoint: its temperature and, if asked for, its mean."""
+    old, new = before.calibrations.gaussian.tau_, after.calibrations.gaussian.tau_
+    offset = after.calibrations.offset
+    lines = []
+    for k, name in enumerate(after.layout.names):
+        line = f"{name:16} temperature {float(old[k]):.2f} -> {float(new[k]):.2f}"
+        if offset is not None:
+            x, y = (100 * offset[k]).tolist()
+            line += f", mean {x:+.1f} {y:+.1f} % of the object's size" if x or y else ", no bias found"
+        lines.append(line)
+    if offset is not None:
+        lines.append("the base's keypoints stay; calibrate without --offset to be rid of the means")
+    return lines
+
+
+def novelty(
+    data: Data,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Artifact to write.")],
+    base: BaseElseShipped = None,
+    artifact: ArtifactElseShipped = None,
+    train: Train = "train",
+    val: Val = "val",
+    images: Images = None,
+    val_images: ValImages = None,
+    work: Annotated[Path | None, typer.Option(help="Work folder; else beside the artifact.")] = None,
+    novelty_images: NoveltyImages = 300,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Add to a calibrated artifact what tells the usual from the new; heads and calibration stay as they are.
+
+    Learns from training images and corrupted copies of them; p-values come from validation images, but for those
+    the artifact's card keeps for evaluation.
+    """
+    import numpy as np
+
+    from halopose.data.files import make_room
+    from halopose.data.lock import locked
+    from halopose.fitting import pipeline
+    from halopose.fitting.artifact import Artifact
+    from halopose.fitting.novelty_fitting import NoveltySettings, collect_copies, fit_novelty
+    from halopose.hosts import model_zoo
+    from halopose.predictor import host_for
+
+    base, artifact = files_or_shipped(base, artifact)
+    known = Artifact.load(artifact or model_zoo.shipped_artifact())
+    host = host_for(known, base or model_zoo.find_base(), device=device, unsafe=unsafe, end2end=end2end)
+    make_room(output)
+    work = work or output.with_suffix("")
+    training, validation = two_datasets(data, train, val, images, val_images, known.layout)
+    held = np.setdiff1d(validation.image_ids, known.card.get("images", {}).get("evaluation", []))
+    validation = validation.subset(np.setdiff1d(held, known.card.get("images", {}).get("heads", [])))
+    if not len(validation):
+        raise HaloposeError("the heads have seen every validation image: give others")
+    settings = pipeline.FitSettings(imgsz=known.imgsz, head=known.heads.settings)
+    with locked(work), progress() as step:
+        how = NoveltySettings(novelty_images)
+        signals = known.heads.settings.signals
+        copies = collect_copies(host, training, work / "copies", known.imgsz, how, step, signals)
+        store = pipeline.collect_validation(host, validation, work / "val", settings, step)
+        done = fit_novelty(known, copies, store)
+    done.save(output)
+    facts = done.card["novelty"]
+    say(f"fitted on {len(facts['images'])} images, calibrated on {len(facts['calibration'])} -> {output}")
+
+
+def _runways(work: Path) -> tuple[Path, Path]:
+    """A world of runways in the work folder, and the detector that ships, which has seen other scenes."""
+    from halopose.hosts import model_zoo
+    from halopose.landing.world.dataset_writer import write_dataset
+
+    say("drawing runways ...")
+    data = write_dataset(work / "world", model_zoo.RUNWAY_IMAGES, model_zoo.RUNWAY_SEED, processes=2)
+    return data, model_zoo.runway_detector()
+
+
+def _head(dispersion: Dispersion, trunk: Trunk, warm_start: bool, signals: bool) -> HeadSettings:
+    """What kind of head; those that look beyond their window have a bound as well."""
+    from halopose.uncertainty.heads import HeadSettings
+
+    return HeadSettings(dispersion, trunk, warm_start, claims=signals, features=signals, bounded=signals)
+
+
+def _settings(
+    epochs: int, alpha: float, scale_weight: bool, dof: float | None, seed: int, head: HeadSettings
+) -> FitSettings:
+    """Settings of the training; the rest is the caller's."""
+    from halopose.fitting.head_training import TrainSettings
+    from halopose.fitting.pipeline import FitSettings
+
+    return FitSettings(
+        train=TrainSettings(epochs=epochs, alpha=alpha, scale_weight=scale_weight, dof=dof, seed=seed),
+        head=head,
+    )
+
+
+def two_datasets(
+    data: Path, train: str, val: str, images: Path | None, val_images: Path | None, otherwise: Keypoints
+) -> tuple[Dataset, Dataset]:
+    """Training and validation data. otherwise: keypoints of the model, for what the data do not state."""
+    from halopose.data.loading import load_dataset
+    from halopose.landing.runway_datasets import is_runways
+
+    if is_runways(data):
+        if not Path(val).exists():
+            raise HaloposeError("with LARD or BARS give the validation annotations too: --val other.csv or folder")
+        return load_dataset(data, ""), load_dataset(val, "")
+    if data.suffix == ".json":
+        if not val.endswith(".json"):
+            raise HaloposeError("with COCO json give the validation annotations too: --val other.json")
+        folder = val_images or images
+        return (
+            load_dataset(data, "", images=images, otherwise=otherwise),
+            load_dataset(val, "", images=folder, otherwise=otherwise),
+        )
+    return load_dataset(data, train, otherwise=otherwise), load_dataset(data, val, otherwise=otherwise)

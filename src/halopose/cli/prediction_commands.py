@@ -1,0 +1,311 @@
+"""Commands that use an artifact: evaluate and predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from halopose.cli.export_commands import evaluate_deployed, folder_of
+from halopose.cli.options import (
+    Alarm,
+    ArtifactElseShipped,
+    BaseElseShipped,
+    Batch,
+    Bootstrap,
+    Confidence,
+    Data,
+    Deployed,
+    Device,
+    End2End,
+    Family,
+    Half,
+    Images,
+    Iou,
+    MaybeArtifact,
+    MaybeBase,
+    OtherSize,
+    Uncalibrated,
+    Unsafe,
+    Visibility,
+    Workers,
+    between,
+    files_or_shipped,
+    finite,
+    given,
+    named_files,
+    refuse_with_deployed,
+)
+from halopose.cli.terminal import progress, say, say_skipped, write_scores
+from halopose.errors import HaloposeError
+
+if TYPE_CHECKING:
+    from halopose.data.dataset import Dataset
+    from halopose.fitting.artifact import Artifact
+    from halopose.predictor import UncertainPose
+    from halopose.types import Array
+
+OF_TORCH = "uncalibrated", "end2end", "device", "unsafe"  # which a deployed folder has no use for
+
+
+def evaluate(
+    context: typer.Context,
+    data: Data,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for metrics, report and pictures.")],
+    base: MaybeBase = None,
+    artifact: MaybeArtifact = None,
+    deployed: Deployed = None,
+    split: Annotated[str, typer.Option(help="Split of the data yaml.")] = "val",
+    images: Images = None,
+    imgsz: OtherSize = None,
+    conf: Confidence = 0.01,
+    iou: Iou = 0.7,
+    bootstrap: Bootstrap = 200,
+    area: Annotated[Literal["annotation", "box"], typer.Option(help="Area in the confidence.")] = "box",
+    visibility: Visibility = None,
+    overlap: Annotated[
+        Literal["exclude", "allow"], typer.Option(help="Images the artifact has seen: leave out, or not.")
+    ] = "exclude",
+    pictures: Annotated[int, typer.Option(min=0, help="Example pictures with residuals and NLL.")] = 8,
+    shift: Annotated[
+        bool,
+        typer.Option("--shift", help="Corrupt the images step by step too: coverage and alarms of each step."),
+    ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="With --shift, data of another kind: a data yaml of the same keypoints.")
+    ] = None,
+    kinds: Annotated[
+        str | None, typer.Option(help="With --shift, corruptions with commas; else all that are known.")
+    ] = None,
+    alarm: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=finite, help="With --shift, rate of false alarms.")
+    ] = 0.05,
+    uncalibrated: Uncalibrated = False,
+    workers: Workers = None,
+    batch: Batch = None,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """The whole protocol on images that neither heads nor calibration have seen.
+
+    Under torchrun each process runs the base on its part of them, and the first scores them all.
+    """
+    from dataclasses import replace
+
+    from halopose.data.loading import load_dataset
+    from halopose.data.lock import locked
+    from halopose.fitting import pipeline
+    from halopose.fitting.artifact import Artifact
+    from halopose.fitting.collecting import collect_shards, finished
+    from halopose.fitting.workers import ProcessGroup, WorkerPool, batch_for, own_device
+    from halopose.predictor import UncertainPose
+    from halopose.protocol import Protocol
+    from halopose.types import named
+
+    if deployed is not None:
+        refuse_with_deployed(
+            context, "pictures", "shift", "against", "kinds", "alarm", *OF_TORCH, "workers", "batch"
+        )
+        evaluate_deployed(
+            data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap, visibility
+        )
+        return
+    base, artifact = named_files(base, artifact)
+    base, artifact = given(base, "base"), given(artifact, "artifact")
+    model = UncertainPose.load(
+        base,
+        _pruning_at(Artifact.load(artifact), visibility),
+        device=own_device(device),
+        unsafe=unsafe,
+        end2end=end2end,
+        uncalibrated=uncalibrated,
+    )
+    ranks, crew = ProcessGroup.joined(model.host.device), WorkerPool.of_machine(model.host.device, workers)
+    dataset = load_dataset(data, split, images=images, otherwise=model.artifact.layout)
+    if overlap == "exclude":
+        dataset = _unseen(dataset, model.artifact)
+    settings = pipeline.FitSettings(
+        imgsz=imgsz or model.artifact.imgsz, conf=conf, iou=iou, batch=batch or batch_for(model.host.device)
+    )
+    protocol = Protocol(bootstrap=bootstrap, area=area)
+    with locked(output, (crew.part, crew.parts)):
+        with progress() as step:
+            collecting, counter = (
+                pipeline.validation_settings(settings),
+                named(step, "collecting validation images"),
+            )
+            collect_shards(model.host, dataset, output / "store", collecting, counter, crew)
+            ranks.meet()
+            if not ranks.first:
+                return
+            store = finished(output / "store")
+            scores = pipeline.evaluate_artifact(model.artifact, model.host, store, None, protocol, step)
+        say_skipped(store)
+        if pictures:
+            shown = replace(dataset, records=dataset.records[:pictures])
+            _example_pictures(model, shown, output / "pictures", imgsz=imgsz, conf=conf, iou=iou)
+        write_scores(scores, output, model.host.description)
+        if shift:
+            _shift(model, dataset, output, split, against, kinds, alarm)
+
+
+def _shift(
+    model: UncertainPose,
+    dataset: Dataset,
+    output: Path,
+    split: str,
+    against: Path | None,
+    kinds: str | None,
+    alarm: float,
+) -> None:
+    """The ladder of corruptions, and the other data: shift.json, shift.html and a table."""
+    from halopose.data.files import write_json, write_text
+    from halopose.data.loading import load_dataset
+    from halopose.reports.shift_report import render_shift, to_text
+    from halopose.studies.shift_study import ShiftSettings, run_shift
+
+    chosen = ShiftSettings().kinds if kinds is None else tuple(kind.strip() for kind in kinds.split(","))
+    others = (
+        {} if against is None else {against.stem: load_dataset(against, split, otherwise=model.artifact.layout)}
+    )
+    with progress() as step:
+        settings = ShiftSettings(kinds=chosen, alarm=alarm)
+        study = run_shift(model.host, model.artifact, dataset, output / "shift", settings, others, step)
+    write_json(output / "shift.json", study.to_json())
+    write_text(output / "shift.html", render_shift(study, f"{model.host.description}: what a shift does"))
+    say(to_text(study))
+    say(f"-> {output / 'shift.html'}, {output / 'shift.json'}")
+
+
+def predict(
+    context: typer.Context,
+    sources: Annotated[list[str], typer.Argument(help="Images, folders, patterns, films, streams; - is stdin.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for pictures and json.")] = Path("poses"),
+    base: BaseElseShipped = None,
+    artifact: ArtifactElseShipped = None,
+    deployed: Deployed = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="COCO json that says the ids of images, by file names, and of classes.")
+    ] = None,
+    family: Family = "gaussian",
+    conf: Confidence = 0.25,
+    iou: Iou = 0.7,
+    imgsz: OtherSize = None,
+    visibility: Visibility = None,
+    probability: Annotated[
+        float, typer.Option(callback=between, help="Probability that an ellipse holds, between 0 and 1.")
+    ] = 0.95,
+    hide_pruned: Annotated[bool, typer.Option("--hide-pruned", help="Do not draw pruned keypoints.")] = False,
+    boxes: Annotated[bool, typer.Option("--boxes", help="Draw boxes and scores too.")] = False,
+    legend: Annotated[bool, typer.Option("--legend", help="Draw what the colours mean.")] = False,
+    pictures: Annotated[bool, typer.Option(help="Write annotated pictures and films.")] = True,
+    joint: Annotated[bool, typer.Option("--joint", help="Write how keypoints err together, too.")] = False,
+    alarm: Alarm = None,
+    widen: Annotated[bool, typer.Option("--widen", help="Larger ellipses for what is unlike the data.")] = False,
+    uncalibrated: Uncalibrated = False,
+    half: Half = False,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Predict poses with their distributions: annotated pictures and films, and a json that `score` reads."""
+    from halopose.cli.prediction_run import Drawing, predict_sources
+    from halopose.data.coco import read_numbering
+    from halopose.data.files import make_folder
+    from halopose.data.sources import find_sources
+    from halopose.deploy.deployed_model import Deployed as DeployedFolder
+    from halopose.fitting.artifact import Artifact
+    from halopose.hosts import model_zoo
+    from halopose.predictor import DeployedPose, UncertainPose
+
+    found = find_sources(sources)
+    ids = None if truth is None else read_numbering(truth)
+    if deployed is not None and half:
+        raise HaloposeError("a deployed folder has its own precision: export it with --half, or leave it out here")
+    model: UncertainPose
+    if deployed is not None:
+        refuse_with_deployed(context, "widen", *OF_TORCH)
+        model = DeployedPose(DeployedFolder(folder_of(deployed), visibility=visibility), family)
+    else:
+        base, artifact = files_or_shipped(base, artifact)
+        model = UncertainPose.load(
+            base,
+            _pruning_at(Artifact.load(artifact or model_zoo.shipped_artifact()), visibility),
+            family=family,
+            device=device,
+            unsafe=unsafe,
+            end2end=end2end,
+            uncalibrated=uncalibrated,
+            widen=widen,
+        )
+    if half:
+        model.host.use_half()
+    if alarm is not None and not model.knows_novelty:
+        raise HaloposeError(
+            "these heads know nothing of novelty: add it with `halopose novelty`, or leave --alarm off"
+        )
+    drawing = Drawing(probability, not hide_pruned, boxes, legend, alarm) if pictures else None
+    options = {"conf": conf, "iou": iou, "imgsz": imgsz}
+    skipped = predict_sources(model, found, make_folder(output), drawing, ids, joint=joint, alarm=alarm, **options)
+    if skipped:
+        raise typer.Exit(1)
+
+
+def models() -> None:
+    """List the models that load by name, with their cards."""
+    from halopose.fitting.artifact import Artifact
+    from halopose.hosts.model_zoo import named_models
+
+    for model in named_models():
+        try:
+            artifact = Artifact.load(model.artifact())
+        except HaloposeError as error:
+            say(f"{model.name:16}{model.about}: {error}", always=True)
+            continue
+        images = {name: len(ids) for name, ids in artifact.card.get("images", {}).items()}
+        figures = artifact.card.get("figures", {})
+        say(f"{model.name:16}{model.about}", always=True)
+        say(f"{'':16}base {artifact.card.get('base', '?')}, input {artifact.imgsz}", always=True)
+        say(f"{'':16}images: " + ", ".join(f"{count} {name}" for name, count in images.items()), always=True)
+        for distribution in ("gaussian", "student_t"):
+            if distribution in figures:
+                values = ", ".join(f"{name.upper()} {value:.4f}" for name, value in figures[distribution].items())
+                say(f"{'':16}{distribution.replace('_', '-')}: {values}", always=True)
+
+
+def _pruning_at(artifact: Artifact, visibility: float | None) -> Artifact:
+    """The artifact with another visibility threshold, if one is given; 0 switches it off."""
+    from dataclasses import replace
+
+    if visibility is None:
+        return artifact
+    calibrations = replace(artifact.calibrations, visibility_threshold=visibility or None)
+    return replace(artifact, calibrations=calibrations)
+
+
+def _unseen(dataset: Dataset, artifact: Artifact) -> Dataset:
+    """The data set without images that the artifact was trained or calibrated on."""
+    import numpy as np
+
+    images = artifact.card.get("images", {})
+    known: Array = np.array([*images.get("heads", []), *images.get("calibration", [])], dtype=np.int64)
+    left = np.setdiff1d(dataset.image_ids, known)
+    if len(left) < len(dataset):
+        say(f"{len(dataset) - len(left)} of {len(dataset)} images were used to make the artifact: left out")
+    if not len(left):
+        raise HaloposeError("every image was used to make the artifact: give others, or say --overlap allow")
+    return dataset.subset(left)
+
+
+def _example_pictures(model: UncertainPose, dataset: Dataset, folder: Path, **options: Any) -> None:
+    """Detections with residuals and NLL, all keypoints beside those kept."""
+    from halopose.data.images import distinct_names, write_image
+    from halopose.reports.example_pictures import draw_example
+
+    names = distinct_names([Path(str(record.path)) for record in dataset.records])
+    for record, name in zip(dataset.records, names, strict=True):
+        picture = draw_example(model, record, **options)
+        if picture is not None:
+            write_image(folder / f"{name}.jpg", picture)

@@ -1,0 +1,224 @@
+"""Commands that need no model: score, recalibrate, apply, synthesize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from halopose.cli.options import (
+    Area,
+    Bootstrap,
+    Family,
+    MaybeArea,
+    MaybeRule,
+    MaybeScalarisation,
+    Predictions,
+    RegionScales,
+    Rule,
+    Scalarisation,
+    Seed,
+    Sigmas,
+    Truth,
+    finite,
+    maybe_between,
+    numbers,
+    positive,
+    share,
+)
+from halopose.cli.options import sigmas as parse_sigmas
+from halopose.cli.terminal import progress, say, write_scores
+from halopose.errors import HaloposeError
+
+if TYPE_CHECKING:
+    from halopose.calibration.calibration_file import CalibrationFile
+    from halopose.poses import GroundTruth, PoseDistributions
+
+
+def score(
+    predictions: Predictions,
+    truth: Truth,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for metrics and report.")],
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option(help="Calibration fitted elsewhere (repeat for both families); else cross-fitted."),
+    ] = None,
+    overlap: Annotated[
+        Literal["refuse", "exclude", "allow"],
+        typer.Option(help="What to do with images that a calibration was fitted on."),
+    ] = "refuse",
+    bootstrap: Bootstrap = 200,
+    folds: Annotated[int, typer.Option(min=2, max=1000, help="Folds of images for cross-fitting.")] = 5,
+    area: MaybeArea = None,
+    scalarisation: MaybeScalarisation = None,
+    rule: MaybeRule = None,
+    region_scales: RegionScales = False,
+    visibility: Annotated[
+        bool, typer.Option("--visibility", help="Prune by the visibility score too, beside the covariance.")
+    ] = False,
+    covariance: Annotated[
+        Literal["moment", "paper"], typer.Option(help="Covariance of a Student-t: second moment, or eq. 17.")
+    ] = "moment",
+    scale_edges: Annotated[str, typer.Option(help="Sides in pixels that part the object scales.")] = "32,96",
+    sigmas: Sigmas = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap and of the random ranking.")] = 0,
+) -> None:
+    """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html."""
+    from halopose.calibration.calibration_file import Pruning, distributions_under, file_that_prunes
+    from halopose.data.files import make_folder
+    from halopose.evaluation.evaluate import evaluate
+    from halopose.matching.matched_poses import match_poses
+    from halopose.protocol import Protocol
+    from halopose.types import named
+
+    edges = tuple(side**2 for side in numbers(scale_edges, "scale-edges"))
+    given = parse_sigmas(sigmas)
+    detections, objects, files = _scoring_input(predictions, truth, calibration or [], overlap, given)
+    pruner = file_that_prunes(files)
+    fitted = Pruning() if pruner is None else pruner.pruning
+    protocol = Protocol(
+        area=area or fitted.area,
+        scalarisation=scalarisation or fitted.scalarisation,
+        threshold_rule=rule or fitted.rule or "youden",
+        gamma_ks=fitted.gamma_ks,
+        visibility=visibility,
+        covariance=covariance,
+        scale_edges=edges,
+        folds=folds,
+        bootstrap=bootstrap,
+        seed=seed,
+        region_scales=region_scales,
+    )
+    if pruner is not None:
+        fitted.check(protocol, objects.layout)
+    make_folder(output)
+    matched = match_poses(detections, objects, protocol)
+    distributions = distributions_under(files, matched, protocol) if files and len(matched) else None
+    with progress() as step:
+        scores = evaluate(matched, distributions, protocol, named(step, "resampling images"))
+    write_scores(scores, output, predictions.name)
+
+
+def recalibrate(
+    predictions: Predictions,
+    truth: Truth,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Calibration json to write.")],
+    family: Family = "gaussian",
+    fraction: Annotated[
+        float, typer.Option(callback=share, help="Share of the images to use; leave the rest for scoring.")
+    ] = 1.0,
+    area: Area = "annotation",
+    scalarisation: Scalarisation = "trace",
+    rule: Rule = "youden",
+    region_scales: RegionScales = False,
+    sigmas: Sigmas = None,
+) -> None:
+    """Fit a calibration, a pruning threshold, regions and the correlation of keypoints on a prediction file."""
+    from halopose.calibration.calibrate import warn_of_few
+    from halopose.calibration.calibration_file import CalibrationFile
+    from halopose.calibration.seen_images import only_images
+    from halopose.data.coco import read_annotated, read_predictions
+    from halopose.data.splits import part_of_images
+    from halopose.matching.matched_poses import match_poses
+    from halopose.protocol import Protocol
+
+    annotated = read_annotated(truth, parse_sigmas(sigmas))
+    objects = annotated.truth
+    detections = read_predictions(predictions, objects, annotated.classes)
+    images = part_of_images(objects.images, fraction)
+    protocol = Protocol(area=area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales)
+    matched = match_poses(*only_images(detections, objects, images), protocol)
+    if not len(matched):
+        raise HaloposeError("no detection matches an annotated object: check that images and pixels agree")
+    warn_of_few(matched, len(images))
+    file = CalibrationFile.fit(matched, images, family, protocol)
+    file.save(output)
+    say(f"{family} calibration on {len(matched)} instances of {len(images)} images -> {output}")
+
+
+def apply(
+    calibration: Annotated[Path, typer.Argument(help="Calibration json from `halopose recalibrate`.")],
+    predictions: Predictions,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Prediction json to write.")],
+    joint: Annotated[bool, typer.Option("--joint", help="Write how keypoints err together, too.")] = False,
+    region: Annotated[
+        float | None, typer.Option(callback=maybe_between, help="Write regions of this probability, too.")
+    ] = None,
+) -> None:
+    """Apply a calibration to a prediction file; keypoints, boxes and scores stay as they are.
+
+    `keep` is written anew if the calibration was made with --area box; else it stays as it was, too.
+    """
+    from halopose.calibration.calibration_file import CalibrationFile, apply_to_file
+
+    file = CalibrationFile.load(calibration)
+    count = apply_to_file(file, predictions, output, joint=joint, region=region)
+    say(f"{file.family} calibration applied to {count} detections -> {output}")
+
+
+def synthesize(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for truth.json, predictions.json.")],
+    images: Annotated[int, typer.Option(min=2, max=1_000_000, help="Number of images.")] = 600,
+    persons: Annotated[int, typer.Option(min=2, max=1_000_000, help="Number of persons.")] = 1500,
+    dof: Annotated[float, typer.Option(callback=positive, help="Degrees of freedom of the residuals.")] = 4.0,
+    gaussian: Annotated[bool, typer.Option("--gaussian", help="Gaussian residuals instead.")] = False,
+    overconfidence: Annotated[
+        float, typer.Option(min=0.1, callback=finite, help="True over reported deviation.")
+    ] = 1.25,
+    seed: Seed = 0,
+) -> None:
+    """Make poses whose true distribution is known, to try the protocol out."""
+    from halopose.data.files import write_json
+    from halopose.data.synthetic_poses import World, synthesize
+
+    world = World(
+        images=images,
+        persons=persons,
+        dof=None if gaussian else dof,
+        overconfidence=overconfidence,
+        seed=seed,
+    )
+    truth, entries = synthesize(world)
+    write_json(output / "truth.json", truth)
+    write_json(output / "predictions.json", entries)
+    say(f"{persons} persons in {images} images -> {output / 'truth.json'}, {output / 'predictions.json'}")
+
+
+def _scoring_input(
+    predictions: Path, truth: Path, calibrations: list[Path], overlap: str, sigmas: list[float] | None
+) -> tuple[PoseDistributions, GroundTruth, list[CalibrationFile]]:
+    """Read what scoring needs and settle what happens to images that a calibration has seen."""
+    import numpy as np
+
+    from halopose.calibration.calibration_file import CalibrationFile
+    from halopose.calibration.seen_images import images_seen, only_images
+    from halopose.data.coco import parse_predictions, read_annotated
+    from halopose.data.files import read_json
+
+    annotated = read_annotated(truth, sigmas)
+    objects, content = annotated.truth, read_json(predictions)
+    detections = parse_predictions(predictions, content, objects, annotated.classes)
+    files = [CalibrationFile.load(path) for path in calibrations]
+    for path, file in zip(calibrations, files, strict=True):
+        if len(file.names) != objects.keypoint_count:
+            raise HaloposeError(
+                f"{path} is for {len(file.names)} keypoints, the ground truth has {objects.keypoint_count}"
+            )
+    for path, file in zip(calibrations, files, strict=True):
+        if file.names != objects.layout.names and set(file.names) == set(objects.layout.names):
+            raise HaloposeError(f"{path} has the keypoints of the ground truth in another order: fit it again")
+    if len({file.family for file in files}) < len(files):
+        raise HaloposeError("give at most one calibration of each family")
+    seen = set(images_seen(content, files).tolist()) & set(objects.images.tolist())
+    if seen and overlap == "refuse":
+        raise HaloposeError(
+            f"{len(seen)} of {len(objects.images)} images were used to fit the calibration: score other "
+            "images, or say --overlap exclude (leave them out) or --overlap allow"
+        )
+    if seen and overlap == "exclude":
+        if len(seen) == len(objects.images):
+            raise HaloposeError("every image was used to fit the calibration: nothing is left to score")
+        left = np.setdiff1d(objects.images, np.array(sorted(seen)))
+        detections, objects = only_images(detections, objects, left)
+    return detections, objects, files

@@ -1,0 +1,249 @@
+"""Commands that study the method and its base: ablate, finetune, analyse."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from halopose.cli.fitting_commands import two_datasets
+from halopose.cli.options import (
+    MANY,
+    Base,
+    CalibrationShare,
+    Confidence,
+    Data,
+    Device,
+    End2End,
+    Epochs,
+    Images,
+    ImageSize,
+    Iou,
+    Seed,
+    SignalsOption,
+    Source,
+    Train,
+    TrainSizes,
+    Unsafe,
+    Val,
+    ValImages,
+    exponents,
+    finite,
+    positive,
+)
+from halopose.cli.options import sizes as parse_sizes
+from halopose.cli.terminal import progress, say, say_skipped
+from halopose.errors import HaloposeError
+
+Resamplings = Annotated[int, typer.Option(min=2, max=MANY, help="Resamplings of images for intervals.")]
+
+
+def ablate(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for rows, tables and page.")],
+    train: Train = "train",
+    val: Val = "val",
+    images: Images = None,
+    val_images: ValImages = None,
+    imgsz: ImageSize = 640,
+    train_sizes: TrainSizes = None,
+    calibration: Source = "matched",
+    calibration_share: CalibrationShare = 0.2,
+    epochs: Epochs = 12,
+    alphas: Annotated[str, typer.Option(help="Retention exponents to compare.")] = "0,0.5,1,2,4",
+    bootstrap: Resamplings = 200,
+    workers: Annotated[int | None, typer.Option(min=1, help="Rows at a time; else as many as cores.")] = None,
+    signals: SignalsOption = False,
+    seed: Seed = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """The paper's ablations on your data: a row per variant, paired differences, verdicts; a rerun resumes."""
+    from halopose.data.files import make_folder, write_text
+    from halopose.data.lock import locked
+    from halopose.fitting.head_training import TrainSettings
+    from halopose.fitting.pipeline import FitSettings
+    from halopose.hosts.loading import load_host
+    from halopose.reports import ablation_report as ablation_report
+    from halopose.studies import ablation
+    from halopose.studies.findings import judge
+    from halopose.uncertainty.heads import HeadSettings
+
+    compared, sizes = exponents(alphas, "alphas"), parse_sizes(str(imgsz) if train_sizes is None else train_sizes)
+    make_folder(output)
+    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    training, validation = two_datasets(data, train, val, images, val_images, host.layout)
+    settings = FitSettings(
+        train=TrainSettings(epochs=epochs, seed=seed),
+        head=HeadSettings(claims=signals, features=signals),
+        train_sizes=sizes,
+        imgsz=imgsz,
+        calibration=calibration,
+        calibration_share=calibration_share,
+    )
+    with locked(output), progress() as step:
+        results = ablation.ablate(
+            host,
+            training,
+            validation,
+            output,
+            settings,
+            alphas=compared,
+            bootstrap=bootstrap,
+            workers=workers,
+            progress=step,
+        )
+    title = f"Ablation of {host.description}"
+    write_text(output / "ablation.md", ablation_report.to_markdown(results, title))
+    write_text(output / "ablation.csv", ablation_report.to_csv(results))
+    write_text(output / "ablation.html", ablation_report.render_ablation(results, title))
+    for judged in judge(results):
+        say(f"{judged.verdict:13}{judged.text}")
+    say(f"{len(results)} rows -> {output / 'ablation.md'}, {output / 'ablation.csv'}, {output / 'ablation.html'}")
+
+
+def finetune(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Fine-tuned base to write, .pt.")],
+    loss: Annotated[
+        Literal["poks", "oks"], typer.Option(help="Keypoint loss; oks is the framework's own.")
+    ] = "poks",
+    train: Train = "train",
+    val: Val = "val",
+    images: Images = None,
+    val_images: ValImages = None,
+    work: Annotated[Path | None, typer.Option(help="Work folder; else beside the output.")] = None,
+    sigma: Annotated[
+        float | None,
+        typer.Option(callback=positive, help="OKS sigma of all keypoints in the loss; else the data's."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, max=MANY, help="Epochs of fine-tuning.")] = 10,
+    lr: Annotated[float, typer.Option(max=1.0, callback=positive, help="AdamW's highest learning rate.")] = 1e-4,
+    imgsz: ImageSize = 640,
+    batch: Annotated[int, typer.Option(min=1, help="Images a batch; over all devices.")] = 16,
+    freeze: Annotated[int, typer.Option(min=0, help="So many first layers stay as they are.")] = 0,
+    mirror: Annotated[bool, typer.Option(help="Mirror half of the images.")] = True,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that load images, on a GPU.")] = 4,
+    amp: Annotated[bool, typer.Option("--amp", help="Mixed precision, bfloat16.")] = False,
+    control: Annotated[bool, typer.Option(help="Tune a second base with the framework's own loss.")] = True,
+    heads: Annotated[bool, typer.Option(help="Judge calibration with heads trained for each base.")] = True,
+    head_epochs: Epochs = 12,
+    conf: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence from which to calibrate.")
+    ] = 0.01,
+    bootstrap: Resamplings = 200,
+    seed: Seed = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, 0, or 0,1 for several GPUs.")] = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Fine-tune a base towards Gaussian residuals; AP, AR and calibration before, after, and of a control."""
+    from dataclasses import asdict
+
+    from halopose.data.files import make_folder, make_room, write_json, write_text
+    from halopose.data.lock import locked
+    from halopose.finetuning.settings import FinetuneSettings
+    from halopose.hosts.loading import load_host
+    from halopose.reports import finetuning_report as finetune_page
+    from halopose.studies import finetuning_study as tuning
+
+    if output.suffix != ".pt":
+        raise HaloposeError(f"the fine-tuned base is a .pt file: name it so, got -o {output}")
+    for suffix in (".pt", ".json", ".html"):
+        make_room(output.with_suffix(suffix))
+    work = make_folder(work or output.with_name(f"{output.stem}-work"))
+    layout = load_host(base, unsafe=unsafe).layout
+    training, validation = two_datasets(data, train, val, images, val_images, layout)
+    settings = FinetuneSettings(
+        loss=loss,
+        sigma=sigma,
+        epochs=epochs,
+        learning_rate=lr,
+        imgsz=imgsz,
+        batch=batch,
+        freeze=freeze,
+        mirror=mirror,
+        seed=seed,
+        workers=workers,
+        amp=amp,
+    )
+    judging = tuning.JudgeSettings(control, heads, head_epochs, conf, bootstrap)
+    with locked(work), progress() as step:
+        scores = tuning.finetune(
+            base,
+            training,
+            validation,
+            output,
+            work,
+            settings,
+            judging,
+            device=device,
+            unsafe=unsafe,
+            progress=step,
+        )
+    about = {
+        "base": base.name,
+        "settings": asdict(settings),
+        "judging": asdict(judging),
+        "images": {"training": len(training), "validation": len(validation)},
+    }
+    write_json(output.with_suffix(".json"), about | tuning.to_json(scores))
+    page = output.with_suffix(".html")
+    write_text(page, finetune_page.render_finetuning(scores, f"Fine-tuning of {base.name}"))
+    say(finetune_page.to_text(scores))
+    say(f"-> {output}, {output.with_suffix('.json')}, {page}")
+
+
+def analyse(
+    data: Data,
+    base: Base,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for analysis.json and analysis.html.")],
+    split: Annotated[str, typer.Option(help="Split of the data yaml; several with commas.")] = "val",
+    images: Images = None,
+    imgsz: ImageSize = 640,
+    conf: Confidence = 0.01,
+    iou: Iou = 0.7,
+    bootstrap: Resamplings = 200,
+    seed: Seed = 0,
+    end2end: End2End = None,
+    device: Device = None,
+    unsafe: Unsafe = False,
+) -> None:
+    """Analyse the residuals of a base before any heads are fitted, and recommend settings."""
+    from halopose.data.files import make_folder, write_json, write_text
+    from halopose.data.loading import load_dataset
+    from halopose.data.lock import locked
+    from halopose.fitting.pipeline import FitSettings, collect_validation
+    from halopose.hosts.loading import load_host
+    from halopose.reports import analysis_report as analysis_page
+    from halopose.studies import residual_analysis
+
+    make_folder(output)
+    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    dataset = load_dataset(data, split, images=images, otherwise=host.layout)
+    settings = FitSettings(imgsz=imgsz, conf=conf, iou=iou)
+    with locked(output), progress() as step:
+        store = collect_validation(host, dataset, output / "store", settings, step)
+    say_skipped(store)
+    chosen = residual_analysis.AnalysisSettings(bootstrap=bootstrap, seed=seed)
+    result = residual_analysis.analyse(store, chosen)
+    write_json(output / "analysis.json", result)
+    write_text(output / "analysis.html", analysis_page.render_analysis(result, f"Residuals of {host.description}"))
+    for advice in result["recommendations"]:
+        say(f"{advice['setting']:20}{advice['value']:13}{advice['why']}")
+    say(f"-> {output / 'analysis.json'}, {output / 'analysis.html'}")
+    say(f"to begin with: {_fit_command(data, base, images, imgsz, result['recommendations'])}")
+
+
+def _fit_command(data: Path, base: Path, images: Path | None, imgsz: int, advice: list[dict[str, str]]) -> str:
+    """The exact command that follows the recommendations."""
+    value = {entry["setting"]: entry["value"] for entry in advice}
+    words = ["halopose", "fit", data, "--base", base, "--imgsz", imgsz, "--dispersion", value["dispersion"]]
+    words += ["--alpha", value["alpha"]]
+    words += ["--images", images] if images is not None else []
+    words += ["--no-scale-weight"] if value["scale-weight"] == "off" else []
+    return shlex.join(str(word) for word in [*words, "-o", "heads.safetensors"])

@@ -1,0 +1,112 @@
+"""A deployed folder, used like any base; what runs it is ``predict.py``, the same file that lies in the folder.
+
+In: BGR images. Out: a ``PoseDistributions`` per image, calibrated, or as the heads gave it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halopose.calibration.conformal import Regions
+from halopose.calibration.correlation import Correlation
+from halopose.deploy.predict import Detections, Model, Problem, Run, covariances, describe
+from halopose.errors import HaloposeError
+from halopose.keypoints import Keypoints
+from halopose.poses import PoseDistributions
+from halopose.types import Array
+
+MODEL, CARD = "model.onnx", "card.json"
+
+
+@dataclass(frozen=True)
+class Detecting:
+    """Which detections of an image to take; imgsz: input size, else the model's."""
+
+    conf: float = 0.25
+    iou: float = 0.7
+    imgsz: int | None = None
+    detections: int = 300
+
+
+class Deployed:
+    """The model file of a folder, or a model file, in ONNX Runtime or in the runtime that ``run`` stands for.
+
+    visibility: prune below it instead of below the file's own threshold; 0 for never.
+    """
+
+    def __init__(self, path: Path | str, run: Run | None = None, visibility: float | None = None) -> None:
+        path = Path(path)
+        self.path = path / MODEL if path.is_dir() else path
+        with _one_line():
+            opened = Model(str(self.path))
+            self.model = opened if run is None else Model(str(self.path), run, opened.facts)
+        self.facts = self.model.facts
+        if visibility is not None:
+            self.facts = replace(self.facts, visibility_threshold=visibility or None)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the file."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+    @property
+    def layout(self) -> Keypoints:
+        """Which keypoints the model predicts."""
+        facts = self.facts
+        names = facts.keypoint_names
+        return Keypoints.of(len(names), names=names, sigmas=facts.sigmas, area_factor=facts.area_factor)
+
+    def predict(self, image: Array, settings: Detecting, family: str) -> PoseDistributions:
+        """Calibrated poses of one image (h, w, 3)."""
+        with _one_line():
+            poses = describe(self.facts, self._detect(image, settings), family)
+        found = {field.name: getattr(poses, field.name) for field in fields(poses)}
+        return PoseDistributions(**found | self._together)
+
+    @cached_property
+    def _together(self) -> dict[str, Any]:
+        """Regions and the tails of the joint law, as the package has them."""
+        count, facts = len(self.facts.keypoint_names), self.facts
+        try:
+            regions = None if facts.regions is None else Regions.from_json(facts.regions, count)
+            found = None if facts.correlation is None else Correlation.from_json(facts.correlation, count)
+        except (KeyError, TypeError, ValueError):
+            raise HaloposeError(f"{self.path}: its regions or correlation are damaged: export it again") from None
+        return {"regions": regions, **({} if found is None else {"together": found.dof})}
+
+    def uncalibrated(self, image: Array, settings: Detecting) -> PoseDistributions:
+        """Detections with the dispersions of the heads alone: the Gaussian's temperature is taken out again."""
+        with _one_line():
+            found = self._detect(image, settings)
+        covariance = covariances(found.factors / np.asarray(self.facts.temperature)[:, None])
+        return PoseDistributions(
+            boxes=found.boxes.astype(np.float64),
+            scores=found.scores.astype(np.float64),
+            keypoints=found.keypoints.astype(np.float64),
+            covariance=covariance,
+            scale=covariance,
+            visibility=None if found.visibility is None else found.visibility.astype(np.float64),
+            class_ids=found.class_ids,
+        )
+
+    def _detect(self, image: Array, settings: Detecting) -> Detections:
+        return self.model.detect(image, settings.conf, settings.iou, settings.imgsz, settings.detections)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """The runtime's own class of mistakes becomes the package's."""
+    try:
+        yield
+    except Problem as problem:
+        raise HaloposeError(str(problem)) from None
+    except ImportError:
+        raise HaloposeError("this needs the onnx extra: pip install 'halopose[onnx]'") from None

@@ -1,0 +1,197 @@
+"""Calibration and evaluation in the very runtime that will be used: quantisation moves residuals and dispersions.
+
+In: a deployed folder and annotated images. Out: the folder with another calibration, or the protocol's scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from halopose.boxes import xyxy_to_xywh
+from halopose.calibration.calibrate import apply_calibrations, fit_calibrations, fit_offset, limit_narrowing
+from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.calibration.conformal import Regions
+from halopose.calibration.correlation import Correlation
+from halopose.calibration.split_student_t import SplitStudentT
+from halopose.data.dataset import Dataset, Objects
+from halopose.data.files import read_json, write_json
+from halopose.deploy.deployed_model import CARD, Deployed, Detecting
+from halopose.deploy.onnx_file import calibrated_facts, read_model, set_temperature, write_facts, write_model
+from halopose.deploy.predict import Facts
+from halopose.errors import HaloposeError
+from halopose.evaluation.evaluate import evaluate
+from halopose.evaluation.scores import Scores
+from halopose.keypoints import Keypoints
+from halopose.matching.matched_poses import match_poses
+from halopose.poses import GroundTruth, PoseDistributions
+from halopose.protocol import Protocol
+from halopose.types import Array, Counter
+
+SCORING = Detecting(conf=0.01, detections=20)  # as the evaluation of an artifact collects them
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Uncalibrated detections of annotated images, the truth there, and what could not be read."""
+
+    detections: PoseDistributions
+    truth: GroundTruth
+    skipped: tuple[str, ...]
+
+
+def collect(
+    deployed: Deployed, dataset: Dataset, settings: Detecting = SCORING, step: Counter | None = None
+) -> Seen:
+    """Run the deployed model over a data set."""
+    count, given = len(deployed.layout), len(dataset.layout)
+    if given != count:
+        raise HaloposeError(f"the data have {given} keypoints, the model {count}: they do not fit")
+    parts, objects, skipped = [], {}, []
+    for number, record in enumerate(dataset.records):
+        try:
+            image, found = record.read()
+        except HaloposeError as error:
+            skipped.append(str(error))
+            continue
+        poses = deployed.uncalibrated(image, settings)
+        parts.append(replace(poses, image_ids=np.full(len(poses), record.image_id)))
+        objects[record.image_id] = found
+        if step is not None:
+            step(number + 1, len(dataset))
+    if not sum(map(len, parts)):
+        raise HaloposeError("no detection in these images: check that the model detects anything there")
+    truth = _truth(objects, deployed.layout)
+    return Seen(PoseDistributions.concatenate(parts), truth, tuple(skipped))
+
+
+def _truth(objects: dict[int, Objects], layout: Keypoints) -> GroundTruth:
+    """The objects of all images, by the ids of the images."""
+    images = np.array(list(objects), dtype=np.int64)
+    parts = list(objects.values())
+    boxes, crowd, labelled = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("boxes", "crowd", "labelled")
+    )
+    crowd, labelled = crowd.astype(bool), labelled.astype(bool)
+    return GroundTruth(
+        images=np.sort(images),
+        image_ids=np.repeat(images, [len(part) for part in parts]),
+        class_ids=np.concatenate([part.class_ids for part in parts]) + 1,
+        keypoints=np.concatenate([part.keypoints for part in parts]),
+        labelled=labelled,
+        boxes=xyxy_to_xywh(boxes),
+        area=np.concatenate([part.area for part in parts]),
+        crowd=crowd,
+        ignore=crowd | ~labelled.any(1),
+        layout=layout,
+    )
+
+
+def calibrate(
+    folder: Path | str,
+    seen: Seen,
+    *,
+    offset: bool = False,
+    rule: str | None = None,
+    region_scales: bool | None = None,
+) -> int:
+    """Fit both calibrations and the pruning threshold and write them into the folder; from how many objects.
+
+    offset: where residuals are biased the laws get a mean of their own. rule, region_scales: as in ``Protocol``;
+    else as the folder was made.
+    """
+    deployed = Deployed(folder)
+    made = read_card(deployed).get("settings", {})
+    rule = made.get("rule", "youden") if rule is None else rule
+    region_scales = made.get("region_scales", False) if region_scales is None else region_scales
+    protocol = Protocol(
+        area="box",
+        visibility=True,
+        tails=True,
+        covariance=_covariance(deployed.facts),
+        threshold_rule=rule,
+        region_scales=region_scales,
+    )
+    matched = match_poses(seen.detections, seen.truth, protocol)
+    if not len(matched):
+        raise HaloposeError("no detection of the calibration images matches an object: give more images")
+    moved = fit_offset(matched) if offset else None
+    centred = matched if moved is None else matched.moved(moved.numpy())
+    fitted = limit_narrowing(
+        fit_calibrations(centred, protocol), calibrations_of(deployed.facts), centred, protocol
+    )
+    facts = calibrated_facts(deployed.facts, replace(fitted, offset=moved))
+    model = read_model(deployed.path)
+    set_temperature(model, facts.temperature)
+    write_facts(model, facts)
+    write_model(model, deployed.path)
+    settings = {**made, "rule": rule, "region_scales": region_scales}
+    _note(deployed.path.with_name(CARD), seen.truth.images, settings)
+    return len(matched)
+
+
+def _covariance(facts: Facts) -> Any:
+    return "paper" if facts.student_moment is None else "moment"
+
+
+def score(deployed: Deployed, seen: Seen, protocol: Protocol, step: Counter | None = None) -> Scores:
+    """The whole protocol, with the calibrations and the thresholds that the model file carries."""
+    fitted, source = calibrations_of(deployed.facts), "the model file's, fitted on other images"
+    matched = match_poses(seen.detections, seen.truth, protocol)
+    matched = matched.moved(None if fitted.offset is None else fitted.offset.numpy())
+    distributions = apply_calibrations(matched, fitted, protocol, source) if len(matched) else None
+    return evaluate(matched, distributions, protocol, step)
+
+
+def calibrations_of(facts: Facts) -> Calibrations:
+    """What the metadata say, as modules that act on uncalibrated factors."""
+    tau = torch.tensor(facts.temperature, dtype=torch.float64)
+    gaussian = GaussianCalibration(len(tau))
+    gaussian.tau_ = tau
+    student = _student(facts, facts.student_dof, facts.student_scale)
+    tails = None
+    if facts.pruned_dof is not None and facts.pruned_scale is not None:
+        tails = SplitStudentT(student, _student(facts, facts.pruned_dof, facts.pruned_scale))
+    threshold = float("-inf") if facts.threshold is None else facts.threshold
+    regions = None if facts.regions is None else Regions.from_json(facts.regions, len(tau))
+    together = None if facts.correlation is None else Correlation.from_json(facts.correlation, len(tau))
+    offset = None if facts.offset is None else torch.tensor(facts.offset, dtype=torch.float64)
+    visible = facts.visibility_threshold
+    return Calibrations(gaussian, student, threshold, visible, regions, together, tails, offset)
+
+
+def _student(facts: Facts, dof: list[float], scale: list[float]) -> StudentTCalibration:
+    tau = torch.tensor(facts.temperature, dtype=torch.float64)
+    distribution = StudentTCalibration(len(tau), covariance=_covariance(facts))
+    distribution.nu_, distribution.tau_ = (
+        torch.tensor(dof, dtype=torch.float64),
+        torch.tensor(scale, dtype=torch.float64) * tau,
+    )
+    if facts.student_moment is not None:
+        distribution.moment_tau_ = torch.tensor(facts.student_moment, dtype=torch.float64) * tau
+    return distribution
+
+
+def read_card(deployed: Deployed) -> dict[str, Any]:
+    """The card beside a model file; empty where there is none."""
+    path = deployed.path.with_name(CARD)
+    card = read_json(path) if path.is_file() else {}
+    return card if isinstance(card, dict) else {}
+
+
+def images_seen(deployed: Deployed, parts: tuple[str, ...] = ("heads", "calibration")) -> Array:
+    """Images (I,) that heads were trained on or calibrations were fitted on."""
+    images = read_card(deployed).get("images", {})
+    return np.array([identity for part in parts for identity in images.get(part, [])], dtype=np.int64)
+
+
+def _note(path: Path, images: Array, settings: dict[str, Any]) -> None:
+    """Remember in the card what images the calibration has seen, and how; what it has seen before it forgets."""
+    card = read_json(path) if path.is_file() else {}
+    images_of = {**card.get("images", {}), "calibration": images.tolist()}
+    noted = {"images": images_of, "settings": settings, "calibrated": "in the deployed runtime"}
+    write_json(path, {**card, **noted})

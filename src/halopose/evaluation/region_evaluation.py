@@ -1,0 +1,210 @@
+"""Do regions hold what they promise, and does the joint law pay: measured on images that neither has seen.
+
+In: true positives, and regions and a correlation fitted on other images, fold by fold. Out: ``RegionScores`` and
+``JointScores``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from halopose.calibration.conformal import Regions, whole_distance
+from halopose.calibration.correlation import Correlation, JointDistribution, gains
+from halopose.evaluation.bootstrap import margin_of, resamplings
+from halopose.evaluation.region_scores import REGION_LEVELS, CoverageEstimate, JointNll, JointScores, RegionScores
+from halopose.matching.matched_poses import MatchedPoses
+from halopose.parallel import blocks
+from halopose.protocol import Protocol
+from halopose.sorting import whole_order
+from halopose.types import Array
+from halopose.uncertainty.distributions import Bivariate, StudentT
+
+
+@dataclass(frozen=True)
+class RegionEvaluation:
+    """What regions and correlation say of M true positives, at ``REGION_LEVELS``.
+
+    radius (T, K, 4), whole and whole_kept (F, 4): squared radii, inf where there are too few images for a level.
+    table (M,): which of the T rows of radii, one a fold and object scale, is that of a true positive. fold (M,):
+    the same of whole, whole_kept and the correlations. None of them was fitted on its image.
+    """
+
+    radius: Array
+    whole: Array
+    whole_kept: Array
+    table: Array
+    fold: Array
+    correlations: tuple[Correlation, ...]
+
+    @classmethod
+    def of(
+        cls, matched: MatchedPoses, regions: Regions | None, correlation: Correlation | None
+    ) -> RegionEvaluation | None:
+        """Of true positives that nothing was fitted on; None without regions or correlation."""
+        if correlation is None:
+            return None
+        return cls.of_folds(matched.box_area, np.zeros(len(matched), dtype=np.int64), [regions], [correlation])
+
+    @classmethod
+    def of_folds(
+        cls,
+        box_area: Array,
+        fold: Array,
+        regions: Sequence[Regions | None],
+        correlations: Sequence[Correlation],
+    ) -> RegionEvaluation | None:
+        """Of true positives with boxes of these areas (M,), by what was fitted on other folds than theirs (M,)."""
+        known = [each for each in regions if each is not None]
+        if len(known) < len(regions):
+            return None
+        levels = [level / 100 for level in REGION_LEVELS]
+        tables = [np.stack([each.at(each.keypoint, level) for level in levels], axis=-1) for each in known]
+        first = np.cumsum([0, *map(len, tables)])
+        table = np.zeros(len(fold), dtype=np.int64)
+        for number, each in enumerate(known):
+            rows = np.flatnonzero(fold == number)
+            table[rows] = first[number] + each.scale_of(box_area[rows])
+        whole, kept = (
+            np.array([[each.at(getattr(each, name), level) for level in levels] for each in known])
+            for name in ("whole", "whole_kept")
+        )
+        return cls(np.concatenate(tables), whole, kept, table, fold, tuple(correlations))
+
+    def select(self, index: Array) -> RegionEvaluation:
+        """Those of the true positives at the given indices."""
+        return replace(self, table=self.table[index], fold=self.fold[index])
+
+
+def score_regions(
+    matched: MatchedPoses, promises: RegionEvaluation, kept: Array, protocol: Protocol, scales: Mapping[str, Array]
+) -> RegionScores:
+    """Coverage of regions overall, by keypoint and object scale (masks (M,) by name), and of whole objects."""
+    labelled = matched.labelled
+    instance, keypoint = np.nonzero(labelled)
+    images = np.unique(matched.image_ids, return_inverse=True)[1]
+    image, table = images.take(instance), promises.table.take(instance) * labelled.shape[1] + keypoint
+    distance = matched.distance[labelled]
+    radii = [column.take(table) for column in np.moveaxis(promises.radius, -1, 0).reshape(len(REGION_LEVELS), -1)]
+    held = np.array([distance <= radius for radius in radii])
+
+    def share(hits: Array, image: Array) -> CoverageEstimate:
+        return _share(hits, image, int(images.max()) + 1, protocol.bootstrap, protocol.seed)
+
+    whole = {}
+    for name, mask, radius in (
+        ("whole", labelled, promises.whole),
+        ("whole_kept", labelled & kept, promises.whole_kept),
+    ):
+        rows = np.flatnonzero(mask.any(1))
+        largest, of_rows = whole_distance(matched.distance, mask, images)
+        whole[name] = share(largest <= radius.T[:, promises.fold[rows]], of_rows)
+    groups = {name: np.flatnonzero(rows.take(instance)) for name, rows in scales.items()}
+    order = whole_order(keypoint)
+    members = np.split(order, np.cumsum(np.bincount(keypoint, minlength=labelled.shape[1]))[:-1])
+    # The geometric mean of a region's half axes, but for its radius: the root of the factor's determinant.
+    size = np.sqrt((matched.scale_tril[..., 0, 0] * matched.scale_tril[..., 1, 1])[labelled])
+    return RegionScores(
+        keypoints=share(held, image),
+        per_keypoint={
+            name: share(held[:, index], image.take(index))
+            for name, index in zip(matched.layout.names, members, strict=True)
+        },
+        per_scale={name: share(held[:, index], image.take(index)) for name, index in groups.items()},
+        whole=whole["whole"],
+        whole_kept=whole["whole_kept"],
+        size=tuple(float(np.median(size * np.sqrt(radius))) for radius in radii),
+    )
+
+
+def joint_gains(
+    matched: MatchedPoses, distributions: Mapping[str, Bivariate], promises: RegionEvaluation
+) -> dict[str, Array]:
+    """How much likelier objects (M,) are than with independent keypoints, by law; as given if predictions say."""
+    fitted = [name for name in distributions if name != "uncalibrated"]
+    found = dict(zip(fitted, _gains(matched, [distributions[name] for name in fitted], promises), strict=True))
+    if matched.correlation is None or "uncalibrated" not in distributions:
+        return found
+    return {"uncalibrated": _given_gain(matched, distributions["uncalibrated"]), **found}
+
+
+def score_joint(
+    matched: MatchedPoses,
+    gains_of: Mapping[str, Array],
+    independent: Mapping[str, float],
+    promises: RegionEvaluation,
+    protocol: Protocol,
+) -> JointScores:
+    """Joint NLL by law from its ``joint_gains`` and the NLL a keypoint of independent ones."""
+    images, image = np.unique(matched.image_ids, return_inverse=True)
+    count = np.bincount(image, matched.labelled.sum(1))
+    scores = {}
+    for name, gain in gains_of.items():
+        by_image = np.bincount(image, gain)
+        better = float(by_image.sum() / count.sum())
+        draws = resamplings(len(images), protocol.bootstrap, protocol.seed)
+        margin = margin_of([float(by_image[pick].sum() / max(count[pick].sum(), 1)) for pick in draws])
+        scores[name] = JointNll(independent[name] - better, independent[name], better, margin)
+    folds = promises.correlations
+    return JointScores(
+        distributions=scores,
+        correlation=np.mean([each.matrix for each in folds], axis=0),
+        dof=float(np.median([each.dof for each in folds])),
+        shrinkage=float(np.mean([each.shrinkage for each in folds])),
+    )
+
+
+def _gains(matched: MatchedPoses, distributions: Sequence[Bivariate], promises: RegionEvaluation) -> list[Array]:
+    """How much likelier objects (M,) are under each law than with independent keypoints, fold by fold."""
+    factors = [distribution.scale_tril.numpy() for distribution in distributions]
+    dofs = [
+        distribution.dof.expand(distribution.scale_tril.shape[:2]).numpy()
+        if isinstance(distribution, StudentT)
+        else None
+        for distribution in distributions
+    ]
+    result = [np.zeros(len(matched)) for _ in distributions]
+    for number, fitted in enumerate(promises.correlations):
+        inside = np.flatnonzero(promises.fold == number)
+        for block in blocks(len(inside)):
+            rows = inside[block]
+            matrix = fitted.matrix if fitted.scales is None else fitted.of_objects(matched.box_area[rows])
+            joint = [
+                JointDistribution(factor[rows], matrix, None if dof is None else dof[rows], fitted.dof)
+                for factor, dof in zip(factors, dofs, strict=True)
+            ]
+            parts = gains(joint, matched.residual[rows], matched.labelled[rows])
+            for whole, part in zip(result, parts, strict=True):
+                whole[rows] = part
+    return result
+
+
+def _given_gain(matched: MatchedPoses, distribution: Bivariate) -> Array:
+    assert matched.correlation is not None
+    dof = (
+        distribution.dof.expand(distribution.scale_tril.shape[:2]).numpy()
+        if isinstance(distribution, StudentT)
+        else None
+    )
+    joint = JointDistribution(distribution.scale_tril.numpy(), matched.correlation, dof)
+    return joint.gain(matched.residual, matched.labelled)
+
+
+def _share(hits: Array, image: Array, images: int, draws: int, seed: int) -> CoverageEstimate:
+    """Share of hits (4, n) with intervals over images (n,) as everywhere in the protocol."""
+    count = len(image)
+    if not count:
+        nothing = (math.nan,) * len(REGION_LEVELS)
+        return CoverageEstimate(nothing, nothing, 0)
+    held = tuple(int(np.count_nonzero(row)) / count for row in hits)
+    if not draws:
+        return CoverageEstimate(held, (math.nan,) * len(held), count)
+    total = np.bincount(image, minlength=images)
+    sums = np.stack([np.bincount(image, row, minlength=images) for row in hits], axis=1)
+    picks = resamplings(images, draws, seed)
+    drawn = total[picks].sum(1)
+    shares = sums[picks].sum(1)[drawn > 0] / drawn[drawn > 0, None]  # a draw may miss all images of a group
+    return CoverageEstimate(held, tuple(margin_of(column) for column in shares.T), count)

@@ -1,0 +1,190 @@
+"""True positives measured under several laws, flat and ready to be resampled.
+
+In: true positives, the laws to compare and what is pruned. Out: scalar metrics by name, of the images as they are
+and under resamplings of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
+
+import numpy as np
+
+from halopose.calibration.calibrate import DistributionSet
+from halopose.errors import HaloposeError
+from halopose.evaluation import metrics
+from halopose.evaluation.bootstrap import resamplings
+from halopose.evaluation.keypoint_statistics import FlatResiduals, Statistics
+from halopose.evaluation.scores import AXES
+from halopose.matching.matched_poses import MatchedPoses
+from halopose.parallel import run_parallel
+from halopose.protocol import Protocol
+from halopose.types import Array
+from halopose.uncertainty.distributions import Bivariate
+
+
+def demand_matches(matched: MatchedPoses, protocol: Protocol) -> None:
+    """Refuse to score where there is nothing to score."""
+    if not len(matched) or not matched.labelled.any():
+        raise HaloposeError(
+            f"no detection matches an annotated object at OKS {protocol.oks_threshold}: check that "
+            "predictions and ground truth use the same images, pixels and keypoints"
+        )
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Evaluated keypoints (n,) before any law: residuals, of all and of those kept, and where each belongs.
+
+    keypoint, scale and image say which one it is; scale_count: number of object scales; image_count: how many
+    images are resampled, those without a match among them if they were given.
+    """
+
+    residuals: FlatResiduals
+    kept_residuals: FlatResiduals
+    kept: Array
+    keypoint: Array
+    scale: Array
+    scale_count: int
+    image: Array
+    image_count: int
+    visibility: Array
+
+    @classmethod
+    def of(
+        cls,
+        matched: MatchedPoses,
+        distributions: DistributionSet,
+        protocol: Protocol,
+        scale_edges: Array,
+        images: Array | None = None,
+    ) -> Evaluated:
+        """Flatten true positives. images: ids to resample, else those of the true positives."""
+        demand_matches(matched, protocol)
+        labelled = matched.labelled
+        instance, keypoint = np.nonzero(labelled)
+        kept = distributions.kept(matched)[labelled]
+        residuals = FlatResiduals.of(matched)
+        images = np.unique(matched.image_ids if images is None else images)
+        scale = np.searchsorted(scale_edges, matched.area, side="left")
+        visible = matched.visibility
+        return cls(
+            residuals=residuals,
+            kept_residuals=residuals.take(np.flatnonzero(kept)),
+            kept=kept,
+            keypoint=keypoint,
+            scale=scale[instance],
+            scale_count=len(scale_edges) + 1,
+            image=np.searchsorted(images, matched.image_ids)[instance],
+            image_count=len(images),
+            visibility=np.ones(len(keypoint)) if visible is None else visible[labelled],
+        )
+
+    def under(
+        self, distribution: Bivariate, matched: MatchedPoses, protocol: Protocol
+    ) -> tuple[Statistics, Statistics]:
+        """Statistics under a law, of all keypoints and of those kept."""
+        found = Statistics.of(distribution, matched, protocol, self.residuals)
+        return found, found.take(self.kept, self.kept_residuals)
+
+    @property
+    def similarity(self) -> Array:
+        """KS (n,) of the evaluated keypoints."""
+        return self.residuals.similarity
+
+
+@dataclass(frozen=True)
+class ResampledMetrics(Evaluated):
+    """Evaluated keypoints with their statistics by law, of all and of those kept: all that resampling needs."""
+
+    statistics: dict[str, Statistics]
+    pruned: dict[str, Statistics]
+
+    @classmethod
+    def of(
+        cls,
+        matched: MatchedPoses,
+        distributions: DistributionSet,
+        protocol: Protocol,
+        scale_edges: Array,
+        images: Array | None = None,
+    ) -> ResampledMetrics:
+        """Measure true positives. images: ids to resample, else those of the true positives."""
+        evaluated = Evaluated.of(matched, distributions, protocol, scale_edges, images)
+        pieces = [
+            partial(evaluated.under, distribution, matched, protocol)
+            for distribution in distributions.distributions.values()
+        ]
+        return cls.join(evaluated, dict(zip(distributions.distributions, run_parallel(pieces), strict=True)))
+
+    @classmethod
+    def join(cls, evaluated: Evaluated, found: Mapping[str, tuple[Statistics, Statistics]]) -> ResampledMetrics:
+        """From statistics by law, of all keypoints and of those kept."""
+        return cls(
+            **{field.name: getattr(evaluated, field.name) for field in fields(evaluated)},
+            statistics={name: whole for name, (whole, _) in found.items()},
+            pruned={name: kept for name, (_, kept) in found.items()},
+        )
+
+    def scores(self, scales: bool = False) -> dict[str, float]:
+        """Metrics of the images as they are; with those of each object scale if ``scales``."""
+        weight = np.ones(len(self.kept), dtype=np.int64)
+        return self._weighted(weight, rounds=10, seed=0) | (self._by_scale(weight) if scales else {})
+
+    def draws(self, count: int, seed: int = 0, scales: bool = False) -> Iterator[dict[str, float]]:
+        """Metrics under resamplings of images, the same for all that share their images."""
+        for number, pick in enumerate(resamplings(self.image_count, count, seed)):
+            weight = np.bincount(pick, minlength=self.image_count)[self.image]
+            yield self._weighted(weight, rounds=1, seed=number) | (self._by_scale(weight) if scales else {})
+
+    def _weighted(self, weight: Array, rounds: int, seed: int) -> dict[str, float]:
+        """Metrics as ``law.metric``, ``pruned.law.metric``, and those of the ranking by name."""
+        result: dict[str, float] = {}
+        for distribution, statistics in self.statistics.items():
+            pruned = self.pruned[distribution].resampled(weight[self.kept])
+            result |= {f"{distribution}.{name}": value for name, value in statistics.resampled(weight).items()}
+            result |= {f"pruned.{distribution}.{name}": value for name, value in pruned.items()}
+        chance = metrics.random_keypoint_precision(self.similarity, weight, rounds=rounds, seed=seed)
+        order, hits = self._by_visibility
+        total = weight.sum()
+        return result | {
+            "akp_random": chance,
+            "akp_skill": metrics.skill(result["gaussian.akp"], chance),
+            "akp_visibility": metrics.keypoint_precision_at(hits, weight[order]),
+            "kept_fraction": float(weight @ self.kept / total) if total else float("nan"),
+        }
+
+    def _by_scale(self, weight: Array) -> dict[str, float]:
+        """ACE of the Gaussian at each object scale, and how much it varies between them."""
+        level = self.statistics["gaussian"].level["joint"]
+        curves = metrics.coverage_of_levels(level, weight, self.scale, self.scale_count)
+        by_scale = metrics.average_coverage_error(curves)
+        return {
+            **{f"scale.{number}.ace": float(value) for number, value in enumerate(by_scale)},
+            "scale.spread": float(np.nanstd(by_scale)),
+        }
+
+    @cached_property
+    def _by_visibility(self) -> tuple[Array, list[Array]]:
+        """Keypoints by falling visibility score, and the ranks of the correct ones."""
+        order = metrics.falling_order(self.visibility)
+        return order, metrics.hits_by_threshold(metrics.grade(self.similarity)[order])
+
+    @property
+    def coverage(self) -> dict[str, dict[str, Array]]:
+        """Empirical coverage (99,) by law and axis, before pruning."""
+        return {
+            distribution: {axis: metrics.coverage_of_levels(one.level[axis])[0] for axis in AXES}
+            for distribution, one in self.statistics.items()
+        }
+
+    @property
+    def variance(self) -> dict[str, dict[str, Array]]:
+        """Predicted and actual variance in bins, by axis, after Gaussian calibration."""
+        bins = {
+            axis: metrics.variance_bins(*self.statistics["gaussian"].in_variance_order[axis], presorted=True)
+            for axis in AXES
+        }
+        return {axis: {"predicted": one.predicted, "empirical": one.empirical} for axis, one in bins.items()}

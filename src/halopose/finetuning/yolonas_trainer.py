@@ -1,0 +1,284 @@
+"""Fine-tuning a YOLO-NAS-Pose model with LibreYOLO's own trainer, with its own or the pOKS keypoint loss.
+
+In: a checkpoint of LibreYOLO or SuperGradients and annotated images. Out: a LibreYOLO checkpoint that differs
+from the first in weights alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from halopose.data.dataset import Dataset
+from halopose.data.files import write_bytes
+from halopose.data.yolo import write_yolo
+from halopose.errors import HaloposeError
+from halopose.finetuning.poks import PoksLoss
+from halopose.finetuning.settings import (
+    FinetuneSettings,
+    keep_statistics,
+    trainer_in,
+    tuning_key,
+    write_checkpoint,
+)
+from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.hosts.yolonas.yolonas_host import YoloNASHost
+from halopose.keypoints import Keypoints
+from halopose.types import Progress
+
+try:
+    ensure_torchvision()
+    from libreyolo.data.utils import IMG_FORMATS
+    from libreyolo.models.yolonas.loss import YoloNASPoseLoss
+    from libreyolo.models.yolonas.pose_trainer import YOLONASPoseTrainer
+    from libreyolo.utils.serialization import wrap_libreyolo_checkpoint
+except ImportError as error:
+    raise HaloposeError(
+        f"this needs the yolonas extra ({error.name or error}): pip install 'halopose[yolonas]'"
+    ) from None
+
+_WEIGHTS, _STATE = "tuned.safetensors", "state.pt"
+_LARGE = {"dfl_loss_weight": 0.5, "pose_reg_loss_weight": 10.0}  # the framework's own for Medium and Large
+
+
+class PoksPoseLoss(YoloNASPoseLoss):  # type: ignore[misc]
+    """The framework's criterion with pOKS as its keypoint regression; assignment and all other terms stay.
+
+    The framework's own term is a mean of 1 - OKS over assigned cells, weighted by the scores that the assigner
+    gives them; the same weights stand in the means of pOKS. An object has up to 13 cells, some far off with a
+    score near zero, which would saturate an unweighted mean. The area is the framework's too, 0.53 of the box.
+    """
+
+    poks: PoksLoss
+
+    @classmethod
+    def from_plain(cls, criterion: YoloNASPoseLoss) -> PoksPoseLoss:
+        """The same criterion, changed in place: the trainer builds it from its settings, on its device."""
+        criterion.__class__ = cls
+        criterion.poks = PoksLoss(criterion.oks_sigmas)
+        return criterion
+
+    def forward(self, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = super().forward(outputs, targets)
+        self.poks.end_batch()  # the framework asks for no keypoint loss where no cell is assigned
+        return result
+
+    def _keypoint_loss(self, **terms: Any) -> tuple[Tensor, Tensor]:
+        _, visibility = super()._keypoint_loss(**terms)
+        labelled = terms["target_visibility"][..., 0] > 0
+        points, weight = (terms["predicted_coords"], terms["target_coords"]), terms.get("assigned_scores")
+        regression = self.poks(*points, labelled, terms["area"], weight)
+        return regression, visibility
+
+
+class FineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
+    """The framework's trainer, which a rerun lets go on; the last epoch's averaged weights are read from memory.
+
+    Not the best epoch's: choosing one on the validation images would favour the tuned model in the comparison.
+    """
+
+    def _build_dataset(self, img_files: list[Path], label_files: list[Path], preproc: Any) -> Any:
+        # The framework would replace any folder called images, one above our own as well.
+        ours = [path.parent.parent / "labels" / f"{path.stem}.txt" for path in img_files]
+        return super()._build_dataset(img_files, ours, preproc)
+
+    def _train_epoch(self, epoch: int) -> Any:
+        _seed(self.config.seed, epoch)
+        return super()._train_epoch(epoch)
+
+    def _save_checkpoint(self, epoch: int, *arguments: Any, **options: Any) -> None:
+        """After every epoch, what a rerun goes on with."""
+        state = {
+            "epoch": epoch,
+            "model": self.model.state_dict(),
+            "ema": self.ema_model.ema.state_dict(),
+            "updates": self.ema_model.updates,
+            "optimizer": self.optimizer.state_dict(),
+        }
+        write_checkpoint(self._state, state)
+
+    def go_on(self) -> None:
+        """Train, after the last whole epoch if there is one."""
+        if self._state.is_file():
+            state = torch.load(self._state, map_location=self.device, weights_only=True)
+            self.setup()
+            self.model.load_state_dict(state["model"])
+            self.ema_model.ema.load_state_dict(state["ema"])
+            self.ema_model.updates = state["updates"]
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.start_epoch = state["epoch"] + 1
+        self.train()
+
+    @property
+    def _state(self) -> Path:
+        return Path(self.config.project) / _STATE
+
+
+class PoksFineTuner(FineTuner):
+    """The same with pOKS."""
+
+    loss_fn: Any
+
+    def on_setup(self) -> None:
+        super().on_setup()
+        self.loss_fn = PoksPoseLoss.from_plain(self.loss_fn)
+
+
+def tune(
+    base: Path,
+    dataset: Dataset,
+    output: Path,
+    work: Path,
+    settings: FinetuneSettings,
+    *,
+    device: str | None = None,
+    unsafe: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Fine-tune the base on a data set and write the result to ``output``.
+
+    A rerun with the same base, data and settings goes on after the last whole epoch, or returns at once.
+    ``settings.freeze`` counts the model's parts: 1 is the backbone, 2 the neck as well.
+    """
+    if settings.freeze not in range(3):
+        raise HaloposeError(f"YOLO-NAS can freeze 0, 1 (backbone) or 2 (and neck) parts, not {settings.freeze}")
+    if device and "," in device:
+        raise HaloposeError(f"YOLO-NAS is fine-tuned on one device, not on {device}: give one")
+    unread = {record.path.suffix.lower() for record in dataset.records} - IMG_FORMATS
+    if unread:
+        raise HaloposeError(f"LibreYOLO's trainer reads no {', '.join(sorted(unread))} files: convert them")
+    host = YoloNASHost.load(base, unsafe=unsafe)
+    host.check_layout(dataset.layout)
+    data = write_yolo(dataset, work / "data", host.class_names, dimensions=3)
+    folder = work / f"tuning-{tuning_key(host, dataset, settings)}"
+    finished = folder / _WEIGHTS
+    if not finished.is_file():
+        weights = _train(host, dataset.layout, data, folder, settings, device or "cpu", progress)
+        write_bytes(finished, save(weights))
+        (folder / _STATE).unlink()
+    save_tuned(host, finished, settings.imgsz, output)
+
+
+def _train(
+    host: YoloNASHost,
+    layout: Keypoints,
+    data: Path,
+    folder: Path,
+    settings: FinetuneSettings,
+    device: str,
+    progress: Progress | None,
+) -> dict[str, Tensor]:
+    kind = PoksFineTuner if settings.loss == "poks" else FineTuner
+    with contextlib.redirect_stderr(_NoTerminal(sys.stderr)), trainer_in(folder):
+        trainer = kind(
+            keep_statistics(copy.deepcopy(host.model).requires_grad_(True)),
+            callbacks=progress and _reporter(progress),
+            **_overrides(host, layout, data, folder, settings),
+            device=device,
+            workers=0 if device == "cpu" else settings.workers,  # they would take the cores that train
+        )
+        trainer.go_on()
+    return _tuned_weights(host, trainer)
+
+
+def _overrides(
+    host: YoloNASHost, layout: Keypoints, data: Path, folder: Path, settings: FinetuneSettings
+) -> dict[str, Any]:
+    """The trainer's settings; what is not here is the framework's recipe, which has no mosaic for poses."""
+    stride = host.strides[-1]
+    return {
+        "size": host.model.config,
+        "num_classes": len(host.class_names),
+        "num_keypoints": host.keypoint_count,
+        "keypoint_dim": 3,
+        "oks_sigmas": list(layout.sigmas),
+        "assigner_multiply_by_pose_oks": host.oks_factor,
+        "data": str(data.resolve()),
+        "project": str(folder.resolve()),
+        "name": "run",
+        "exist_ok": True,
+        "epochs": settings.epochs,
+        "batch": settings.batch,
+        "imgsz": -(-settings.imgsz // stride) * stride,
+        "optimizer": "adamw",
+        "lr0": settings.learning_rate,
+        "warmup_epochs": settings.warmup_epochs,
+        "freeze": settings.freeze or None,
+        "flip_prob": 0.5 if settings.mirror else 0.0,  # and only where the data say how to mirror
+        "seed": settings.seed,
+        "amp": settings.amp,
+        "amp_dtype": "bfloat16",
+        "val": False,
+        **(_LARGE if host.model.config in ("m", "l") else {}),
+    }
+
+
+def _seed(seed: int, epoch: int) -> None:
+    """The trainer draws from three generators; an epoch is the same after a rerun."""
+    state = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+    random.seed(state)
+    np.random.seed(state)  # noqa: NPY002
+    torch.manual_seed(state)
+
+
+def _reporter(progress: Progress) -> Callable[[Any], None]:
+    def report(event: Any) -> None:
+        losses = ", ".join(f"{name} {value:.3f}" for name, value in event.train_loss_items.items())
+        progress(f"fine-tuning ({losses})", event.epoch, event.total_epochs)
+
+    return report
+
+
+class _NoTerminal(io.StringIO):
+    """Standard error that says it is no terminal: the trainer then draws no bars into ours."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def _tuned_weights(host: YoloNASHost, trainer: FineTuner) -> dict[str, Tensor]:
+    """The averaged weights; those that were never trained stay bit for bit, which averaging would round."""
+    last, averaged = trainer.model.state_dict(), trainer.ema_model.ema.state_dict()
+    return {
+        name: before if torch.equal(last[name].cpu(), before) else averaged[name].cpu().contiguous()
+        for name, before in host.model.state_dict().items()
+    }
+
+
+def save_tuned(host: YoloNASHost, weights: Path, imgsz: int, output: Path) -> None:
+    """Write the base with other weights as a LibreYOLO checkpoint that loads safely."""
+    state = load_file(weights)
+    if not all(bool(torch.isfinite(value).all()) for value in state.values()):
+        raise HaloposeError("fine-tuning diverged (weights are not finite): lower the learning rate")
+    checkpoint = wrap_libreyolo_checkpoint(
+        state,
+        model_family="yolonas",
+        size=host.model.config,
+        task="pose",
+        nc=len(host.class_names),
+        names=dict(enumerate(host.class_names)),
+        imgsz=imgsz,
+        num_keypoints=host.keypoint_count,
+        keypoint_dim=3,
+        oks_sigmas=list(host.layout.sigmas),
+        config={"assigner_multiply_by_pose_oks": host.oks_factor},
+    )
+    write_checkpoint(output, checkpoint)

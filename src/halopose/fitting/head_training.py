@@ -1,0 +1,438 @@
+"""Training the heads on a match store with the importance-weighted Gaussian NLL (paper, section 3.1).
+
+In: a store and heads. Out: the heads with the lowest loss on held-out training images. Every epoch ends in a
+checkpoint, from which an interrupted training goes on to exactly the same result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from halopose.data.splits import hashed_order
+from halopose.data.tensors import check_seal, read_content, write_tensors
+from halopose.errors import HaloposeError
+from halopose.fitting.feature_cache import CachedCells, MatchStore, among
+from halopose.fitting.workers import ProcessGroup
+from halopose.parallel import run_parallel, single_threaded
+from halopose.types import Array
+from halopose.uncertainty.distributions import Gaussian, StudentT
+from halopose.uncertainty.heads import ProbabilisticHeads
+
+log = logging.getLogger(__name__)
+
+PIECE = 256  # rows of a batch that a core takes at once, at most
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """alpha: exponent of the retention weight, 0 switches it off (eq. 8); scale_weight: 1 / s^2 (eq. 9).
+
+    dof: degrees of freedom of a Student-t whose likelihood is the loss, so that rare large errors say less about
+    the others; None: the paper's Gaussian. Temperatures are left to calibration either way.
+    holdout: share of the images kept for early stopping, after ``patience`` epochs without improvement. last: take
+    the last epoch, where the schedule has come to rest, instead of the best on those images.
+    pool_bytes bounds what is in memory at once: shards are shuffled, pooled, and their rows shuffled.
+    """
+
+    epochs: int = 12
+    batch: int = 512
+    learning_rate: float = 3e-4
+    weight_decay: float = 1e-2
+    alpha: float = 1.0
+    scale_weight: bool = True
+    dof: float | None = None
+    holdout: float = 0.1
+    patience: int = 6
+    last: bool = False
+    clip: float = 1.0
+    warmup: float = 0.05
+    seed: int = 0
+    pool_bytes: int = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training went: loss by epoch on training and on held-out images, and the epoch kept."""
+
+    train_loss: list[float]
+    holdout_loss: list[float]
+    best_epoch: int
+
+
+def importance_weights(confidence: Tensor, area: Tensor, alpha: float, scale_weight: bool) -> Tensor:
+    """w (N,) = c^alpha / s^2 (eq. 10), up to a factor."""
+    weight = confidence.clamp_min(1e-6) ** alpha
+    return weight / area.clamp_min(1.0) if scale_weight else weight
+
+
+def weighted_nll(
+    factors: Tensor, residual: Tensor, labelled: Tensor, weight: Tensor, dof: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sum of the weighted NLL over labelled keypoints, and the sum of the weights (eq. 10).
+
+    factors (N, K, 2, 2), residual (N, K, 2), labelled (N, K), weight (N,). dof: as of ``TrainSettings``.
+    """
+    distribution = (
+        Gaussian(factors) if dof is None else StudentT(factors, factors.new_full((factors.shape[1],), dof))
+    )
+    nll = -distribution.log_prob(residual)
+    mass = weight[:, None] * labelled
+    return (mass * nll).sum(), mass.sum()
+
+
+def train(
+    heads: ProbabilisticHeads,
+    stores: MatchStore | Sequence[MatchStore],
+    settings: TrainSettings | None = None,
+    *,
+    images: Array | None = None,
+    device: torch.device | str = "cpu",
+    checkpoint: Path | str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+    ranks: ProcessGroup | None = None,
+) -> Trained:
+    """Train in place on one or several stores, or only the given images of them; keeps the best epoch.
+
+    Several ranks share the shards out, take the same batches as one process would, each its own rows of them, and
+    sum loss, weights and gradients over all: the same heads but for the order of float sums.
+    """
+    settings, ranks = settings or TrainSettings(), ranks or ProcessGroup()
+    stores = [stores] if isinstance(stores, MatchStore) else list(stores)
+    heads.to(device).train()
+    wanted = None if images is None else np.sort(images)
+    shards = [chosen for store in stores for shard in store.shards("assigned") if (chosen := _only(shard, wanted))]
+    rows = sum(len(cells) for shard in shards for cells in shard)
+    if not rows:
+        raise HaloposeError("the store has no assigned cells: the training images have no labelled objects")
+    held_out = _held_out_images(shards, settings.holdout)
+    run = _Run.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None, ranks)
+    while not run.finished:
+        with single_threaded():
+            losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, ranks)]
+            held_out_loss = _holdout_loss(heads, shards, held_out, settings, device, ranks)
+        run.end_epoch(float(np.mean(losses)), held_out_loss)
+        if progress:
+            progress(run.epoch, settings.epochs, f"held-out loss {run.holdout_loss[-1]:.4f}")
+    if not settings.last:
+        heads.load_state_dict(run.best)
+    heads.eval()
+    kept = run.epoch - 1 if settings.last else int(np.argmin(run.holdout_loss))
+    return Trained(run.train_loss, run.holdout_loss, kept)
+
+
+def _only(shard: list[CachedCells], images: Array | None) -> list[CachedCells]:
+    """A shard's rows of the given images, sorted; memory-mapped still where nothing is left out."""
+    if images is None:
+        return shard
+    wanted = torch.from_numpy(images)
+    kept = [(cells, among(cells.columns["image_id"], wanted)) for cells in shard]
+    return [
+        cells if bool(mask.all()) else _take(cells, torch.nonzero(mask).flatten().numpy())
+        for cells, mask in kept
+        if bool(mask.any())
+    ]
+
+
+def _held_out_images(shards: list[list[CachedCells]], share: float) -> Tensor:
+    images = np.unique(np.concatenate([cells.columns["image_id"].numpy() for shard in shards for cells in shard]))
+    if len(images) < 2:
+        raise HaloposeError("one training image is too few: some are held out to know when to stop")
+    order = hashed_order(images)
+    return torch.from_numpy(np.sort(order[: min(max(1, round(share * len(order))), len(order) - 1)]))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows (N,) of levels (N,) among cells by level; they are taken when they are needed."""
+
+    cells: Mapping[int, CachedCells]
+    level: Array
+    row: Array
+
+    def pieces(self, most: int) -> list[_Batch]:
+        """The same in equal pieces of at most so many rows; at least two, so that a small batch has two cores."""
+        count = max(2, math.ceil(len(self.row) / most))
+        parts = zip(np.array_split(self.level, count), np.array_split(self.row, count), strict=True)
+        return [_Batch(self.cells, level, row) for level, row in parts]
+
+    def taken(self) -> Iterator[CachedCells]:
+        """The rows themselves, level by level."""
+        for level in np.unique(self.level).tolist():
+            yield _take(self.cells[level], self.row[self.level == level])
+
+    def loss(self, heads: ProbabilisticHeads, settings: TrainSettings, device: Any) -> tuple[Tensor, Tensor]:
+        """Sum of the weighted NLL, and of the weights."""
+        total, mass = torch.zeros((), device=device), torch.zeros((), device=device)
+        for cells in self.taken():
+            columns = {name: value.to(device) for name, value in cells.columns.items()}
+            factors = cells.factors(heads)
+            weight = importance_weights(
+                columns["confidence"], columns["area"], settings.alpha, settings.scale_weight
+            )
+            part, part_mass = weighted_nll(factors, columns["residual"], columns["labelled"], weight, settings.dof)
+            total, mass = total + part, mass + part_mass
+        return total, mass
+
+
+def _batches(
+    shards: list[list[CachedCells]], held_out: Tensor, settings: TrainSettings, epoch: int, ranks: ProcessGroup
+) -> Iterator[_Batch]:
+    """Shuffled batches of the training images' rows; the order depends on seed and epoch alone.
+
+    Of each batch only the rows of this rank's shards are given.
+    """
+    generator = np.random.default_rng([settings.seed, epoch])
+    sizes = [sum(cells.nbytes for cells in shard) for shard in shards]
+    pool: list[int] = []
+    filled = 0
+    for place, number in enumerate(generator.permutation(len(shards)).tolist()):
+        pool.append(number)
+        filled += sizes[number]
+        last = place == len(shards) - 1
+        if last or filled >= settings.pool_bytes:
+            ours = {number for number in pool if number % ranks.size == ranks.rank}
+            pieces = [(cells, n in ours) for n in sorted(pool) for cells in shards[n]]
+            yield from _pool_batches(pieces, held_out, settings.batch, generator)
+            pool, filled = [], 0
+
+
+def _pool_batches(
+    pieces: list[tuple[CachedCells, bool]], held_out: Tensor, size: int, generator: np.random.Generator
+) -> Iterator[_Batch]:
+    """pieces: rows, and whether they are ours; all of them are shuffled, ours are given."""
+    levels = _by_level([cells for cells, ours in pieces if ours])
+    table = _row_table(pieces, held_out)
+    order = generator.permutation(table.shape[1])
+    for begin in range(0, len(order), size):
+        chosen = table[:, order[begin : begin + size]]
+        level, row = chosen[:, chosen[1] >= 0]
+        yield _Batch(levels, level, row)
+
+
+def _row_table(pieces: list[tuple[CachedCells, bool]], held_out: Tensor) -> Array:
+    """Level of each training row and its place (2, N) among ours of that level, -1 for another rank's."""
+    columns: dict[int, list[Array]] = {}
+    filled: dict[int, int] = {}
+    for cells, ours in pieces:
+        begin = filled.get(cells.level, 0)
+        place = np.arange(begin, begin + len(cells)) if ours else np.full(len(cells), -1)
+        filled[cells.level] = begin + len(cells) * ours
+        keep = ~among(cells.columns["image_id"], held_out).numpy()
+        columns.setdefault(cells.level, []).append(place[keep])
+    rows = {level: np.concatenate(parts) for level, parts in sorted(columns.items())}
+    return np.stack(
+        [np.repeat(list(rows), [len(row) for row in rows.values()]), np.concatenate(list(rows.values()))]
+    )
+
+
+def _by_level(pieces: list[CachedCells]) -> dict[int, CachedCells]:
+    """Rows of several shards as one piece per level."""
+    found: dict[int, list[CachedCells]] = {}
+    for cells in pieces:
+        found.setdefault(cells.level, []).append(cells)
+    return {
+        level: CachedCells(
+            level,
+            torch.cat([cells.windows for cells in parts]),
+            torch.cat([cells.inside for cells in parts]),
+            {name: torch.cat([cells.columns[name] for cells in parts]) for name in parts[0].columns},
+        )
+        for level, parts in found.items()
+    }
+
+
+def _take(cells: CachedCells, index: Any) -> CachedCells:
+    rows = torch.from_numpy(np.sort(index))
+    return CachedCells(
+        cells.level,
+        cells.windows[rows],
+        cells.inside[rows],
+        {name: value[rows] for name, value in cells.columns.items()},
+    )
+
+
+def _holdout_loss(
+    heads: ProbabilisticHeads,
+    shards: list[list[CachedCells]],
+    held_out: Tensor,
+    settings: TrainSettings,
+    device: Any,
+    ranks: ProcessGroup,
+) -> float:
+    @torch.no_grad()
+    def sums(shard: list[CachedCells]) -> tuple[float, float]:
+        total = mass = 0.0
+        for cells in shard:
+            index = torch.nonzero(among(cells.columns["image_id"], held_out)).flatten().numpy()
+            if len(index):
+                rows = _Batch({cells.level: cells}, np.full(len(index), cells.level), index)
+                part, part_mass = rows.loss(heads, settings, device)
+                total, mass = total + float(part), mass + float(part_mass)
+        return total, mass
+
+    heads.eval()
+    found = run_parallel([partial(sums, shard) for shard in shards[ranks.rank :: ranks.size]])
+    heads.train()
+    both = torch.tensor(found, dtype=torch.float64, device=device).reshape(-1, 2).sum(0)
+    total, mass = ranks.total(both).tolist()
+    return total / mass if mass else float("nan")
+
+
+class _Run:
+    """Optimiser, schedule, best weights and their checkpoint."""
+
+    def __init__(
+        self, heads: ProbabilisticHeads, settings: TrainSettings, rows: int, path: Path | None, ranks: ProcessGroup
+    ) -> None:
+        self.heads, self.settings, self.path, self.ranks = heads, settings, path, ranks
+        self.parameters = [p for p in heads.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        self.total_steps = max(1, settings.epochs * math.ceil(rows / settings.batch))
+        self.steps = self.epoch = 0
+        self.train_loss: list[float] = []
+        self.holdout_loss: list[float] = []
+        self.best: dict[str, Tensor] = {}
+        self.key = ""
+
+    @classmethod
+    def start(
+        cls,
+        heads: ProbabilisticHeads,
+        settings: TrainSettings,
+        rows: int,
+        stores: list[MatchStore],
+        images: Array | None,
+        path: Path | None,
+        ranks: ProcessGroup,
+    ) -> _Run:
+        """A new run, or the one that the checkpoint continues, of however many ranks that was."""
+        run = cls(heads, settings, rows, path, ranks)
+        collected = [store.digest() for store in stores]
+        chosen = None if images is None else np.sort(images).tolist()
+        key = json.dumps([asdict(settings), asdict(heads.settings), collected, chosen, rows])
+        run.key = hashlib.sha256(key.encode()).hexdigest()
+        if path is not None and path.is_file():
+            run._resume(path)
+        return run
+
+    @property
+    def finished(self) -> bool:
+        if self.epoch >= self.settings.epochs:
+            return True
+        return self.epoch > 0 and self.epoch - 1 - int(np.argmin(self.holdout_loss)) >= self.settings.patience
+
+    def step(self, batch: _Batch) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self._schedule(self.steps)
+        loss = self._backward(batch)
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.optimizer.step()
+        self.steps += 1
+        return float(loss)
+
+    def _backward(self, batch: _Batch) -> Tensor:
+        """Self-normalised loss (eq. 10) and gradients of the batch of all ranks, piece by piece on a CPU.
+
+        Windows are small: a core that has pieces of its own is used better than one that helps with every step.
+        The weights are constants, so that sums can be divided last.
+        """
+        pieces = batch.pieces(PIECE) if self.parameters[0].device.type == "cpu" else [batch]
+        parts = run_parallel([partial(self._gradients, piece) for piece in pieces])
+        sums = self.ranks.total(torch.stack(parts).sum(0))
+        sizes = [parameter.numel() for parameter in self.parameters]
+        *gradients, used, total, mass = sums.split([*sizes, len(sizes), 1, 1])
+        mass = mass.clamp_min(1e-12)
+        for parameter, gradient, users in zip(self.parameters, gradients, used.tolist(), strict=True):
+            # What was not used has no gradient, rather than a zero.
+            parameter.grad = (gradient / mass).view_as(parameter) if users else None
+        return (total / mass)[0]
+
+    def _gradients(self, piece: _Batch) -> Tensor:
+        """Gradients of the sum of losses by all parameters, which of them were used, that sum and the weights'."""
+        total, mass = piece.loss(self.heads, self.settings, self.parameters[0].device)
+        found: Sequence[Tensor | None] = [None] * len(self.parameters)
+        if total.requires_grad:  # there are rows, and they are ours
+            found = torch.autograd.grad(total, self.parameters, allow_unused=True)
+        used = total.new_tensor([float(gradient is not None) for gradient in found])
+        known = [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(self.parameters, found, strict=True)
+        ]
+        return torch.cat([*(each.flatten() for each in known), used, total.detach()[None], mass[None]])
+
+    def _schedule(self, step: int) -> float:
+        """Linear warm-up, then half a cosine."""
+        warmup = max(1, round(self.settings.warmup * self.total_steps))
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, self.total_steps - warmup))))
+
+    def end_epoch(self, train_loss: float, holdout_loss: float) -> None:
+        if not math.isfinite(train_loss) or not math.isfinite(holdout_loss):
+            raise HaloposeError(
+                "training diverged (loss is not finite): look for labels far outside of their images"
+            )
+        self.train_loss.append(train_loss)
+        self.holdout_loss.append(holdout_loss)
+        if self.holdout_loss.index(min(self.holdout_loss)) == self.epoch:  # the first of equals
+            self.best = {name: value.detach().clone() for name, value in self.heads.state_dict().items()}
+        self.epoch += 1
+        if self.path is not None and self.ranks.first:
+            self._save(self.path)
+
+    def _save(self, path: Path) -> None:
+        tensors = {f"heads.{name}": value for name, value in self.heads.state_dict().items()}
+        tensors |= {f"best.{name}": value for name, value in self.best.items()}
+        for number, parameter in enumerate(self.parameters):
+            state = self.optimizer.state[parameter]
+            tensors |= {f"optimizer.{number}.{name}": value for name, value in state.items()}
+        content = {
+            "key": self.key,
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "train_loss": self.train_loss,
+            "holdout_loss": self.holdout_loss,
+        }
+        try:
+            write_tensors(path, tensors, content)
+        except HaloposeError as error:
+            raise HaloposeError(f"{error}: free some space, a rerun resumes") from None
+
+    def _resume(self, path: Path) -> None:
+        try:
+            content = read_content(path)
+            check_seal(path)
+            tensors = load_file(path)
+        except (HaloposeError, SafetensorError):
+            raise HaloposeError(f"{path} is damaged: remove it, training starts again") from None
+        if not isinstance(content, dict) or content.get("key") != self.key:
+            log.info("%s is of other data or settings: training starts anew", path)
+            return
+        self.heads.load_state_dict({n[6:]: v for n, v in tensors.items() if n.startswith("heads.")})
+        device = self.parameters[0].device
+        self.best = {n[5:]: v.to(device) for n, v in tensors.items() if n.startswith("best.")}
+        for number, parameter in enumerate(self.parameters):
+            prefix = f"optimizer.{number}."
+            self.optimizer.state[parameter] = {
+                name[len(prefix) :]: value.to(device) if not name.endswith("step") else value
+                for name, value in tensors.items()
+                if name.startswith(prefix)
+            }
+        self.epoch, self.steps = content["epoch"], content["steps"]
+        self.train_loss, self.holdout_loss = content["train_loss"], content["holdout_loss"]

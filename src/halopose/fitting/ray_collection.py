@@ -1,0 +1,72 @@
+"""Collecting on a Ray cluster: each shard is a task, on whatever cluster the environment names, or on one here.
+
+In: a ``Collection`` and the shards to collect. Out: their files, written by the process that asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from halopose.data.files import write_bytes
+from halopose.data.tensors import sealed
+from halopose.errors import HaloposeError
+from halopose.fitting.feature_cache import shard_path
+from halopose.fitting.prefetch import Reader, read_ahead
+from halopose.fitting.workers import Tick
+
+if TYPE_CHECKING:
+    from halopose.fitting.collecting import Collection
+
+RETRIES = 3  # of a task whose worker was lost
+AHEAD = 2  # tasks a core, finished ones included, so that the object store holds no more
+
+
+def collect_on_ray(work: Collection, numbers: Sequence[int], tick: Tick | None = None) -> None:
+    """Collect shards as tasks. The model goes to the object store once; what comes back is written at once."""
+    ray = require_ray()
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, include_dashboard=False)  # or the cluster that RAY_ADDRESS names
+    task = ray.remote(max_retries=RETRIES)(shard_bytes)
+    held = ray.put(work)
+    most = AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+    waiting: dict[Any, int] = {}
+    left, done = list(numbers), 0
+    while left or waiting:
+        while left and len(waiting) < most:
+            number = left.pop(0)
+            waiting[task.remote(held, number)] = number
+        [ready], _ = ray.wait(list(waiting), num_returns=1)
+        number = waiting.pop(ready)
+        write_bytes(shard_path(work.folder, number), _result(ray, ready))
+        done += len(work.views(number))
+        if tick:
+            tick(done)
+
+
+def _result(ray: Any, ready: Any) -> bytes:
+    try:
+        return bytes(ray.get(ready))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, HaloposeError):
+            raise HaloposeError(str(error.cause)) from None
+        raise
+
+
+def shard_bytes(work: Collection, number: int) -> bytes:
+    """The file of one shard, with one thread, as every process of a crew has."""
+    torch.set_num_threads(1)
+    reader = Reader(work.host.placer(), work.settings.rectangular)
+    tensors, metadata = work.collect(number, read_ahead(reader, work.views(number), 0, 1))
+    return sealed(tensors, metadata)
+
+
+def require_ray() -> Any:
+    """The ray package, or a line that names the extra."""
+    try:
+        import ray
+    except ImportError:
+        raise HaloposeError("this needs the ray extra: pip install 'halopose[ray]'") from None
+    return ray

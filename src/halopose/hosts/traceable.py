@@ -1,0 +1,45 @@
+"""What a host gives to be traced: the framework's own output, and what the heads and their choice of cells need.
+
+In: an input batch (B, 3, H, W). Out: ``Traced``. Batch and image size stay free: sizes are read off the tensors.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from halopose.uncertainty.context_features import CellBoxes
+
+Layout = Literal["ultralytics", "ultralytics-end2end", "yolonas"]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One pass of a model that is being traced, A cells over all levels.
+
+    native: the framework's own outputs; features: a map (B, C, H, W) per level; scores (B, A, classes); said: what
+    cells say, where the framework suppresses overlaps afterwards; rows (B, R): the cells of the rows of an output
+    that is already chosen.
+    """
+
+    native: tuple[Tensor, ...]
+    features: tuple[Tensor, ...]
+    scores: Tensor
+    said: CellBoxes | None
+    rows: Tensor | None = None
+
+
+class Traceable(nn.Module):
+    """A copy of a host's model in the form in which the framework itself exports it."""
+
+    layout: Layout
+    output_names: tuple[str, ...]
+    visibility: bool
+    fewest_cells: int  # an input must have so many
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> Traced:
+        """Run the model."""

@@ -1,0 +1,103 @@
+"""A YOLO-Pose model as Ultralytics' own exporter traces it, with the neck's features and the cells chosen beside.
+
+In: a fused model, frozen. Out: a ``Traceable`` copy; the model itself is left alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from ultralytics.nn.modules import C2f
+from ultralytics.nn.tasks import PoseModel
+
+from halopose.arrays import Values, joined, turned
+from halopose.hosts.traceable import Traceable, Traced
+from halopose.uncertainty.context_features import CellBoxes
+
+
+class TraceablePose(Traceable):
+    """The framework's exported model. A hook sees the features, and end to end which cells the head chooses."""
+
+    output_names = ("output0",)
+
+    def __init__(self, model: PoseModel) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).cpu()
+        self.head = head = self.model.model[-1]
+        head.export, head.dynamic, head.format = True, True, "onnx"
+        for module in self.model.modules():
+            if isinstance(module, C2f):
+                module.forward = module.forward_split  # as the framework's exporter does
+        self.end2end = bool(head.end2end)
+        self.layout = "ultralytics-end2end" if self.end2end else "ultralytics"
+        self.visibility = head.kpt_shape[1] == 3
+        self.fewest_cells = int(head.max_det) if self.end2end else 1
+        self._features: list[Tensor] = []
+        self._chosen: tuple[Tensor, Tensor] | None = None
+        head.register_forward_pre_hook(self._note_features)
+        if self.end2end:
+            self._choose, head.get_topk_index = head.get_topk_index, self._note_chosen
+            head._gather = _gather_rows
+
+    def _note_features(self, head: Any, inputs: tuple[list[Tensor]]) -> None:
+        self._features = list(inputs[0])
+
+    def _note_chosen(self, scores: Tensor, max_det: int) -> tuple[Tensor, Tensor, Tensor]:
+        best, labels, cells = self._choose(scores, max_det)
+        self._chosen = scores, cells
+        return best, labels, cells
+
+    def forward(self, images: Tensor) -> Traced:
+        output = self.model(images)
+        if self._chosen is not None:
+            scores, cells = self._chosen
+            return Traced((output,), tuple(self._features), scores, None, cells)
+        scores = output[:, 4 : 4 + self.head.nc].transpose(1, 2)
+        said = cells_of(output, self.head.nc, tuple(self.head.kpt_shape))
+        return Traced((output,), tuple(self._features), scores, said)
+
+
+def cells_of(decoded: Tensor, classes: int, keypoints: tuple[int, int]) -> CellBoxes:
+    """Reads the framework's output (B, 4 + classes + K * dimensions, A), at some cells instead of all."""
+    _, dimensions = keypoints
+
+    def boxes_of(found: Values) -> list[Values]:
+        centre, half = found[:, :2], found[:, 2:4] / 2
+        return [centre - half, centre + half]
+
+    def points_of(found: Values) -> list[Values]:
+        return [found[:, part::dimensions] for part in range(dimensions)]
+
+    def rows(cell: Values) -> Values:
+        found = _columns(decoded, slice(None), cell)
+        return turned(joined([*boxes_of(found), *points_of(found[:, 4 + classes :])], 1))
+
+    return CellBoxes(
+        boxes=lambda cell: turned(joined(boxes_of(_columns(decoded, slice(4), cell)), 1)),
+        points=lambda cell: turned(joined(points_of(_columns(decoded, slice(4 + classes, None), cell)), 1)),
+        rows=rows,  # read at once: a runtime takes it for a mistake if less is read than there is
+    )
+
+
+def _columns(values: Tensor, part: slice, cell: Values) -> Values:
+    """A part (B, c, n) of values (B, C, A) at cells (B, n); arrays are of one image."""
+    if isinstance(cell, np.ndarray):
+        return values.numpy()[:, part].take(cell[0], axis=2)
+    values = values[:, part]
+    return values.gather(2, cell[:, None].expand(-1, int(values.shape[1]), -1))
+
+
+def _gather_rows(values: Tensor, index: Tensor) -> Tensor:
+    """Rows (B, k, C) of values (B, N, C), or entries (B, k) of (B, N), at index (B, k).
+
+    The framework's own takes GatherElements for it, on which OpenVINO fails.
+    """
+    if values.ndim == 2:
+        return values.gather(1, index)
+    batch, count, channels = values.shape
+    place = index + torch.arange(batch)[:, None] * count
+    return values.reshape(-1, channels)[place.reshape(-1)].reshape(batch, -1, channels)

@@ -1,0 +1,221 @@
+"""Which runway corners the camera sees: of all detections in an image those of the runway landed on, or none.
+
+In: detections of an image, and where the aircraft is believed to be, how surely, and how it is turned. Out: an
+``Association``, and for many frames ``CornerDetections`` with the covariance and the pruning mask of every corner.
+
+A detection belongs to a runway if its corners lie where that runway's should, within the covariance of the
+difference: that of the position, of the attitude and of the corners themselves. One corner may be wrong; it is for
+``geometry.integrity`` to find out which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.special import chdtri
+
+from halopose.errors import HaloposeError
+from halopose.geometry.camera import (
+    Camera,
+    Mount,
+    camera_pose,
+    pose_jacobian,
+    project_points,
+    rotation_from_angles,
+)
+from halopose.poses import PoseDistributions
+from halopose.predictor import UncertainPose
+from halopose.types import Array
+
+NOTHING = "no runway detected"
+UNLIKE = "what was detected is unlike anything the detector is known for"
+ELSEWHERE = "what was detected is not where the runway should be"
+AMBIGUOUS = "ambiguous: two runways fit what was detected"
+
+_GATE = float(chdtri(6, 1e-4))  # squared distance of three corners beyond which they are not those expected
+_ODDS = 2 * np.log(1e3)  # difference of squared distances from which one explanation is a thousand times the other
+_THREE = [[2 * c + d for c in range(4) if c != left for d in (0, 1)] for left in range(4)]
+
+
+@dataclass(frozen=True)
+class CornerDetections:
+    """Corners of N frames: pixels (N, 4, 2), covariance and scale (N, 4, 2, 2), keep (N, 4), score (N,).
+
+    Frames without a runway hold NaN and a score of 0, and ``reasons`` (N) why. dof (N, 4) is a Student-t's,
+    or None.
+    """
+
+    pixels: Array
+    covariance: Array
+    scale: Array
+    keep: Array
+    score: Array
+    dof: Array | None = None
+    reasons: tuple[str, ...] = ()
+
+    @classmethod
+    def nothing(cls, count: int, *, student: bool = False) -> CornerDetections:
+        """So many frames in which no runway is seen; student: whether corners will have a Student-t's law."""
+        dof = np.full((count, 4), np.nan) if student else None
+        spread = np.full((count, 4, 2, 2), np.nan)
+        keep, reasons = np.zeros((count, 4), dtype=bool), (NOTHING,) * count
+        return cls(np.full((count, 4, 2), np.nan), spread, spread.copy(), keep, np.zeros(count), dof, reasons)
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    @property
+    def seen(self) -> Array:
+        """Which frames show the runway (N,)."""
+        return self.score > 0
+
+    def reason(self, n: int) -> str:
+        """Why frame n shows no runway."""
+        return self.reasons[n] if self.reasons else NOTHING
+
+    def select(self, index: Any) -> CornerDetections:
+        """Some of the frames."""
+        names = ["pixels", "covariance", "scale", "keep", "score", *(["dof"] if self.dof is not None else [])]
+        chosen = np.arange(len(self))[index].tolist()
+        return replace(
+            self,
+            **{name: getattr(self, name)[index] for name in names},
+            reasons=tuple(self.reason(n) for n in chosen),
+        )
+
+    def put(self, n: int, poses: PoseDistributions, found: Association) -> None:
+        """Write into frame n, in place, what an association found there."""
+        self.pixels[n], self.covariance[n], self.scale[n], self.keep[n], self.score[n] = (
+            np.nan,
+            np.nan,
+            np.nan,
+            0,
+            0,
+        )
+        if found.index is not None:
+            self.pixels[n] = poses.mean[found.index]
+            self.covariance[n], self.scale[n] = poses.covariance[found.index], poses.scale[found.index]
+            self.keep[n] = True if poses.keep is None else poses.keep[found.index]
+            self.score[n] = poses.scores[found.index]
+            if self.dof is not None and poses.dof is not None:
+                self.dof[n] = poses.dof[found.index]
+
+
+@dataclass(frozen=True)
+class Viewpoint:
+    """Where a camera is believed to be: the aircraft's position (3,) with covariance (3, 3), attitude (3,) as yaw,
+    pitch and roll with covariance (3, 3) about the runway axes."""
+
+    camera: Camera
+    mount: Mount
+    position: Array
+    covariance: Array
+    attitude: Array
+    attitude_covariance: Array
+
+    def expect(self, corners: Array) -> tuple[Array, Array]:
+        """Pixels (8,) of corners (4, 3) and the covariance (8, 8) of where they are expected."""
+        rotation, eye = camera_pose(rotation_from_angles(*self.attitude), self.position, self.mount)
+        pixels = project_points(self.camera, rotation, eye, corners).ravel()
+        jacobian = pose_jacobian(self.camera, rotation, eye, corners).reshape(8, 6)
+        by_place, by_turn = jacobian[:, :3], jacobian[:, 3:]
+        spread = by_place @ self.covariance @ by_place.T + by_turn @ self.attitude_covariance @ by_turn.T
+        return pixels, spread
+
+
+@dataclass(frozen=True)
+class Association:
+    """Which detection is the runway landed on, if any, and why there is none."""
+
+    index: int | None
+    reason: str = ""
+
+
+def expected_corners(camera: Camera, mount: Mount, positions: Array, attitudes: Array, corners: Array) -> Array:
+    """Where corners (4, 3) should appear (N, 4, 2) from positions (N, 3) and attitudes (N, 3); NaN if behind."""
+    rotation, eye = camera_pose(rotation_from_angles(*np.asarray(attitudes).T), positions, mount)
+    return project_points(camera, rotation, eye, corners)
+
+
+def usual(poses: PoseDistributions, alarm: float) -> PoseDistributions:
+    """Only the detections that are like what was calibrated on; all of them where nothing is known of that."""
+    return poses if poses.novelty is None or not alarm else poses[poses.in_distribution(alarm)]
+
+
+def associate(
+    poses: PoseDistributions, view: Viewpoint, runway: Array, others: Sequence[Array] = ()
+) -> Association:
+    """The detection of the runway with corners (4, 3), where ``others`` (4, 3) are known to be near.
+
+    There is none if nothing detected lies where it should be, and none if it is not clear: two detections that are
+    not the same fit, or what fits may as well be another runway.
+    """
+    if not len(poses):
+        return Association(None, NOTHING)
+    mine = _distances(poses, view, runway)
+    fitting = np.flatnonzero(mine <= _GATE)
+    if not len(fitting):
+        return Association(None, ELSEWHERE)
+    best = int(fitting[np.argmin(mine[fitting])])
+    for other in others:
+        if _distances(poses[best], view, other)[0] < mine[best] + _ODDS:
+            return Association(None, AMBIGUOUS)
+    for rival in fitting.tolist():
+        if rival != best and mine[rival] < mine[best] + _ODDS and not _alike(poses, best, rival):
+            return Association(None, AMBIGUOUS)
+    return Association(best)
+
+
+def _distances(poses: PoseDistributions, view: Viewpoint, corners: Array) -> Array:
+    """Squared distances (N,) of detections to where corners are expected, by the three that fit best."""
+    expected, spread = view.expect(corners)
+    result = np.full(len(poses), np.inf)
+    if not np.isfinite(expected).all():
+        return result
+    for n in range(len(poses)):
+        total = spread.copy()
+        for corner in range(4):
+            part = slice(2 * corner, 2 * corner + 2)
+            total[part, part] += poses.covariance[n, corner]
+        away = poses.mean[n].ravel() - expected
+        result[n] = min(away[rows] @ np.linalg.solve(total[np.ix_(rows, rows)], away[rows]) for rows in _THREE)
+    return result
+
+
+def _alike(poses: PoseDistributions, one: int, other: int) -> bool:
+    """Whether two detections are of one runway: most of their corners lie within their covariances."""
+    away = poses.mean[one] - poses.mean[other]
+    spread = poses.covariance[one] + poses.covariance[other]
+    distance = (away * np.linalg.solve(spread, away[..., None])[..., 0]).sum(1)
+    return bool(np.sort(distance)[2] < chdtri(2, 1e-3))
+
+
+def detect(model: UncertainPose, images: Iterable[Any], *, conf: float = 0.25) -> list[PoseDistributions]:
+    """Everything that looks like a runway, image by image."""
+    return [runways_in(model, image, conf) for image in images]
+
+
+def runways_in(model: UncertainPose, image: Any, conf: float) -> PoseDistributions:
+    """Everything in an image that looks like a runway."""
+    poses = model.predict(image, conf=conf)[0]
+    if poses.keypoint_count != 4:
+        raise HaloposeError(f"give a runway detector: this model has {poses.keypoint_count} keypoints, not 4")
+    return poses
+
+
+def detections(sightings: CornerDetections) -> list[PoseDistributions]:
+    """One detection, or none, for each frame of sightings."""
+    found = []
+    for n, seen in enumerate(sightings.seen.tolist()):
+        rows = slice(n, n + 1) if seen else slice(n, n)
+        pixels = sightings.pixels[rows]
+        boxes = np.concatenate([pixels.min(1), pixels.max(1)], axis=1) if seen else np.zeros((0, 4))
+        spread = sightings.covariance[rows], sightings.scale[rows]
+        dof = None if sightings.dof is None else sightings.dof[rows]
+        found.append(
+            PoseDistributions(boxes, sightings.score[rows], pixels, *spread, dof=dof, keep=sightings.keep[rows])
+        )
+    return found

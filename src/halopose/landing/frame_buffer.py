@@ -1,0 +1,73 @@
+"""Images of a flight for its film: evenly chosen, compressed, so that a long recording fits into memory.
+
+In: image after image. Out: a sequence of all frames, of which those not kept are empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import overload
+
+import cv2
+import numpy as np
+
+from halopose.types import Array
+
+MOST = 200  # images that a film shows
+_QUALITY = 95  # of JPEG
+
+
+class FrameBuffer(Sequence[Array]):
+    """Images of frames, at most ``most`` of so many as are expected, every second, third, ...
+
+    >>> import numpy as np
+    >>> album = Album(expected=5, most=3)
+    >>> for _ in range(5):
+    ...     album.add(np.zeros((4, 6, 3), np.uint8))
+    >>> len(album), album.kept, album[2].shape, album[3].shape
+    (5, [0, 2, 4], (4, 6, 3), (0, 0, 3))
+    """
+
+    def __init__(self, expected: int, most: int = MOST) -> None:
+        self._step = max(math.ceil(expected / most), 1)
+        self._most = most
+        self._coded: dict[int, Array] = {}
+        self._count = 0
+
+    def wants_next(self) -> bool:
+        """Whether the next image will be kept."""
+        return self._count % self._step == 0
+
+    def add(self, image: Array) -> None:
+        """The next frame's image (h, w, 3), uint8 BGR."""
+        if self.wants_next() and len(self._coded) == self._most:  # more frames than expected: twice as far apart
+            self._step *= 2
+            self._coded = {n: coded for n, coded in self._coded.items() if n % self._step == 0}
+        if self.wants_next():
+            self._coded[self._count] = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])[1]
+        self._count += 1
+
+    @property
+    def kept(self) -> list[int]:
+        """Numbers of the frames whose images there are."""
+        return list(self._coded)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Array]: ...
+
+    def __getitem__(self, index: int | slice) -> Array | list[Array]:
+        if isinstance(index, slice):
+            return [self[n] for n in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        coded = self._coded.get(index % len(self))
+        return (
+            np.zeros((0, 0, 3), np.uint8) if coded is None else np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR))
+        )

@@ -1,0 +1,1 @@
+"""Matching detections to annotated objects (COCO greedy matching by OKS)."""

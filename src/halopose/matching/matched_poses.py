@@ -1,0 +1,217 @@
+"""True positives: detections matched to annotated objects, the raw material of every score.
+
+In: predictions and ground truth of a data set. Out: residuals and predicted laws over (M, K), in image order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from halopose.boxes import box_area
+from halopose.calibration.estimation import Sample
+from halopose.calibration.missing_keypoints import rising_places
+from halopose.calibration.pruning import localization_confidence
+from halopose.calibration.whitening import directions, squares, whiten
+from halopose.errors import HaloposeError
+from halopose.keypoints import Keypoints
+from halopose.matching.greedy_matching import keypoint_similarity, true_pairs
+from halopose.memory import keep_freed_memory
+from halopose.parallel import map_blocks
+from halopose.poses import GroundTruth, PoseDistributions
+from halopose.protocol import Protocol
+from halopose.types import Array
+from halopose.uncertainty.distributions import scale_tril_from_covariance
+
+_WORKED_OUT = ("scale_tril", "covariance_tril", "distance", "covariance_distance", "similarity", "direction")
+
+
+@dataclass(frozen=True)
+class MatchedPoses:
+    """M true positives of K keypoints: residuals (M, K, 2) and the predicted law of each, in image order.
+
+    correlation (M, 2K, 2K): how the predictions say that keypoints err together, whitened; None if they do not.
+    offset (M, K, 2): of the laws' means, which residuals are from, from the keypoints; None if there is none.
+    """
+
+    image_ids: Array
+    objects: Array
+    residual: Array
+    labelled: Array
+    covariance: Array
+    scale: Array
+    visibility: Array | None
+    area: Array
+    box_area: Array
+    dof: Array | None
+    layout: Keypoints
+    correlation: Array | None = None
+    offset: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.area)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[MatchedPoses]) -> MatchedPoses:
+        """Join shards that hold different images; the order of the shards does not matter."""
+        if not parts:
+            raise HaloposeError("nothing to concatenate: give at least one shard")
+        seen: set[int] = set()
+        for part in parts:
+            if not part.like(parts[0]):
+                raise HaloposeError("the shards differ in their keypoints, tails or visibility scores")
+            images = set(part.image_ids.tolist())
+            if seen & images:
+                raise HaloposeError("two shards hold the same image: split the data by image")
+            seen |= images
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0]._columns()
+        }
+        return replace(parts[0], **joined).select(np.lexsort((joined["objects"], joined["image_ids"])))
+
+    def like(self, other: MatchedPoses) -> bool:
+        """Whether both are of the same keypoints and say the same kinds of things about them."""
+        same_tails = (self.dof is None) == (other.dof is None)
+        same_scores = all(
+            (getattr(self, name) is None) == (getattr(other, name) is None)
+            for name in ("visibility", "correlation", "offset")
+        )
+        return self.layout == other.layout and same_tails and same_scores
+
+    def select(self, index: Array) -> MatchedPoses:
+        """The true positives at the given indices."""
+        chosen: dict[str, Any] = {name: getattr(self, name)[index] for name in self._columns()}
+        if self.scale is self.covariance:
+            chosen["scale"] = chosen["covariance"]
+        selected = replace(self, **chosen)
+        # What has been worked out row by row stays valid.
+        known = {name: vars(self)[name] for name in _WORKED_OUT if name in vars(self)}
+        if self.scale is self.covariance:
+            for name in ("covariance_tril", "covariance_distance"):
+                known.pop(name, None)  # one property is the other
+        vars(selected).update({name: values[index] for name, values in known.items()})
+        return selected
+
+    def _columns(self) -> list[str]:
+        """Fields with a row per true positive."""
+        names = [field.name for field in fields(self) if field.name != "layout"]
+        return [name for name in names if getattr(self, name) is not None]
+
+    def moved(self, offset: Array | None) -> MatchedPoses:
+        """Residuals from means off the keypoints by shares (K, 2) of the size of the object; None: not off."""
+        if offset is None:
+            return self
+        by = offset * np.sqrt(self.box_area)[:, None, None]
+        return replace(self, residual=self.residual - by, offset=by if self.offset is None else self.offset + by)
+
+    def confidence(self, covariance: Array, protocol: Protocol) -> Array:
+        """Localization confidence (M, K) of covariances (M, K, 2, 2) (eq. 19)."""
+        area = self.confidence_area(protocol)
+        return localization_confidence(covariance, area, self.layout.kappa, protocol.scalarisation)
+
+    def confidence_area(self, protocol: Protocol) -> Array:
+        """The s^2 (M,) of the localization confidence."""
+        return self.area if protocol.area == "annotation" else self.box_area * self.layout.area_factor
+
+    @cached_property
+    def scale_tril(self) -> Array:
+        """Cholesky factors (M, K, 2, 2) of the scale matrices as given."""
+        return _factors(self.scale)
+
+    @cached_property
+    def covariance_tril(self) -> Array:
+        """Cholesky factors (M, K, 2, 2) of the covariances as given."""
+        return self.scale_tril if self.scale is self.covariance else _factors(self.covariance)
+
+    @cached_property
+    def distance(self) -> Array:
+        """Squared Mahalanobis distance (M, K) of every keypoint under its scale matrix as given."""
+        return _distances(self.residual, self.scale_tril)
+
+    @cached_property
+    def covariance_distance(self) -> Array:
+        """The same under its covariance as given."""
+        same = self.scale is self.covariance
+        return self.distance if same else _distances(self.residual, self.covariance_tril)
+
+    @cached_property
+    def places(self) -> Array:
+        """Places (n,) of labelled keypoints by rising distance, row by row."""
+        return rising_places(self.distance, self.labelled)
+
+    @cached_property
+    def direction(self) -> Array:
+        """Directions (M, K, 2) of whitened residuals."""
+        residual, factors, labelled = self.residual, self.scale_tril, self.labelled
+        return map_blocks(lambda rows: directions(residual[rows], factors[rows], labelled[rows])[1], len(self))
+
+    @cached_property
+    def sample(self) -> Sample:
+        """Distances of labelled keypoints, as calibrations take them."""
+        return Sample.of_distances(torch.from_numpy(self.distance), torch.from_numpy(self.labelled))
+
+    @cached_property
+    def covariance_sample(self) -> Sample:
+        """The same under the covariances as given."""
+        if self.scale is self.covariance:
+            return self.sample
+        return Sample.of_distances(torch.from_numpy(self.covariance_distance), torch.from_numpy(self.labelled))
+
+    @cached_property
+    def similarity(self) -> Array:
+        """KS (M, K) of every keypoint, labelled or not (eq. 20): where the model put it, not at the law's mean."""
+        kappa, offset = self.layout.kappa, self.offset
+
+        def similarity(rows: slice) -> Array:
+            residual = self.residual[rows] if offset is None else self.residual[rows] + offset[rows]
+            return keypoint_similarity(residual, self.area[rows], kappa)
+
+        return map_blocks(similarity, len(self))
+
+
+def _distances(residual: Array, factors: Array) -> Array:
+    """Squared lengths (M, K) of residuals (M, K, 2) whitened by factors (M, K, 2, 2)."""
+    return map_blocks(lambda rows: squares(whiten(residual[rows], factors[rows])), len(residual))
+
+
+def _factors(matrices: Array) -> Array:
+    """Cholesky factors (M, K, 2, 2) of matrices (M, K, 2, 2)."""
+    return map_blocks(
+        lambda rows: scale_tril_from_covariance(torch.from_numpy(matrices[rows])).numpy(), len(matrices)
+    )
+
+
+def match_poses(
+    predictions: PoseDistributions, truth: GroundTruth, protocol: Protocol | None = None
+) -> MatchedPoses:
+    """Match detections to objects as COCO does and keep the true positives."""
+    protocol = protocol or Protocol()
+    if predictions.keypoint_count != truth.keypoint_count:
+        raise HaloposeError(
+            f"predictions have {predictions.keypoint_count} keypoints, ground truth {truth.keypoint_count}"
+        )
+    keep_freed_memory()
+    detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
+    order = np.lexsort((objects, truth.image_ids[objects]))
+    detections, objects = detections[order], objects[order]
+    covariance = predictions.covariance[detections]
+    return MatchedPoses(
+        image_ids=truth.image_ids[objects],
+        objects=objects,
+        residual=truth.keypoints[objects] - predictions.mean[detections],
+        labelled=truth.labelled[objects],
+        covariance=covariance,
+        scale=covariance if predictions.scale is predictions.covariance else predictions.scale[detections],
+        visibility=None if predictions.visibility is None else predictions.visibility[detections],
+        area=truth.area[objects],
+        box_area=box_area(predictions.boxes[detections]),
+        dof=None if predictions.dof is None else predictions.dof[detections],
+        layout=truth.layout,
+        correlation=None if predictions.correlation is None else predictions.correlation[detections],
+        offset=None if predictions.offset is None else predictions.offset[detections],
+    )

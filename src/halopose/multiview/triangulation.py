@@ -1,0 +1,213 @@
+"""Points in space from several views, weighted by covariances: robust, and without views that contradict the rest.
+
+In: pixels (N, V, 2) of N points in V views with covariances (N, V, 2, 2). Out: points with covariances (N, 3, 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import chi2
+
+from halopose.geometry.camera import normalise, to_camera
+from halopose.geometry.linear import scaled_inverse
+from halopose.geometry.pnp_refine import Mask
+from halopose.multiview.rig import CalibratedView
+from halopose.types import Array
+
+_STEPS = 20
+_FIRST_DAMPING = 1e-3
+_ENOUGH = 1e-8  # chi-square that a step may still gain
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points (N, 3) with covariances (N, 3, 3), NaN where fewer than two views are left.
+
+    cost (N,): chi-square of the residuals under the covariances, with dof (N,) degrees of freedom; used (N, V):
+    views that count; given (N, V): those that might have.
+    """
+
+    place: Array
+    covariance: Array
+    cost: Array
+    used: Mask
+    given: Mask
+
+    @property
+    def dof(self) -> Array:
+        return np.maximum(2 * self.used.sum(1) - 3, 0)
+
+
+@dataclass(frozen=True)
+class ViewObservations:
+    """Pixels (N, V, 2), covariances (N, V, 2, 2), used (N, V); scale and nu (N, V) of Student-t laws, or None."""
+
+    pixels: Array
+    covariance: Array
+    used: Mask
+    scale: Array | None = None
+    nu: Array | None = None
+
+    def take(self, rows: Array, used: Mask) -> ViewObservations:
+        scale, nu = (None if part is None else part[rows] for part in (self.scale, self.nu))
+        return ViewObservations(self.pixels[rows], self.covariance[rows], used, scale, nu)
+
+
+def triangulate_points(
+    views: Sequence[CalibratedView],
+    seen: ViewObservations,
+    *,
+    consistent: float | None = 0.999,
+    weighted: bool = True,
+) -> Points:
+    """Points of least cost; a view goes if the chi-square is beyond a probability with it and lowest without it.
+
+    consistent: that probability, None to keep all views. weighted: False to count all pixels alike, for
+    comparison; the covariance then still tells the errors that this makes.
+    """
+    given = seen.used & np.isfinite(seen.pixels).all(-1)
+    seen = ViewObservations(seen.pixels, seen.covariance, given, seen.scale, seen.nu)
+    found = _solve(views, seen, weighted)
+    if consistent is None:
+        return found
+    for _ in range(len(views) - 2):
+        with np.errstate(invalid="ignore"):
+            limit = chi2.ppf(consistent, np.maximum(found.dof, 1))
+            bad = np.flatnonzero((found.cost > limit) & (found.used.sum(1) > 2))
+        if not len(bad):
+            break
+        found = _without_worst(views, seen, found, bad, weighted)
+    return Points(found.place, found.covariance, found.cost, found.used, given)
+
+
+def _without_worst(
+    views: Sequence[CalibratedView], seen: ViewObservations, found: Points, bad: Array, weighted: bool
+) -> Points:
+    """Solve some points again without the one view whose absence leaves the least chi-square for its freedom."""
+    count = len(views)
+    tried = np.repeat(bad, count)
+    used = np.repeat(found.used[bad], count, axis=0)
+    used[np.arange(len(tried)), np.tile(np.arange(count), len(bad))] = False
+    trial = _solve(views, seen.take(tried, used), weighted)
+    removed = found.used[bad]
+    cost = np.where(removed, np.nan_to_num(trial.cost, nan=np.inf).reshape(-1, count), np.inf)
+    best = np.arange(len(bad)) * count + cost.argmin(1)
+    result = [part.copy() for part in (found.place, found.covariance, found.cost, found.used)]
+    for part, new in zip(result, (trial.place, trial.covariance, trial.cost, trial.used), strict=True):
+        part[bad] = new[best]
+    return Points(result[0], result[1], result[2], result[3].astype(bool), found.given)
+
+
+@np.errstate(all="ignore")  # points that are not there are NaN throughout
+def _solve(views: Sequence[CalibratedView], seen: ViewObservations, weighted: bool) -> Points:
+    distribution = _ReprojectionDistribution(seen, weighted)
+    place = _linear(views, seen, distribution)
+    cost, normal, pull = distribution.linearise(views, place)
+    damping = np.full(len(place), _FIRST_DAMPING)
+    for _ in range(_STEPS):
+        diagonal = np.einsum("nii->ni", normal)
+        system = normal + (damping[:, None] * diagonal)[..., None] * np.eye(3)
+        step = _solve_each(system, pull)
+        trial = distribution.linearise(views, place + step)
+        better = trial[0] < cost
+        gain = np.where(better, cost - trial[0], 0.0)
+        place = np.where(better[:, None], place + step, place)
+        cost, normal, pull = (
+            np.where(better.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+            for new, old in zip(trial, (cost, normal, pull), strict=True)
+        )
+        damping = np.where(better, damping / 10, damping * 10)
+        if not (gain > _ENOUGH).any() and (damping > 1e-2).all():
+            break
+    enough = (seen.used.sum(1) >= 2) & np.isfinite(cost)
+    covariance, squared = distribution.spread(views, place)
+    place = np.where(enough[:, None], place, np.nan)
+    covariance = np.where((enough & np.isfinite(covariance).all((1, 2)))[:, None, None], covariance, np.nan)
+    return Points(place, covariance, np.where(enough, squared, np.nan), seen.used, seen.used)
+
+
+def _solve_each(system: Array, pull: Array) -> Array:
+    sound = np.isfinite(system).all((1, 2)) & (np.linalg.det(np.nan_to_num(system)) > 0)
+    inner = np.linalg.inv(np.where(sound[:, None, None], system, np.eye(3)))
+    return np.where(sound[:, None], (inner @ pull[..., None])[..., 0], np.nan)
+
+
+class _ReprojectionDistribution:
+    """Weights of what is seen: inverse covariances, or equal ones, and a Student-t's for outliers."""
+
+    def __init__(self, seen: ViewObservations, weighted: bool) -> None:
+        self.seen, self.weighted = seen, weighted
+        used = seen.used[..., None, None]
+        eye = np.eye(2)
+        self.moments = np.linalg.inv(np.where(used, seen.covariance, eye)) * used
+        self.nu = seen.nu if weighted and seen.scale is not None else None
+        if not weighted:
+            self.inverse = eye * used
+        elif self.nu is None or seen.scale is None:
+            self.inverse = self.moments
+        else:
+            self.inverse = np.linalg.inv(np.where(used, seen.scale, eye)) * used
+
+    def linearise(self, views: Sequence[CalibratedView], place: Array) -> tuple[Array, Array, Array]:
+        """Cost (N,), normal matrix (N, 3, 3) and pull (N, 3) at points (N, 3)."""
+        residual, jacobian = self._residuals(views, place)
+        forced = self.inverse @ residual[..., None]
+        distance = (residual[..., None, :] @ forced)[..., 0, 0]
+        cost, weight = distance, np.ones_like(distance)
+        if self.nu is not None:
+            cost = (self.nu + 2) * np.log1p(distance / self.nu)
+            weight = (self.nu + 2) / (self.nu + distance)
+        turned = np.swapaxes(jacobian, -1, -2) * weight[..., None, None]
+        return cost.sum(1), (turned @ self.inverse @ jacobian).sum(1), (turned @ forced)[..., 0].sum(1)
+
+    def spread(self, views: Sequence[CalibratedView], place: Array) -> tuple[Array, Array]:
+        """Covariances (N, 3, 3) by the second moments of what is seen, and chi-squares (N,)."""
+        residual, jacobian = self._residuals(views, place)
+        squared = np.einsum("nvi,nvij,nvj->n", residual, self.moments, residual)
+        turned = np.swapaxes(jacobian, -1, -2)
+        if self.weighted:
+            return scaled_inverse((turned @ self.moments @ jacobian).sum(1)), squared
+        inner = scaled_inverse((turned @ self.inverse @ jacobian).sum(1))
+        moved = inner[:, None] @ turned @ self.inverse
+        return (moved @ self.seen.covariance @ np.swapaxes(moved, -1, -2)).sum(1), squared
+
+    def _residuals(self, views: Sequence[CalibratedView], place: Array) -> tuple[Array, Array]:
+        """Residuals (N, V, 2) and Jacobians (N, V, 2, 3), zero where a view does not count."""
+        used = self.seen.used
+        residual, jacobian = np.zeros((*used.shape, 2)), np.zeros((*used.shape, 2, 3))
+        for n, view in enumerate(views):
+            on = used[:, n]
+            residual[on, n] = self.seen.pixels[on, n] - view.project(place[on])
+            jacobian[on, n] = view.jacobian(place[on])
+        return residual, jacobian
+
+
+def _linear(
+    views: Sequence[CalibratedView], seen: ViewObservations, distribution: _ReprojectionDistribution
+) -> Array:
+    """Where the rays (N, 3) pass closest, each row of the equations in pixels."""
+    rows = []
+    for n, view in enumerate(views):
+        ray = normalise(view.camera, seen.pixels[:, n])
+        weight = np.sqrt(np.trace(distribution.inverse[:, n], axis1=-2, axis2=-1) / 2)
+        for axis in range(2):
+            direction = ray[:, axis, None] * view.rotation[2] - view.rotation[axis]
+            row = np.concatenate([direction, (direction @ view.position)[:, None]], axis=1)
+            rows.append(np.where(seen.used[:, n, None], row * weight[:, None], 0.0))
+    table = np.nan_to_num(np.stack(rows, axis=1))
+    first = _solve_each(
+        np.einsum("nri,nrj->nij", table[..., :3], table[..., :3]),
+        np.einsum("nri,nr->ni", table[..., :3], table[..., 3]),
+    )
+    # Once more with each row over its depth: then they are in pixels, and near cameras do not count for more.
+    for n, view in enumerate(views):
+        depth = to_camera(view.rotation, view.position, first[:, None])[:, 0, 2]
+        table[:, 2 * n : 2 * n + 2] *= (view.camera.fx / np.where(np.abs(depth) > 1e-9, depth, 1.0))[:, None, None]
+    table = np.nan_to_num(table)
+    return _solve_each(
+        np.einsum("nri,nrj->nij", table[..., :3], table[..., :3]),
+        np.einsum("nri,nr->ni", table[..., :3], table[..., 3]),
+    )

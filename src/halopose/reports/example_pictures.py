@@ -1,0 +1,57 @@
+"""Example pictures where the truth is known: residual lines and NLL, before and after pruning.
+
+In: a predictor and an annotated image. Out: the picture, or None where nothing matches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from halopose.boxes import xyxy_to_xywh
+from halopose.data.dataset import Objects, Record
+from halopose.drawing import Truth, draw_poses
+from halopose.errors import HaloposeError
+from halopose.keypoints import Keypoints
+from halopose.matching.greedy_matching import true_pairs
+from halopose.poses import GroundTruth, PoseDistributions
+from halopose.predictor import UncertainPose
+from halopose.types import Array
+
+
+def draw_example(model: UncertainPose, record: Record, **options: Any) -> Array | None:
+    """Matched detections of one image, all keypoints on the left, those kept on the right.
+
+    options: of ``UncertainPose.predict``.
+    """
+    try:
+        image, objects = record.read()
+    except HaloposeError:
+        return None
+    layout = model.artifact.layout
+    matched, truth = _match(model.predict(image, **options)[0], objects, layout)
+    if not len(matched):
+        return None
+    drawn: dict[str, Any] = {"truth": truth, "names": layout.names, "limbs": layout.limbs}
+    before = draw_poses(image, replace(matched, keep=np.ones_like(matched.keep)), **drawn)
+    after = draw_poses(image, matched, show_pruned=False, **drawn)
+    return np.concatenate([before, after], axis=1)
+
+
+def _match(poses: PoseDistributions, objects: Objects, layout: Keypoints) -> tuple[PoseDistributions, Truth]:
+    truth = GroundTruth(
+        images=np.zeros(1, dtype=np.int64),
+        image_ids=np.zeros(len(objects), dtype=np.int64),
+        class_ids=objects.class_ids + 1,
+        keypoints=objects.keypoints,
+        labelled=objects.labelled,
+        boxes=xyxy_to_xywh(objects.boxes),
+        area=objects.area,
+        crowd=objects.crowd,
+        ignore=objects.crowd | ~objects.labelled.any(1),
+        layout=layout,
+    )
+    detections, found = true_pairs(poses, truth)
+    return poses[detections], Truth(truth.keypoints[found], truth.labelled[found])

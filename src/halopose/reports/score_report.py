@@ -1,0 +1,172 @@
+"""The report: one html page that needs nothing but a browser, not even a network.
+
+In: ``Scores``, as evaluated or as read back. Out: the page's text, with verdict and tables in the html itself and
+the plots drawn by its script from the metrics embedded in it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from halopose.calibration.calibrate import DISTRIBUTIONS
+from halopose.calibration.conformal import CONDITION
+from halopose.evaluation.scores import METRICS, DistributionScores, Interval, PrunedScores, Scores
+from halopose.reports import region_report
+from halopose.reports.html import asset, digits_of, embedded, freedom, number, page, percent
+from halopose.reports.score_text import TITLES
+from halopose.reports.verdict import coverage_at, verdict
+from halopose.types import Array
+
+_DIGITS = 5  # what a plot can show; keeps the page small
+_HIGHER_IS_BETTER = ("akp",)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of the main table as shown, its bootstrap interval, and whether it is the row's best."""
+
+    text: str
+    interval: str
+    best: bool
+
+
+def render_report(scores: Scores, title: str = "Pose uncertainty report") -> str:
+    """The page (html) of an evaluation."""
+    return page(
+        "report.html",
+        title=title,
+        js=asset("report.js"),
+        data=embedded(rounded(scores.to_json())),
+        verdict=[sentence.replace(" %", "\N{NO-BREAK SPACE}%") for sentence in verdict(scores)],
+        summary=_summary(scores),
+        regimes=DISTRIBUTIONS,
+        held={name: percent(coverage_at(scores, name, 95)) for name in DISTRIBUTIONS},
+        kept=percent(scores.pruned.kept_fraction),
+        rows=main_table(scores),
+        baselines=_baselines(scores),
+        pruning=_pruning_table(scores),
+        condition=CONDITION,
+        region_levels=region_report.LEVELS,
+        regions=region_report.region_rows(scores),
+        region_cut=region_report.before_keypoints(scores),
+        region_sizes=region_report.sizes(scores),
+        joint=region_report.joint_rows(scores),
+        skeletons=region_report.skeletons(scores),
+        alarm_rates=region_report.RATES,
+        alarms=region_report.alarm_rows(scores),
+        alarms_held=region_report.held_rows(scores),
+        settings=_settings(scores),
+        moments=_moments(scores),
+        parameters=_parameters(scores),
+    )
+
+
+def rounded(content: Any) -> Any:
+    """Plain json content: numbers at five significant digits; NaN and infinity become null."""
+    if isinstance(content, dict):
+        return {str(key): rounded(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [rounded(value) for value in content]
+    if isinstance(content, (np.ndarray, np.generic)):
+        return rounded(content.tolist())
+    if isinstance(content, float):
+        return float(f"{content:.{_DIGITS}g}") if math.isfinite(content) else None
+    return content
+
+
+def _summary(scores: Scores) -> str:
+    counts = f"{scores.images:,} images, {scores.matched_instances:,} matched instances, "
+    source = scores.calibration.source
+    return f"{counts}{scores.keypoints:,} keypoints." + (f" Calibration: {source}." if source else "")
+
+
+def main_table(scores: Scores) -> list[tuple[str, list[Cell]]]:
+    """Label and cells of each metric: the laws over all keypoints, then the laws after pruning."""
+    return [
+        (
+            TITLES[key],
+            [cell for part in (scores, scores.pruned) for cell in _cells(part, key, digits_of(key))],
+        )
+        for key in METRICS
+    ]
+
+
+def _cells(part: Scores | PrunedScores, key: str, decimals: int) -> list[Cell]:
+    """One metric by law; laws that read the same as the best are best too."""
+    distributions: list[DistributionScores] = [part.distribution(name) for name in DISTRIBUTIONS]
+    values = [distribution.metric(key) for distribution in distributions]
+    known = [value for value in values if math.isfinite(value)]
+    chosen = max if key in _HIGHER_IS_BETTER else min
+    best = number(chosen(known), decimals) if known else None
+    texts = [number(value, decimals) for value in values]
+    return [
+        Cell(text, _interval(distribution.interval.get(key), decimals), text == best)
+        for distribution, text in zip(distributions, texts, strict=True)
+    ]
+
+
+def _interval(ends: Interval | None, decimals: int) -> str:
+    if ends is None or not all(map(math.isfinite, ends)):
+        return ""
+    return f"{number(ends[0], decimals)} to {number(ends[1], decimals)}"
+
+
+def _baselines(scores: Scores) -> list[tuple[str, str, str]]:
+    """What AKP is compared with: label, value, interval."""
+    keys = {
+        "akp_random": "AKP of a random ranking",
+        "akp_visibility": "AKP of the visibility score",
+        "akp_skill": "Skill of the covariance",
+    }
+    return [
+        (label, number(getattr(scores, key), digits_of(key)), _interval(scores.interval.get(key), digits_of(key)))
+        for key, label in keys.items()
+    ]
+
+
+def _pruning_table(scores: Scores) -> list[tuple[str, str, str]]:
+    """Ways to prune: name, share kept, share of those that are reliable."""
+    return [(rule.name, percent(rule.kept_fraction), percent(rule.reliability)) for rule in scores.pruned.rules]
+
+
+def _settings(scores: Scores) -> list[tuple[str, str]]:
+    entries = {"given_family": scores.given_family, **scores.settings}
+    entries["pruning threshold"] = scores.pruned.threshold
+    entries["visibility threshold"] = scores.pruned.visibility_threshold
+    return [(key.replace("_", " "), _setting(value)) for key, value in rounded(entries).items()]
+
+
+def _setting(value: Any) -> str:
+    if value is None:
+        return "none"
+    return ", ".join(_setting(entry) for entry in value) if isinstance(value, list) else str(value)
+
+
+def _moments(scores: Scores) -> list[tuple[str, list[tuple[str, list[list[str]]]]]]:
+    """Second moments by part of the data: what the residuals have, then what each law predicts."""
+    result = []
+    for label, part in (("All keypoints", scores), ("After pruning", scores.pruned)):
+        matrices = [("Residuals", part.distribution("uncalibrated").curves.moments_empirical)]
+        matrices += [
+            (title, part.distribution(name).curves.moments_predicted) for name, title in DISTRIBUTIONS.items()
+        ]
+        result.append((label, [(name, _matrix(matrix)) for name, matrix in matrices]))
+    return result
+
+
+def _matrix(matrix: Array) -> list[list[str]]:
+    return [[number(float(value), 2) for value in row] for row in matrix]
+
+
+def _parameters(scores: Scores) -> list[tuple[str, list[str]]]:
+    """Median calibration parameters (tau, nu, tau of the Student-t) by keypoint."""
+    calibration = scores.calibration
+    columns = ((calibration.tau, number), (calibration.nu, freedom), (calibration.tau_t, number))
+    return [
+        (name, [show(None if column is None else float(column[k]), 3) for column, show in columns])
+        for k, name in enumerate(scores.keypoint_names)
+    ]

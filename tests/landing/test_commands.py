@@ -1,0 +1,373 @@
+"""The landing command: sensors by name, whole flights of an oracle, and what it refuses in one line."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halopose.cli.app import main
+from halopose.data.loading import load_dataset
+from halopose.geometry.camera import Camera
+from halopose.landing.commands import _sensors
+from halopose.landing.flight import _images, conclude
+from halopose.landing.navigation.sensors import GNSS, Sensors
+from halopose.landing.recordings.record_flight import record
+from halopose.landing.settings import LandingSettings
+from halopose.landing.world.approach import fly
+from halopose.poses import PoseDistributions
+from halopose.predictor import UncertainPose
+from halopose.types import Array
+from tests.helpers.commands import refused, run
+from tests.helpers.values import present
+from tests.landing.test_flight import Oracle, approach_of
+
+SLOW = ("--rate", "0.1", "--no-animation")
+START = 3500.0  # metres before the threshold: 45 seconds
+
+
+class Blind:
+    """Stands in for a detector that never finds anything, of so many keypoints."""
+
+    def __init__(self, keypoints: int = 4) -> None:
+        spread = np.zeros((0, keypoints, 2, 2))
+        self.nothing = PoseDistributions(
+            np.zeros((0, 4)), np.zeros(0), np.zeros((0, keypoints, 2)), spread, spread
+        )
+
+    def predict(self, image: Array, conf: float) -> list[PoseDistributions]:
+        return [self.nothing]
+
+
+@pytest.fixture
+def land(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
+    """Run ``halopose land`` without images with a stand-in for the detector; gives its log and what it said."""
+
+    def run(*options: Any, model: Any = None) -> Any:
+        model = model or Oracle(LandingSettings(rate=0.1), START)
+        monkeypatch.setattr("halopose.landing.flight.fly", partial(fly, start=START))
+        blank = np.zeros((384, 640, 3), dtype=np.uint8)
+        monkeypatch.setattr("halopose.landing.flight.render_scene", lambda scene: blank)
+        monkeypatch.setattr("halopose.hosts.model_zoo._packaged", lambda name: tmp_path / name)
+        monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: model)
+        slow = SLOW[2:] if "--frames" in options else SLOW
+        monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path), *slow, *map(str, options)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 0
+        log = json.loads((tmp_path / "log.json").read_text(), parse_constant=pytest.fail)
+        assert "</html>" in (tmp_path / "landing.html").read_text()
+        return log, capsys.readouterr().out
+
+    return run
+
+
+def test_sensors_are_left_out_and_fall_silent_by_name() -> None:
+    sensors = _sensors("ils, radio", ["gnss:20-60", "gnss : 70-80.5"])
+    assert [source for source, _ in sensors.on_board()] == ["irs", "gnss", "attitude"]
+    assert present(sensors.gnss).outages == ((20.0, 60.0), (70.0, 80.5))
+    assert present(sensors.gnss).noise == GNSS.noise
+    assert _sensors(None, []) == Sensors()
+    both = _sensors(None, ["ils:1-2"])
+    assert present(both.localizer).outages == present(both.glide_slope).outages == ((1.0, 2.0),)
+
+
+def test_a_flight_is_written_and_told(land: Callable[..., Any]) -> None:
+    log, said = land("--outage", "gnss:20-60")
+    assert log["summary"]["trusted"] >= 0.8 * log["summary"]["frames"]
+    assert log["sensors"]["gnss"]["outages"] == [[20.0, 60.0]]
+    assert "landing.html" in said
+    assert "landing.webp" not in said
+
+
+def test_positions_are_written_for_others(land: Callable[..., Any], tmp_path: Path) -> None:
+    viewer = find_spec("rerun") is not None  # which Python 3.10 does not have
+    log, said = land("--write", "csv, mcap,rerun" if viewer else "csv, mcap")
+    with (tmp_path / "positions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["x_m"]) for row in rows] == [frame["fused"]["position"][0] for frame in log["frames"]]
+    assert (tmp_path / "positions.mcap").read_bytes().startswith(b"\x89MCAP")
+    assert not viewer or (tmp_path / "landing.rrd").stat().st_size > 1000
+    assert "positions.mcap" in said
+
+
+def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any], tmp_path: Path) -> None:
+    """Simulated, written as film, yaml, json and csv, and flown again from those with the same detections."""
+    there = tmp_path / "approach"
+    simulated, _ = land("--record", there)
+    files = [
+        item for name in ("gnss", "ils", "radio", "irs", "truth") for item in (f"--{name}", there / f"{name}.csv")
+    ]
+    named = (
+        "--camera",
+        there / "camera.yaml",
+        "--runway",
+        there / "runway.json",
+        "--attitude",
+        there / "attitude.csv",
+    )
+    recorded, said = land("--frames", there / "video.mp4", *named, *files, "--write", "csv")
+    assert recorded["summary"]["frames"] == simulated["summary"]["frames"]
+    assert recorded["summary"]["trusted"] >= simulated["summary"]["trusted"] - 1
+    last = [log["frames"][-1]["fused"]["position"] for log in (simulated, recorded)]
+    np.testing.assert_allclose(last[1], last[0], atol=3.0)  # it begins elsewhere: at the first GNSS fixes
+    assert "positions.csv" in said
+    with (tmp_path / "positions.csv").open(newline="") as file:
+        assert all(37.5 < float(row["latitude_deg"]) < 37.7 for row in csv.DictReader(file))
+
+
+def test_large_frames_are_looked_at_again_where_the_filter_expects_the_runway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A film of three times the detector's width from 2.5 km, with the detector that ships and with all logs."""
+    approach, truth, _ = approach_of(3)
+    large = Camera.from_fov(1920, 1152, np.radians(30))
+    approach = replace(approach, world=replace(approach.world, camera=large))
+    settings, times = LandingSettings(seed=3, rate=0.5), np.arange(0.0, 6.0, 2.0)
+    images = tuple(_images(approach, truth, times, None))
+    nothing = [Blind().nothing] * len(times)
+    there = record(conclude(approach, truth, times, nothing, settings, images), tmp_path / "approach")
+    looked: list[tuple[int, ...]] = []
+    predict = UncertainPose.predict
+
+    def seen(self: UncertainPose, source: Array, **options: Any) -> list[PoseDistributions]:
+        looked.append(source.shape[:2])
+        return predict(self, source, **options)
+
+    monkeypatch.setattr(UncertainPose, "predict", seen)
+    names = ("attitude", "gnss", "ils", "radio", "irs", "truth")
+    files = [item for name in names for item in (f"--{name}", there / f"{name}.csv")]
+    lens = "--camera", there / "camera.yaml", "--runway", there / "runway.json"
+    given = "--frames", there / "video.mp4", *lens, *files, "--conf", 0.5, "--alarm", 0, "--no-animation"
+    run("land", *given, "--closer", "-o", tmp_path / "closer")
+    log = json.loads((tmp_path / "closer" / "log.json").read_text())
+    assert log["summary"]["runway_detected"] == log["summary"]["frames"] == 3
+    assert looked == [(1152, 1920)] * 3 + [(384, 640)] * 3
+
+
+def test_images_are_kept_only_where_something_shows_them(
+    land: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "approach"
+    films: list[Array] = []
+    land("--record", there)
+    files = "--frames", there / "video.mp4", "--camera", there / "camera.yaml", "--runway", there / "runway.json"
+    given = *files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv"
+    monkeypatch.setattr(
+        "halopose.landing.frame_buffer.FrameBuffer.add", lambda album, image: pytest.fail("kept for nobody")
+    )
+    land(*given)
+    monkeypatch.undo()
+    monkeypatch.setattr("halopose.landing.frame_buffer.FrameBuffer.__init__.__defaults__", (3,))
+    monkeypatch.setattr(
+        "halopose.landing.reports.flight_pictures.write_film", lambda frames, path: films.extend(frames)
+    )
+    log, _ = land(*given, "--animation")
+    assert log["summary"]["frames"] > 3 >= len(films) > 0
+
+
+class Strange(Oracle):
+    """Detections that are all unlike the data."""
+
+    def predict(self, image: Array, conf: float) -> list[PoseDistributions]:
+        return [replace(poses, novelty=np.full(len(poses), 1e-3)) for poses in super().predict(image, conf)]
+
+
+def test_a_recording_unlike_the_data_says_what_to_do(land: Callable[..., Any], tmp_path: Path) -> None:
+    there = tmp_path / "approach"
+    land("--record", there)
+    named = (
+        "--camera",
+        there / "camera.yaml",
+        "--runway",
+        there / "runway.json",
+        "--attitude",
+        there / "attitude.csv",
+    )
+    film = "--frames", there / "video.mp4", *named, "--gnss", there / "gnss.csv"
+    log, said = land(*film, model=Strange(LandingSettings(rate=0.1), START))
+    assert log["summary"]["trusted"] == 0
+    assert "use it with --alarm 0 --widen" in said
+    log, said = land(*film, "--alarm", "0", model=Strange(LandingSettings(rate=0.1), START))
+    assert log["summary"]["trusted"] > 0
+    assert "--widen" not in said
+
+
+def test_logs_in_other_units_say_what_to_check(land: Callable[..., Any], tmp_path: Path) -> None:
+    """Attitudes in radians under the name of degrees, as a user once wrote them."""
+    there = tmp_path / "approach"
+    land("--record", there)
+    text = (there / "attitude.csv").read_text()
+    (there / "attitude.csv").write_text(text.replace("_rad", "_deg"))
+    files = "--frames", there / "video.mp4", "--camera", there / "camera.yaml", "--runway", there / "runway.json"
+    log, said = land(*files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv")
+    assert log["summary"]["trusted"] == 0
+    assert "check the units of the logs" in said
+    (there / "attitude.csv").write_text(text)
+    assert (
+        "check the units"
+        not in land(*files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv")[1]
+    )
+
+
+def test_nothing_detected_is_a_flight_too(land: Callable[..., Any]) -> None:
+    log, said = land(model=Blind())
+    assert log["summary"]["runway_detected"] == log["summary"]["trusted"] == 0
+    assert log["summary"]["root_mean_square_error"]["x"]["vision"] is None
+    assert log["summary"]["root_mean_square_error"]["x"]["fused"] < 10
+    assert "nan" not in said
+
+
+def test_a_camera_alone_flies_on(land: Callable[..., Any]) -> None:
+    log, _ = land("--without", "gnss,ils,radio,irs,attitude", "--attitude", "vision")
+    assert list(log["sources"]) == ["vision"]
+    assert log["summary"]["runway_detected"] == log["summary"]["frames"]
+    assert all(frame["fused"]["position"] for frame in log["frames"])
+
+
+def test_a_camera_alone_that_sees_nothing_only_loses_certainty(land: Callable[..., Any]) -> None:
+    log, _ = land("--without", "gnss,ils,radio,irs,attitude", "--attitude", "vision", model=Blind())
+    assert log["sources"] == {}
+    spread = [frame["fused"]["covariance"][0][0] for frame in log["frames"]]
+    assert np.all(np.diff(spread) > 0)
+    assert log["summary"]["fused_nees"] < 12
+
+
+def test_without_an_attitude_there_is_no_position(land: Callable[..., Any]) -> None:
+    log, _ = land("--outage", "attitude:15-35")
+    for frame in log["frames"]:
+        silent = 15 <= frame["time"] < 35
+        assert (frame["vision"]["reason"] == "the IRS gave no attitude") == silent
+        assert (frame["vision"]["position"] is None) == silent
+    log, _ = land("--outage", "attitude:0-1000")
+    assert log["summary"]["position_solved"] == 0
+    assert log["summary"]["runway_detected"] == log["summary"]["frames"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--without", "gnss,sonar"], "unknown sensor 'sonar': gnss, ils, radio, irs, attitude"),
+        (["--outage", "sonar:1-2"], "unknown sensor 'sonar'"),
+        (["--outage", "gnss"], "--outage takes a sensor and seconds such as gnss:20-60, got 'gnss'"),
+        (["--outage", "gnss:20"], "such as gnss:20-60"),
+        (["--outage", "gnss:60-20"], "should end after it starts"),
+        (["--outage", "gnss:nan-20"], "should end after it starts"),
+        (["--without", "gnss", "--outage", "gnss:1-2"], "gnss is left out of the whole flight already"),
+        (["--without", "irs,attitude"], "--attitude vision"),
+        (["--rate", "0"], "rate of images"),
+        (["--rate", "inf"], "rate of images"),
+        (["--base", "mine.pt"], "give --base and --artifact together"),
+        (["-o", __file__], "cannot write to"),
+        (["--seed", "-1"], "seed"),
+        (["--write", "csv,xml"], "--write knows csv, mcap, rerun, not 'xml'"),
+        (["--frames", "film.mp4"], "--frames needs --camera too"),
+        (["--gnss", "gnss.csv"], "--gnss belongs to a recorded flight: give --frames too"),
+        (["--offset", "0"], "--offset belongs to a recorded flight: give --frames too"),
+        (["--frame-rate", "5"], "--frame-rate belongs to a recorded flight: give --frames too"),
+        (["--attitude", "a.csv"], "--attitude a.csv belongs to a recorded flight: give --frames too"),
+        (["--frames", "film.mp4", "--without", "gnss"], "--without belongs to a simulated flight: leave it out"),
+        (["--frames", "film.mp4", "--outage", "gnss:1-2"], "--outage belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--record", "there"], "--record belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--weather", "fog"], "--weather belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--seed", "0"], "--seed belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--rate", "2"], "--rate belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--attitude", "irs"], "--attitude irs belongs to a simulated flight"),
+        (["--frames", "film.mp4", "--offset", "auto"], "--offset auto takes the turns of the aircraft"),
+        (["--frames", "film.mp4", "--frame-rate", "1e-9"], "--frame-rate goes from one a minute"),
+        (["--frames", "film.mp4", "--offset", "nan"], "--offset takes seconds or auto, got 'nan'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["halopose", "land", *options])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_help_groups_options_by_what_they_are_for() -> None:
+    text = run("land", "--help")
+    both, simulated, recorded = text.index("Options:"), text.index("Simulated flights:"), text.index("Recorded")
+    assert both < text.index("--integrity") < simulated < text.index("--outage") < recorded < text.index("--gnss")
+
+
+def test_what_the_animation_needs_is_asked_for_before_the_flight(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: pytest.fail("too late"))
+    monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    line = "halopose: pictures of a landing need matplotlib: pip install 'halopose[landing]'\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_model_of_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        "halopose.landing.flight.render_scene", lambda scene: np.zeros((384, 640, 3), dtype=np.uint8)
+    )
+    monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: Blind(17))
+    files = ["--base", "body.pt", "--artifact", "body.safetensors", "-o", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["halopose", "land", *SLOW, *files])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == "halopose: give a runway detector: this model has 17 keypoints, not 4\n"
+
+
+def test_a_world_is_drawn_and_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "halopose.landing.world.dataset_writer.render_scene", lambda scene: np.zeros((384, 640, 3), np.uint8)
+    )
+    said = run("world", "-o", tmp_path, "--images", 2, "--weather", "fog, clear", "--seed", 3, "--png")
+    assert said == f"2 fog, 2 clear -> {tmp_path / 'data.yaml'}\n"
+    for split in ("fog", "clear"):
+        dataset = load_dataset(tmp_path / "data.yaml", split)
+        assert [len(record.objects) > 0 for record in dataset.records] == [True, True]
+        content = json.loads((tmp_path / "annotations" / f"{split}.json").read_text())
+        assert {image["weather"] for image in content["images"]} == {split}
+        assert all(len(image["position"]) == 3 for image in content["images"])
+    run("world", "-o", tmp_path / "both", "--images", 3)
+    assert [len(load_dataset(tmp_path / "both" / "data.yaml", split)) for split in ("train", "val")] == [3, 1]
+    assert "unknown weather 'hail'" in refused(
+        monkeypatch, capsys, "world", "-o", tmp_path, "--weather", "fog,hail"
+    )
+
+
+def test_an_empty_world_has_nothing_to_find(tmp_path: Path) -> None:
+    run("world", "-o", tmp_path, "--images", 1, "--weather", "clear", "--seed", 3)
+    run("world", "-o", tmp_path / "empty", "--images", 1, "--weather", "clear", "--seed", 3, "--empty")
+    [full], [empty] = (
+        load_dataset(folder / "data.yaml", "clear").records for folder in (tmp_path, tmp_path / "empty")
+    )
+    (image, objects), (bare, nothing) = full.read(), empty.read()
+    assert len(objects) > len(nothing) == 0
+    left, top, right, bottom = objects.boxes[0].round().astype(int)
+    edges = [
+        np.abs(np.diff(part[top:bottom, left:right].astype(float).mean(2), axis=1)).mean()
+        for part in (image, bare)
+    ]
+    assert edges[0] > 2 * edges[1]  # markings and edges of the runway are gone

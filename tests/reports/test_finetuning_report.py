@@ -1,0 +1,145 @@
+"""The page of fine-tuning: its sentence follows from the intervals, its numbers are the scores' own."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from halopose.evaluation.metrics import LEVELS
+from halopose.evaluation.scores import AXES
+from halopose.reports.finetuning_report import coverage_plots, render_finetuning, sentence, table, to_text
+from halopose.studies.finetuning_study import SHOWN, BaseScores, differences
+from tests.helpers.html_pages import EVIL, parsed
+
+REGIMES = ("gaussian", "student_t")
+NOISE = 0.002
+METRICS = {*SHOWN, *(f"{regime}.ace{suffix}" for regime in REGIMES for suffix in ("", "_x", "_y"))}
+
+
+def scored(**bases: tuple[float, float]) -> dict[str, BaseScores]:
+    """Bases by name with (Gaussian ACE, AP); draws have independent noise, so differences 1.4 times as much."""
+    made = {}
+    for seed, (name, (ace, ap)) in enumerate(bases.items()):
+        generator = np.random.default_rng(seed)
+        estimate = dict.fromkeys(sorted(METRICS), 0.5) | {"gaussian.ace": ace, "ap": ap}
+        draws = {metric: value + NOISE * generator.normal(size=200) for metric, value in estimate.items()}
+        coverage = {regime: {axis: LEVELS + ace * np.sin(3 * LEVELS) for axis in AXES} for regime in REGIMES}
+        made[name] = BaseScores(estimate, draws, coverage, nu=3.0 + seed, matched_instances=1234)
+    return made
+
+
+def test_improved_and_due_to_poks() -> None:
+    text = sentence(scored(before=(0.06, 0.7), poks=(0.02, 0.68), oks=(0.061, 0.7)))
+    assert text.startswith("Fine-tuning with pOKS lowers the Gaussian ACE from 0.0600 to 0.0200 (−0.0400 ± 0.00")
+    assert re.search(r"\), due to pOKS: the control ends at 0.0610, 0.0410 ± 0.00\d\d higher; AP", text)
+    assert re.search(r"; AP falls by 0.0200 ± 0.00\d\d, and is 0.0200 ± 0.00\d\d below the control\.$", text)
+    assert len(re.findall(r"\.(?!\d)", text)) == 1, "one sentence"
+
+
+def test_improved_in_part_by_training_on() -> None:
+    text = sentence(scored(before=(0.06, 0.7), poks=(0.02, 0.7), oks=(0.04, 0.7)))
+    assert ", in part due to pOKS: the control ends at 0.0400, 0.0200 ±" in text
+    assert "; a change in AP is not decided (0.0000 ± 0.00" in text
+
+
+def test_improved_but_the_control_too() -> None:
+    text = sentence(scored(before=(0.06, 0.7), poks=(0.02, 0.72), oks=(0.021, 0.72)))
+    assert "lowers the Gaussian ACE" in text
+    assert ", but so does the control, which ends at 0.0210, not decidedly higher or lower (+0.0010" in text
+    assert "; AP rises by 0.0200 ±" in text
+    assert "due to" not in text
+    better = sentence(scored(before=(0.06, 0.7), poks=(0.04, 0.7), oks=(0.02, 0.7)))
+    assert ", but the framework's own loss does so even more: the control ends at 0.0200, 0.0200 ±" in better
+
+
+def test_improved_but_the_control_is_between() -> None:
+    text = sentence(scored(before=(0.06, 0.7), poks=(0.052, 0.7), oks=(0.056, 0.7)))
+    assert ", but not decidedly more than the control, which ends at 0.0560, not decidedly" in text
+
+
+def test_worse_is_said_too() -> None:
+    text = sentence(scored(before=(0.02, 0.7), poks=(0.06, 0.7), oks=(0.02, 0.7)))
+    assert "raises the Gaussian ACE from 0.0200 to 0.0600 (+0.0400" in text
+    assert ", due to pOKS" in text
+
+
+def test_not_decided() -> None:
+    text = sentence(scored(before=(0.06, 0.7), poks=(0.059, 0.7), oks=(0.06, 0.7)))
+    assert text.startswith(
+        "That fine-tuning with pOKS changes the Gaussian ACE is not decided (0.0600 before, 0.0590"
+    )
+    assert "due to" not in text
+    assert "; the control ends at 0.0600, not decidedly higher or lower (" in text
+    assert "; a change in AP is not decided (" in text
+
+
+@pytest.mark.parametrize("loss", ["poks", "oks"])
+def test_no_control(loss: str) -> None:
+    bases = {"before": (0.06, 0.7), loss: (0.02, 0.68)}
+    text = sentence(scored(**bases))
+    assert "lowers the Gaussian ACE" in text
+    assert ("without a control it is open" in text) == (loss == "poks")
+    assert "the control" not in text
+
+
+def test_what_cannot_be_drawn_again_is_not_decided() -> None:
+    made = scored(before=(0.06, 0.7), poks=(0.02, 0.7))
+    for one in made.values():
+        one.draws["ap"] = one.draws["ap"][:1]
+    assert "a change in AP is not decided" in sentence(made)
+
+
+def test_table_holds_every_shown_metric_and_bold_is_decided() -> None:
+    made = scored(before=(0.06, 0.7), poks=(0.02, 0.68), oks=(0.06, 0.7))
+    rows = table(made)
+    between = differences(made)
+    for (name, values, paired), metric in zip(rows, SHOWN, strict=False):
+        assert name == SHOWN[metric]
+        assert [float(value) for value, _ in values] == [one.estimate[metric] for one in made.values()]
+        assert [decided for _, decided in paired] == [pair[metric].decided for pair in between.values()]
+    assert [value for value, _ in rows[len(SHOWN)][1]] == ["3.0", "4.0", "5.0"]
+    assert all(len(values) == 3 and len(paired) == 3 for _, values, paired in rows)
+
+
+def test_coverage_is_drawn_to_one_scale_and_inside() -> None:
+    plots = coverage_plots(scored(before=(0.2, 0.7), poks=(0.02, 0.7), oks=(0.03, 0.7)))
+    assert len(plots) == len({plot.title for plot in plots}) == 6
+    assert len({(plot.y.low, plot.y.high) for plot in plots}) == 1
+    for plot in plots:
+        zero, *curves = plot.curves
+        np.testing.assert_allclose(
+            np.array(plot.line(zero)), np.array([[0, plot.y.share(0)], [1, plot.y.share(0)]])
+        )
+        assert len(curves) == 3
+        for curve in curves:
+            x, y = np.array(plot.line(curve)).T
+            np.testing.assert_allclose(x, LEVELS[2::4])
+            ace = {"Before": 0.2, "pOKS": 0.02, "OKS": 0.03}[curve.label.split(",")[0]]
+            np.testing.assert_allclose(
+                plot.y.low + y * (plot.y.high - plot.y.low), ace * np.sin(3 * x), atol=1e-12
+            )
+
+
+@pytest.mark.parametrize("bases", [("before", "poks", "oks"), ("before", "poks"), ("before", "oks")])
+def test_the_page_is_whole_and_inert(bases: tuple[str, ...]) -> None:
+    chosen = dict.fromkeys(bases, (0.03, 0.7))
+    text = render_finetuning(scored(**chosen), EVIL)
+    page = parsed(text)
+    assert "script" not in page.tags
+    assert page.urls == ["data:,"]
+    assert "{{ 7 * 7 }}" in text
+    assert page.tags.count("svg") == 6
+    assert page.tags.count("polyline") == 6 * (1 + len(bases))
+    for title in SHOWN.values():
+        assert title in text
+
+
+def test_terminal_and_page_agree_to_the_digit() -> None:
+    scores = scored(before=(0.06, 0.7), poks=(0.02, 0.68), oks=(0.061, 0.7))
+    page = render_finetuning(scores, "title")
+    shown = re.findall(r"[+−]?\d+\.\d+", to_text(scores))
+    assert len(shown) > 6 * len(SHOWN)
+    for value in shown:
+        assert value in page

@@ -1,0 +1,95 @@
+"""Regions and the joint law on the page: rows say what was scored, and the picture draws what is strong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from halopose.calibration.conformal import CONDITION
+from halopose.evaluation.region_scores import REGION_LEVELS, Flagged, NoveltyScores
+from halopose.evaluation.scores import Scores
+from halopose.keypoints import COCO_LIMBS, COCO_NAMES
+from halopose.reports.region_report import alarm_rows, held_rows, joint_rows, region_rows, sizes, skeletons
+from halopose.reports.score_report import render_report, rounded
+from halopose.reports.score_text import to_text
+from tests.helpers.evaluations import real_scores
+from tests.helpers.html_pages import parsed
+from tests.helpers.values import present
+
+NOVELTY = NoveltyScores(
+    confidence=0.25,
+    detections=Flagged((0.012, 0.048, 0.092), (0.004, 0.008, float("nan")), 1234),
+    images=Flagged((0.01, 0.06, 0.11), (0.005, 0.01, 0.012), 400),
+    held_kept=(0.94, 0.941, 0.942),
+    held_flagged=(float("nan"), 0.7, 0.8),
+)
+
+
+def test_rows_say_what_was_scored() -> None:
+    scores = real_scores(bootstrap=3)
+    rows = region_rows(scores)
+    regions = present(scores.regions)
+    name, cells, count = rows[0]
+    assert (name, count) == ("All keypoints", f"{regions.keypoints.count:,}")
+    assert [text for text, _ in cells] == [f"{100 * held:.1f}" for held in regions.keypoints.held]
+    assert all(margin.startswith("± ") for _, margin in cells)
+    assert [row[0] for row in rows[-2:]] == ["nose", "left eye"]
+    assert len(sizes(scores)) == len(REGION_LEVELS)
+    assert [row[0] for row in joint_rows(scores)] == ["Gaussian", "Student-t"]
+
+
+def test_only_strong_correlations_are_drawn() -> None:
+    scores = real_scores()
+    matrix = np.eye(4)
+    matrix[0, 2] = matrix[2, 0] = -0.5
+    matrix[1, 3] = matrix[3, 1] = 0.1
+    along_x, along_y = skeletons(replace(scores, joint=replace(present(scores.joint), correlation=matrix)))
+    assert [round(link.value, 2) for link in along_x.links] == [-0.5]
+    assert along_y.links == ()
+
+
+def test_persons_stand_on_their_feet() -> None:
+    scores = real_scores(names=COCO_NAMES, instances=60)
+    for picture in skeletons(replace(scores, limbs=COCO_LIMBS)):
+        place = {name: (x, y) for x, y, name in picture.points}
+        assert place["nose"][1] < place["left hip"][1] < place["left ankle"][1] < picture.height
+        assert place["right wrist"][0] < place["left wrist"][0]  # they face the viewer
+        assert len(picture.bones) == len(COCO_LIMBS)
+
+
+def test_alarms_are_on_the_page_where_the_artifact_has_novelty() -> None:
+    scores = replace(real_scores(), novelty=NOVELTY)
+    (name, cells, count), (images, _, of_images) = alarm_rows(scores)
+    assert (name, images, count, of_images) == ("Detections, confidence 0.25", "Images", "1,234", "400")
+    assert cells == [("1.2", "± 0.4"), ("4.8", "± 0.8"), ("9.2", "")]
+    assert held_rows(scores) == [
+        ("Not flagged", ["94.0", "94.1", "94.2"]),
+        ("Flagged", ["–", "70.0", "80.0"]),
+    ]
+    shown = render_report(scores)
+    parsed(shown)
+    assert shown.count("± 0.8") == 1
+    assert "Unlike the data" in shown
+    assert "novelty at 5 % flags 4.8 % ± 0.8 % of detections and 6.0 % ± 1.0 % of images" in to_text(
+        scores
+    ).replace("\N{NO-BREAK SPACE}", " ")
+    again = Scores.from_json(json.loads(json.dumps(rounded(scores.to_json())))).novelty
+    np.testing.assert_equal(present(again).to_json(), NOVELTY.to_json())
+
+
+def test_without_novelty_nothing_is_said_of_it() -> None:
+    scores = real_scores()
+    assert not any((alarm_rows(scores), held_rows(scores), "novelty" in scores.to_json()))
+    for text in (render_report(scores), to_text(scores)):
+        assert "Unlike the data" not in text
+        assert "ovelty" not in text
+
+
+def test_without_regions_there_is_no_section() -> None:
+    scores = replace(real_scores(), regions=None, joint=None)
+    assert not any((region_rows(scores), sizes(scores), joint_rows(scores), skeletons(scores)))
+    page = render_report(scores)
+    assert "Regions with a guarantee" not in page
+    assert CONDITION in render_report(real_scores())
