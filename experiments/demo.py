@@ -17,7 +17,7 @@ import numpy as np
 import ultralytics
 
 from halopose.data.files import read_json
-from halopose.reports.gallery import Part, render_gallery
+from halopose.reports.gallery import GallerySection, render_gallery
 
 
 def main() -> None:
@@ -88,13 +88,13 @@ def index(found: dict[str, list[dict[str, Any]]]) -> str:
         "Poses that know how sure they are",
         "What this demo made: photographs, a landing, and a report on predictions whose truth is known.",
         [
-            Part(
+            GallerySection(
                 "Photographs",
                 "Coloured ellipses hold the true keypoint with 95 % probability; grey ones were pruned as "
                 "unreliable. The heads are those that ship, the base is YOLO11n-pose, unchanged.",
                 pictures,
             ),
-            Part(
+            GallerySection(
                 "A landing by camera",
                 "The four corners of a runway with their covariances, solved for the aircraft's position and "
                 "fused with the other sensors; GNSS is out for forty seconds.",
@@ -102,7 +102,7 @@ def index(found: dict[str, list[dict[str, Any]]]) -> str:
                 "landing/landing.html",
                 "Everything about this approach",
             ),
-            Part(
+            GallerySection(
                 "The protocol",
                 "Predictions whose true distribution is known, scored as anybody's would be.",
                 link="report/report.html",

@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from halopose.evaluation.scores import Points, Scores
+from halopose.evaluation.scores import CurvePoints, Scores
 from halopose.types import Array
 
 COLOURS = {"uncalibrated": "#9aa0a6", "gaussian": "#1f77b4", "student_t": "#d6604d"}
@@ -115,7 +115,7 @@ def _qq(axes: Axes, scores: Scores) -> None:
     axes.legend()
 
 
-def _roots(points: Points) -> tuple[Array, Array]:
+def _roots(points: CurvePoints) -> tuple[Array, Array]:
     """Both quantities of a curve, (P,) each, as lengths."""
     return np.sqrt(points.expected), np.sqrt(points.empirical)
 

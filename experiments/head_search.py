@@ -24,7 +24,7 @@ from halopose.cli.terminal import progress, say
 from halopose.data.files import read_json, write_json, write_text
 from halopose.data.splits import hashed_order
 from halopose.evaluation import metrics
-from halopose.evaluation.bootstrap import resamplings
+from halopose.evaluation.bootstrap import resample_images
 from halopose.evaluation.resampling import ResampledMetrics
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.head_training import TrainSettings, train
@@ -189,7 +189,7 @@ def score(heads: ProbabilisticHeads, store: MatchStore, images: Array) -> dict[s
     gaussian, student = measured.statistics["gaussian"], measured.statistics["student_t"]
     count = measured.image_count
     found: dict[str, list[float]] = {name: [] for name in SCORES}
-    for number, drawn in enumerate([np.arange(count), *resamplings(count, DRAWS)]):
+    for number, drawn in enumerate([np.arange(count), *resample_images(count, DRAWS)]):
         weight = np.bincount(drawn, minlength=count)[measured.image]
         g, t = gaussian.resampled(weight), student.resampled(weight)
         chance = metrics.random_keypoint_precision(measured.similarity, weight, rounds=1, seed=number)

@@ -25,7 +25,7 @@ from halopose.cli.terminal import progress, say
 from halopose.data.dataset import Dataset
 from halopose.data.images import write_image
 from halopose.data.loading import load_dataset
-from halopose.evaluation.region_scores import ALARM_RATES, Flagged
+from halopose.evaluation.region_scores import ALARM_RATES, FlaggedShare
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect
 from halopose.fitting.feature_cache import CollectSettings, MatchStore
@@ -185,7 +185,7 @@ def alarm_table(artifact: Artifact, found: dict[str, Rows]) -> str:
 
 def flagged_cells(chance: Array, image: Array) -> list[str]:
     """Per cent flagged at every rate, with one standard error over images, from p-values (n,)."""
-    found = Flagged.of(chance, image)
+    found = FlaggedShare.of(chance, image)
     return [
         f"{100 * share:.1f} ± {100 * error:.1f} %" for share, error in zip(found.share, found.error, strict=True)
     ]
@@ -206,7 +206,7 @@ def fresh_alarms(
 
 
 def within_table(artifact: Artifact, store: MatchStore, found: Mapping[str, Rows]) -> str:
-    """Flagged at 5 %, and kept in fog, if p-values were ranks within a weather, which only the generator knows."""
+    """FlaggedShare at 5 %, and kept in fog, if p-values were ranks within a weather, which only the generator knows."""
     rows = []
     for place, weather in enumerate(TRAINING_WEATHERS):
         if weather not in found:

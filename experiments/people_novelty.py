@@ -35,7 +35,7 @@ from halopose.fitting.novelty_fitting import (
 from halopose.fitting.pipeline import calibrate_heads, collect_validation
 from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_base, shipped_artifact
-from halopose.studies.shift_study import Shift, auroc, run_shift
+from halopose.studies.shift_study import ShiftResult, auroc, run_shift
 from halopose.types import Array
 
 COPIED = 580  # training photographs that are corrupted
@@ -79,7 +79,7 @@ def alarm_table(artifact: Artifact, store: MatchStore, images: Array) -> str:
     return markdown(["flagged at a nominal", *(f"{rate} %" for rate in ALARM_RATES)], rows)
 
 
-def ladder_table(shift: Shift) -> str:
+def ladder_table(shift: ShiftResult) -> str:
     rows = [
         [
             f"{row.name} {row.severity or ''}".strip(),
@@ -95,7 +95,7 @@ def ladder_table(shift: Shift) -> str:
     return markdown([*head, "images"], rows)
 
 
-def ranking_table(shift: Shift) -> str:
+def ranking_table(shift: ShiftResult) -> str:
     rows = [
         [one.group, one.signal, f"{one.auroc:.3f} ({one.low:.3f} to {one.high:.3f})"] for one in shift.rankings
     ]

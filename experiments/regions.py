@@ -27,7 +27,7 @@ from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.dataset import Dataset
 from halopose.data.files import read_json, write_text
 from halopose.data.loading import load_dataset
-from halopose.evaluation.bootstrap import margin_of, resamplings
+from halopose.evaluation.bootstrap import half_width, resample_images
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.region_evaluation import RegionEvaluation, score_regions
 from halopose.evaluation.region_scores import REGION_LEVELS, CoverageEstimate
@@ -229,7 +229,7 @@ def error(values: Array, image_ids: Array) -> float:
     """Standard error of a mean over objects, images resampled."""
     images, image = np.unique(image_ids, return_inverse=True)
     sums, count = np.bincount(image, np.asarray(values, dtype=float)), np.bincount(image)
-    return margin_of([sums[pick].sum() / count[pick].sum() for pick in resamplings(len(images), 500)]) / 1.96
+    return half_width([sums[pick].sum() / count[pick].sum() for pick in resample_images(len(images), 500)]) / 1.96
 
 
 def positions(

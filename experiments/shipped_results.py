@@ -28,7 +28,7 @@ from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.files import write_text
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.metrics import expected_normalized_calibration_error, variance_bins
-from halopose.evaluation.scores import DistributionScores, Scores, Summary
+from halopose.evaluation.scores import DistributionScores, MetricSummary, Scores
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import predictions_of
@@ -244,14 +244,14 @@ def bound_table(study: Study) -> str:
     return markdown(["", *BOTH_DISTRIBUTIONS, "ENCE, large persons", "ACE, Gaussian, pruned", "skill"], rows)
 
 
-def both_distributions(gaussian: Summary, student: Summary) -> list[str]:
+def both_distributions(gaussian: MetricSummary, student: MetricSummary) -> list[str]:
     """Cells under the head BOTH_LAWS."""
     return [
         cell(distribution, metric) for metric in ("ace", "ence", "nll") for distribution in (gaussian, student)
     ]
 
 
-def cell(scores: Summary | Scores, name: str) -> str:
+def cell(scores: MetricSummary | Scores, name: str) -> str:
     """A figure by its name, with its interval where it was resampled."""
     digits = 2 if name == "nll" else 3
     text = _short(getattr(scores, name), digits)

@@ -13,7 +13,7 @@ from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross
 from halopose.calibration.pruning import localization_confidence
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.scores import METRICS, RANKINGS, Curves, Scores
+from halopose.evaluation.scores import METRICS, RANKINGS, DistributionCurves, Scores
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.protocol import Protocol
 from halopose.types import Array
@@ -84,7 +84,7 @@ def test_shards_of_predictions_merge_to_the_whole(tmp_path: Path) -> None:
 # --- pruning ----------------------------------------------------------------------------------------------
 
 
-def plots(curves: Curves) -> list[Any]:
+def plots(curves: DistributionCurves) -> list[Any]:
     """Plot data that pruned and unpruned keypoints both have."""
     return [
         curves.coverage,

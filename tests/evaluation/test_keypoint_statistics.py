@@ -1,4 +1,4 @@
-"""Statistics by their definitions, weights as copies, and every flaw of a law seen by some diagnostic."""
+"""KeypointStatistics by their definitions, weights as copies, and every flaw of a law seen by some diagnostic."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from scipy import stats
 
 from halopose import parallel
 from halopose.calibration.calibrate import stated_distribution
-from halopose.evaluation.keypoint_statistics import FlatResiduals, Statistics, curves_of, summaries, summaries_by
-from halopose.evaluation.scores import AXES, METRICS, Curves, Points, Summary
+from halopose.evaluation.keypoint_statistics import (
+    FlatResiduals,
+    KeypointStatistics,
+    curves_of,
+    summaries,
+    summaries_by,
+)
+from halopose.evaluation.scores import AXES, METRICS, CurvePoints, DistributionCurves, MetricSummary
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.protocol import Protocol
 from halopose.types import Array
@@ -26,21 +32,21 @@ from tests.helpers.evaluations import partly_labelled, poses
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def statistics_of(distribution: Bivariate, matched: MatchedPoses) -> Statistics:
-    return Statistics.of(distribution, matched, Protocol())
+def statistics_of(distribution: Bivariate, matched: MatchedPoses) -> KeypointStatistics:
+    return KeypointStatistics.of(distribution, matched, Protocol())
 
 
-def overall(statistics: Statistics) -> Summary:
+def overall(statistics: KeypointStatistics) -> MetricSummary:
     return summaries(statistics, np.zeros(len(statistics.nll), dtype=np.int64), 1)[0]
 
 
-def diagnose(distribution: Bivariate, matched: MatchedPoses) -> tuple[Summary, Curves]:
+def diagnose(distribution: Bivariate, matched: MatchedPoses) -> tuple[MetricSummary, DistributionCurves]:
     """Scalars and plot data of one law."""
     statistics = statistics_of(distribution, matched)
     return overall(statistics), curves_of(statistics, np.nonzero(matched.labelled)[1], matched.layout.names)
 
 
-def qq_ratio(curves: Curves, axis: str, low: float, high: float, name: str = "k0") -> float:
+def qq_ratio(curves: DistributionCurves, axis: str, low: float, high: float, name: str = "k0") -> float:
     """Mean of empirical over theoretical quantiles between two positions."""
     points = curves.qq_keypoints[name][axis] if curves.qq is None else curves.qq[axis]
     start, stop = int(low * len(points.expected)), int(high * len(points.expected))
@@ -166,7 +172,7 @@ def test_statistics_are_their_definitions(nu: float | None) -> None:
     assert (curves.qq is None) == (nu is not None)
 
 
-def assert_on_qq(points: Points, values: Array, quantile: Callable[[Array], Array]) -> None:
+def assert_on_qq(points: CurvePoints, values: Array, quantile: Callable[[Array], Array]) -> None:
     """Every point is (q((n - 1/2) / N), n-th smallest value) for some n."""
     expected = quantile((np.arange(len(values)) + 0.5) / len(values))
     rank = np.abs(expected[:, None] - points.expected).argmin(0)
@@ -185,7 +191,7 @@ def test_resampling_with_ones_changes_nothing(nu: float | None) -> None:
         assert value == pytest.approx(whole.metric(name), rel=1e-12), name
 
 
-def repeated(statistics: Statistics, weight: Array) -> Statistics:
+def repeated(statistics: KeypointStatistics, weight: Array) -> KeypointStatistics:
     """The same statistics with copies instead of weights."""
     index = np.arange(len(weight)).repeat(weight)
 
@@ -196,7 +202,9 @@ def repeated(statistics: Statistics, weight: Array) -> Statistics:
             return FlatResiduals(**{field.name: copied(getattr(value, field.name)) for field in fields(value)})
         return None if value is None else value[index]
 
-    return Statistics(**{field.name: copied(getattr(statistics, field.name)) for field in fields(statistics)})
+    return KeypointStatistics(
+        **{field.name: copied(getattr(statistics, field.name)) for field in fields(statistics)}
+    )
 
 
 @settings(max_examples=15)
@@ -246,7 +254,7 @@ def test_measuring_in_blocks_is_measuring_the_distribution(
     matched = partly_labelled(poses(100, 3, nu, seed=8))
     distribution, protocol = stated_distribution(matched), Protocol(scalarisation="determinant")
     mask = torch.from_numpy(matched.labelled)
-    whole = Statistics.of(distribution, matched, protocol)
+    whole = KeypointStatistics.of(distribution, matched, protocol)
     covariance = distribution.covariance.numpy()
     close: dict[str, Any] = {"rtol": 1e-13, "atol": 0}
     np.testing.assert_allclose(
@@ -257,7 +265,7 @@ def test_measuring_in_blocks_is_measuring_the_distribution(
         np.testing.assert_allclose(whole.variance[axis], covariance[mask][:, number, number], **close)
     np.testing.assert_allclose(whole.covariance["xy"], covariance[mask][:, 0, 1], **close)
     monkeypatch.setattr(parallel, "_ROWS", 7)
-    again = Statistics.of(distribution, matched, protocol)
+    again = KeypointStatistics.of(distribution, matched, protocol)
     for name in ("nll", "confidence", "half_trace"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
     for name in ("level", "statistic", "covariance", "variance", "squared"):

@@ -11,7 +11,7 @@ from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, apply
 from halopose.calibration.calibrators import Calibrations
 from halopose.errors import HaloposeError
 from halopose.evaluation import metrics
-from halopose.evaluation.bootstrap import Difference, Paired, resamplings
+from halopose.evaluation.bootstrap import Difference, PairedMetrics, resample_images
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.resampling import ResampledMetrics
 from halopose.evaluation.scores import AXES, METRICS
@@ -58,7 +58,7 @@ def test_draws_are_copies_of_the_drawn_images(seed: int, visibility: bool, nu: f
     assert one.image_count == len(images)
     draws = list(one.draws(DRAWS, seed, scales=True))
     sizes = set()
-    for draw, pick in zip(draws, resamplings(len(images), DRAWS, seed), strict=True):
+    for draw, pick in zip(draws, resample_images(len(images), DRAWS, seed), strict=True):
         rows = np.concatenate([np.flatnonzero(matched.image_ids == images[drawn]) for drawn in pick])
         sizes.add(len(rows))
         copied = matched.select(rows)
@@ -72,7 +72,7 @@ def test_draws_are_copies_of_the_drawn_images(seed: int, visibility: bool, nu: f
 
 def test_the_random_ranking_of_a_draw_is_one_of_copies() -> None:
     one = measured(true_positives(np.arange(20), seed=0))
-    for number, (draw, pick) in enumerate(zip(one.draws(DRAWS), resamplings(20, DRAWS), strict=True)):
+    for number, (draw, pick) in enumerate(zip(one.draws(DRAWS), resample_images(20, DRAWS), strict=True)):
         copies = (pick[:, None] == one.image).sum(0)
         order = np.random.default_rng(number).permutation(len(one.image))
         ranked = np.repeat(one.similarity[order], copies[order])
@@ -124,7 +124,7 @@ def test_a_draw_without_keypoints_says_nothing() -> None:
     matched = true_positives(np.array([5]), seed=0)
     one = measured(matched, images=np.arange(12))
     draws = list(one.draws(6))
-    empty = [5 not in pick for pick in resamplings(12, 6)]
+    empty = [5 not in pick for pick in resample_images(12, 6)]
     assert any(empty)
     assert not all(empty)
     for draw, nothing in zip(draws, empty, strict=True):
@@ -158,7 +158,7 @@ def test_nothing_to_measure_is_refused() -> None:
 
 
 @dataclass(frozen=True)
-class Model(Paired):
+class Model(PairedMetrics):
     estimate: dict[str, float]
     draws: dict[str, Array]
 

@@ -22,7 +22,7 @@ from halopose.reports.ablation_report import (
     to_markdown,
     variance_plots,
 )
-from halopose.studies.ablation import DEFAULT, SCALES, Result, rows_of
+from halopose.studies.ablation import DEFAULT, SCALES, AblationResult, ablation_variants
 from halopose.studies.findings import FINDINGS
 from tests.helpers.html_pages import EVIL, needs_chromium, parsed, shown
 
@@ -34,9 +34,9 @@ METRICS = [
 ]  # fmt: skip
 
 
-def results(names: list[str] | None = None, bootstrap: int = 20) -> list[Result]:
+def results(names: list[str] | None = None, bootstrap: int = 20) -> list[AblationResult]:
     generator = np.random.default_rng(0)
-    chosen = [row for row in rows_of(FitSettings()) if names is None or row.name in names]
+    chosen = [row for row in ablation_variants(FitSettings()) if names is None or row.name in names]
     made = []
     for row in chosen:
         estimate = {name: float(generator.uniform(0.1, 0.9)) for name in METRICS}
@@ -45,7 +45,7 @@ def results(names: list[str] | None = None, bootstrap: int = 20) -> list[Result]
         variance = {axis: {"predicted": bins, "empirical": 1.3 * bins} for axis in ("joint", "x", "y")}
         scales = [f"bin {number}" for number in range(SCALES)]
         counts = {"images": 7, "keypoints": 99}
-        made.append(Result(row.name, row.title, estimate, draws, variance, scales, counts))
+        made.append(AblationResult(row.name, row.title, estimate, draws, variance, scales, counts))
     return made
 
 
@@ -83,7 +83,9 @@ def test_markdown_has_a_line_per_row_and_finding() -> None:
 
 def test_bold_is_what_the_interval_decides_and_equal_rows_say_so() -> None:
     made = results([DEFAULT, "diagonal"])
-    twin = Result("f1", "Twin", made[0].estimate, made[0].draws, made[0].variance, made[0].scales, made[0].counts)
+    twin = AblationResult(
+        "f1", "Twin", made[0].estimate, made[0].draws, made[0].variance, made[0].scales, made[0].counts
+    )
     rows = dict(table([*made, twin]))
     for metric, cell, same in zip(COLUMNS, rows["Diagonal dispersion"], rows["Twin"], strict=True):
         difference = made[1].minus(made[0], metric)

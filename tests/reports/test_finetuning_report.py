@@ -10,7 +10,7 @@ import pytest
 from halopose.evaluation.metrics import LEVELS
 from halopose.evaluation.scores import AXES
 from halopose.reports.finetuning_report import coverage_plots, render_finetuning, sentence, table, to_text
-from halopose.studies.finetuning_study import SHOWN, BaseScores, differences
+from halopose.studies.finetuning_study import SHOWN, BaseModelScores, differences
 from tests.helpers.html_pages import EVIL, parsed
 
 REGIMES = ("gaussian", "student_t")
@@ -18,7 +18,7 @@ NOISE = 0.002
 METRICS = {*SHOWN, *(f"{regime}.ace{suffix}" for regime in REGIMES for suffix in ("", "_x", "_y"))}
 
 
-def scored(**bases: tuple[float, float]) -> dict[str, BaseScores]:
+def scored(**bases: tuple[float, float]) -> dict[str, BaseModelScores]:
     """Bases by name with (Gaussian ACE, AP); draws have independent noise, so differences 1.4 times as much."""
     made = {}
     for seed, (name, (ace, ap)) in enumerate(bases.items()):
@@ -26,7 +26,7 @@ def scored(**bases: tuple[float, float]) -> dict[str, BaseScores]:
         estimate = dict.fromkeys(sorted(METRICS), 0.5) | {"gaussian.ace": ace, "ap": ap}
         draws = {metric: value + NOISE * generator.normal(size=200) for metric, value in estimate.items()}
         coverage = {regime: {axis: LEVELS + ace * np.sin(3 * LEVELS) for axis in AXES} for regime in REGIMES}
-        made[name] = BaseScores(estimate, draws, coverage, nu=3.0 + seed, matched_instances=1234)
+        made[name] = BaseModelScores(estimate, draws, coverage, nu=3.0 + seed, matched_instances=1234)
     return made
 
 

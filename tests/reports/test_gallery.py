@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from halopose.reports.gallery import Part, render_gallery
+from halopose.reports.gallery import GallerySection, render_gallery
 from tests.helpers.html_pages import EVIL, parsed
 
 
 def test_parts_links_and_pictures_are_there_and_inert() -> None:
     parts = [
-        Part("First", "Words.", (("a/b.jpg", "a caption"), ("c.webp", EVIL))),
-        Part(EVIL, "More.", link="page.html", link_text="there"),
+        GallerySection("First", "Words.", (("a/b.jpg", "a caption"), ("c.webp", EVIL))),
+        GallerySection(EVIL, "More.", link="page.html", link_text="there"),
     ]
     text = render_gallery("Title", EVIL, parts)
     page = parsed(text)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from halopose.calibration.conformal import CONDITION
-from halopose.evaluation.region_scores import REGION_LEVELS, Flagged, NoveltyScores
+from halopose.evaluation.region_scores import REGION_LEVELS, FlaggedShare, NoveltyScores
 from halopose.evaluation.scores import Scores
 from halopose.keypoints import COCO_LIMBS, COCO_NAMES
 from halopose.reports.region_report import alarm_rows, held_rows, joint_rows, region_rows, sizes, skeletons
@@ -20,8 +20,8 @@ from tests.helpers.values import present
 
 NOVELTY = NoveltyScores(
     confidence=0.25,
-    detections=Flagged((0.012, 0.048, 0.092), (0.004, 0.008, float("nan")), 1234),
-    images=Flagged((0.01, 0.06, 0.11), (0.005, 0.01, 0.012), 400),
+    detections=FlaggedShare((0.012, 0.048, 0.092), (0.004, 0.008, float("nan")), 1234),
+    images=FlaggedShare((0.01, 0.06, 0.11), (0.005, 0.01, 0.012), 400),
     held_kept=(0.94, 0.941, 0.942),
     held_flagged=(float("nan"), 0.7, 0.8),
 )
@@ -66,7 +66,7 @@ def test_alarms_are_on_the_page_where_the_artifact_has_novelty() -> None:
     assert cells == [("1.2", "± 0.4"), ("4.8", "± 0.8"), ("9.2", "")]
     assert held_rows(scores) == [
         ("Not flagged", ["94.0", "94.1", "94.2"]),
-        ("Flagged", ["–", "70.0", "80.0"]),
+        ("FlaggedShare", ["–", "70.0", "80.0"]),
     ]
     shown = render_report(scores)
     parsed(shown)

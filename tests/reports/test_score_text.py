@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from halopose.calibration.calibrate import DISTRIBUTIONS
-from halopose.evaluation.scores import METRICS, PruningRule, Summary
+from halopose.evaluation.scores import METRICS, MetricSummary, PruningRule
 from halopose.reports.score_report import main_table, render_report
 from halopose.reports.score_text import TITLES, to_csv, to_text
 from tests.helpers.evaluations import real_scores
@@ -25,7 +25,7 @@ def test_csv_holds_every_distribution_and_group() -> None:
     for pruned, part in (("no", scores), ("yes", scores.pruned)):
         for name in DISTRIBUTIONS:
             distribution = part.distribution(name)
-            groups: dict[tuple[str, str], Summary] = {("all", "all"): distribution}
+            groups: dict[tuple[str, str], MetricSummary] = {("all", "all"): distribution}
             groups |= {("keypoint", keypoint): one for keypoint, one in distribution.per_keypoint.items()}
             groups |= {("scale", scale): one for scale, one in distribution.per_scale.items()}
             for (group, member), one in groups.items():

@@ -34,9 +34,17 @@ from halopose.hosts.base import Host
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.protocol import Protocol
 from halopose.studies import ablation
-from halopose.studies.ablation import DEFAULT, SCALES, Result, Row, Study, ablate, rows_of
+from halopose.studies.ablation import (
+    DEFAULT,
+    SCALES,
+    AblationResult,
+    AblationStudy,
+    AblationVariant,
+    ablate,
+    ablation_variants,
+)
 from halopose.types import Array
-from halopose.uncertainty.heads import HeadSettings
+from halopose.uncertainty.heads import HeadSettings, head_settings
 from tests.helpers.models import ROOT, host_of, pose_model, write_scenes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,7 +66,7 @@ run(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)
 """
 
 
-def run(data: Path, folder: Path, **options: Any) -> list[Result]:
+def run(data: Path, folder: Path, **options: Any) -> list[AblationResult]:
     host = host_of("11")
     training, validation = (load_dataset(data, split) for split in ("train", "val"))
     options = {"alphas": ALPHAS, "bootstrap": DRAWS, "workers": 1, **options}
@@ -78,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, data: Path, one_thread: Non
 
 
 @pytest.fixture(scope="module")
-def results(data: Path, folder: Path) -> dict[str, Result]:
+def results(data: Path, folder: Path) -> dict[str, AblationResult]:
     return {result.name: result for result in run(data, folder)}
 
 
@@ -89,15 +97,15 @@ def fitted(data: Path, folder: Path) -> tuple[Artifact, Scores]:
     return pipeline.fit(host_of("11"), training, validation, folder / "work", SETTINGS)
 
 
-def rows_by_name() -> dict[str, Row]:
-    return {row.name: row for row in rows_of(SETTINGS, ALPHAS)}
+def rows_by_name() -> dict[str, AblationVariant]:
+    return {row.name: row for row in ablation_variants(SETTINGS, ALPHAS)}
 
 
 # --- rows ----------------------------------------------------------------------------------------------
 
 
 def test_rows_differ_from_the_default_and_from_each_other() -> None:
-    rows = rows_of(FitSettings())
+    rows = ablation_variants(FitSettings())
     assert len({row.variant for row in rows}) == len({row.name for row in rows}) == len(rows) == 18
     names = {row.name: row for row in rows}
     assert names["no-importance-weights"].fit.train == TrainSettings(alpha=0.0, scale_weight=False)
@@ -108,9 +116,26 @@ def test_rows_differ_from_the_default_and_from_each_other() -> None:
     assert {row.fit.train.alpha for row in rows if row.name.startswith("alpha")} == {0.0, 0.5, 2.0, 4.0}
 
 
+def test_context_rows_are_the_heads_of_fit() -> None:
+    rows = {row.name: row.fit.head for row in ablation_variants(FitSettings(head=head_settings(context=True)))}
+    assert rows[DEFAULT] == head_settings(context=True)
+    assert rows["window"] == head_settings()
+    assert rows[DEFAULT].bounded
+
+
+def test_a_context_row_has_the_bound_of_a_fit(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(SETTINGS, head=head_settings(context=True), novelty_images=0)
+    host, (training, validation) = host_of("11"), [load_dataset(data, split) for split in ("train", "val")]
+    monkeypatch.setattr(ablation, "ablation_variants", lambda fit, alphas: ablation_variants(fit, alphas)[:1])
+    [row] = ablate(host, training, validation, tmp_path, settings, bootstrap=2, workers=1)
+    artifact, _ = pipeline.fit(host, training, validation, tmp_path / "work", settings)
+    assert artifact.heads.settings.bounded
+    assert row.estimate["gaussian.nll"] == pytest.approx(scores_of(artifact, tmp_path).gaussian.nll, rel=1e-9)
+
+
 def test_what_the_default_is_already_is_no_row() -> None:
     changed = replace(FitSettings(), head=HeadSettings(warm_start=False), calibration="assigned")
-    names = [row.name for row in rows_of(changed, (2.0, 2.0))]
+    names = [row.name for row in ablation_variants(changed, (2.0, 2.0))]
     assert "cold-start" not in names
     assert "assigned" not in names
     assert "matched" in names
@@ -134,7 +159,7 @@ def scores_of(artifact: Artifact, folder: Path, **options: Any) -> Scores:
 
 
 def test_the_default_row_is_a_fit(
-    results: dict[str, Result], fitted: tuple[Artifact, Scores], folder: Path
+    results: dict[str, AblationResult], fitted: tuple[Artifact, Scores], folder: Path
 ) -> None:
     artifact, whole = fitted
     scores, default = scores_of(artifact, folder), results[DEFAULT]
@@ -156,7 +181,7 @@ def test_the_default_row_is_a_fit(
 
 
 def test_intervals_are_those_of_an_evaluation(
-    results: dict[str, Result], fitted: tuple[Artifact, Scores], folder: Path
+    results: dict[str, AblationResult], fitted: tuple[Artifact, Scores], folder: Path
 ) -> None:
     artifact, _ = fitted
     scores, default = scores_of(artifact, folder, bootstrap=DRAWS), results[DEFAULT]
@@ -168,7 +193,7 @@ def test_intervals_are_those_of_an_evaluation(
     assert own == pytest.approx(scores.interval["akp_skill"][1], rel=1e-9)
 
 
-def parts_of(folder: Path, row: Row, images: str) -> tuple[Any, ...]:
+def parts_of(folder: Path, row: AblationVariant, images: str) -> tuple[Any, ...]:
     """Heads of a row, and true positives of the calibration or the evaluation images, step by step."""
     host, store = host_of("11"), MatchStore(folder / "work" / "val")
     heads, _ = pipeline.train_heads(host, [MatchStore(folder / "work" / "train")], row.fit)
@@ -179,7 +204,7 @@ def parts_of(folder: Path, row: Row, images: str) -> tuple[Any, ...]:
     return heads, store, split, matched
 
 
-def direct(folder: Path, row: Row) -> tuple[Any, ...]:
+def direct(folder: Path, row: AblationVariant) -> tuple[Any, ...]:
     """True positives, and what is fitted for them, without any of the code under test."""
     heads, store, split, held_out = parts_of(folder, row, "calibration")
     calibrated = pipeline.calibrate_heads(heads, store, split[0], row.fit)
@@ -198,7 +223,7 @@ def direct(folder: Path, row: Row) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", ["isotropic", "last-layer", "assigned", "eigenvalue", "f1"])
-def test_other_rows_are_direct_calls(results: dict[str, Result], folder: Path, name: str) -> None:
+def test_other_rows_are_direct_calls(results: dict[str, AblationResult], folder: Path, name: str) -> None:
     row = rows_by_name()[name]
     matched, fitted = direct(folder, row)
     scores = evaluate(matched, apply_calibrations(matched, fitted, row.protocol), row.protocol)
@@ -216,7 +241,7 @@ def test_other_rows_are_direct_calls(results: dict[str, Result], folder: Path, n
 # --- the paired bootstrap ------------------------------------------------------------------------------
 
 
-def brute_force(matched: MatchedPoses, fitted: Any, row: Row, edges: Any) -> dict[str, Array]:
+def brute_force(matched: MatchedPoses, fitted: Any, row: AblationVariant, edges: Any) -> dict[str, Array]:
     """Metrics of every resampling, evaluated on copies of the resampled images' true positives."""
     protocol = replace(row.protocol, scale_edges=tuple(edges))
     images = np.unique(matched.image_ids)
@@ -261,7 +286,7 @@ def test_paired_differences_equal_brute_force(folder: Path) -> None:
         measured = ResampledMetrics.of(matched, distributions, row.protocol, edges)
         draws = list(measured.draws(DRAWS, scales=True))
         columns = {metric: np.array([draw[metric] for draw in draws]) for metric in draws[0]}
-        rows[name] = Result(name, name, measured.scores(scales=True), columns, {}, [], {})
+        rows[name] = AblationResult(name, name, measured.scores(scales=True), columns, {}, [], {})
         for metric, values in expected[name].items():
             assert columns[metric] == pytest.approx(values, rel=1e-9, nan_ok=True), metric
     for metric, values in expected["diagonal"].items():
@@ -288,17 +313,17 @@ def times(folder: Path) -> dict[str, int]:
 
 
 def test_a_rerun_keeps_what_is_there_and_mends_the_rest(
-    data: Path, folder: Path, results: dict[str, Result], monkeypatch: pytest.MonkeyPatch
+    data: Path, folder: Path, results: dict[str, AblationResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = times(folder)
     done: list[list[str]] = []
-    compute = Study.compute
+    compute = AblationStudy.compute
 
-    def noted(study: Study, host: Host, rows: list[Row]) -> Any:
+    def noted(study: AblationStudy, host: Host, rows: list[AblationVariant]) -> Any:
         done.append([row.name for row in rows])
         return compute(study, host, rows)
 
-    monkeypatch.setattr(Study, "compute", noted)
+    monkeypatch.setattr(AblationStudy, "compute", noted)
     run(data, folder)
     assert (done, times(folder)) == ([], before)
     rows = folder / "rows"
@@ -323,7 +348,7 @@ def test_a_rerun_keeps_what_is_there_and_mends_the_rest(
 def test_other_settings_are_other_rows(data: Path, folder: Path, tmp_path: Path) -> None:
     images = np.arange(4)
     row = rows_by_name()[DEFAULT]
-    study = Study(tmp_path, images, DRAWS, "data")
+    study = AblationStudy(tmp_path, images, DRAWS, "data")
     keys = [
         study._key(row),
         study._key(replace(row, rule="f1")),
@@ -342,7 +367,7 @@ def children_of(process: int) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for child processes in /proc")
 def test_a_run_killed_with_its_workers_resumes_to_the_same_rows(
-    data: Path, folder: Path, tmp_path: Path, results: dict[str, Result]
+    data: Path, folder: Path, tmp_path: Path, results: dict[str, AblationResult]
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(folder, out)
@@ -380,9 +405,9 @@ class Deadly:
 
 
 def test_a_worker_that_dies_is_one_line(tmp_path: Path) -> None:
-    jobs = [[row] for row in rows_of(SETTINGS)[:2]]
+    jobs = [[row] for row in ablation_variants(SETTINGS)[:2]]
     with pytest.raises(HaloposeError, match="a worker process died"):
-        ablation._run(Study(tmp_path, np.arange(4), DRAWS, "data"), cast(Host, Deadly()), jobs, 2, None)
+        ablation._run(AblationStudy(tmp_path, np.arange(4), DRAWS, "data"), cast(Host, Deadly()), jobs, 2, None)
 
 
 def test_the_environment_of_workers_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,13 +433,13 @@ def test_refusals(data: Path, folder: Path) -> None:
 
 
 def test_the_command_writes_tables_and_page(
-    data: Path, tmp_path: Path, results: dict[str, Result], monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, results: dict[str, AblationResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
     def computed(
         host: Any, training: Any, validation: Any, output: Any, settings: Any, **options: Any
-    ) -> list[Result]:
+    ) -> list[AblationResult]:
         asked.append((len(training), len(validation), output, settings, options["alphas"], options["workers"]))
         return list(results.values())
 
@@ -422,10 +447,17 @@ def test_the_command_writes_tables_and_page(
     torch.save({"model": pose_model("11")}, tmp_path / "base.pt")
     out = tmp_path / "out"
     arguments = ["ablate", data, "--base", tmp_path / "base.pt", "-o", out, "--imgsz", 64, "--epochs", 3,
-                 "--calibration-share", 0.5, "--workers", 2, "--alphas", "0,3", "--seed", 5]  # fmt: skip
+                 "--calibration-share", 0.5, "--workers", 2, "--alphas", "0,3", "--seed", 5,
+                 "--signals"]  # fmt: skip
     done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    settings = FitSettings(TrainSettings(epochs=3, seed=5), train_sizes=(64,), imgsz=64, calibration_share=0.5)
+    settings = FitSettings(
+        TrainSettings(epochs=3, seed=5),
+        head_settings(context=True),
+        train_sizes=(64,),
+        imgsz=64,
+        calibration_share=0.5,
+    )
     assert asked == [(10, 16, out, settings, [0.0, 3.0], 2)]
     assert f"{len(results)} rows ->" in done.output
     assert done.output.count("Last-layer heads are clearly worse") == 1

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from halopose.evaluation.bootstrap import Difference
 from halopose.fitting.pipeline import FitSettings
-from halopose.studies.ablation import DEFAULT, OTHER_SEED, Result, rows_of
-from halopose.studies.findings import FINDINGS, Finding, Part, judge, overall, verdict_of
+from halopose.studies.ablation import DEFAULT, OTHER_SEED, AblationResult, ablation_variants
+from halopose.studies.findings import FINDINGS, Finding, FindingPart, judge, overall, verdict_of
 
 NUMBERS = st.floats(-10, 10)
 MARGINS = st.floats(0, 10)
@@ -20,11 +20,11 @@ VERDICTS = st.sampled_from(["reproduced", "contradicted", "not decided"])
 OPPOSITE = {"reproduced": "contradicted", "contradicted": "reproduced", "not decided": "not decided"}
 
 
-def result(name: str, values: dict[str, Any], noise: float = 0.0, seed: int = 0) -> Result:
+def result(name: str, values: dict[str, Any], noise: float = 0.0, seed: int = 0) -> AblationResult:
     """A row whose draws are its values and noise."""
     generator = np.random.default_rng(seed)
     draws = {metric: value + noise * generator.normal(size=50) for metric, value in values.items()}
-    return Result(name, name, values, draws, {}, [], {"keypoints": 5000})
+    return AblationResult(name, name, values, draws, {}, [], {"keypoints": 5000})
 
 
 @given(NUMBERS, MARGINS)
@@ -59,10 +59,10 @@ def test_a_finding_is_the_conjunction_of_its_parts(verdicts: list[Any]) -> None:
 def test_differences_are_paired() -> None:
     shared = np.random.default_rng(0).normal(size=500)
     rows = {
-        name: Result(name, name, {"m": value}, {"m": value + shared + spread * shared[::-1]}, {}, [], {})
+        name: AblationResult(name, name, {"m": value}, {"m": value + shared + spread * shared[::-1]}, {}, [], {})
         for name, value, spread in (("a", 1.0, 0.0), ("b", 1.5, 0.01))
     }
-    difference = Part("b over a", ("b", "m"), ("a", "m")).measure(rows)
+    difference = FindingPart("b over a", ("b", "m"), ("a", "m")).measure(rows)
     assert difference.value == 0.5
     assert difference.margin == pytest.approx(1.96 * 0.01 * shared.std(ddof=1))
     assert rows["a"].margin("m") == pytest.approx(1.96 * shared.std(ddof=1))
@@ -70,7 +70,7 @@ def test_differences_are_paired() -> None:
 
 def test_a_part_against_a_number_takes_the_rows_own_interval() -> None:
     row = result("f1", {"kept": 0.97}, noise=0.01)
-    difference = Part("keeps most", ("f1", "kept"), 0.9).measure({"f1": row})
+    difference = FindingPart("keeps most", ("f1", "kept"), 0.9).measure({"f1": row})
     assert difference.value == pytest.approx(0.07)
     assert difference.margin == row.margin("kept")
 
@@ -79,9 +79,9 @@ def test_the_seed_is_a_yardstick_for_every_part() -> None:
     finding = Finding(
         "text",
         (
-            Part("to the default", ("a", "m"), (DEFAULT, "m")),
-            Part("between others", ("a", "m"), ("b", "m")),
-            Part("within the default", (DEFAULT, "n"), (DEFAULT, "m")),
+            FindingPart("to the default", ("a", "m"), (DEFAULT, "m")),
+            FindingPart("between others", ("a", "m"), ("b", "m")),
+            FindingPart("within the default", (DEFAULT, "n"), (DEFAULT, "m")),
         ),
     )
     values = {DEFAULT: (1.0, 5.0), "a": (1.5, 0.0), "b": (1.2, 0.0), OTHER_SEED: (1.4, 5.5)}
@@ -95,7 +95,7 @@ def test_the_seed_is_a_yardstick_for_every_part() -> None:
 
 
 def test_findings_are_about_rows_and_metrics_that_there_are() -> None:
-    rows = [row.name for row in rows_of(FitSettings())]
+    rows = [row.name for row in ablation_variants(FitSettings())]
     for finding in FINDINGS:
         for part in finding.parts:
             assert part.rows <= set(rows)
@@ -133,7 +133,7 @@ def test_what_the_paper_reports_is_reproduced_and_its_opposite_contradicted() ->
 
 
 def test_what_does_not_matter_or_rests_on_few_contradicts_nothing() -> None:
-    finding = Finding("text", (Part("NLL rises", ("a", "gaussian.nll"), (DEFAULT, "gaussian.nll")),))
+    finding = Finding("text", (FindingPart("NLL rises", ("a", "gaussian.nll"), (DEFAULT, "gaussian.nll")),))
     for fall, count, verdict in (
         (0.05, 5000, "contradicted"), (0.005, 5000, "not decided"), (0.05, 500, "not decided"),
     ):  # fmt: skip

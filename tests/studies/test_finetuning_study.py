@@ -20,7 +20,7 @@ from ultralytics.nn.tasks import PoseModel
 from halopose.cli.app import app
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
-from halopose.evaluation.bootstrap import resamplings
+from halopose.evaluation.bootstrap import resample_images
 from halopose.evaluation.metrics import LEVELS
 from halopose.finetuning.settings import FinetuneSettings, tuning_key
 from halopose.finetuning.ultralytics_trainer import FineTuner, PoksModel, tune
@@ -30,14 +30,14 @@ from halopose.hosts.loading import load_host
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.matching.greedy_matching import candidate_pairs, greedy_match
 from halopose.studies.coco_ap import CocoScores
-from halopose.studies.finetuning_study import SHOWN, BaseScores, JudgeSettings, finetune, to_json
+from halopose.studies.finetuning_study import SHOWN, BaseModelScores, ComparisonSettings, finetune, to_json
 from halopose.studies.residual_analysis import constant_predictions
 from tests.helpers.models import pose_model, write_scenes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-QUICK = JudgeSettings(heads=False, bootstrap=20)
+QUICK = ComparisonSettings(heads=False, bootstrap=20)
 
 
 def training_batch(keypoints: int, objects: int, side: int = 96) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: P
     counted = ~truth.ignore
     assert scores["ar50"] == pytest.approx(counted[recalled].sum() / counted.sum())
     images = np.unique(truth.images)
-    for pick, draw in zip(resamplings(len(images), 5), accuracy.draws(5), strict=True):
+    for pick, draw in zip(resample_images(len(images), 5), accuracy.draws(5), strict=True):
         often = np.bincount(pick, minlength=len(images))[np.searchsorted(images, truth.image_ids)] * counted
         assert draw["ar50"] == pytest.approx(often[recalled].sum() / often.sum())
     assert accuracy.scores() == scores
@@ -294,7 +294,7 @@ def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: P
 
 def test_equal_bases_differ_by_nothing() -> None:
     draws = {metric: np.arange(4.0) for metric in SHOWN}
-    one = BaseScores(dict.fromkeys(SHOWN, 0.5), draws, {}, 4.0, 7)
+    one = BaseModelScores(dict.fromkeys(SHOWN, 0.5), draws, {}, 4.0, 7)
     result = to_json({"before": one, "poks": one})
     assert result["scores"]["poks"]["nu"] == 4.0
     assert result["differences"]["poks - before"]["ap"] == {"value": 0.0, "margin": 0.0}

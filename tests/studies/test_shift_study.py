@@ -17,7 +17,7 @@ from halopose.fitting.corruptions import corrupted
 from halopose.fitting.novelty_fitting import NoveltySettings, collect_copies, fit_novelty
 from halopose.fitting.pipeline import FitSettings, collect_validation
 from halopose.reports.shift_report import HEAD, render_shift, table, to_text
-from halopose.studies.shift_study import CLEAN, Shift, ShiftSettings, auroc, run_shift
+from halopose.studies.shift_study import CLEAN, ShiftResult, ShiftSettings, auroc, run_shift
 from tests.helpers.html_pages import EVIL, parsed
 from tests.helpers.models import artifact_for, host_of, write_scenes
 
@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def study(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Shift:
+def study(data: Path, tmp_path_factory: pytest.TempPathFactory) -> ShiftResult:
     folder, host = tmp_path_factory.mktemp("work"), host_of(KIND)
     how = NoveltySettings(images=10, fewest=5, conf=0.2)
     copies = collect_copies(host, load_dataset(data, "train"), folder / "copies", 64, how)
@@ -47,7 +47,7 @@ def study(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Shift:
     return again
 
 
-def test_every_step_is_measured(study: Shift) -> None:
+def test_every_step_is_measured(study: ShiftResult) -> None:
     names = [(row.name, row.severity) for row in study.rows]
     assert names == [(CLEAN, 0), ("noise", 2), ("noise", 5), ("colour", 2), ("colour", 5), ("darkroom", 0)]
     for row in study.rows:
@@ -62,7 +62,7 @@ def test_every_step_is_measured(study: Shift) -> None:
     json.dumps(study.to_json())
 
 
-def test_the_page_holds_what_was_measured(study: Shift) -> None:
+def test_the_page_holds_what_was_measured(study: ShiftResult) -> None:
     page = render_shift(study, EVIL)
     parsed(page)
     assert EVIL not in page

@@ -114,11 +114,14 @@ def fit(
     from halopose.fitting import pipeline
     from halopose.fitting.workers import WorkerPool, batch_for, ranks
     from halopose.hosts.loading import load_host
+    from halopose.uncertainty.heads import head_settings
 
     if ranks():
         raise HaloposeError("fit is for one process: under torchrun run collect, train and evaluate one by one")
     settings = replace(
-        _settings(epochs, alpha, scale_weight, dof, seed, _head(dispersion, trunk, warm_start, signals)),
+        _settings(
+            epochs, alpha, scale_weight, dof, seed, head_settings(dispersion, trunk, warm_start, context=signals)
+        ),
         train_sizes=(imgsz,) if train_sizes is None else sizes(train_sizes),
         imgsz=imgsz,
         calibration=calibration,
@@ -232,12 +235,15 @@ def train(
     from halopose.fitting.feature_cache import MatchStore
     from halopose.fitting.workers import ProcessGroup, own_device
     from halopose.hosts.loading import load_host
+    from halopose.uncertainty.heads import head_settings
 
     host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
     ranks = ProcessGroup.joined(host.device)
     collected = MatchStore(store)
     settings = replace(
-        _settings(epochs, alpha, scale_weight, dof, seed, _head(dispersion, trunk, warm_start, signals)),
+        _settings(
+            epochs, alpha, scale_weight, dof, seed, head_settings(dispersion, trunk, warm_start, context=signals)
+        ),
         train_sizes=collected.settings.imgsz,
         imgsz=max(collected.settings.imgsz),
         cells_per_object=collected.settings.cells_per_object,
@@ -419,13 +425,6 @@ def _runways(work: Path) -> tuple[Path, Path]:
     say("drawing runways ...")
     data = write_dataset(work / "world", model_zoo.RUNWAY_IMAGES, model_zoo.RUNWAY_SEED, processes=2)
     return data, model_zoo.runway_detector()
-
-
-def _head(dispersion: Dispersion, trunk: Trunk, warm_start: bool, signals: bool) -> HeadSettings:
-    """What kind of head; those that look beyond their window have a bound as well."""
-    from halopose.uncertainty.heads import HeadSettings
-
-    return HeadSettings(dispersion, trunk, warm_start, claims=signals, features=signals, bounded=signals)
 
 
 def _settings(

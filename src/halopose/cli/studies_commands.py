@@ -71,7 +71,7 @@ def ablate(
     from halopose.reports import ablation_report as ablation_report
     from halopose.studies import ablation
     from halopose.studies.findings import judge
-    from halopose.uncertainty.heads import HeadSettings
+    from halopose.uncertainty.heads import head_settings
 
     compared, sizes = exponents(alphas, "alphas"), parse_sizes(str(imgsz) if train_sizes is None else train_sizes)
     make_folder(output)
@@ -79,7 +79,7 @@ def ablate(
     training, validation = two_datasets(data, train, val, images, val_images, host.layout)
     settings = FitSettings(
         train=TrainSettings(epochs=epochs, seed=seed),
-        head=HeadSettings(claims=signals, features=signals),
+        head=head_settings(context=signals),
         train_sizes=sizes,
         imgsz=imgsz,
         calibration=calibration,
@@ -171,7 +171,7 @@ def finetune(
         workers=workers,
         amp=amp,
     )
-    judging = tuning.JudgeSettings(control, heads, head_epochs, conf, bootstrap)
+    judging = tuning.ComparisonSettings(control, heads, head_epochs, conf, bootstrap)
     with locked(work), progress() as step:
         scores = tuning.finetune(
             base,

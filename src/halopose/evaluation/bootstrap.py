@@ -1,6 +1,6 @@
 """Resampling images: how sure a metric is, and a difference of two measured on the same images.
 
-In: metrics under resamplings of images. Out: margins, intervals and paired differences; of a plain share the
+In: metrics under resample_images of images. Out: margins, intervals and paired differences; of a plain share the
 standard error in closed form.
 """
 
@@ -36,12 +36,12 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
-def resamplings(images: int, count: int, seed: int = 0) -> Array:
+def resample_images(images: int, count: int, seed: int = 0) -> Array:
     """Which images are drawn (count, images), with replacement; always the same for the same numbers."""
     return np.random.default_rng(seed).integers(images, size=(count, images))
 
 
-def margin_of(draws: Array | list[float]) -> float:
+def half_width(draws: Array | list[float]) -> float:
     """Half the width of a 95 % interval: 1.96 bootstrap standard errors.
 
     Not the draws' percentiles: ACE and ENCE are means of absolute errors, which resampling noise inflates, so
@@ -50,17 +50,17 @@ def margin_of(draws: Array | list[float]) -> float:
     return 1.96 * float(np.std(draws, ddof=1)) if len(draws) > 1 else float("nan")
 
 
-def interval_of(metric: str, estimate: float, draws: Array | list[float]) -> tuple[float, float]:
+def confidence_interval(metric: str, estimate: float, draws: Array | list[float]) -> tuple[float, float]:
     """95 % interval around an estimate; that of a metric that cannot be negative ends at 0."""
-    margin = margin_of(draws)
+    margin = half_width(draws)
     low = estimate - margin
     return (low if metric in MAY_BE_NEGATIVE else max(low, 0.0), estimate + margin)
 
 
-def share_of(hits: Array, image: Array) -> tuple[float, float]:
+def clustered_share(hits: Array, image: Array) -> tuple[float, float]:
     """Share of hits (n,), and its standard error as a ratio over images (n,), whose samples are not independent.
 
-    >>> share, error = share_of(np.array([True, False, False, True]), np.array([1, 2, 3, 4]))
+    >>> share, error = clustered_share(np.array([True, False, False, True]), np.array([1, 2, 3, 4]))
     >>> share, round(error, 3)
     (0.5, 0.289)
     """
@@ -74,18 +74,18 @@ def share_of(hits: Array, image: Array) -> tuple[float, float]:
     return share, float(np.sqrt((off @ off) / (len(count) * (len(count) - 1))) / count.mean())
 
 
-class Paired:
-    """Metrics by name, and each under the same resamplings of images (B,)."""
+class PairedMetrics:
+    """Metrics by name, and each under the same resample_images of images (B,)."""
 
     estimate: dict[str, float]
     draws: dict[str, Array]
 
     def margin(self, metric: str) -> float:
         """Half the width of a metric's 95 % interval."""
-        return margin_of(self.draws[metric])
+        return half_width(self.draws[metric])
 
-    def minus(self, other: Paired, metric: str, of_other: str | None = None) -> Difference:
+    def minus(self, other: PairedMetrics, metric: str, of_other: str | None = None) -> Difference:
         """This metric minus another's, paired image by image."""
         second = of_other or metric
         draws = self.draws[metric] - other.draws[second]
-        return Difference(self.estimate[metric] - other.estimate[second], margin_of(draws))
+        return Difference(self.estimate[metric] - other.estimate[second], half_width(draws))

@@ -15,10 +15,10 @@ import numpy as np
 
 from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross_fitted
 from halopose.evaluation import metrics
-from halopose.evaluation.bootstrap import interval_of
-from halopose.evaluation.keypoint_statistics import Statistics, curves_of, summaries_by
+from halopose.evaluation.bootstrap import confidence_interval
+from halopose.evaluation.keypoint_statistics import KeypointStatistics, curves_of, summaries_by
 from halopose.evaluation.region_evaluation import joint_gains, score_joint, score_regions
-from halopose.evaluation.resampling import Evaluated, ResampledMetrics, demand_matches
+from halopose.evaluation.resampling import EvaluatedKeypoints, ResampledMetrics, require_matches
 from halopose.evaluation.scores import (
     CELL_LEVELS,
     METRICS,
@@ -26,12 +26,12 @@ from halopose.evaluation.scores import (
     CalibrationSummary,
     CoverageCells,
     DistributionScores,
+    MetricSummary,
     PrunedScores,
     PruningCurve,
     PruningRule,
     ScaleScores,
     Scores,
-    Summary,
 )
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.memory import keep_freed_memory
@@ -68,10 +68,10 @@ def evaluate(
 def _evaluate(
     matched: MatchedPoses, distributions: DistributionSet | None, protocol: Protocol, progress: Counter | None
 ) -> Scores:
-    demand_matches(matched, protocol)
+    require_matches(matched, protocol)
     distributions = distributions or cross_fitted(matched, protocol)
     edges = np.asarray(protocol.scale_edges, dtype=float)
-    evaluated = Evaluated.of(matched, distributions, protocol, edges)
+    evaluated = EvaluatedKeypoints.of(matched, distributions, protocol, edges)
     scales = _scale_table(matched.area, edges)
     # All at once, what takes longest first: no core waits for another between two kinds of scores.
     pieces: dict[str, Callable[[], Any]] = {
@@ -148,13 +148,13 @@ class _Scored:
     cells: Array
     covariance: dict[str, Array]
     pruning_curve: PruningCurve | None
-    statistics: tuple[Statistics, Statistics] | None
+    statistics: tuple[KeypointStatistics, KeypointStatistics] | None
 
 
 def _calibrated_scores(
     distributions: DistributionSet,
     matched: MatchedPoses,
-    evaluated: Evaluated,
+    evaluated: EvaluatedKeypoints,
     protocol: Protocol,
     scales: Sequence[ScaleScores],
 ) -> dict[str, _Scored]:
@@ -168,7 +168,7 @@ def _distribution_scores(
     name: str,
     distributions: DistributionSet,
     matched: MatchedPoses,
-    evaluated: Evaluated,
+    evaluated: EvaluatedKeypoints,
     protocol: Protocol,
     scales: Sequence[ScaleScores],
     other: _Scored | None = None,
@@ -177,7 +177,7 @@ def _distribution_scores(
 
     other: another law's scores, of which those that come from covariances alone are taken if these are the same.
     """
-    whole = Statistics.of(distributions.distributions[name], matched, protocol, evaluated.residuals)
+    whole = KeypointStatistics.of(distributions.distributions[name], matched, protocol, evaluated.residuals)
     names = matched.layout.names
     cell = evaluated.keypoint * len(scales) + evaluated.scale
     count = len(names) * len(scales)
@@ -196,7 +196,7 @@ def _distribution_scores(
 
 
 def _one_distribution(
-    statistics: Statistics,
+    statistics: KeypointStatistics,
     cell: Array,
     names: Sequence[str],
     scales: Sequence[ScaleScores],
@@ -209,7 +209,7 @@ def _one_distribution(
     """
     cells = np.arange(len(names) * len(scales))
     keypoint, scale = np.divmod(cells, len(scales))
-    known: list[list[Summary]] | None = None
+    known: list[list[MetricSummary]] | None = None
     if like is not None:
         known = [[like], list(like.per_keypoint.values()), list(like.per_scale.values())]
     groupings = [np.zeros_like(cells), keypoint, scale]
@@ -251,7 +251,7 @@ def _scale_ratio(student: Bivariate, given: Bivariate) -> Array:
 
 
 def _pruned(
-    evaluated: Evaluated,
+    evaluated: EvaluatedKeypoints,
     matched: MatchedPoses,
     distributions: DistributionSet,
     protocol: Protocol,
@@ -268,7 +268,7 @@ def _pruned(
 
 
 def _pruning_rules(
-    evaluated: Evaluated, matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol
+    evaluated: EvaluatedKeypoints, matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol
 ) -> tuple[PruningRule, ...]:
     """Pruning by localization confidence alone, and with the visibility score where that has a threshold."""
     correct = evaluated.similarity >= protocol.gamma_ks
@@ -293,7 +293,7 @@ def _pruning_rules(
     )
 
 
-def _pruning_curve(statistics: Statistics, protocol: Protocol) -> PruningCurve:
+def _pruning_curve(statistics: KeypointStatistics, protocol: Protocol) -> PruningCurve:
     """Reliability and NLL of the keypoints kept, by the share kept."""
     order = statistics.by_confidence
     correct = statistics.residuals.similarity.take(order) >= protocol.gamma_ks
@@ -303,7 +303,7 @@ def _pruning_curve(statistics: Statistics, protocol: Protocol) -> PruningCurve:
     return PruningCurve(curve.kept, curve.reliability, curve.threshold, running[ranks] / (ranks + 1))
 
 
-def _cells(evaluated: Evaluated, keypoints: int, curves: Mapping[str, Array]) -> CoverageCells:
+def _cells(evaluated: EvaluatedKeypoints, keypoints: int, curves: Mapping[str, Array]) -> CoverageCells:
     """Coverage of every keypoint at every scale, (K, S) each."""
     shape = (keypoints, evaluated.scale_count)
     count = np.bincount(evaluated.keypoint * shape[1] + evaluated.scale, minlength=shape[0] * shape[1])
@@ -327,7 +327,8 @@ def _with_intervals(
 
     def with_interval(distribution: DistributionScores, prefix: str) -> DistributionScores:
         ends = {
-            name: interval_of(name, distribution.metric(name), columns[f"{prefix}.{name}"]) for name in METRICS
+            name: confidence_interval(name, distribution.metric(name), columns[f"{prefix}.{name}"])
+            for name in METRICS
         }
         return replace(distribution, interval=ends)
 
@@ -335,5 +336,5 @@ def _with_intervals(
         name: with_interval(scores.pruned.distribution(name), f"pruned.{name}") for name in DISTRIBUTIONS
     }
     whole: dict[str, Any] = {name: with_interval(scores.distribution(name), name) for name in DISTRIBUTIONS}
-    rankings = {name: interval_of(name, getattr(scores, name), columns[name]) for name in RANKINGS}
+    rankings = {name: confidence_interval(name, getattr(scores, name), columns[name]) for name in RANKINGS}
     return replace(scores, pruned=replace(scores.pruned, **pruned), interval=rankings, **whole)

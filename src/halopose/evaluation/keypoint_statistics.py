@@ -19,7 +19,7 @@ from torch import Tensor
 
 from halopose.calibration.pruning import Scalarisation, localization_confidence
 from halopose.evaluation import metrics
-from halopose.evaluation.scores import AXES, Curves, Points, Summary
+from halopose.evaluation.scores import AXES, CurvePoints, DistributionCurves, MetricSummary
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.parallel import blocks, stack_columns
 from halopose.protocol import Protocol
@@ -88,8 +88,8 @@ def _coordinates(residual: Array, index: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Statistics (n,) of the labelled keypoints under one law; dictionaries are keyed by AXES, or by moment."""
+class KeypointStatistics:
+    """KeypointStatistics (n,) of the labelled keypoints under one law; dictionaries are keyed by AXES, or by moment."""
 
     level: dict[str, Array]  # number of coverage levels too small to hold the truth
     statistic: dict[str, Array]  # squared distance and standardised coordinates; for a Student-t see _surprise
@@ -107,7 +107,7 @@ class Statistics:
         matched: MatchedPoses,
         protocol: Protocol,
         residuals: FlatResiduals | None = None,
-    ) -> Statistics:
+    ) -> KeypointStatistics:
         """Measure true positives under their law. residuals: theirs, if they are known already."""
         residuals = residuals or FlatResiduals.of(matched)
         area, kappa = matched.confidence_area(protocol), matched.layout.kappa
@@ -134,14 +134,14 @@ class Statistics:
             residuals=residuals,
         )
 
-    def take(self, mask: Array, residuals: FlatResiduals | None = None) -> Statistics:
+    def take(self, mask: Array, residuals: FlatResiduals | None = None) -> KeypointStatistics:
         """The keypoints of a mask (n,), in the same orders. residuals: theirs, if they are known already."""
         index = np.flatnonzero(mask)
         level, statistic, covariance = (
             {name: column.take(index) for name, column in columns.items()}
             for columns in (self.level, self.statistic, self.covariance)
         )
-        taken = Statistics(
+        taken = KeypointStatistics(
             level,
             statistic,
             covariance,
@@ -219,17 +219,17 @@ class Statistics:
         return result
 
 
-def summaries(statistics: Statistics, group: Array, count: int) -> list[Summary]:
+def summaries(statistics: KeypointStatistics, group: Array, count: int) -> list[MetricSummary]:
     """Scalar metrics and number of keypoints of each of ``count`` groups, by group index (n,)."""
     return summaries_by(statistics, group, [np.arange(count)])[0]
 
 
 def summaries_by(
-    statistics: Statistics,
+    statistics: KeypointStatistics,
     cell: Array,
     groupings: Sequence[Array],
-    like: Sequence[Sequence[Summary]] | None = None,
-) -> list[list[Summary]]:
+    like: Sequence[Sequence[MetricSummary]] | None = None,
+) -> list[list[MetricSummary]]:
     """``summaries`` of several groupings of the same cells. cell (n,): index; groupings (C,): the group of each.
 
     Keypoints are sorted and counted once, by cell. like: those of a law with the same covariances.
@@ -250,12 +250,14 @@ def summaries_by(
         with np.errstate(invalid="ignore"):
             found["nll"] = (_total(totals, grouping) / size).tolist()
         found["count"] = size.tolist()
-        result.append([Summary(**dict(zip(found, row, strict=True))) for row in zip(*found.values(), strict=True)])
+        result.append(
+            [MetricSummary(**dict(zip(found, row, strict=True))) for row in zip(*found.values(), strict=True)]
+        )
     return result
 
 
 def _by_covariance(
-    statistics: Statistics, cell: Array, groupings: Sequence[Array], sizes: Sequence[Array]
+    statistics: KeypointStatistics, cell: Array, groupings: Sequence[Array], sizes: Sequence[Array]
 ) -> list[dict[str, list[Any]]]:
     """The columns of ``summaries_by`` that look at a law's covariances alone, ENCE and AKP, by grouping."""
     columns: list[dict[str, list[Any]]] = [{} for _ in groupings]
@@ -300,7 +302,9 @@ def _sorted_groups(group: Array, count: int) -> Array:
     return whole_order(group)
 
 
-def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str], like: Curves | None = None) -> Curves:
+def curves_of(
+    statistics: KeypointStatistics, keypoint: Array, names: Sequence[str], like: DistributionCurves | None = None
+) -> DistributionCurves:
     """Plot data: coverage, variance bins and Q-Q by axis, Q-Q by keypoint, and the moment matrices.
 
     Q-Q over all keypoints exists for a Gaussian; Student-t laws differ by keypoint (paper, appendix D.2). like: of
@@ -309,7 +313,7 @@ def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str], lik
     own = (
         _covariance_curves(statistics) if like is None else {name: getattr(like, name) for name in _SHARED_CURVES}
     )
-    return Curves(
+    return DistributionCurves(
         coverage={axis: metrics.coverage_of_levels(statistics.level[axis])[0] for axis in AXES},
         **own,
         qq=None if statistics.dof is not None else _qq(statistics, np.zeros_like(keypoint), 1, _POINTS)[0],
@@ -317,25 +321,27 @@ def curves_of(statistics: Statistics, keypoint: Array, names: Sequence[str], lik
     )
 
 
-def _covariance_curves(statistics: Statistics) -> dict[str, Any]:
+def _covariance_curves(statistics: KeypointStatistics) -> dict[str, Any]:
     """The curves that look at a law's covariances alone."""
     residual = statistics.residuals.residual
     empirical, predicted = metrics.moment_matching(
         (residual["x"], residual["y"]), tuple(statistics.covariance[moment] for moment in _MOMENTS)
     )
     bins = {axis: metrics.variance_bins(*statistics.in_variance_order[axis], presorted=True) for axis in AXES}
-    variance = {axis: Points(one.predicted, one.empirical) for axis, one in bins.items()}
+    variance = {axis: CurvePoints(one.predicted, one.empirical) for axis, one in bins.items()}
     return dict(zip(_SHARED_CURVES, (variance, empirical, predicted), strict=True))
 
 
-def _qq_keypoints(statistics: Statistics, keypoint: Array, names: Sequence[str]) -> dict[str, dict[str, Points]]:
+def _qq_keypoints(
+    statistics: KeypointStatistics, keypoint: Array, names: Sequence[str]
+) -> dict[str, dict[str, CurvePoints]]:
     """Q-Q points of each keypoint that there is."""
     known = np.flatnonzero(np.bincount(keypoint, minlength=len(names))).tolist()
     found = _qq(statistics, keypoint, len(names), _KEYPOINT_POINTS)
     return {names[number]: points for number, points in zip(known, found, strict=True)}
 
 
-def _qq(statistics: Statistics, group: Array, count: int, points: int) -> list[dict[str, Points]]:
+def _qq(statistics: KeypointStatistics, group: Array, count: int, points: int) -> list[dict[str, CurvePoints]]:
     """Q-Q points by axis of those of ``count`` groups, by index (n,), that there are; a single one may be empty.
 
     Each is under the median of its degrees of freedom.
@@ -353,7 +359,7 @@ def _qq(statistics: Statistics, group: Array, count: int, points: int) -> list[d
     marginal = distribution.standard_quantile(place[:, None])[:, 0].numpy()  # of x and of y
     theoretical = {"joint": distribution.mahalanobis_quantile(place).numpy(), "x": marginal, "y": marginal}
     ends = np.cumsum([len(each) for each in positions])[:-1]
-    columns: dict[str, list[Points]] = {}
+    columns: dict[str, list[CurvePoints]] = {}
     for axis in AXES:
         order = statistics.by_statistic[axis]
         if count > 1:
@@ -363,7 +369,7 @@ def _qq(statistics: Statistics, group: Array, count: int, points: int) -> list[d
         if isinstance(distribution, StudentT):
             empirical = _from_surprise(empirical, distribution.dof.numpy(), axis)
         pairs = zip(np.split(theoretical[axis], ends), np.split(empirical, ends), strict=True)
-        columns[axis] = [Points(*pair) for pair in pairs]
+        columns[axis] = [CurvePoints(*pair) for pair in pairs]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from halopose.calibration.conformal import Regions, whole_distance
 from halopose.calibration.correlation import Correlation, JointDistribution, gains
-from halopose.evaluation.bootstrap import margin_of, resamplings
+from halopose.evaluation.bootstrap import half_width, resample_images
 from halopose.evaluation.region_scores import REGION_LEVELS, CoverageEstimate, JointNll, JointScores, RegionScores
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.parallel import blocks
@@ -145,8 +145,8 @@ def score_joint(
     for name, gain in gains_of.items():
         by_image = np.bincount(image, gain)
         better = float(by_image.sum() / count.sum())
-        draws = resamplings(len(images), protocol.bootstrap, protocol.seed)
-        margin = margin_of([float(by_image[pick].sum() / max(count[pick].sum(), 1)) for pick in draws])
+        draws = resample_images(len(images), protocol.bootstrap, protocol.seed)
+        margin = half_width([float(by_image[pick].sum() / max(count[pick].sum(), 1)) for pick in draws])
         scores[name] = JointNll(independent[name] - better, independent[name], better, margin)
     folds = promises.correlations
     return JointScores(
@@ -204,7 +204,7 @@ def _share(hits: Array, image: Array, images: int, draws: int, seed: int) -> Cov
         return CoverageEstimate(held, (math.nan,) * len(held), count)
     total = np.bincount(image, minlength=images)
     sums = np.stack([np.bincount(image, row, minlength=images) for row in hits], axis=1)
-    picks = resamplings(images, draws, seed)
+    picks = resample_images(images, draws, seed)
     drawn = total[picks].sum(1)
     shares = sums[picks].sum(1)[drawn > 0] / drawn[drawn > 0, None]  # a draw may miss all images of a group
-    return CoverageEstimate(held, tuple(margin_of(column) for column in shares.T), count)
+    return CoverageEstimate(held, tuple(half_width(column) for column in shares.T), count)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from halopose.calibration.conformal import CONDITION
-from halopose.evaluation.bootstrap import share_of
+from halopose.evaluation.bootstrap import clustered_share
 from halopose.types import Array
 
 REGION_LEVELS = (80, 90, 95, 99)  # per cent
@@ -122,7 +122,7 @@ class JointScores:
 
 
 @dataclass(frozen=True)
-class Flagged:
+class FlaggedShare:
     """Share that novelty flags at ``ALARM_RATES``, its standard error over images, and of how many."""
 
     share: tuple[float, ...]
@@ -130,9 +130,9 @@ class Flagged:
     count: int
 
     @classmethod
-    def of(cls, chance: Array, image: Array) -> Flagged:
+    def of(cls, chance: Array, image: Array) -> FlaggedShare:
         """From p-values (n,) and the image (n,) of each."""
-        found = [share_of(chance <= rate / 100, image) for rate in ALARM_RATES]
+        found = [clustered_share(chance <= rate / 100, image) for rate in ALARM_RATES]
         return cls(tuple(share for share, _ in found), tuple(error for _, error in found), len(chance))
 
     def to_json(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Flagged:
         return {**tables, "count": self.count}
 
     @classmethod
-    def from_json(cls, content: Any) -> Flagged:
+    def from_json(cls, content: Any) -> FlaggedShare:
         """The inverse of ``to_json``."""
         share, error = (_values(ALARM_RATES, content[name]) for name in ("share", "error"))
         return cls(share, error, int(content["count"]))
@@ -156,8 +156,8 @@ class NoveltyScores:
     """
 
     confidence: float
-    detections: Flagged
-    images: Flagged
+    detections: FlaggedShare
+    images: FlaggedShare
     held_kept: tuple[float, ...]
     held_flagged: tuple[float, ...]
 
@@ -176,8 +176,8 @@ class NoveltyScores:
         """The inverse of ``to_json``."""
         return cls(
             float(content["confidence"]),
-            Flagged.from_json(content["detections"]),
-            Flagged.from_json(content["images"]),
+            FlaggedShare.from_json(content["detections"]),
+            FlaggedShare.from_json(content["images"]),
             _values(ALARM_RATES, content["held_kept"]),
             _values(ALARM_RATES, content["held_flagged"]),
         )

@@ -1,7 +1,7 @@
 """True positives measured under several laws, flat and ready to be resampled.
 
 In: true positives, the laws to compare and what is pruned. Out: scalar metrics by name, of the images as they are
-and under resamplings of them.
+and under resample_images of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from halopose.calibration.calibrate import DistributionSet
 from halopose.errors import HaloposeError
 from halopose.evaluation import metrics
-from halopose.evaluation.bootstrap import resamplings
-from halopose.evaluation.keypoint_statistics import FlatResiduals, Statistics
+from halopose.evaluation.bootstrap import resample_images
+from halopose.evaluation.keypoint_statistics import FlatResiduals, KeypointStatistics
 from halopose.evaluation.scores import AXES
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.parallel import run_parallel
@@ -25,7 +25,7 @@ from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate
 
 
-def demand_matches(matched: MatchedPoses, protocol: Protocol) -> None:
+def require_matches(matched: MatchedPoses, protocol: Protocol) -> None:
     """Refuse to score where there is nothing to score."""
     if not len(matched) or not matched.labelled.any():
         raise HaloposeError(
@@ -35,8 +35,8 @@ def demand_matches(matched: MatchedPoses, protocol: Protocol) -> None:
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """Evaluated keypoints (n,) before any law: residuals, of all and of those kept, and where each belongs.
+class EvaluatedKeypoints:
+    """EvaluatedKeypoints keypoints (n,) before any law: residuals, of all and of those kept, and where each belongs.
 
     keypoint, scale and image say which one it is; scale_count: number of object scales; image_count: how many
     images are resampled, those without a match among them if they were given.
@@ -60,9 +60,9 @@ class Evaluated:
         protocol: Protocol,
         scale_edges: Array,
         images: Array | None = None,
-    ) -> Evaluated:
+    ) -> EvaluatedKeypoints:
         """Flatten true positives. images: ids to resample, else those of the true positives."""
-        demand_matches(matched, protocol)
+        require_matches(matched, protocol)
         labelled = matched.labelled
         instance, keypoint = np.nonzero(labelled)
         kept = distributions.kept(matched)[labelled]
@@ -84,9 +84,9 @@ class Evaluated:
 
     def under(
         self, distribution: Bivariate, matched: MatchedPoses, protocol: Protocol
-    ) -> tuple[Statistics, Statistics]:
-        """Statistics under a law, of all keypoints and of those kept."""
-        found = Statistics.of(distribution, matched, protocol, self.residuals)
+    ) -> tuple[KeypointStatistics, KeypointStatistics]:
+        """KeypointStatistics under a law, of all keypoints and of those kept."""
+        found = KeypointStatistics.of(distribution, matched, protocol, self.residuals)
         return found, found.take(self.kept, self.kept_residuals)
 
     @property
@@ -96,11 +96,11 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class ResampledMetrics(Evaluated):
-    """Evaluated keypoints with their statistics by law, of all and of those kept: all that resampling needs."""
+class ResampledMetrics(EvaluatedKeypoints):
+    """EvaluatedKeypoints keypoints with their statistics by law, of all and of those kept: all that resampling needs."""
 
-    statistics: dict[str, Statistics]
-    pruned: dict[str, Statistics]
+    statistics: dict[str, KeypointStatistics]
+    pruned: dict[str, KeypointStatistics]
 
     @classmethod
     def of(
@@ -112,7 +112,7 @@ class ResampledMetrics(Evaluated):
         images: Array | None = None,
     ) -> ResampledMetrics:
         """Measure true positives. images: ids to resample, else those of the true positives."""
-        evaluated = Evaluated.of(matched, distributions, protocol, scale_edges, images)
+        evaluated = EvaluatedKeypoints.of(matched, distributions, protocol, scale_edges, images)
         pieces = [
             partial(evaluated.under, distribution, matched, protocol)
             for distribution in distributions.distributions.values()
@@ -120,7 +120,9 @@ class ResampledMetrics(Evaluated):
         return cls.join(evaluated, dict(zip(distributions.distributions, run_parallel(pieces), strict=True)))
 
     @classmethod
-    def join(cls, evaluated: Evaluated, found: Mapping[str, tuple[Statistics, Statistics]]) -> ResampledMetrics:
+    def join(
+        cls, evaluated: EvaluatedKeypoints, found: Mapping[str, tuple[KeypointStatistics, KeypointStatistics]]
+    ) -> ResampledMetrics:
         """From statistics by law, of all keypoints and of those kept."""
         return cls(
             **{field.name: getattr(evaluated, field.name) for field in fields(evaluated)},
@@ -134,8 +136,8 @@ class ResampledMetrics(Evaluated):
         return self._weighted(weight, rounds=10, seed=0) | (self._by_scale(weight) if scales else {})
 
     def draws(self, count: int, seed: int = 0, scales: bool = False) -> Iterator[dict[str, float]]:
-        """Metrics under resamplings of images, the same for all that share their images."""
-        for number, pick in enumerate(resamplings(self.image_count, count, seed)):
+        """Metrics under resample_images of images, the same for all that share their images."""
+        for number, pick in enumerate(resample_images(self.image_count, count, seed)):
             weight = np.bincount(pick, minlength=self.image_count)[self.image]
             yield self._weighted(weight, rounds=1, seed=number) | (self._by_scale(weight) if scales else {})
 

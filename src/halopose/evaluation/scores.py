@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Summary:
+class MetricSummary:
     """The scalar metrics of one law over ``count`` keypoints; joint, and along x and y."""
 
     ace: float
@@ -46,7 +46,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Points:
+class CurvePoints:
     """A curve of two quantities (P,): predicted or theoretical, and empirical."""
 
     expected: Array
@@ -54,7 +54,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Curves:
+class DistributionCurves:
     """Plot data of one law, by axis where it is a mapping.
 
     coverage (99,) at 1 to 99 %; variance in bins; second moments (2, 2); Q-Q over all keypoints, which exists for
@@ -62,20 +62,20 @@ class Curves:
     """
 
     coverage: dict[str, Array]
-    variance: dict[str, Points]
+    variance: dict[str, CurvePoints]
     moments_empirical: Array
     moments_predicted: Array
-    qq: dict[str, Points] | None
-    qq_keypoints: dict[str, dict[str, Points]]
+    qq: dict[str, CurvePoints] | None
+    qq_keypoints: dict[str, dict[str, CurvePoints]]
 
 
 @dataclass(frozen=True)
-class DistributionScores(Summary):
+class DistributionScores(MetricSummary):
     """Metrics of one law overall, per keypoint and per object scale, with curves and, if resampled, intervals."""
 
-    per_keypoint: dict[str, Summary]
-    per_scale: dict[str, Summary]
-    curves: Curves
+    per_keypoint: dict[str, MetricSummary]
+    per_scale: dict[str, MetricSummary]
+    curves: DistributionCurves
     interval: dict[str, Interval] = field(default_factory=dict)
 
 
@@ -164,7 +164,7 @@ class Scores:
     >>> objects, results = synthesize(World(images=20, persons=60))
     >>> truth = parse_ground_truth("truth.json", objects)
     >>> scores = evaluate(match_poses(parse_predictions("predictions.json", results, truth), truth))
-    >>> scores.law("gaussian").per_keypoint["nose"].ace == scores.gaussian.per_keypoint["nose"].ace
+    >>> scores.distribution("gaussian").per_keypoint["nose"].ace == scores.gaussian.per_keypoint["nose"].ace
     True
     >>> Scores.from_json(scores.to_json()).akp_skill == scores.akp_skill
     True
@@ -258,8 +258,8 @@ class Scores:
 # --- to json --------------------------------------------------------------------------------------------
 
 
-def _summary_to_json(summary: Summary) -> dict[str, Any]:
-    return {column.name: getattr(summary, column.name) for column in fields(Summary)}
+def _summary_to_json(summary: MetricSummary) -> dict[str, Any]:
+    return {column.name: getattr(summary, column.name) for column in fields(MetricSummary)}
 
 
 def _distribution_to_json(distribution: DistributionScores) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def _distribution_to_json(distribution: DistributionScores) -> dict[str, Any]:
     }
 
 
-def _curves_to_json(curves: Curves) -> dict[str, Any]:
+def _curves_to_json(curves: DistributionCurves) -> dict[str, Any]:
     return {
         "coverage": curves.coverage,
         "variance": {axis: _points_to_json(points, "predicted") for axis, points in curves.variance.items()},
@@ -281,11 +281,11 @@ def _curves_to_json(curves: Curves) -> dict[str, Any]:
     }
 
 
-def _qq_to_json(axes: dict[str, Points]) -> dict[str, Any]:
+def _qq_to_json(axes: dict[str, CurvePoints]) -> dict[str, Any]:
     return {axis: _points_to_json(points, "theoretical") for axis, points in axes.items()}
 
 
-def _points_to_json(points: Points, name: str) -> dict[str, Any]:
+def _points_to_json(points: CurvePoints, name: str) -> dict[str, Any]:
     return {name: points.expected, "empirical": points.empirical}
 
 
@@ -381,12 +381,12 @@ def _distribution(content: Any, curves: Any) -> DistributionScores:
     )
 
 
-def _summary(content: Any) -> Summary:
-    return Summary(**{name: _number(content[name]) for name in METRICS}, count=int(content["count"]))
+def _summary(content: Any) -> MetricSummary:
+    return MetricSummary(**{name: _number(content[name]) for name in METRICS}, count=int(content["count"]))
 
 
-def _curves(content: Any) -> Curves:
-    return Curves(
+def _curves(content: Any) -> DistributionCurves:
+    return DistributionCurves(
         coverage={axis: _array(content["coverage"][axis], len(LEVELS)) for axis in AXES},
         variance={axis: _points(content["variance"][axis], "predicted") for axis in AXES},
         moments_empirical=_array(content["moments"]["empirical"], 2, 2),
@@ -396,13 +396,13 @@ def _curves(content: Any) -> Curves:
     )
 
 
-def _qq(content: Any) -> dict[str, Points]:
+def _qq(content: Any) -> dict[str, CurvePoints]:
     return {axis: _points(content[axis], "theoretical") for axis in AXES}
 
 
-def _points(content: Any, name: str) -> Points:
+def _points(content: Any, name: str) -> CurvePoints:
     expected = _array(content[name], None)
-    return Points(expected, _array(content["empirical"], len(expected)))
+    return CurvePoints(expected, _array(content["empirical"], len(expected)))
 
 
 def _intervals(content: Any) -> dict[str, Interval]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from halopose.evaluation.region_scores import ALARM_RATES, Flagged, NoveltyScores
+from halopose.evaluation.region_scores import ALARM_RATES, FlaggedShare, NoveltyScores
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import SHARDS_AT_ONCE, MatchStore, NoDetectionError
 from halopose.fitting.novelty_fitting import rows_of
@@ -43,8 +43,8 @@ def score_novelty(
     whole = artifact.novelty.image_value(torch.from_numpy(vectors[np.isin(ids, images)]).float())
     return NoveltyScores(
         confidence=conf,
-        detections=Flagged.of(chance, image),
-        images=Flagged.of(artifact.novelty.image_p_value(whole).numpy(), ids[np.isin(ids, images)]),
+        detections=FlaggedShare.of(chance, image),
+        images=FlaggedShare.of(artifact.novelty.image_p_value(whole).numpy(), ids[np.isin(ids, images)]),
         held_kept=tuple(held_share(square[chance > rate / 100]) for rate in ALARM_RATES),
         held_flagged=tuple(held_share(square[chance <= rate / 100]) for rate in ALARM_RATES),
     )

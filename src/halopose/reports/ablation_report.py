@@ -16,8 +16,8 @@ from halopose.evaluation.bootstrap import Difference
 from halopose.evaluation.scores import AXES
 from halopose.reports.html import digits_of, number, page, signed
 from halopose.reports.plots import Axis, Curve, Plot
-from halopose.studies.ablation import DEFAULT, OTHER_SEED, Result
-from halopose.studies.findings import ENOUGH_KEYPOINTS, MATTERS, Judged, judge
+from halopose.studies.ablation import DEFAULT, OTHER_SEED, AblationResult
+from halopose.studies.findings import ENOUGH_KEYPOINTS, MATTERS, JudgedFinding, judge
 
 COLUMNS = {
     "gaussian.ace": ("ACE", "Gaussian"),
@@ -38,7 +38,7 @@ _CSV_FIELDS = ("estimate", "low", "high", "difference", "difference_low", "diffe
 
 
 @dataclass(frozen=True)
-class Cell:
+class AblationCell:
     """A metric of a row as text, and its difference to the default; ``decided`` if that cannot be chance."""
 
     value: str
@@ -47,7 +47,7 @@ class Cell:
     decided: bool
 
 
-def table(results: Sequence[Result]) -> list[tuple[str, list[Cell]]]:
+def table(results: Sequence[AblationResult]) -> list[tuple[str, list[AblationCell]]]:
     """Title and cells of each row."""
     default = _named(results, DEFAULT)
     return [
@@ -56,19 +56,19 @@ def table(results: Sequence[Result]) -> list[tuple[str, list[Cell]]]:
     ]
 
 
-def _cell(result: Result, default: Result | None, metric: str, digits: int) -> Cell:
+def _cell(result: AblationResult, default: AblationResult | None, metric: str, digits: int) -> AblationCell:
     value, margin = number(result.estimate[metric], digits), number(result.margin(metric), digits)
     if default is None or result is default:
-        return Cell(value, margin, "", False)
+        return AblationCell(value, margin, "", False)
     difference = result.minus(default, metric)
-    return Cell(value, margin, signed(difference, digits), difference.decided)
+    return AblationCell(value, margin, signed(difference, digits), difference.decided)
 
 
-def _named(results: Sequence[Result], name: str) -> Result | None:
+def _named(results: Sequence[AblationResult], name: str) -> AblationResult | None:
     return next((result for result in results if result.name == name), None)
 
 
-def evidence(judged: Judged) -> list[str]:
+def evidence(judged: JudgedFinding) -> list[str]:
     """A finding's parts in words, each with its difference and interval."""
     return [
         f"{part.text}: {signed(part.difference)} ({part.verdict}"
@@ -78,7 +78,7 @@ def evidence(judged: Judged) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Summary:
+class PaperTable:
     """One of the paper's smaller tables, as text."""
 
     title: str
@@ -86,7 +86,7 @@ class Summary:
     rows: list[list[str]]
 
 
-def summaries(results: Sequence[Result]) -> list[Summary]:
+def summaries(results: Sequence[AblationResult]) -> list[PaperTable]:
     """What pruning changes, how scalarisations rank, what threshold rules keep (paper, tables 2, 4 and 5)."""
     found = {result.name: result for result in results}
     if DEFAULT not in found:
@@ -98,17 +98,17 @@ def summaries(results: Sequence[Result]) -> list[Summary]:
     kept = [f"pruned.{regime}.{name}" for name in ("ace", "ence", "nll") for regime in REGIMES]
     labels = [f"{name}, {title}" for name in ("ACE", "ENCE", "NLL") for title in REGIMES.values()]
     return [
-        Summary(
+        PaperTable(
             "Pruning (table 2)",
             ["", "ACE", "change", "ENCE", "change", "NLL", "change"],
             [_pruned(found[DEFAULT], regime, title) for regime, title in REGIMES.items()],
         ),
-        Summary(
+        PaperTable(
             "Scalarisations (table 4)",
             ["Ranked by", *(f"AKP, {title}" for title in REGIMES.values())],
             [[title, *_values(one, [f"{regime}.akp" for regime in REGIMES])] for title, one in scalar],
         ),
-        Summary(
+        PaperTable(
             "Threshold rules (table 5)",
             ["Threshold by", "Kept", *labels],
             [[title, *_values(one, ["kept_fraction", *kept])] for title, one in rule],
@@ -116,7 +116,7 @@ def summaries(results: Sequence[Result]) -> list[Summary]:
     ]
 
 
-def _pruned(result: Result, regime: str, title: str) -> list[str]:
+def _pruned(result: AblationResult, regime: str, title: str) -> list[str]:
     cells = [title]
     for name in ("ace", "ence", "nll"):
         after, before = f"pruned.{regime}.{name}", f"{regime}.{name}"
@@ -124,7 +124,7 @@ def _pruned(result: Result, regime: str, title: str) -> list[str]:
     return cells
 
 
-def _values(result: Result, metrics: Sequence[str]) -> list[str]:
+def _values(result: AblationResult, metrics: Sequence[str]) -> list[str]:
     """Each with half of its interval."""
     return [
         f"{number(result.estimate[metric], digits)} ± {number(result.margin(metric), digits)}"
@@ -132,7 +132,7 @@ def _values(result: Result, metrics: Sequence[str]) -> list[str]:
     ]
 
 
-def notes(results: Sequence[Result]) -> list[str]:
+def notes(results: Sequence[AblationResult]) -> list[str]:
     """What a reader must know to read the numbers."""
     counts = results[0].counts
     lines = [
@@ -148,7 +148,7 @@ def notes(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def to_markdown(results: Sequence[Result], title: str) -> str:
+def to_markdown(results: Sequence[AblationResult], title: str) -> str:
     """Findings, values and paired differences."""
     rows = table(results)
     head = ["Row", *(f"{group}: {label}" for label, group in COLUMNS.values())]
@@ -180,7 +180,7 @@ def _markdown_table(head: list[str], rows: list[list[str]], align: str = "--:") 
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def to_csv(results: Sequence[Result]) -> str:
+def to_csv(results: Sequence[AblationResult]) -> str:
     """A line per row and metric, all metrics."""
     default = _named(results, DEFAULT)
     stream = io.StringIO()
@@ -197,7 +197,7 @@ def to_csv(results: Sequence[Result]) -> str:
     return stream.getvalue()
 
 
-def render_ablation(results: Sequence[Result], title: str) -> str:
+def render_ablation(results: Sequence[AblationResult], title: str) -> str:
     """The page (html)."""
     groups = [group for _, group in COLUMNS.values()]
     about, *rest = notes(results)
@@ -222,7 +222,7 @@ def _labels() -> list[tuple[int, str]]:
     return [(number, label) for number, (label, _) in enumerate(COLUMNS.values())]
 
 
-def scale_plot(results: Sequence[Result]) -> Plot | None:
+def scale_plot(results: Sequence[AblationResult]) -> Plot | None:
     """ACE by object scale, with and without scale weights."""
     shown = _pair(results, "no-scale-weights")
     if shown is None:
@@ -242,13 +242,13 @@ def scale_plot(results: Sequence[Result]) -> Plot | None:
     return Plot("", Axis.of_bins("side of the object, px", len(names), names), y, curves)
 
 
-def variance_plots(results: Sequence[Result]) -> list[Plot]:
+def variance_plots(results: Sequence[AblationResult]) -> list[Plot]:
     """Actual against predicted deviation, jointly and along each axis, of full and isotropic dispersions."""
     shown = _pair(results, "isotropic")
     return [] if shown is None else [_variance_plot(shown, axis) for axis in AXES]
 
 
-def _variance_plot(shown: tuple[Result, Result], axis: str) -> Plot:
+def _variance_plot(shown: tuple[AblationResult, AblationResult], axis: str) -> Plot:
     roots = [(np.sqrt(one.variance[axis]["predicted"]), np.sqrt(one.variance[axis]["empirical"])) for one in shown]
     values = np.concatenate([side for pair in roots for side in pair])
     values = values[np.isfinite(values) & (values > 0)]
@@ -266,6 +266,6 @@ def _variance_plot(shown: tuple[Result, Result], axis: str) -> Plot:
     )
 
 
-def _pair(results: Sequence[Result], name: str) -> tuple[Result, Result] | None:
+def _pair(results: Sequence[AblationResult], name: str) -> tuple[AblationResult, AblationResult] | None:
     default, other = _named(results, DEFAULT), _named(results, name)
     return None if default is None or other is None else (default, other)

@@ -12,7 +12,7 @@ from halopose.evaluation.metrics import LEVELS
 from halopose.evaluation.scores import AXES
 from halopose.reports.html import digits_of, freedom, number, page, signed
 from halopose.reports.plots import Axis, Curve, Plot
-from halopose.studies.finetuning_study import SHOWN, BaseScores, differences
+from halopose.studies.finetuning_study import SHOWN, BaseModelScores, differences
 
 _ACE = "gaussian.ace"
 _KINDS = ("uncalibrated", "gaussian", "student_t")
@@ -20,7 +20,7 @@ _REGIMES = {"gaussian": "Gaussian", "student_t": "Student-t"}
 _LOSSES = {"before": "before", "poks": "pOKS", "oks": "OKS"}
 
 
-def render_finetuning(scores: dict[str, BaseScores], title: str) -> str:
+def render_finetuning(scores: dict[str, BaseModelScores], title: str) -> str:
     """The page (html)."""
     return page(
         "finetune.html",
@@ -34,25 +34,25 @@ def render_finetuning(scores: dict[str, BaseScores], title: str) -> str:
     )
 
 
-def _about(scores: dict[str, BaseScores]) -> list[str]:
+def _about(scores: dict[str, BaseModelScores]) -> list[str]:
     lines = [f"The base before, and fine-tuned with {_LOSSES[_tuned(scores)]}."]
     if "poks" in scores and "oks" in scores:
         lines.append("The control is tuned alike with the framework's own loss, OKS.")
     return lines
 
 
-def _tuned(scores: dict[str, BaseScores]) -> str:
+def _tuned(scores: dict[str, BaseModelScores]) -> str:
     return "poks" if "poks" in scores else "oks"
 
 
-def sentence(scores: dict[str, BaseScores]) -> str:
+def sentence(scores: dict[str, BaseModelScores]) -> str:
     """What happened to the Gaussian ACE, whether pOKS did it, and what it costs in AP."""
     tuned = _tuned(scores)
     change = scores[tuned].minus(scores["before"], _ACE)
     return f"{_change(scores, tuned, change)}{_cause(scores, tuned, change)}; {_price(scores, tuned)}."
 
 
-def _change(scores: dict[str, BaseScores], tuned: str, change: Difference) -> str:
+def _change(scores: dict[str, BaseModelScores], tuned: str, change: Difference) -> str:
     first, last = (number(scores[name].estimate[_ACE], 4) for name in ("before", tuned))
     if not change.decided:
         return (
@@ -63,7 +63,7 @@ def _change(scores: dict[str, BaseScores], tuned: str, change: Difference) -> st
     return f"Fine-tuning with {_LOSSES[tuned]} {verb} the Gaussian ACE from {first} to {last} ({signed(change)})"
 
 
-def _cause(scores: dict[str, BaseScores], tuned: str, change: Difference) -> str:
+def _cause(scores: dict[str, BaseModelScores], tuned: str, change: Difference) -> str:
     """By the control, which was trained as long on the same images: what it does too is not due to the loss."""
     if tuned != "poks":
         return ""
@@ -84,7 +84,7 @@ def _cause(scores: dict[str, BaseScores], tuned: str, change: Difference) -> str
     return f", but {'so does' if along else 'not decidedly more than'} the control, which {end}"
 
 
-def _price(scores: dict[str, BaseScores], tuned: str) -> str:
+def _price(scores: dict[str, BaseModelScores], tuned: str) -> str:
     price = scores[tuned].minus(scores["before"], "ap")
     text = f"a change in AP is not decided ({signed(price)})"
     if price.decided:
@@ -104,7 +104,7 @@ def _size(difference: Difference) -> str:
     return f"{number(abs(difference.value), 4)} ± {number(difference.margin, 4)}"
 
 
-def table(scores: dict[str, BaseScores]) -> list[tuple[str, list[tuple[str, str]], list[tuple[str, bool]]]]:
+def table(scores: dict[str, BaseModelScores]) -> list[tuple[str, list[tuple[str, str]], list[tuple[str, bool]]]]:
     """Of each metric its name, value and margin of each base, and each paired difference and if it is decided."""
     between = differences(scores)
     rows = []
@@ -121,7 +121,7 @@ def table(scores: dict[str, BaseScores]) -> list[tuple[str, list[tuple[str, str]
     return rows
 
 
-def to_text(scores: dict[str, BaseScores]) -> str:
+def to_text(scores: dict[str, BaseModelScores]) -> str:
     """The table for the terminal."""
     lines = [f"{'':18}" + "".join(f"{name:>18}" for name in (*scores, *differences(scores)))]
     for name, values, paired in table(scores):
@@ -130,7 +130,7 @@ def to_text(scores: dict[str, BaseScores]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def coverage_plots(scores: dict[str, BaseScores]) -> list[Plot]:
+def coverage_plots(scores: dict[str, BaseModelScores]) -> list[Plot]:
     """Empirical less nominal coverage by regime, jointly and along each axis; all to one scale."""
     shown = slice(2, None, 4)  # of 99 levels, up to the last
     errors = {

@@ -12,7 +12,7 @@ from halopose.reports.html import page
 
 
 @dataclass(frozen=True)
-class Part:
+class GallerySection:
     """A section: pictures are (address, caption)."""
 
     title: str
@@ -22,6 +22,6 @@ class Part:
     link_text: str = ""
 
 
-def render_gallery(title: str, summary: str, parts: Sequence[Part]) -> str:
+def render_gallery(title: str, summary: str, parts: Sequence[GallerySection]) -> str:
     """The whole page."""
     return page("gallery.html", title=title, summary=summary, parts=parts)

@@ -26,7 +26,7 @@ _HIGHER_IS_BETTER = ("akp",)
 
 
 @dataclass(frozen=True)
-class Cell:
+class ScoreCell:
     """A number of the main table as shown, its bootstrap interval, and whether it is the row's best."""
 
     text: str
@@ -84,7 +84,7 @@ def _summary(scores: Scores) -> str:
     return f"{counts}{scores.keypoints:,} keypoints." + (f" Calibration: {source}." if source else "")
 
 
-def main_table(scores: Scores) -> list[tuple[str, list[Cell]]]:
+def main_table(scores: Scores) -> list[tuple[str, list[ScoreCell]]]:
     """Label and cells of each metric: the laws over all keypoints, then the laws after pruning."""
     return [
         (
@@ -95,7 +95,7 @@ def main_table(scores: Scores) -> list[tuple[str, list[Cell]]]:
     ]
 
 
-def _cells(part: Scores | PrunedScores, key: str, decimals: int) -> list[Cell]:
+def _cells(part: Scores | PrunedScores, key: str, decimals: int) -> list[ScoreCell]:
     """One metric by law; laws that read the same as the best are best too."""
     distributions: list[DistributionScores] = [part.distribution(name) for name in DISTRIBUTIONS]
     values = [distribution.metric(key) for distribution in distributions]
@@ -104,7 +104,7 @@ def _cells(part: Scores | PrunedScores, key: str, decimals: int) -> list[Cell]:
     best = number(chosen(known), decimals) if known else None
     texts = [number(value, decimals) for value in values]
     return [
-        Cell(text, _interval(distribution.interval.get(key), decimals), text == best)
+        ScoreCell(text, _interval(distribution.interval.get(key), decimals), text == best)
         for distribution, text in zip(distributions, texts, strict=True)
     ]
 

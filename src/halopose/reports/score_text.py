@@ -12,7 +12,7 @@ from typing import Any
 
 from halopose.calibration.calibrate import DISTRIBUTIONS
 from halopose.evaluation.region_scores import ALARM_RATES
-from halopose.evaluation.scores import METRICS, Scores, Summary
+from halopose.evaluation.scores import METRICS, MetricSummary, Scores
 from halopose.reports.html import digits_of, number, percent
 
 TITLES = {
@@ -71,7 +71,7 @@ def _rows(scores: Scores) -> Iterator[list[Any]]:
     for pruned, part in (("no", scores), ("yes", scores.pruned)):
         for name in DISTRIBUTIONS:
             distribution = part.distribution(name)
-            groups: list[tuple[str, str, Summary]] = [("all", "all", distribution)]
+            groups: list[tuple[str, str, MetricSummary]] = [("all", "all", distribution)]
             groups += [("keypoint", keypoint, value) for keypoint, value in distribution.per_keypoint.items()]
             groups += [("scale", scale, value) for scale, value in distribution.per_scale.items()]
             for group, member, value in groups:

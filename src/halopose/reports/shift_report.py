@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from halopose.reports.html import number, page, percent
 from halopose.reports.plots import Axis, Curve, Plot
-from halopose.studies.shift_study import CLEAN, Ranking, Shift, ShiftRow
+from halopose.studies.shift_study import CLEAN, ShiftResult, ShiftStep, SignalAuroc
 
 HEAD = ("", "detections", "in 95 %", "not flagged", "ACE", "not flagged", "AKP", "error, px", "sigma, px",
         "alarms", "images", "wrong", "not flagged")  # fmt: skip
 
 
-def table(shift: Shift) -> list[list[str]]:
+def table(shift: ShiftResult) -> list[list[str]]:
     """A row of texts per step, in the order of ``HEAD``."""
     return [
         [
@@ -35,7 +35,7 @@ def table(shift: Shift) -> list[list[str]]:
     ]
 
 
-def to_text(shift: Shift) -> str:
+def to_text(shift: ShiftResult) -> str:
     """The table as markdown, and how well each signal ranks."""
     lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     lines += [f"| {' | '.join(row)} |" for row in table(shift)]
@@ -43,17 +43,17 @@ def to_text(shift: Shift) -> str:
     return "\n".join(lines)
 
 
-def ranking_text(one: Ranking) -> str:
+def ranking_text(one: SignalAuroc) -> str:
     """AUROC of one signal in words."""
     ends = f"{number(one.low, 3)} to {number(one.high, 3)}"
     return f"{one.group}: AUROC of the {one.signal} {number(one.auroc, 3)} ({ends})"
 
 
-def _name(row: ShiftRow) -> str:
+def _name(row: ShiftStep) -> str:
     return f"{row.name} {row.severity}" if row.severity else row.name
 
 
-def render_shift(shift: Shift, title: str) -> str:
+def render_shift(shift: ShiftResult, title: str) -> str:
     """The page (html)."""
     return page(
         "shift.html",
@@ -69,11 +69,11 @@ def render_shift(shift: Shift, title: str) -> str:
     )
 
 
-def _kinds(shift: Shift) -> list[str]:
+def _kinds(shift: ShiftResult) -> list[str]:
     return list(dict.fromkeys(row.name for row in shift.rows if row.severity))
 
 
-def plots_of(shift: Shift, name: str) -> list[Plot]:
+def plots_of(shift: ShiftResult, name: str) -> list[Plot]:
     """Error beside stated sigma, and shares flagged and covered, against severity."""
     rows = shift.of(name)
     severity = [row.severity for row in rows if row.name in (CLEAN, name)]

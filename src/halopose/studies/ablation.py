@@ -30,7 +30,7 @@ from halopose.data.dataset import Dataset
 from halopose.data.files import read_json, write_json
 from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.bootstrap import Paired
+from halopose.evaluation.bootstrap import PairedMetrics
 from halopose.evaluation.resampling import ResampledMetrics
 from halopose.fitting import pipeline
 from halopose.fitting.feature_cache import MatchStore, read_table, shard_path
@@ -50,7 +50,7 @@ OTHER_SEED = "other-seed"
 
 
 @dataclass(frozen=True)
-class Row:
+class AblationVariant:
     """One variant: how heads are trained and calibrated, and how keypoints are pruned."""
 
     name: str
@@ -79,7 +79,7 @@ class Row:
         )
 
 
-def rows_of(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> list[Row]:
+def ablation_variants(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> list[AblationVariant]:
     """The default and what differs from it in one respect; a variant that is there already is not repeated.
 
     The last row differs in nothing but the seed: what it differs by, training leaves to chance.
@@ -99,29 +99,35 @@ def rows_of(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> list[Row]:
     }
     rules: dict[ThresholdRule, str] = {"youden": "Youden", "distance": "distance to the corner", "f1": "F1"}
     rows = [
-        Row(DEFAULT, "Default", fit),
-        Row("no-scale-weights", "No scale weights", trained(scale_weight=False)),
-        Row("no-importance-weights", "No importance weights", trained(alpha=0.0, scale_weight=False)),
-        Row("diagonal", "Diagonal dispersion", headed(parameterisation="diagonal")),
-        Row("isotropic", "Isotropic dispersion", headed(parameterisation="isotropic")),
-        Row("last-layer", "Last-layer heads", headed(trunk="last-layer")),
-        Row("no-claims", "Without the claims' disagreement", headed(claims=False)),
-        Row("no-features", "Without features at the keypoints", headed(features=False)),
-        Row("window", "The window alone", headed(claims=False, features=False)),
-        Row("cold-start", "No warm start", headed(warm_start=False)),
-        Row("tails", f"Loss of a Student-t, nu {DOF:g}", trained(dof=DOF)),
-        *(Row(f"alpha-{alpha:g}", f"Retention exponent {alpha:g}", trained(alpha=alpha)) for alpha in alphas),
-        *(Row(name, f"Calibrated on {text}", replace(fit, calibration=name)) for name, text in sources.items()),
-        *(Row(name, f"Ranked by {text}", fit, scalarisation=name) for name, text in sizes.items()),
-        *(Row(name, f"Threshold by {text}", fit, rule=name) for name, text in rules.items()),
-        Row(OTHER_SEED, "Another seed", trained(seed=fit.train.seed + 1)),
+        AblationVariant(DEFAULT, "Default", fit),
+        AblationVariant("no-scale-weights", "No scale weights", trained(scale_weight=False)),
+        AblationVariant("no-importance-weights", "No importance weights", trained(alpha=0.0, scale_weight=False)),
+        AblationVariant("diagonal", "Diagonal dispersion", headed(parameterisation="diagonal")),
+        AblationVariant("isotropic", "Isotropic dispersion", headed(parameterisation="isotropic")),
+        AblationVariant("last-layer", "Last-layer heads", headed(trunk="last-layer")),
+        AblationVariant("no-claims", "Without the claims' disagreement", headed(claims=False)),
+        AblationVariant("no-features", "Without features at the keypoints", headed(features=False)),
+        AblationVariant("window", "The window alone", headed(claims=False, features=False, bounded=False)),
+        AblationVariant("cold-start", "No warm start", headed(warm_start=False)),
+        AblationVariant("tails", f"Loss of a Student-t, nu {DOF:g}", trained(dof=DOF)),
+        *(
+            AblationVariant(f"alpha-{alpha:g}", f"Retention exponent {alpha:g}", trained(alpha=alpha))
+            for alpha in alphas
+        ),
+        *(
+            AblationVariant(name, f"Calibrated on {text}", replace(fit, calibration=name))
+            for name, text in sources.items()
+        ),
+        *(AblationVariant(name, f"Ranked by {text}", fit, scalarisation=name) for name, text in sizes.items()),
+        *(AblationVariant(name, f"Threshold by {text}", fit, rule=name) for name, text in rules.items()),
+        AblationVariant(OTHER_SEED, "Another seed", trained(seed=fit.train.seed + 1)),
     ]
     first = {row.variant: row for row in reversed(rows)}
     return [row for row in rows if first[row.variant] is row]
 
 
 @dataclass(frozen=True)
-class Result(Paired):
+class AblationResult(PairedMetrics):
     """One row's metrics by name, and each under the same resamplings of images (B,).
 
     Names are ``gaussian.ace`` as in metrics.json, ``pruned.gaussian.ace`` after pruning, ``scale.0.ace`` by
@@ -137,7 +143,7 @@ class Result(Paired):
     counts: dict[str, int]
 
     @classmethod
-    def read(cls, path: Path, row: Row, key: str) -> Result | None:
+    def read(cls, path: Path, row: AblationVariant, key: str) -> AblationResult | None:
         """A row computed before, or None where there is none, it is damaged, or it is of something else."""
         try:
             content = read_json(path)
@@ -175,7 +181,7 @@ def ablate(
     bootstrap: int = 200,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> list[Result]:
+) -> list[AblationResult]:
     """Collect once, then compute every row that is not there yet, several at a time; a rerun goes on."""
     fit, folder = settings or FitSettings(), Path(folder)
     if any(alpha < 0 for alpha in alphas) or bootstrap < 2:
@@ -186,9 +192,9 @@ def ablate(
         pipeline.collect_training(host, training, folder / "work" / "train", fit, progress),
         pipeline.collect_validation(host, validation, folder / "work" / "val", fit, progress),
     )
-    study = Study(folder, validation.image_ids, bootstrap, _digest(host, stores))
-    rows = rows_of(fit, alphas)
-    jobs: dict[tuple[Any, ...], list[Row]] = {}
+    study = AblationStudy(folder, validation.image_ids, bootstrap, _digest(host, stores))
+    rows = ablation_variants(fit, alphas)
+    jobs: dict[tuple[Any, ...], list[AblationVariant]] = {}
     for row in rows:
         if study.read(row) is None:
             jobs.setdefault(row.training, []).append(row)
@@ -211,7 +217,7 @@ def _digest(host: Host, stores: Sequence[MatchStore]) -> str:
 
 
 @dataclass(frozen=True)
-class Study:
+class AblationStudy:
     """Where rows are computed from and written to; ``images`` (I,) are those of the validation split."""
 
     folder: Path
@@ -224,21 +230,23 @@ class Study:
         text = json.dumps([FORMAT, self.data, *parts], default=asdict, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def read(self, row: Row) -> Result | None:
-        return Result.read(self._path(row), row, self._key(row))
+    def read(self, row: AblationVariant) -> AblationResult | None:
+        return AblationResult.read(self._path(row), row, self._key(row))
 
-    def _path(self, row: Row) -> Path:
+    def _path(self, row: AblationVariant) -> Path:
         return self.folder / "rows" / f"{row.name}.json"
 
-    def _key(self, row: Row) -> str:
+    def _key(self, row: AblationVariant) -> str:
         return self.key(self.bootstrap, *row.variant)
 
-    def compute(self, host: Host, rows: Sequence[Row]) -> None:
+    def compute(self, host: Host, rows: Sequence[AblationVariant]) -> None:
         """Train the heads that the rows share, and write each row as soon as it is known."""
         train, val = (MatchStore(self.folder / "work" / name) for name in ("train", "val"))
         checkpoint = self.folder / "work" / f"training-{self.key(*rows[0].training)[:16]}.safetensors"
         heads, trained = pipeline.train_heads(host, [train], rows[0].fit, checkpoint)
         images = split_validation(self.images, rows[0].fit.calibration_share)
+        if heads.settings.bounded:
+            heads = pipeline.bound_heads(heads, val, images[0], rows[0].protocol)
         held_out, scored = (
             match_poses(
                 pipeline.predictions_of(heads, val, part),
@@ -258,7 +266,12 @@ class Study:
             self._write(row, trained, measured, fitted.threshold, scale_names(np.sqrt(edges)))
 
     def _write(
-        self, row: Row, trained: Trained, measured: ResampledMetrics, threshold: float, scales: list[str]
+        self,
+        row: AblationVariant,
+        trained: Trained,
+        measured: ResampledMetrics,
+        threshold: float,
+        scales: list[str],
     ) -> None:
         draws = list(measured.draws(self.bootstrap, scales=True))
         estimate = measured.scores(scales=True)
@@ -283,14 +296,20 @@ def scale_names(sides: Array) -> list[str]:
     return [f"under {sides[0]:.0f}", *inner, f"over {sides[-1]:.0f}"]
 
 
-def _run(study: Study, host: Host, jobs: list[list[Row]], workers: int | None, progress: Progress | None) -> None:
+def _run(
+    study: AblationStudy,
+    host: Host,
+    jobs: list[list[AblationVariant]],
+    workers: int | None,
+    progress: Progress | None,
+) -> None:
     """Compute the rows of every job, each job in one process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = workers or (cores if host.device.type == "cpu" else 1)
     count, total = min(wanted, len(jobs)), sum(len(rows) for rows in jobs)
     done = 0
 
-    def step(rows: list[Row]) -> None:
+    def step(rows: list[AblationVariant]) -> None:
         nonlocal done
         done += len(rows)
         if progress:
@@ -307,12 +326,12 @@ def _run(study: Study, host: Host, jobs: list[list[Row]], workers: int | None, p
 
 
 def _run_side_by_side(
-    study: Study,
+    study: AblationStudy,
     host: Host,
-    jobs: list[list[Row]],
+    jobs: list[list[AblationVariant]],
     workers: int,
     threads: int,
-    step: Callable[[list[Row]], None],
+    step: Callable[[list[AblationVariant]], None],
 ) -> None:
     # Threads that spin while they wait would take the cores from the other processes.
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -337,7 +356,7 @@ def _run_side_by_side(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _compute(study: Study, packed: bytes, rows: list[Row]) -> None:
+def _compute(study: AblationStudy, packed: bytes, rows: list[AblationVariant]) -> None:
     study.compute(pickle.loads(packed), rows)
 
 

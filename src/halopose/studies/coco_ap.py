@@ -1,4 +1,4 @@
-"""AP and AR of stored detections by pycocotools, and both under resamplings of images.
+"""AP and AR of stored detections by pycocotools, and both under resample_images of images.
 
 In: a match store of a base's detections. Out: the ten figures that COCO's keypoint evaluation prints, by name.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.evaluation.bootstrap import resamplings
+from halopose.evaluation.bootstrap import resample_images
 from halopose.fitting.feature_cache import MatchStore
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.studies.residual_analysis import constant_predictions
@@ -51,8 +51,8 @@ class CocoScores:
         return self._of_images(np.arange(self.images))
 
     def draws(self, count: int) -> Iterator[dict[str, float]]:
-        """Under resamplings of images, the same for every base that saw the same images."""
-        for pick in resamplings(self.images, count):
+        """Under resample_images of images, the same for every base that saw the same images."""
+        for pick in resample_images(self.images, count):
             yield self._of_images(pick)
 
     def _of_images(self, pick: Array) -> dict[str, float]:

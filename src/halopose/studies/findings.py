@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from halopose.evaluation.bootstrap import Difference
-from halopose.studies.ablation import DEFAULT, OTHER_SEED, Result
+from halopose.studies.ablation import DEFAULT, OTHER_SEED, AblationResult
 
 Verdict = Literal["reproduced", "contradicted", "not decided"]
 
@@ -24,7 +24,7 @@ ENOUGH_KEYPOINTS = 2000
 
 
 @dataclass(frozen=True)
-class Part:
+class FindingPart:
     """Something a finding implies: one metric of one row is larger than another's, or than a number."""
 
     text: str
@@ -36,7 +36,7 @@ class Part:
         sides = [self.larger] if isinstance(self.smaller, float) else [self.larger, self.smaller]
         return {name for name, _ in sides}
 
-    def measure(self, results: dict[str, Result]) -> Difference:
+    def measure(self, results: dict[str, AblationResult]) -> Difference:
         """By how much it holds; negative where it does not."""
         row, metric = self.larger
         if isinstance(self.smaller, float):
@@ -50,11 +50,11 @@ class Finding:
     """What the paper found, and what has to be larger than what if it holds here."""
 
     text: str
-    parts: tuple[Part, ...]
+    parts: tuple[FindingPart, ...]
 
 
-def _worse(text: str, row: str, metric: str, than: str = DEFAULT) -> Part:
-    return Part(text, (row, metric), (than, metric))
+def _worse(text: str, row: str, metric: str, than: str = DEFAULT) -> FindingPart:
+    return FindingPart(text, (row, metric), (than, metric))
 
 
 FINDINGS = (
@@ -91,21 +91,25 @@ FINDINGS = (
         (
             _worse("ACE rises", "last-layer", "gaussian.ace"),
             _worse("NLL rises", "last-layer", "gaussian.nll"),
-            Part("AKP falls", (DEFAULT, "gaussian.akp"), ("last-layer", "gaussian.akp")),
+            FindingPart("AKP falls", (DEFAULT, "gaussian.akp"), ("last-layer", "gaussian.akp")),
         ),
     ),
     Finding(
         "The F1 threshold prunes little",
         (
-            Part("keeps more than Youden", ("f1", "kept_fraction"), (DEFAULT, "kept_fraction")),
-            Part("keeps more than nine of ten", ("f1", "kept_fraction"), 0.9),
+            FindingPart("keeps more than Youden", ("f1", "kept_fraction"), (DEFAULT, "kept_fraction")),
+            FindingPart("keeps more than nine of ten", ("f1", "kept_fraction"), 0.9),
         ),
     ),
     Finding(
         "Student-t beats Gaussian in ACE and NLL",
         (
-            Part("ACE of the Gaussian over the Student-t", (DEFAULT, "gaussian.ace"), (DEFAULT, "student_t.ace")),
-            Part("NLL of the Gaussian over the Student-t", (DEFAULT, "gaussian.nll"), (DEFAULT, "student_t.nll")),
+            FindingPart(
+                "ACE of the Gaussian over the Student-t", (DEFAULT, "gaussian.ace"), (DEFAULT, "student_t.ace")
+            ),
+            FindingPart(
+                "NLL of the Gaussian over the Student-t", (DEFAULT, "gaussian.nll"), (DEFAULT, "student_t.nll")
+            ),
         ),
     ),
 )
@@ -122,7 +126,7 @@ class MeasuredDifference:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedFinding:
     """A finding with its verdict and the evidence."""
 
     text: str
@@ -154,18 +158,18 @@ def overall(verdicts: Sequence[Verdict]) -> Verdict:
     return "not decided" if "not decided" in verdicts or not verdicts else "reproduced"
 
 
-def judge(results: Sequence[Result], findings: Sequence[Finding] = FINDINGS) -> list[Judged]:
+def judge(results: Sequence[AblationResult], findings: Sequence[Finding] = FINDINGS) -> list[JudgedFinding]:
     """The findings about rows that there are."""
     rows = {result.name: result for result in results}
     judged = []
     for finding in findings:
         if all(part.rows <= rows.keys() for part in finding.parts):
             parts = [_measured(part, rows) for part in finding.parts]
-            judged.append(Judged(finding.text, overall([part.verdict for part in parts]), parts))
+            judged.append(JudgedFinding(finding.text, overall([part.verdict for part in parts]), parts))
     return judged
 
 
-def _measured(part: Part, rows: dict[str, Result]) -> MeasuredDifference:
+def _measured(part: FindingPart, rows: dict[str, AblationResult]) -> MeasuredDifference:
     difference = part.measure(rows)
     by_seed = _moved_by_seed(part, rows, difference.value)
     metric = part.larger[1].rsplit(".", 1)[-1]
@@ -174,7 +178,7 @@ def _measured(part: Part, rows: dict[str, Result]) -> MeasuredDifference:
     return MeasuredDifference(part.text, difference, verdict, by_seed)
 
 
-def _moved_by_seed(part: Part, rows: dict[str, Result], value: float) -> float | None:
+def _moved_by_seed(part: FindingPart, rows: dict[str, AblationResult], value: float) -> float | None:
     """How much larger the difference is with the default's heads trained from another seed, if there are any."""
     default, other, metric = rows.get(DEFAULT), rows.get(OTHER_SEED), part.larger[1]
     if default is None or other is None:

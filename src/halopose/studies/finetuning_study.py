@@ -18,7 +18,7 @@ from halopose.calibration.calibrate import apply_calibrations, fit_calibrations
 from halopose.data.dataset import Dataset
 from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
-from halopose.evaluation.bootstrap import Difference, Paired
+from halopose.evaluation.bootstrap import Difference, PairedMetrics
 from halopose.evaluation.resampling import ResampledMetrics
 from halopose.finetuning.settings import FinetuneSettings, Loss, data_key
 from halopose.fitting.head_training import TrainSettings
@@ -51,7 +51,7 @@ SHOWN = {
 
 
 @dataclass(frozen=True)
-class JudgeSettings:
+class ComparisonSettings:
     """How to judge. control: beside a base tuned with the framework's own loss.
 
     heads: by the calibration of heads trained for each base, in so many epochs, else of one constant spread per
@@ -66,7 +66,7 @@ class JudgeSettings:
 
 
 @dataclass(frozen=True)
-class BaseScores(Paired):
+class BaseModelScores(PairedMetrics):
     """What a base is worth: AP, AR and calibration by name, with bootstrap draws.
 
     coverage: empirical (99,) at ``metrics.LEVELS`` by regime and axis; nu: the median over keypoints.
@@ -86,17 +86,17 @@ def finetune(
     output: Path,
     work: Path,
     settings: FinetuneSettings | None = None,
-    judging: JudgeSettings | None = None,
+    judging: ComparisonSettings | None = None,
     *,
     device: str | None = None,
     unsafe: bool = False,
     progress: Progress | None = None,
-) -> dict[str, BaseScores]:
+) -> dict[str, BaseModelScores]:
     """Fine-tune the base into ``output`` and compare on the validation images; a rerun goes on.
 
     The comparison has the base as ``before``, the control and the tuned one under the names of their losses.
     """
-    settings, judging = settings or FinetuneSettings(), judging or JudgeSettings()
+    settings, judging = settings or FinetuneSettings(), judging or ComparisonSettings()
     require_pycocotools()
     if len(np.intersect1d(training.image_ids, validation.image_ids)):
         raise HaloposeError("some images are in both the training and the validation split: they must differ")
@@ -143,9 +143,9 @@ def measure(
     validation: Dataset,
     work: Path,
     settings: FinetuneSettings,
-    judging: JudgeSettings,
+    judging: ComparisonSettings,
     progress: Progress | None = None,
-) -> BaseScores:
+) -> BaseModelScores:
     """AP and AR of a base, and the calibration of what is said about its residuals."""
     plan = FitSettings(
         train=TrainSettings(epochs=judging.head_epochs, seed=settings.seed),
@@ -182,7 +182,7 @@ def measure(
     accuracy = CocoScores.of(store)
     draws = [*measured.draws(judging.bootstrap)], [*accuracy.draws(judging.bootstrap)]
     estimate = accuracy.scores() | measured.scores()
-    return BaseScores(
+    return BaseModelScores(
         estimate=estimate,
         draws={
             name: np.array([draw[name] for draw in part]) for part in draws for name in estimate if name in part[0]
@@ -193,7 +193,7 @@ def measure(
     )
 
 
-def differences(scores: dict[str, BaseScores]) -> dict[str, dict[str, Difference]]:
+def differences(scores: dict[str, BaseModelScores]) -> dict[str, dict[str, Difference]]:
     """Of every two bases, later less earlier, metric by metric."""
     return {
         f"{name} - {other}": {metric: scores[name].minus(scores[other], metric) for metric in scores[name].draws}
@@ -201,7 +201,7 @@ def differences(scores: dict[str, BaseScores]) -> dict[str, dict[str, Difference
     }
 
 
-def to_json(scores: dict[str, BaseScores]) -> dict[str, Any]:
+def to_json(scores: dict[str, BaseModelScores]) -> dict[str, Any]:
     """Everything measured; margins are half of 95 % intervals over images."""
     return {
         "scores": {

@@ -45,7 +45,7 @@ class ShiftSettings:
 
 
 @dataclass(frozen=True)
-class ShiftRow:
+class ShiftStep:
     """One step: images, detections, and of all detections, then of those that are not flagged (``kept``): the
     share of labelled keypoints in their 95 % ellipse, ACE, and the share of detections that are wrong, which have
     no object or most of their keypoints outside of the 99 % ellipse. error and sigma: medians in pixels, of the
@@ -69,7 +69,7 @@ class ShiftRow:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class SignalAuroc:
     """AUROC of a signal for "this keypoint is outside its 99 % ellipse", with a 95 % interval over images."""
 
     group: str
@@ -80,11 +80,11 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Shift:
+class ShiftResult:
     """A whole study."""
 
-    rows: tuple[ShiftRow, ...]
-    rankings: tuple[Ranking, ...]
+    rows: tuple[ShiftStep, ...]
+    rankings: tuple[SignalAuroc, ...]
     alarm: float
     conf: float
 
@@ -92,7 +92,7 @@ class Shift:
         """For ``shift.json``."""
         return asdict(self)
 
-    def of(self, name: str) -> list[ShiftRow]:
+    def of(self, name: str) -> list[ShiftStep]:
         """The steps of one kind, after the images as they are."""
         return [row for row in self.rows if row.name in (CLEAN, name)]
 
@@ -105,7 +105,7 @@ def run_shift(
     settings: ShiftSettings | None = None,
     others: Mapping[str, Dataset] | None = None,
     progress: Progress | None = None,
-) -> Shift:
+) -> ShiftResult:
     """Collect every step of the ladder in the work folder, and measure it; a rerun goes on where it stopped."""
     settings = settings or ShiftSettings()
     if artifact.novelty is None:
@@ -127,7 +127,7 @@ def run_shift(
     rankings = [
         one for name, parts in groups.items() if len(parts) > 1 for one in ranked(artifact, name, parts, settings)
     ]
-    return Shift(tuple(rows), tuple(rankings), settings.alarm, settings.conf)
+    return ShiftResult(tuple(rows), tuple(rankings), settings.alarm, settings.conf)
 
 
 def measured(
@@ -138,7 +138,7 @@ def measured(
     name: str,
     severity: int,
     settings: ShiftSettings,
-) -> ShiftRow:
+) -> ShiftStep:
     """One step of the ladder; NaN where nothing is detected."""
     novelty = artifact.novelty
     assert novelty is not None
@@ -149,7 +149,7 @@ def measured(
     error = np.linalg.norm(found.residual, axis=-1)[found.labelled]
     # Alarms are counted here, at the rate that was asked for.
     scores = evaluate_artifact(replace(artifact, novelty=None), host, store, None, Protocol(area="box"))
-    return ShiftRow(
+    return ShiftStep(
         name=name,
         severity=severity,
         images=len(found.ids),
@@ -181,7 +181,7 @@ def _median(values: Array) -> float:
     return float(np.median(values)) if len(values) else float("nan")
 
 
-def ranked(artifact: Artifact, group: str, parts: Sequence[Rows], settings: ShiftSettings) -> list[Ranking]:
+def ranked(artifact: Artifact, group: str, parts: Sequence[Rows], settings: ShiftSettings) -> list[SignalAuroc]:
     """How well each signal tells keypoints outside of their 99 % ellipse, over the steps of a group together."""
     assert artifact.novelty is not None
     signal: dict[str, list[Array]] = {name: [] for name in SIGNALS}
@@ -204,7 +204,7 @@ def ranked(artifact: Artifact, group: str, parts: Sequence[Rows], settings: Shif
         draws = [auroc(values, label, weight[images]) for weight in weights]
         finite = [draw for draw in draws if np.isfinite(draw)]
         low, high = np.quantile(finite, [0.025, 0.975]) if finite else (np.nan, np.nan)
-        result.append(Ranking(group, name, auroc(values, label), float(low), float(high)))
+        result.append(SignalAuroc(group, name, auroc(values, label), float(low), float(high)))
     return result
 
 

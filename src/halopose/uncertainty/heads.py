@@ -81,6 +81,24 @@ class HeadSettings:
         return self.claims or self.features
 
 
+def head_settings(
+    parameterisation: Parameterisation = "full",
+    trunk: Trunk = "mirrored",
+    warm_start: bool = True,
+    *,
+    context: bool = False,
+) -> HeadSettings:
+    """Settings of the heads that ``fit`` trains and ``ablate`` compares.
+
+    Args:
+        parameterisation: Form of the dispersion.
+        trunk: Which convolutions of the pose head are copied.
+        warm_start: Start from the pose head's own weights.
+        context: Use all auxiliary features (overlapping boxes and neck features), with a bound on the dispersion.
+    """
+    return HeadSettings(parameterisation, trunk, warm_start, claims=context, features=context, bounded=context)
+
+
 class LevelHead(nn.Module):
     """The head of one level: trunk convolutions, then 1x1 to K times the dispersion's channels.
 

@@ -56,7 +56,7 @@ def test_points_are_denser_in_the_tails() -> None:
     assert np.diff(position).max() < 0.02  # and leave no gap in the middle
 
 
-@pytest.mark.parametrize("law", [stats.norm(), stats.t(5), stats.chi2(2)], ids=["norm", "t", "chi2"])
+@pytest.mark.parametrize("distribution", [stats.norm(), stats.t(5), stats.chi2(2)], ids=["norm", "t", "chi2"])
 def test_the_right_distribution_lies_on_the_diagonal(distribution: Any) -> None:
     n = 20_000
     statistic = distribution.ppf(np.random.default_rng(0).permutation((np.arange(n) + 0.5) / n))
