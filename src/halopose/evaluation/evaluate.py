@@ -34,7 +34,6 @@ from halopose.evaluation.scores import (
     Scores,
 )
 from halopose.matching.matched_poses import MatchedPoses
-from halopose.memory import keep_freed_memory
 from halopose.parallel import run_parallel, single_threaded
 from halopose.protocol import Protocol
 from halopose.types import Array, Counter
@@ -60,7 +59,6 @@ def evaluate(
     >>> scores.student_t.ace < scores.gaussian.ace < scores.uncalibrated.ace
     True
     """
-    keep_freed_memory()
     with single_threaded():
         return _evaluate(matched, distributions, protocol or Protocol(), progress)
 

@@ -40,7 +40,6 @@ from halopose.fitting.ray_collection import collect_on_ray
 from halopose.fitting.workers import Tick, WorkerPool, share_out
 from halopose.hosts.base import Host, HostOutput, Letterbox, Selection, Targets
 from halopose.keypoints import Keypoints
-from halopose.memory import keep_freed_memory
 from halopose.types import Array, Counter
 from halopose.uncertainty.heads import cut_windows
 from halopose.uncertainty.novelty import pool_images
@@ -167,7 +166,6 @@ class Collection:
 
     def write(self, numbers: Sequence[int], tick: Tick | None = None) -> None:
         """Collect shards. While the model works on one, the last is being written and the next is being read."""
-        keep_freed_memory()  # here and in the processes that read
         done = 0
         reader = Reader(self.host.placer(), self.settings.rectangular)
         tasks = (task for number in numbers for task in self.views(number))

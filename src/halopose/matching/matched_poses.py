@@ -21,7 +21,6 @@ from halopose.calibration.whitening import directions, squares, whiten
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.matching.greedy_matching import keypoint_similarity, true_pairs
-from halopose.memory import keep_freed_memory
 from halopose.parallel import map_blocks
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.protocol import Protocol
@@ -195,7 +194,6 @@ def match_poses(
         raise HaloposeError(
             f"predictions have {predictions.keypoint_count} keypoints, ground truth {truth.keypoint_count}"
         )
-    keep_freed_memory()
     detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
     order = np.lexsort((objects, truth.image_ids[objects]))
     detections, objects = detections[order], objects[order]
