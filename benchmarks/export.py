@@ -91,7 +91,7 @@ def without_signals(artifact: Artifact) -> Artifact:
 
 def compare_export(rounds: int = 40) -> tuple[Comparison, Comparison, Comparison]:
     """The framework's export without uncertainty against topk and dense heads; PyTorch with against topk."""
-    pose = UncertainPose.load(find_base(), shipped_artifact())
+    pose = UncertainPose.load_base(find_base(), shipped_artifact())
     image = cv2.imread(str(PHOTOGRAPH))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -76,7 +76,7 @@ def compare_novelty(rounds: int = 40) -> Comparison:
 
 def compare_shipped(rounds: int = 40) -> Comparison:
     """YOLO11n-pose against the same with the heads that ship, which have signals."""
-    model, image = UncertainPose.load(find_base(), shipped_artifact()), read_image(PHOTOGRAPH)
+    model, image = UncertainPose.load_base(find_base(), shipped_artifact()), read_image(PHOTOGRAPH)
     return compare(lambda: _detect(model.host, image, 0.25), lambda: model.predict(image), rounds)
 
 
@@ -87,7 +87,7 @@ def compare_framework(rounds: int = 40) -> Comparison:
 
     framework = YOLO("yolo11n-pose.yaml", task="pose", verbose=False)
     framework.model = load_model(str(find_base()), unsafe=False).float()
-    model, image = UncertainPose.load(find_base(), shipped_artifact()), read_image(PHOTOGRAPH)
+    model, image = UncertainPose.load_base(find_base(), shipped_artifact()), read_image(PHOTOGRAPH)
     options = {"imgsz": 640, "conf": 0.25, "iou": 0.7, "verbose": False, "device": "cpu"}
     return compare(lambda: framework.predict(image, **options), lambda: model.predict(image), rounds)
 

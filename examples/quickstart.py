@@ -17,7 +17,7 @@ photo = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "pho
 model = UncertainPose.load()  # YOLO11n-pose as it is, with heads that ship
 poses = model.predict(photo)[0]
 
-names = model.artifact.layout.names
+names = model.layout.names
 keep = np.asarray(poses.keep)
 for person in range(len(poses)):
     print(f"person {person + 1}, score {poses.scores[person]:.2f}")

@@ -69,7 +69,7 @@ def main() -> dict[str, Any] | None:
     parser.add_argument("--runway", default="KSFO/28R")
     parser.add_argument("--topic", default="/camera/compressed")
     options = parser.parse_args()
-    model = UncertainPose.load("runway-footage")  # heads that are calibrated for real cameras
+    model = UncertainPose.load_base("runway-footage")  # heads that are calibrated for real cameras
     if options.camera is not None:
         spin(model, read_camera(options.camera), read_runway(options.runway).corners, options.topic)
         return None

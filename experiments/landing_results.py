@@ -81,7 +81,7 @@ def main() -> None:
         say(blind_cell(arguments.blind))
         return
     artifact = Artifact.load(hub.runway_artifact())
-    model = UncertainPose.load(hub.runway_detector(), artifact)
+    model = UncertainPose.load_base(hub.runway_detector(), artifact)
     work = arguments.work / hub.sha256_of(hub.runway_artifact())[:12]  # other heads see otherwise
     if arguments.persistence:
         say(persistence_table(model, work))

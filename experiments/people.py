@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/images/people.jpg"))
     output = parser.parse_args().output
-    model = UncertainPose.load()
+    model = UncertainPose.load_base()
     pictures = []
     for name in ("astronaut.jpg", "photographer.jpg"):
         photo = cv2.resize(read_image(PHOTOGRAPHS / name), (SIZE, SIZE), interpolation=cv2.INTER_CUBIC)

@@ -252,6 +252,25 @@ def test_loading_from_files_modules_and_hosts(tmp_path: Path) -> None:
         UncertainPose.load(pose_model("v8"), tmp_path / "heads.safetensors")
 
 
+def test_options_that_an_exported_folder_would_ignore_are_refused(tmp_path: Path) -> None:
+    artifact = artifact_for(host_of("11"))
+    for options in ({"artifact": artifact}, {"device": "cpu"}, {"widen": True}, {"unsafe": True}):
+        with pytest.raises(HaloposeError, match=f"exported folder.*{next(iter(options))}") as error:
+            UncertainPose.load(tmp_path, **cast(Any, options))
+        assert "\n" not in str(error.value)
+
+
+def test_the_visibility_threshold_replaces_that_of_the_artifact() -> None:
+    artifact = artifact_for(host_of("11"), imgsz=IMGSZ)
+    image = photograph("bus.jpg")
+    for threshold, expected in ((None, None), (0.4, 0.4), (0.0, None)):
+        model = UncertainPose.load_base(host_of("11"), artifact, visibility_threshold=threshold)
+        assert model.artifact.calibrations.visibility_threshold == expected
+    assert not present(
+        UncertainPose.load(host_of("11"), artifact, visibility_threshold=1.1).predict(image)[0].keep
+    ).any()
+
+
 def test_an_artifact_of_the_one_to_one_head_finds_its_head(tmp_path: Path) -> None:
     """The base is right; which of its two heads to use is written in the artifact."""
     artifact = artifact_for(host_of("26-one-to-one"), imgsz=IMGSZ)
@@ -326,7 +345,7 @@ def test_ultralytics_results_keep_the_distribution_when_sliced_or_moved() -> Non
 
 
 def test_models_load_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = UncertainPose.load("runway")
+    model = UncertainPose.load_base("runway")
     assert model.artifact.layout.names == ("near_left", "near_right", "far_right", "far_left")
     assert repr(model) == "UncertainPose(runway.safetensors, 4 keypoints, gaussian, input 640)"
     assert repr(model.artifact) == "Artifact(4 keypoints of runway.safetensors, calibrated, input 640)"

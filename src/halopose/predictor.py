@@ -1,7 +1,6 @@
-"""The public face: a frozen base with calibrated uncertainty.
+"""Predict poses with a distribution for each keypoint, with PyTorch or from an exported folder.
 
-In: images from anywhere. Out: a ``PoseDistributions`` per image, in original pixels, whose boxes, scores and
-keypoints are the base's own, bit for bit.
+Boxes, scores and keypoints are the base model's own, bit for bit, in pixels of the original image.
 """
 
 from __future__ import annotations
@@ -9,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import islice
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from halopose.arrays import alike, as_array
-from halopose.boxes import box_area
-from halopose.calibration.calibrators import Calibrations
-from halopose.calibration.pruning import keep_mask, localization_confidence
+from halopose.calibration.calibrated_poses import calibrated_poses
 from halopose.data.images import NamedImage, read_source
 from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.errors import HaloposeError
@@ -32,24 +29,70 @@ from halopose.hosts.loading import load_host
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.types import Array, Family
-from halopose.uncertainty.distributions import StudentT
 from halopose.uncertainty.novelty import Evidence, Novelty, Pooling, pool_images
 
 SMALLEST, LARGEST = 32, 16384  # input sizes
 FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
 
 
+class Predictor(Protocol):
+    """A model that predicts poses with a distribution for each keypoint.
+
+    Attributes:
+        layout: names, sigmas and limbs of the predicted keypoints.
+        imgsz: default input size in pixels.
+        family: default distribution, "gaussian" or "student-t".
+        has_novelty: whether predicted poses carry out-of-distribution p-values.
+    """
+
+    @property
+    def layout(self) -> Keypoints: ...
+
+    @property
+    def imgsz(self) -> int: ...
+
+    @property
+    def family(self) -> Family: ...
+
+    @property
+    def has_novelty(self) -> bool: ...
+
+    def identity(self) -> list[Any]:
+        """Everything that predictions depend on, as JSON content."""
+
+    def predict(
+        self,
+        source: Any,
+        *,
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        family: Family | None = None,
+        batch: int = 1,
+    ) -> list[PoseDistributions]:
+        """Predict the poses of every image of a source."""
+
+    def stream(
+        self,
+        source: Any,
+        *,
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        family: Family | None = None,
+        batch: int = 1,
+    ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
+        """Yield images and their poses one by one."""
+
+
 class UncertainPose:
-    """Predicts poses with a distribution per keypoint.
+    """A frozen PyTorch model with calibrated uncertainty heads.
 
     >>> model = UncertainPose.load()  # or load("mine.pt", "mine.safetensors")
     >>> poses = model.predict("photo.jpg")[0]
     >>> poses.covariance.shape  # (N, K, 2, 2), squared pixels
     (1, 17, 2, 2)
     """
-
-    novelty: Novelty | None = None
-    widen = False
 
     def __init__(
         self,
@@ -60,23 +103,36 @@ class UncertainPose:
         uncalibrated: bool = False,
         widen: bool = False,
     ) -> None:
+        """Combine a loaded base model with the artifact made for it.
+
+        Args:
+            host: the frozen base model.
+            artifact: heads and calibrations fitted for this base model.
+            family: default distribution, "gaussian" or "student-t".
+            uncalibrated: accept heads without calibration, as ``halopose train`` writes them.
+            widen: enlarge the covariances of out-of-distribution detections.
+        """
         artifact.check(host)
         if not artifact.calibrated and not uncalibrated:
             raise HaloposeError(
-                "these heads are not calibrated: their covariances mean nothing in pixels yet. Calibrate them "
-                "with `halopose calibrate`, or insist on them with uncalibrated (--uncalibrated)"
+                "these heads are not calibrated, so their covariances have no unit yet: calibrate them with "
+                "`halopose calibrate`, or accept them with --uncalibrated (uncalibrated=True)"
+            )
+        if widen and artifact.novelty is None:
+            raise HaloposeError(
+                "this artifact has no out-of-distribution model, which --widen needs: add one with "
+                "`halopose novelty`"
             )
         self.host, self.artifact = host, artifact
-        # Weights in the order in which windows are multiplied: else every prediction would copy them.
+        # Channels-last weights are in the order of the window products; others are copied in every prediction.
         self.heads = artifact.heads.to(host.device).eval()
         self.heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         on_cpu = host.device.type == "cpu"
         self.few = self.heads.weights(lambda own: own.detach().numpy()) if on_cpu else None
-        self.family = _checked(family)
+        self.family = _checked_family(family)
+        self.novelty = None
         if artifact.novelty is not None:
             self.novelty = artifact.novelty.as_arrays() if on_cpu else artifact.novelty.to(host.device)
-        if widen and self.novelty is None:
-            raise HaloposeError("these heads know nothing of novelty to widen by: add it with `halopose novelty`")
         self.widen = widen
 
     @classmethod
@@ -86,25 +142,73 @@ class UncertainPose:
         artifact: Path | str | Artifact | None = None,
         *,
         family: Family = "gaussian",
+        visibility_threshold: float | None = None,
+        device: torch.device | str | None = None,
+        unsafe: bool = False,
+        end2end: bool | None = None,
+        uncalibrated: bool = False,
+        widen: bool = False,
+    ) -> UncertainPose | DeployedPose:
+        """Load a base model and the artifact made for it, or a folder that ``halopose export`` wrote.
+
+        Without arguments this is YOLO11n-pose, which is downloaded if necessary, with the shipped heads.
+
+        Args:
+            base: path of a checkpoint, a model, a host, a name that ``halopose models`` lists, or an exported
+                folder. A folder runs in ONNX Runtime and takes no other option than the next two.
+            artifact: path of the artifact, the artifact itself, or a name; default: the shipped heads.
+            family: default distribution, "gaussian" or "student-t".
+            visibility_threshold: prune keypoints of lower visibility, instead of below the artifact's own
+                threshold; 0 disables this rule.
+            device: torch device of the model, such as "cpu" or "cuda:0".
+            unsafe: allow checkpoints that may run code when they are loaded; for trusted files only.
+            end2end: head of a YOLO26 that has both; default: the one the artifact was made for.
+            uncalibrated: accept heads without calibration, as ``halopose train`` writes them.
+            widen: enlarge the covariances of out-of-distribution detections.
+        """
+        if isinstance(base, (str, Path)) and Path(base).is_dir():
+            given = {
+                "artifact": artifact is not None,
+                "device": device is not None,
+                "unsafe": unsafe,
+                "end2end": end2end is not None,
+                "uncalibrated": uncalibrated,
+                "widen": widen,
+            }
+            ignored = [name for name, used in given.items() if used]
+            if ignored:
+                raise HaloposeError(
+                    f"{base} is an exported folder, which has no use for {', '.join(ignored)}: leave that out, "
+                    "or load the model it was exported from"
+                )
+            return DeployedPose(Deployed(base, visibility=visibility_threshold), family)
+        return cls.load_base(
+            base,
+            artifact,
+            family=family,
+            visibility_threshold=visibility_threshold,
+            device=device,
+            unsafe=unsafe,
+            end2end=end2end,
+            uncalibrated=uncalibrated,
+            widen=widen,
+        )
+
+    @classmethod
+    def load_base(
+        cls,
+        base: Path | str | nn.Module | Host | None = None,
+        artifact: Path | str | Artifact | None = None,
+        *,
+        family: Family = "gaussian",
+        visibility_threshold: float | None = None,
         device: torch.device | str | None = None,
         unsafe: bool = False,
         end2end: bool | None = None,
         uncalibrated: bool = False,
         widen: bool = False,
     ) -> UncertainPose:
-        """Load a base (path of a checkpoint, a model, or a host) and the artifact made for it.
-
-        uncalibrated: take heads that nothing has calibrated yet, as ``halopose train`` leaves them. widen: make
-        covariances larger where a detection is unlike what was calibrated on.
-
-        A folder is one that ``halopose export`` wrote: it runs in ONNX Runtime and has its calibration in it.
-        base and artifact may also be names that ``halopose models`` lists, such as "runway". Without
-        arguments: YOLO11n-pose, found or fetched by ``halopose.hosts.model_zoo``, with the heads that ship.
-        """
-        if isinstance(base, (str, Path)) and Path(base).is_dir():
-            if widen:
-                raise HaloposeError("a deployed model cannot widen: use the model it was exported from")
-            return DeployedPose(Deployed(base), family)
+        """Like ``load``, but never an exported folder: the result has a ``host`` and an ``artifact``."""
         if base is None or isinstance(base, (str, Path)):
             base, found = model_zoo.resolve(base, artifact if isinstance(artifact, (str, Path)) else None)
             artifact = artifact if isinstance(artifact, Artifact) else found
@@ -112,29 +216,37 @@ class UncertainPose:
             base = model_zoo.find_base()
         if not isinstance(artifact, Artifact):
             artifact = Artifact.load(model_zoo.shipped_artifact() if artifact is None else artifact)
+        if visibility_threshold is not None:
+            calibrations = replace(artifact.calibrations, visibility_threshold=visibility_threshold or None)
+            artifact = replace(artifact, calibrations=calibrations)
         host = host_for(artifact, base, device=device, unsafe=unsafe, end2end=end2end)
         return cls(host, artifact, family, uncalibrated=uncalibrated, widen=widen)
 
     def __call__(self, source: Any, **options: Any) -> list[PoseDistributions]:
-        """``predict``."""
+        """The same as ``predict``."""
         return self.predict(source, **options)
 
     def __repr__(self) -> str:
-        count, size = len(self.artifact.layout), self.artifact.imgsz
-        return f"UncertainPose({self.host.description}, {count} keypoints, {self.family}, input {size})"
+        count = len(self.layout)
+        return f"UncertainPose({self.host.description}, {count} keypoints, {self.family}, input {self.imgsz})"
 
     @property
     def layout(self) -> Keypoints:
-        """Which keypoints it predicts."""
+        """Names, sigmas and limbs of the predicted keypoints."""
         return self.artifact.layout
 
     @property
-    def knows_novelty(self) -> bool:
-        """Whether its poses say how unlike the data they are."""
+    def imgsz(self) -> int:
+        """Default input size in pixels."""
+        return self.artifact.imgsz
+
+    @property
+    def has_novelty(self) -> bool:
+        """Whether predicted poses carry out-of-distribution p-values."""
         return self.novelty is not None
 
     def identity(self) -> list[Any]:
-        """All of the model that predictions depend on, for telling runs apart."""
+        """Everything that predictions depend on, as JSON content; it tells models apart."""
         return [self.artifact.base, self.widen, self.host.half, self.artifact.digest]
 
     def predict(
@@ -147,7 +259,20 @@ class UncertainPose:
         family: Family | None = None,
         batch: int = 1,
     ) -> list[PoseDistributions]:
-        """Poses of every image of a source, as ``stream`` gives them."""
+        """Predict the poses of every image of a source.
+
+        Args:
+            source: an image (h, w, 3) in BGR, a PIL image, the path of an image, film, folder or pattern, the
+                address of a stream, or a list of these.
+            conf: lowest score of a detection.
+            iou: overlap of boxes above which non-maximum suppression removes the weaker one.
+            imgsz: input size in pixels; default: the artifact's.
+            family: "gaussian" or "student-t"; default: the model's.
+            batch: number of images that are read and run at once. It changes speed only.
+
+        Returns:
+            One ``PoseDistributions`` for each image, in pixels of that image.
+        """
         return [
             poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)
         ]
@@ -162,12 +287,12 @@ class UncertainPose:
         family: Family | None = None,
         batch: int = 1,
     ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
-        """Images and their poses one by one, for videos and streams that do not fit in memory.
+        """Yield images and their poses one by one, for films and streams that do not fit in memory.
 
-        batch: how many images are read at once; those of one shape run together. It is a matter of speed alone.
+        Args: those of ``predict``. Images of one shape in a batch run together.
         """
         _check(conf, iou, imgsz, batch)
-        distribution = None if family is None else _checked(family)
+        distribution = self.family if family is None else _checked_family(family)
         return self._stream(source, batch, conf, iou, imgsz, distribution)
 
     def _stream(self, source: Any, batch: int, *settings: Any) -> Iterator[tuple[NamedImage, PoseDistributions]]:
@@ -176,75 +301,123 @@ class UncertainPose:
             shapes: dict[tuple[int, ...], list[int]] = {}
             for number, image in enumerate(pending):
                 shapes.setdefault(image.pixels.shape, []).append(number)
-            found: dict[int, tuple[NamedImage, PoseDistributions]] = {}
+            found: dict[int, PoseDistributions] = {}
             for numbers in shapes.values():
-                alike = self._predict_batch([pending[number] for number in numbers], *settings)
-                found.update(zip(numbers, alike, strict=True))
-            yield from (found[number] for number in range(len(pending)))
+                same_shape = self._predict_batch([pending[number].pixels for number in numbers], *settings)
+                found.update(zip(numbers, same_shape, strict=True))
+            yield from ((image, found[number]) for number, image in enumerate(pending))
 
     @torch.inference_mode()
     def _predict_batch(
-        self, images: list[NamedImage], conf: float, iou: float, imgsz: int | None, family: Family | None
-    ) -> list[tuple[NamedImage, PoseDistributions]]:
-        batch, boxes = self.host.preprocess(
-            [image.pixels for image in images], imgsz or self.artifact.imgsz, rectangular=True
-        )
+        self, images: list[Array], conf: float, iou: float, imgsz: int | None, family: Family
+    ) -> list[PoseDistributions]:
+        batch, letterboxes = self.host.preprocess(images, imgsz or self.imgsz, rectangular=True)
         output = self.host.forward(batch)
-        selections = self.host.select(output, conf=conf, iou=iou, letterboxes=boxes)
+        selections = self.host.select(output, conf=conf, iou=iou, letterboxes=letterboxes)
         counts = [len(selection.scores) for selection in selections]
-        cells = selections[0].cell
-        numbers = torch.zeros_like(cells)
-        if len(selections) > 1:
-            numbers = torch.cat([torch.full_like(each.cell, number) for number, each in enumerate(selections)])
-            cells = torch.cat([each.cell for each in selections])
+        cells = torch.cat([each.cell for each in selections])
+        numbers = torch.cat([torch.full_like(each.cell, number) for number, each in enumerate(selections)])
         looks_beyond = self.heads.settings.signals and len(cells) > 0
-        beyond = self.host.signals(output, numbers, cells) if looks_beyond else None
+        context = self.host.signals(output, numbers, cells) if looks_beyond else None
         pooling = None if self.novelty is None else Pooling(len(cells), self.novelty.widths, output.features[0])
-        factors = self.heads.sparse(output.features, numbers, cells, beyond, pooling, self.few)
+        factors = self.heads.sparse(output.features, numbers, cells, context, pooling, self.few)
         size = (int(batch.shape[2]), int(batch.shape[3]))
-        found = as_array(factors).astype(np.float64)
-        parts = [found[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
-        distribution = self.family if family is None else _checked(family)
+        parts = np.split(as_array(factors).astype(np.float64), np.cumsum(counts)[:-1])
         poses = [
-            describe(
-                self.artifact,
-                self.host.to_original(selection, box, size),
-                box.factors_to_original(part),
-                distribution,
+            calibrated_poses(
+                _detections(self.host.to_original(selection, letterbox, size)),
+                letterbox.factors_to_original(part),
+                self.artifact.calibrations,
+                self.layout,
+                family,
             )
-            for selection, part, box in zip(selections, parts, boxes, strict=True)
+            for selection, part, letterbox in zip(selections, parts, letterboxes, strict=True)
         ]
         if self.novelty is not None and pooling is not None:
-            vectors = pool_images(output.features, self.host.strides, [box.area for box in boxes])
+            vectors = pool_images(output.features, self.host.strides, [box.area for box in letterboxes])
             poses = with_novelty(self.novelty, poses, pooling, vectors, conf, self.widen)
-        return list(zip(images, poses, strict=True))
+        return poses
 
 
-class DeployedPose(UncertainPose):
-    """The same face for a folder that ``halopose export`` wrote; images run one by one, whatever the batch."""
+class DeployedPose:
+    """A model that ``halopose export`` wrote, run by ONNX Runtime; images run one by one, whatever the batch."""
 
     def __init__(self, deployed: Deployed, family: Family = "gaussian") -> None:
-        self.deployed, self.family = deployed, _checked(family)
+        self.deployed, self.family = deployed, _checked_family(family)
 
-    @property
-    def layout(self) -> Keypoints:
-        return self.deployed.layout
-
-    @property
-    def knows_novelty(self) -> bool:
-        return self.deployed.facts.novelty is not None
+    def __call__(self, source: Any, **options: Any) -> list[PoseDistributions]:
+        """The same as ``predict``."""
+        return self.predict(source, **options)
 
     def __repr__(self) -> str:
         return f"DeployedPose({self.deployed.path}, {len(self.layout)} keypoints, {self.family})"
 
+    @property
+    def layout(self) -> Keypoints:
+        """Names, sigmas and limbs of the predicted keypoints."""
+        return self.deployed.layout
+
+    @property
+    def imgsz(self) -> int:
+        """Default input size in pixels."""
+        return self.deployed.facts.imgsz
+
+    @property
+    def has_novelty(self) -> bool:
+        """Whether predicted poses carry out-of-distribution p-values."""
+        return self.deployed.facts.novelty is not None
+
     def identity(self) -> list[Any]:
+        """Everything that predictions depend on, as JSON content."""
         return [self.deployed.digest, self.deployed.facts.visibility_threshold]
 
-    def _predict_batch(
-        self, images: list[NamedImage], conf: float, iou: float, imgsz: int | None, family: Family | None
-    ) -> list[tuple[NamedImage, PoseDistributions]]:
-        distribution, settings = family or self.family, Detecting(conf, iou, imgsz)
-        return [(image, self.deployed.predict(image.pixels, settings, distribution)) for image in images]
+    def predict(
+        self,
+        source: Any,
+        *,
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        family: Family | None = None,
+        batch: int = 1,
+    ) -> list[PoseDistributions]:
+        """Predict the poses of every image of a source; the arguments are those of ``UncertainPose.predict``."""
+        return [
+            poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)
+        ]
+
+    def stream(
+        self,
+        source: Any,
+        *,
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        family: Family | None = None,
+        batch: int = 1,
+    ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
+        """Yield images and their poses one by one; the arguments are those of ``UncertainPose.predict``."""
+        _check(conf, iou, imgsz, batch)
+        distribution = self.family if family is None else _checked_family(family)
+        settings = Detecting(conf, iou, imgsz)
+        return (
+            (image, self.deployed.predict(image.pixels, settings, distribution)) for image in read_source(source)
+        )
+
+
+def _detections(selection: Selection) -> PoseDistributions:
+    """Detections in pixels of the image, with zero covariances until they are calibrated."""
+    keypoints = selection.keypoints.cpu().numpy()
+    zero = np.zeros((*keypoints.shape, 2))
+    return PoseDistributions(
+        boxes=selection.boxes.cpu().numpy(),
+        scores=selection.scores.cpu().numpy(),
+        keypoints=keypoints,
+        covariance=zero,
+        scale=zero,
+        visibility=None if selection.visibility is None else selection.visibility.cpu().numpy(),
+        class_ids=selection.class_ids.cpu().numpy() + 1,
+    )
 
 
 def host_for(
@@ -255,9 +428,9 @@ def host_for(
     unsafe: bool = False,
     end2end: bool | None = None,
 ) -> Host:
-    """The base an artifact was made for; with its one-to-one head if the artifact is for that one.
+    """Load the base model that an artifact was made for.
 
-    A base may have such a head without using it by default.
+    A YOLO26 has a one-to-many and a one-to-one head. Where ``end2end`` does not choose, the artifact does.
     """
     host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
     if end2end is None and not artifact.fits(host):
@@ -265,60 +438,6 @@ def host_for(
             host = load_host(base, device=device, unsafe=unsafe, end2end=True)
     artifact.check(host)
     return host
-
-
-def describe(
-    artifact: Artifact,
-    detections: Selection,
-    factors: Array,
-    family: Family,
-    visibility_threshold: float | None = None,
-) -> PoseDistributions:
-    """Calibrate uncalibrated factors (N, K, 2, 2) of detections, both in original pixels, and prune (eq. 22).
-
-    visibility_threshold: in place of the artifact's.
-    """
-    calibrations = artifact.calibrations
-    boxes = detections.boxes.cpu().numpy()
-    area = box_area(boxes)  # the predicted box's is all there is at inference
-    visibility = None if detections.visibility is None else detections.visibility.cpu().numpy()
-    dispersion = np.asarray(factors @ factors.swapaxes(-1, -2))
-    spread = scale = calibrations.gaussian.covariance(dispersion)
-    confidence = localization_confidence(spread, area * artifact.layout.area_factor, artifact.layout.kappa)
-    if visibility_threshold is None:
-        visibility_threshold = calibrations.visibility_threshold
-    keep = keep_mask(confidence, calibrations.threshold, visibility, visibility_threshold)
-    dof = offset = None
-    if family != "gaussian":
-        distribution = calibrations.distribution(torch.from_numpy(factors), family, torch.from_numpy(keep))
-        spread, scale = distribution.covariance.numpy(), distribution.scale.numpy()
-        dof = distribution.dof.numpy() if isinstance(distribution, StudentT) else None
-    if calibrations.offset is not None:
-        offset = calibrations.offset.numpy() * np.sqrt(area)[:, None, None]
-    return PoseDistributions(
-        boxes=boxes,
-        scores=detections.scores.cpu().numpy(),
-        keypoints=detections.keypoints.cpu().numpy(),
-        covariance=spread,
-        scale=scale,
-        dof=dof,
-        visibility=visibility,
-        keep=keep,
-        class_ids=detections.class_ids.cpu().numpy() + 1,
-        offset=offset,
-        **_promises(calibrations, dispersion, area),
-    )
-
-
-def _promises(calibrations: Calibrations, dispersion: Array, area: Array) -> dict[str, Any]:
-    """What poses of objects of areas (N,) need for regions and the joint law, where the calibration has them."""
-    found: dict[str, Any] = {}
-    if calibrations.regions is not None:
-        found = {"regions": calibrations.regions, "dispersion": dispersion}
-    if calibrations.correlation is not None:
-        found["correlation"] = calibrations.correlation.of_objects(area)
-        found["together"] = calibrations.correlation.dof
-    return found
 
 
 def with_novelty(
@@ -358,19 +477,18 @@ def with_novelty(
 
 
 def _check(conf: Any, iou: Any, imgsz: Any, batch: Any) -> None:
-    """Refuse thresholds and sizes that are none, in one line."""
+    """Refuse thresholds and sizes out of range."""
     for value in (conf, iou):
         if not isinstance(value, (float, Real)) or not 0 <= float(value) <= 1:
-            raise HaloposeError(f"conf and iou lie between 0 and 1, got {conf!r} and {iou!r}")
-    fits = imgsz is None or (isinstance(imgsz, (int, Integral)) and SMALLEST <= int(imgsz) <= LARGEST)
-    if not fits or not isinstance(batch, (int, Integral)) or int(batch) < 1:
-        raise HaloposeError(
-            f"batch is 1 or more and imgsz from {SMALLEST} to {LARGEST}, both whole, got {batch!r} and {imgsz!r}"
-        )
+            raise HaloposeError(f"conf and iou must lie between 0 and 1, got {conf!r} and {iou!r}")
+    if not isinstance(batch, (int, Integral)) or int(batch) < 1:
+        raise HaloposeError(f"batch must be a whole number of 1 or more, got {batch!r}")
+    if imgsz is not None and not (isinstance(imgsz, (int, Integral)) and SMALLEST <= int(imgsz) <= LARGEST):
+        raise HaloposeError(f"imgsz must be a whole number from {SMALLEST} to {LARGEST}, got {imgsz!r}")
 
 
-def _checked(family: str) -> Family:
+def _checked_family(family: str) -> Family:
     for known in FAMILIES:
         if family == known:
             return known
-    raise HaloposeError(f"unknown family {family!r}: gaussian or student-t")
+    raise HaloposeError(f"unknown family {family!r}: give gaussian or student-t")

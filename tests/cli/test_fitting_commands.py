@@ -232,7 +232,7 @@ def test_a_camera_of_ones_own_is_adapted_to(
     moved = replace(own, calibrations=replace(own.calibrations, offset=means))
     moved.save(tmp_path / "moved.safetensors")
     image = load_dataset(work / "data.yaml", "test").records[0].path
-    models = [UncertainPose.load(work / "base.pt", each) for each in (plain, tmp_path / "moved.safetensors")]
+    models = [UncertainPose.load_base(work / "base.pt", each) for each in (plain, tmp_path / "moved.safetensors")]
     before, after = (model.predict(image, conf=0.01)[0] for model in models)
     assert len(before)
     np.testing.assert_array_equal(before.keypoints, after.keypoints)

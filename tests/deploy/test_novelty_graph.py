@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="module")
 def pose() -> UncertainPose:
-    return UncertainPose.load(model_zoo.runway_detector(), model_zoo.runway_artifact())
+    return UncertainPose.load_base(model_zoo.runway_detector(), model_zoo.runway_artifact())
 
 
 @pytest.fixture(scope="module")

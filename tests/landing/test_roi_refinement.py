@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halopose.boxes import part_around
+from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.geometry.camera import Camera
 from halopose.landing.association import Viewpoint
 from halopose.landing.roi_refinement import RoiDetector, RoiRefiner, expected_box, refine_with_roi
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import Scene, SceneSettings, corners_in_image, sample_scene
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
-from halopose.types import Array
+from halopose.predictor import DeployedPose, UncertainPose
+from halopose.types import Array, Family
 
 LARGE = SceneSettings(
     camera=Camera.from_fov(1600, 960, np.radians(30)), distance=(2500.0, 3000.0), parallel_share=0.0
@@ -28,7 +30,7 @@ LARGE = SceneSettings(
 
 @pytest.fixture(scope="module")
 def model() -> UncertainPose:
-    return UncertainPose.load("runway")
+    return UncertainPose.load_base("runway")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,21 @@ def test_the_second_look_is_a_prediction_of_the_part(model: UncertainPose, frame
     np.testing.assert_array_equal(found.keypoints[: len(part)], part.keypoints + np.array([left, top]))
     np.testing.assert_array_equal(found.covariance[: len(part)], part.covariance)
     assert np.linalg.norm(found.mean[: len(part)] - truth, axis=-1).mean(1).min() < 12
+
+
+def test_an_exported_model_refines_too(model: UncertainPose, frame: tuple[Array, Array]) -> None:
+    """It has no artifact: refinement may use only what every predictor has."""
+
+    class Exported:
+        path, layout, facts = "exported", model.layout, SimpleNamespace(imgsz=640)
+
+        def predict(self, image: Array, settings: Detecting, family: Family) -> PoseDistributions:
+            return model.predict(image, conf=settings.conf, family=family)[0]
+
+    exported = DeployedPose(cast(Deployed, Exported()))
+    [expected], [found] = refine_with_roi(model, [frame[0]]), refine_with_roi(exported, [frame[0]])
+    assert len(found)
+    np.testing.assert_array_equal(found.keypoints, expected.keypoints)
 
 
 def test_a_frame_of_the_input_s_size_is_looked_at_once(model: UncertainPose, frame: tuple[Array, Array]) -> None:

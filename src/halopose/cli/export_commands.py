@@ -51,7 +51,7 @@ def export(
         raise HaloposeError("give --half or --int8, not both")
     onnx_file.require_onnx()
     make_folder(output)
-    pose = UncertainPose.load(base, artifact, unsafe=unsafe, end2end=end2end)
+    pose = UncertainPose.load_base(base, artifact, unsafe=unsafe, end2end=end2end)
     topk = TopkSettings(candidates=max(TopkSettings().candidates, 4 * windows), windows=windows)
     model = onnx_file.build(pose.host, pose.artifact, onnx_file.ExportSettings(form, topk, imgsz))
     if half:

@@ -97,7 +97,6 @@ def evaluate(
     from halopose.data.loading import load_dataset
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
-    from halopose.fitting.artifact import Artifact
     from halopose.fitting.collecting import collect_shards, finished
     from halopose.fitting.workers import ProcessGroup, WorkerPool, batch_for, own_device
     from halopose.predictor import UncertainPose
@@ -114,9 +113,10 @@ def evaluate(
         return
     base, artifact = named_files(base, artifact)
     base, artifact = given(base, "base"), given(artifact, "artifact")
-    model = UncertainPose.load(
+    model = UncertainPose.load_base(
         base,
-        _pruning_at(Artifact.load(artifact), visibility),
+        artifact,
+        visibility_threshold=visibility,
         device=own_device(device),
         unsafe=unsafe,
         end2end=end2end,
@@ -215,36 +215,34 @@ def predict(
     from halopose.data.coco import read_numbering
     from halopose.data.files import make_folder
     from halopose.data.sources import find_sources
-    from halopose.deploy.deployed_model import Deployed as DeployedFolder
-    from halopose.fitting.artifact import Artifact
-    from halopose.hosts import model_zoo
     from halopose.predictor import DeployedPose, UncertainPose
 
     found = find_sources(sources)
     ids = None if truth is None else read_numbering(truth)
     if deployed is not None and half:
         raise HaloposeError("a deployed folder has its own precision: export it with --half, or leave it out here")
-    model: UncertainPose
+    model: UncertainPose | DeployedPose
     if deployed is not None:
         refuse_with_deployed(context, "widen", *OF_TORCH)
-        model = DeployedPose(DeployedFolder(folder_of(deployed), visibility=visibility), family)
+        model = UncertainPose.load(folder_of(deployed), family=family, visibility_threshold=visibility)
     else:
         base, artifact = files_or_shipped(base, artifact)
         model = UncertainPose.load(
             base,
-            _pruning_at(Artifact.load(artifact or model_zoo.shipped_artifact()), visibility),
+            artifact,
             family=family,
+            visibility_threshold=visibility,
             device=device,
             unsafe=unsafe,
             end2end=end2end,
             uncalibrated=uncalibrated,
             widen=widen,
         )
-    if half:
+    if half and isinstance(model, UncertainPose):
         model.host.use_half()
-    if alarm is not None and not model.knows_novelty:
+    if alarm is not None and not model.has_novelty:
         raise HaloposeError(
-            "these heads know nothing of novelty: add it with `halopose novelty`, or leave --alarm off"
+            "this artifact has no out-of-distribution model, which --alarm needs: add one with `halopose novelty`"
         )
     drawing = Drawing(probability, not hide_pruned, boxes, legend, alarm) if pictures else None
     options = {"conf": conf, "iou": iou, "imgsz": imgsz}
@@ -273,16 +271,6 @@ def models() -> None:
             if distribution in figures:
                 values = ", ".join(f"{name.upper()} {value:.4f}" for name, value in figures[distribution].items())
                 say(f"{'':16}{distribution.replace('_', '-')}: {values}", always=True)
-
-
-def _pruning_at(artifact: Artifact, visibility: float | None) -> Artifact:
-    """The artifact with another visibility threshold, if one is given; 0 switches it off."""
-    from dataclasses import replace
-
-    if visibility is None:
-        return artifact
-    calibrations = replace(artifact.calibrations, visibility_threshold=visibility or None)
-    return replace(artifact, calibrations=calibrations)
 
 
 def _unseen(dataset: Dataset, artifact: Artifact) -> Dataset:

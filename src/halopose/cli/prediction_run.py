@@ -19,7 +19,7 @@ from halopose.data.sources import Source
 from halopose.data.storage.prediction_log import PredictionLog
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.predictor import Predictor
 from halopose.types import Array, Progress
 
 
@@ -37,7 +37,7 @@ class Drawing:
 class _Run:
     def __init__(
         self,
-        model: UncertainPose,
+        model: Predictor,
         folder: Path,
         drawing: Drawing | None,
         ids: Numbering | None,
@@ -144,7 +144,7 @@ def _read(source: Source) -> Iterator[NamedImage]:
 
 
 def predict_sources(
-    model: UncertainPose,
+    model: Predictor,
     sources: Sequence[Source],
     folder: Path,
     drawing: Drawing | None,

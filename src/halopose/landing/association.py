@@ -27,7 +27,7 @@ from halopose.geometry.camera import (
     rotation_from_angles,
 )
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.predictor import Predictor
 from halopose.types import Array
 
 NOTHING = "no runway detected"
@@ -193,12 +193,12 @@ def _alike(poses: PoseDistributions, one: int, other: int) -> bool:
     return bool(np.sort(distance)[2] < chdtri(2, 1e-3))
 
 
-def detect(model: UncertainPose, images: Iterable[Any], *, conf: float = 0.25) -> list[PoseDistributions]:
+def detect(model: Predictor, images: Iterable[Any], *, conf: float = 0.25) -> list[PoseDistributions]:
     """Everything that looks like a runway, image by image."""
     return [runways_in(model, image, conf) for image in images]
 
 
-def runways_in(model: UncertainPose, image: Any, conf: float) -> PoseDistributions:
+def runways_in(model: Predictor, image: Any, conf: float) -> PoseDistributions:
     """Everything in an image that looks like a runway."""
     poses = model.predict(image, conf=conf)[0]
     if poses.keypoint_count != 4:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from halopose.landing.flight import Flight
     from halopose.landing.navigation.sensors import Sensors
     from halopose.landing.recordings.runway_sites import Site
-    from halopose.predictor import UncertainPose
+    from halopose.predictor import Predictor
     from halopose.types import Progress
 
 _ILS = ("localizer", "glide_slope")
@@ -292,7 +292,7 @@ class _Recorded:
 
     def replayed(
         self,
-        model: UncertainPose,
+        model: Predictor,
         choices: dict[str, Any],
         truth: Path | None,
         offset: str,

@@ -27,7 +27,7 @@ from halopose.landing.world.approach import Approach, fly
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import Scene
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.predictor import Predictor
 from halopose.types import Array
 
 Progress = Callable[[str, int, int], None]
@@ -108,7 +108,7 @@ class SimulatedFlight(Flight):
     truth: Truth
 
 
-def land(model: UncertainPose, settings: LandingSettings, progress: Progress | None = None) -> SimulatedFlight:
+def land(model: Predictor, settings: LandingSettings, progress: Progress | None = None) -> SimulatedFlight:
     """Fly the approach of a seed with the camera and all sensors on board."""
     images: list[Array] = []
     found = detections_of(model, settings, progress, images)
@@ -118,7 +118,7 @@ def land(model: UncertainPose, settings: LandingSettings, progress: Progress | N
 
 
 def detections_of(
-    model: UncertainPose,
+    model: Predictor,
     settings: LandingSettings,
     progress: Progress | None = None,
     images: list[Array] | None = None,

@@ -16,7 +16,7 @@ import numpy as np
 from halopose.boxes import part_around
 from halopose.landing.association import Viewpoint, runways_in
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.predictor import Predictor
 from halopose.types import Array
 
 _LARGER = 1.5  # times the input's width, from which a second look is worth its time
@@ -24,7 +24,7 @@ _SIGMAS = 2.0  # by which a box holds more than the corners where a filter expec
 
 
 def refine_with_roi(
-    model: UncertainPose, images: Iterable[Array], *, conf: float = 0.25
+    model: Predictor, images: Iterable[Array], *, conf: float = 0.25
 ) -> Iterator[PoseDistributions]:
     """Everything that looks like a runway, image by image; images that are not much larger are looked at once."""
     closer = RoiRefiner(model, conf)
@@ -35,7 +35,7 @@ def refine_with_roi(
 class RoiRefiner:
     """Second looks at frames, one after the other."""
 
-    def __init__(self, model: UncertainPose, conf: float) -> None:
+    def __init__(self, model: Predictor, conf: float) -> None:
         self.model, self.conf = model, conf
         self.place: Array | None = None  # the runway's box in the frame before
 
@@ -44,7 +44,7 @@ class RoiRefiner:
 
         expected: the box (4,) where the runway should be, by a filter; None if nobody knows.
         """
-        if image.shape[1] < _LARGER * self.model.artifact.imgsz:
+        if image.shape[1] < _LARGER * self.model.imgsz:
             return whole
         self.place = _place(whole, expected, self.place)
         found = whole if self.place is None else self._part(image, whole, self.place)
@@ -53,7 +53,7 @@ class RoiRefiner:
 
     def _part(self, image: Array, whole: PoseDistributions, place: Array) -> PoseDistributions:
         """Detections of the part around a box (4,) in place of those that lie in it, if it has any."""
-        size = self.model.artifact.imgsz
+        size = self.model.imgsz
         left, top, right, bottom = part_around(place, image.shape[1], image.shape[0], size)
         near = runways_in(self.model, np.ascontiguousarray(image[top:bottom, left:right]), self.conf)
         if not len(near):

@@ -17,11 +17,11 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.matching.greedy_matching import true_pairs
 from halopose.poses import GroundTruth, PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.predictor import Predictor
 from halopose.types import Array
 
 
-def draw_example(model: UncertainPose, record: Record, **options: Any) -> Array | None:
+def draw_example(model: Predictor, record: Record, **options: Any) -> Array | None:
     """Matched detections of one image, all keypoints on the left, those kept on the right.
 
     options: of ``UncertainPose.predict``.
@@ -30,7 +30,7 @@ def draw_example(model: UncertainPose, record: Record, **options: Any) -> Array 
         image, objects = record.read()
     except HaloposeError:
         return None
-    layout = model.artifact.layout
+    layout = model.layout
     matched, truth = _match(model.predict(image, **options)[0], objects, layout)
     if not len(matched):
         return None
