@@ -376,7 +376,7 @@ def test_heads_that_nothing_calibrated_are_refused() -> None:
     [{"batch": 0}, {"batch": 2.5}, {"imgsz": -64}, {"imgsz": 10**9}, {"imgsz": (640, 480)}, {"imgsz": "640"}],
 )
 def test_sizes_that_are_none_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(HaloposeError, match="batch is 1 or more and imgsz from 32"):
+    with pytest.raises(HaloposeError, match=next(iter(options))):
         uncertain("11").predict(photograph("bus.jpg"), **options)
 
 
