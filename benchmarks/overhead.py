@@ -14,9 +14,10 @@ from halopose.data.images import read_image
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host, HostOutput, Selection
 from halopose.hosts.loading import load_host
-from halopose.hosts.model_zoo import find_base, runway_artifact, runway_detector, shipped_artifact
+from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics.ultralytics_host import load_model
+from halopose.landing.shipped_detectors import runway_artifact, runway_detector
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import sample_scene
 from halopose.predictor import UncertainPose

@@ -15,7 +15,7 @@ from halopose import FitSettings, UncertainPose, fit
 from halopose.data.loading import load_dataset
 from halopose.fitting.head_training import TrainSettings
 from halopose.hosts.loading import load_host
-from halopose.hosts.model_zoo import runway_detector
+from halopose.landing.shipped_detectors import runway_detector
 from halopose.landing.world.dataset_writer import write_dataset
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "your-own-model")

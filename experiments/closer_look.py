@@ -23,7 +23,7 @@ from experiments.shipped_results import markdown
 from halopose.cli.terminal import progress, say
 from halopose.geometry.camera import Camera
 from halopose.geometry.pnp import solve_position
-from halopose.hosts import model_zoo
+from halopose.landing import shipped_detectors
 from halopose.landing.association import Viewpoint
 from halopose.landing.roi_refinement import RoiRefiner, expected_box, refine_with_roi
 from halopose.landing.world.render import render_scene
@@ -48,7 +48,7 @@ def main() -> None:
     given = parser.parse_args()
     conf = given.conf
     model = UncertainPose.load(
-        given.base or model_zoo.footage_detector(), given.artifact or model_zoo.footage_artifact()
+        given.base or shipped_detectors.footage_detector(), given.artifact or shipped_detectors.footage_artifact()
     )
 
     def steered(scene: Scene, image: Array) -> PoseDistributions:

@@ -29,7 +29,7 @@ def resident():
 STREAM = """
 import os, sys
 from halopose import UncertainPose
-from halopose.hosts.model_zoo import runway_detector, runway_artifact
+from halopose.landing.shipped_detectors import runway_detector, runway_artifact
 model = UncertainPose.load(runway_detector(), runway_artifact())
 for number, (image, poses) in enumerate(model.stream(sys.argv[1], imgsz=int(sys.argv[2]), conf=0.01), 1):
     if number % 100 == 0:
@@ -63,7 +63,7 @@ def write_film(path: Path, frames: int) -> None:
 
 
 def command(*words: object) -> list[str]:
-    from halopose.hosts.model_zoo import runway_artifact, runway_detector
+    from halopose.landing.shipped_detectors import runway_artifact, runway_detector
 
     model = ("--base", runway_detector(), "--artifact", runway_artifact(), "--imgsz", SIZE, "--conf", 0.01)
     return ["predict", *map(str, words), *map(str, model)]

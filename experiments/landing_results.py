@@ -29,6 +29,7 @@ from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_
 from halopose.geometry.camera import rotation_from_angles
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.hosts import model_zoo as hub
+from halopose.landing import shipped_detectors
 from halopose.landing.association import detections
 from halopose.landing.flight import (
     SimulatedFlight,
@@ -80,9 +81,9 @@ def main() -> None:
     if arguments.blind:
         say(blind_cell(arguments.blind))
         return
-    artifact = Artifact.load(hub.runway_artifact())
-    model = UncertainPose.load_base(hub.runway_detector(), artifact)
-    work = arguments.work / hub.sha256_of(hub.runway_artifact())[:12]  # other heads see otherwise
+    artifact = Artifact.load(shipped_detectors.runway_artifact())
+    model = UncertainPose.load_base(shipped_detectors.runway_detector(), artifact)
+    work = arguments.work / hub.sha256_of(shipped_detectors.runway_artifact())[:12]  # other heads see otherwise
     if arguments.persistence:
         say(persistence_table(model, work))
         return

@@ -30,9 +30,9 @@ from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect
 from halopose.fitting.feature_cache import CollectSettings, MatchStore
 from halopose.fitting.novelty_fitting import Rows, calibrate_novelty, collect_copies, rows_of
-from halopose.hosts import model_zoo
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
+from halopose.landing import shipped_detectors
 from halopose.landing.world.dataset_writer import split_seeds, write_dataset
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import TRAINING_WEATHERS, SceneSettings, sample_scene
@@ -63,8 +63,8 @@ def main() -> None:
     if arguments.picture:
         write_image(arguments.picture, picture())
         return
-    host = load_host(arguments.base or model_zoo.runway_detector())
-    artifact = Artifact.load(arguments.artifact or model_zoo.runway_artifact())
+    host = load_host(arguments.base or shipped_detectors.runway_detector())
+    artifact = Artifact.load(arguments.artifact or shipped_detectors.runway_artifact())
     with progress() as step:
         if arguments.alarms:
             say(fresh_alarms(host, artifact, arguments.work, arguments.weather, arguments.alarms, step))

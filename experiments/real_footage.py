@@ -38,7 +38,7 @@ from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import FitSettings, calibrate_heads, collect_validation, predictions_of
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
-from halopose.hosts.model_zoo import footage_artifact, footage_detector
+from halopose.landing.shipped_detectors import footage_artifact, footage_detector
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose

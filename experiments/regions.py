@@ -39,6 +39,7 @@ from halopose.geometry.joint import position_ellipsoid, solve_jointly
 from halopose.hosts import model_zoo
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
+from halopose.landing import shipped_detectors
 from halopose.landing.world.dataset_writer import write_dataset
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.protocol import Protocol
@@ -175,7 +176,10 @@ def promise_over_splits(matched: MatchedPoses) -> tuple[float, float, float]:
 
 def runways(work: Path) -> str:
     """Corners together, each and as one; PnP with independent and with joint covariances."""
-    artifact, host = Artifact.load(model_zoo.runway_artifact()), load_host(model_zoo.runway_detector())
+    artifact, host = (
+        Artifact.load(shipped_detectors.runway_artifact()),
+        load_host(shipped_detectors.runway_detector()),
+    )
     scenes, folder = work / f"unseen-{SEED}", work / f"runway-unseen-{SEED}"
     data = write_dataset(scenes, {UNSEEN: 1000}, SEED, {UNSEEN: ("clear", "haze")}, processes=2)
     dataset = load_dataset(data, UNSEEN, otherwise=artifact.layout)

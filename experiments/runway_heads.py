@@ -39,9 +39,9 @@ from halopose.fitting.pipeline import (
     train_heads,
     uncalibrated,
 )
-from halopose.hosts import model_zoo
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
+from halopose.landing import shipped_detectors
 from halopose.landing.world.dataset_writer import write_dataset
 from halopose.landing.world.footage_style import PAVED
 from halopose.landing.world.scenes import SceneSettings
@@ -77,7 +77,7 @@ class Kind:
 
 
 SIMULATED = Kind(
-    model_zoo.runway_detector,
+    shipped_detectors.runway_detector,
     {"train": PLAIN, "footage": 1200},
     "train",
     NoveltySettings(),
@@ -87,7 +87,7 @@ SIMULATED = Kind(
     SETTINGS,
 )
 RECORDED = Kind(
-    model_zoo.footage_detector, {"train": PLAIN, "parts": 600, "recorded": 1200}, "train",
+    shipped_detectors.footage_detector, {"train": PLAIN, "parts": 600, "recorded": 1200}, "train",
     NoveltySettings(images=900), "real_calibration", 800, "real_val", FOR_TAILS,
 )  # fmt: skip
 
@@ -130,7 +130,7 @@ def written(artifact: Artifact, host: Host, held: Mapping[str, MatchStore], own:
     say("\n".join([*(line(name, one) for name, one in scores.items()), f"-> {output}"]))
 
 
-def drawn(work: Path, split: str, count: int, seed: int = model_zoo.RUNWAY_SEED) -> Dataset:
+def drawn(work: Path, split: str, count: int, seed: int = shipped_detectors.RUNWAY_SEED) -> Dataset:
     """Scenes of a seed, by default the heads' own, of the world that the split's name begins with, else the plain
     one."""
     settings = DRAWN.get(split.split("_")[0])

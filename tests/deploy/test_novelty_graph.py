@@ -13,7 +13,7 @@ from halopose.deploy import predict, quantise
 from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.deploy.novelty_graph import image_vectors
 from halopose.deploy.onnx_file import ExportSettings, build, read_facts, write_model
-from halopose.hosts import model_zoo
+from halopose.landing import shipped_detectors
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import sample_scene
 from halopose.predictor import UncertainPose
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="module")
 def pose() -> UncertainPose:
-    return UncertainPose.load_base(model_zoo.runway_detector(), model_zoo.runway_artifact())
+    return UncertainPose.load_base(shipped_detectors.runway_detector(), shipped_detectors.runway_artifact())
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from halopose.errors import HaloposeError
 from halopose.hosts import model_zoo as hub
+from halopose.landing import shipped_detectors
 from tests.helpers.models import ROOT, run_script
 
 CONTENT = b"a checkpoint"
@@ -109,7 +110,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_what_ships_is_in_its_package() -> None:
-    found = [hub._packaged(WEIGHTS[0]), *(getattr(hub, name)() for name in FINDERS[1:])]
+    found = [hub.packaged_file(WEIGHTS[0]), *(getattr(shipped_detectors, name)() for name in FINDERS[1:])]
     assert [path.name for path in found] == WEIGHTS
     assert all(path.is_file() and path.parent.name == "halopose_models" for path in found)
 
@@ -119,11 +120,12 @@ def test_without_the_models_one_line_says_what_to_install() -> None:
     text = f"""
 import sys
 sys.modules["halopose_models"] = None
-from halopose.hosts import model_zoo as hub
+from halopose.hosts import model_zoo
+from halopose.landing import shipped_detectors
 from halopose.errors import HaloposeError
 for name in {FINDERS}:
     try:
-        getattr(hub, name)()
+        getattr(model_zoo if name == "shipped_artifact" else shipped_detectors, name)()
     except HaloposeError as error:
         print(error)
 """
@@ -132,10 +134,9 @@ for name in {FINDERS}:
     assert all(line.count("pip install halopose-models") == 1 for line in lines)
 
 
-def test_models_too_old_for_a_file_are_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "RUNWAY", "of-tomorrow.safetensors")
+def test_models_too_old_for_a_file_are_told_from_none() -> None:
     with pytest.raises(HaloposeError, match=r"lacks of-tomorrow\.safetensors: pip install --upgrade"):
-        hub.runway_detector()
+        hub.packaged_file("of-tomorrow.safetensors")
 
 
 @pytest.mark.parametrize("builder", [WheelBuilder, SdistBuilder])

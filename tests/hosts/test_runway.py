@@ -8,6 +8,7 @@ import pytest
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts import model_zoo as hub
+from halopose.landing import shipped_detectors
 from halopose.landing.runway_datasets import CORNER_NAMES
 from halopose.landing.world.footage_style import PAVED
 from halopose.landing.world.render import render_scene
@@ -18,7 +19,7 @@ from halopose.types import Array
 
 @pytest.fixture(scope="module")
 def model() -> UncertainPose:
-    return UncertainPose.load_base(hub.runway_detector(), hub.runway_artifact())
+    return UncertainPose.load_base(shipped_detectors.runway_detector(), shipped_detectors.runway_artifact())
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def land(
         monkeypatch.setattr("halopose.landing.flight.fly", partial(fly, start=START))
         blank = np.zeros((384, 640, 3), dtype=np.uint8)
         monkeypatch.setattr("halopose.landing.flight.render_scene", lambda scene: blank)
-        monkeypatch.setattr("halopose.hosts.model_zoo._packaged", lambda name: tmp_path / name)
+        monkeypatch.setattr("halopose.hosts.model_zoo.packaged_file", lambda name: tmp_path / name)
         monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: model)
         slow = SLOW[2:] if "--frames" in options else SLOW
         monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path), *slow, *map(str, options)])

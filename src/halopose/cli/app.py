@@ -22,10 +22,10 @@ from halopose.cli import (
     studies_commands,
     tracking_commands,
 )
-from halopose.cli.options import Grouped, read_config
+from halopose.cli.options import add_command, read_config
 from halopose.cli.terminal import listen, say
 from halopose.errors import HaloposeError
-from halopose.landing import commands
+from halopose.plugins import load_plugins
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,7 +58,9 @@ def settings(
         raise typer.Exit
     listen(quiet, verbose)
     if config is not None:
-        context.default_map = read_config(config, [command.__name__ for command in COMMANDS])
+        context.default_map = read_config(
+            config, [each.callback.__name__ for each in app.registered_commands if each.callback]
+        )
 
 
 COMMANDS = (
@@ -77,16 +79,14 @@ COMMANDS = (
     tracking_commands.track,
     multiview_commands.triangulate,
     export_commands.export,
-    commands.land,
-    commands.world,
     studies_commands.ablate,
     studies_commands.finetune,
     studies_commands.analyse,
 )
 for command in COMMANDS:
-    app.command(cls=Grouped, short_help=(command.__doc__ or "").splitlines()[0])(
-        command
-    )  # whole, where click would cut it
+    add_command(app, command)
+for plugin in load_plugins():
+    plugin.register(app)
 
 
 def main() -> None:

@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 
 
 def fit(
-    data: Annotated[
-        Path | None, typer.Argument(help="YOLO data yaml, or COCO json; else a world of runways.")
+    data: Annotated[Path | None, typer.Argument(help="YOLO data yaml, or COCO keypoint json.")] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="Trained pose model: a checkpoint, or a name of `halopose models`.")
     ] = None,
-    base: Annotated[Path | None, typer.Option(help="Trained pose model; else the runway detector.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Artifact to write, .safetensors.")] = Path(
         "heads.safetensors"
     ),
@@ -105,7 +105,7 @@ def fit(
 ) -> None:
     """Collect, train, calibrate, choose the pruning thresholds and report: one command, one artifact.
 
-    Without arguments it makes its own world of runways and fits the runway detector that ships.
+    Example: halopose fit coco-pose.yaml --base yolo11s-pose.pt -o heads.safetensors
     """
     from dataclasses import replace
 
@@ -116,6 +116,13 @@ def fit(
     from halopose.hosts.loading import load_host
     from halopose.uncertainty.heads import head_settings
 
+    if data is None or base is None:
+        raise HaloposeError(
+            "fit needs annotated images and a trained pose model: halopose fit DATA.yaml --base MODEL.pt. DATA is "
+            "a YOLO data yaml with train and val splits, or COCO keypoint json with --images and --val"
+        )
+    named, _ = named_files(base, None)
+    base = given(named, "base")
     if ranks():
         raise HaloposeError("fit is for one process: under torchrun run collect, train and evaluate one by one")
     settings = replace(
@@ -137,10 +144,6 @@ def fit(
     report = report or output.with_name(f"{output.stem}-report")
     make_folder(report)
     with locked(work):
-        if data is None and base is None:
-            data, base = _runways(work)
-        if data is None or base is None:
-            raise HaloposeError("give both the data and --base, or neither, to fit the runway detector that ships")
         host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
         training, validation = two_datasets(data, train, val, images, val_images, host.layout)
         settings = replace(settings, batch=batch or batch_for(host.device))
@@ -334,9 +337,9 @@ def _store_of(
     from halopose.data.loading import load_dataset
     from halopose.fitting import pipeline
     from halopose.fitting.feature_cache import MatchStore
-    from halopose.landing.runway_datasets import is_runways
+    from halopose.plugins import dataset_reader
 
-    if not is_runways(given) and (given.is_dir() or not given.exists()):
+    if dataset_reader(given) is None and (given.is_dir() or not given.exists()):
         return MatchStore(given)
     dataset = load_dataset(given, split, images=images, otherwise=trained.layout)
     stated = dataset.layout
@@ -417,16 +420,6 @@ def novelty(
     say(f"fitted on {len(facts['images'])} images, calibrated on {len(facts['calibration'])} -> {output}")
 
 
-def _runways(work: Path) -> tuple[Path, Path]:
-    """A world of runways in the work folder, and the detector that ships, which has seen other scenes."""
-    from halopose.hosts import model_zoo
-    from halopose.landing.world.dataset_writer import write_dataset
-
-    say("drawing runways ...")
-    data = write_dataset(work / "world", model_zoo.RUNWAY_IMAGES, model_zoo.RUNWAY_SEED, processes=2)
-    return data, model_zoo.runway_detector()
-
-
 def _settings(
     epochs: int, alpha: float, scale_weight: bool, dof: float | None, seed: int, head: HeadSettings
 ) -> FitSettings:
@@ -445,11 +438,12 @@ def two_datasets(
 ) -> tuple[Dataset, Dataset]:
     """Training and validation data. otherwise: keypoints of the model, for what the data do not state."""
     from halopose.data.loading import load_dataset
-    from halopose.landing.runway_datasets import is_runways
+    from halopose.plugins import dataset_reader
 
-    if is_runways(data):
+    reader = dataset_reader(data)
+    if reader is not None:
         if not Path(val).exists():
-            raise HaloposeError("with LARD or BARS give the validation annotations too: --val other.csv or folder")
+            raise HaloposeError(f"{reader.name} data: give the validation annotations too, --val FILE or FOLDER")
         return load_dataset(data, ""), load_dataset(val, "")
     if data.suffix == ".json":
         if not val.endswith(".json"):

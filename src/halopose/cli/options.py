@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,6 +32,12 @@ class Grouped(TyperCommand):
             if records:
                 with formatter.section(name):
                     formatter.write_dl(records)
+
+
+def add_command(app: typer.Typer, command: Callable[..., None]) -> None:
+    """Add a command whose help groups its options; the summary is the first line of its docstring."""
+    summary = (command.__doc__ or "").splitlines()[0]  # in full, where click would shorten it
+    app.command(cls=Grouped, short_help=summary)(command)
 
 
 def finite(value: float) -> float:

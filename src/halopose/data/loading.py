@@ -19,7 +19,7 @@ from halopose.data.storage.archive import Stored, find_archives, is_archive, rea
 from halopose.data.yolo import read_yolo
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
-from halopose.landing.runway_datasets import is_runways, polygons_as_keypoints, read_runways
+from halopose.plugins import convert_coco, dataset_reader
 from halopose.poses import GroundTruth
 from halopose.types import Array
 
@@ -35,15 +35,16 @@ def load_dataset(
     keypoints of the model, for what the data do not state.
     """
     place = to_place(source)
-    if isinstance(place, Path) and is_runways(place):
-        return read_runways(place)
+    reader = dataset_reader(place) if isinstance(place, Path) else None
+    if reader is not None and isinstance(place, Path):
+        return reader.read(place)
     if place.suffix == ".json":
         return _coco(place, images, otherwise)
     return Dataset.join([read_yolo(place, part.strip(), otherwise) for part in split.split(",")])
 
 
 def _coco(path: Place, images: Path | str | None, otherwise: Keypoints | None) -> Dataset:
-    found = read_annotated(path, otherwise=otherwise, convert=polygons_as_keypoints)
+    found = read_annotated(path, otherwise=otherwise, convert=convert_coco)
     if images is None:
         raise HaloposeError(f"{path} needs the folder of its images: give --images")
     where = _finder(to_place(images))

@@ -44,10 +44,10 @@ def round_to_stored(heads: ProbabilisticHeads) -> ProbabilisticHeads:
 class Artifact:
     """Everything that turns a frozen base into one with uncertainty.
 
-    >>> from halopose.hosts.model_zoo import runway_artifact
-    >>> artifact = Artifact.load(runway_artifact())
+    >>> from halopose.hosts.model_zoo import shipped_artifact
+    >>> artifact = Artifact.load(shipped_artifact())
     >>> artifact.imgsz, sorted(artifact.card["images"])
-    (640, ['calibration', 'heads'])
+    (640, ['calibration', 'choosing', 'evaluation', 'heads'])
     """
 
     heads: ProbabilisticHeads

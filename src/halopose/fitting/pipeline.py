@@ -433,7 +433,7 @@ def fit(
 
     >>> from halopose.data.loading import load_dataset
     >>> from halopose.hosts.loading import load_host
-    >>> from halopose.hosts.model_zoo import runway_detector
+    >>> from halopose.landing.shipped_detectors import runway_detector
     >>> from halopose.landing.world.dataset_writer import write_dataset
     >>> data = write_dataset("world", {"train": 6, "val": 6})
     >>> train, val = load_dataset(data, "train"), load_dataset(data, "val")

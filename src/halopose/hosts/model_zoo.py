@@ -13,22 +13,18 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from halopose.data.files import write_bytes
 from halopose.errors import HaloposeError
+from halopose.plugins import NamedModel, load_plugins
 
 log = logging.getLogger(__name__)
 
 DEFAULT_BASE = "yolo11n-pose.pt"
 MODELS = "halopose_models"
-RUNWAY = "runway.safetensors"
-# Scenes that heads for the runway detector are fitted on; it was trained on those of another seed.
-RUNWAY_IMAGES = {"train": 1800, "val": 900}
-RUNWAY_SEED = 2
 
 
 @dataclass(frozen=True)
@@ -51,23 +47,10 @@ KNOWN = {
 }
 
 
-@dataclass(frozen=True)
-class NamedModel:
-    """A model that can be loaded by its name: where its base and its heads come from."""
-
-    name: str
-    about: str
-    base: Callable[[], Path]
-    artifact: Callable[[], Path]
-
-
 def named_models() -> tuple[NamedModel, ...]:
-    """Everything that ``UncertainPose.load`` knows by name."""
-    return (
-        NamedModel("yolo11n-pose", "persons, 17 keypoints of COCO", find_base, shipped_artifact),
-        NamedModel("runway", "runways from the air, 4 corners", runway_detector, runway_artifact),
-        NamedModel("runway-footage", "the same, as real cameras record them", footage_detector, footage_artifact),
-    )
+    """Return the models that load by name: those of the core, then those of the plug-ins."""
+    own = NamedModel("yolo11n-pose", "persons, 17 keypoints of COCO", find_base, shipped_artifact)
+    return (own, *(model for plugin in load_plugins() for model in plugin.models))
 
 
 def find_model(name: str | None) -> NamedModel | None:
@@ -125,30 +108,11 @@ def is_default_base(path: Path) -> bool:
 
 def shipped_artifact(name: str = DEFAULT_BASE) -> Path:
     """The heads that ship for a known base."""
-    return _packaged(_known(name).artifact)
+    return packaged_file(_known(name).artifact)
 
 
-def runway_detector() -> Path:
-    """The runway detector that ships."""
-    return _packaged(RUNWAY)
-
-
-def runway_artifact() -> Path:
-    """The heads that ship for the runway detector."""
-    return _packaged("runway-heads.safetensors")
-
-
-def footage_detector() -> Path:
-    """The runway detector that ships for real cameras."""
-    return _packaged("runway-footage.safetensors")
-
-
-def footage_artifact() -> Path:
-    """The heads that ship for it, calibrated on scenes as real cameras record them."""
-    return _packaged("runway-footage-heads.safetensors")
-
-
-def _packaged(name: str) -> Path:
+def packaged_file(name: str) -> Path:
+    """Return the path of a file of the distribution ``halopose_models``."""
     try:
         path = Path(str(resources.files(MODELS) / name))
     except ModuleNotFoundError:

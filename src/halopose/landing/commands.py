@@ -103,7 +103,7 @@ def land(
 ) -> None:
     """Fly an approach by camera, simulated or recorded: corners, weighted PnP, integrity, fusion; a page."""
     from halopose.data.files import make_folder, write_json, write_text
-    from halopose.hosts import model_zoo as hub
+    from halopose.landing import shipped_detectors
     from halopose.landing.flight import land as fly
     from halopose.landing.reports import flight_page, flight_pictures
     from halopose.landing.reports.flight_text import to_text
@@ -130,9 +130,9 @@ def land(
     if animation:
         flight_pictures.check_animation(output / "landing.webp")
     make_folder(output)
-    detector, heads = hub.runway_detector, hub.runway_artifact
+    detector, heads = shipped_detectors.runway_detector, shipped_detectors.runway_artifact
     if frames is not None:
-        detector, heads = hub.footage_detector, hub.footage_artifact
+        detector, heads = shipped_detectors.footage_detector, shipped_detectors.footage_artifact
     model = UncertainPose.load(base or detector(), artifact or heads(), device=device, widen=widen)
     flight: Flight
     site: Site | None = None

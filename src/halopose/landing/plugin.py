@@ -1,0 +1,65 @@
+"""The landing plug-in: what the package adds to the command line, the data formats and the named models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halopose.landing.shipped_detectors import (
+    footage_artifact,
+    footage_detector,
+    runway_artifact,
+    runway_detector,
+)
+from halopose.plugins import NamedModel, Plugin
+
+if TYPE_CHECKING:
+    import typer
+
+    from halopose.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class RunwayReader:
+    """Reader of runway datasets: LARD csv files, and folders of images with LabelMe files as in BARS."""
+
+    name: str = "LARD or BARS"
+
+    def reads(self, path: Path) -> bool:
+        """Return whether the path is a csv file, or a folder with LabelMe files beside images."""
+        from halopose.landing.runway_datasets import is_runways
+
+        return is_runways(path)
+
+    def read(self, path: Path) -> Dataset:
+        """Read the images and runway corners."""
+        from halopose.landing.runway_datasets import read_runways
+
+        return read_runways(path)
+
+
+def _register(app: typer.Typer) -> None:
+    from halopose.cli.options import add_command
+    from halopose.landing.commands import land, world
+
+    add_command(app, land)
+    add_command(app, world)
+
+
+def _convert_coco(categories: list[Any]) -> Any:
+    from halopose.landing.runway_datasets import polygons_as_keypoints
+
+    return polygons_as_keypoints(categories)
+
+
+PLUGIN = Plugin(
+    name="landing",
+    register=_register,
+    dataset_readers=(RunwayReader(),),
+    coco_converters=(_convert_coco,),
+    models=(
+        NamedModel("runway", "runways from the air, 4 corners", runway_detector, runway_artifact),
+        NamedModel("runway-footage", "the same, as real cameras record them", footage_detector, footage_artifact),
+    ),
+)

@@ -1,0 +1,118 @@
+"""Plug-ins: packages that add commands, dataset readers and named models through entry points.
+
+A distribution offers a plug-in with an entry point of the group ``halopose.plugins`` that names a `Plugin`:
+
+    [project.entry-points."halopose.plugins"]
+    landing = "halopose.landing.plugin:PLUGIN"
+
+The module that holds the `Plugin` is imported by every command, so it should import heavy packages only inside
+functions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional, Protocol
+
+if TYPE_CHECKING:
+    import typer
+
+    from halopose.data.dataset import Dataset
+
+log = logging.getLogger(__name__)
+
+GROUP = "halopose.plugins"
+
+# From the categories of a COCO file: the keypoint categories to use instead, and a function that converts an
+# annotation. None if the file is of another kind.
+CocoConverter = Callable[[list[Any]], Optional[tuple[list[Any], Callable[[Any], Any]]]]
+
+
+class DatasetReader(Protocol):
+    """Reader of a dataset format that the core does not know."""
+
+    @property
+    def name(self) -> str:
+        """Name of the format in messages."""
+
+    def reads(self, path: Path) -> bool:
+        """Return whether the path is a dataset of this format."""
+
+    def read(self, path: Path) -> Dataset:
+        """Read the dataset; raise `HaloposeError` if a file is not usable."""
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model that loads by its name.
+
+    Attributes:
+        name: Name on the command line and in `UncertainPose.load`.
+        about: One line for `halopose models`.
+        base: Returns the path of the base model; it may download it.
+        artifact: Returns the path of the artifact made for the base model.
+    """
+
+    name: str
+    about: str
+    base: Callable[[], Path]
+    artifact: Callable[[], Path]
+
+
+def _no_commands(app: typer.Typer) -> None:
+    """Register nothing."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a plug-in adds to halopose.
+
+    Attributes:
+        name: Name in messages.
+        register: Adds commands to the command line; called once with the Typer application.
+        dataset_readers: Readers tried in order before the formats of the core.
+        coco_converters: Converters of COCO files whose annotations are not keypoints.
+        models: Models that load by name.
+    """
+
+    name: str
+    register: Callable[[typer.Typer], None] = _no_commands
+    dataset_readers: tuple[DatasetReader, ...] = ()
+    coco_converters: tuple[CocoConverter, ...] = ()
+    models: tuple[NamedModel, ...] = ()
+
+
+@cache
+def load_plugins() -> tuple[Plugin, ...]:
+    """Load the installed plug-ins once; a plug-in that fails to import is skipped with one warning."""
+    loaded = []
+    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for _, entry in sorted(installed.items()):
+        try:
+            plugin = entry.load()
+        except Exception as error:  # noqa: BLE001  a broken plug-in may raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            log.warning("plug-in %s cannot be loaded and is skipped (%s)", entry.name, reason)
+            continue
+        if isinstance(plugin, Plugin):
+            loaded.append(plugin)
+        else:
+            log.warning("plug-in %s is skipped: %s is not a Plugin", entry.name, entry.value)
+    return tuple(loaded)
+
+
+def dataset_reader(path: Path) -> DatasetReader | None:
+    """Return the plug-in reader that reads a path, if there is one."""
+    readers = (reader for plugin in load_plugins() for reader in plugin.dataset_readers)
+    return next((reader for reader in readers if reader.reads(path)), None)
+
+
+def convert_coco(categories: list[Any]) -> tuple[list[Any], Callable[[Any], Any]] | None:
+    """Return what the first plug-in that knows these COCO categories makes of them, if one does."""
+    converters = (converter for plugin in load_plugins() for converter in plugin.coco_converters)
+    return next((made for made in (converter(categories) for converter in converters) if made is not None), None)
