@@ -16,6 +16,7 @@ from halopose.fitting.artifact import Artifact
 from halopose.hosts import model_zoo
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import sample_scene
+from halopose.plugins import NamedModel
 from tests.helpers.models import ASSETS, artifact_for, host_of, pose_model, write_scenes
 from tests.helpers.values import present
 
@@ -169,7 +170,7 @@ def test_names_of_models_reach_every_command(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heads = work / "heads.safetensors"
-    mine = model_zoo.NamedModel("mine", "", lambda: work / "base.pt", lambda: heads)
+    mine = NamedModel("mine", "", lambda: work / "base.pt", lambda: heads)
     monkeypatch.setattr(model_zoo, "named_models", lambda: (mine,))
     assert model_zoo.resolve("mine", None) == model_zoo.resolve(None, "mine") == (work / "base.pt", heads)
     assert model_zoo.resolve("mine", "other.safetensors") == (work / "base.pt", "other.safetensors")
