@@ -6,7 +6,7 @@ from time import perf_counter
 
 import numpy as np
 
-from halopose.landing.flight import start_of, truth_of
+from halopose.landing.flight import draw_initial_state, true_trajectory
 from halopose.landing.navigation.motion_model import FusionSettings
 from halopose.landing.navigation.navigator import Navigator
 from halopose.landing.navigation.sensors import IlsSite, Sensors, in_order, simulate, vision
@@ -18,10 +18,10 @@ SECONDS = 10.0
 def update_seconds() -> dict[str, float]:
     """Median seconds of an update, by source, over the first seconds of an approach."""
     approach = fly(0, "clear", 100.0)
-    truth, site = truth_of(approach), IlsSite.of_runway(approach.world.runway.length)
+    truth, site = true_trajectory(approach), IlsSite.of_runway(approach.world.runway.length)
     times = np.arange(0.5, SECONDS, 0.5)
     fixes = vision(times, truth.position(times), np.broadcast_to(25.0 * np.eye(3), (len(times), 3, 3)))
-    navigator = Navigator(start_of(truth, 0), FusionSettings(site=site))
+    navigator = Navigator(draw_initial_state(truth, 0), FusionSettings(site=site))
     taken: dict[str, list[float]] = {}
     for measurement in in_order([*simulate(truth, Sensors(), 0, site), *fixes]):
         if measurement.time > SECONDS:

@@ -22,7 +22,7 @@ from halopose.geometry.camera import Array, Camera, exp_so3, look, project_point
 from halopose.geometry.integrity import Assessment, Risks, Verdict, assess
 from halopose.geometry.lines import RUNWAY_EDGES, Lines
 from halopose.geometry.pnp import solve_position
-from halopose.landing.requirements import REQUIREMENTS, path_axes, stanford
+from halopose.landing.requirements import REQUIREMENTS, count_stanford, path_axes
 from halopose.landing.settings import LandingSettings
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
@@ -116,7 +116,7 @@ def level_table(count: int) -> str:
         cells = [f"{sigma[a]:.1f} / {np.median(found.levels[:, a]):.0f} m" for a in range(3)]
         for name in ("lpv-200", "cat-1", "cat-2"):
             regions = [
-                stanford(error[found.trusted, a], found.levels[found.trusted, a], REQUIREMENTS[name].limits[a])
+                count_stanford(error[found.trusted, a], found.levels[found.trusted, a], REQUIREMENTS[name].limits[a])
                 for a in (1, 2)
             ]
             worst = min(each.available for each in regions) / max(regions[0].total, 1)

@@ -30,15 +30,15 @@ from halopose.geometry.camera import rotation_from_angles
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.hosts import model_zoo as hub
 from halopose.landing import shipped_detectors
-from halopose.landing.association import detections
+from halopose.landing.association import as_pose_distributions
 from halopose.landing.flight import (
     SimulatedFlight,
-    conclude,
-    detections_of,
+    detect_in_flight,
+    draw_initial_state,
     given_attitudes,
-    sensed,
-    start_of,
-    truth_of,
+    navigate,
+    simulate_sensors,
+    true_trajectory,
 )  # fmt: skip
 from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse
 from halopose.landing.navigation.sensors import SIZES, Sensors
@@ -124,7 +124,7 @@ def found(
     path = work / f"{settings.weather}-{settings.seed}.npz"
     if not path.is_file():
         label = f"{settings.weather} {settings.seed}"
-        poses = detections_of(model, settings, lambda what, done, total: step(label, done, total))
+        poses = detect_in_flight(model, settings, lambda what, done, total: step(label, done, total))
         work.mkdir(parents=True, exist_ok=True)
         frame = np.repeat(np.arange(len(poses)), [len(each) for each in poses])
         whole = PoseDistributions.concatenate(poses)
@@ -141,8 +141,8 @@ def found(
 def refly(settings: LandingSettings, poses: Sequence[PoseDistributions]) -> SimulatedFlight:
     """The same flight with these detections and settings."""
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
-    truth = truth_of(approach)
-    return conclude(approach, truth, np.arange(0.0, truth.times[-1], 1 / settings.rate), poses, settings)
+    truth = true_trajectory(approach)
+    return navigate(approach, truth, np.arange(0.0, truth.times[-1], 1 / settings.rate), poses, settings)
 
 
 # --- calibration ------------------------------------------------------------------------------------------
@@ -242,9 +242,13 @@ def _lever(flight: SimulatedFlight) -> Array:
 
 def _positions(flight: SimulatedFlight, *, weighted: bool, full: bool) -> Array:
     """The camera's position (N, 3) by our solver."""
-    world, sightings = flight.approach.world, flight.sightings
-    spread = sightings.covariance if weighted else np.broadcast_to(np.eye(2), sightings.covariance.shape)
-    known = (world.camera, world.runway.corners(), sightings.pixels, spread)
+    world, corner_detections = flight.approach.world, flight.corner_detections
+    spread = (
+        corner_detections.covariance
+        if weighted
+        else np.broadcast_to(np.eye(2), corner_detections.covariance.shape)
+    )
+    known = (world.camera, world.runway.corners(), corner_detections.pixels, spread)
     if full:
         return solve_pose(*known).position
     return solve_position(*known, given_rotation(flight)).position
@@ -258,16 +262,16 @@ def given_rotation(flight: SimulatedFlight) -> Array:
 def with_attitude(flight: SimulatedFlight) -> Array:
     """The camera's position (N, 3) as ``halopose land`` solves for it, before anything is checked."""
     open_ = replace(flight.settings, integrity=False, prune=False, camera=EXACT)
-    return refly(open_, detections(flight.sightings)).fixes.position + _lever(flight)
+    return refly(open_, as_pose_distributions(flight.corner_detections)).vision_fixes.position + _lever(flight)
 
 
 def opencv_positions(flight: SimulatedFlight) -> Array:
     """The camera's position (N, 3) by OpenCV, frame by frame."""
     world = flight.approach.world
     corners, matrix = world.runway.corners(), world.camera.matrix
-    result = np.full((len(flight.sightings), 3), np.nan)
-    for n in np.flatnonzero(flight.sightings.seen):
-        pixels = flight.sightings.pixels[n][:, None]
+    result = np.full((len(flight.corner_detections), 3), np.nan)
+    for n in np.flatnonzero(flight.corner_detections.seen):
+        pixels = flight.corner_detections.pixels[n][:, None]
         solved, turn, shift = cv2.solvePnP(corners, pixels, matrix, None, flags=cv2.SOLVEPNP_IPPE)
         if solved:
             turn, shift = cv2.solvePnPRefineLM(corners, pixels, matrix, None, turn, shift)
@@ -293,7 +297,7 @@ def consistency_table(flights: Sequence[SimulatedFlight], artifact: Artifact) ->
         again = list(flights)
         if factor is not None:
             again = [with_covariance(each, factor, replace(each.settings, **changes)) for each in flights]
-        outside = np.concatenate([_outside(flight)[flight.fixes.trusted] for flight in again])
+        outside = np.concatenate([_outside(flight)[flight.vision_fixes.trusted] for flight in again])
         values = np.concatenate([_nees_at(flight) for flight in again])
         by_instant = np.array([_nees_at(flight) for flight in again])
         judged = consistency(values[np.isfinite(values)], 3)
@@ -309,7 +313,7 @@ def consistency_table(flights: Sequence[SimulatedFlight], artifact: Artifact) ->
                 f"{100 * judged.inside:.0f} %",
                 f"{np.sqrt(np.mean(squares)):.1f} m",
                 nis_cell([flight.track for flight in again]),
-                str(sum(flight.track.answers.flagged.any() for flight in again)),
+                str(sum(flight.track.output.flagged.any() for flight in again)),
             ]
         )
     head = [
@@ -341,21 +345,23 @@ def blind_cell(count: int) -> str:
     tracks = []
     for seed in range(3000, 3000 + count):
         approach = fly(seed, "clear", TRUTH_RATE)
-        truth = truth_of(approach)
-        fusion, measured = sensed(approach, truth, LandingSettings(seed=seed))
-        tracks.append(fuse(measured, start_of(truth, seed), fusion))
+        truth = true_trajectory(approach)
+        fusion, measured = simulate_sensors(approach, truth, LandingSettings(seed=seed))
+        tracks.append(fuse(measured, draw_initial_state(truth, seed), fusion))
     return nis_cell(tracks, 3)
 
 
 def with_covariance(flight: SimulatedFlight, factor: Array, settings: LandingSettings) -> SimulatedFlight:
     """The flight again with the corners' covariances times factors (4,), and other settings."""
-    sightings = replace(flight.sightings, covariance=flight.sightings.covariance * factor[:, None, None])
-    return refly(settings, detections(sightings))
+    corner_detections = replace(
+        flight.corner_detections, covariance=flight.corner_detections.covariance * factor[:, None, None]
+    )
+    return refly(settings, as_pose_distributions(corner_detections))
 
 
 def _outside(flight: SimulatedFlight) -> Array:
     """Which vision fixes (N,) are outside of their 95 % ellipsoid; NaN where there is none."""
-    distance = distances(flight.fixes.position - flight.position, total_covariance(flight))
+    distance = distances(flight.vision_fixes.position - flight.position, total_covariance(flight))
     return np.where(np.isfinite(distance), distance > LIMIT, np.nan)
 
 
@@ -374,12 +380,17 @@ def persistence_table(model: UncertainPose, work: Path) -> str:
     with progress() as step:
         for number, weather in enumerate(TRAINING_WEATHERS):
             for seed in range(500 + 10 * number, 510 + 10 * number):
-                settings = LandingSettings(seed=seed, weather=weather, rate=RATE, camera=EXACT, excess=1.0)
+                settings = LandingSettings(
+                    seed=seed, weather=weather, rate=RATE, camera=EXACT, corner_variance_factor=1.0
+                )
                 seen.append((settings, found(model, settings, work, step)))
     corner = np.concatenate([unit_errors(*each)[1] for each in seen])
     excess, joint = corner_distribution(corner)
     wide = max(excess, 1.0)
-    errors = [unit_errors(replace(settings, excess=wide, joint=joint), poses)[0] for settings, poses in seen]
+    errors = [
+        unit_errors(replace(settings, corner_variance_factor=wide, corner_correlation=joint), poses)[0]
+        for settings, poses in seen
+    ]
     flights = [(np.flatnonzero(known) / RATE, e[known]) for e in errors if (known := np.isfinite(e).all(1)).any()]
     known = corner[np.isfinite(corner).all((1, 2))]
     square = np.square(known).sum(2)
@@ -407,9 +418,9 @@ def weather_table(flights: Mapping[Any, list[SimulatedFlight]]) -> str:
     """By weather: how often vision is there, trusted, and outside of its ellipsoid, and beyond its levels."""
     rows = []
     for weather, group in flights.items():
-        seen = np.concatenate([flight.sightings.seen for flight in group])
-        solved = np.concatenate([flight.fixes.solved for flight in group])
-        trusted = np.concatenate([flight.fixes.trusted for flight in group])
+        seen = np.concatenate([flight.corner_detections.seen for flight in group])
+        solved = np.concatenate([flight.vision_fixes.solved for flight in group])
+        trusted = np.concatenate([flight.vision_fixes.trusted for flight in group])
         outside = np.concatenate([_outside(flight) for flight in group])
         beyond = np.concatenate([_beyond(flight) for flight in group])
         rows.append(
@@ -451,7 +462,7 @@ def gate_table(model: UncertainPose, work: Path, approaches: int) -> str:
 
 def _beyond(flight: SimulatedFlight) -> Array:
     """Which fixes (N,) are off by more than their protection levels."""
-    return np.asarray((np.abs(flight.fixes.error(flight.position)) > flight.fixes.levels).any(1))
+    return np.asarray((np.abs(flight.vision_fixes.error(flight.position)) > flight.vision_fixes.levels).any(1))
 
 
 if __name__ == "__main__":

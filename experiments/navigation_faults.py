@@ -23,22 +23,22 @@ from experiments.shipped_results import markdown
 from halopose.cli.terminal import say
 from halopose.data.files import write_text
 from halopose.geometry.camera import Array
-from halopose.landing.flight import start_of, truth_of
+from halopose.landing.flight import draw_initial_state, true_trajectory
 from halopose.landing.navigation.fusion import FusedTrack, fuse
 from halopose.landing.navigation.motion_model import FusionSettings
 from halopose.landing.navigation.sensors import (
     ATTITUDE,
-    FREEDOM,
     GLIDE_SLOPE,
     IRS,
     LOCALIZER,
     RADIO,
+    VISION_NOISE_SCALE_DOF,
     Fault,
     GaussMarkov,
     IlsSite,
     Measurement,
     Sensors,
-    Truth,
+    TrueTrajectory,
     simulate,
     vision,
 )
@@ -48,7 +48,10 @@ from halopose.landing.world.approach import fly
 START = 40.0  # seconds, of every fault
 STEP = 0.5  # seconds between the instants looked at
 LONGEST = 5.0  # seconds that an error may stay beyond its bound without a flag
-DRIFT, LASTING = GaussMarkov((1.0, 1.0, 1.0), 18.0), (0.62, 0.38, 0.45)  # of vision's error, flown and believed
+DRIFT, PERSISTENT_SHARE = (
+    GaussMarkov((1.0, 1.0, 1.0), 18.0),
+    (0.62, 0.38, 0.45),
+)  # of vision's error, flown and believed
 RATE = 10.0  # Hz of the IRS, for speed; its noise per root hertz is the usual one
 SENSORS = Sensors(
     irs=replace(IRS, rate=RATE, noise=(0.03 * math.sqrt(RATE / IRS.rate),) * 3),
@@ -144,18 +147,18 @@ def outcomes(case: Case, count: int, work: Path) -> list[Outcome]:
 
 def flown(case: Case, seed: int) -> Outcome:
     approach = fly(seed, "clear", 50.0, start=6000.0)
-    truth, site = truth_of(approach), IlsSite.of_runway(approach.world.runway.length)
+    truth, site = true_trajectory(approach), IlsSite.of_runway(approach.world.runway.length)
     broken = {name: replace(getattr(SENSORS, name), faults=(each,)) for name, each in case.faults}
     measured = simulate(truth, replace(SENSORS, **broken), seed, site)
     times = np.arange(0.0, truth.times[-1], STEP)
     settings = FusionSettings(
-        site=site, irs_rate=RATE, irs_hold=2 / RATE, vision_bias=DRIFT, vision_freedom=FREEDOM
+        site=site, irs_rate=RATE, irs_hold=2 / RATE, vision_bias=DRIFT, vision_freedom=VISION_NOISE_SCALE_DOF
     )
-    track = fuse([*measured, *camera(truth, seed, case)], start_of(truth, seed), settings, times)
+    track = fuse([*measured, *camera(truth, seed, case)], draw_initial_state(truth, seed), settings, times)
     return judged(track, truth)
 
 
-def camera(truth: Truth, seed: int, case: Case) -> list[Measurement]:
+def camera(truth: TrueTrajectory, seed: int, case: Case) -> list[Measurement]:
     """Fixes at 1 Hz whose errors follow the law that the navigator believes, but for the fault."""
     rng = np.random.default_rng([seed, 40])
     times = np.arange(0.25, truth.times[-1], 1.0)
@@ -163,16 +166,16 @@ def camera(truth: Truth, seed: int, case: Case) -> list[Measurement]:
     far = np.linalg.norm(positions, axis=1)[:, None, None]
     sight = positions[:, :, None] / far
     covariances = (2e-3 * far) ** 2 * np.eye(3) + (4e-2 * far) ** 2 * sight @ np.swapaxes(sight, 1, 2)
-    drift, share = DRIFT.sample(len(times), 1.0, rng), np.array(LASTING)
+    drift, share = DRIFT.sample(len(times), 1.0, rng), np.array(PERSISTENT_SHARE)
     unit = np.sqrt(share) * drift + np.sqrt(1 - share) * rng.standard_normal((len(times), 3))
     seen = positions + (np.linalg.cholesky(covariances) @ unit[..., None])[..., 0]
     wrong = (times >= START)[:, None]
     seen = seen + wrong * (np.array(case.shift) + case.stretch * positions)
-    return vision(times, seen, covariances, lasting=LASTING)
+    return vision(times, seen, covariances, persistent_share=PERSISTENT_SHARE)
 
 
-def judged(track: FusedTrack, truth: Truth) -> Outcome:
-    answers, axes = track.answers, path_axes()
+def judged(track: FusedTrack, truth: TrueTrajectory) -> Outcome:
+    answers, axes = track.output, path_axes()
     error = np.abs((answers.positions - truth.position(answers.times)) @ axes.T)
     sigma = np.sqrt(np.einsum("ai,nij,aj->na", axes, answers.overbounds, axes))
     flagged = answers.flagged

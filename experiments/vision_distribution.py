@@ -19,8 +19,8 @@ from scipy import stats
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from halopose.landing.association import CornerDetections, associate, expected_corners, usual
-from halopose.landing.flight import truth_of, vision_model_of
+from halopose.landing.association import CornerDetections, associate, expected_corners, in_distribution_only
+from halopose.landing.flight import true_trajectory, vision_model_of
 from halopose.landing.settings import TRUTH_RATE, CornerCorrelation, LandingSettings
 from halopose.landing.vision_fix import solve
 from halopose.landing.world.approach import fly
@@ -33,23 +33,23 @@ _HALF = (0.5, 0.5, 0.5)
 
 def unit_errors(settings: LandingSettings, poses: Sequence[PoseDistributions]) -> tuple[Array, Array]:
     """Errors of fixes (N, 3) and of corners (N, 4, 2) in their own standard deviations, NaN without any."""
-    settings = replace(settings, lasting=_HALF, total=(1.0, 1.0, 1.0))
+    settings = replace(settings, persistent_share=_HALF, variance_factor=(1.0, 1.0, 1.0))
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
-    truth = truth_of(approach)
+    truth = true_trajectory(approach)
     times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
     eye = replace(vision_model_of(approach, [], times, settings), attitudes=truth.attitude(times))
     position = truth.position(times)
     exact = expected_corners(eye.camera, eye.mount, position, eye.attitudes, eye.corners)
     fixes, corners = np.full((len(times), 3), np.nan), np.full((len(times), 4, 2), np.nan)
-    for n, each in enumerate(usual(found, settings.alarm) for found in poses):
+    for n, each in enumerate(in_distribution_only(found, settings.alarm) for found in poses):
         chosen = associate(each, eye.viewpoint(n, position[n], 25.0 * np.eye(3)), eye.corners)
         if chosen.index is None:
             continue
-        seen = CornerDetections.nothing(1, student=each.dof is not None)
+        seen = CornerDetections.empty(1, student=each.dof is not None)
         seen.put(0, each, chosen)
         away = (seen.pixels[0] - exact[n])[..., None]
         corners[n] = np.linalg.solve(np.linalg.cholesky(seen.covariance[0]), away)[..., 0]
-        fix = solve(seen, eye.at(slice(n, n + 1)), len(times))
+        fix = solve(seen, eye.select(slice(n, n + 1)), len(times))
         if fix.trusted[0]:
             taken = eye.measurement(n, float(times[n]), seen, fix, position[n])
             fixes[n] = np.linalg.solve(taken.drift / np.sqrt(_HALF), taken.value - position[n])
@@ -110,8 +110,8 @@ class CornerErrorDistribution:
         lasting = self.lasting * self.lasting_freedom / (self.lasting_freedom - 2)
         total = self.white + lasting
         return (
-            f"TOTAL = {_words(total)}, LASTING = {_words(lasting / total)}, VISION: {self.persistence:.0f} s, "
-            f"FREEDOM = {self.freedom:.0f}, of what lasts {self.lasting_freedom:.0f}"
+            f"VISION_VARIANCE_FACTOR = {_words(total)}, VISION_PERSISTENT_SHARE = {_words(lasting / total)}, VISION_DRIFT: {self.persistence:.0f} s, "
+            f"VISION_NOISE_SCALE_DOF = {self.freedom:.0f}, of what lasts {self.lasting_freedom:.0f}"
         )
 
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from halopose.geometry.camera import Camera, Mount, runway_corners
 from halopose.landing.association import (
     AMBIGUOUS,
-    ELSEWHERE,
+    NOT_WHERE_EXPECTED,
     Association,
     CornerDetections,
     Viewpoint,
+    as_pose_distributions,
     associate,
-    detect,
+    detect_runways,
     expected_corners,
 )
-from halopose.landing.association import detections as as_detections
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
@@ -76,7 +76,7 @@ def test_a_parallel_runway_does_not_pass_where_the_own_one_is_missed(distance: f
     beside = seen_from(distance, runway=PARALLEL)
     found = associate(detections(beside), believed(distance), CORNERS)
     assert found.index is None
-    assert found.reason == ELSEWHERE
+    assert found.reason == NOT_WHERE_EXPECTED
     both = detections(beside, seen_from(distance))
     assert associate(both, believed(distance), CORNERS, [PARALLEL]).index == 1
 
@@ -117,17 +117,17 @@ def test_expected_corners_of_a_level_aircraft_on_the_centreline_are_symmetric() 
 
 
 def test_frames_without_the_runway_hold_nothing() -> None:
-    found = detect(model(detections(PLACE), detections(), detections(PLACE)), [None] * 3)
-    sightings = CornerDetections.nothing(3)
-    sightings.put(0, found[0], Association(0))
-    sightings.put(2, found[2], Association(0))
-    sightings.put(2, found[2], Association(None, ELSEWHERE))
-    assert sightings.seen.tolist() == [True, False, False]
-    assert np.isfinite(sightings.pixels[0]).all()
-    assert np.isnan(sightings.pixels[1:]).all()
-    assert sightings.keep[0].tolist() == [True, True, False, True]
-    assert not sightings.keep[1:].any()
-    assert len(sightings.select(sightings.seen)) == 1
-    again = as_detections(sightings)
+    found = detect_runways(model(detections(PLACE), detections(), detections(PLACE)), [None] * 3)
+    corner_detections = CornerDetections.empty(3)
+    corner_detections.put(0, found[0], Association(0))
+    corner_detections.put(2, found[2], Association(0))
+    corner_detections.put(2, found[2], Association(None, NOT_WHERE_EXPECTED))
+    assert corner_detections.seen.tolist() == [True, False, False]
+    assert np.isfinite(corner_detections.pixels[0]).all()
+    assert np.isnan(corner_detections.pixels[1:]).all()
+    assert corner_detections.keep[0].tolist() == [True, True, False, True]
+    assert not corner_detections.keep[1:].any()
+    assert len(corner_detections.select(corner_detections.seen)) == 1
+    again = as_pose_distributions(corner_detections)
     assert [len(each) for each in again] == [1, 0, 0]
     np.testing.assert_array_equal(again[0].keypoints[0], PLACE)

@@ -17,7 +17,7 @@ from halopose.cli.app import main
 from halopose.data.loading import load_dataset
 from halopose.geometry.camera import Camera
 from halopose.landing.commands import _sensors
-from halopose.landing.flight import _images, conclude
+from halopose.landing.flight import _images, navigate
 from halopose.landing.navigation.sensors import GNSS, Sensors
 from halopose.landing.recordings.record_flight import record
 from halopose.landing.settings import LandingSettings
@@ -135,7 +135,7 @@ def test_large_frames_are_looked_at_again_where_the_filter_expects_the_runway(
     settings, times = LandingSettings(seed=3, rate=0.5), np.arange(0.0, 6.0, 2.0)
     images = tuple(_images(approach, truth, times, None))
     nothing = [Blind().nothing] * len(times)
-    there = record(conclude(approach, truth, times, nothing, settings, images), tmp_path / "approach")
+    there = record(navigate(approach, truth, times, nothing, settings, images), tmp_path / "approach")
     looked: list[tuple[int, ...]] = []
     predict = UncertainPose.predict
 

@@ -1,4 +1,4 @@
-"""Flights with made-up sightings: solved, checked and fused consistently, whatever goes wrong in between."""
+"""Flights with made-up detections: solved, checked and fused consistently, whatever goes wrong in between."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,10 +9,22 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import perturb, rotation_from_angles
-from halopose.landing.association import UNLIKE, CornerDetections, detections, expected_corners
-from halopose.landing.flight import SimulatedFlight, conclude, land, sensed, truth_of, vision_model_of
+from halopose.landing.association import (
+    OUT_OF_DISTRIBUTION,
+    CornerDetections,
+    as_pose_distributions,
+    expected_corners,
+)
+from halopose.landing.flight import (
+    SimulatedFlight,
+    land,
+    navigate,
+    simulate_sensors,
+    true_trajectory,
+    vision_model_of,
+)
 from halopose.landing.navigation.fusion import consistency
-from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Sensors, Truth
+from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Sensors, TrueTrajectory
 from halopose.landing.reports.flight_page import log_of
 from halopose.landing.settings import CameraErrors, CornerCorrelation, LandingSettings
 from halopose.landing.summary import distances, summarise, total_covariance
@@ -26,18 +38,18 @@ ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)
 
 
 INDEPENDENT = LandingSettings(
-    rate=1.0, sensors=ALONE, lasting=(0.0, 0.0, 0.0), joint=CornerCorrelation(0.0, 0.0, 0.0)
+    rate=1.0, sensors=ALONE, persistent_share=(0.0, 0.0, 0.0), corner_correlation=CornerCorrelation(0.0, 0.0, 0.0)
 )
 
 
-def approach_of(seed: int, end: float = 300.0) -> tuple[Any, Truth, Array]:
+def approach_of(seed: int, end: float = 300.0) -> tuple[Any, TrueTrajectory, Array]:
     approach = fly(seed, "clear", 100.0, start=2500.0, end=end)
-    truth = truth_of(approach)
+    truth = true_trajectory(approach)
     return approach, truth, np.arange(0.0, truth.times[-1], 1.0)
 
 
 def sighted(
-    approach: Any, truth: Truth, times: Array, rng: np.random.Generator, wrong: Any = None
+    approach: Any, truth: TrueTrajectory, times: Array, rng: np.random.Generator, wrong: Any = None
 ) -> CornerDetections:
     """True corners with Gaussian noise of covariances that differ by corner; ``wrong`` moves one far away."""
     world = approach.world
@@ -56,7 +68,9 @@ def sighted(
 def flown(seed: int, settings: Any = None, wrong: Any = None) -> SimulatedFlight:
     parts = approach_of(seed)
     settings = replace(settings or LandingSettings(rate=1.0), seed=seed)
-    return conclude(*parts, detections(sighted(*parts, np.random.default_rng([seed, 5]), wrong)), settings)
+    return navigate(
+        *parts, as_pose_distributions(sighted(*parts, np.random.default_rng([seed, 5]), wrong)), settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +80,8 @@ def flights() -> list[SimulatedFlight]:
 
 def test_vision_covers_what_it_promises(flights: list[SimulatedFlight]) -> None:
     inside = [
-        distances(f.fixes.position - f.position, total_covariance(f))[f.fixes.trusted] < 7.815 for f in flights
+        distances(f.vision_fixes.position - f.position, total_covariance(f))[f.vision_fixes.trusted] < 7.815
+        for f in flights
     ]
     assert 0.92 < np.concatenate(inside).mean() < 0.98
 
@@ -78,35 +93,44 @@ def test_the_fused_track_is_consistent(flights: list[SimulatedFlight]) -> None:
 
 
 def test_false_alarms_are_as_rare_as_asked_for(flights: list[SimulatedFlight]) -> None:
-    alarmed = np.concatenate([~flight.fixes.trusted[flight.sightings.seen] for flight in flights])
+    alarmed = np.concatenate([~flight.vision_fixes.trusted[flight.corner_detections.seen] for flight in flights])
     assert alarmed.mean() < 0.01
-    assert not any(flight.track.answers.flagged.any() for flight in flights)
+    assert not any(flight.track.output.flagged.any() for flight in flights)
 
 
 def test_a_wrong_corner_is_left_out_or_the_frame_is() -> None:
     flight = flown(3, wrong=2)
-    good = flight.fixes.solved
-    assert ((flight.fixes.excluded == 2) | ~flight.fixes.trusted)[good].mean() > 0.9
+    good = flight.vision_fixes.solved
+    assert ((flight.vision_fixes.excluded == 2) | ~flight.vision_fixes.trusted)[good].mean() > 0.9
     unchecked = flown(3, LandingSettings(rate=1.0, integrity=False), wrong=2)
-    trusted = flight.fixes.trusted
-    error, other = (np.linalg.norm((f.fixes.position - f.position)[trusted], axis=1) for f in (flight, unchecked))
+    trusted = flight.vision_fixes.trusted
+    error, other = (
+        np.linalg.norm((f.vision_fixes.position - f.position)[trusted], axis=1) for f in (flight, unchecked)
+    )
     assert np.isfinite(error).all()
     assert np.median(error) < 0.25 * np.nanmedian(other)
 
 
 def test_frames_without_the_runway_say_so() -> None:
     approach, truth, times = approach_of(1)
-    sightings = sighted(approach, truth, times, np.random.default_rng(0))
-    sightings.pixels[5], sightings.covariance[5], sightings.keep[5], sightings.score[5] = (
+    corner_detections = sighted(approach, truth, times, np.random.default_rng(0))
+    (
+        corner_detections.pixels[5],
+        corner_detections.covariance[5],
+        corner_detections.keep[5],
+        corner_detections.score[5],
+    ) = (
         np.nan,
         np.nan,
         False,
         0.0,
     )
-    flight = conclude(approach, truth, times, detections(sightings), LandingSettings(seed=1, rate=1.0))
-    assert flight.fixes.reasons[5] == "no runway detected"
-    assert np.isnan(flight.fixes.position[5]).all()
-    assert not flight.fixes.trusted[5]
+    flight = navigate(
+        approach, truth, times, as_pose_distributions(corner_detections), LandingSettings(seed=1, rate=1.0)
+    )
+    assert flight.vision_fixes.reasons[5] == "no runway detected"
+    assert np.isnan(flight.vision_fixes.position[5]).all()
+    assert not flight.vision_fixes.trusted[5]
     assert np.isfinite(flight.fused).all()
 
 
@@ -117,20 +141,20 @@ def test_the_log_knows_what_became_of_each_fix() -> None:
     updates = [frame["vision"] for frame in log_of(flight)["frames"]]
     found = [update["nis"] for update in updates if update["nis"] is not None]
     np.testing.assert_array_equal(np.sort(found), np.sort(flight.track.nis_of("vision")))
-    assert [update["nis"] is not None for update in updates] == flight.fixes.trusted.tolist()
+    assert [update["nis"] is not None for update in updates] == flight.vision_fixes.trusted.tolist()
 
 
 def test_what_is_unlike_the_data_is_not_used() -> None:
     approach, truth, times = approach_of(1)
-    seen = detections(sighted(approach, truth, times, np.random.default_rng(0)))
+    seen = as_pose_distributions(sighted(approach, truth, times, np.random.default_rng(0)))
     seen = [replace(each, novelty=np.full(len(each), 0.01 if n == 5 else 0.5)) for n, each in enumerate(seen)]
     settings = LandingSettings(seed=1, rate=1.0)
-    flight = conclude(approach, truth, times, seen, settings)
-    assert flight.fixes.reasons[5] == UNLIKE
-    assert not flight.fixes.trusted[5]
-    assert flight.fixes.trusted[4]
-    used = conclude(approach, truth, times, seen, replace(settings, alarm=0.0))
-    assert used.fixes.trusted[5]
+    flight = navigate(approach, truth, times, seen, settings)
+    assert flight.vision_fixes.reasons[5] == OUT_OF_DISTRIBUTION
+    assert not flight.vision_fixes.trusted[5]
+    assert flight.vision_fixes.trusted[4]
+    used = navigate(approach, truth, times, seen, replace(settings, alarm=0.0))
+    assert used.vision_fixes.trusted[5]
     with pytest.raises(HaloposeError, match="alarm"):
         LandingSettings(alarm=1.5)
 
@@ -139,8 +163,8 @@ def test_the_whole_pose_needs_no_attitude() -> None:
     settings = LandingSettings(rate=1.0, attitude="vision", sensors=replace(Sensors(), attitude=None))
     flight = flown(2, settings)
     near = flight.position[:, 0] > -1200
-    assert flight.fixes.trusted[near].mean() > 0.8
-    assert np.all(flight.fixes.sensitivity[flight.fixes.solved] == 0)
+    assert flight.vision_fixes.trusted[near].mean() > 0.8
+    assert np.all(flight.vision_fixes.sensitivity[flight.vision_fixes.solved] == 0)
     with pytest.raises(HaloposeError, match="--attitude vision"):
         LandingSettings(sensors=replace(Sensors(), attitude=None))
 
@@ -148,10 +172,10 @@ def test_the_whole_pose_needs_no_attitude() -> None:
 def test_pruned_corners_are_left_out_while_enough_remain() -> None:
     keep = np.array([[1, 1, 1, 0], [1, 0, 0, 1], [1, 1, 1, 1]], dtype=bool)
     blank = np.zeros((3, 4, 2))
-    sightings = CornerDetections(blank, blank[..., None], blank[..., None], keep, np.ones(3))
-    assert usable_corners(sightings, LandingSettings()).sum(1).tolist() == [3, 4, 4]
-    assert usable_corners(sightings, LandingSettings(prune=False)).all()
-    assert usable_corners(sightings, LandingSettings(attitude="vision")).all()
+    corner_detections = CornerDetections(blank, blank[..., None], blank[..., None], keep, np.ones(3))
+    assert usable_corners(corner_detections, LandingSettings()).sum(1).tolist() == [3, 4, 4]
+    assert usable_corners(corner_detections, LandingSettings(prune=False)).all()
+    assert usable_corners(corner_detections, LandingSettings(attitude="vision")).all()
 
 
 def test_angle_axes_turn_as_the_angles_do() -> None:
@@ -166,13 +190,14 @@ def test_angle_axes_turn_as_the_angles_do() -> None:
 
 def test_sensitivity_is_how_far_the_position_moves() -> None:
     flight = flown(6, LandingSettings(rate=1.0, integrity=False))
-    _, measured = sensed(flight.approach, flight.truth, flight.settings)
+    _, measured = simulate_sensors(flight.approach, flight.truth, flight.settings)
     eye = vision_model_of(flight.approach, measured, flight.frame_times, flight.settings)
     step = np.array([1e-5, -2e-5, 3e-5])
     low, high = (
-        solve(flight.sightings, replace(eye, attitudes=eye.attitudes + sign * step)).position for sign in (-1, 1)
+        solve(flight.corner_detections, replace(eye, attitudes=eye.attitudes + sign * step)).position
+        for sign in (-1, 1)
     )
-    expected = 2 * (flight.fixes.sensitivity @ step[:, None])[..., 0]
+    expected = 2 * (flight.vision_fixes.sensitivity @ step[:, None])[..., 0]
     good = np.isfinite(low).all(1) & np.isfinite(high).all(1) & (flight.position[:, 0] > -1500)
     np.testing.assert_allclose((high - low)[good], expected[good], rtol=0.15, atol=5e-3)
 
@@ -182,12 +207,14 @@ def test_a_parallel_runway_that_is_all_there_is_to_see_is_not_used() -> None:
     approach, truth, times = parts
     world = approach.world
     beside = world.runway.corners() + np.array([0.0, 229.0, 0.0])
-    sightings = sighted(*parts, np.random.default_rng(2))
+    corner_detections = sighted(*parts, np.random.default_rng(2))
     pixels = expected_corners(world.camera, world.mount, truth.position(times), truth.attitude(times), beside)
-    flight = conclude(*parts, detections(replace(sightings, pixels=pixels)), LandingSettings(seed=4, rate=1.0))
-    assert not flight.sightings.seen.any()
-    assert set(flight.fixes.reasons) == {"what was detected is not where the runway should be"}
-    assert not flight.track.answers.flagged.any()
+    flight = navigate(
+        *parts, as_pose_distributions(replace(corner_detections, pixels=pixels)), LandingSettings(seed=4, rate=1.0)
+    )
+    assert not flight.corner_detections.seen.any()
+    assert set(flight.vision_fixes.reasons) == {"what was detected is not where the runway should be"}
+    assert not flight.track.output.flagged.any()
 
 
 def test_late_images_are_put_in_their_place() -> None:
@@ -203,9 +230,9 @@ def test_a_camera_that_is_known_badly_says_so() -> None:
         flown(5, replace(INDEPENDENT, camera=CameraErrors(mounting=m, centre=c)))
         for m, c in ((0.0, 0.0), (5e-3, 5.0))
     )
-    good = sure.fixes.solved & unsure.fixes.solved
-    assert (unsure.fixes.levels[good] > sure.fixes.levels[good]).mean() > 0.9
-    inside = distances(unsure.fixes.position - unsure.position, total_covariance(unsure))[good] < 16.3
+    good = sure.vision_fixes.solved & unsure.vision_fixes.solved
+    assert (unsure.vision_fixes.levels[good] > sure.vision_fixes.levels[good]).mean() > 0.9
+    inside = distances(unsure.vision_fixes.position - unsure.position, total_covariance(unsure))[good] < 16.3
     assert inside.mean() > 0.8  # one draw of each error lasts for the whole flight
 
 
@@ -213,7 +240,7 @@ def test_the_filter_knows_the_sensors_on_board() -> None:
     approach, truth, _ = approach_of(7)
     worse = GaussMarkov((5e-3, 5e-3, 5e-3), 60.0)
     sensors = Sensors(radio=None, attitude=replace(ATTITUDE, bias=worse))
-    fusion, _ = sensed(approach, truth, LandingSettings(sensors=sensors))
+    fusion, _ = simulate_sensors(approach, truth, LandingSettings(sensors=sensors))
     assert fusion.attitude_bias == worse
     assert fusion.gnss_bias == GNSS.bias
 
@@ -223,7 +250,7 @@ class Oracle:
 
     def __init__(self, settings: Any, start: float = 6000.0) -> None:
         approach = fly(settings.seed, settings.weather, 100.0, start=start)
-        truth = truth_of(approach)
+        truth = true_trajectory(approach)
         times = np.arange(0.0, truth.times[-1], 1 / settings.rate)
         self.left = list(sighted(approach, truth, times, np.random.default_rng(1)).pixels)
 
@@ -252,8 +279,8 @@ def test_a_whole_landing_and_its_summary() -> None:
         ("weather", ["snow"]),
         ("attitude", ["gyro"]),
         ("conf", [-0.1, 1.1, np.nan]),
-        ("persistence", [-1.0, 0.0, np.inf, np.nan]),
-        ("lasting", [(1.0, 0.0, 0.0), (-0.1, 0.0, 0.0)]),
+        ("persistence_s", [-1.0, 0.0, np.inf, np.nan]),
+        ("persistent_share", [(1.0, 0.0, 0.0), (-0.1, 0.0, 0.0)]),
         ("false_alarm", [0.0, 1.0, -1e-3, np.nan]),
         ("requirement", ["cat-4"]),
         ("fault_probability", [0.0, 1.0, np.inf, np.nan]),

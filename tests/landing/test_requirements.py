@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
-from halopose.landing.requirements import REQUIREMENTS, path_axes, requirement, stanford
+from halopose.landing.requirements import REQUIREMENTS, count_stanford, path_axes, requirement
 
 
 def test_the_path_axes_are_orthonormal_and_the_first_runs_down_the_path() -> None:
@@ -29,7 +29,7 @@ def test_regions_of_a_stanford_diagram() -> None:
     #              fine  too wide  off but in limit  off, wide anyway  off and over the limit
     error = np.array([1.0, -20.0, 8.0, 60.0, -12.0])
     level = np.array([5.0, 30.0, 5.0, 50.0, 5.0])
-    found = stanford(error, level, 10.0)
+    found = count_stanford(error, level, 10.0)
     assert (found.available, found.unavailable, found.misleading, found.hazardous) == (1, 1, 2, 1)
 
 
@@ -38,4 +38,4 @@ def test_every_known_position_is_in_one_region(seed: int) -> None:
     rng = np.random.default_rng(seed)
     error, level = rng.normal(0, 10, 50), rng.uniform(0, 40, 50)
     level[:5], error[45:] = np.inf, np.nan
-    assert stanford(error, level, 15.0).total == 45
+    assert count_stanford(error, level, 15.0).total == 45

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chi2
 
 from halopose.landing.association import CornerDetections, expected_corners
-from halopose.landing.flight import truth_of, vision_model_of
+from halopose.landing.flight import true_trajectory, vision_model_of
 from halopose.landing.navigation.sensors import ATTITUDE, GaussMarkov, Measurement, Sensors
 from halopose.landing.settings import CameraErrors, CornerCorrelation, LandingSettings
 from halopose.landing.vision_fix import VisionModel, solve
@@ -16,8 +16,9 @@ from halopose.types import Array
 
 STEADY = replace(ATTITUDE, noise=(1e-6,) * 3, bias=GaussMarkov((1e-6,) * 3))
 SETTINGS = LandingSettings(
-    camera=CameraErrors(0, 0, 0, 0, 0, 0), joint=CornerCorrelation(0, 0, 0), excess=1.0, lasting=(0.0, 0.0, 0.0),
-    total=(1.0, 1.0, 1.0), sensors=Sensors(attitude=STEADY), prune=False,
+    camera=CameraErrors(0, 0, 0, 0, 0, 0), corner_correlation=CornerCorrelation(0, 0, 0), corner_variance_factor=1.0,
+    persistent_share=(0.0, 0.0, 0.0),
+    variance_factor=(1.0, 1.0, 1.0), sensors=Sensors(attitude=STEADY), prune=False,
 )  # fmt: skip
 START = np.array([150.0, 150.0, 60.0])  # standard deviations of the position before the first fix
 FRAMES, DRAWS = 3, 120
@@ -28,7 +29,7 @@ LOOKS, FLIGHTS, PIXELS, MEMORY = 25, 80, 2.0, np.exp(-1 / 22.0)
 def watched() -> tuple[VisionModel, Array, Array]:
     """An eye at some frames from 2 km on, the positions (N, 3) and where the corners are (N, 4, 2)."""
     approach = fly(0, "clear", 20.0)
-    truth = truth_of(approach)
+    truth = true_trajectory(approach)
     near = float(np.interp(-2000.0, truth.positions[:, 0], truth.times))
     times = near + np.arange(float(FRAMES))
     eye = replace(vision_model_of(approach, [], times, SETTINGS), attitudes=truth.attitude(times))
@@ -48,10 +49,10 @@ def followed(watched: tuple[VisionModel, Array, Array], rng: np.random.Generator
     error, covariance = START * rng.standard_normal(3), np.diag(START**2)
     for n in range(FRAMES):
         seen = sighted(exact[n] + rng.standard_normal((4, 2)))
-        fix = solve(seen, eye.at(slice(n, n + 1)), FRAMES)
+        fix = solve(seen, eye.select(slice(n, n + 1)), FRAMES)
         taken: Measurement
         if again:
-            taken = eye.likeliest(n, 0.0, seen, fix, position[n] + error, covariance)
+            taken = eye.linearised_measurement(n, 0.0, seen, fix, position[n] + error, covariance)
         else:
             taken = eye.measurement(n, 0.0, seen, fix, position[n] + error)
         gain = covariance @ np.linalg.inv(covariance + taken.covariance)
@@ -79,13 +80,13 @@ def lingered(eye: VisionModel, position: Array, exact: Array, seed: int) -> floa
     Half of the corners' variance lasts, and is followed as the navigator does.
     """
     rng = np.random.default_rng([seed, 6])
-    fix = solve(sighted(exact, PIXELS), eye.at(slice(0, 1)), LOOKS)
+    fix = solve(sighted(exact, PIXELS), eye.select(slice(0, 1)), LOOKS)
     error = np.append(START * rng.standard_normal(3), np.zeros(3))
     covariance = np.diag(np.append(START**2, np.ones(3)))
     lasting = rng.standard_normal((4, 2))
     for _ in range(LOOKS):
         seen = sighted(exact + PIXELS * np.sqrt(0.5) * (lasting + rng.standard_normal((4, 2))), PIXELS)
-        taken = eye.likeliest(0, 0.0, seen, fix, position + error[:3], covariance[:3, :3])
+        taken = eye.linearised_measurement(0, 0.0, seen, fix, position + error[:3], covariance[:3, :3])
         assert taken.drift is not None
         observed = np.hstack([np.eye(3), taken.drift])
         gain = covariance @ observed.T @ np.linalg.inv(observed @ covariance @ observed.T + taken.covariance)
@@ -101,7 +102,7 @@ def lingered(eye: VisionModel, position: Array, exact: Array, seed: int) -> floa
 def test_what_errs_near_looks_no_surer_than_what_errs_far(watched: tuple[VisionModel, Array, Array]) -> None:
     """Weighed from as far as it says itself, it did, and a filter came out too near in most flights."""
     eye, position, exact = watched
-    eye = replace(eye, settings=replace(SETTINGS, lasting=(0.5, 0.5, 0.5)))
+    eye = replace(eye, settings=replace(SETTINGS, persistent_share=(0.5, 0.5, 0.5)))
     along = [lingered(eye, position[0], exact[0], seed) for seed in range(FLIGHTS)]
     assert abs(np.mean(along)) < 3 / np.sqrt(FLIGHTS)
 
@@ -111,8 +112,8 @@ def test_where_the_filter_knows_the_place_a_frame_is_linearised_once(
 ) -> None:
     eye, position, exact = watched
     seen = sighted(exact[0] + 1.0)
-    fix = solve(seen, eye.at(slice(0, 1)), FRAMES)
+    fix = solve(seen, eye.select(slice(0, 1)), FRAMES)
     once = eye.measurement(0, 0.0, seen, fix, position[0])
-    taken = eye.likeliest(0, 0.0, seen, fix, position[0], np.eye(3))
+    taken = eye.linearised_measurement(0, 0.0, seen, fix, position[0], np.eye(3))
     np.testing.assert_array_equal(taken.value, once.value)
     np.testing.assert_array_equal(taken.covariance, once.covariance)

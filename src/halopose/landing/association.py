@@ -30,9 +30,9 @@ from halopose.poses import PoseDistributions
 from halopose.predictor import Predictor
 from halopose.types import Array
 
-NOTHING = "no runway detected"
-UNLIKE = "what was detected is unlike anything the detector is known for"
-ELSEWHERE = "what was detected is not where the runway should be"
+NO_RUNWAY = "no runway detected"
+OUT_OF_DISTRIBUTION = "what was detected is unlike anything the detector is known for"
+NOT_WHERE_EXPECTED = "what was detected is not where the runway should be"
 AMBIGUOUS = "ambiguous: two runways fit what was detected"
 
 _GATE = float(chdtri(6, 1e-4))  # squared distance of three corners beyond which they are not those expected
@@ -57,11 +57,11 @@ class CornerDetections:
     reasons: tuple[str, ...] = ()
 
     @classmethod
-    def nothing(cls, count: int, *, student: bool = False) -> CornerDetections:
+    def empty(cls, count: int, *, student: bool = False) -> CornerDetections:
         """So many frames in which no runway is seen; student: whether corners will have a Student-t's law."""
         dof = np.full((count, 4), np.nan) if student else None
         spread = np.full((count, 4, 2, 2), np.nan)
-        keep, reasons = np.zeros((count, 4), dtype=bool), (NOTHING,) * count
+        keep, reasons = np.zeros((count, 4), dtype=bool), (NO_RUNWAY,) * count
         return cls(np.full((count, 4, 2), np.nan), spread, spread.copy(), keep, np.zeros(count), dof, reasons)
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class CornerDetections:
 
     def reason(self, n: int) -> str:
         """Why frame n shows no runway."""
-        return self.reasons[n] if self.reasons else NOTHING
+        return self.reasons[n] if self.reasons else NO_RUNWAY
 
     def select(self, index: Any) -> CornerDetections:
         """Some of the frames."""
@@ -140,7 +140,7 @@ def expected_corners(camera: Camera, mount: Mount, positions: Array, attitudes: 
     return project_points(camera, rotation, eye, corners)
 
 
-def usual(poses: PoseDistributions, alarm: float) -> PoseDistributions:
+def in_distribution_only(poses: PoseDistributions, alarm: float) -> PoseDistributions:
     """Only the detections that are like what was calibrated on; all of them where nothing is known of that."""
     return poses if poses.novelty is None or not alarm else poses[poses.in_distribution(alarm)]
 
@@ -154,11 +154,11 @@ def associate(
     not the same fit, or what fits may as well be another runway.
     """
     if not len(poses):
-        return Association(None, NOTHING)
+        return Association(None, NO_RUNWAY)
     mine = _distances(poses, view, runway)
     fitting = np.flatnonzero(mine <= _GATE)
     if not len(fitting):
-        return Association(None, ELSEWHERE)
+        return Association(None, NOT_WHERE_EXPECTED)
     best = int(fitting[np.argmin(mine[fitting])])
     for other in others:
         if _distances(poses[best], view, other)[0] < mine[best] + _ODDS:
@@ -193,12 +193,12 @@ def _alike(poses: PoseDistributions, one: int, other: int) -> bool:
     return bool(np.sort(distance)[2] < chdtri(2, 1e-3))
 
 
-def detect(model: Predictor, images: Iterable[Any], *, conf: float = 0.25) -> list[PoseDistributions]:
+def detect_runways(model: Predictor, images: Iterable[Any], *, conf: float = 0.25) -> list[PoseDistributions]:
     """Everything that looks like a runway, image by image."""
-    return [runways_in(model, image, conf) for image in images]
+    return [detect_in_image(model, image, conf) for image in images]
 
 
-def runways_in(model: Predictor, image: Any, conf: float) -> PoseDistributions:
+def detect_in_image(model: Predictor, image: Any, conf: float) -> PoseDistributions:
     """Everything in an image that looks like a runway."""
     poses = model.predict(image, conf=conf)[0]
     if poses.keypoint_count != 4:
@@ -206,16 +206,18 @@ def runways_in(model: Predictor, image: Any, conf: float) -> PoseDistributions:
     return poses
 
 
-def detections(sightings: CornerDetections) -> list[PoseDistributions]:
-    """One detection, or none, for each frame of sightings."""
+def as_pose_distributions(corner_detections: CornerDetections) -> list[PoseDistributions]:
+    """One detection, or none, for each frame of corner_detections."""
     found = []
-    for n, seen in enumerate(sightings.seen.tolist()):
+    for n, seen in enumerate(corner_detections.seen.tolist()):
         rows = slice(n, n + 1) if seen else slice(n, n)
-        pixels = sightings.pixels[rows]
+        pixels = corner_detections.pixels[rows]
         boxes = np.concatenate([pixels.min(1), pixels.max(1)], axis=1) if seen else np.zeros((0, 4))
-        spread = sightings.covariance[rows], sightings.scale[rows]
-        dof = None if sightings.dof is None else sightings.dof[rows]
+        spread = corner_detections.covariance[rows], corner_detections.scale[rows]
+        dof = None if corner_detections.dof is None else corner_detections.dof[rows]
         found.append(
-            PoseDistributions(boxes, sightings.score[rows], pixels, *spread, dof=dof, keep=sightings.keep[rows])
+            PoseDistributions(
+                boxes, corner_detections.score[rows], pixels, *spread, dof=dof, keep=corner_detections.keep[rows]
+            )
         )
     return found

@@ -165,13 +165,13 @@ def land(
 
 def _say_doubts(summary: dict[str, Any]) -> None:
     """What to do where most of what was detected in a recording was not used, in one line."""
-    from halopose.landing.association import ELSEWHERE, NOTHING, UNLIKE
+    from halopose.landing.association import NO_RUNWAY, NOT_WHERE_EXPECTED, OUT_OF_DISTRIBUTION
 
     lost = summary["frames_not_used_because"]
-    detected = summary["frames"] - lost.get(NOTHING, 0)
-    if 2 * lost.get(UNLIKE, 0) > summary["frames"]:
+    detected = summary["frames"] - lost.get(NO_RUNWAY, 0)
+    if 2 * lost.get(OUT_OF_DISTRIBUTION, 0) > summary["frames"]:
         say("most of what was detected is unlike the data of these heads: use it with --alarm 0 --widen")
-    if 2 * lost.get(ELSEWHERE, 0) > detected:
+    if 2 * lost.get(NOT_WHERE_EXPECTED, 0) > detected:
         say(
             "most of what was detected is not where the runway should be: check the units of the logs (degrees or "
             "radians, metres or feet), --offset, the camera's mount and which runway it is"
@@ -341,7 +341,7 @@ class _Recorded:
             known = np.stack([np.interp(times, stamps, axis, np.nan, np.nan) for axis in values.T], axis=1)
         again = replaying.second_looks(model, frames, lens, seen, settings.conf, step) if closer else None
         return replaying.replay(
-            times, found, lens, site, measured, settings, truth=known, images=album or (), again=again
+            times, found, lens, site, measured, settings, truth=known, images=album or (), roi_detector=again
         )
 
 

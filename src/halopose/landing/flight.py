@@ -14,12 +14,26 @@ from typing import Any
 import numpy as np
 
 from halopose.geometry.camera import Camera, Mount
-from halopose.landing.association import NOTHING, UNLIKE, CornerDetections, associate, detect, usual
+from halopose.landing.association import (
+    NO_RUNWAY,
+    OUT_OF_DISTRIBUTION,
+    CornerDetections,
+    associate,
+    detect_runways,
+    in_distribution_only,
+)
 from halopose.landing.frame_buffer import FrameBuffer
 from halopose.landing.navigation.fusion import FusedTrack, fuse
-from halopose.landing.navigation.motion_model import FusionSettings, Initial
+from halopose.landing.navigation.motion_model import FusionSettings, InitialState
 from halopose.landing.navigation.navigator import NavigationState
-from halopose.landing.navigation.sensors import Deferred, GaussMarkov, IlsSite, Measurement, Truth, simulate
+from halopose.landing.navigation.sensors import (
+    DeferredMeasurement,
+    GaussMarkov,
+    IlsSite,
+    Measurement,
+    TrueTrajectory,
+    simulate,
+)
 from halopose.landing.roi_refinement import RoiDetector, expected_box
 from halopose.landing.settings import TRUTH_RATE, LandingSettings
 from halopose.landing.vision_fix import VisionFixes, VisionModel, solve
@@ -37,7 +51,7 @@ _APART = 0.011  # seconds between an image and its attitude: one sample of the I
 
 
 @dataclass(frozen=True)
-class Place:
+class Scenario:
     """Where a flight takes place: a runway with corners (4, 3), the camera that looks at it, and the air in
     words."""
 
@@ -50,7 +64,7 @@ class Place:
     air: str
 
     @classmethod
-    def of_world(cls, world: Scene) -> Place:
+    def of_world(cls, world: Scene) -> Scenario:
         """That of a scene."""
         runway, air = (
             world.runway,
@@ -70,12 +84,12 @@ class Flight:
     ``FrameBuffer`` has not all, or none. stamps (N,): times of the frames by the camera's clock, which the track has.
     """
 
-    place: Place
+    scenario: Scenario
     frame_times: Array
     position: Array
     attitude: Array
-    sightings: CornerDetections
-    fixes: VisionFixes
+    corner_detections: CornerDetections
+    vision_fixes: VisionFixes
     track: FusedTrack
     fused: Array
     fused_covariance: Array
@@ -90,12 +104,12 @@ class Flight:
         return np.where(np.isfinite(self.position), self.position, self.fused)
 
     @property
-    def pictured(self) -> list[int]:
+    def frames_with_images(self) -> list[int]:
         """Numbers of the frames whose images there are."""
         return self.images.kept if isinstance(self.images, FrameBuffer) else list(range(len(self.images)))
 
     @property
-    def judged(self) -> bool:
+    def has_truth(self) -> bool:
         """Whether the truth is known of any frame."""
         return bool(np.isfinite(self.position).any())
 
@@ -105,19 +119,19 @@ class SimulatedFlight(Flight):
     """A flight in a world of its own, with the whole truth of it."""
 
     approach: Approach
-    truth: Truth
+    truth: TrueTrajectory
 
 
 def land(model: Predictor, settings: LandingSettings, progress: Progress | None = None) -> SimulatedFlight:
     """Fly the approach of a seed with the camera and all sensors on board."""
     images: list[Array] = []
-    found = detections_of(model, settings, progress, images)
+    found = detect_in_flight(model, settings, progress, images)
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
-    truth = truth_of(approach)
-    return conclude(approach, truth, frame_times(truth, settings), found, settings, tuple(images))
+    truth = true_trajectory(approach)
+    return navigate(approach, truth, frame_times(truth, settings), found, settings, tuple(images))
 
 
-def detections_of(
+def detect_in_flight(
     model: Predictor,
     settings: LandingSettings,
     progress: Progress | None = None,
@@ -125,12 +139,12 @@ def detections_of(
 ) -> list[PoseDistributions]:
     """Everything that looks like a runway, frame by frame; the images are put into a list if one is given."""
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
-    truth = truth_of(approach)
+    truth = true_trajectory(approach)
     # Looked at as they are drawn: a model of something else shows at the first one.
     drawn = _images(approach, truth, frame_times(truth, settings), progress)
     if images is None:
-        return detect(model, drawn, conf=settings.conf)
-    return detect(model, _kept(drawn, images), conf=settings.conf)
+        return detect_runways(model, drawn, conf=settings.conf)
+    return detect_runways(model, _kept(drawn, images), conf=settings.conf)
 
 
 def _kept(drawn: Iterator[Array], images: list[Array]) -> Iterator[Array]:
@@ -139,128 +153,131 @@ def _kept(drawn: Iterator[Array], images: list[Array]) -> Iterator[Array]:
         yield image
 
 
-def frame_times(truth: Truth, settings: LandingSettings) -> Array:
+def frame_times(truth: TrueTrajectory, settings: LandingSettings) -> Array:
     """When the camera looks (N,)."""
     return np.arange(0.0, truth.times[-1], 1 / settings.rate)
 
 
-def truth_of(approach: Approach) -> Truth:
+def true_trajectory(approach: Approach) -> TrueTrajectory:
     """The true flight of an approach, as the sensors take it."""
-    return Truth(
+    return TrueTrajectory(
         approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
     )
 
 
-def conclude(
+def navigate(
     approach: Approach,
-    truth: Truth,
+    truth: TrueTrajectory,
     times: Array,
     detections: Sequence[PoseDistributions],
     settings: LandingSettings,
     images: tuple[Array, ...] = (),
 ) -> SimulatedFlight:
     """Associate, solve, check and fuse what has been detected at the frame times (N,)."""
-    fusion, measured = sensed(approach, truth, settings)
-    eye = vision_model_of(approach, measured, times, settings)
+    fusion, measured = simulate_sensors(approach, truth, settings)
+    vision_model = vision_model_of(approach, measured, times, settings)
     stamps = np.maximum(times + settings.camera.offset(settings.seed), truth.times[0])
-    start = start_of(truth, settings.seed)
-    looked = look(eye, stamps, times, detections, measured, fusion, start, truth.position(times))
+    start = draw_initial_state(truth, settings.seed)
+    fused = fuse_vision(vision_model, stamps, times, detections, measured, fusion, start, truth.position(times))
     return SimulatedFlight(
-        place=Place.of_world(approach.world),
+        scenario=Scenario.of_world(approach.world),
         approach=approach,
         truth=truth,
         frame_times=times,
         attitude=truth.attitude(times),
         images=images,
         settings=settings,
-        **looked,
+        **fused,
     )
 
 
-def look(
-    eye: VisionModel,
+def fuse_vision(
+    vision_model: VisionModel,
     stamps: Array,
     times: Array,
     detections: Sequence[PoseDistributions],
     measured: Sequence[Measurement],
     fusion: FusionSettings,
-    start: Initial,
+    start: InitialState,
     position: Array,
-    again: RoiDetector | None = None,
+    roi_detector: RoiDetector | None = None,
 ) -> dict[str, Any]:
     """Fuse detections of images stamped (N,), taken at times (N,), with what was measured: most of a ``Flight``.
 
     position (N, 3) is the truth at the times, to judge by; NaN where nobody knows it. again: looks at frames once
     more, where the filter expects the runway.
     """
-    camera = VisionSensor(eye, stamps, detections, again)
-    latency = eye.settings.camera.latency
+    camera = VisionSensor(vision_model, stamps, detections, roi_detector)
+    latency = vision_model.settings.camera.latency
     track = fuse([*measured, *camera.deferred(latency)], start, fusion, times, latency)
-    answers = track.answers
-    error = answers.positions - position
+    output = track.output
+    error = output.positions - position
     return {
         "stamps": stamps,
         "position": position,
-        "sightings": camera.seen(),
-        "fixes": VisionFixes.together(camera.fixes),
+        "corner_detections": camera.seen(),
+        "vision_fixes": VisionFixes.concatenate(camera.vision_fixes),
         "track": track,
-        "fused": answers.positions,
-        "fused_covariance": answers.covariances,
-        "nees": (error * np.linalg.solve(answers.covariances, error[..., None])[..., 0]).sum(1),
+        "fused": output.positions,
+        "fused_covariance": output.covariances,
+        "nees": (error * np.linalg.solve(output.covariances, error[..., None])[..., 0]).sum(1),
     }
 
 
 class VisionSensor:
     """The camera of a flight: when asked what it measures, it looks for the runway where it should be.
 
-    What it sees and makes of each of its N frames stays in ``sightings`` and ``fixes``.
+    What it sees and makes of each of its N frames stays in ``corner_detections`` and ``fixes``.
     """
 
     def __init__(
         self,
-        eye: VisionModel,
+        vision_model: VisionModel,
         times: Array,
         detections: Sequence[PoseDistributions],
-        again: RoiDetector | None = None,
+        roi_detector: RoiDetector | None = None,
     ) -> None:
-        self.eye, self.times, self.again = eye, times, again
-        self.detections = [usual(poses, eye.settings.alarm) for poses in detections]
+        self.vision_model, self.times, self.roi_detector = vision_model, times, roi_detector
+        self.detections = [in_distribution_only(poses, vision_model.settings.alarm) for poses in detections]
         self.found = [len(poses) > 0 for poses in detections]
-        self.sightings = CornerDetections.nothing(
+        self.corner_detections = CornerDetections.empty(
             len(times), student=bool(detections) and detections[0].dof is not None
         )
-        self.reasons = [NOTHING] * len(times)
-        self.fixes = [self._solved(n) for n in range(len(times))]
+        self.reasons = [NO_RUNWAY] * len(times)
+        self.vision_fixes = [self._solved(n) for n in range(len(times))]
 
-    def deferred(self, latency: float) -> list[Deferred]:
+    def deferred(self, latency: float) -> list[DeferredMeasurement]:
         """One for each frame, at its time stamp."""
         return [
-            Deferred(float(time), "vision", partial(self.measure, n), latency)
+            DeferredMeasurement(float(time), "vision", partial(self.measure, n), latency)
             for n, time in enumerate(self.times.tolist())
         ]
 
     def measure(self, n: int, state: NavigationState) -> Measurement | None:
         """What frame n says of the position, given where the aircraft is believed to be; None if nothing."""
-        view = self.eye.viewpoint(n, state.position, state.overbound)
-        if self.again is not None:
-            looked = self.again.at(n, expected_box(view, self.eye.corners))
-            self.detections[n], self.found[n] = usual(looked, self.eye.settings.alarm), len(looked) > 0
-        found = associate(self.detections[n], view, self.eye.corners, self.eye.others)
-        self.sightings.put(n, self.detections[n], found)
-        self.reasons[n] = UNLIKE if found.reason == NOTHING and self.found[n] else found.reason
-        self.fixes[n] = fix = self._solved(n)
+        view = self.vision_model.viewpoint(n, state.position, state.overbound)
+        if self.roi_detector is not None:
+            looked = self.roi_detector.at(n, expected_box(view, self.vision_model.corners))
+            self.detections[n], self.found[n] = (
+                in_distribution_only(looked, self.vision_model.settings.alarm),
+                len(looked) > 0,
+            )
+        found = associate(self.detections[n], view, self.vision_model.corners, self.vision_model.others)
+        self.corner_detections.put(n, self.detections[n], found)
+        self.reasons[n] = OUT_OF_DISTRIBUTION if found.reason == NO_RUNWAY and self.found[n] else found.reason
+        self.vision_fixes[n] = fix = self._solved(n)
         if not fix.trusted[0]:
             return None
-        seen, believed = self.sightings.select([n]), (state.position, state.overbound)
-        return self.eye.likeliest(n, self.times[n], seen, fix, *believed)
+        seen, believed = self.corner_detections.select([n]), (state.position, state.overbound)
+        return self.vision_model.linearised_measurement(n, self.times[n], seen, fix, *believed)
 
     def _solved(self, n: int) -> VisionFixes:
-        alone = replace(self.sightings.select([n]), reasons=(self.reasons[n],))
-        return solve(alone, self.eye.at(slice(n, n + 1)), len(self.times))
+        alone = replace(self.corner_detections.select([n]), reasons=(self.reasons[n],))
+        return solve(alone, self.vision_model.select(slice(n, n + 1)), len(self.times))
 
     def seen(self) -> CornerDetections:
         """What was seen in all frames."""
-        return replace(self.sightings, reasons=tuple(self.reasons))
+        return replace(self.corner_detections, reasons=tuple(self.reasons))
 
 
 def vision_model_of(
@@ -270,18 +287,18 @@ def vision_model_of(
     world = approach.world
     camera, mount = settings.camera.believed(world.camera, world.mount, settings.seed)
     others = () if world.parallel is None else (world.parallel.corners(),)
-    return VisionModel(camera, mount, world.runway.corners(), attitudes_of(measured, times), settings, others)
+    return VisionModel(camera, mount, world.runway.corners(), logged_attitudes(measured, times), settings, others)
 
 
-def sensed(
-    approach: Approach, truth: Truth, settings: LandingSettings
+def simulate_sensors(
+    approach: Approach, truth: TrueTrajectory, settings: LandingSettings
 ) -> tuple[FusionSettings, list[Measurement]]:
     """What the sensors other than the camera say, and a navigator that knows them, the camera and the ILS."""
     site = IlsSite.of_runway(approach.world.runway.length)
-    return fusion_of(settings, site), simulate(truth, settings.sensors, settings.seed, site)
+    return fusion_settings_for(settings, site), simulate(truth, settings.sensors, settings.seed, site)
 
 
-def fusion_of(settings: LandingSettings, site: IlsSite) -> FusionSettings:
+def fusion_settings_for(settings: LandingSettings, site: IlsSite) -> FusionSettings:
     """A navigator that knows the sensors on board, the camera and the ILS."""
     sensors, camera = settings.sensors, settings.camera
     known: dict[str, Any] = {
@@ -290,27 +307,27 @@ def fusion_of(settings: LandingSettings, site: IlsSite) -> FusionSettings:
     }
     if sensors.irs is not None:
         known["irs_rate"] = sensors.irs.rate
-    known["vision_bias"] = GaussMarkov((1.0, 1.0, 1.0), settings.persistence)
-    known["vision_freedom"] = settings.freedom
+    known["vision_bias"] = GaussMarkov((1.0, 1.0, 1.0), settings.persistence_s)
+    known["vision_freedom"] = settings.noise_scale_dof
     known["mounting"] = GaussMarkov((camera.mounting,) * 3)
     lag = max(FusionSettings.lag, 2 * camera.latency)
     return FusionSettings(site=site, clock=camera.clock, lag=lag, **known)
 
 
-def start_of(truth: Truth, seed: int) -> Initial:
+def draw_initial_state(truth: TrueTrajectory, seed: int) -> InitialState:
     """Where the filter believes to begin: off by as much as it says."""
     error = np.random.default_rng([seed, 77]).standard_normal(6) * _START_SIGMA
     position, velocity = truth.positions[0] + error[:3], truth.velocities[0] + error[3:]
-    return Initial(float(truth.times[0]), position, velocity, np.diag(_START_SIGMA**2))
+    return InitialState(float(truth.times[0]), position, velocity, np.diag(_START_SIGMA**2))
 
 
 def given_attitudes(flight: SimulatedFlight) -> Array:
     """Yaw, pitch and roll (N, 3) that vision was given at the frames of a flight, NaN where there were none."""
-    _, measured = sensed(flight.approach, flight.truth, flight.settings)
-    return attitudes_of(measured, flight.frame_times)
+    _, measured = simulate_sensors(flight.approach, flight.truth, flight.settings)
+    return logged_attitudes(measured, flight.frame_times)
 
 
-def attitudes_of(measured: Sequence[Measurement], times: Array) -> Array:
+def logged_attitudes(measured: Sequence[Measurement], times: Array) -> Array:
     """What the IRS says of yaw, pitch and roll (N, 3) at the frames, NaN where it is silent."""
     given = [m for m in measured if m.source == "attitude"]
     if not given:
@@ -320,7 +337,7 @@ def attitudes_of(measured: Sequence[Measurement], times: Array) -> Array:
     return np.where((apart.min(1) <= _APART)[:, None], nearest, np.nan)
 
 
-def _images(approach: Approach, truth: Truth, times: Array, progress: Progress | None) -> Iterator[Array]:
+def _images(approach: Approach, truth: TrueTrajectory, times: Array, progress: Progress | None) -> Iterator[Array]:
     """What the camera sees at the times, one image after the other."""
     for number, time in enumerate(times):
         moment = np.array([time])

@@ -18,8 +18,8 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array
 
 Operation = Literal["lpv-200", "cat-1", "cat-2", "cat-3"]
-LEVELS = ("along the path", "lateral", "across the path")  # order of the axes and of all levels
-GLIDE = radians(3.0)
+LEVEL_AXES = ("along the path", "lateral", "across the path")  # order of the axes and of all levels
+GLIDE_ANGLE_RAD = radians(3.0)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Requirement:
 
     @property
     def limits(self) -> Array:
-        """Alert limits (3,) in the order of ``LEVELS``; along the path there is none."""
+        """Alert limits (3,) in the order of ``LEVEL_AXES``; along the path there is none."""
         return np.array([np.inf, self.lateral, self.vertical])
 
 
@@ -56,7 +56,7 @@ def requirement(name: str) -> Requirement:
     return REQUIREMENTS[name]  # type: ignore[index]  # checked one line above
 
 
-def path_axes(glide: float = GLIDE) -> Array:
+def path_axes(glide: float = GLIDE_ANGLE_RAD) -> Array:
     """Unit vectors (3, 3) in runway axes, one a row: down the glide path, left, and up across the path.
 
     Range and height are wrong together: what is too far is too high, along the line of sight. Across the path
@@ -66,7 +66,7 @@ def path_axes(glide: float = GLIDE) -> Array:
 
 
 @dataclass(frozen=True)
-class Stanford:
+class StanfordCounts:
     """How many positions were what, by error, protection level and alert limit (a Stanford diagram's regions).
 
     available: error within level within limit. unavailable: the level is beyond the limit, and says so.
@@ -84,7 +84,7 @@ class Stanford:
         return self.available + self.unavailable + self.misleading + self.hazardous
 
 
-def stanford(error: Array, level: Array, limit: float) -> Stanford:
+def count_stanford(error: Array, level: Array, limit: float) -> StanfordCounts:
     """Count errors (N,) of trusted positions, without their signs, against levels (N,) and one alert limit."""
     error, known = np.abs(error), np.isfinite(error) & ~np.isnan(level)
     error, level = error[known], level[known]
@@ -92,4 +92,4 @@ def stanford(error: Array, level: Array, limit: float) -> Stanford:
     misleading = (error > level) & ~hazardous
     within = (error <= level) & (level <= limit)
     rest = known.sum() - hazardous.sum() - misleading.sum() - within.sum()
-    return Stanford(int(within.sum()), int(rest), int(misleading.sum()), int(hazardous.sum()))
+    return StanfordCounts(int(within.sum()), int(rest), int(misleading.sum()), int(hazardous.sum()))

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from halopose.boxes import part_around
-from halopose.landing.association import Viewpoint, runways_in
+from halopose.landing.association import Viewpoint, detect_in_image
 from halopose.poses import PoseDistributions
 from halopose.predictor import Predictor
 from halopose.types import Array
@@ -29,7 +29,7 @@ def refine_with_roi(
     """Everything that looks like a runway, image by image; images that are not much larger are looked at once."""
     closer = RoiRefiner(model, conf)
     for image in images:
-        yield closer.look(image, runways_in(model, image, conf))
+        yield closer.look(image, detect_in_image(model, image, conf))
 
 
 class RoiRefiner:
@@ -37,7 +37,7 @@ class RoiRefiner:
 
     def __init__(self, model: Predictor, conf: float) -> None:
         self.model, self.conf = model, conf
-        self.place: Array | None = None  # the runway's box in the frame before
+        self.scenario: Array | None = None  # the runway's box in the frame before
 
     def look(self, image: Array, whole: PoseDistributions, expected: Array | None = None) -> PoseDistributions:
         """Detections of the whole image, those of a part in place of the ones in it.
@@ -46,16 +46,16 @@ class RoiRefiner:
         """
         if image.shape[1] < _LARGER * self.model.imgsz:
             return whole
-        self.place = _place(whole, expected, self.place)
-        found = whole if self.place is None else self._part(image, whole, self.place)
-        self.place = _place(found, expected, self.place)
+        self.scenario = _place(whole, expected, self.scenario)
+        found = whole if self.scenario is None else self._part(image, whole, self.scenario)
+        self.scenario = _place(found, expected, self.scenario)
         return found
 
     def _part(self, image: Array, whole: PoseDistributions, place: Array) -> PoseDistributions:
         """Detections of the part around a box (4,) in place of those that lie in it, if it has any."""
         size = self.model.imgsz
         left, top, right, bottom = part_around(place, image.shape[1], image.shape[0], size)
-        near = runways_in(self.model, np.ascontiguousarray(image[top:bottom, left:right]), self.conf)
+        near = detect_in_image(self.model, np.ascontiguousarray(image[top:bottom, left:right]), self.conf)
         if not len(near):
             return whole
         origin = np.array([left, top], dtype=np.float64)

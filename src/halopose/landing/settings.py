@@ -14,7 +14,13 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array, Camera, Mount, exp_so3
 from halopose.geometry.integrity import Risks
-from halopose.landing.navigation.sensors import FREEDOM, LASTING, TOTAL, VISION, Sensors
+from halopose.landing.navigation.sensors import (
+    VISION_DRIFT,
+    VISION_NOISE_SCALE_DOF,
+    VISION_PERSISTENT_SHARE,
+    VISION_VARIANCE_FACTOR,
+    Sensors,
+)
 from halopose.landing.requirements import Operation, Requirement, requirement
 from halopose.landing.world.scenes import Weather, check_weather
 
@@ -123,18 +129,18 @@ class LandingSettings:
     prune: bool = True
     conf: float = 0.7
     alarm: float = 0.05
-    lasting: tuple[float, float, float] = LASTING
-    persistence: float = VISION.time_constant
-    total: tuple[float, float, float] = TOTAL
-    freedom: float = FREEDOM
+    persistent_share: tuple[float, float, float] = VISION_PERSISTENT_SHARE
+    persistence_s: float = VISION_DRIFT.time_constant
+    variance_factor: tuple[float, float, float] = VISION_VARIANCE_FACTOR
+    noise_scale_dof: float = VISION_NOISE_SCALE_DOF
     integrity: bool = True
     false_alarm: float = 1e-3
     fault_probability: float = 1.2e-3
     requirement: Operation = "lpv-200"
     sensors: Sensors = field(default_factory=Sensors)
     camera: CameraErrors = field(default_factory=CameraErrors)
-    joint: CornerCorrelation = field(default_factory=CornerCorrelation)
-    excess: float = 1.0
+    corner_correlation: CornerCorrelation = field(default_factory=CornerCorrelation)
+    corner_variance_factor: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= TRUTH_RATE:
@@ -146,16 +152,16 @@ class LandingSettings:
             raise HaloposeError(f"conf must lie between 0 and 1, got {self.conf}")
         if not 0 <= self.alarm <= 1:
             raise HaloposeError(f"an alarm rate lies between 0 and 1, got {self.alarm}")
-        if not 0 < self.persistence < math.inf:
-            raise HaloposeError(f"persistence is a number of seconds above 0, got {self.persistence}")
-        if not all(0 <= share < 1 for share in self.lasting):
-            raise HaloposeError(f"lasting takes shares of 0 or more and under 1, got {self.lasting}")
-        if not all(0 < factor < math.inf for factor in self.total):
-            raise HaloposeError(f"total takes factors above 0, got {self.total}")
-        if not self.freedom > 2:
-            raise HaloposeError(f"freedom should be above 2, got {self.freedom}")
-        if not 0 < self.excess < math.inf:
-            raise HaloposeError(f"excess is a factor above 0, got {self.excess}")
+        if not 0 < self.persistence_s < math.inf:
+            raise HaloposeError(f"persistence is a number of seconds above 0, got {self.persistence_s}")
+        if not all(0 <= share < 1 for share in self.persistent_share):
+            raise HaloposeError(f"lasting takes shares of 0 or more and under 1, got {self.persistent_share}")
+        if not all(0 < factor < math.inf for factor in self.variance_factor):
+            raise HaloposeError(f"total takes factors above 0, got {self.variance_factor}")
+        if not self.noise_scale_dof > 2:
+            raise HaloposeError(f"freedom should be above 2, got {self.noise_scale_dof}")
+        if not 0 < self.corner_variance_factor < math.inf:
+            raise HaloposeError(f"excess is a factor above 0, got {self.corner_variance_factor}")
         self.risks(1)
         if self.attitude not in ("irs", "vision"):
             raise HaloposeError(f"unknown attitude {self.attitude!r}: irs or vision")
@@ -163,7 +169,7 @@ class LandingSettings:
             raise HaloposeError("no attitude on board: solve for the whole pose with --attitude vision")
 
     @property
-    def required(self) -> Requirement:
+    def approach_requirement(self) -> Requirement:
         """Alert limits and risk of the approach."""
         return requirement(self.requirement)
 
@@ -171,6 +177,6 @@ class LandingSettings:
         """Risks of each of so many frames of the approach."""
         return Risks(
             false_alarm=self.false_alarm,
-            integrity=self.required.per_frame(frames),
+            integrity=self.approach_requirement.per_frame(frames),
             fault_probability=self.fault_probability,
         )

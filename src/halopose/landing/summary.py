@@ -14,7 +14,7 @@ from scipy import stats
 
 from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
-from halopose.landing.requirements import LEVELS, stanford
+from halopose.landing.requirements import LEVEL_AXES, count_stanford
 from halopose.types import Array
 
 AXES = ("x", "y", "z")
@@ -34,13 +34,13 @@ def total_covariance(flight: Flight) -> Array:
     sensor = flight.settings.sensors.attitude
     variance = np.zeros(3) if sensor is None else np.square(sensor.bias.sigma)
     variance = variance + flight.settings.camera.mounting**2
-    carried = flight.fixes.sensitivity
-    return np.asarray(flight.fixes.covariance + (carried * variance) @ np.swapaxes(carried, 1, 2))
+    carried = flight.vision_fixes.sensitivity
+    return np.asarray(flight.vision_fixes.covariance + (carried * variance) @ np.swapaxes(carried, 1, 2))
 
 
 def summarise(flight: Flight) -> dict[str, Any]:
     """Counts, errors and consistency of a flight."""
-    fixes = flight.fixes
+    fixes = flight.vision_fixes
     vision, fused = fixes.position - flight.position, flight.fused - flight.position
     limit = float(stats.chi2.ppf(0.95, 3))
     outside = distances(vision, total_covariance(flight)) > limit
@@ -48,24 +48,24 @@ def summarise(flight: Flight) -> dict[str, Any]:
     true = np.isfinite(flight.position).all(
         1
     )  # frames to judge by, if any: a truth may be of a part of the flight
-    error, required = fixes.error(flight.position), flight.settings.required
+    error, required = fixes.error(flight.position), flight.settings.approach_requirement
     beyond = (np.abs(error) > fixes.levels).any(1)
-    judged = consistency(flight.nees, 3) if flight.judged else None
+    judged = consistency(flight.nees, 3) if flight.has_truth else None
     return {
         "frames": len(flight.frame_times),
-        "runway_detected": int(flight.sightings.seen.sum()),
+        "runway_detected": int(flight.corner_detections.seen.sum()),
         "position_solved": int(solved.sum()),
         "trusted": int(trusted.sum()),
-        **({"truth_known": int(true.sum())} if flight.judged and not true.all() else {}),
+        **({"truth_known": int(true.sum())} if flight.has_truth and not true.all() else {}),
         "corner_excluded": int((fixes.excluded[trusted] >= 0).sum()),
         "vision_outside_95": _share(outside, solved & true),
         "trusted_vision_outside_95": _share(outside, trusted & true),
         "beyond_protection_level": int((beyond & trusted).sum()),
         "available": {
             f"{name} within {limit:g} m ({required.name})": asdict(
-                stanford(error[trusted, axis], fixes.levels[trusted, axis], limit)
+                count_stanford(error[trusted, axis], fixes.levels[trusted, axis], limit)
             )
-            for axis, (name, limit) in enumerate(zip(LEVELS, required.limits.tolist(), strict=True))
+            for axis, (name, limit) in enumerate(zip(LEVEL_AXES, required.limits.tolist(), strict=True))
             if np.isfinite(limit)
         },
         "fused_nees": judged.mean if judged else float("nan"),
@@ -84,7 +84,7 @@ def summarise(flight: Flight) -> dict[str, Any]:
 
 def _flagged(flight: Flight) -> dict[str, float]:
     """Seconds for which the navigator was not to be relied upon, by reason."""
-    count = Counter(word for words in flight.track.answers.flags for word in words)
+    count = Counter(word for words in flight.track.output.flags for word in words)
     return {word: frames / flight.settings.rate for word, frames in count.items()}
 
 

@@ -31,14 +31,14 @@ _UNKNOWN = np.radians(10.0)  # standard deviation of an attitude that nobody mea
 
 @dataclass(frozen=True)
 class VisionFixes:
-    """What PnP makes of N sightings: the aircraft's position (N, 3) in runway axes with covariance (N, 3, 3).
+    """What PnP makes of N corner_detections: the aircraft's position (N, 3) in runway axes with covariance (N, 3, 3).
 
     The covariance leaves out the bias of the given attitude and the angles of the camera's mounting, which are the
     same in every frame; ``sensitivity`` (N, 3, 3) says how far the position moves with errors of yaw, pitch and
     roll, zero if none were given. NaN where there is none. statistic (N,) is the residuals' chi-square with dof
     (N,) degrees of freedom, trusted (N,) whether the integrity check let the frame pass, mask (N, 4) the corners
     used, excluded (N,) the one left out or -1, reasons (N,) in words what became of each frame; levels (N, 3)
-    protection levels in metres in the order of ``requirements.LEVELS``.
+    protection levels in metres in the order of ``requirements.LEVEL_AXES``.
     """
 
     position: Array
@@ -58,11 +58,11 @@ class VisionFixes:
         return np.asarray(np.isfinite(self.position).all(1))
 
     def error(self, truth: Array) -> Array:
-        """Errors (N, 3) against true positions (N, 3), in the order of ``requirements.LEVELS``."""
+        """Errors (N, 3) against true positions (N, 3), in the order of ``requirements.LEVEL_AXES``."""
         return np.asarray((self.position - truth) @ path_axes().T)
 
     @classmethod
-    def together(cls, parts: list[VisionFixes]) -> VisionFixes:
+    def concatenate(cls, parts: list[VisionFixes]) -> VisionFixes:
         """Fixes of many frames from those of some."""
         names = [name for name in cls.__dataclass_fields__ if name != "reasons"]
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
@@ -85,7 +85,7 @@ class VisionModel:
     others: tuple[Array, ...] = field(default=())
 
     @property
-    def steady(self) -> Array:
+    def constant_variance(self) -> Array:
         """Variances (3,) of yaw, pitch and roll as the camera has them, of the part that is the same in all
         frames."""
         sensor = self.settings.sensors.attitude
@@ -93,12 +93,12 @@ class VisionModel:
         return np.asarray(bias + self.settings.camera.mounting**2)
 
     @property
-    def oriented(self) -> Array:
+    def has_attitude(self) -> Array:
         """Which frames (N,) have an attitude."""
         return np.asarray(np.isfinite(self.attitudes).all(1))
 
     @property
-    def guided(self) -> bool:
+    def uses_given_attitude(self) -> bool:
         """Whether positions are solved for with the attitude of the IRS."""
         return self.settings.attitude == "irs" and self.settings.sensors.attitude is not None
 
@@ -111,14 +111,14 @@ class VisionModel:
     def rotation(self) -> Array:
         """Runway to camera (N, 3, 3), NaN where it is unknown."""
         rotation = self.mount.rotation @ rotation_from_angles(*np.nan_to_num(self.attitudes).T)
-        return np.where(self.oriented[:, None, None], rotation, np.nan)
+        return np.where(self.has_attitude[:, None, None], rotation, np.nan)
 
     @cached_property
     def attitude_covariance(self) -> Array:
         """Of the camera's rotation, about the runway axes (N, 3, 3)."""
         sensor = self.settings.sensors.attitude
         noise = np.zeros(3) if sensor is None else np.square(sensor.noise)
-        return np.asarray((self.axes * (noise + self.steady)) @ np.swapaxes(self.axes, 1, 2))
+        return np.asarray((self.axes * (noise + self.constant_variance)) @ np.swapaxes(self.axes, 1, 2))
 
     @cached_property
     def intrinsics(self) -> Array | None:
@@ -126,8 +126,8 @@ class VisionModel:
         spread = self.settings.camera.intrinsics(self.camera)
         return spread if spread.any() else None
 
-    def at(self, frames: slice) -> VisionModel:
-        """The eye at some of the frames."""
+    def select(self, frames: slice) -> VisionModel:
+        """The vision_model at some of the frames."""
         return VisionModel(
             self.camera, self.mount, self.corners, self.attitudes[frames], self.settings, self.others
         )
@@ -135,16 +135,16 @@ class VisionModel:
     def viewpoint(self, n: int, position: Array, covariance: Array) -> Viewpoint:
         """Where the runway is to be looked for in frame n, with the aircraft at a position (3,) as uncertain as
         said."""
-        known = bool(self.oriented[n])
+        known = bool(self.has_attitude[n])
         spread = self.attitude_covariance[n] if known else _UNKNOWN**2 * np.eye(3)
         attitude = np.nan_to_num(self.attitudes[n])
         return Viewpoint(self.camera, self.mount, position, covariance, attitude, spread)
 
-    def likeliest(
+    def linearised_measurement(
         self,
         n: int,
         time: float,
-        sightings: CornerDetections,
+        corner_detections: CornerDetections,
         fixes: VisionFixes,
         expected: Array,
         covariance: Array,
@@ -158,96 +158,102 @@ class VisionModel:
         near would look surer than what errs far, fix after fix, and the filter would come out too near.
         """
         point = expected
-        taken = self.measurement(n, time, sightings, fixes, point)
-        for _ in range(_AGAIN if self.guided else 0):
+        taken = self.measurement(n, time, corner_detections, fixes, point)
+        for _ in range(_AGAIN if self.uses_given_attitude else 0):
             carried, drift = (
                 np.zeros((3, 3)) if part is None else part for part in (taken.sensitivity, taken.drift)
             )
-            spread = taken.covariance + (carried * self.steady) @ carried.T + drift @ drift.T
+            spread = taken.covariance + (carried * self.constant_variance) @ carried.T + drift @ drift.T
             moved = expected + covariance @ np.linalg.solve(covariance + spread, taken.value - expected)
             moved *= np.linalg.norm(expected) / np.linalg.norm(moved)
             if not np.linalg.norm(moved - point) > _NEAR * np.linalg.norm(point):  # also if it is not finite
                 break
-            point, taken = moved, self.measurement(n, time, sightings, fixes, moved)
+            point, taken = moved, self.measurement(n, time, corner_detections, fixes, moved)
         return taken
 
     def measurement(
-        self, n: int, time: float, sightings: CornerDetections, fixes: VisionFixes, expected: Array
+        self, n: int, time: float, corner_detections: CornerDetections, fixes: VisionFixes, expected: Array
     ) -> Measurement:
-        """What a navigator takes of frame n, the only one of its sightings and fixes: linear about where it
+        """What a navigator takes of frame n, the only one of its corner_detections and fixes: linear about where it
         expects to be (3,), or the fix itself if that was solved for with the attitude."""
-        if not self.guided:
+        if not self.uses_given_attitude:
             parts = fixes.position, fixes.covariance, fixes.sensitivity
-            return vision([time], *parts, self.settings.lasting, self.settings.total)[0]
+            return vision([time], *parts, self.settings.persistent_share, self.settings.variance_factor)[0]
         arm = self.mount.lever_arm @ rotation_from_angles(*self.attitudes[n])
         rows = slice(n, n + 1)
-        own, shared = self.settings.joint.parts(sightings.covariance * self.settings.excess)
+        own, shared = self.settings.corner_correlation.parts(
+            corner_detections.covariance * self.settings.corner_variance_factor
+        )
         position, _, total = step_with_attitude(
-            self.camera, self.corners, sightings.pixels, own, self.rotation[rows], self.attitude_covariance[rows],
+            self.camera, self.corners, corner_detections.pixels, own, self.rotation[rows], self.attitude_covariance[rows],
             (expected + arm)[None], intrinsics=self.intrinsics, shared=shared, mask=fixes.mask,
         )  # fmt: skip
-        spread, carried = self.at(rows).aircraft(total, self.rotation[rows])
-        return vision([time], position - arm, spread, carried, self.settings.lasting, self.settings.total)[0]
+        spread, carried = self.select(rows).aircraft_covariance(total, self.rotation[rows])
+        return vision(
+            [time], position - arm, spread, carried, self.settings.persistent_share, self.settings.variance_factor
+        )[0]
 
-    def aircraft(self, covariance: Array, rotation: Array) -> tuple[Array, Array]:
+    def aircraft_covariance(self, covariance: Array, rotation: Array) -> tuple[Array, Array]:
         """Position covariances (N, 3, 3) of the aircraft without what is steady, and the sensitivity to it."""
         arm = np.diag([self.settings.camera.lever_arm**2] * 3 + [0.0] * 3)
         total = aircraft_covariance(covariance, rotation, self.mount, arm)
         carried, steady = np.zeros((len(total), 3, 3)), np.zeros(3)
-        if self.guided:
+        if self.uses_given_attitude:
             carried = total[:, :3, 3:] @ np.linalg.solve(self.attitude_covariance, self.axes)
-            steady = self.steady
+            steady = self.constant_variance
         spread = total[:, :3, :3] - (carried * steady) @ np.swapaxes(carried, 1, 2)
         return (spread + np.swapaxes(spread, 1, 2)) / 2, carried
 
 
-def solve(sightings: CornerDetections, eye: VisionModel, frames: int | None = None) -> VisionFixes:
+def solve(
+    corner_detections: CornerDetections, vision_model: VisionModel, frames: int | None = None
+) -> VisionFixes:
     """The aircraft's position in every frame, of an approach of so many ``frames``, by default these.
 
     Where the attitude is wanted and NaN there is no position.
     """
-    found = _assessed(sightings, eye, frames or len(sightings))
+    found = _assessed(corner_detections, vision_model, frames or len(corner_detections))
     solution = found.solution
-    spread, carried = eye.aircraft(solution.covariance, solution.rotation)
+    spread, carried = vision_model.aircraft_covariance(solution.covariance, solution.rotation)
     return VisionFixes(
-        position=aircraft_pose(solution.rotation, solution.position, eye.mount)[1],
+        position=aircraft_pose(solution.rotation, solution.position, vision_model.mount)[1],
         covariance=spread,
         statistic=found.statistic,
         dof=solution.dof,
         trusted=found.trusted,
         excluded=found.excluded,
-        reasons=_reasons(sightings, eye, found),
+        reasons=_reasons(corner_detections, vision_model, found),
         levels=found.levels,
         sensitivity=carried,
         mask=found.mask,
     )
 
 
-def _assessed(sightings: CornerDetections, eye: VisionModel, frames: int) -> Assessment:
+def _assessed(corner_detections: CornerDetections, vision_model: VisionModel, frames: int) -> Assessment:
     """What ``geometry`` makes of the corners; of one frame with all of them the fast way."""
-    settings, mask = eye.settings, usable_corners(sightings, eye.settings)
-    spread = sightings.covariance * settings.excess
-    shown = eye.camera, eye.corners
+    settings, mask = vision_model.settings, usable_corners(corner_detections, vision_model.settings)
+    spread = corner_detections.covariance * settings.corner_variance_factor
+    shown = vision_model.camera, vision_model.corners
     limits: dict[str, Any] = {"risks": settings.risks(frames), "axes": path_axes()}
-    if not eye.guided:
-        return assess(*shown, sightings.pixels, spread, mask=mask, **limits, check=settings.integrity)
-    spread, shared = settings.joint.parts(spread)
+    if not vision_model.uses_given_attitude:
+        return assess(*shown, corner_detections.pixels, spread, mask=mask, **limits, check=settings.integrity)
+    spread, shared = settings.corner_correlation.parts(spread)
     if len(mask) == 1 and mask.all() and settings.integrity:
         return assess_one(
-            *shown, sightings.pixels[0], spread[0], eye.rotation[0], attitude=eye.attitude_covariance[0],
-            intrinsics=eye.intrinsics, shared=shared[0], **limits,
+            *shown, corner_detections.pixels[0], spread[0], vision_model.rotation[0], attitude=vision_model.attitude_covariance[0],
+            intrinsics=vision_model.intrinsics, shared=shared[0], **limits,
         )  # fmt: skip
     return assess(
-        *shown, sightings.pixels, spread, rotation=eye.rotation, attitude=eye.attitude_covariance,
-        intrinsics=eye.intrinsics, shared=shared, mask=mask, **limits, check=settings.integrity,
+        *shown, corner_detections.pixels, spread, rotation=vision_model.rotation, attitude=vision_model.attitude_covariance,
+        intrinsics=vision_model.intrinsics, shared=shared, mask=mask, **limits, check=settings.integrity,
     )  # fmt: skip
 
 
-def usable_corners(sightings: CornerDetections, settings: LandingSettings) -> Array:
+def usable_corners(corner_detections: CornerDetections, settings: LandingSettings) -> Array:
     """Corners (N, 4) to solve with: those kept by pruning where enough are left, else all of them."""
-    every = np.repeat(sightings.seen[:, None], 4, axis=1)
-    enough = sightings.keep.sum(1) >= (3 if settings.attitude == "irs" else 4)
-    return np.where(enough[:, None] & settings.prune, sightings.keep, every)
+    every = np.repeat(corner_detections.seen[:, None], 4, axis=1)
+    enough = corner_detections.keep.sum(1) >= (3 if settings.attitude == "irs" else 4)
+    return np.where(enough[:, None] & settings.prune, corner_detections.keep, every)
 
 
 def angle_axes(attitudes: Array) -> Array:
@@ -268,12 +274,12 @@ _WORDS = {
 }
 
 
-def _reasons(sightings: CornerDetections, eye: VisionModel, found: Assessment) -> tuple[str, ...]:
+def _reasons(corner_detections: CornerDetections, vision_model: VisionModel, found: Assessment) -> tuple[str, ...]:
     words = []
     for n, code in enumerate(found.verdict.tolist()):
-        if not sightings.seen[n]:
-            words.append(sightings.reason(n))
-        elif eye.guided and not eye.oriented[n]:
+        if not corner_detections.seen[n]:
+            words.append(corner_detections.reason(n))
+        elif vision_model.uses_given_attitude and not vision_model.has_attitude[n]:
             words.append("the IRS gave no attitude")
         else:
             words.append(_WORDS.get(Verdict(code)) or found.solution.reasons[n])

@@ -15,7 +15,14 @@ from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
 from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse, nees
-from halopose.landing.navigation.motion_model import BIAS, STATES, FusionSettings, Initial, observe, transition
+from halopose.landing.navigation.motion_model import (
+    BIAS,
+    STATES,
+    FusionSettings,
+    InitialState,
+    observe,
+    transition,
+)
 from halopose.landing.navigation.sensors import (
     ATTITUDE,
     GLIDE_SLOPE,
@@ -29,7 +36,7 @@ from halopose.landing.navigation.sensors import (
     Measurement,
     Sensors,
     Source,
-    Truth,
+    TrueTrajectory,
     in_order,
     simulate,
     vision,
@@ -46,22 +53,22 @@ BLIND = (6.0, 10.0)  # everything but the IRS is silent
 START = np.diag([100.0, 100.0, 100.0, 4.0, 4.0, 4.0])
 
 
-def approach(duration: float = 16.0) -> Truth:
+def approach(duration: float = 16.0) -> TrueTrajectory:
     """A three-degree descent that weaves, to 100 m before the threshold."""
     t = np.arange(0, duration + 0.01, 0.02)
     ahead, sway, zero = 70 * (duration - t) + 100, 0.5 * t, 0 * t
     positions = np.stack([-ahead, 15 * np.cos(sway), 15 + 0.052 * ahead + 2 * np.sin(sway)], axis=1)
     velocities = np.stack([zero + 70, -7.5 * np.sin(sway), np.cos(sway) - 0.052 * 70], axis=1)
     accelerations = np.stack([zero, -3.75 * np.cos(sway), -0.5 * np.sin(sway)], axis=1)
-    return Truth(t, positions, velocities, accelerations, np.zeros((t.size, 3)))
+    return TrueTrajectory(t, positions, velocities, accelerations, np.zeros((t.size, 3)))
 
 
 TRUTH = approach()
 
 
-def start(rng: np.random.Generator, covariance: Array = START) -> Initial:
+def start(rng: np.random.Generator, covariance: Array = START) -> InitialState:
     error = np.linalg.cholesky(covariance) @ rng.standard_normal(6)
-    return Initial(0.0, TRUTH.positions[0] + error[:3], TRUTH.velocities[0] + error[3:], covariance)
+    return InitialState(0.0, TRUTH.positions[0] + error[:3], TRUTH.velocities[0] + error[3:], covariance)
 
 
 def camera(rng: np.random.Generator, rate: float = 10.0, outages: Any = ()) -> list[Measurement]:
@@ -151,7 +158,7 @@ def test_bias_variance_is_stationary() -> None:
     np.testing.assert_allclose(step[6:, 6:] @ variance @ step[6:, 6:].T + noise[6:, 6:], variance, rtol=1e-12)
 
 
-def reference(measured: Any, initial: Initial, filter_: Any) -> tuple[Array, Array]:
+def reference(measured: Any, initial: InitialState, filter_: Any) -> tuple[Array, Array]:
     """The same flight through filterpy, IRS and all; returns states and covariances after each measurement."""
     filter_.x = np.concatenate([initial.position, initial.velocity, np.zeros(STATES - 6)])
     filter_.P = np.zeros((STATES, STATES))
@@ -262,7 +269,7 @@ def test_inconsistency_is_found(flights: list[FusedTrack]) -> None:
 
 def test_covariance_grows_through_an_outage_and_shrinks_after(flights: list[FusedTrack]) -> None:
     track = flights[0]
-    spread = np.linalg.eigvalsh(track.answers.covariances)
+    spread = np.linalg.eigvalsh(track.output.covariances)
     assert not ((track.times >= BLIND[0] + 0.2) & (track.times < BLIND[1])).any()
     assert (np.diff(spread, axis=0) > 0).all()
     assert (np.linalg.eigvalsh(track.covariances[-1, :3, :3]) < spread[-1]).all()
@@ -271,7 +278,7 @@ def test_covariance_grows_through_an_outage_and_shrinks_after(flights: list[Fuse
 def test_without_irs_the_filter_coasts() -> None:
     """The velocity stays and its variance grows with the stated density, whatever the steps."""
     fixes = vision([0.0, 0.3, 5.0], np.zeros((3, 3)), np.tile(1e12 * np.eye(3), (3, 1, 1)))  # they tell nothing
-    track = fuse(fixes, Initial(0.0, [0, 0, 9], [70, 0, 0], np.eye(6)), replace(SETTINGS, coasting=0.7))
+    track = fuse(fixes, InitialState(0.0, [0, 0, 9], [70, 0, 0], np.eye(6)), replace(SETTINGS, coasting=0.7))
     np.testing.assert_allclose(track.positions[-1], [350, 0, 9], atol=1e-6)
     np.testing.assert_allclose(np.diag(track.covariances[-1])[3:6], 1 + 0.7 * 5, rtol=1e-6)
 
@@ -279,7 +286,9 @@ def test_without_irs_the_filter_coasts() -> None:
 def test_an_irs_sample_counts_for_its_hold() -> None:
     push = Measurement(0.0, "irs", np.array([2.0, 0.0, 0.0]), 1e-12 * np.eye(3))
     last = vision([3.0], np.zeros((1, 3)), 1e12 * np.eye(3)[None])
-    track = fuse([push, *last], Initial(0.0, [0, 0, 9], [0, 0, 0], np.eye(6)), replace(SETTINGS, irs_hold=0.5))
+    track = fuse(
+        [push, *last], InitialState(0.0, [0, 0, 9], [0, 0, 0], np.eye(6)), replace(SETTINGS, irs_hold=0.5)
+    )
     np.testing.assert_allclose(track.states[-1, 3:6], [1.0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(track.positions[-1, 0], 0.25 + 2.5, atol=1e-6)
 
@@ -308,7 +317,7 @@ def test_what_cannot_be_used_is_passed_over_and_named(change: dict[str, Any], re
 
 
 FIX = Measurement(1.0, "vision", np.zeros(3), np.eye(3))
-ORIGIN = Initial(0.0, np.zeros(3), np.zeros(3), np.eye(6))
+ORIGIN = InitialState(0.0, np.zeros(3), np.zeros(3), np.eye(6))
 
 
 @pytest.mark.parametrize(

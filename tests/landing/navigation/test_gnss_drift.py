@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from halopose.landing.flight import start_of, truth_of
+from halopose.landing.flight import draw_initial_state, true_trajectory
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.gnss_drift import CHANCE, EVERY, LONGEST, SHARE, GnssDriftMonitor
 from halopose.landing.navigation.gnss_drift import RATE as DRIFTING
@@ -24,14 +24,14 @@ SENSORS = Sensors(
 )
 ALONE = replace(SENSORS, localizer=None, glide_slope=None, radio=None)
 SETTINGS = FusionSettings(site=IlsSite(), irs_rate=RATE)
-TRUTH = truth_of(fly(0, "clear", 50.0, start=4000.0))
+TRUTH = true_trajectory(fly(0, "clear", 50.0, start=4000.0))
 
 
 def flown(
     seed: int, sensors: Sensors, until: float = 99.0, fault: Fault | None = None, gate: float = 0.999
 ) -> list[NavigationState]:
     """States after every GNSS position."""
-    navigator = Navigator(start_of(TRUTH, seed), replace(SETTINGS, gate=gate))
+    navigator = Navigator(draw_initial_state(TRUTH, seed), replace(SETTINGS, gate=gate))
     broken = sensors if fault is None else replace(sensors, gnss=replace(present(sensors.gnss), faults=(fault,)))
     states = []
     for measurement in simulate(TRUTH, broken, seed, SETTINGS.site):
@@ -48,18 +48,18 @@ def test_the_shift_is_what_a_drift_does_to_the_filter(axis: int) -> None:
     began = 10.0
     drift = Fault(began, 99.0, "ramp", tuple(0.3 * (n == axis) for n in range(3)))
     usual, drifting = (flown(1, ALONE, 20.0, fault, gate=1.0)[-1] for fault in (None, drift))
-    ramps = usual.bank.ramps
+    ramps = usual.filters.gnss_drift
     row = int(np.flatnonzero((np.abs(ramps.since - began) < 1e-6) & (ramps.axis == axis))[0])
-    moved = drifting.bank.states[0] - usual.bank.states[0]
+    moved = drifting.filters.states[0] - usual.filters.states[0]
     np.testing.assert_allclose(moved, 0.3 * ramps.shift[row], rtol=1e-6, atol=1e-9)
-    found = drifting.bank.ramps
+    found = drifting.filters.gnss_drift
     change = (found.evidence - ramps.evidence)[row] / ramps.information[row]
     assert change == pytest.approx(0.3, rel=1e-6)  # whatever the noise, the estimated rate rises by the drift
     np.testing.assert_allclose(found.information, ramps.information)
 
 
 def test_without_a_drift_distances_are_standard_normal() -> None:
-    last = np.array([flown(seed, ALONE, 14.9)[-1].bank.ramps.distance for seed in range(16)])
+    last = np.array([flown(seed, ALONE, 14.9)[-1].filters.gnss_drift.distance for seed in range(16)])
     assert last.shape == (16, 9)
     assert abs(last.mean()) < 0.3
     assert 0.8 < last.std() < 1.2

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halopose.landing.flight import start_of, truth_of
+from halopose.landing.flight import draw_initial_state, true_trajectory
 from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse
-from halopose.landing.navigation.motion_model import FusionSettings, Initial
+from halopose.landing.navigation.motion_model import FusionSettings, InitialState
 from halopose.landing.navigation.navigator import Navigator
 from halopose.landing.navigation.sensors import (
     ATTITUDE,
     IRS,
     RADIO,
-    Deferred,
+    DeferredMeasurement,
     Fault,
     GaussMarkov,
     IlsSite,
@@ -39,7 +39,7 @@ SLOW = Sensors(
 )
 SITE = IlsSite()
 SETTINGS = FusionSettings(site=SITE, irs_rate=RATE)
-TRUTH = truth_of(fly(0, "clear", 50.0, start=4000.0))
+TRUTH = true_trajectory(fly(0, "clear", 50.0, start=4000.0))
 TIMES = np.arange(0.0, TRUTH.times[-1], 0.5)
 DRIFT, SHARES = GaussMarkov((1.0, 1.0, 1.0), 18.0), (0.62, 0.38, 0.45)  # of vision's error
 ALONE = replace(SLOW, gnss=None, localizer=None, glide_slope=None, radio=None)
@@ -49,12 +49,12 @@ def flown(seed: int = 0, sensors: Any = SLOW, extra: Any = (), **faults: Any) ->
     """A flight of which some sensors fail, named with their faults."""
     broken = {name: replace(getattr(sensors, name), faults=(fault,)) for name, fault in faults.items()}
     measured = simulate(TRUTH, replace(sensors, **broken), seed, SITE)
-    return fuse([*measured, *extra], start_of(TRUTH, seed), SETTINGS, TIMES)
+    return fuse([*measured, *extra], draw_initial_state(TRUTH, seed), SETTINGS, TIMES)
 
 
 def off(track: FusedTrack) -> Array:
     """Errors (N, 3) along and across the path at the times asked for."""
-    return np.abs((track.answers.positions - TRUTH.position(track.answers.times)) @ path_axes().T)
+    return np.abs((track.output.positions - TRUTH.position(track.output.times)) @ path_axes().T)
 
 
 def camera(seed: int, shift: Any = (0.0, 0.0, 0.0)) -> list[Measurement]:
@@ -83,7 +83,7 @@ def lasting_camera(
     unit = unit + np.sqrt(1 - np.array(SHARES)) * rng.standard_normal((len(times), 3))
     seen = positions + (np.linalg.cholesky(covariances) @ unit[..., None])[..., 0]
     seen[times >= 35.0, 1] += shift
-    return vision(times, seen, covariances * inflation, lasting=lasting)
+    return vision(times, seen, covariances * inflation, persistent_share=lasting)
 
 
 def test_an_error_that_lasts_is_a_state_and_the_gate_stays_on() -> None:
@@ -95,14 +95,14 @@ def test_an_error_that_lasts_is_a_state_and_the_gate_stays_on() -> None:
         tracks = []
         for s in range(6):
             measured = [*simulate(TRUTH, ALONE, s, SITE), *lasting_camera(s, lasting, factor)]
-            tracks.append(fuse(measured, start_of(TRUTH, s), settings, TIMES))
+            tracks.append(fuse(measured, draw_initial_state(TRUTH, s), settings, TIMES))
         quiet[name] = consistency(np.concatenate([track.nis_of("vision") for track in tracks]), 3).mean / 3
-        error = np.array([track.answers.positions[-4] - TRUTH.position(TIMES[-4:-3])[0] for track in tracks])
-        spread = np.array([track.answers.covariances[-4] for track in tracks])
+        error = np.array([track.output.positions[-4] - TRUTH.position(TIMES[-4:-3])[0] for track in tracks])
+        spread = np.array([track.output.covariances[-4] for track in tracks])
         values = np.einsum("ni,nij,nj->n", error, np.linalg.inv(spread), error)
         assert values.mean() < 8.0  # 18 degrees of freedom: once in a thousand
         moved = lasting_camera(0, lasting, factor, shift=60.0)
-        track = fuse([*alone, *moved], start_of(TRUTH, 0), settings, TIMES)
+        track = fuse([*alone, *moved], draw_initial_state(TRUTH, 0), settings, TIMES)
         late = (track.source == "vision") & (track.times >= 35.0) & (track.times < 37.0)
         assert track.accepted[late].all() == (name == "factor")
     assert 0.85 < quiet["states"] < 1.15
@@ -121,8 +121,8 @@ def test_a_tilted_irs_takes_gravity_for_acceleration_and_the_filter_knows() -> N
     np.testing.assert_allclose(extra[:, 1:], 0, atol=1e-6)
     variance = []
     for bias in (GaussMarkov((0.0, 0.0, 0.0)), GaussMarkov((0.0, 2e-3, 0.0))):
-        track = fuse(felt.values(), start_of(TRUTH, 3), replace(SETTINGS, attitude_bias=bias), TIMES)
-        variance.append(track.answers.covariances[-1, 0, 0])
+        track = fuse(felt.values(), draw_initial_state(TRUTH, 3), replace(SETTINGS, attitude_bias=bias), TIMES)
+        variance.append(track.output.covariances[-1, 0, 0])
     drift = 0.5 * 9.80665 * 2e-3 * TIMES[-1] ** 2
     assert variance[1] - variance[0] == pytest.approx(drift**2, rel=0.1)
 
@@ -130,15 +130,15 @@ def test_a_tilted_irs_takes_gravity_for_acceleration_and_the_filter_knows() -> N
 def test_without_a_fault_nothing_is_flagged_and_levels_hold() -> None:
     for seed in range(2):
         track = flown(seed, extra=camera(seed))
-        assert not track.answers.flagged.any()
-        assert (off(track) < 0.6 * track.answers.levels).all()
+        assert not track.output.flagged.any()
+        assert (off(track) < 0.6 * track.output.levels).all()
 
 
 @pytest.mark.parametrize("size", [50.0, 200.0])
 def test_gnss_does_not_capture_the_filter(size: float) -> None:
     """Refused 24 times and then adopted, a step once ended 198.8 m off with a sigma of 1.03 m, without a word."""
     track = flown(gnss=Fault(20.0, 999.0, "step", (0.0, size, 0.0)))
-    answers, during = track.answers, TIMES >= 20.0
+    answers, during = track.output, TIMES >= 20.0
     gnss = (track.source == "gnss") & (track.times >= 20.0)
     assert not track.accepted[gnss].any()
     assert answers.flagged[TIMES >= 24.0].all()
@@ -153,9 +153,9 @@ def test_gnss_does_not_capture_the_filter(size: float) -> None:
 @pytest.mark.parametrize(("rate", "seconds"), [(1.0, 15.0), (3.0, 8.0)])
 def test_a_ramp_is_flagged_and_never_beyond_the_levels(rate: float, seconds: float) -> None:
     track = flown(gnss=Fault(10.0, 999.0, "ramp", (0.0, rate, 0.0)))
-    first = TIMES[track.answers.flagged][0]
+    first = TIMES[track.output.flagged][0]
     assert 10.0 < first < 10.0 + seconds
-    assert (off(track) < track.answers.levels).all()
+    assert (off(track) < track.output.levels).all()
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_the_source_that_fails_is_the_one_left_out(name: str, fault: Fault) -> N
     faults: dict[str, Any] = {name: fault}
     track = flown(**faults)
     words = {"gnss": "GNSS", "localizer": "localizer", "radio": "radio altimeter", "irs": "IRS"}
-    assert f"{words[name]} left out" in track.answers.flags[-1]
-    assert (off(track) < track.answers.levels).all()
+    assert f"{words[name]} left out" in track.output.flags[-1]
+    assert (off(track) < track.output.levels).all()
     assert off(track)[-1].max() < 15
 
 
@@ -181,7 +181,7 @@ def test_a_source_comes_back_after_its_probation() -> None:
     localizer = track.source == "localizer"
     assert not track.accepted[localizer & (track.times > 13) & (track.times < 29)].any()
     assert track.accepted[localizer & (track.times > 31)].mean() > 0.95
-    assert not track.answers.flagged[-1]
+    assert not track.output.flagged[-1]
 
 
 def test_two_that_contradict_each_other_are_both_kept_and_flagged() -> None:
@@ -189,27 +189,27 @@ def test_two_that_contradict_each_other_are_both_kept_and_flagged() -> None:
     sensors = replace(SLOW, localizer=None, glide_slope=None, radio=None)
     for shift in (0.0, 40.0):
         track = flown(sensors=sensors, extra=camera(2, (0.0, shift, 0.0)))
-        assert track.answers.flagged.any() == bool(shift)
-        assert (off(track) < track.answers.levels).all()
+        assert track.output.flagged.any() == bool(shift)
+        assert (off(track) < track.output.levels).all()
 
 
 def test_a_filter_that_starts_wrong_starts_anew_and_says_so() -> None:
-    wrong = Initial(0.0, TRUTH.positions[0] + 300.0, TRUTH.velocities[0], 0.01 * np.eye(6))
+    wrong = InitialState(0.0, TRUTH.positions[0] + 300.0, TRUTH.velocities[0], 0.01 * np.eye(6))
     measured = simulate(TRUTH, ALONE, 5, SITE) + camera(5)
     track = fuse(measured, wrong, SETTINGS, TIMES)
     assert track.recovered.sum() == 1
     assert track.times[track.recovered][0] < 4
-    assert track.answers.flagged[(TIMES > 4) & (TIMES < 6)].all()
-    assert "started anew" in {word for words in track.answers.flags for word in words}
-    assert not track.answers.flagged[-1]
-    assert (off(track)[TIMES > 10] < track.answers.levels[TIMES > 10]).all()
+    assert track.output.flagged[(TIMES > 4) & (TIMES < 6)].all()
+    assert "started anew" in {word for words in track.output.flags for word in words}
+    assert not track.output.flagged[-1]
+    assert (off(track)[TIMES > 10] < track.output.levels[TIMES > 10]).all()
     assert off(track)[-1].max() < 30
 
 
 def test_levels_say_who_is_relied_upon() -> None:
     """With GNSS and IRS alone nobody would notice if GNSS lied; with the ILS to the side somebody would."""
     few, more = (
-        flown(sensors=replace(SLOW, localizer=each, glide_slope=None, radio=None)).answers.levels[-1]
+        flown(sensors=replace(SLOW, localizer=each, glide_slope=None, radio=None)).output.levels[-1]
         for each in (None, SLOW.localizer)
     )
     assert few[1] > 4 * more[1]
@@ -227,7 +227,10 @@ def test_late_measurements_end_where_they_would_have_in_time(seed: int, latency:
         for n, m in enumerate(in_order(measured))
     )
     ordered = in_order(measured)
-    prompt, tardy = Navigator(start_of(TRUTH, 1), SETTINGS), Navigator(start_of(TRUTH, 1), SETTINGS)
+    prompt, tardy = (
+        Navigator(draw_initial_state(TRUTH, 1), SETTINGS),
+        Navigator(draw_initial_state(TRUTH, 1), SETTINGS),
+    )
     for measurement in ordered:
         prompt.update(measurement)
     for _, n in arrival:
@@ -237,7 +240,7 @@ def test_late_measurements_end_where_they_would_have_in_time(seed: int, latency:
 
 
 def test_what_is_too_late_is_ignored_and_says_so() -> None:
-    navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
+    navigator = Navigator(draw_initial_state(TRUTH, 0), SETTINGS)
     fix = Measurement(2.0, "gnss", TRUTH.position(np.array([2.0]))[0], np.eye(3))
     before = navigator.update(fix).position
     state = navigator.update(replace(fix, time=1.4))
@@ -247,7 +250,7 @@ def test_what_is_too_late_is_ignored_and_says_so() -> None:
 
 
 def test_a_deferred_measurement_is_made_where_the_aircraft_is_believed_to_be() -> None:
-    navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
+    navigator = Navigator(draw_initial_state(TRUTH, 0), SETTINGS)
     asked = []
 
     def look(state: Any) -> Measurement | None:
@@ -255,17 +258,17 @@ def test_a_deferred_measurement_is_made_where_the_aircraft_is_believed_to_be() -
         return Measurement(state.time, "vision", state.position + 1.0, 100 * np.eye(3))
 
     navigator.update(Measurement(1.2, "gnss", TRUTH.position(np.array([1.2]))[0], np.eye(3)))
-    state = navigator.update(Deferred(1.0, "vision", look))
+    state = navigator.update(DeferredMeasurement(1.0, "vision", look))
     assert asked == [1.0]
     assert state.time == 1.2
     assert present(state.step).accepted
     np.testing.assert_allclose(present(present(state.step).innovation), 1.0)
-    nothing = navigator.update(Deferred(1.3, "vision", lambda state: None))
+    nothing = navigator.update(DeferredMeasurement(1.3, "vision", lambda state: None))
     assert present(nothing.step).reason == "nothing was measured"
 
 
 def test_the_past_within_the_lag_can_be_asked_for() -> None:
-    navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
+    navigator = Navigator(draw_initial_state(TRUTH, 0), SETTINGS)
     states = {}
     for measurement in in_order(simulate(TRUTH, SLOW, 0, SITE)):
         if measurement.time > 5:
@@ -276,7 +279,7 @@ def test_the_past_within_the_lag_can_be_asked_for() -> None:
 
 
 def test_every_step_says_what_an_engineer_would_log() -> None:
-    navigator = Navigator(start_of(TRUTH, 0), SETTINGS)
+    navigator = Navigator(draw_initial_state(TRUTH, 0), SETTINGS)
     fix = Measurement(0.5, "gnss", TRUTH.position(np.array([0.5]))[0], np.eye(3))
     step = present(navigator.update(fix).step)
     innovation, covariance = present(step.innovation), present(step.covariance)

@@ -8,12 +8,12 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.landing.navigation.filter_bank import FilterBank
-from halopose.landing.navigation.motion_model import FusionSettings, Initial
+from halopose.landing.navigation.motion_model import FusionSettings, InitialState
 from halopose.landing.navigation.navigator import Navigator
 from halopose.landing.navigation.noise_scale import LARGEST, SMALLEST, NoiseScale
 from halopose.landing.navigation.sensors import Measurement
 
-START = Initial(0.0, [-900.0, 0.0, 60.0], [70.0, 0.0, -3.5], 1e-4 * np.eye(6))
+START = InitialState(0.0, [-900.0, 0.0, 60.0], [70.0, 0.0, -3.5], 1e-4 * np.eye(6))
 
 
 @pytest.mark.parametrize("factor", [0.6, 1.0, 1.8])
@@ -63,7 +63,9 @@ def test_nothing_is_got_used_to_that_no_flight_had() -> None:
 
 
 def test_only_the_white_part_of_vision_is_scaled() -> None:
-    bank = replace(FilterBank.start(START, FusionSettings(vision_freedom=24.0)), scale=NoiseScale(24.0, 33.0))
+    bank = replace(
+        FilterBank.start(START, FusionSettings(vision_freedom=24.0)), noise_scale=NoiseScale(24.0, 33.0)
+    )
     fix = Measurement(1.0, "vision", np.zeros(3), 4 * np.eye(3), drift=np.eye(3))
     scaled = bank.scaled(fix)
     np.testing.assert_allclose(scaled.covariance, 6 * np.eye(3))
@@ -82,7 +84,7 @@ def test_a_navigator_learns_from_vision_alone_and_only_if_it_is_to() -> None:
             navigator.update(Measurement(0.1 * n, "gnss", place, 1e-4 * np.eye(3)))
             off = math.sqrt(1.8) * rng.standard_normal(3)
             states[freedom] = navigator.update(Measurement(0.1 * n, "vision", place + 2 * off, 4 * np.eye(3)))
-    assert states[24.0].bank.scale.value == pytest.approx(1.7, abs=0.3)
-    assert states[math.inf].bank.scale.value == 1.0
+    assert states[24.0].filters.noise_scale.value == pytest.approx(1.7, abs=0.3)
+    assert states[math.inf].filters.noise_scale.value == 1.0
     with pytest.raises(HaloposeError, match="vision_freedom should be above 2"):
         FusionSettings(vision_freedom=1.0)

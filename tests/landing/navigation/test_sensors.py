@@ -24,7 +24,7 @@ from halopose.landing.navigation.sensors import (
     Sensor,
     Sensors,
     Source,
-    Truth,
+    TrueTrajectory,
     in_order,
     simulate,
     vision,
@@ -37,12 +37,12 @@ POSITIONS = st.tuples(st.floats(-9000, -50), st.floats(-500, 500), st.floats(2, 
 
 def straight(
     duration: float = 20.0, start: Any = (-1500.0, 30.0, 95.0), velocity: Any = (70.0, -1.0, -3.5)
-) -> Truth:
+) -> TrueTrajectory:
     """A flight without acceleration, sampled coarsely."""
     times = np.linspace(0, duration, 41)
     velocities = np.tile(velocity, (times.size, 1))
     attitudes = np.tile([0.01, 0.05, -0.02], (times.size, 1))
-    return Truth(times, start + times[:, None] * velocities, velocities, 0 * velocities, attitudes)
+    return TrueTrajectory(times, start + times[:, None] * velocities, velocities, 0 * velocities, attitudes)
 
 
 def table(measurements: Any, source: str) -> tuple[Array, ...]:
@@ -84,7 +84,7 @@ def test_truth_interpolates_cubics_exactly_and_angles_the_short_way() -> None:
     times = np.array([0.0, 0.7, 1.5, 3.0])
     factor, t = np.array([2.0, -1.0, 0.5]), times[:, None]
     yaw = np.stack([[3.1, -3.1, -3.0, -2.9], np.zeros(4), np.zeros(4)], axis=1)
-    truth = Truth(times, factor * t**3, 3 * factor * t**2, 6 * factor * t, yaw)
+    truth = TrueTrajectory(times, factor * t**3, 3 * factor * t**2, 6 * factor * t, yaw)
     at = np.linspace(0, 3, 31)
     np.testing.assert_allclose(truth.position(at), factor * at[:, None] ** 3, atol=1e-12)
     np.testing.assert_allclose(truth.velocity(at), 3 * factor * at[:, None] ** 2, atol=1e-12)
@@ -149,7 +149,9 @@ def test_signals_end_where_they_would() -> None:
     times = np.linspace(0, 100, 101)
     positions = np.stack([50 * times - 3000, 0 * times, 1500 - 14 * times], axis=1)
     velocities = np.tile([50.0, 0.0, -14.0], (101, 1))
-    measured = simulate(Truth(times, positions, velocities, 0 * velocities, 0 * velocities), Sensors(), 0, SITE)
+    measured = simulate(
+        TrueTrajectory(times, positions, velocities, 0 * velocities, 0 * velocities), Sensors(), 0, SITE
+    )
     assert table(measured, "radio")[0].min() >= (1500 - RADIO_CEILING) / 14
     assert table(measured, "glide_slope")[0].max() < 60  # over the threshold at 60 s
     assert table(measured, "gnss")[0].max() == 100

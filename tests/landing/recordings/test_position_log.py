@@ -68,7 +68,7 @@ def test_left_and_high_are_positive(flight: SimulatedFlight) -> None:
 
 
 def test_what_is_flagged_or_not_served_is_not_valid(flight: SimulatedFlight, positions: Positions) -> None:
-    flagged = flight.track.answers.flagged
+    flagged = flight.track.output.flagged
     np.testing.assert_array_equal(positions.valid, ~flagged)
     behind = replace(flight, fused=flight.fused + np.array([9e4, 0.0, 0.0]))
     assert not positions_of(behind, site_of(flight)).valid.any()

@@ -9,8 +9,8 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Mount
-from halopose.landing.association import detections
-from halopose.landing.flight import SimulatedFlight, sensed, start_of
+from halopose.landing.association import as_pose_distributions
+from halopose.landing.flight import SimulatedFlight, draw_initial_state, simulate_sensors
 from halopose.landing.navigation.sensors import in_order
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.frames import open_frames
@@ -48,11 +48,11 @@ class Recorded:
         self.site: Site = read_runway(folder / "runway.json")
         self.settings = replace(SETTINGS, seed=SEED)
         self.measured = read_measurements(self.logs, self.site, self.settings)
-        self.seen = detections(sighted(*approach_of(SEED), np.random.default_rng([SEED, 5])))
+        self.seen = as_pose_distributions(sighted(*approach_of(SEED), np.random.default_rng([SEED, 5])))
         self.times = self.flight.frame_times
 
     def again(self, **changes: Any) -> Any:
-        given = {"start": start_of(self.flight.truth, SEED), **changes}
+        given = {"start": draw_initial_state(self.flight.truth, SEED), **changes}
         settings = given.pop("settings", self.settings)
         measured = given.pop("measured", self.measured)
         times, lens = given.pop("times", self.times), given.pop("lens", self.lens)
@@ -68,10 +68,10 @@ def test_the_replay_is_the_simulation(recorded: Recorded) -> None:
     """The same detections and logs through files: camera, runway on the earth, csv. Positions to a micrometre."""
     again = recorded.again()
     np.testing.assert_allclose(again.fused, recorded.flight.fused, atol=1e-6)
-    np.testing.assert_allclose(again.fixes.position, recorded.flight.fixes.position, atol=1e-6)
+    np.testing.assert_allclose(again.vision_fixes.position, recorded.flight.vision_fixes.position, atol=1e-6)
     np.testing.assert_allclose(again.fused_covariance, recorded.flight.fused_covariance, rtol=1e-6)
     assert again.track.source.tolist() == recorded.flight.track.source.tolist()
-    assert again.fixes.reasons == recorded.flight.fixes.reasons
+    assert again.vision_fixes.reasons == recorded.flight.vision_fixes.reasons
 
 
 def test_frames_are_looked_at_again_where_the_filter_expects_the_runway(recorded: Recorded) -> None:
@@ -85,13 +85,13 @@ def test_frames_are_looked_at_again_where_the_filter_expects_the_runway(recorded
 
     empty = [poses[:0] for poses in recorded.seen]
     blind = recorded.again(detections=empty)
-    assert not blind.sightings.seen.any()
-    steered = recorded.again(detections=empty, again=Looks())
+    assert not blind.corner_detections.seen.any()
+    steered = recorded.again(detections=empty, roi_detector=Looks())
     np.testing.assert_allclose(steered.fused, recorded.again().fused, atol=1e-9)
-    assert steered.fixes.reasons == recorded.again().fixes.reasons
+    assert steered.vision_fixes.reasons == recorded.again().vision_fixes.reasons
     assert sorted(asked) == list(range(len(recorded.times)))
     for n, box in asked.items():
-        corners = recorded.flight.sightings.pixels[n]
+        corners = recorded.flight.corner_detections.pixels[n]
         assert (box[:2] < corners.min(0) + 5).all()  # which are noisy
         assert (box[2:] > corners.max(0) - 5).all()
 
@@ -107,7 +107,7 @@ def test_without_truth_there_is_a_page_and_a_log_all_the_same(recorded: Recorded
 
 
 def test_a_recorded_runway_lies_as_its_designator_says(recorded: Recorded) -> None:
-    assert recorded.site.designator == recorded.flight.place.designator
+    assert recorded.site.designator == recorded.flight.scenario.designator
     assert np.degrees(recorded.site.heading) == pytest.approx(
         10 * int(recorded.site.designator[:2]) % 360, abs=1e-6
     )
@@ -130,7 +130,7 @@ def test_truth_of_a_part_judges_that_part(recorded: Recorded) -> None:
         expected = np.sqrt(np.mean(error[:, axis] ** 2))
         assert summary["root_mean_square_error"][name]["fused"] == pytest.approx(expected)
         assert np.isfinite(summary["root_mean_square_error"][name]["vision"])
-    far = replace(again, fixes=replace(again.fixes, position=again.fixes.position + 1e3))
+    far = replace(again, vision_fixes=replace(again.vision_fixes, position=again.vision_fixes.position + 1e3))
     assert summarise(far)["vision_outside_95"] == summarise(far)["trusted_vision_outside_95"] == 1.0
     assert summary["truth_known"] == 12
     assert "of the 12 frames with a known truth" in to_text(summary)
@@ -177,7 +177,7 @@ def test_without_an_attitude_the_whole_pose_is_solved_for(recorded: Recorded) ->
     assert settings.attitude == "vision"
     assert "the whole pose is solved for" in missing(logs)
     again = recorded.again(settings=settings, measured=read_measurements(logs, recorded.site, settings))
-    assert again.fixes.solved.any()
+    assert again.vision_fixes.solved.any()
 
 
 @pytest.mark.parametrize("rate", [10.0, 2.0])
@@ -186,10 +186,10 @@ def test_an_offset_of_the_clocks_is_found_or_refused(rate: float, seed: int) -> 
     """Noisy corners, stamped early by some tenths; by more than is looked for nothing may be found."""
     approach, truth, _ = approach_of(seed)
     settings = replace(SETTINGS, seed=seed)
-    measured = sensed(approach, truth, settings)[1]
+    measured = simulate_sensors(approach, truth, settings)[1]
     lens = Lens(*settings.camera.believed(approach.world.camera, approach.world.mount, seed))
     times = np.arange(0.5, truth.times[-1] - 1, 1 / rate)
-    seen = detections(sighted(approach, truth, times, np.random.default_rng(0)))
+    seen = as_pose_distributions(sighted(approach, truth, times, np.random.default_rng(0)))
     for early in (0.0, 0.46, -1.5):
         assert estimate_offset(times - early, seen, lens, measured) == pytest.approx(early, abs=0.1)
     for early in (3.0, -6.0):

@@ -17,7 +17,7 @@ from tests.landing.test_flight import flown
 def test_it_reads_back(tmp_path: Path) -> None:
     chunks = pytest.importorskip("rerun.chunk")  # which Python 3.10 does not have
     flight = flown(3, LandingSettings(rate=0.5, camera=CameraErrors(clock=0.0)))
-    grey = np.full((flight.place.camera.height, flight.place.camera.width, 3), 90, np.uint8)
+    grey = np.full((flight.scenario.camera.height, flight.scenario.camera.width, 3), 90, np.uint8)
     count = len(flight.frame_times)
     flight = replace(flight, images=(grey,) * count)
     path = write_rerun(flight, positions_of(flight, site_of(flight)), tmp_path / "landing.rrd")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from halopose.landing.reports.flight_charts import Diagram, nees_chart, stanford_charts
-from halopose.landing.requirements import stanford
+from halopose.landing.requirements import count_stanford
 from halopose.types import Array
 from tests.landing.reports.test_flight_pictures import fabricate
 
@@ -33,19 +33,21 @@ def test_ticks_are_few_and_count_from_the_first_frame(start: float, step: float)
 
 def test_dots_lie_on_the_side_of_the_diagonal_that_says_whether_the_level_held() -> None:
     flight = fabricate()
-    levels = flight.fixes.levels.copy()
-    used = np.flatnonzero(flight.fixes.trusted & flight.fixes.solved)
-    error = np.abs(flight.fixes.error(flight.position))
+    levels = flight.vision_fixes.levels.copy()
+    used = np.flatnonzero(flight.vision_fixes.trusted & flight.vision_fixes.solved)
+    error = np.abs(flight.vision_fixes.error(flight.position))
     levels[used] = 2 * error[used] + 0.2
     levels[used[:2], 1] = 0.5 * error[used[:2], 1]  # two that mislead, to the side
-    flight = replace(flight, fixes=replace(flight.fixes, levels=levels))
+    flight = replace(flight, vision_fixes=replace(flight.vision_fixes, levels=levels))
     for axis, chart in zip((1, 2), stanford_charts(flight), strict=True):
         diagonal = chart.y(chart.scale.low) - (chart.x(error[used, axis]) - chart.left) / (
             chart.width - chart.left - chart.right
         ) * (chart.height - chart.bottom - chart.top)
         above = chart.y(levels[used, axis]) < diagonal
         np.testing.assert_array_equal(above, error[used, axis] < levels[used, axis])
-        count = stanford(error[used, axis], levels[used, axis], flight.settings.required.limits[axis])
+        count = count_stanford(
+            error[used, axis], levels[used, axis], flight.settings.approach_requirement.limits[axis]
+        )
         assert len(places(chart, "dots bad")) == (2 if axis == 1 else 0)
         assert len(places(chart, "dots vision")) + len(places(chart, "dots bad")) == count.total
         assert f"misleading {count.misleading}" in [label for _, label in chart.keys]

@@ -143,16 +143,20 @@ def test_outages_and_rejections_are_named(flight: Flight, page: str) -> None:
 
 def test_an_error_beyond_its_level_is_marked(flight: Flight, page: str) -> None:
     assert "beyond its level" not in page
-    levels = flight.fixes.levels / 1000
-    assert "beyond its level" in render_page(replace(flight, fixes=replace(flight.fixes, levels=levels)), {})
+    levels = flight.vision_fixes.levels / 1000
+    assert "beyond its level" in render_page(
+        replace(flight, vision_fixes=replace(flight.vision_fixes, levels=levels)), {}
+    )
 
 
 def test_bands_of_vision_hold_the_attitude_s_bias(flight: Flight) -> None:
     """Yaw, off by what the IRS and the mounting are, moves the fix by 5 km per radian to the left."""
-    sensitivity = np.zeros_like(flight.fixes.sensitivity)
+    sensitivity = np.zeros_like(flight.vision_fixes.sensitivity)
     sensitivity[:, 1, 0] = 5000.0
-    fixes = replace(flight.fixes, covariance=np.tile(np.eye(3), (len(sensitivity), 1, 1)), sensitivity=sensitivity)
-    chart = error_chart(replace(flight, fixes=fixes), 1)
+    fixes = replace(
+        flight.vision_fixes, covariance=np.tile(np.eye(3), (len(sensitivity), 1, 1)), sensitivity=sensitivity
+    )
+    chart = error_chart(replace(flight, vision_fixes=fixes), 1)
     band = dict(chart.shapes)["band vision"]
     yaw = np.hypot(ATTITUDE.bias.sigma[0], CameraErrors().mounting)
     expected = chart.y(np.array([-1, 1]) * 2 * np.hypot(1, 5000.0 * yaw))
@@ -190,7 +194,7 @@ def test_log_holds_the_flight(flight: Flight) -> None:
     assert not frames[PRUNED]["corners"]["far_right"]["kept"]
     assert not frames[DOUBTED]["vision"]["trusted"]
     assert frames[DOUBTED]["vision"]["accepted"] is None
-    np.testing.assert_array_equal(frames[0]["vision"]["position"], flight.fixes.position[0])
+    np.testing.assert_array_equal(frames[0]["vision"]["position"], flight.vision_fixes.position[0])
 
 
 def test_log_counts_what_the_filter_took(flight: Flight) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of a landing, of a flight whose sightings are made up: true corners with noise of known covariance."""
+"""Pictures of a flight with made-up detections: true corners with noise of known covariance."""
 
 import re
 import sys
@@ -17,11 +17,11 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import aircraft_pose, camera_pose, rotation_from_angles
 from halopose.geometry.pnp import solve_position
 from halopose.landing.association import CornerDetections, expected_corners
-from halopose.landing.flight import Flight, Place, SimulatedFlight
+from halopose.landing.flight import Flight, Scenario, SimulatedFlight
 from halopose.landing.frame_buffer import FrameBuffer
 from halopose.landing.navigation.fusion import fuse
-from halopose.landing.navigation.motion_model import Initial
-from halopose.landing.navigation.sensors import GNSS, Sensors, Truth, simulate, vision
+from halopose.landing.navigation.motion_model import InitialState
+from halopose.landing.navigation.sensors import GNSS, Sensors, TrueTrajectory, simulate, vision
 from halopose.landing.reports.flight_pictures import Composition, draw_film, outlines, state_of, stills, write_film
 from halopose.landing.settings import LandingSettings
 from halopose.landing.vision_fix import VisionFixes
@@ -37,32 +37,36 @@ GREY = 90
 def fabricate(
     seed: int = 3, *, start: float = 1500.0, end: float = 900.0, dof: float | None = None, blind: bool = False
 ) -> SimulatedFlight:
-    """A flight of one frame per second with sightings of noise 0.3 to 1 pixel, over flat grey pictures.
+    """A flight of one frame per second with corner noise of 0.3 to 1 pixel, over flat grey pictures.
 
     Five frames go wrong, or, blind, the runway is never seen.
     """
     approach = fly(seed, "clear", 20.0, start=start, end=end)
-    truth = Truth(
+    truth = TrueTrajectory(
         approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
     )
     times, position, attitude = truth.times[::20], truth.positions[::20], truth.attitudes[::20]
     world = approach.world
-    sightings = sight_truth(world, position, attitude, np.random.default_rng([seed, 99]), dof)
+    corner_detections = sight_truth(world, position, attitude, np.random.default_rng([seed, 99]), dof)
     if blind:
-        sightings.pixels[:], sightings.covariance[:], sightings.scale[:] = np.nan, np.nan, np.nan
-        sightings.keep[:], sightings.score[:] = False, 0.0
-    fixes = fix(world, sightings, attitude)
+        corner_detections.pixels[:], corner_detections.covariance[:], corner_detections.scale[:] = (
+            np.nan,
+            np.nan,
+            np.nan,
+        )
+        corner_detections.keep[:], corner_detections.score[:] = False, 0.0
+    fixes = fix(world, corner_detections, attitude)
     track, fused, covariance = fuse_all(truth, times, fixes, seed)
     error = position - fused
     nees = np.einsum("ni,ni->n", error, np.linalg.solve(covariance, error[..., None])[..., 0])
     picture = np.full((world.camera.height, world.camera.width, 3), GREY, dtype=np.uint8)
     images = (picture,) * len(times)
     return SimulatedFlight(
-        Place.of_world(world),
+        Scenario.of_world(world),
         times,
         position,
         attitude,
-        sightings,
+        corner_detections,
         fixes,
         track,
         fused,
@@ -99,15 +103,20 @@ def sight_truth(
     )
 
 
-def fix(world: Any, sightings: CornerDetections, attitude: Array) -> VisionFixes:
+def fix(world: Any, corner_detections: CornerDetections, attitude: Array) -> VisionFixes:
     """Position alone with the attitude given, and a check against the chi-square law of the residuals."""
-    count = len(sightings)
-    keep, excluded = sightings.keep.copy(), np.full(count, -1)
+    count = len(corner_detections)
+    keep, excluded = corner_detections.keep.copy(), np.full(count, -1)
     excluded[EXCLUDED], keep[EXCLUDED, 3] = 3, False
     body = rotation_from_angles(*attitude.T)
     rotation = camera_pose(body, np.zeros((count, 3)), world.mount)[0]
     solution = solve_position(
-        world.camera, world.runway.corners(), sightings.pixels, sightings.covariance, rotation, mask=keep
+        world.camera,
+        world.runway.corners(),
+        corner_detections.pixels,
+        corner_detections.covariance,
+        rotation,
+        mask=keep,
     )
     position = aircraft_pose(rotation, solution.position, world.mount)[1]
     covariance = solution.covariance[:, :3, :3]
@@ -122,7 +131,7 @@ def fix(world: Any, sightings: CornerDetections, attitude: Array) -> VisionFixes
     )
 
 
-def fuse_all(truth: Truth, times: Array, fixes: VisionFixes, seed: int) -> tuple[Any, Array, Array]:
+def fuse_all(truth: TrueTrajectory, times: Array, fixes: VisionFixes, seed: int) -> tuple[Any, Array, Array]:
     """The track, and its position and covariance at the frames."""
     measured = simulate(truth, Sensors(gnss=replace(GNSS, outages=(OUTAGE,))), seed)
     trusted = np.where(fixes.trusted[:, None], fixes.position, np.nan)
@@ -130,8 +139,8 @@ def fuse_all(truth: Truth, times: Array, fixes: VisionFixes, seed: int) -> tuple
     first = np.concatenate([truth.positions[0], truth.velocities[0]])
     spread = np.diag(np.square([10.0] * 3 + [1.0] * 3))
     noisy = first + np.random.default_rng(seed).standard_normal(6) * np.sqrt(np.diag(spread))
-    track = fuse(measured, Initial(truth.times[0], noisy[:3], noisy[3:], spread), times=times)
-    return track, track.answers.positions, track.answers.covariances
+    track = fuse(measured, InitialState(truth.times[0], noisy[:3], noisy[3:], spread), times=times)
+    return track, track.output.positions, track.output.covariances
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +208,7 @@ def test_corner_ellipses_are_drawn_where_their_distribution_says(dof: float | No
     flight = fabricate(dof=dof)
     pixels = np.array([[100.0, 300.0], [540.0, 300.0], [540.0, 100.0], [100.0, 100.0]])
     scale = np.array([[400.0, 150.0], [150.0, 100.0]])
-    flight.sightings.pixels[0], flight.sightings.scale[0] = pixels, scale
+    flight.corner_detections.pixels[0], flight.corner_detections.scale[0] = pixels, scale
     shown = camera_part(drawn(flight, 0))
     points = outlines(pixels, np.tile(scale, (4, 1, 1)), None if dof is None else np.full(4, dof))
     reach = 1 if dof is None else np.sqrt(2 * f.ppf(0.95, 2, dof) / chi2.ppf(0.95, 2))
@@ -218,7 +227,9 @@ def test_views_show_vision_where_it_is(flight: Flight) -> None:
     centres = []
     for left in (0.0, 3.0):
         position = flight.position + np.array([0.0, left, 0.0])
-        moved = replace(flight, fixes=replace(flight.fixes, position=position, covariance=covariance))
+        moved = replace(
+            flight, vision_fixes=replace(flight.vision_fixes, position=position, covariance=covariance)
+        )
         orange = nearly(drawn(moved, 0), "#d9600a")
         top, front = orange[84:248, 828:1256], orange[508:672, 828:1256]
         centres.append([np.argwhere(top).mean(0)[0], np.argwhere(front).mean(0)[1]])

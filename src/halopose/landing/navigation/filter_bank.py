@@ -27,7 +27,7 @@ from halopose.landing.navigation.motion_model import (
     STATES,
     VELOCITY,
     FusionSettings,
-    Initial,
+    InitialState,
     observe,
     transition,
 )
@@ -56,18 +56,20 @@ class FilterBank:
     acceleration: Array | None = None
     density: Array | None = None
     driven_until: float = -math.inf
-    ramps: GnssDriftMonitor = field(default_factory=GnssDriftMonitor.none)
-    scale: NoiseScale = field(default_factory=lambda: NoiseScale.believed(math.inf))
+    gnss_drift: GnssDriftMonitor = field(default_factory=GnssDriftMonitor.none)
+    noise_scale: NoiseScale = field(default_factory=lambda: NoiseScale.believed(math.inf))
 
     @classmethod
-    def start(cls, initial: Initial, settings: FusionSettings) -> FilterBank:
+    def start(cls, initial: InitialState, settings: FusionSettings) -> FilterBank:
         """One filter before the first measurement."""
         state, covariance = np.zeros(STATES), np.zeros((STATES, STATES))
         state[POSITION], state[VELOCITY] = np.asarray(initial.position), np.asarray(initial.velocity)
         covariance[MOTION, MOTION] = np.asarray(initial.covariance)
         covariance[6:, 6:] = np.diag(settings.bias_variance)
         scale = NoiseScale.believed(settings.vision_freedom)
-        return cls(settings, float(initial.time), state[None], covariance[None], float(initial.time), scale=scale)
+        return cls(
+            settings, float(initial.time), state[None], covariance[None], float(initial.time), noise_scale=scale
+        )
 
     def knowing(self, source: Source) -> FilterBank:
         """With a filter that leaves out this source, from now on."""
@@ -118,7 +120,7 @@ class FilterBank:
     def _moved(self, time: float) -> FilterBank:
         dt, count = time - self.time, len(self.states)
         states = np.concatenate(
-            [self.states, self.ramps.shift]
+            [self.states, self.gnss_drift.shift]
         )  # shifts move as states do, but nothing pushes them
         pushed = np.zeros((len(states), 3))
         if self.time < self.driven_until and self.acceleration is not None:
@@ -129,8 +131,8 @@ class FilterBank:
         states[:, POSITION] += dt * states[:, VELOCITY] + 0.5 * dt**2 * pushed
         states[:, VELOCITY] += dt * pushed
         states[:, 6:] *= _decay(round(dt, 9), self.settings)
-        ramps = replace(self.ramps, shift=states[count:])
-        return replace(self, time=time, states=states[:count], ramps=ramps)
+        ramps = replace(self.gnss_drift, shift=states[count:])
+        return replace(self, time=time, states=states[:count], gnss_drift=ramps)
 
     def driven(self, measurement: Measurement) -> FilterBank:
         """With an IRS sample as the acceleration from now on, and as the end of a ramp since the last one."""
@@ -164,13 +166,13 @@ class FilterBank:
 
     def suspecting(self, source: Source, innovation: Innovation) -> FilterBank:
         """With the drifts of GNSS that the first filter's innovation, by which it is corrected, speaks for."""
-        ramps = self.ramps.at(self.time) if source == "gnss" else self.ramps
+        ramps = self.gnss_drift.at(self.time) if source == "gnss" else self.gnss_drift
         first = innovation.value[0], innovation.covariance[0], innovation.jacobian[0], innovation.gain[0]
-        return replace(self, ramps=ramps.corrected(self.time, source == "gnss", *first))
+        return replace(self, gnss_drift=ramps.corrected(self.time, source == "gnss", *first))
 
     def scaled(self, measurement: Measurement) -> Measurement:
         """A measurement whose white part is as uncertain as it has been in this flight."""
-        factor = self.scale.value
+        factor = self.noise_scale.value
         if measurement.source != "vision" or factor == 1.0:
             return measurement
         return replace(measurement, covariance=factor * np.asarray(measurement.covariance))
@@ -180,7 +182,7 @@ class FilterBank:
         if source != "vision":
             return self
         first = innovation.value[0], innovation.covariance[0], innovation.noise
-        return replace(self, scale=self.scale.after(*first))
+        return replace(self, noise_scale=self.noise_scale.after(*first))
 
     def renewed(self, states: slice, chosen: Mask, value: float | None, variance: Array) -> FilterBank:
         """With some states of the chosen filters (F,) anew: these variances, and no correlation with anything."""
@@ -191,7 +193,7 @@ class FilterBank:
             covariances[n, states] = covariances[n, :, states] = 0.0
             covariances[n, states, states] = np.diag(variance)
         return replace(
-            self, states=means, settled=covariances, settled_at=self.time, ramps=GnssDriftMonitor.none()
+            self, states=means, settled=covariances, settled_at=self.time, gnss_drift=GnssDriftMonitor.none()
         )
 
     def led_by(self, member: int) -> FilterBank:
@@ -199,7 +201,11 @@ class FilterBank:
         index = np.full(len(self.without), member)
         settled = self.covariances[index]
         return replace(
-            self, states=self.states[index], settled=settled, settled_at=self.time, ramps=GnssDriftMonitor.none()
+            self,
+            states=self.states[index],
+            settled=settled,
+            settled_at=self.time,
+            gnss_drift=GnssDriftMonitor.none(),
         )
 
     def widened(self, measurement: Measurement) -> FilterBank | None:

@@ -21,7 +21,7 @@ from halopose.landing.navigation.motion_model import (
     POSITION,
     STATES,
     FusionSettings,
-    Initial,
+    InitialState,
 )
 from halopose.landing.navigation.navigator import (
     NavigationState,
@@ -30,11 +30,11 @@ from halopose.landing.navigation.navigator import (
     reason_against,
     run,
 )
-from halopose.landing.navigation.sensors import Deferred, Measurement, Source, Truth, in_order
+from halopose.landing.navigation.sensors import DeferredMeasurement, Measurement, Source, TrueTrajectory, in_order
 
 
 @dataclass(frozen=True)
-class Answers:
+class NavigationOutput:
     """The navigator at N times that were asked for, after everything measured at them."""
 
     times: Array  # (N,)
@@ -45,7 +45,7 @@ class Answers:
     flags: tuple[tuple[str, ...], ...]  # (N), in words
 
     @classmethod
-    def of(cls, states: list[NavigationState]) -> Answers:
+    def of(cls, states: list[NavigationState]) -> NavigationOutput:
         count = len(states)
         return cls(
             np.array([state.time for state in states]),
@@ -82,7 +82,7 @@ class FusedTrack:
     reasons: tuple[str, ...]
     ignored: tuple[str, ...]
     irs_times: Array
-    answers: Answers
+    output: NavigationOutput
 
     @property
     def positions(self) -> Array:
@@ -124,20 +124,20 @@ class Consistency:
 
 
 def fuse(
-    measurements: Iterable[Measurement | Deferred],
-    initial: Initial,
+    measurements: Iterable[Measurement | DeferredMeasurement],
+    initial: InitialState,
     settings: FusionSettings | None = None,
     times: ArrayLike = (),
     delay: float = 0.0,
 ) -> FusedTrack:
     """Run the navigator over measurements in order of time; attitudes are no part of the state and are left out.
 
-    ``times`` (N,) are asked for ``delay`` seconds after they have passed, and stand in ``answers``. Values that
+    ``times`` (N,) are asked for ``delay`` seconds after they have passed, and stand in ``output``. Values that
     are not finite, and those from before the start, are passed over and named in ``ignored``. A wrong shape, or a
     finite covariance that is not positive definite, is refused.
     """
     navigator = Navigator(initial, settings)
-    usable: list[Measurement | Deferred] = []
+    usable: list[Measurement | DeferredMeasurement] = []
     ignored = []
     for measurement in measurements:
         if isinstance(measurement, Measurement):
@@ -147,24 +147,26 @@ def fuse(
             ignored.append(f"{measurement.source} at {measurement.time:.3f} s: {why}")
         elif measurement.source != "attitude":
             usable.append(measurement)
-    rows, answers, driven = [], [], []
+    rows, output, driven = [], [], []
     for state, asked in run(navigator, in_order(usable), np.asarray(times, dtype=np.float64), delay):
         if asked:
-            answers.append(state)
+            output.append(state)
         elif state.step is not None and state.step.source == "irs":
             driven.append(state.step.time)
         elif state.step is not None and state.step.innovation is not None:
             rows.append(state)
-    return _track(rows, tuple(ignored), np.array(driven), Answers.of(answers))
+    return _track(rows, tuple(ignored), np.array(driven), NavigationOutput.of(output))
 
 
-def _track(rows: list[NavigationState], ignored: tuple[str, ...], driven: Array, answers: Answers) -> FusedTrack:
+def _track(
+    rows: list[NavigationState], ignored: tuple[str, ...], driven: Array, output: NavigationOutput
+) -> FusedTrack:
     steps = [row.step for row in rows if row.step is not None]
     return FusedTrack(
         times=np.array([step.time for step in steps], dtype=np.float64),
         source=np.array([step.source for step in steps], dtype=np.str_),
-        states=np.array([row.bank.states[0] for row in rows]).reshape(-1, STATES),
-        covariances=np.array([row.bank.covariances[0] for row in rows]).reshape(-1, STATES, STATES),
+        states=np.array([row.filters.states[0] for row in rows]).reshape(-1, STATES),
+        covariances=np.array([row.filters.covariances[0] for row in rows]).reshape(-1, STATES, STATES),
         levels=np.array([row.levels for row in rows]).reshape(-1, 3),
         nis=np.array([step.nis for step in steps], dtype=np.float64),
         accepted=np.array([step.accepted for step in steps], dtype=bool),
@@ -173,11 +175,11 @@ def _track(rows: list[NavigationState], ignored: tuple[str, ...], driven: Array,
         reasons=tuple(step.reason for step in steps),
         ignored=ignored,
         irs_times=driven,
-        answers=answers,
+        output=output,
     )
 
 
-def nees(track: FusedTrack, truth: Truth, dof: int = 6) -> Array:
+def nees(track: FusedTrack, truth: TrueTrajectory, dof: int = 6) -> Array:
     """Squared error over covariance (M,): of position and velocity (dof 6) or of position alone (dof 3)."""
     if dof not in (3, 6):
         raise HaloposeError(f"NEES is of position (dof 3) or of position and velocity (dof 6), got {dof}")

@@ -27,10 +27,10 @@ from halopose.landing.navigation.sensors import (
     GRAVITY,
     IRS,
     LOCALIZER,
-    MOUNTED,
+    MOUNTING_ERROR,
     RADIO,
     SIZES,
-    VISION,
+    VISION_DRIFT,
     GaussMarkov,
     IlsSite,
     Measurement,
@@ -59,7 +59,7 @@ PUSH[0, 16] = PUSH[1, 17] = -GRAVITY
 
 
 @dataclass(frozen=True)
-class Initial:
+class InitialState:
     """Where the filter starts: time, position (3,), velocity (3,) and their covariance (6, 6).
 
     Biases start at zero with the standard deviations that the settings give them.
@@ -96,9 +96,9 @@ class FusionSettings:
     glide_slope_bias: GaussMarkov = GLIDE_SLOPE.bias
     radio_scale: GaussMarkov = RADIO.bias
     attitude_bias: GaussMarkov = ATTITUDE.bias
-    vision_bias: GaussMarkov = VISION
+    vision_bias: GaussMarkov = VISION_DRIFT
     vision_freedom: float = math.inf
-    mounting: GaussMarkov = MOUNTED
+    mounting: GaussMarkov = MOUNTING_ERROR
     irs_rate: float = IRS.rate
     irs_hold: float = 0.1
     coasting: float = 1.0

@@ -37,9 +37,9 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array
 from halopose.geometry.pnp_refine import Mask
 from halopose.landing.navigation.filter_bank import FilterBank, Innovation
-from halopose.landing.navigation.motion_model import BIAS, MOTION, POSITION, VELOCITY, FusionSettings, Initial
+from halopose.landing.navigation.motion_model import BIAS, MOTION, POSITION, VELOCITY, FusionSettings, InitialState
 from halopose.landing.navigation.noise_scale import NoiseScale
-from halopose.landing.navigation.sensors import SIZES, Deferred, Measurement, Source
+from halopose.landing.navigation.sensors import SIZES, DeferredMeasurement, Measurement, Source
 from halopose.landing.requirements import path_axes
 
 _AXES = path_axes()
@@ -91,34 +91,34 @@ class NavigationState:
     source lies: for integrity.
     """
 
-    bank: FilterBank
+    filters: FilterBank
     flags: tuple[str, ...] = ()
-    left_out: tuple[Source, ...] = ()
+    excluded_sources: tuple[Source, ...] = ()
     step: Step | None = None
 
     @property
     def time(self) -> float:
-        return self.bank.time
+        return self.filters.time
 
     @property
     def position(self) -> Array:
         """(3,) in runway axes."""
-        return self.bank.states[0, POSITION]
+        return self.filters.states[0, POSITION]
 
     @property
     def velocity(self) -> Array:
         """(3,) in runway axes."""
-        return self.bank.states[0, VELOCITY]
+        return self.filters.states[0, VELOCITY]
 
     @cached_property
     def covariance(self) -> Array:
         """(6, 6) of position and velocity."""
-        return self.bank.covariances[0, MOTION, MOTION]
+        return self.filters.covariances[0, MOTION, MOTION]
 
     @cached_property
     def overbound(self) -> Array:
         """(3, 3) of the position, wider by how far GNSS may have drifted away unnoticed."""
-        return np.asarray(self.covariance[POSITION, POSITION] + self.bank.ramps.spread)
+        return np.asarray(self.covariance[POSITION, POSITION] + self.filters.gnss_drift.spread)
 
     @property
     def flagged(self) -> bool:
@@ -128,7 +128,7 @@ class NavigationState:
     @cached_property
     def levels(self) -> Array:
         """Bounds (3,) in metres along the glide path, to the side and across the path, also if one source lies."""
-        sigma, away = _spread(self.bank)
+        sigma, away = _spread(self.filters)
         return np.asarray((away + _BOUND * sigma).max(0))
 
 
@@ -157,7 +157,7 @@ class _Moment:
     flags: words, and until when they hold.
     """
 
-    bank: FilterBank
+    filters: FilterBank
     rejected: Array = field(default_factory=_nothing)
     strain: Array = field(default_factory=_nothing)
     tried: Array = field(default_factory=_never)
@@ -169,7 +169,9 @@ class _Moment:
     def flagged(self, *words: str) -> _Moment:
         if not words:
             return self
-        return replace(self, flags=self.flags | dict.fromkeys(words, self.bank.time + self.bank.settings.hold))
+        return replace(
+            self, flags=self.flags | dict.fromkeys(words, self.filters.time + self.filters.settings.hold)
+        )
 
     def calmed(self, *sources: Source) -> _Moment:
         """Without the rejections of some sources."""
@@ -183,7 +185,7 @@ class Navigator:
     """A filter that takes measurements as they come: ``update`` one, and ask for the ``state`` or that ``at`` a
     time.
 
-    >>> start = Initial(0.0, [-900.0, 0.0, 60.0], [70.0, 0.0, -3.5], np.eye(6))
+    >>> start = InitialState(0.0, [-900.0, 0.0, 60.0], [70.0, 0.0, -3.5], np.eye(6))
     >>> navigator = Navigator(start)
     >>> fix = Measurement(1.0, "gnss", np.array([-830.0, 0.5, 56.0]), np.eye(3))
     >>> state = navigator.update(fix)
@@ -191,17 +193,17 @@ class Navigator:
     (True, False, True)
     """
 
-    def __init__(self, initial: Initial, settings: FusionSettings | None = None) -> None:
+    def __init__(self, initial: InitialState, settings: FusionSettings | None = None) -> None:
         check_start(initial)
         self._now = _Moment(FilterBank.start(initial, settings or FusionSettings()))
         self._past: list[
-            tuple[Measurement | Deferred, _Moment]
+            tuple[Measurement | DeferredMeasurement, _Moment]
         ] = []  # within the lag, each with what was before it
         self._start = float(initial.time)
 
     @property
     def settings(self) -> FusionSettings:
-        return self._now.bank.settings
+        return self._now.filters.settings
 
     @property
     def state(self) -> NavigationState:
@@ -213,20 +215,20 @@ class Navigator:
         later."""
         later = [before for measurement, before in self._past if measurement.time > time]
         moment = later[0] if later else self._now
-        return _stated(replace(moment, bank=moment.bank.moved(time)))
+        return _stated(replace(moment, filters=moment.filters.moved(time)))
 
-    def update(self, measurement: Measurement | Deferred) -> NavigationState:
+    def update(self, measurement: Measurement | DeferredMeasurement) -> NavigationState:
         """Take a measurement; the state after it says in ``step`` what became of it."""
         if isinstance(measurement, Measurement):
             check_measurement(measurement)
-        now = self._now.bank.time
+        now = self._now.filters.time
         why = reason_against(measurement, self._start)
         if not why and measurement.time < now - self.settings.lag:
             why = f"late by {now - measurement.time:.3f} s, more than {self.settings.lag} s"
         if why or measurement.source == "attitude":
             words = why or "attitudes are no part of the state"
             return _stated(self._now, Step(measurement.time, measurement.source, False, words))
-        again: list[Measurement | Deferred] = [measurement]
+        again: list[Measurement | DeferredMeasurement] = [measurement]
         while self._past and _place(self._past[-1][0]) > _place(measurement):
             later, self._now = self._past.pop()
             again.append(later)
@@ -235,20 +237,20 @@ class Navigator:
             self._past.append((each, self._now))
             self._now, step = _after(self._now, each)
             first = first or step
-        while self._past[0][0].time < self._now.bank.time - self.settings.lag:
+        while self._past[0][0].time < self._now.filters.time - self.settings.lag:
             del self._past[0]
         return _stated(self._now, first)
 
 
-def _place(measurement: Measurement | Deferred) -> tuple[float, int]:
+def _place(measurement: Measurement | DeferredMeasurement) -> tuple[float, int]:
     """What measurements are put in order by, whenever they come."""
     return measurement.time, _RANK[measurement.source]
 
 
 def _stated(moment: _Moment, step: Step | None = None) -> NavigationState:
-    words = tuple(text for text, until in moment.flags.items() if until >= moment.bank.time)
+    words = tuple(text for text, until in moment.flags.items() if until >= moment.filters.time)
     gone = tuple(f"{_name(source)} left out" for source in moment.probation)
-    return NavigationState(moment.bank, (*gone, *words), tuple(moment.probation), step)
+    return NavigationState(moment.filters, (*gone, *words), tuple(moment.probation), step)
 
 
 def _name(source: Source | None) -> str:
@@ -256,30 +258,34 @@ def _name(source: Source | None) -> str:
     return names.get(str(source), str(source))
 
 
-def _after(moment: _Moment, given: Measurement | Deferred) -> tuple[_Moment, Step]:
+def _after(moment: _Moment, given: Measurement | DeferredMeasurement) -> tuple[_Moment, Step]:
     """What follows from a moment and a measurement that is not older."""
-    bank, source = moment.bank.moved(given.time), given.source
-    measurement = given.measure(_stated(replace(moment, bank=bank))) if isinstance(given, Deferred) else given
+    bank, source = moment.filters.moved(given.time), given.source
+    measurement = (
+        given.measure(_stated(replace(moment, filters=bank))) if isinstance(given, DeferredMeasurement) else given
+    )
     if measurement is None:
-        return replace(moment, bank=bank), Step(given.time, source, False, "nothing was measured")
+        return replace(moment, filters=bank), Step(given.time, source, False, "nothing was measured")
     if measurement is not given:
         check_measurement(measurement)
     if source == "irs":
         gone = "irs" in moment.probation
         bank = bank if gone else bank.driven(measurement)
         step = Step(measurement.time, source, not gone, "left out" if gone else "drives the prediction")
-        return replace(moment, bank=bank), step
-    moment = replace(moment, bank=bank.knowing(source))
-    measurement = moment.bank.scaled(measurement)
-    innovation = Innovation.of(measurement, moment.bank)
-    gate = moment.bank.gate(measurement)
+        return replace(moment, filters=bank), step
+    moment = replace(moment, filters=bank.knowing(source))
+    measurement = moment.filters.scaled(measurement)
+    innovation = Innovation.of(measurement, moment.filters)
+    gate = moment.filters.gate(measurement)
     if source in moment.probation:
         return _on_probation(moment, measurement, innovation, gate)
-    uses = np.array([name != source for name in moment.bank.without])
+    uses = np.array([name != source for name in moment.filters.without])
     accepted = uses & (innovation.nis <= gate)
     moment = _counted(moment, source, uses, accepted, np.minimum(innovation.nis, gate))
-    bank = moment.bank.suspecting(source, innovation).learnt(source, innovation) if accepted[0] else moment.bank
-    moment = replace(moment, bank=bank.corrected(innovation, accepted))
+    bank = (
+        moment.filters.suspecting(source, innovation).learnt(source, innovation) if accepted[0] else moment.filters
+    )
+    moment = replace(moment, filters=bank.corrected(innovation, accepted))
     step = _step(measurement, innovation, gate, bool(accepted[0]), "fits" if accepted[0] else "beyond the gate")
     if _restless(moment)[0, _COLUMN[source]]:
         moment, step = _act(moment, measurement, innovation, step)
@@ -302,11 +308,11 @@ def _on_probation(
     """
     source, now, probation = measurement.source, measurement.time, dict(moment.probation)
     bias = innovation.jacobian[0][:, BIAS[source]]
-    own = innovation.noise + (bias * moment.bank.settings.variance_of(source)) @ bias.T
+    own = innovation.noise + (bias * moment.filters.settings.variance_of(source)) @ bias.T
     unsure = np.diagonal(innovation.covariance[0]) > (1 + _BLIND) * np.diagonal(own)
     if innovation.nis[0] > gate or unsure.any():
         probation[source] = math.inf
-    elif now - min(probation[source], now) >= moment.bank.settings.probation:
+    elif now - min(probation[source], now) >= moment.filters.settings.probation:
         del probation[source]
     else:
         probation[source] = min(probation[source], now)
@@ -316,11 +322,11 @@ def _on_probation(
 
 def _counted(moment: _Moment, source: Source, uses: Mask, accepted: Mask, nis: Array) -> _Moment:
     """With the shares of rejections and the strains brought up to date."""
-    column, now, size = _COLUMN[source], moment.bank.time, len(uses)
+    column, now, size = _COLUMN[source], moment.filters.time, len(uses)
     share, strain, tried, heard = (
         array.copy() for array in (moment.rejected, moment.strain, moment.tried, moment.heard)
     )
-    kept = np.exp(-(now - tried[:size, column]) / moment.bank.settings.patience)
+    kept = np.exp(-(now - tried[:size, column]) / moment.filters.settings.patience)
     kept = np.clip(kept, _LEAST, 1.0)  # one rejection after a long silence is one rejection
     share[:size, column] = kept * share[:size, column] + (1 - kept) * (uses & ~accepted)
     excess = uses * (nis / SIZES[source] - 1) / np.sqrt(2 / SIZES[source])
@@ -338,7 +344,7 @@ def _restless(moment: _Moment) -> Mask:
 
 def _act(moment: _Moment, measurement: Measurement, innovation: Innovation, step: Step) -> tuple[_Moment, Step]:
     """The rule for a source that does not fit, as the module's docstring has it."""
-    source, bank = measurement.source, moment.bank
+    source, bank = measurement.source, moment.filters
     words = f"{_name(source)} contradicts the others"
     moment = moment.flagged(words)
     noisy = np.asarray(np.logical_or(_restless(moment), moment.strain > _STRAINED).any(axis=1), dtype=bool)
@@ -356,12 +362,12 @@ def _act(moment: _Moment, measurement: Measurement, innovation: Innovation, step
 
 def _started_anew(moment: _Moment, measurement: Measurement, step: Step) -> tuple[_Moment, Step]:
     """With all filters so unsure of their motion that a source fits, also the one that does not use it."""
-    users = np.array([name != measurement.source for name in moment.bank.without])
-    wide = moment.bank.widened(measurement)
+    users = np.array([name != measurement.source for name in moment.filters.without])
+    wide = moment.filters.widened(measurement)
     if wide is None:
         return moment, replace(step, reason="beyond the gate however wide")
     bank = wide.corrected(Innovation.of(measurement, wide), users)
-    moment = _counted(replace(moment, bank=bank), measurement.source, users, users, np.ones(len(users)))
+    moment = _counted(replace(moment, filters=bank), measurement.source, users, users, np.ones(len(users)))
     step = replace(step, accepted=True, restarted=True, reason="the filter starts anew around it")
     return moment.flagged("started anew").calmed(*_COLUMN), step
 
@@ -369,29 +375,29 @@ def _started_anew(moment: _Moment, measurement: Measurement, step: Step) -> tupl
 def _opposed(moment: _Moment, source: Source, innovation: Innovation) -> bool:
     """Whether another source that sees the axis in dispute has lately been accepted."""
     shift = np.abs(innovation.gain[0, POSITION] @ innovation.value[0])
-    sigma = np.sqrt(np.diagonal(moment.bank.covariances[0])[POSITION])
+    sigma = np.sqrt(np.diagonal(moment.filters.covariances[0])[POSITION])
     axis = int(np.argmax(shift / sigma))
-    since = moment.bank.time - moment.bank.settings.patience
+    since = moment.filters.time - moment.filters.settings.patience
     others = [name for name, axes in _SEES.items() if name != source and axis in axes]
     return any(moment.heard[0, _COLUMN[name]] >= since for name in others)
 
 
 def _left_out(moment: _Moment, member: int, source: Source) -> _Moment:
     """With a source left out of all filters: all of them go on from the one that never used it."""
-    bank = moment.bank.led_by(member)
+    bank = moment.filters.led_by(member)
     everyone = np.ones(len(bank.without), dtype=bool)
     bank = bank.renewed(BIAS[source], everyone, 0.0, bank.settings.variance_of(source))
     if source == "vision":
-        bank = replace(bank, scale=NoiseScale.believed(bank.settings.vision_freedom))
+        bank = replace(bank, noise_scale=NoiseScale.believed(bank.settings.vision_freedom))
     if source == "irs":
         bank = replace(bank, driven_until=-math.inf, acceleration=None)
     probation = moment.probation | {source: math.inf}
-    return replace(moment, bank=bank, probation=probation).calmed(*_COLUMN)
+    return replace(moment, filters=bank, probation=probation).calmed(*_COLUMN)
 
 
 def _watched(moment: _Moment) -> _Moment:
     """With flags for positions that are apart, and without flags that no longer hold."""
-    bank, now = moment.bank, moment.bank.time
+    bank, now = moment.filters, moment.filters.time
     sigma, away = _spread(bank)
     slight = np.square(_SLIGHT * sigma[0])
     limit = bank.settings.apart * np.sqrt(np.maximum(sigma**2 - sigma[0] ** 2, slight))
@@ -403,7 +409,7 @@ def _watched(moment: _Moment) -> _Moment:
         for n in np.flatnonzero(now - since[: len(out)] >= bank.settings.confirm)
         if bank.without[n] not in moment.probation
     ]
-    if bank.ramps.sure:
+    if bank.gnss_drift.sure:
         words.append("GNSS seems to drift")
     flags = {text: until for text, until in moment.flags.items() if until >= now}
     return replace(moment, apart=since, flags=flags).flagged(*words)
@@ -412,7 +418,7 @@ def _watched(moment: _Moment) -> _Moment:
 # --- what may come in -------------------------------------------------------------------------------------
 
 
-def check_start(initial: Initial) -> None:
+def check_start(initial: InitialState) -> None:
     """Refuse a start that is no start."""
     parts = [
         np.asarray(part, dtype=np.float64) for part in (initial.position, initial.velocity, initial.covariance)
@@ -446,13 +452,13 @@ def check_measurement(measurement: Measurement) -> None:
         )
 
 
-def reason_against(measurement: Measurement | Deferred, start: float) -> str:
+def reason_against(measurement: Measurement | DeferredMeasurement, start: float) -> str:
     """Why a measurement is to be passed over; nothing if it can be used."""
     if not math.isfinite(measurement.time):
         return "its time is not finite"
     if measurement.time < start:
         return f"before the start at {start:.3f} s"
-    if isinstance(measurement, Deferred):
+    if isinstance(measurement, DeferredMeasurement):
         return ""
     if not np.isfinite(measurement.value).all():
         return "its value is not finite"
@@ -470,7 +476,7 @@ def _positive_definite(matrix: Array) -> bool:
 
 
 def run(
-    navigator: Navigator, measurements: list[Measurement | Deferred], times: Array, delay: float = 0.0
+    navigator: Navigator, measurements: list[Measurement | DeferredMeasurement], times: Array, delay: float = 0.0
 ) -> Iterator[tuple[NavigationState, bool]]:
     """States after measurements in order of their coming and, between them, at times (N,) asked for: these say
     True.

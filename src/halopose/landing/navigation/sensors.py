@@ -57,7 +57,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Deferred:
+class DeferredMeasurement:
     """A measurement that depends on where the aircraft is believed to be, made when its time has come.
 
     ``measure`` takes the ``NavigationState`` at the time, and gives a measurement or None. It is called again
@@ -71,7 +71,7 @@ class Deferred:
 
 
 @dataclass(frozen=True)
-class Truth:
+class TrueTrajectory:
     """A flight in runway axes: times (T,), the rest (T, 3); attitudes are yaw, pitch, roll."""
 
     times: Array
@@ -110,7 +110,7 @@ class Truth:
         return np.stack([np.interp(times, self.times, axis) for axis in angles.T], axis=1)
 
 
-Given = TypeVar("Given", Measurement, Measurement | Deferred)
+Given = TypeVar("Given", Measurement, Measurement | DeferredMeasurement)
 
 
 @dataclass(frozen=True)
@@ -203,11 +203,11 @@ ATTITUDE = Sensor(100.0, (2e-4, 2e-4, 2e-4), GaussMarkov((3.5e-3, 9e-4, 9e-4), 6
 # covariances make of it, and the shares of that that last: along the runway, of the rest to the side, of the rest
 # upward. What does not last differs from flight to flight by a factor of an inverse gamma law with so many degrees
 # of freedom (``scale``). The likeliest of 40 flights of their own (experiments.landing_results --persistence).
-VISION = GaussMarkov((1.0, 1.0, 1.0), 22.0)
-TOTAL = (1.13, 1.10, 0.91)
-LASTING = (0.62, 0.47, 0.60)
-FREEDOM = 26.0
-MOUNTED = GaussMarkov((5e-4, 5e-4, 5e-4))  # the angles of the camera's mounting: drawn once, they stay
+VISION_DRIFT = GaussMarkov((1.0, 1.0, 1.0), 22.0)
+VISION_VARIANCE_FACTOR = (1.13, 1.10, 0.91)
+VISION_PERSISTENT_SHARE = (0.62, 0.47, 0.60)
+VISION_NOISE_SCALE_DOF = 26.0
+MOUNTING_ERROR = GaussMarkov((5e-4, 5e-4, 5e-4))  # the angles of the camera's mounting: drawn once, they stay
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class IlsSite:
         return np.arctan2(up, level) - self.glide_angle, gradient
 
 
-def simulate(truth: Truth, sensors: Sensors, seed: int, site: IlsSite | None = None) -> list[Measurement]:
+def simulate(truth: TrueTrajectory, sensors: Sensors, seed: int, site: IlsSite | None = None) -> list[Measurement]:
     """What the sensors say during the flight, in order of time; a site of None is ``IlsSite()``."""
     measured: list[Measurement] = []
     for source, sensor in sensors.on_board():
@@ -279,7 +279,7 @@ def _numbers(seed: int, source: Source) -> np.random.Generator:
     return np.random.default_rng([seed, list(SIZES).index(source)])
 
 
-def _tilt(truth: Truth, attitude: Sensor, seed: int) -> tuple[Array, Array]:
+def _tilt(truth: TrueTrajectory, attitude: Sensor, seed: int) -> tuple[Array, Array]:
     """Times (N,) and the acceleration (N, 3) that the IRS sees in gravity, its pitch and roll being off.
 
     Nose up too far by an angle, gravity's counterforce leans back; right wing too low, it leans to the right.
@@ -289,7 +289,7 @@ def _tilt(truth: Truth, attitude: Sensor, seed: int) -> tuple[Array, Array]:
     return times, -GRAVITY * np.stack([bias[:, 1], bias[:, 2], 0 * times], axis=1)
 
 
-def _times(truth: Truth, rate: float) -> Array:
+def _times(truth: TrueTrajectory, rate: float) -> Array:
     """When a sensor of a rate speaks (N,), from the first to the last instant."""
     count = math.floor((truth.times[-1] - truth.times[0]) * rate * (1 + 1e-12)) + 1
     return np.minimum(truth.times[0] + np.arange(count) / rate, truth.times[-1])
@@ -300,14 +300,14 @@ def vision(
     positions: ArrayLike,
     covariances: ArrayLike,
     sensitivities: ArrayLike | None = None,
-    lasting: tuple[float, float, float] = (0.0, 0.0, 0.0),
-    total: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    persistent_share: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    variance_factor: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> list[Measurement]:
     """Positions (N, 3) of the aircraft with covariances (N, 3, 3), each from one image alone, as measurements.
 
     ``sensitivities`` (N, 3, 3) to the attitude's bias, where the attitude came from the IRS. ``lasting`` is the
     share of the variance, along the runway, of the rest to the side, and of the rest upward, whose cause lasts
-    from image to image; the filter follows it as ``VISION`` drifts. ``total`` is the variance over the
+    from image to image; the filter follows it as ``VISION_DRIFT`` drifts. ``total`` is the variance over the
     stated one, in the same order. Frames without a position may hold NaN: the filter passes over them and says so.
     """
     t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))
@@ -322,11 +322,11 @@ def vision(
             "vision takes times (N,), positions (N, 3), covariances and sensitivities (N, 3, 3), "
             f"got {t.shape}, {p.shape}, {c.shape}" + ("" if s is None else f" and {s.shape}")
         )
-    share, size = np.asarray(lasting), np.asarray(total)
+    share, size = np.asarray(persistent_share), np.asarray(variance_factor)
     if share.shape != (3,) or not ((share >= 0) & (share < 1)).all():
-        raise HaloposeError(f"lasting takes three shares, each 0 or more and under 1, got {lasting}")
+        raise HaloposeError(f"lasting takes three shares, each 0 or more and under 1, got {persistent_share}")
     if size.shape != (3,) or not (np.isfinite(size) & (size > 0)).all():
-        raise HaloposeError(f"total takes three factors above 0, got {total}")
+        raise HaloposeError(f"total takes three factors above 0, got {variance_factor}")
     known = np.isfinite(c).all(axis=(1, 2), keepdims=True)
     factor = np.linalg.cholesky(np.where(known, c, np.eye(3)))
     fresh = size * (1 - share)
@@ -347,7 +347,7 @@ def in_order(measurements: Iterable[Given]) -> list[Given]:
 
 
 def _sense(
-    truth: Truth,
+    truth: TrueTrajectory,
     source: Source,
     sensor: Sensor,
     rng: np.random.Generator,
@@ -367,7 +367,9 @@ def _sense(
     return [Measurement(float(times[n]), source, values[n], covariance) for n in np.flatnonzero(usable)]
 
 
-def _exact(truth: Truth, source: Source, times: Array, site: IlsSite) -> tuple[Array, Array, NDArray[np.bool_]]:
+def _exact(
+    truth: TrueTrajectory, source: Source, times: Array, site: IlsSite
+) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Error-free values (N, m), what a bias of 1 adds to them (N, 1), and where there is a signal (N,)."""
     one, always = np.ones((times.size, 1)), np.ones(times.size, dtype=bool)
     if source in ("irs", "attitude"):

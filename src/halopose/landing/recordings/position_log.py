@@ -63,7 +63,7 @@ def positions_of(flight: Flight, site: Site) -> Positions:
     gradient = np.stack(gradients, axis=1)  # (N, 2, 3)
     spread = np.einsum("nia,nab,nib->ni", gradient, covariance, gradient)
     deviations = np.stack(angles, axis=1)
-    answers = flight.track.answers
+    answers = flight.track.output
     served = (np.abs(deviations) <= _ILS_LIMITS).all(1) & (position[:, 0] < ils.localizer[0])
     sensor = flight.settings.sensors.attitude
     sigma = np.full(3, np.pi) if sensor is None else np.asarray(sensor.bias.sigma)

@@ -13,7 +13,7 @@ import numpy as np
 
 from halopose.data.files import make_folder, write_json, write_text
 from halopose.data.films import FilmWriter
-from halopose.landing.flight import Flight, SimulatedFlight, sensed
+from halopose.landing.flight import Flight, SimulatedFlight, simulate_sensors
 from halopose.landing.recordings.cameras import camera_text
 from halopose.landing.recordings.logs import write_logs
 from halopose.landing.recordings.runway_sites import Site, runway_content
@@ -23,15 +23,15 @@ ORIGIN = (37.6135380, -122.3571600, 4.0)  # latitude, longitude and height, as a
 
 def site_of(flight: Flight) -> Site:
     """The flight's runway, laid down somewhere on the earth in the direction that its designator says."""
-    heading = np.radians(10.0 * int(flight.place.designator[:2]))
-    return Site(flight.place.designator, flight.place.corners, *ORIGIN, float(heading))
+    heading = np.radians(10.0 * int(flight.scenario.designator[:2]))
+    return Site(flight.scenario.designator, flight.scenario.corners, *ORIGIN, float(heading))
 
 
 def record(flight: SimulatedFlight, folder: Path) -> Path:
     """Write everything into a folder; truth goes into a log of its own."""
     make_folder(folder)
     site = site_of(flight)
-    _, measured = sensed(flight.approach, flight.truth, flight.settings)
+    _, measured = simulate_sensors(flight.approach, flight.truth, flight.settings)
     world = flight.approach.world
     camera, mount = flight.settings.camera.believed(world.camera, world.mount, flight.settings.seed)
     write_text(folder / "camera.yaml", camera_text(camera, mount))

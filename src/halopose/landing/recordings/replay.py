@@ -17,10 +17,10 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array, camera_pose, normalise, rotation_from_angles, to_camera
 from halopose.geometry.pnp import solve_pose
 from halopose.geometry.pnp_refine import Mask
-from halopose.landing.association import detect
-from halopose.landing.flight import Flight, Place, fusion_of, look
+from halopose.landing.association import detect_runways
+from halopose.landing.flight import Flight, Scenario, fuse_vision, fusion_settings_for
 from halopose.landing.frame_buffer import FrameBuffer
-from halopose.landing.navigation.motion_model import Initial
+from halopose.landing.navigation.motion_model import InitialState
 from halopose.landing.navigation.sensors import IlsSite, Measurement, Sensors, in_order
 from halopose.landing.recordings.cameras import Lens
 from halopose.landing.recordings.frames import Frames
@@ -99,7 +99,7 @@ def detections_in(
             if progress:
                 progress("looking", number + 1, len(frames.times))
 
-    found = detect(model, shown(), conf=conf)
+    found = detect_runways(model, shown(), conf=conf)
     return np.array(times), found
 
 
@@ -139,60 +139,63 @@ def replay(
     measured: Sequence[Measurement],
     settings: LandingSettings,
     *,
-    start: Initial | None = None,
+    start: InitialState | None = None,
     truth: Array | None = None,
     images: Sequence[Array] = (),
     others: tuple[Array, ...] = (),
-    again: RoiDetector | None = None,
+    roi_detector: RoiDetector | None = None,
 ) -> Flight:
     """Associate, solve, check and fuse rectified detections at times (N,); truth (N, 3), if known, judges.
 
-    again: looks at frames once more, where the filter expects the runway.
+    roi_detector: looks at frames once more, where the filter expects the runway.
     """
     if not len(times):
         raise HaloposeError("the recording has no frames")
     attitudes = attitudes_at(measured, times)
     _check_times(times, measured, attitudes, settings)
-    eye = VisionModel(lens.camera, lens.mount, site.corners, attitudes, settings, others)
-    start = start or start_from(measured, times, detections, eye)
-    _check_view(eye, measured, times)
-    fusion = fusion_of(settings, IlsSite.of_runway(site.far_end))
+    vision_model = VisionModel(lens.camera, lens.mount, site.corners, attitudes, settings, others)
+    start = start or start_from(measured, times, detections, vision_model)
+    _check_view(vision_model, measured, times)
+    fusion = fusion_settings_for(settings, IlsSite.of_runway(site.far_end))
     known = np.full((len(times), 3), np.nan) if truth is None else truth
     stamps = np.maximum(times, start.time)
-    place = Place(
+    scenario = Scenario(
         site.designator, site.length, site.width, site.corners, lens.camera, lens.mount, "as recorded"
     )  # fmt: skip
     return Flight(
-        place=place,
+        scenario=scenario,
         frame_times=times,
         attitude=attitudes,
         images=images,
         settings=settings,
-        **look(eye, stamps, times, detections, measured, fusion, start, known, again),
+        **fuse_vision(vision_model, stamps, times, detections, measured, fusion, start, known, roi_detector),
     )
 
 
 def start_from(
-    measured: Sequence[Measurement], times: Array, detections: Sequence[PoseDistributions], eye: VisionModel
-) -> Initial:
+    measured: Sequence[Measurement],
+    times: Array,
+    detections: Sequence[PoseDistributions],
+    vision_model: VisionModel,
+) -> InitialState:
     """Where the filter begins: on a line through the first GNSS fixes, else where the first runway seen says."""
     first = float(min([times[0], *(each.time for each in measured[:1])]))
     fixes = [each for each in measured if each.source == "gnss"][:20]
     spread = np.diag(_START_SIGMA**2)
     if len(fixes) > 1 and fixes[-1].time > fixes[0].time:
         position, velocity = _line(np.array([f.time for f in fixes]), np.array([f.value for f in fixes]), first)
-        return Initial(first, position, velocity, spread)
+        return InitialState(first, position, velocity, spread)
     for time, poses in zip(times.tolist(), detections, strict=True):
         if not len(poses):
             continue
         best = slice(int(np.argmax(poses.scores)), int(np.argmax(poses.scores)) + 1)
-        found = solve_pose(eye.camera, eye.corners, poses.mean[best], poses.covariance[best])
+        found = solve_pose(vision_model.camera, vision_model.corners, poses.mean[best], poses.covariance[best])
         if found.converged[0]:
             wide = spread.copy()
             wide[:3, :3] += 9 * found.covariance[0, :3, :3]
             down = found.position[0] / np.linalg.norm(found.position[0])
             velocity = -70.0 * down  # m/s towards the threshold, as uncertain as said
-            return Initial(first, found.position[0] + velocity * (first - time), velocity, wide)
+            return InitialState(first, found.position[0] + velocity * (first - time), velocity, wide)
     raise HaloposeError(
         "no GNSS and no runway in any frame: there is nowhere to begin; give --gnss, or lower --conf"
     )
@@ -242,15 +245,17 @@ def check_clocks(times: Array, measured: Sequence[Measurement]) -> None:
     )
 
 
-def _check_view(eye: VisionModel, measured: Sequence[Measurement], times: Array) -> None:
+def _check_view(vision_model: VisionModel, measured: Sequence[Measurement], times: Array) -> None:
     """Refuse a runway that lies behind the camera wherever GNSS and attitude say where they are."""
     fixes = [each for each in measured if each.source == "gnss"]
-    if not fixes or not eye.oriented.any():
+    if not fixes or not vision_model.has_attitude.any():
         return
     stamps, places = np.array([each.time for each in fixes]), np.array([each.value for each in fixes])
-    position = np.stack([np.interp(times, stamps, axis) for axis in places.T], axis=1)[eye.oriented]
-    rotation, seen_from = camera_pose(rotation_from_angles(*eye.attitudes[eye.oriented].T), position, eye.mount)
-    if (to_camera(rotation, seen_from, eye.corners)[..., 2] <= 0).all():
+    position = np.stack([np.interp(times, stamps, axis) for axis in places.T], axis=1)[vision_model.has_attitude]
+    rotation, seen_from = camera_pose(
+        rotation_from_angles(*vision_model.attitudes[vision_model.has_attitude].T), position, vision_model.mount
+    )
+    if (to_camera(rotation, seen_from, vision_model.corners)[..., 2] <= 0).all():
         raise HaloposeError(
             "the runway is behind the camera in every frame: check heading, mounting and which end is landed on"
         )

@@ -30,7 +30,7 @@ def write_rerun(flight: Flight, positions: Positions, path: Path) -> Path:
     make_folder(path.parent)
     recording = rr.RecordingStream("halopose")
     recording.save(path)
-    place = flight.place
+    place = flight.scenario
     outline = np.concatenate([place.corners, place.corners[:1]])
     recording.log("runway", rr.ViewCoordinates.FLU, static=True)
     recording.log("runway/outline", rr.LineStrips3D([outline], colors=[_GREY]), static=True)
@@ -41,7 +41,7 @@ def write_rerun(flight: Flight, positions: Positions, path: Path) -> Path:
         camera_xyz=rr.ViewCoordinates.RDF,
     )
     recording.log("runway/camera", lens, static=True)
-    if flight.judged:
+    if flight.has_truth:
         recording.log("runway/truth", rr.LineStrips3D([flight.reference], colors=[_GREY]), static=True)
     for n, time in enumerate(positions.times.tolist()):
         recording.set_time("flight", duration=time)
@@ -51,24 +51,24 @@ def write_rerun(flight: Flight, positions: Positions, path: Path) -> Path:
 
 
 def _log_frame(recording: Any, rr: Any, flight: Flight, positions: Positions, n: int) -> None:
-    if n in flight.pictured:
+    if n in flight.frames_with_images:
         recording.log(
             "runway/camera/image", rr.Image(flight.images[n], color_model="BGR").compress(jpeg_quality=80)
         )
     _log_corners(recording, rr, flight, n)
     if np.isfinite(flight.attitude[n]).all():
         body = rotation_from_angles(*flight.attitude[n])
-        rotation, eye = camera_pose(body, positions.position[n], flight.place.mount)
+        rotation, eye = camera_pose(body, positions.position[n], flight.scenario.mount)
         recording.log("runway/camera", rr.Transform3D(translation=eye, mat3x3=rotation.T))
     recording.log("runway/track", rr.LineStrips3D([positions.position[: n + 1]], colors=[_BLUE]))
     half, axes = _ellipsoid(positions.covariance[n])
     shown = {"half_sizes": [half], "quaternions": [axes]}
     recording.log("runway/fused", rr.Ellipsoids3D(centers=[positions.position[n]], colors=[_BLUE], **shown))
-    if flight.fixes.solved[n]:
-        half, axes = _ellipsoid(flight.fixes.covariance[n])
+    if flight.vision_fixes.solved[n]:
+        half, axes = _ellipsoid(flight.vision_fixes.covariance[n])
         shown = {"half_sizes": [half], "quaternions": [axes]}
         recording.log(
-            "runway/vision", rr.Ellipsoids3D(centers=[flight.fixes.position[n]], colors=[_ORANGE], **shown)
+            "runway/vision", rr.Ellipsoids3D(centers=[flight.vision_fixes.position[n]], colors=[_ORANGE], **shown)
         )
     else:
         recording.log("runway/vision", rr.Clear(recursive=False))
@@ -80,12 +80,12 @@ def _log_frame(recording: Any, rr: Any, flight: Flight, positions: Positions, n:
 
 
 def _log_corners(recording: Any, rr: Any, flight: Flight, n: int) -> None:
-    seen = np.isfinite(flight.sightings.pixels[n]).all(1)
+    seen = np.isfinite(flight.corner_detections.pixels[n]).all(1)
     if not seen.any():
         recording.log("runway/camera/corners", rr.Clear(recursive=False))
         return
-    pixels, spread = flight.sightings.pixels[n][seen], flight.sightings.covariance[n][seen]
-    kept = np.asarray(flight.sightings.keep[n])[seen]
+    pixels, spread = flight.corner_detections.pixels[n][seen], flight.corner_detections.covariance[n][seen]
+    kept = np.asarray(flight.corner_detections.keep[n])[seen]
     strips = [ellipse(*each) for each in zip(pixels, spread, strict=True)]
     colours = [_ORANGE if keep else _GREY for keep in kept]
     recording.log("runway/camera/corners", rr.LineStrips2D(strips, colors=colours))

@@ -13,7 +13,7 @@ from scipy.stats import chi2
 
 from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
-from halopose.landing.requirements import LEVELS, stanford
+from halopose.landing.requirements import LEVEL_AXES, count_stanford
 from halopose.landing.summary import total_covariance
 from halopose.landing.world.scenes import Array
 from halopose.reports.html import percent
@@ -24,9 +24,9 @@ _MEANING = ("along the runway", "to the left", "up")
 
 def flags(flight: Flight) -> tuple[Array, Array, Array]:
     """Which frames (N,) show the runway, have a position, have one that is trusted; each among those before."""
-    seen = np.asarray(flight.sightings.seen, dtype=bool)
-    solved = seen & np.asarray(flight.fixes.solved, dtype=bool)
-    return seen, solved, solved & np.asarray(flight.fixes.trusted, dtype=bool)
+    seen = np.asarray(flight.corner_detections.seen, dtype=bool)
+    solved = seen & np.asarray(flight.vision_fixes.solved, dtype=bool)
+    return seen, solved, solved & np.asarray(flight.vision_fixes.trusted, dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Chart:
         return self
 
     def _time_marks(self, flight: Flight) -> list[tuple[float, str, str]]:
-        """Place, time since the first frame and distance of ticks, seven at the most."""
+        """Scenario, time since the first frame and distance of ticks, seven at the most."""
         start, span = float(self.times[0]), float(self.times[1] - self.times[0])
         unit = 10.0 ** np.floor(np.log10(span / 6))
         step = next(factor * unit for factor in (1, 2, 5, 10) if span <= 6.001 * factor * unit)
@@ -134,7 +134,7 @@ def _decades(*values: Array, least: float = 1.0) -> AxisScale:
 
 def error_chart(flight: Flight, axis: int) -> Chart:
     """Errors of one axis with bands of two standard deviations."""
-    errors = {"vision": flight.fixes.position - flight.position, "fused": flight.fused - flight.position}
+    errors = {"vision": flight.vision_fixes.position - flight.position, "fused": flight.fused - flight.position}
     spreads = {"vision": total_covariance(flight), "fused": flight.fused_covariance}
     twice = {name: 2 * np.sqrt(spread[:, axis, axis]) for name, spread in spreads.items()}
     known = np.concatenate([*twice.values(), *(abs(error[:, axis]) for error in errors.values())])
@@ -144,7 +144,7 @@ def error_chart(flight: Flight, axis: int) -> Chart:
     steps = [step for step in (0.1, 1.0, 10.0, 100.0, 1000.0) if linear / 2 <= step <= reach]
     scale = AxisScale(-reach, reach, (*(-s for s in steps[::-1]), 0.0, *steps), lambda v: np.arcsinh(v / linear))
     chart = Chart(flight, f"{AXES[axis]}, {_MEANING[axis]}", "error in m", scale, 360, 270)
-    times, trusted = flight.frame_times, flight.fixes.trusted
+    times, trusted = flight.frame_times, flight.vision_fixes.trusted
     for name in errors:
         chart.band(f"band {name}", times, -twice[name], twice[name])
     error = errors["vision"][:, axis]
@@ -183,7 +183,7 @@ def nees_chart(flight: Flight) -> Chart:
 
 def statistic_chart(flight: Flight) -> Chart:
     """The residuals' chi-square against where 95 % of it should lie and where the check's limit is."""
-    fixes, times = flight.fixes, flight.frame_times
+    fixes, times = flight.vision_fixes, flight.frame_times
     scale = _decades(fixes.statistic, least=30.0)
     chart = Chart(flight, "Integrity: chi-square of the corners", "squared", scale, 360, 270)
     checked = flags(flight)[1] & (fixes.dof > 0)
@@ -199,16 +199,16 @@ def statistic_chart(flight: Flight) -> Chart:
 
 def level_charts(flight: Flight) -> list[Chart]:
     """Protection levels against the errors that they should bound, those of trusted frames, and alert limits."""
-    error = np.abs(flight.fixes.error(flight.position))
+    error = np.abs(flight.vision_fixes.error(flight.position))
     error = np.where(flags(flight)[2][:, None], error, np.nan)
-    charts, times, limits = [], flight.frame_times, flight.settings.required.limits
+    charts, times, limits = [], flight.frame_times, flight.settings.approach_requirement.limits
     for axis in (1, 2):
-        size, level, limit = error[:, axis], flight.fixes.levels[:, axis], np.full(2, limits[axis])
+        size, level, limit = error[:, axis], flight.vision_fixes.levels[:, axis], np.full(2, limits[axis])
         scale = _decades(size, np.where(np.isfinite(level), level, np.nan), limit)
-        name = f"{LEVELS[axis].capitalize()}: protection level"
+        name = f"{LEVEL_AXES[axis].capitalize()}: protection level"
         chart = Chart(flight, name, "metres", scale, 360, 270)
         chart.line("line plain", times, level, "level")
-        chart.line("line limit", chart.times, limit, f"alert limit, {flight.settings.required.name}")
+        chart.line("line limit", chart.times, limit, f"alert limit, {flight.settings.approach_requirement.name}")
         within = np.isnan(level) | (size <= level)
         chart.dots("vision", times, np.where(within, size, np.nan), "error of vision")
         charts.append(chart.dots("bad", times, np.where(within, np.nan, size), "beyond its level"))
@@ -237,18 +237,18 @@ def stanford_charts(flight: Flight) -> list[Diagram]:
     Above the diagonal the level held; under the limit's line the frame was available. Below the diagonal it
     misled, and right of the limit and under it it was hazardous.
     """
-    error = np.abs(flight.fixes.error(flight.position))
-    used, limits, charts = flags(flight)[2], flight.settings.required.limits, []
+    error = np.abs(flight.vision_fixes.error(flight.position))
+    used, limits, charts = flags(flight)[2], flight.settings.approach_requirement.limits, []
     for axis in (1, 2):
-        size, level, limit = error[used, axis], flight.fixes.levels[used, axis], limits[axis]
+        size, level, limit = error[used, axis], flight.vision_fixes.levels[used, axis], limits[axis]
         scale = _decades(size, np.where(np.isfinite(level), level, np.nan), np.array([0.1, limit]), least=100.0)
-        count = stanford(size, level, limit)
+        count = count_stanford(size, level, limit)
         share = percent(count.available / count.total) if count.total else "none"
-        chart = Diagram(f"{LEVELS[axis].capitalize()}: {share} available", scale)
+        chart = Diagram(f"{LEVEL_AXES[axis].capitalize()}: {share} available", scale)
         ends = np.array([scale.low, scale.high])
         chart.band("band bad", ends, np.full(2, scale.low), ends, f"misleading {count.misleading}")
         chart.line("line plain", ends, ends)
-        name = f"alert limit, {flight.settings.required.name}, hazardous {count.hazardous}"
+        name = f"alert limit, {flight.settings.approach_requirement.name}, hazardous {count.hazardous}"
         chart.line("line limit", ends, np.full(2, limit), name)
         chart.line("line limit", np.full(2, limit), np.array([scale.low, limit]))
         held = size <= level

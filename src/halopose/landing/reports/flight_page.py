@@ -46,7 +46,7 @@ def render_page(flight: Flight, summary: dict[str, Any], stills: Sequence[bytes]
     """The page (html) of a flight, with the WebP files of its film embedded if there are any."""
     return page(
         "landing.html",
-        title=f"Landing on runway {flight.place.designator}",
+        title=f"Landing on runway {flight.scenario.designator}",
         summary=_about(flight),
         lead=_lead(flight),
         facts=_facts(flight),
@@ -60,7 +60,7 @@ def render_page(flight: Flight, summary: dict[str, Any], stills: Sequence[bytes]
         errors=[error_chart(flight, axis) for axis in range(3)],
         consistency=[nis_chart(flight), nees_chart(flight)],
         integrity=[statistic_chart(flight), *level_charts(flight)],
-        stanford=stanford_charts(flight) if flight.judged else [],
+        stanford=stanford_charts(flight) if flight.has_truth else [],
         timeline=_timeline(flight),
         silences=_silences(flight),
         tables=_tables(summary),
@@ -90,19 +90,19 @@ def log_of(flight: Flight) -> dict[str, Any]:
 
 
 def _frame_entry(flight: Flight, n: int) -> dict[str, Any]:
-    sightings, fixes = flight.sightings, flight.fixes
+    corner_detections, fixes = flight.corner_detections, flight.vision_fixes
     nis, accepted = _vision_update(flight, n)
     excluded = int(fixes.excluded[n])
     return {
         "time": float(flight.frame_times[n]),
         "truth": {"position": _plain(flight.position[n]), "attitude": _plain(flight.attitude[n])},
         "state": state_of(flight, n)[0],
-        "score": _plain(sightings.score[n]),
+        "score": _plain(corner_detections.score[n]),
         "corners": {
             name: {
-                "pixel": _plain(sightings.pixels[n, k]),
-                "covariance": _plain(sightings.covariance[n, k]),
-                "kept": bool(sightings.keep[n, k]),
+                "pixel": _plain(corner_detections.pixels[n, k]),
+                "covariance": _plain(corner_detections.covariance[n, k]),
+                "kept": bool(corner_detections.keep[n, k]),
             }
             for k, name in enumerate(CORNER_NAMES)
         },
@@ -122,8 +122,8 @@ def _frame_entry(flight: Flight, n: int) -> dict[str, Any]:
             "position": _plain(flight.fused[n]),
             "covariance": _plain(flight.fused_covariance[n]),
             "nees": _plain(flight.nees[n]),
-            "levels": _plain(flight.track.answers.levels[n]),
-            "flags": list(flight.track.answers.flags[n]),
+            "levels": _plain(flight.track.output.levels[n]),
+            "flags": list(flight.track.output.flags[n]),
         },
     }
 
@@ -153,7 +153,7 @@ def _json(content: Any) -> Any:
 
 
 def _settings(flight: Flight) -> dict[str, Any]:
-    place = flight.place
+    place = flight.scenario
     foreign = () if isinstance(flight, SimulatedFlight) else ("seed", "weather")
     chosen = {
         key: value
@@ -169,7 +169,7 @@ def _settings(flight: Flight) -> dict[str, Any]:
         "image_size": [place.camera.width, place.camera.height],
         "focal_length_px": place.camera.fx,
         "frames": len(flight.frame_times),
-        "corner_law": "Gaussian" if flight.sightings.dof is None else "Student-t",
+        "corner_law": "Gaussian" if flight.corner_detections.dof is None else "Student-t",
     }
 
 
@@ -177,7 +177,7 @@ def _settings(flight: Flight) -> dict[str, Any]:
 
 
 def _about(flight: Flight) -> str:
-    place, first, last = flight.place, flight.reference[0], flight.reference[-1]
+    place, first, last = flight.scenario, flight.reference[0], flight.reference[-1]
     return (
         f"From {-first[0] / 1000:.1f} km to {-last[0]:.0f} m before the threshold of a runway of "
         f"{place.length:.0f} by {place.width:.0f} m, {place.air}, {len(flight.frame_times)} frames."
@@ -185,7 +185,7 @@ def _about(flight: Flight) -> str:
 
 
 def _lead(flight: Flight) -> str:
-    if not flight.judged:
+    if not flight.has_truth:
         spread = _quantile(2 * np.sqrt(np.trace(flight.fused_covariance, axis1=1, axis2=2)))
         return (
             "Nobody knows the truth of this flight. In 95\N{NO-BREAK SPACE}% of the frames the fused position "
@@ -198,7 +198,7 @@ def _lead(flight: Flight) -> str:
     _, _, used = flags(flight)
     if not used.any():
         return f"{sentence}; vision gave no position to be trusted."
-    vision = _quantile(np.linalg.norm((flight.fixes.position - flight.position)[used], axis=1))
+    vision = _quantile(np.linalg.norm((flight.vision_fixes.position - flight.position)[used], axis=1))
     return f"{sentence}, that of vision alone within {said('', vision)} m."
 
 
@@ -291,7 +291,7 @@ class Timeline:
 
 def _flag_row(flight: Flight, chart: Chart, y: float) -> Row:
     """When the navigator said that it was not to be relied upon."""
-    answers = flight.track.answers
+    answers = flight.track.output
     flagged = answers.times[answers.flagged]
     step = 1 / flight.settings.rate
     words = f"{len(flagged) * step:g} s raised" if len(flagged) else "never raised"

@@ -1,7 +1,7 @@
 """Pictures of a landing: what the camera sees, and where vision and the filter believe the aircraft to be.
 
 In: a ``Flight``. Out: one composition per frame (720, 1280, 3) in BGR, after the paper's figure, or all of them as
-an animation. Truth is black, vision orange, the fused track blue; ellipses hold 95 %.
+an animation. TrueTrajectory is black, vision orange, the fused track blue; ellipses hold 95 %.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ WIDTH, HEIGHT = 1280, 720
 RATE, QUALITY = 10.0, 75  # of films: frames a second, and how exact WebP is
 ANIMATIONS = (".webp", ".gif", ".png", ".apng")
 PROBABILITY = 0.95
-TRUTH, VISION, FUSED = "#16171a", "#d9600a", "#0b6aa6"
-_ON_PICTURE = {VISION: "#ff9a2e", FUSED: "#53b9ff"}  # brighter: pictures are darker than paper
+TRUTH, VISION_DRIFT, FUSED = "#16171a", "#d9600a", "#0b6aa6"
+_ON_PICTURE = {VISION_DRIFT: "#ff9a2e", FUSED: "#53b9ff"}  # brighter: pictures are darker than paper
 _PRUNED, _MUTED, _GRID, _BAD, _PAPER = "#d8d8d8", "#6b6d72", "#e9e8e4", "#b3261e", "#ffffff"
 _STYLE: dict[Any, Any] = {
     "font.sans-serif": ["Inter", "Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans"],
@@ -64,7 +64,7 @@ def draw_film(flight: Flight, most: int = MOST) -> list[Array]:
     """The compositions (720, 1280, 3), uint8 BGR, of all frames; of more than ``most`` every second, third, ..."""
     if most < 1:
         raise HaloposeError(f"a film takes one frame or more, got {most}")
-    composition, frames = Composition(flight), flight.pictured
+    composition, frames = Composition(flight), flight.frames_with_images
     return [composition.draw(n) for n in frames[:: math.ceil(len(frames) / most)]]
 
 
@@ -117,16 +117,16 @@ def _write(film: Any, path: Path, options: list[int]) -> None:
 
 def state_of(flight: Flight, n: int) -> tuple[str, bool]:
     """What became of frame n, in words, and whether its position may be used."""
-    sightings, fixes = flight.sightings, flight.fixes
-    if not sightings.seen[n]:
-        return sightings.reason(n), False
+    corner_detections, fixes = flight.corner_detections, flight.vision_fixes
+    if not corner_detections.seen[n]:
+        return corner_detections.reason(n), False
     if not fixes.solved[n]:
         return f"no position: {fixes.reasons[n]}", False
     if not fixes.trusted[n]:
         return f"not trusted: {fixes.reasons[n].removeprefix('not trusted: ')}", False
     if fixes.excluded[n] >= 0:
         return f"solved without {_CORNERS[int(fixes.excluded[n])]}", True
-    pruned = 4 - int(usable_corners(sightings.select([n]), flight.settings).sum())
+    pruned = 4 - int(usable_corners(corner_detections.select([n]), flight.settings).sum())
     return f"solved, {pruned} pruned" if pruned else "solved", True
 
 
@@ -181,7 +181,7 @@ class Composition:
         if not 0 <= n < len(self.flight.frame_times):
             raise HaloposeError(f"there is no frame {n}: the flight has {len(self.flight.frame_times)}")
         if not self.flight.images[n].size:
-            raise HaloposeError(f"the image of frame {n} was not kept: draw those of flight.pictured")
+            raise HaloposeError(f"the image of frame {n} was not kept: draw those of flight.frames_with_images")
         with self._style(_STYLE):
             for part in self._parts:
                 part.show(n)
@@ -210,11 +210,11 @@ class _Caption:
     def __init__(self, figure: Figure, flight: Flight) -> None:
         self.flight = flight
         self.where = _write_at(figure, 24, 36, size=15, weight="bold", color=TRUTH)
-        self.air = f"runway {flight.place.designator}, {flight.place.air}"
+        self.air = f"runway {flight.scenario.designator}, {flight.scenario.air}"
         self.when = _write_at(figure, 24, 54, color=_MUTED)
         self.state = _write_at(figure, 744, 36, ha="right", size=11, weight="bold")
         self.why = _write_at(figure, 744, 54, ha="right", color=_MUTED)
-        for left, name, colour in ((834, "truth", TRUTH), (904, "vision", VISION), (980, "fused", FUSED)):
+        for left, name, colour in ((834, "truth", TRUTH), (904, "vision", VISION_DRIFT), (980, "fused", FUSED)):
             _write_at(figure, left, 36, "\N{BLACK CIRCLE}", color=colour, size=11, ha="center")
             _write_at(figure, left + 10, 36, name, color=TRUTH, size=11)
         _write_at(figure, 1256, 36, "metres, ellipses hold 95 %", ha="right", color=_MUTED)
@@ -237,7 +237,7 @@ class _Picture:
         from matplotlib.collections import PolyCollection
         from matplotlib.patches import Rectangle
 
-        self.flight, self.magnified, place = flight, magnified, flight.place
+        self.flight, self.magnified, place = flight, magnified, flight.scenario
         camera, mount, corners = place.camera, place.mount, place.corners
         self.true = expected_corners(camera, mount, flight.position, flight.attitude, corners)
         self.fused = expected_corners(camera, mount, flight.fused, flight.attitude, corners)
@@ -253,12 +253,12 @@ class _Picture:
             for name, colour, width, style in (
                 ("true", TRUTH, 1.0, (0, (2, 2))),
                 ("fused", _ON_PICTURE[FUSED], 1.2, "-"),
-                ("seen", _ON_PICTURE[VISION], 0.8, "-"),
+                ("seen", _ON_PICTURE[VISION_DRIFT], 0.8, "-"),
             )
         }
         self.ellipses = PolyCollection([], linewidths=1.3 if magnified else 1.0)
         self.axes.add_collection(self.ellipses, autolim=False)
-        self.dots = self.axes.plot([], [], "o", color=_ON_PICTURE[VISION], ms=2.6 if magnified else 1.8)[0]
+        self.dots = self.axes.plot([], [], "o", color=_ON_PICTURE[VISION_DRIFT], ms=2.6 if magnified else 1.8)[0]
         self.frame = Rectangle((0, 0), 0, 0, fill=False, ec="white", lw=0.8, alpha=0.8)
         self.axes.add_patch(self.frame)
         self.zoom = self.axes.text(
@@ -278,9 +278,9 @@ class _Picture:
         self._show_detection(n)
 
     def _show_detection(self, n: int) -> None:
-        seen, pixels = self.flight.sightings, self.flight.sightings.pixels[n]
+        seen, pixels = self.flight.corner_detections, self.flight.corner_detections.pixels[n]
         known = np.flatnonzero(np.isfinite(pixels).all(1) & np.isfinite(seen.scale[n]).all((1, 2)))
-        colours = [_ON_PICTURE[VISION] if seen.keep[n, k] else _PRUNED for k in known]
+        colours = [_ON_PICTURE[VISION_DRIFT] if seen.keep[n, k] else _PRUNED for k in known]
         dof = None if seen.dof is None else seen.dof[n, known]
         self.ellipses.set_verts(list(outlines(pixels[known], seen.scale[n, known], dof)))
         self.ellipses.set(edgecolors=colours, facecolors=[(*_rgb(colour), 0.25) for colour in colours])
@@ -289,7 +289,7 @@ class _Picture:
 
     def _window(self, n: int) -> tuple[float, float, float, float]:
         """Left, right, top, bottom of what is magnified: the runway, steady because truth says where it is."""
-        camera = self.flight.place.camera
+        camera = self.flight.scenario.camera
         corners = self.true[n] if np.isfinite(self.true[n]).all() else self.fused[n]
         if not np.isfinite(corners).all():
             return -0.5, camera.width - 0.5, -0.5, camera.height - 0.5
@@ -302,14 +302,14 @@ class _Picture:
 
 
 class _Table:
-    """Truth, vision and fused position and their differences, axis by axis."""
+    """TrueTrajectory, vision and fused position and their differences, axis by axis."""
 
     def __init__(self, figure: Figure, flight: Flight) -> None:
         self.flight = flight
         columns = (
             (424, "truth", TRUTH),
-            (512, "vision", VISION),
-            (588, "diff", VISION),
+            (512, "vision", VISION_DRIFT),
+            (588, "diff", VISION_DRIFT),
             (676, "fused", FUSED),
             (744, "diff", FUSED),
         )
@@ -329,7 +329,7 @@ class _Table:
         ]
 
     def show(self, n: int) -> None:
-        truth, vision, fused = self.flight.position[n], self.flight.fixes.position[n], self.flight.fused[n]
+        truth, vision, fused = self.flight.position[n], self.flight.vision_fixes.position[n], self.flight.fused[n]
         values = np.stack([truth, vision, vision - truth, fused, fused - truth], axis=1)
         for cells, row in zip(self.cells, values, strict=True):
             for column, (cell, value) in enumerate(zip(cells, row, strict=True)):
@@ -383,11 +383,11 @@ class _PlotView:
         _write_at(figure, left, top - 8, name, size=11, weight="bold", color=TRUTH)
         _write_at(figure, left + width, top - 8, f"{_AXES[up]} over {_AXES[across]}", ha="right", color=_MUTED)
         self.path = self.axes.plot([], [], color="#a5a39d", lw=1.0, ls=(0, (5, 4)))[0]
-        self.trail = LineCollection([], colors=VISION, linewidths=0.6, alpha=0.3)
+        self.trail = LineCollection([], colors=VISION_DRIFT, linewidths=0.6, alpha=0.3)
         self.axes.add_collection(self.trail, autolim=False)
         plot = self.axes.plot
-        self.doubted = plot([], [], "o", mfc="none", mec=VISION, ms=4, mew=0.8, alpha=0.6)[0]
-        self.trusted = plot([], [], "o", mfc=VISION, mec="none", ms=4, alpha=0.45)[0]
+        self.doubted = plot([], [], "o", mfc="none", mec=VISION_DRIFT, ms=4, mew=0.8, alpha=0.6)[0]
+        self.trusted = plot([], [], "o", mfc=VISION_DRIFT, mec="none", ms=4, alpha=0.45)[0]
         self.fused = plot([], [], color=FUSED, lw=3.6, alpha=0.55, solid_capstyle="butt")[0]
         self.true = plot([], [], color=TRUTH, lw=1.1)[0]
         self.now = {
@@ -395,7 +395,7 @@ class _PlotView:
                 self.axes.fill([], [], fc=(*_rgb(colour), 0.16), ec=colour, lw=1.5)[0],
                 plot([], [], "o", color=colour, ms=size, mec=_PAPER, mew=0.8)[0],
             )
-            for colour, size in ((VISION, 7), (FUSED, 6))
+            for colour, size in ((VISION_DRIFT, 7), (FUSED, 6))
         }
         self.here = plot([], [], "+", color=TRUTH, ms=13, mew=1.3)[0]
 
@@ -411,12 +411,12 @@ class _PlotView:
         self.here.set_data(*flight.position[n][self.axis, None])
         self._show_glide_path(centre, half)
         past = np.flatnonzero(np.abs(flight.reference[: n + 1, 0] - centre[0]) <= half[0])
-        solved, trusted = flight.fixes.solved.astype(bool), flight.fixes.trusted.astype(bool)
+        solved, trusted = flight.vision_fixes.solved.astype(bool), flight.vision_fixes.trusted.astype(bool)
         for line, which in ((self.trusted, trusted), (self.doubted, ~trusted)):
-            line.set_data(*flight.fixes.position[past[which[past]]][:, self.axis].T)
+            line.set_data(*flight.vision_fixes.position[past[which[past]]][:, self.axis].T)
         earlier = past[solved[past] & (past < n)][-_TRAIL:]
-        self.trail.set_segments(list(self._ellipses(flight.fixes.position[earlier], self.spread[earlier])))
-        self._show_now(VISION, flight.fixes.position[n], self.spread[n])
+        self.trail.set_segments(list(self._ellipses(flight.vision_fixes.position[earlier], self.spread[earlier])))
+        self._show_now(VISION_DRIFT, flight.vision_fixes.position[n], self.spread[n])
         self._show_now(FUSED, flight.fused[n], flight.fused_covariance[n])
 
     def _ellipses(self, position: Array, covariance: Array) -> Array:
