@@ -15,7 +15,8 @@ from benchmarks.overhead import PHOTOGRAPH, make_model
 from halopose.data.dataset import Dataset, Objects, Record
 from halopose.fitting.collecting import collect, to_targets
 from halopose.fitting.feature_cache import CollectSettings, MatchStore
-from halopose.fitting.head_training import TrainSettings, train, weighted_nll
+from halopose.fitting.head_training import train, weighted_nll
+from halopose.fitting.settings import TrainSettings
 from halopose.predictor import UncertainPose
 from halopose.uncertainty.heads import LevelHead, ProbabilisticHeads, convolve_many
 

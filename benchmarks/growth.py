@@ -21,8 +21,9 @@ from halopose.data.coco import parse_ground_truth, parse_predictions, read_groun
 from halopose.data.synthetic_poses import World, synthesize
 from halopose.evaluation.evaluate import evaluate
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.head_training import TrainSettings, train
-from halopose.fitting.pipeline import FitSettings, calibrate_heads
+from halopose.fitting.head_training import train
+from halopose.fitting.pipeline import calibrate_heads
+from halopose.fitting.settings import FitSettings, TrainSettings
 from halopose.matching.matched_poses import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.protocol import Protocol

@@ -24,8 +24,9 @@ from benchmarks.table import Row, as_text, in_time
 from halopose.data.tensors import write_tensors
 from halopose.fitting.collecting import VIEWS_PER_SHARD, Collection
 from halopose.fitting.feature_cache import CollectSettings, MatchStore
-from halopose.fitting.head_training import TrainSettings, train
+from halopose.fitting.head_training import train
 from halopose.fitting.prefetch import Reader, Reading, read_ahead
+from halopose.fitting.settings import TrainSettings
 from halopose.fitting.workers import MOST_READERS, WorkerPool
 from halopose.hosts.base import HostOutput
 from halopose.uncertainty.heads import ProbabilisticHeads

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from halopose import FitSettings, UncertainPose, fit
 from halopose.data.loading import load_dataset
-from halopose.fitting.head_training import TrainSettings
+from halopose.fitting.settings import TrainSettings
 from halopose.hosts.loading import load_host
 from halopose.landing.shipped_detectors import runway_detector
 from halopose.landing.world.dataset_writer import write_dataset

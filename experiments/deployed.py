@@ -163,7 +163,7 @@ def print_int8(data: Path, work: Path) -> None:
     All calibrations are of the choosing images, since the shipped one has seen the evaluation images.
     """
     artifact, host = Artifact.load(shipped_artifact()), load_host(find_base())
-    known = {part: np.array(ids) for part, ids in artifact.card["images"].items()}
+    known = {part: artifact.card.images.of(part) for part in artifact.card.images.counts()}
     everything = load_dataset(data, "val")
     calibration, evaluation = (everything.subset(known[part]) for part in ("choosing", "evaluation"))
     print(f"calibrated on {len(calibration)} images, scored on {len(evaluation)} others")

@@ -27,8 +27,9 @@ from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import resample_images
 from halopose.evaluation.resampling import ResampledMetrics
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.head_training import TrainSettings, train
+from halopose.fitting.head_training import train
 from halopose.fitting.pipeline import predictions_of
+from halopose.fitting.settings import TrainSettings
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_base

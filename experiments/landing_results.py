@@ -25,7 +25,8 @@ from halopose.cli.terminal import progress, say
 from halopose.data.files import write_text
 from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
-from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_artifact
+from halopose.fitting.pipeline import collect_validation, evaluate_artifact
+from halopose.fitting.settings import FitSettings
 from halopose.geometry.camera import rotation_from_angles
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.hosts import model_zoo as hub

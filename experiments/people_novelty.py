@@ -25,7 +25,6 @@ from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.novelty_fitting import (
     OUTSIDE,
-    NoveltySettings,
     Rows,
     collect_copies,
     fit_novelty,
@@ -33,6 +32,7 @@ from halopose.fitting.novelty_fitting import (
     rows_of,
 )
 from halopose.fitting.pipeline import calibrate_heads, collect_validation
+from halopose.fitting.settings import NoveltySettings
 from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.studies.shift_study import ShiftResult, auroc, run_shift

@@ -35,7 +35,8 @@ from halopose.data.files import make_folder, write_json
 from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.pipeline import FitSettings, calibrate_heads, collect_validation, predictions_of
+from halopose.fitting.pipeline import calibrate_heads, collect_validation, predictions_of
+from halopose.fitting.settings import FitSettings
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.landing.shipped_detectors import footage_artifact, footage_detector
@@ -78,7 +79,7 @@ def main() -> None:
 
 
 def settings_of(artifact: Artifact) -> FitSettings:
-    return replace(FitSettings.from_json(artifact.card["settings"]), imgsz=artifact.imgsz, conf=0.05)
+    return replace(artifact.card.fit_settings, imgsz=artifact.imgsz, conf=0.05)
 
 
 def others_of(sequences: dict[str, list[int]], name: str) -> list[int]:

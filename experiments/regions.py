@@ -33,7 +33,8 @@ from halopose.evaluation.region_evaluation import RegionEvaluation, score_region
 from halopose.evaluation.region_scores import REGION_LEVELS, CoverageEstimate
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.pipeline import FitSettings, collect_validation, predictions_of
+from halopose.fitting.pipeline import collect_validation, predictions_of
+from halopose.fitting.settings import FitSettings
 from halopose.geometry.camera import Camera, project_points, runway_corners
 from halopose.geometry.joint import position_ellipsoid, solve_jointly
 from halopose.hosts import model_zoo
@@ -91,7 +92,7 @@ def persons(data: Path, work: Path, output: Path) -> str:
     settings = FitSettings(imgsz=artifact.imgsz, head=artifact.heads.settings)
     store = collected(host, load_dataset(data, "val"), work / "store-persons", settings)
     seen, unseen = (
-        matched_of(artifact, store, np.intersect1d(store.images, artifact.card["images"][part]))
+        matched_of(artifact, store, np.intersect1d(store.images, artifact.card.images.of(part)))
         for part in ("choosing", "evaluation")  # the shipped calibration has seen all of them
     )
     fitted = fit_calibrations(seen, PROTOCOL)

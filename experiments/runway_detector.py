@@ -39,7 +39,8 @@ from halopose.data.files import write_text
 from halopose.data.loading import load_dataset
 from halopose.finetuning.ultralytics_trainer import FineTuner
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.pipeline import FitSettings, collect_validation
+from halopose.fitting.pipeline import collect_validation
+from halopose.fitting.settings import FitSettings
 from halopose.geometry.camera import Camera
 from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_base

@@ -26,19 +26,18 @@ from halopose.data.dataset import Dataset
 from halopose.data.loading import load_dataset
 from halopose.evaluation.scores import Scores
 from halopose.fitting.artifact import Artifact
+from halopose.fitting.card import CardFigures
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.head_training import TrainSettings
-from halopose.fitting.novelty_fitting import NoveltySettings, collect_copies, fit_novelty
+from halopose.fitting.novelty_fitting import collect_copies, fit_novelty
 from halopose.fitting.pipeline import (
-    FitSettings,
     calibrate_artifact,
     collect_training,
     collect_validation,
     evaluate_artifact,
-    figures,
     train_heads,
     uncalibrated,
 )
+from halopose.fitting.settings import FitSettings, NoveltySettings, TrainSettings
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.landing import shipped_detectors
@@ -124,7 +123,8 @@ def main() -> None:
 def written(artifact: Artifact, host: Host, held: Mapping[str, MatchStore], own: str, output: Path) -> None:
     """Save heads with the figures of their own world on their card, and say those of all."""
     scores = {name: evaluate_artifact(artifact, host, store) for name, store in held.items()}
-    card = {**artifact.card, "data": "scenes of experiments/runway_heads.py", "figures": figures(scores[own])}
+    measured = CardFigures.of(scores[own])
+    card = replace(artifact.card, data="scenes of experiments/runway_heads.py", figures=measured)
     replace(artifact, card=card).save(output)
     write_scores(scores[own], output.parent / f"report-{own}", host.description)
     say("\n".join([*(line(name, one) for name, one in scores.items()), f"-> {output}"]))
@@ -150,13 +150,13 @@ def calibration_scenes(work: Path, kind: Kind = SIMULATED) -> Dataset:
 
 def line(name: str, scores: Scores) -> str:
     """The figures of some scenes in one line."""
-    told = figures(scores)
+    measured = CardFigures.of(scores)
     distributions = ", ".join(
-        f"{distribution} ACE {told[distribution]['ace']:.3f}, ENCE {told[distribution]['ence']:.3f}, NLL {told[distribution]['nll']:.2f}"
-        for distribution in ("gaussian", "student_t")
+        f"{regime} ACE {each.ace:.3f}, ENCE {each.ence:.3f}, NLL {each.nll:.2f}"
+        for regime, each in (("gaussian", measured.gaussian), ("student_t", measured.student_t))
     )
-    counts = f"{told['matched_instances']} runways; {distributions}; skill {told['akp_skill']:.3f}"
-    return f"{name}: {counts}, {100 * told['kept_fraction']:.0f} % kept"
+    counts = f"{measured.matched_instances} runways; {distributions}; skill {measured.akp_skill:.3f}"
+    return f"{name}: {counts}, {100 * measured.kept_fraction:.0f} % kept"
 
 
 if __name__ == "__main__":

@@ -19,17 +19,16 @@ from halopose.calibration.calibrate import cross_fitted
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import Scores
+from halopose.fitting.card import CardFigures, ImageRoles
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.head_training import TrainSettings
 from halopose.fitting.pipeline import (
-    FitSettings,
     bound_heads,
     calibrate_heads,
-    figures,
     predictions_of,
     train_heads,
     uncalibrated,
 )
+from halopose.fitting.settings import FitSettings, TrainSettings
 from halopose.fitting.workers import ProcessGroup
 from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_base
@@ -58,15 +57,15 @@ def scored(
     return evaluate(matched.select(chosen), distributions.select(chosen), protocol)
 
 
-def card_images(splits: Splits, stores: list[MatchStore]) -> dict[str, list[int]]:
-    """Which images did what, by id."""
+def card_images(splits: Splits, stores: list[MatchStore]) -> ImageRoles:
+    """Image ids by role."""
     heads = np.unique(np.concatenate([store.images for store in stores]))
-    return {
-        "heads": heads.tolist(),
-        "calibration": splits.val.image_ids.tolist(),
-        "choosing": splits.choosing.tolist(),
-        "evaluation": splits.evaluation.tolist(),
-    }
+    return ImageRoles(
+        heads=tuple(heads.tolist()),
+        calibration=tuple(splits.val.image_ids.tolist()),
+        choosing=tuple(splits.choosing.tolist()),
+        evaluation=tuple(splits.evaluation.tolist()),
+    )
 
 
 def main() -> None:
@@ -86,13 +85,13 @@ def main() -> None:
     )
     protocol = replace(SETTINGS.protocol, bootstrap=200)
     scores = scored(predictions_of(heads, store), store, splits.evaluation, protocol)
-    card = {
-        **artifact.card,
-        "data": "COCO 2017 images with persons, by id; which did what as in docs/results.md",
-        "parts": [part.name for part in PARTS],
-        "images": card_images(splits, stores),
-        "figures": figures(scores),
-    }
+    card = replace(
+        artifact.card,
+        data="COCO 2017 images with persons, by id; which did what as in docs/results.md",
+        images=card_images(splits, stores),
+        figures=CardFigures.of(scores),
+        other={"parts": [part.name for part in PARTS]},
+    )
     replace(artifact, card=card).save(given.output)
     write_scores(scores, given.work / "report", host.description)
     say(f"-> {given.output}")

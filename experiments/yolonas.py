@@ -18,8 +18,8 @@ import torch
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.loading import load_dataset
 from halopose.evaluation.scores import Scores
-from halopose.fitting.head_training import TrainSettings
-from halopose.fitting.pipeline import FitSettings, fit
+from halopose.fitting.pipeline import fit
+from halopose.fitting.settings import FitSettings, TrainSettings
 from halopose.hosts.base import LOAD_ERRORS
 from halopose.hosts.loading import load_host
 from halopose.landing.world.dataset_writer import write_dataset

@@ -47,8 +47,7 @@ def test_your_own_model_ends_in_an_artifact_that_predicts(run: Callable[..., Any
     assert "covariance" in said
     artifact = Artifact.load(tmp_path / "here" / "heads.safetensors")
     assert artifact.fits(names["model"].host)
-    images = artifact.card["images"]
-    assert (len(images["heads"]), len(images["calibration"]), len(images["evaluation"])) == (40, 20, 20)
+    assert artifact.card.images.counts() == {"heads": 40, "calibration": 20, "evaluation": 20}
 
 
 def test_a_file_is_scored_by_its_truth(run: Callable[..., Any]) -> None:

@@ -24,8 +24,8 @@ from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import Scores
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.head_training import TrainSettings
-from halopose.fitting.pipeline import FitSettings, evaluate_artifact, fit, predictions_of
+from halopose.fitting.pipeline import evaluate_artifact, fit, predictions_of
+from halopose.fitting.settings import FitSettings, TrainSettings
 from halopose.hosts.loading import load_host
 from halopose.hosts.ultralytics.results import to_ultralytics
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
@@ -399,11 +399,11 @@ def test_fit_end_to_end(data: Path, tmp_path: Path, source: str) -> None:
     settings = replace(SETTINGS, calibration=cast(Any, source))
     artifact, scores = fit(host, training, validation, tmp_path / "work", settings)
     assert scores.matched_instances > 5
-    losses = artifact.card["training"]["holdout_loss"]
+    losses = present(artifact.card.training).holdout_loss
     assert min(losses) < losses[0] or len(losses) == 1
-    used = artifact.card["images"]
-    assert sorted(used["calibration"] + used["evaluation"]) == sorted(validation.image_ids.tolist())
-    assert used["heads"] == training.image_ids.tolist()
+    used = artifact.card.images
+    assert sorted(used.of("calibration", "evaluation")) == sorted(validation.image_ids.tolist())
+    assert used.of("heads").tolist() == training.image_ids.tolist()
 
     # again from what is on disk, and by hand
     again, same = fit(host, training, validation, tmp_path / "work", settings)
@@ -411,7 +411,7 @@ def test_fit_end_to_end(data: Path, tmp_path: Path, source: str) -> None:
     artifact.save(tmp_path / "artifact.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "artifact.safetensors").read_bytes()
     loaded = Artifact.load(tmp_path / "artifact.safetensors")
-    store, images = MatchStore(tmp_path / "work" / "val"), np.array(used["evaluation"])
+    store, images = MatchStore(tmp_path / "work" / "val"), used.of("evaluation")
     protocol = Protocol(bootstrap=0)
     found = evaluate_artifact(loaded, host, store, images, protocol)
     truth = store.ground_truth(images)

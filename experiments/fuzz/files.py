@@ -49,7 +49,8 @@ from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import Scores
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import FORMAT, MatchStore
-from halopose.fitting.head_training import TrainSettings, train
+from halopose.fitting.head_training import train
+from halopose.fitting.settings import TrainSettings
 from halopose.keypoints import Keypoints
 from halopose.matching.matched_poses import match_poses
 from halopose.uncertainty.heads import ConvTemplate, ProbabilisticHeads

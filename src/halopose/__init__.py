@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from halopose.evaluation.evaluate import evaluate
     from halopose.evaluation.scores import Scores
     from halopose.fitting.artifact import Artifact
-    from halopose.fitting.pipeline import FitSettings, fit
+    from halopose.fitting.pipeline import fit
+    from halopose.fitting.settings import FitSettings
     from halopose.keypoints import Keypoints
     from halopose.poses import GroundTruth, PoseDistributions
     from halopose.predictor import UncertainPose

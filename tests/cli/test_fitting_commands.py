@@ -29,9 +29,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_fit_writes_artifact_and_report(work: Path) -> None:
     artifact = Artifact.load(work / "a.safetensors")
     assert artifact.imgsz == 64
-    assert set(artifact.card["images"]) == {"heads", "calibration", "evaluation"}
+    assert set(artifact.card.images.counts()) == {"heads", "calibration", "evaluation"}
     metrics = json.loads((work / "a-report" / "metrics.json").read_text())
-    assert metrics["gaussian"]["nll"] == pytest.approx(artifact.card["figures"]["gaussian"]["nll"])
+    assert metrics["gaussian"]["nll"] == pytest.approx(present(artifact.card.figures).gaussian.nll)
     assert (work / "a-report" / "report.html").is_file()
 
 
@@ -55,8 +55,7 @@ def by_steps(
 def same_artifact(one: Artifact, other: Artifact, folder: Path) -> None:
     """Equal to the last byte, but for the figures that a fit measures at its end."""
     for name, artifact in (("one", one), ("other", other)):
-        card = {key: value for key, value in artifact.card.items() if key != "figures"}
-        replace(artifact, card=card).save(folder / name)
+        replace(artifact, card=replace(artifact.card, figures=None)).save(folder / name)
     assert (folder / "one").read_bytes() == (folder / "other").read_bytes()
 
 
@@ -126,8 +125,8 @@ def test_calibration_on_assigned_cells_has_the_weights_of_the_training(work: Pat
     run("calibrate", tmp_path / "val", *base(work), "--artifact", tmp_path / "heads.safetensors", "--share", 0.5,
         "--source", "assigned", "-o", tmp_path / "done.safetensors")  # fmt: skip
     done = Artifact.load(tmp_path / "done.safetensors")
-    assert done.card["settings"]["calibration"] == "assigned"
-    assert done.card["settings"]["train"]["alpha"] == 3
+    assert done.card.fit_settings.calibration == "assigned"
+    assert done.card.fit_settings.train.alpha == 3
     same_artifact(done, fitted, tmp_path)
 
 
@@ -207,9 +206,9 @@ def test_calibrating_anew_is_as_the_heads_were_made(work: Path, tmp_path: Path) 
     for name, options in steps.items():
         run(*calibrate, "--artifact", before, *options, "-o", tmp_path / f"{name}.safetensors")
         before = tmp_path / f"{name}.safetensors"
-        made, regions = Artifact.load(before).card["settings"], Artifact.load(before).calibrations.regions
+        made, regions = Artifact.load(before).card.fit_settings, Artifact.load(before).calibrations.regions
         assert regions is not None
-        found.append((made["rule"], made["region_scales"], len(regions.edges)))
+        found.append((made.rule, made.region_scales, len(regions.edges)))
     assert found == [("risk:0.4@0.6", True, 2), ("risk:0.4@0.6", True, 2), ("f1", False, 0)]
 
 
@@ -226,7 +225,7 @@ def test_a_camera_of_ones_own_is_adapted_to(
     assert "calibrate without --offset to be rid of the means" in said
     plain, own = (Artifact.load(tmp_path / f"{name}.safetensors") for name in ("plain", "own"))
     assert plain.calibrations.offset is None
-    assert own.card["images"]["calibration"] == plain.card["images"]["calibration"]
+    assert own.card.images == plain.card.images
     means = torch.full((17, 2), 0.25, dtype=torch.float64)  # an untrained base has no bias worth finding
     assert own.calibrations.offset is not None
     moved = replace(own, calibrations=replace(own.calibrations, offset=means))

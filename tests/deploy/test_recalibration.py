@@ -1,7 +1,7 @@
 """Calibration and evaluation in the deployed runtime, against the pipeline that runs in PyTorch."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,10 @@ from halopose.deploy.deployed_model import Deployed
 from halopose.deploy.folder import write_folder
 from halopose.deploy.graph import TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build
+from halopose.fitting.card import Card, ImageRoles
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.pipeline import FitSettings, calibrate_artifact, collect_validation, evaluate_artifact
+from halopose.fitting.pipeline import calibrate_artifact, collect_validation, evaluate_artifact
+from halopose.fitting.settings import FitSettings
 from halopose.predictor import UncertainPose
 from halopose.protocol import Protocol
 from tests.helpers.models import artifact_for, host_of, write_scenes
@@ -65,7 +67,7 @@ def test_an_offset_is_that_of_the_pipeline_and_moves_the_distribution_alone(
     data: Path, folder: Path, store: MatchStore
 ) -> None:
     seen = recalibration.collect(Deployed(folder), load_dataset(data, "val"))
-    card = {"images": {"heads": []}, "settings": asdict(SETTINGS), "skipped": []}
+    card = Card(images=ImageRoles(heads=()), settings=SETTINGS)
     trained = replace(artifact_for(host_of("11")), card=card)
     expected = calibrate_artifact(trained, host_of("11"), store, "matched", offset=True).calibrations.offset
     before = UncertainPose.load(folder).predict(seen_image(data), conf=0.1)[0]
@@ -87,7 +89,7 @@ def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(
     before = UncertainPose.load(folder)
     count = recalibration.calibrate(folder, recalibration.collect(Deployed(folder), load_dataset(data, "val")))
     # As exported: calibrated before, which a few objects hardly narrow.
-    card = {"images": {"heads": [], "calibration": []}, "settings": asdict(SETTINGS), "skipped": []}
+    card = Card(images=ImageRoles(heads=(), calibration=()), settings=SETTINGS)
     trained = replace(artifact_for(host_of("11")), card=card)
     expected = calibrate_artifact(trained, host_of("11"), store, "matched").calibrations
     found = recalibration.calibrations_of(Deployed(folder).facts)

@@ -27,8 +27,9 @@ from halopose.errors import HaloposeError
 from halopose.fitting import head_training
 from halopose.fitting.collecting import _write_shard
 from halopose.fitting.feature_cache import FORMAT, MatchStore
-from halopose.fitting.head_training import TrainSettings, importance_weights, train, weighted_nll
-from halopose.fitting.pipeline import FitSettings, train_heads
+from halopose.fitting.head_training import importance_weights, train, weighted_nll
+from halopose.fitting.pipeline import train_heads
+from halopose.fitting.settings import FitSettings, TrainSettings
 from halopose.fitting.workers import ProcessGroup
 from halopose.keypoints import Keypoints
 from halopose.uncertainty.heads import ConvTemplate, HeadSettings, ProbabilisticHeads

@@ -13,8 +13,9 @@ from halopose.fitting import novelty_evaluation
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.novelty_evaluation import held_share, score_novelty
-from halopose.fitting.novelty_fitting import NoveltySettings, collect_copies, fit_novelty, rows_of
-from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_artifact
+from halopose.fitting.novelty_fitting import collect_copies, fit_novelty, rows_of
+from halopose.fitting.pipeline import collect_validation, evaluate_artifact
+from halopose.fitting.settings import FitSettings, NoveltySettings
 from tests.helpers.models import artifact_for, host_of, write_scenes
 from tests.helpers.values import present
 

@@ -21,7 +21,6 @@ from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect
 from halopose.fitting.feature_cache import CollectSettings, MatchStore
 from halopose.fitting.novelty_fitting import (
-    NoveltySettings,
     calibrate_novelty,
     collect_copies,
     fit_novelty,
@@ -32,6 +31,7 @@ from halopose.fitting.novelty_fitting import (
     whitening_of,
     widening_of,
 )
+from halopose.fitting.settings import NoveltySettings
 from halopose.predictor import UncertainPose
 from tests.helpers.models import artifact_for, host_of, write_scenes
 from tests.helpers.outliers import detector
@@ -202,7 +202,7 @@ def test_p_values_may_come_from_other_images(stores: tuple[MatchStore, MatchStor
     changed = present(fewer.novelty).to_tensors()
     assert {name for name in before if not torch.equal(before[name], changed[name])} == {"known", "known_images"}
     assert len(changed["known_images"]) == 5
-    assert fewer.card["novelty"]["calibration"] == sorted(stores[1].images[:5].tolist())
+    assert list(present(fewer.card.novelty).calibration) == sorted(stores[1].images[:5].tolist())
     with pytest.raises(HaloposeError, match="fitted on"):
         calibrate_novelty(fitted, stores[0])
     with pytest.raises(HaloposeError, match="no novelty"):

@@ -1,19 +1,20 @@
 """What a whole fit tells the user, and the bound that calibration gives heads; that it fits is in
 tests/test_predictor.py."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from halopose.data.loading import load_dataset
+from halopose.fitting.card import Card, ImageRoles
 from halopose.fitting.pipeline import (
-    FitSettings,
     bound_heads,
     calibrate_artifact,
     collect_validation,
 )
+from halopose.fitting.settings import FitSettings
 from halopose.uncertainty.heads import HeadSettings, with_bound
 from tests.helpers.models import artifact_for, host_of, write_scenes
 from tests.helpers.values import present
@@ -29,7 +30,7 @@ def test_calibration_bounds_heads_that_ask_for_it_whatever_bound_they_had(
     )
     data = load_dataset(write_scenes(tmp_path, host, {"val": 40}), "val")
     store = collect_validation(host, data, tmp_path / "store", settings)
-    card = {"images": {"heads": []}, "settings": asdict(settings), "skipped": []}
+    card = Card(images=ImageRoles(heads=()), settings=settings)
     trained = replace(artifact_for(host, settings.head), card=card)
     found = calibrate_artifact(trained, host, store, "matched").heads
     bound = present(present(found.beyond).inverse_bound)

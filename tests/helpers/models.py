@@ -33,6 +33,7 @@ from halopose.calibration.conformal import fit_regions
 from halopose.calibration.correlation import fit_correlation
 from halopose.calibration.split_student_t import SplitStudentT
 from halopose.fitting.artifact import Artifact, round_to_stored
+from halopose.fitting.card import Card
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.hosts.torchvision_shim import ensure_torchvision
@@ -190,7 +191,7 @@ def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 
         base=host.fingerprints,
         layout=host.layout,
         imgsz=imgsz,
-        card={"note": "by chance"},
+        card=Card(data="random weights"),
     )
 
 

@@ -29,7 +29,7 @@ def footage() -> UncertainPose:
 
 def test_detector_and_heads_belong_together(model: UncertainPose) -> None:
     assert model.artifact.layout.names == CORNER_NAMES
-    assert model.artifact.card["images"]["calibration"]
+    assert model.artifact.card.images.calibration
     with pytest.raises(HaloposeError, match="base"):
         UncertainPose(model.host, Artifact.load(hub.shipped_artifact()))
 
@@ -60,7 +60,7 @@ def test_what_ships_for_real_cameras_has_a_detector_of_its_own(
     """Forty scenes as cameras record them; other keypoints than the detector of simulated flights."""
     with pytest.raises(HaloposeError, match="base"):
         UncertainPose(model.host, footage.artifact)
-    assert not set(footage.artifact.card["images"]["calibration"]) & set(footage.artifact.card["images"]["heads"])
+    assert not set(footage.artifact.card.images.of("calibration")) & set(footage.artifact.card.images.of("heads"))
     recorded = SceneSettings(footage=True, paved=PAVED)
     found = distances(footage, [sample_scene(seed, "clear", recorded) for seed in range(900, 940)], 0.5)
     assert len(found) >= 28

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from halopose.evaluation.scores import METRICS as SCALARS
-from halopose.fitting.pipeline import FitSettings
+from halopose.fitting.settings import FitSettings
 from halopose.reports.ablation_report import (
     COLUMNS,
     render_ablation,

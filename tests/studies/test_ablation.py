@@ -28,8 +28,7 @@ from halopose.evaluation.scores import METRICS, Scores
 from halopose.fitting import pipeline
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.head_training import TrainSettings
-from halopose.fitting.pipeline import FitSettings
+from halopose.fitting.settings import FitSettings, TrainSettings
 from halopose.hosts.base import Host
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.protocol import Protocol
@@ -46,6 +45,7 @@ from halopose.studies.ablation import (
 from halopose.types import Array
 from halopose.uncertainty.heads import HeadSettings, head_settings
 from tests.helpers.models import ROOT, host_of, pose_model, write_scenes
+from tests.helpers.values import present
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = FitSettings(
@@ -152,7 +152,7 @@ def as_in_the_paper(artifact: Artifact) -> Artifact:
 
 
 def scores_of(artifact: Artifact, folder: Path, **options: Any) -> Scores:
-    images = np.array(artifact.card["images"]["evaluation"])
+    images = artifact.card.images.of("evaluation")
     protocol = Protocol(area="box", **options)
     store = MatchStore(folder / "work" / "val")
     return pipeline.evaluate_artifact(as_in_the_paper(artifact), host_of("11"), store, images, protocol)
@@ -177,7 +177,7 @@ def test_the_default_row_is_a_fit(
     assert default.counts == {"images": scores.images, "keypoints": scores.keypoints}
     content = json.loads((folder / "rows" / "default.json").read_text())
     assert content["threshold"] == pytest.approx(artifact.calibrations.threshold, rel=1e-12)
-    assert content["training"]["best_epoch"] == artifact.card["training"]["best_epoch"]
+    assert content["training"]["best_epoch"] == present(artifact.card.training).best_epoch
 
 
 def test_intervals_are_those_of_an_evaluation(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.evaluation.bootstrap import Difference
-from halopose.fitting.pipeline import FitSettings
+from halopose.fitting.settings import FitSettings
 from halopose.studies.ablation import DEFAULT, OTHER_SEED, AblationResult, ablation_variants
 from halopose.studies.findings import FINDINGS, Finding, FindingPart, judge, overall, verdict_of
 

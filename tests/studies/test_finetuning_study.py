@@ -25,7 +25,8 @@ from halopose.evaluation.metrics import LEVELS
 from halopose.finetuning.settings import FinetuneSettings, tuning_key
 from halopose.finetuning.ultralytics_trainer import FineTuner, PoksModel, tune
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.pipeline import FitSettings, collect_validation
+from halopose.fitting.pipeline import collect_validation
+from halopose.fitting.settings import FitSettings
 from halopose.hosts.loading import load_host
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.matching.greedy_matching import candidate_pairs, greedy_match

@@ -21,7 +21,8 @@ from halopose.data.files import write_json
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.feature_cache import MatchStore
-from halopose.fitting.pipeline import FitSettings, collect_validation
+from halopose.fitting.pipeline import collect_validation
+from halopose.fitting.settings import FitSettings
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.keypoints import Keypoints
 from halopose.matching.matched_poses import match_poses

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.corruptions import corrupted
-from halopose.fitting.novelty_fitting import NoveltySettings, collect_copies, fit_novelty
-from halopose.fitting.pipeline import FitSettings, collect_validation
+from halopose.fitting.novelty_fitting import collect_copies, fit_novelty
+from halopose.fitting.pipeline import collect_validation
+from halopose.fitting.settings import FitSettings, NoveltySettings
 from halopose.reports.shift_report import HEAD, render_shift, table, to_text
 from halopose.studies.shift_study import CLEAN, ShiftResult, ShiftSettings, auroc, run_shift
 from tests.helpers.html_pages import EVIL, parsed

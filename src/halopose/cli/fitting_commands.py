@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from halopose.data.dataset import Dataset
     from halopose.fitting.artifact import Artifact
     from halopose.fitting.feature_cache import MatchStore
-    from halopose.fitting.pipeline import FitSettings
+    from halopose.fitting.settings import FitSettings
     from halopose.hosts.base import Host
     from halopose.keypoints import Keypoints
     from halopose.uncertainty.heads import HeadSettings
@@ -151,7 +151,7 @@ def fit(
         with progress() as step:
             artifact, scores = pipeline.fit(host, training, validation, work, settings, step, crew)
     artifact.save(output)
-    for line in artifact.card["skipped"]:
+    for line in artifact.card.skipped or ():
         say(f"skipped: {line}")
     write_scores(scores, report, host.description)
     say(f"-> {output}")
@@ -291,7 +291,6 @@ def calibrate(
     A few dozen annotated frames of a camera of your own adapt heads to it; the base's keypoints stay as they are.
     For heads that ship name the model, as `--base runway`.
     """
-    import numpy as np
 
     from halopose.data.files import make_room
     from halopose.fitting import pipeline
@@ -319,13 +318,15 @@ def calibrate(
     found = _store_of(store, split, images, trained, host, output)
     done = pipeline.calibrate_artifact(trained, host, found, source, share, offset=offset, **changes)
     if done.novelty is not None:
-        done = calibrate_novelty(done, found, np.array(done.card["images"]["calibration"]))
+        done = calibrate_novelty(done, found, done.card.images.of("calibration"))
     done.save(output)
     for line in _changes(trained, done):
         say(line)
-    if done.novelty is not None:
-        say(f"novelty is a rank among {done.card['novelty']['detections']} detections in these images now")
-    say(f"calibrated on {len(done.card['images']['calibration'])} images -> {output}")
+    if done.card.novelty is not None:
+        say(
+            f"out-of-distribution p-values now refer to {done.card.novelty.detections} detections in these images"
+        )
+    say(f"calibrated on {len(done.card.images.of('calibration'))} images -> {output}")
 
 
 def _store_of(
@@ -347,7 +348,7 @@ def _store_of(
         dataset = replace(
             dataset, layout=trained.layout
         )  # limbs, which labels draw in their own way, do not count
-    settings = replace(pipeline.FitSettings.from_json(trained.card["settings"]), imgsz=trained.imgsz)
+    settings = replace(trained.card.fit_settings, imgsz=trained.imgsz)
     with progress() as step:
         return pipeline.collect_validation(host, dataset, output.with_suffix("") / "store", settings, step)
 
@@ -394,7 +395,8 @@ def novelty(
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
     from halopose.fitting.artifact import Artifact
-    from halopose.fitting.novelty_fitting import NoveltySettings, collect_copies, fit_novelty
+    from halopose.fitting.novelty_fitting import collect_copies, fit_novelty
+    from halopose.fitting.settings import FitSettings, NoveltySettings
     from halopose.hosts import model_zoo
     from halopose.predictor import host_for
 
@@ -404,11 +406,10 @@ def novelty(
     make_room(output)
     work = work or output.with_suffix("")
     training, validation = two_datasets(data, train, val, images, val_images, known.layout)
-    held = np.setdiff1d(validation.image_ids, known.card.get("images", {}).get("evaluation", []))
-    validation = validation.subset(np.setdiff1d(held, known.card.get("images", {}).get("heads", [])))
+    validation = validation.subset(np.setdiff1d(validation.image_ids, known.card.images.of("evaluation", "heads")))
     if not len(validation):
         raise HaloposeError("the heads have seen every validation image: give others")
-    settings = pipeline.FitSettings(imgsz=known.imgsz, head=known.heads.settings)
+    settings = FitSettings(imgsz=known.imgsz, head=known.heads.settings)
     with locked(work), progress() as step:
         how = NoveltySettings(novelty_images)
         signals = known.heads.settings.signals
@@ -416,16 +417,16 @@ def novelty(
         store = pipeline.collect_validation(host, validation, work / "val", settings, step)
         done = fit_novelty(known, copies, store)
     done.save(output)
-    facts = done.card["novelty"]
-    say(f"fitted on {len(facts['images'])} images, calibrated on {len(facts['calibration'])} -> {output}")
+    record = done.card.novelty
+    if record is not None:
+        say(f"fitted on {len(record.images)} images, calibrated on {len(record.calibration)} -> {output}")
 
 
 def _settings(
     epochs: int, alpha: float, scale_weight: bool, dof: float | None, seed: int, head: HeadSettings
 ) -> FitSettings:
     """Settings of the training; the rest is the caller's."""
-    from halopose.fitting.head_training import TrainSettings
-    from halopose.fitting.pipeline import FitSettings
+    from halopose.fitting.settings import FitSettings, TrainSettings
 
     return FitSettings(
         train=TrainSettings(epochs=epochs, alpha=alpha, scale_weight=scale_weight, dof=dof, seed=seed),

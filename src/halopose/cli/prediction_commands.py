@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from halopose.data.dataset import Dataset
     from halopose.fitting.artifact import Artifact
     from halopose.predictor import UncertainPose
-    from halopose.types import Array
 
 OF_TORCH = "uncalibrated", "end2end", "device", "unsafe"  # which a deployed folder has no use for
 
@@ -98,6 +97,7 @@ def evaluate(
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
     from halopose.fitting.collecting import collect_shards, finished
+    from halopose.fitting.settings import FitSettings
     from halopose.fitting.workers import ProcessGroup, WorkerPool, batch_for, own_device
     from halopose.predictor import UncertainPose
     from halopose.protocol import Protocol
@@ -126,7 +126,7 @@ def evaluate(
     dataset = load_dataset(data, split, images=images, otherwise=model.artifact.layout)
     if overlap == "exclude":
         dataset = _unseen(dataset, model.artifact)
-    settings = pipeline.FitSettings(
+    settings = FitSettings(
         imgsz=imgsz or model.artifact.imgsz, conf=conf, iou=iou, batch=batch or batch_for(model.host.device)
     )
     protocol = Protocol(bootstrap=bootstrap, area=area)
@@ -262,24 +262,22 @@ def models() -> None:
         except HaloposeError as error:
             say(f"{model.name:16}{model.about}: {error}", always=True)
             continue
-        images = {name: len(ids) for name, ids in artifact.card.get("images", {}).items()}
-        figures = artifact.card.get("figures", {})
+        images = artifact.card.images.counts()
+        figures = artifact.card.figures
         say(f"{model.name:16}{model.about}", always=True)
-        say(f"{'':16}base {artifact.card.get('base', '?')}, input {artifact.imgsz}", always=True)
+        say(f"{'':16}base {artifact.card.base or '?'}, input {artifact.imgsz}", always=True)
         say(f"{'':16}images: " + ", ".join(f"{count} {name}" for name, count in images.items()), always=True)
-        for distribution in ("gaussian", "student_t"):
-            if distribution in figures:
-                values = ", ".join(f"{name.upper()} {value:.4f}" for name, value in figures[distribution].items())
-                say(f"{'':16}{distribution.replace('_', '-')}: {values}", always=True)
+        if figures is not None:
+            for name, measured in (("gaussian", figures.gaussian), ("student-t", figures.student_t)):
+                values = ", ".join(f"{metric.upper()} {value:.4f}" for metric, value in vars(measured).items())
+                say(f"{'':16}{name}: {values}", always=True)
 
 
 def _unseen(dataset: Dataset, artifact: Artifact) -> Dataset:
     """The data set without images that the artifact was trained or calibrated on."""
     import numpy as np
 
-    images = artifact.card.get("images", {})
-    known: Array = np.array([*images.get("heads", []), *images.get("calibration", [])], dtype=np.int64)
-    left = np.setdiff1d(dataset.image_ids, known)
+    left = np.setdiff1d(dataset.image_ids, artifact.card.images.of("heads", "calibration"))
     if len(left) < len(dataset):
         say(f"{len(dataset) - len(left)} of {len(dataset)} images were used to make the artifact: left out")
     if not len(left):

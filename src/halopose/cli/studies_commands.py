@@ -65,8 +65,7 @@ def ablate(
     """The paper's ablations on your data: a row per variant, paired differences, verdicts; a rerun resumes."""
     from halopose.data.files import make_folder, write_text
     from halopose.data.lock import locked
-    from halopose.fitting.head_training import TrainSettings
-    from halopose.fitting.pipeline import FitSettings
+    from halopose.fitting.settings import FitSettings, TrainSettings
     from halopose.hosts.loading import load_host
     from halopose.reports import ablation_report as ablation_report
     from halopose.studies import ablation
@@ -217,7 +216,8 @@ def analyse(
     from halopose.data.files import make_folder, write_json, write_text
     from halopose.data.loading import load_dataset
     from halopose.data.lock import locked
-    from halopose.fitting.pipeline import FitSettings, collect_validation
+    from halopose.fitting.pipeline import collect_validation
+    from halopose.fitting.settings import FitSettings
     from halopose.hosts.loading import load_host
     from halopose.reports import analysis_report as analysis_page
     from halopose.studies import residual_analysis

@@ -27,7 +27,7 @@ def write_folder(folder: Path | str, model: ModelProto, artifact: Artifact) -> N
     folder = make_folder(folder)
     write_model(model, folder / MODEL)
     write_text(folder / RUNTIME, inspect.getsource(predict))
-    write_json(folder / CARD, artifact.card)
+    write_json(folder / CARD, artifact.card.to_json())
     write_text(folder / LAYOUT, describe(model, artifact))
 
 
@@ -39,7 +39,7 @@ def describe(model: ModelProto, artifact: Artifact) -> str:
         f"| `{value.name}` | {_shape(value)} | {_meaning(value.name, facts)} |"
         for value in (*model.graph.input, *model.graph.output)
     ]
-    base = artifact.card.get("base", "a pose model")
+    base = artifact.card.base or "a pose model"
     return "\n".join(
         [
             f"# {base} with calibrated keypoint covariances",

@@ -26,6 +26,8 @@ from halopose.deploy.predict import Facts
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import Scores
+from halopose.fitting.card import Card
+from halopose.fitting.settings import FitSettings
 from halopose.keypoints import Keypoints
 from halopose.matching.matched_poses import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
@@ -105,9 +107,10 @@ def calibrate(
     else as the folder was made.
     """
     deployed = Deployed(folder)
-    made = read_card(deployed).get("settings", {})
-    rule = made.get("rule", "youden") if rule is None else rule
-    region_scales = made.get("region_scales", False) if region_scales is None else region_scales
+    card = read_card(deployed)
+    made = card.settings or FitSettings()
+    rule = made.rule if rule is None else rule
+    region_scales = made.region_scales if region_scales is None else region_scales
     protocol = Protocol(
         area="box",
         visibility=True,
@@ -129,8 +132,13 @@ def calibrate(
     set_temperature(model, facts.temperature)
     write_facts(model, facts)
     write_model(model, deployed.path)
-    settings = {**made, "rule": rule, "region_scales": region_scales}
-    _note(deployed.path.with_name(CARD), seen.truth.images, settings)
+    card = replace(
+        card,
+        images=replace(card.images, calibration=tuple(seen.truth.images.tolist())),
+        settings=replace(made, rule=rule, region_scales=region_scales),
+        calibrated="in the deployed runtime",
+    )
+    write_json(deployed.path.with_name(CARD), card.to_json())
     return len(matched)
 
 
@@ -176,22 +184,17 @@ def _student(facts: Facts, dof: list[float], scale: list[float]) -> StudentTCali
     return distribution
 
 
-def read_card(deployed: Deployed) -> dict[str, Any]:
-    """The card beside a model file; empty where there is none."""
+def read_card(deployed: Deployed) -> Card:
+    """The card beside a model file; an empty card where there is none."""
     path = deployed.path.with_name(CARD)
-    card = read_json(path) if path.is_file() else {}
-    return card if isinstance(card, dict) else {}
+    if not path.is_file():
+        return Card()
+    try:
+        return Card.from_json(read_json(path))
+    except (LookupError, TypeError, ValueError):
+        raise HaloposeError(f"{path} is damaged: export the model again") from None
 
 
 def images_seen(deployed: Deployed, parts: tuple[str, ...] = ("heads", "calibration")) -> Array:
-    """Images (I,) that heads were trained on or calibrations were fitted on."""
-    images = read_card(deployed).get("images", {})
-    return np.array([identity for part in parts for identity in images.get(part, [])], dtype=np.int64)
-
-
-def _note(path: Path, images: Array, settings: dict[str, Any]) -> None:
-    """Remember in the card what images the calibration has seen, and how; what it has seen before it forgets."""
-    card = read_json(path) if path.is_file() else {}
-    images_of = {**card.get("images", {}), "calibration": images.tolist()}
-    noted = {"images": images_of, "settings": settings, "calibrated": "in the deployed runtime"}
-    write_json(path, {**card, **noted})
+    """Ids (I,) of the images that heads were trained on or calibrations were fitted on."""
+    return read_card(deployed).images.of(*parts)

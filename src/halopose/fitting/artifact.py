@@ -24,6 +24,7 @@ from halopose.calibration.correlation import Correlation
 from halopose.calibration.split_student_t import SplitStudentT
 from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
+from halopose.fitting.card import Card
 from halopose.hosts.base import Host, fingerprint
 from halopose.keypoints import Keypoints
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
@@ -46,8 +47,8 @@ class Artifact:
 
     >>> from halopose.hosts.model_zoo import shipped_artifact
     >>> artifact = Artifact.load(shipped_artifact())
-    >>> artifact.imgsz, sorted(artifact.card["images"])
-    (640, ['calibration', 'choosing', 'evaluation', 'heads'])
+    >>> artifact.imgsz, artifact.card.images.counts()
+    (640, {'calibration': 1000, 'choosing': 400, 'evaluation': 600, 'heads': 49230})
     """
 
     heads: ProbabilisticHeads
@@ -55,12 +56,12 @@ class Artifact:
     base: tuple[str, ...]
     layout: Keypoints
     imgsz: int
-    card: dict[str, Any] = field(default_factory=dict)
+    card: Card = field(default_factory=Card)
     novelty: Novelty | None = None
 
     def __repr__(self) -> str:
         state = "calibrated" if self.calibrated else "not calibrated"
-        base = self.card.get("base", "an unnamed base")
+        base = self.card.base or "an unnamed base"
         return f"Artifact({len(self.layout)} keypoints of {base}, {state}, input {self.imgsz})"
 
     @property
@@ -126,7 +127,7 @@ class Artifact:
             "visibility_threshold": fitted.visibility_threshold,
             "imgsz": self.imgsz,
             "covariance": fitted.student.covariance,
-            "card": self.card,
+            "card": self.card.to_json(),
         }
         if fitted.regions is not None:
             content["regions"] = fitted.regions.to_json()
@@ -207,7 +208,7 @@ class Artifact:
             base=tuple(content["base"]),
             layout=layout,
             imgsz=int(content["imgsz"]),
-            card=content["card"],
+            card=Card.from_json(content["card"]),
             novelty=Novelty.from_tensors(novel) if novel else None,
         )
 

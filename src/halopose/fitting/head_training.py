@@ -26,6 +26,7 @@ from halopose.data.splits import hashed_order
 from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.feature_cache import CachedCells, MatchStore, among
+from halopose.fitting.settings import TrainSettings
 from halopose.fitting.workers import ProcessGroup
 from halopose.parallel import run_parallel, single_threaded
 from halopose.types import Array
@@ -38,38 +39,17 @@ PIECE = 256  # rows of a batch that a core takes at once, at most
 
 
 @dataclass(frozen=True)
-class TrainSettings:
-    """alpha: exponent of the retention weight, 0 switches it off (eq. 8); scale_weight: 1 / s^2 (eq. 9).
+class TrainingHistory:
+    """Losses of a training.
 
-    dof: degrees of freedom of a Student-t whose likelihood is the loss, so that rare large errors say less about
-    the others; None: the paper's Gaussian. Temperatures are left to calibration either way.
-    holdout: share of the images kept for early stopping, after ``patience`` epochs without improvement. last: take
-    the last epoch, where the schedule has come to rest, instead of the best on those images.
-    pool_bytes bounds what is in memory at once: shards are shuffled, pooled, and their rows shuffled.
+    Attributes:
+        train_loss: Mean loss of each epoch on training images.
+        holdout_loss: Loss after each epoch on held-out images.
+        best_epoch: Index of the epoch whose weights were kept.
     """
 
-    epochs: int = 12
-    batch: int = 512
-    learning_rate: float = 3e-4
-    weight_decay: float = 1e-2
-    alpha: float = 1.0
-    scale_weight: bool = True
-    dof: float | None = None
-    holdout: float = 0.1
-    patience: int = 6
-    last: bool = False
-    clip: float = 1.0
-    warmup: float = 0.05
-    seed: int = 0
-    pool_bytes: int = 2 * 2**30
-
-
-@dataclass(frozen=True)
-class Trained:
-    """How a training went: loss by epoch on training and on held-out images, and the epoch kept."""
-
-    train_loss: list[float]
-    holdout_loss: list[float]
+    train_loss: tuple[float, ...]
+    holdout_loss: tuple[float, ...]
     best_epoch: int
 
 
@@ -104,7 +84,7 @@ def train(
     checkpoint: Path | str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
     ranks: ProcessGroup | None = None,
-) -> Trained:
+) -> TrainingHistory:
     """Train in place on one or several stores, or only the given images of them; keeps the best epoch.
 
     Several ranks share the shards out, take the same batches as one process would, each its own rows of them, and
@@ -131,7 +111,7 @@ def train(
         heads.load_state_dict(run.best)
     heads.eval()
     kept = run.epoch - 1 if settings.last else int(np.argmin(run.holdout_loss))
-    return Trained(run.train_loss, run.holdout_loss, kept)
+    return TrainingHistory(tuple(run.train_loss), tuple(run.holdout_loss), kept)
 
 
 def _only(shard: list[CachedCells], images: Array | None) -> list[CachedCells]:

@@ -30,8 +30,8 @@ def score_novelty(
     """
     if artifact.novelty is None:
         return None
-    facts = artifact.card["novelty"]
-    seen = np.union1d(facts["images"], facts["calibration"])
+    record = artifact.card.novelty
+    seen = [] if record is None else [*record.images, *record.calibration]
     images = np.setdiff1d(store.images if images is None else images, seen)
     if not len(images):
         return None

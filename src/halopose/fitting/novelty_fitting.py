@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +22,11 @@ from halopose.data.dataset import Dataset
 from halopose.data.splits import check_unseen, hashed_order
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
+from halopose.fitting.card import NoveltyRecord
 from halopose.fitting.collecting import collect
 from halopose.fitting.corruptions import COPY, with_copies
 from halopose.fitting.feature_cache import CachedCells, CollectSettings, MatchStore, NoDetectionError, stored_poses
+from halopose.fitting.settings import NoveltySettings
 from halopose.hosts.base import Host
 from halopose.matching.greedy_matching import candidate_pairs, greedy_match
 from halopose.poses import GroundTruth, PoseDistributions
@@ -39,25 +41,6 @@ OUTSIDE = -2 * np.log(0.01)  # squared Mahalanobis distance of the 99 % ellipse
 
 class TooFewError(HaloposeError):
     """What is usual cannot be learnt from so little."""
-
-
-@dataclass(frozen=True)
-class NoveltySettings:
-    """images: how many training images are copied, at most; fewest: with less detections nothing is fitted.
-
-    conf: lowest score of a detection that is looked at; trusted: of one that counts as seen. ridge: of the
-    logistic functions. folds: of training images, so that what is standardised was not fitted on. bins: of the
-    widening.
-    """
-
-    images: int = 300
-    fewest: int = 60
-    conf: float = 0.05
-    trusted: float = 0.25
-    detections: int = 10
-    ridge: float = 3.0
-    folds: int = 4
-    bins: int = 20
 
 
 @dataclass(frozen=True)
@@ -227,24 +210,24 @@ def fit_novelty(
             f"{trusted} detections in clean training images are too few to know what is usual: give more images"
         )
     seen = copies.images[copies.images < COPY]
-    card = {**artifact.card, "novelty": {"settings": asdict(settings), "images": seen.tolist()}}
+    card = replace(artifact.card, novelty=NoveltyRecord(settings, tuple(seen.tolist())))
     fitted = replace(artifact, novelty=_fit(rows, settings, heads.widths), card=card)
     return calibrate_novelty(fitted, calibration, images)
 
 
 def calibrate_novelty(artifact: Artifact, calibration: MatchStore, images: Array | None = None) -> Artifact:
     """The artifact with the p-values of its novelty from other images; what was fitted stays, bit for bit."""
-    if artifact.novelty is None:
+    record = artifact.card.novelty
+    if artifact.novelty is None or record is None:
         raise HaloposeError("the artifact has no novelty to calibrate: halopose novelty adds it")
-    facts = artifact.card["novelty"]
     chosen = calibration.images if images is None else images
     originals = chosen[chosen < COPY]
-    check_unseen(originals, facts["images"], "novelty would be calibrated on images that it was fitted on")
-    lowest = max(calibration.settings.conf, facts["settings"]["conf"])
+    check_unseen(originals, np.array(record.images), "novelty would be calibrated on images that it was fitted on")
+    lowest = max(calibration.settings.conf, record.settings.conf)
     held = rows_of(replace(artifact, heads=artifact.heads.eval()), calibration, lowest, images)
-    facts = {**facts, "calibration": np.sort(chosen).tolist(), "detections": len(held.poses)}
+    record = replace(record, calibration=tuple(np.sort(chosen).tolist()), detections=len(held.poses))
     fitted = _calibrated(artifact.novelty, held)
-    return replace(artifact, novelty=fitted, card={**artifact.card, "novelty": facts})
+    return replace(artifact, novelty=fitted, card=replace(artifact.card, novelty=record))
 
 
 def _calibrated(fitted: Novelty, held: Rows) -> Novelty:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from halopose.calibration.calibrate import (
-    DISTRIBUTIONS,
     apply_calibrations,
     fit_calibrations,
     fit_offset,
@@ -26,13 +25,13 @@ from halopose.calibration.calibrate import (
 )
 from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.calibration.estimation import likeliest_bound
-from halopose.calibration.pruning import GAMMA_KS
 from halopose.data.dataset import Dataset
 from halopose.data.splits import check_unseen, split_validation
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import Scores
 from halopose.fitting.artifact import Artifact, round_to_stored
+from halopose.fitting.card import Card, CardFigures, ImageRoles
 from halopose.fitting.collecting import collect
 from halopose.fitting.feature_cache import (
     SHARDS_AT_ONCE,
@@ -41,9 +40,10 @@ from halopose.fitting.feature_cache import (
     MatchStore,
     NoDetectionError,
 )
-from halopose.fitting.head_training import Trained, TrainSettings, importance_weights, train
+from halopose.fitting.head_training import TrainingHistory, importance_weights, train
 from halopose.fitting.novelty_evaluation import score_novelty
-from halopose.fitting.novelty_fitting import NoveltySettings, TooFewError, collect_copies, fit_novelty
+from halopose.fitting.novelty_fitting import TooFewError, collect_copies, fit_novelty
+from halopose.fitting.settings import CalibrationSource, FitSettings, NoveltySettings
 from halopose.fitting.workers import ProcessGroup, WorkerPool
 from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
@@ -52,72 +52,11 @@ from halopose.poses import PoseDistributions
 from halopose.protocol import Protocol
 from halopose.types import Array, Progress, named
 from halopose.uncertainty.distributions import Gaussian
-from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads, with_bound
+from halopose.uncertainty.heads import ProbabilisticHeads, with_bound
 
 log = logging.getLogger(__name__)
 
-CalibrationSource = Literal["assigned", "matched"]
 DETECTIONS = 20  # of an image in a validation store, as many as COCO scores
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """Everything a fit depends on.
-
-    calibration_share: part of the validation images kept for calibration. gamma_ks: similarity from which a
-    keypoint counts as reliable when the pruning thresholds are chosen. visibility: whether pruning looks at the
-    visibility score beside the confidence. rule, region_scales: ``Protocol``'s threshold_rule and region_scales.
-    novelty_images: training images of which corrupted copies are made to learn what is unlike the data, at most; 0
-    for none.
-
-    >>> FitSettings(train=TrainSettings(epochs=4), imgsz=320).calibration
-    'matched'
-    """
-
-    train: TrainSettings = field(default_factory=TrainSettings)
-    head: HeadSettings = field(default_factory=HeadSettings)
-    train_sizes: tuple[int, ...] = (640,)
-    imgsz: int = 640
-    conf: float = 0.01
-    iou: float = 0.7
-    calibration: CalibrationSource = "matched"
-    calibration_share: float = 0.2
-    cells_per_object: int = 10
-    gamma_ks: float = GAMMA_KS
-    visibility: bool = True
-    batch: int = 1
-    rule: str = "youden"
-    region_scales: bool = False
-    novelty_images: int = 300
-
-    @property
-    def protocol(self) -> Protocol:
-        """How thresholds are chosen and artifacts are scored: with the box's area, all there is at inference."""
-        return Protocol(
-            area="box",
-            gamma_ks=self.gamma_ks,
-            visibility=self.visibility,
-            tails=True,
-            threshold_rule=self.rule,
-            region_scales=self.region_scales,
-        )
-
-    @classmethod
-    def from_json(cls, content: Any) -> FitSettings:
-        """Settings as a card keeps them."""
-        try:
-            return cls(
-                **{
-                    **content,
-                    "train": TrainSettings(**content["train"]),
-                    "head": HeadSettings(**content["head"]),
-                    "train_sizes": tuple(content["train_sizes"]),
-                }
-            )
-        except (KeyError, TypeError):
-            raise HaloposeError(
-                "the artifact's card does not say how its heads were trained: train them again"
-            ) from None
 
 
 def collect_training(
@@ -179,7 +118,7 @@ def train_heads(
     progress: Progress | None = None,
     images: Array | None = None,
     ranks: ProcessGroup | None = None,
-) -> tuple[ProbabilisticHeads, Trained]:
+) -> tuple[ProbabilisticHeads, TrainingHistory]:
     """New heads for the base, trained on the stores, or only the given images of them; by several ranks if so."""
     for store in stores:
         store.check(host)
@@ -320,7 +259,11 @@ def _calibrate_assigned(
 
 
 def uncalibrated(
-    host: Host, heads: ProbabilisticHeads, stores: Sequence[MatchStore], settings: FitSettings, trained: Trained
+    host: Host,
+    heads: ProbabilisticHeads,
+    stores: Sequence[MatchStore],
+    settings: FitSettings,
+    trained: TrainingHistory,
 ) -> Artifact:
     """Heads trained on the stores as an artifact that calibrates nothing and prunes nothing yet."""
     layout = stores[0].layout
@@ -330,13 +273,13 @@ def uncalibrated(
         base=host.fingerprints,
         layout=layout,
         imgsz=settings.imgsz,
-        card={
-            "base": host.description,
-            "settings": asdict(settings),
-            "images": {"heads": np.concatenate([store.images for store in stores]).tolist()},
-            "skipped": [line for store in stores for line in store.skipped()],
-            "training": asdict(trained),
-        },
+        card=Card(
+            base=host.description,
+            images=ImageRoles(heads=tuple(np.concatenate([store.images for store in stores]).tolist())),
+            settings=settings,
+            training=trained,
+            skipped=tuple(line for store in stores for line in store.skipped()),
+        ),
     )
 
 
@@ -362,13 +305,12 @@ def calibrate_artifact(
             f"{store.folder} was collected with other keypoints or sigmas than the heads: use one data set"
         )
     images, rest = (store.images, store.images[:0]) if share == 1 else split_validation(store.images, share)
-    check_unseen(
-        images, artifact.card["images"]["heads"], "calibration images are among those the heads were trained on"
-    )
+    used = artifact.card.images
+    check_unseen(images, used.of("heads"), "calibration images are among those the heads were trained on")
     if not store.settings.detections:
         raise HaloposeError(f"{store.folder} holds no detections: collect it with --detections {DETECTIONS}")
     settings = replace(
-        FitSettings.from_json(artifact.card["settings"]),
+        artifact.card.fit_settings,
         imgsz=max(store.settings.imgsz),
         conf=store.settings.conf,
         iou=store.settings.iou,
@@ -379,18 +321,18 @@ def calibrate_artifact(
     heads = artifact.heads.to(host.device).eval()
     if heads.settings.bounded:
         heads = bound_heads(heads, store, images, settings.protocol)
-    before = artifact.calibrations if "calibration" in artifact.card["images"] else None
+    before = None if used.calibration is None else artifact.calibrations
     fitted = calibrate_heads(heads, store, images, settings, offset=offset, before=before)
-    card = {
-        **artifact.card,
-        "settings": asdict(settings),
-        "images": {
-            "heads": artifact.card["images"]["heads"],
-            "calibration": images.tolist(),
-            **({"evaluation": rest.tolist()} if len(rest) else {}),
-        },
-        "skipped": artifact.card["skipped"] + store.skipped(),
-    }
+    card = replace(
+        artifact.card,
+        settings=settings,
+        images=ImageRoles(
+            heads=used.heads,
+            calibration=tuple(images.tolist()),
+            evaluation=tuple(rest.tolist()) if len(rest) else None,
+        ),
+        skipped=(*(artifact.card.skipped or ()), *store.skipped()),
+    )
     return replace(artifact, heads=heads, calibrations=fitted, imgsz=settings.imgsz, card=card)
 
 
@@ -459,9 +401,9 @@ def fit(
         settings.calibration_share,
     )
     artifact = _with_novelty(artifact, host, training, val_store, work / "copies", settings, progress)
-    images = np.asarray(artifact.card["images"]["evaluation"], dtype=np.int64)
+    images = artifact.card.images.of("evaluation")
     scores = evaluate_artifact(artifact, host, val_store, images, progress=progress)
-    return replace(artifact, card={**artifact.card, "figures": figures(scores)}), scores
+    return replace(artifact, card=replace(artifact.card, figures=CardFigures.of(scores))), scores
 
 
 def _with_novelty(
@@ -481,23 +423,9 @@ def _with_novelty(
         log.info("%d training images are too few to learn what is unlike them: no novelty", len(training))
         return artifact
     copies = collect_copies(host, training, folder, settings.imgsz, how, progress, settings.head.signals)
-    calibration = np.asarray(artifact.card["images"]["calibration"], dtype=np.int64)
+    calibration = artifact.card.images.of("calibration")
     try:
         return fit_novelty(artifact, copies, val_store, calibration, how)
     except TooFewError as error:
         log.warning("no novelty: %s", error)
         return artifact
-
-
-def figures(scores: Scores) -> dict[str, Any]:
-    """The scalars worth carrying along."""
-    metrics = ("ace", "ence", "nll", "akp")
-    counts = ("akp_random", "akp_visibility", "akp_skill", "matched_instances", "keypoints")
-    return {
-        **{
-            distribution: {name: scores.distribution(distribution).metric(name) for name in metrics}
-            for distribution in DISTRIBUTIONS
-        },
-        **{name: getattr(scores, name) for name in counts},
-        "kept_fraction": scores.pruned.kept_fraction,
-    }

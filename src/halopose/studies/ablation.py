@@ -34,8 +34,8 @@ from halopose.evaluation.bootstrap import PairedMetrics
 from halopose.evaluation.resampling import ResampledMetrics
 from halopose.fitting import pipeline
 from halopose.fitting.feature_cache import MatchStore, read_table, shard_path
-from halopose.fitting.head_training import Trained
-from halopose.fitting.pipeline import CalibrationSource, FitSettings
+from halopose.fitting.head_training import TrainingHistory
+from halopose.fitting.settings import CalibrationSource, FitSettings
 from halopose.hosts.base import Host
 from halopose.matching.matched_poses import match_poses
 from halopose.protocol import Protocol
@@ -268,7 +268,7 @@ class AblationStudy:
     def _write(
         self,
         row: AblationVariant,
-        trained: Trained,
+        trained: TrainingHistory,
         measured: ResampledMetrics,
         threshold: float,
         scales: list[str],

@@ -21,14 +21,13 @@ from halopose.errors import HaloposeError
 from halopose.evaluation.bootstrap import Difference, PairedMetrics
 from halopose.evaluation.resampling import ResampledMetrics
 from halopose.finetuning.settings import FinetuneSettings, Loss, data_key
-from halopose.fitting.head_training import TrainSettings
 from halopose.fitting.pipeline import (
-    FitSettings,
     collect_training,
     collect_validation,
     predictions_of,
     train_heads,
 )
+from halopose.fitting.settings import FitSettings, TrainSettings
 from halopose.hosts.base import Host
 from halopose.hosts.loading import is_yolonas, load_host
 from halopose.matching.matched_poses import match_poses

@@ -23,7 +23,8 @@ from halopose.fitting.corruptions import FITTED, HELD_OUT, corrupted
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.novelty_evaluation import held_share
 from halopose.fitting.novelty_fitting import OUTSIDE, Rows, rows_of
-from halopose.fitting.pipeline import FitSettings, collect_validation, evaluate_artifact
+from halopose.fitting.pipeline import collect_validation, evaluate_artifact
+from halopose.fitting.settings import FitSettings
 from halopose.hosts.base import Host
 from halopose.protocol import Protocol
 from halopose.types import Array, Progress, prefixed
