@@ -34,9 +34,7 @@ def compare_epoch(rounds: int = 5) -> tuple[Comparison, Comparison, Comparison]:
     host = model.host
     photographs = [PHOTOGRAPH, PHOTOGRAPH.with_name("zidane.jpg")]  # three persons an image, as in COCO
     labels = [_objects(model, path) for path in photographs]
-    records = tuple(
-        Record(photographs[number % 2], number, labels[number % 2], False, 1.0) for number in range(IMAGES)
-    )
+    records = tuple(Record(photographs[number % 2], number, labels[number % 2], False, 1.0) for number in range(IMAGES))
     dataset = Dataset(records, host.layout, "annotation")
     with tempfile.TemporaryDirectory() as folder:
         store = collect(host, dataset, Path(folder), CollectSettings())

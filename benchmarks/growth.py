@@ -48,9 +48,7 @@ class Grown:
         """Time and memory of a person."""
         persons = times * COCO_VAL.persons
         added = max(self.peak - self.before, 0.0)
-        return (
-            f"{self.seconds / persons * 1e6:.0f} µs, {added * 2**20 / persons:.2g} KiB a person beside the input"
-        )
+        return f"{self.seconds / persons * 1e6:.0f} µs, {added * 2**20 / persons:.2g} KiB a person beside the input"
 
 
 def grown(kind: str, times: int) -> Grown | str:

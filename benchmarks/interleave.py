@@ -22,9 +22,7 @@ def compare(ours: Callable[[], object], peer: Callable[[], object], rounds: int)
     ours(), peer()
     pairs = [(_seconds(ours), _seconds(peer)) for _ in range(rounds)]
     mine, theirs = zip(*pairs, strict=True)
-    return Comparison(
-        statistics.median(mine), statistics.median(theirs), statistics.median(b / a for a, b in pairs)
-    )
+    return Comparison(statistics.median(mine), statistics.median(theirs), statistics.median(b / a for a, b in pairs))
 
 
 def _seconds(action: Callable[[], object]) -> float:

@@ -32,9 +32,7 @@ def _protocol(_: Path | None) -> Iterator[Row]:
     for stage, seconds in costs.stages.items():
         yield Row(f"of that {stage}", in_time(seconds), f"{seconds / costs.whole:.0%}")
     rest = costs.whole - sum(costs.stages.values())
-    yield Row(
-        "of that measuring keypoints under three laws, and all else", in_time(rest), f"{rest / costs.whole:.0%}"
-    )
+    yield Row("of that measuring keypoints under three laws, and all else", in_time(rest), f"{rest / costs.whole:.0%}")
     share = f"{costs.libraries / costs.whole:.0%}"
     yield Row("of that sorting, distribution functions and factorisations", in_time(costs.libraries), share)
     reached = f"{costs.at_best / fast.ours:.0%} of its speed reached"
@@ -117,9 +115,7 @@ def _landing(_: Path | None) -> Iterator[Row]:
     yield faster(
         "whole fix of one frame: position, check, levels", compare_fix(), "every subset of corners solved anew"
     )
-    yield faster(
-        f"{FRAMES:,} weighted PnP at once", compare_many(), "loop over OpenCV solvePnP and solvePnPRefineLM"
-    )
+    yield faster(f"{FRAMES:,} weighted PnP at once", compare_many(), "loop over OpenCV solvePnP and solvePnPRefineLM")
     update = {source: 1e6 * seconds for source, seconds in update_seconds().items()}
     each = ", ".join(f"{update[source]:.0f} by {name}" for source, name in _UPDATES)
     yield Row("one update of the navigator, all sensors on board", f"{each}, in microseconds")

@@ -28,9 +28,7 @@ def compare_one(rounds: int = 50) -> tuple[Comparison, float]:
     start = (start_rotation[:1], start_position[:1])
 
     def ours() -> list[float]:
-        return [
-            float(solve_pose(CAMERA, CORNERS, one[None], covariance[:1], start=start).cost[0]) for one in pixels
-        ]
+        return [float(solve_pose(CAMERA, CORNERS, one[None], covariance[:1], start=start).cost[0]) for one in pixels]
 
     def peer() -> list[float]:
         return [_by_scipy(one, factor, start[0][0], start[1][0]) for one in pixels]

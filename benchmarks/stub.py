@@ -54,9 +54,7 @@ class StubHost(Host):
         time.sleep(self.seconds)
         maps = tuple(batch[:, :, ::stride, ::stride].float() / 255 for stride in self.strides)
         scores = torch.cat([values.mean(1).flatten(1) for values in maps], dim=1)
-        places = torch.cat(
-            [self._centres(values, stride) for values, stride in zip(maps, self.strides, strict=True)]
-        )
+        places = torch.cat([self._centres(values, stride) for values, stride in zip(maps, self.strides, strict=True)])
         keypoints = places[None, :, None].expand(len(batch), -1, self.keypoint_count, 2)
         return HostOutput(maps, scores, keypoints, places)
 

@@ -37,9 +37,7 @@ def compare_student(nu: float, rounds: int = 5) -> tuple[Comparison, float]:
         return [float(optimize.minimize(_nll, [1.0, 0.0], args=(column,)).fun) for column in columns]
 
     ours, tau = student_parameters(sample)
-    nlls = [
-        _nll(np.log([n - 2, t]), column) for n, t, column in zip(ours.numpy(), tau.numpy(), columns, strict=True)
-    ]
+    nlls = [_nll(np.log([n - 2, t]), column) for n, t, column in zip(ours.numpy(), tau.numpy(), columns, strict=True)]
     gap = float(np.max(np.array(nlls) - np.array(peer())))
     return compare(lambda: student_parameters(sample), peer, rounds), gap
 

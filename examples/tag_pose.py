@@ -63,9 +63,7 @@ def find_board(image: Array) -> Array:
 
 def main() -> dict[str, ObjectPose]:
     rng = np.random.default_rng(0)
-    marker = cv2.aruco.generateImageMarker(
-        cv2.aruco.getPredefinedDictionary(cv2.aruco.DICT_APRILTAG_36h11), 7, 800
-    )
+    marker = cv2.aruco.generateImageMarker(cv2.aruco.getPredefinedDictionary(cv2.aruco.DICT_APRILTAG_36h11), 7, 800)
     tag = cv2.copyMakeBorder(marker, 100, 100, 100, 100, cv2.BORDER_CONSTANT, value=255)
     checks = np.kron(np.indices((6, 8)).sum(0) % 2, np.ones((100, 100))).astype(np.uint8) * 255
     board = cv2.copyMakeBorder(checks, 100, 100, 100, 100, cv2.BORDER_CONSTANT, value=255)

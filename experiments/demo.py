@@ -64,9 +64,7 @@ def by_photograph(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any
 
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
     """Detections with the spread of their most and least certain keypoints, in pixels."""
-    lines = [
-        f"{'photograph':12}{'person':>8}{'score':>8}{'kept':>8}{'best px':>9}{'median px':>11}{'worst px':>10}"
-    ]
+    lines = [f"{'photograph':12}{'person':>8}{'score':>8}{'kept':>8}{'best px':>9}{'median px':>11}{'worst px':>10}"]
     for name, detections in found.items():
         for number, entry in enumerate(detections):
             spread = np.sqrt([(xx + yy) / 2 for xx, _, yy in entry["covariance"]])

@@ -80,9 +80,7 @@ def main() -> None:
 def opened(browser: Any, size: tuple[int, int], scheme: str) -> tuple[Page, list[str]]:
     page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
     errors: list[str] = []
-    page.on(
-        "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
-    )
+    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("requestfailed", lambda request: errors.append(f"failed: {request.url}"))
     return page, errors

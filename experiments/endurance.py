@@ -81,9 +81,7 @@ def bad_day(images: int, damaged: int) -> None:
             content = (folder / f"{number:04d}.jpg").read_bytes()
             (folder / f"{number:04d}.jpg").write_bytes(content[:40])
         words = command(folder, "-o", Path(place) / "out")
-        done = subprocess.run(
-            [sys.executable, "-m", "halopose", *words], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, "-m", "halopose", *words], capture_output=True, text=True, check=False)
         pictures = len(list((Path(place) / "out").glob("*.jpg")))
         json.loads((Path(place) / "out" / "predictions.json").read_text())
         print(f"{images} images, {damaged} damaged: {pictures} results, exit code {done.returncode}")
@@ -93,9 +91,7 @@ def bad_day(images: int, damaged: int) -> None:
 
 def memory(script: str, words: list[str]) -> list[tuple[int, float]]:
     """Frames done and MiB that the process holds."""
-    done = subprocess.run(
-        [sys.executable, "-c", RESIDENT + script, *words], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", RESIDENT + script, *words], capture_output=True, text=True, check=True)
     lines = re.findall(r"^(\d+) (\d+\.\d+)$", done.stdout + done.stderr, re.MULTILINE)
     return [(int(frame), float(size)) for frame, size in lines]
 

@@ -109,9 +109,7 @@ def _qq(axes: Axes, scores: Scores) -> None:
         axes.plot(*_roots(scores.gaussian.curves.qq["joint"]), color=COLOURS["gaussian"], label="Gaussian")
     axes.plot([], [], color=COLOURS["student_t"], label="Student-t, by keypoint")
     axes.plot([0, 8], [0, 8], color="black", linewidth=0.8)
-    axes.set(
-        title="Q-Q of the Mahalanobis distance", xlabel="theoretical", ylabel="found", xlim=(0, 8), ylim=(0, 14)
-    )
+    axes.set(title="Q-Q of the Mahalanobis distance", xlabel="theoretical", ylabel="found", xlim=(0, 8), ylim=(0, 14))
     axes.legend()
 
 
@@ -124,9 +122,7 @@ def _scales(axes: Axes, scores: Scores) -> None:
     names = [name for name, summary in scores.gaussian.per_scale.items() if summary.count >= 200]
     for offset, distribution in ((-0.2, "gaussian"), (0.2, "student_t")):
         values = [scores.distribution(distribution).per_scale[name].ace for name in names]
-        axes.bar(
-            np.arange(len(names)) + offset, values, 0.38, color=COLOURS[distribution], label=TITLES[distribution]
-        )
+        axes.bar(np.arange(len(names)) + offset, values, 0.38, color=COLOURS[distribution], label=TITLES[distribution])
     axes.set(title="ACE by object scale", xticks=range(len(names)), xticklabels=names)
     axes.legend()
 
@@ -153,9 +149,7 @@ def _keypoints(axes: Axes, scores: Scores, metric: str, title: str) -> None:
     names = scores.keypoint_names
     for offset, distribution in ((-0.2, "gaussian"), (0.2, "student_t")):
         values = [scores.distribution(distribution).per_keypoint[name].metric(metric) for name in names]
-        axes.bar(
-            np.arange(len(names)) + offset, values, 0.38, color=COLOURS[distribution], label=TITLES[distribution]
-        )
+        axes.bar(np.arange(len(names)) + offset, values, 0.38, color=COLOURS[distribution], label=TITLES[distribution])
     axes.set(ylabel=title, xticks=range(len(names)))
     axes.set_xticklabels([name.replace("_", " ") for name in names], rotation=40, ha="right")
     axes.legend()

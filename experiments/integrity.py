@@ -59,9 +59,7 @@ def frames(distance: float, sigma: float, count: int, seed: int) -> tuple[Array,
 
 
 def judge(pixels: Array, covariance: Array, turned: Array) -> Assessment:
-    return assess(
-        CAMERA, CORNERS, pixels, covariance, turned, attitude=ATTITUDE**2 * np.eye(3), risks=RISKS, axes=AXES
-    )
+    return assess(CAMERA, CORNERS, pixels, covariance, turned, attitude=ATTITUDE**2 * np.eye(3), risks=RISKS, axes=AXES)
 
 
 def alarm_table(count: int) -> str:
@@ -92,9 +90,7 @@ def fault_table(count: int) -> str:
             shares = (
                 found.verdict == Verdict.FITS, mended & right, mended & ~right, ~found.trusted, beyond
             )  # fmt: skip
-            rows.append(
-                [f"{distance:,.0f} m, {size:g} sigma", *(f"{100 * share.mean():.1f} %" for share in shares)]
-            )
+            rows.append([f"{distance:,.0f} m, {size:g} sigma", *(f"{100 * share.mean():.1f} %" for share in shares)])
     head = [
         "2 px",
         "not noticed",

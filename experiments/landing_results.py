@@ -196,8 +196,7 @@ def error_table(flights: Sequence[SimulatedFlight]) -> str:
     eyes = [flight.position + _lever(flight) for flight in flights]
     found = {name: [solver(flight) for flight in flights] for name, solver in solvers.items()}
     common = [
-        np.all([np.isfinite(positions[n]).all(1) for positions in found.values()], axis=0)
-        for n in range(len(flights))
+        np.all([np.isfinite(positions[n]).all(1) for positions in found.values()], axis=0) for n in range(len(flights))
     ]
     generator = np.random.default_rng(0)
     weights = np.array(
@@ -245,9 +244,7 @@ def _positions(flight: SimulatedFlight, *, weighted: bool, full: bool) -> Array:
     """The camera's position (N, 3) by our solver."""
     world, corner_detections = flight.approach.world, flight.corner_detections
     spread = (
-        corner_detections.covariance
-        if weighted
-        else np.broadcast_to(np.eye(2), corner_detections.covariance.shape)
+        corner_detections.covariance if weighted else np.broadcast_to(np.eye(2), corner_detections.covariance.shape)
     )
     known = (world.camera, world.runway.corners(), corner_detections.pixels, spread)
     if full:

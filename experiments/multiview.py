@@ -107,9 +107,7 @@ def interval(values: Array, series: Array, draws: int = 1000) -> str:
 
 def coverage(scene: ReconstructedScene, chosen: Array) -> None:
     """Each camera predicted from the three others: all keypoints, the body's, and one by one."""
-    print(
-        f"  {'keypoint':16}{'number':>8}{'inside 95 %':>22}{'inside 50 %':>22}{'mean d^2 (2)':>25}{'pixels':>11}"
-    )
+    print(f"  {'keypoint':16}{'number':>8}{'inside 95 %':>22}{'inside 50 %':>22}{'mean d^2 (2)':>25}{'pixels':>11}")
     checked = leave_one_out(scene.views, scene.gathered, others=3, consistent=None)
     if checked is None:
         print("  never seen by all four")
@@ -145,9 +143,7 @@ def where_weights_pay(scene: ReconstructedScene, chosen: Array) -> None:
         for said, stated in (("stated", True), ("not stated", False)):
             worse = worse_camera(gathered, 0, noise, stated=stated)
             cases.append((f"{noise:.0f} px of noise in cam01, {said}", worse, np.ones_like(hidden), 0))
-    print(
-        f"  {'median px of the camera left out':50}{'number':>7}{'alike':>9}{'score':>9}{'sigma':>9}{'robust':>9}"
-    )
+    print(f"  {'median px of the camera left out':50}{'number':>7}{'alike':>9}{'score':>9}{'sigma':>9}{'robust':>9}")
     for name, data, where, worse_view in cases:
         told, count = [], 0
         for way, options in _ways(data):

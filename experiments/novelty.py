@@ -99,9 +99,7 @@ def scenes(work: Path) -> dict[str, Scenes]:
     return found
 
 
-def sampled(
-    work: Path, label: str, split: str, count: int, seed: int, settings: SceneSettings | None = None
-) -> Scenes:
+def sampled(work: Path, label: str, split: str, count: int, seed: int, settings: SceneSettings | None = None) -> Scenes:
     """Scenes of a seed in the folder of a label."""
     data = write_dataset(work / f"scenes-{label}", {split: count}, seed, settings=settings, processes=2)
     return label, load_dataset(data, split)
@@ -186,9 +184,7 @@ def alarm_table(artifact: Artifact, found: dict[str, Rows]) -> str:
 def flagged_cells(chance: Array, image: Array) -> list[str]:
     """Per cent flagged at every rate, with one standard error over images, from p-values (n,)."""
     found = FlaggedShare.of(chance, image)
-    return [
-        f"{100 * share:.1f} ± {100 * error:.1f} %" for share, error in zip(found.share, found.error, strict=True)
-    ]
+    return [f"{100 * share:.1f} ± {100 * error:.1f} %" for share, error in zip(found.share, found.error, strict=True)]
 
 
 def fresh_alarms(
@@ -215,9 +211,7 @@ def within_table(artifact: Artifact, store: MatchStore, found: Mapping[str, Rows
         novelty = calibrate_novelty(artifact, store, images).novelty
         assert novelty is not None
         for conf in CONFIDENCES:
-            own, fog = (
-                one.select(np.flatnonzero(one.poses.scores >= conf)) for one in (found[weather], found["fog"])
-            )
+            own, fog = (one.select(np.flatnonzero(one.poses.scores >= conf)) for one in (found[weather], found["fog"]))
             chance = novelty.p_value(novelty.value(own.evidence), conf).numpy()
             kept = novelty.p_value(novelty.value(fog.evidence), conf).numpy() > 0.05
             counts = f"{kept.sum()}, {(kept & wrong(fog)).sum()} of {len(kept)}"

@@ -81,9 +81,7 @@ def rules(artifact: Artifact, train: Rows) -> dict[str, Rule]:
 
     return {
         "score alone": lambda rows: -rows.poses.scores,
-        "stated covariance": lambda rows: (
-            np.linalg.det(rows.poses.covariance).max(1) / box_area(rows.poses.boxes) ** 2
-        ),
+        "stated covariance": lambda rows: np.linalg.det(rows.poses.covariance).max(1) / box_area(rows.poses.boxes) ** 2,
         "nearest neighbours of the window": neighbours(usual),
         "relative Mahalanobis of the window": relative(train, usual),
         "Mahalanobis of the window": of_components("window"),
@@ -167,8 +165,7 @@ def seen_again(
     shown = seen_twice(found)
     paths = {name: work / f"views-{name}-{len(SOME)}.npz" for name in SETS}
     return {
-        name: augmented(host, data[name], shown[name].poses, imgsz, path, step, SOME)
-        for name, path in paths.items()
+        name: augmented(host, data[name], shown[name].poses, imgsz, path, step, SOME) for name, path in paths.items()
     }
 
 

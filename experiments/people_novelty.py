@@ -96,9 +96,7 @@ def ladder_table(shift: ShiftResult) -> str:
 
 
 def ranking_table(shift: ShiftResult) -> str:
-    rows = [
-        [one.group, one.signal, f"{one.auroc:.3f} ({one.low:.3f} to {one.high:.3f})"] for one in shift.rankings
-    ]
+    rows = [[one.group, one.signal, f"{one.auroc:.3f} ({one.low:.3f} to {one.high:.3f})"] for one in shift.rankings]
     return markdown(["images", "signal", "AUROC for outside the 99 % ellipse"], rows)
 
 
@@ -116,9 +114,7 @@ def learnt_note(artifact: Artifact, store: MatchStore, conf: float = 0.25) -> st
     ranked = []
     for number in np.unique(fold):
         here = torch.from_numpy(fold == number)
-        weights = logistic(
-            inputs[~here], torch.from_numpy(label)[~here].double(), torch.ones(int((~here).sum())), 3.0
-        )
+        weights = logistic(inputs[~here], torch.from_numpy(label)[~here].double(), torch.ones(int((~here).sum())), 3.0)
         ranked.append(auroc((inputs[here] @ weights).numpy(), label[fold == number]))
     return (
         f"Taught which of {len(label)} keypoints of val lie outside ({100 * label.mean():.1f} %), and asked about "
@@ -133,9 +129,7 @@ def _inputs(found: Rows) -> Array:
     spread = np.trace(found.poses.covariance, axis1=2, axis2=3)
     seen = np.ones(shape) if found.poses.visibility is None else found.poses.visibility.clip(1e-3, 1 - 1e-3)
     place = (found.poses.keypoints - boxes[:, None, :2]) / sides[:, None] - 0.5
-    rows = np.stack(
-        [np.log(sides.prod(1)), np.log(sides[:, 1] / sides[:, 0]), found.evidence.odds[:, 0].numpy()], 1
-    )
+    rows = np.stack([np.log(sides.prod(1)), np.log(sides[:, 1] / sides[:, 0]), found.evidence.odds[:, 0].numpy()], 1)
     numbers = [np.log(spread / sides.prod(1)[:, None]), np.log(seen / (1 - seen)), *np.moveaxis(abs(place), 2, 0)]
     each = np.concatenate([np.stack(numbers, 2), np.broadcast_to(rows[:, None], (*shape, 3))], 2)
     each = (each - each.mean((0, 1))) / each.std((0, 1))

@@ -47,9 +47,7 @@ def row(unknown: str, distance: float, low: float, high: float, solves: int, see
     position = np.array([-distance, 0.006 * distance, distance * np.tan(np.deg2rad(3))])
     rotation = look(position, [min(300.0, 0.3 * distance), 0.0, 0.0], 0.02)
     exact = project_points(CAMERA, rotation, position, CORNERS)
-    factor = exp_so3(rng.uniform(0, np.pi, (4, 1)) * [0.0, 0.0, 1.0])[:, :2, :2] * rng.uniform(
-        low, high, (4, 1, 2)
-    )
+    factor = exp_so3(rng.uniform(0, np.pi, (4, 1)) * [0.0, 0.0, 1.0])[:, :2, :2] * rng.uniform(low, high, (4, 1, 2))
     covariance = np.broadcast_to(factor @ factor.swapaxes(1, 2), (solves, 4, 2, 2))
     pixels = exact + (factor @ rng.normal(size=(solves, 4, 2, 1)))[..., 0]
     predicted = solve(unknown, exact[None], covariance[:1], rotation)

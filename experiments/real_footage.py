@@ -183,8 +183,7 @@ def interval(values: Array, blocks: Array, statistic: Callable[[Array], Any]) ->
     parts = [values[blocks == block] for block in np.unique(blocks)]
     rng = np.random.default_rng(0)
     drawn = [
-        statistic(np.concatenate([parts[k] for k in rng.integers(len(parts), size=len(parts))]))
-        for _ in range(DRAWS)
+        statistic(np.concatenate([parts[k] for k in rng.integers(len(parts), size=len(parts))])) for _ in range(DRAWS)
     ]
     low, high = np.quantile(drawn, [0.025, 0.975])
     return [float(statistic(values)), float(low), float(high)]
@@ -232,9 +231,7 @@ def table(results: dict[str, Any]) -> str:
         cells = [results[name]["same sequence"][way] for name in names]
         lines.append(row(f"the same, {way} of its first {FRAMES}", cells, 100, " %"))
     if "widened" in results[names[0]]:
-        lines.append(
-            row("the same, as shipped, widened (--widen)", [results[n]["widened"] for n in names], 100, " %")
-        )
+        lines.append(row("the same, as shipped, widened (--widen)", [results[n]["widened"] for n in names], 100, " %"))
         flagged = [100 * results[name]["flagged as unlike"] for name in names]
         title = f"flagged as unlike at {ALARM}"
         lines.append(f"{title:42}" + "".join(f"{share:>26.0f} %" for share in flagged))

@@ -142,9 +142,7 @@ def size_rows(seen: MatchedPoses, unseen: MatchedPoses, heads: tuple[float, ...]
         assert promises is not None
         none = replace(PROTOCOL, bootstrap=0)
         found = score_regions(parts[1], promises, unseen.labelled, none, {})
-        rows.append(
-            [f"{name} ({100 * found.keypoints.at(90):.1f} at 90 %)", *(f"{size:.1f}" for size in found.size)]
-        )
+        rows.append([f"{name} ({100 * found.keypoints.at(90):.1f} at 90 %)", *(f"{size:.1f}" for size in found.size)])
     return rows
 
 
@@ -204,9 +202,9 @@ def runways(work: Path) -> str:
     single = np.square(whiten(residual, factor)).sum(-1)
     held = {
         "each corner in its 95 % ellipse": (single < stats.chi2.ppf(0.95, 2)).mean(1),
-        "each corner in its 95 % region": (
-            matched.distance <= fitted.regions.of_objects(0.95, matched.box_area)
-        ).mean(1),
+        "each corner in its 95 % region": (matched.distance <= fitted.regions.of_objects(0.95, matched.box_area)).mean(
+            1
+        ),
         **{
             f"all four in the ellipsoid of {name}": distribution.holds(residual, 0.95)
             for name, distribution in distributions.items()
@@ -223,9 +221,7 @@ def runways(work: Path) -> str:
         for name, inside in held.items()
     ]
     rows += positions(scenes, matched, store, factor, together, fitted.correlation.dof)
-    better = [
-        f"{name} {gain.mean():.3f} ± {1.96 * error(gain, matched.image_ids):.3f}" for name, gain in gains.items()
-    ]
+    better = [f"{name} {gain.mean():.3f} ± {1.96 * error(gain, matched.image_ids):.3f}" for name, gain in gains.items()]
     table = markdown([f"{len(matched)} runways", "held, %"], rows)
     return f"### Runways\n\n{table}\n\ngain in nats a corner over independent ones: {', '.join(better)}"
 

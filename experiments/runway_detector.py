@@ -127,9 +127,7 @@ PLANS = {
         (
             Stage("wide", MIXED, 448, 5, 1e-3, 0.06, 0.5, 0.25),
             Stage("fine", MIXED, 640, 3, 4e-4, 0.03, 0.0, 0.1),
-            Stage(
-                "even", {"detector": 1200, "footage": 800, "parallel": 600, "bare": 150}, 640, 3, 3e-4, 0.03, 0.0
-            ),
+            Stage("even", {"detector": 1200, "footage": 800, "parallel": 600, "bare": 150}, 640, 3, 3e-4, 0.03, 0.0),
         ),
         step=8,
     ),
@@ -221,9 +219,7 @@ def train(plan: Plan, start: Path, work: Path, output: Path) -> None:
             list(pool.map(partial(run, plan, base=base, work=work), range(plan.runs)))
     model = load_model(str(base), unsafe=False)
     weights = [(plan.kept, model.state_dict())]
-    weights += [
-        ((1 - plan.kept) / plan.runs, averaged(work, number, plan.stages[-1])) for number in range(plan.runs)
-    ]
+    weights += [((1 - plan.kept) / plan.runs, averaged(work, number, plan.stages[-1])) for number in range(plan.runs)]
     model.load_state_dict(mean_weights(weights))
     model.kpt_oks_sigmas, model.kpt_names = list(OKS_SIGMAS), {0: list(CORNER_NAMES)}
     save_model(model, output, LICENCE)

@@ -46,9 +46,7 @@ SETTINGS = FitSettings(
 )
 
 
-def scored(
-    detections: PoseDistributions, store: MatchStore, images: Array, protocol: Protocol | None = None
-) -> Scores:
+def scored(detections: PoseDistributions, store: MatchStore, images: Array, protocol: Protocol | None = None) -> Scores:
     """The protocol on some images of val, each under what was fitted on the other folds of all of val."""
     protocol = protocol or SETTINGS.protocol
     matched = match_poses(detections, store.ground_truth(), protocol)

@@ -246,9 +246,7 @@ def bound_table(study: Study) -> str:
 
 def both_distributions(gaussian: MetricSummary, student: MetricSummary) -> list[str]:
     """Cells under the head BOTH_LAWS."""
-    return [
-        cell(distribution, metric) for metric in ("ace", "ence", "nll") for distribution in (gaussian, student)
-    ]
+    return [cell(distribution, metric) for metric in ("ace", "ence", "nll") for distribution in (gaussian, student)]
 
 
 def cell(scores: MetricSummary | Scores, name: str) -> str:

@@ -112,9 +112,7 @@ def synthetic(share: float, films: int) -> None:
     ])  # fmt: skip
     held = " ".join(f"{np.mean(squared <= chi2.ppf(level, 2)):.3f}" for level in LEVELS)
     learnt = np.mean([float(one.motion.share) for one in found])
-    print(
-        f"share {share:.1f} (learnt {learnt:.2f}): raw {raw:.1f} px, One-Euro {euro:.1f}, constant {kalman:.1f},"
-    )
+    print(f"share {share:.1f} (learnt {learnt:.2f}): raw {raw:.1f} px, One-Euro {euro:.1f}, constant {kalman:.1f},")
     print(f"  ours causal {causal:.1f} (-{1 - causal / raw:.0%}), smoothed {smooth:.1f} (-{1 - smooth / raw:.0%})")
     print(f"  NEES {squared.mean():.2f} of 2; inside 50, 90, 95 %: {held}")
 
@@ -163,9 +161,7 @@ def crossing() -> None:
             gaps += int(np.sum(present[:-1] & ~present[1:]))
         bridged += sum(int(np.sum((np.array(t.span[:-1]) >= 0) & (np.array(t.span[1:]) < 0))) for t in tracks)
         persons += len(tracks)
-    print(
-        f"crossing, 5 films of 6 persons: {persons} tracks, {switches} switches, {bridged} of {gaps} gaps bridged"
-    )
+    print(f"crossing, 5 films of 6 persons: {persons} tracks, {switches} switches, {bridged} of {gaps} gaps bridged")
 
 
 def speed() -> None:

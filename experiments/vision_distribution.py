@@ -110,7 +110,8 @@ class CornerErrorDistribution:
         lasting = self.lasting * self.lasting_freedom / (self.lasting_freedom - 2)
         total = self.white + lasting
         return (
-            f"VISION_VARIANCE_FACTOR = {_words(total)}, VISION_PERSISTENT_SHARE = {_words(lasting / total)}, VISION_DRIFT: {self.persistence:.0f} s, "
+            f"VISION_VARIANCE_FACTOR = {_words(total)}, VISION_PERSISTENT_SHARE = {_words(lasting / total)}, "
+            f"VISION_DRIFT: {self.persistence:.0f} s, "
             f"VISION_NOISE_SCALE_DOF = {self.freedom:.0f}, of what lasts {self.lasting_freedom:.0f}"
         )
 

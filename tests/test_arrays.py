@@ -50,9 +50,7 @@ def test_the_largest_and_where_they_are(change: type, count: int) -> None:
 def test_rows_are_taken_from_their_own_image(change: type, values: Array) -> None:
     place = np.array([[0, 3], [2, 2], [1, 0]])
     found = arrays.take(change(values), change(place))
-    np.testing.assert_array_equal(
-        found, np.stack([rows[index] for rows, index in zip(values, place, strict=True)])
-    )
+    np.testing.assert_array_equal(found, np.stack([rows[index] for rows, index in zip(values, place, strict=True)]))
 
 
 @pytest.mark.parametrize("array", [VALUES, VALUES.T])

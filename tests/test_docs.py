@@ -39,10 +39,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def blocks(language: str) -> list[tuple[str, str]]:
     """(page, text) of every fenced block in a language."""
     return [
-        (page, text)
-        for page, content in PAGES.items()
-        for kind, text in FENCE.findall(content)
-        if kind == language
+        (page, text) for page, content in PAGES.items() for kind, text in FENCE.findall(content) if kind == language
     ]
 
 
@@ -82,9 +79,7 @@ def test_commands_within_sentences_have_their_options() -> None:
 
 def test_options_within_sentences_exist_somewhere() -> None:
     known = set().union(*map(options_of, COMMANDS.values()))
-    known |= set(
-        re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in ROOT.glob("experiments/**/*.py")))
-    )
+    known |= set(re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in ROOT.glob("experiments/**/*.py"))))
     for page, text in inline():
         if text.startswith("--"):
             assert text.split()[0] in known, f"{page}: {text}"
@@ -109,9 +104,7 @@ def test_experiments_exist_with_their_options(page: str, words: list[str]) -> No
 
 def test_targets_of_make_exist() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    shown = [words[1] for _, words in lines("make ")] + [
-        t.split()[1] for _, t in inline() if t.startswith("make ")
-    ]
+    shown = [words[1] for _, words in lines("make ")] + [t.split()[1] for _, t in inline() if t.startswith("make ")]
     assert shown
     assert set(shown) <= set(targets)
 
@@ -119,9 +112,7 @@ def test_targets_of_make_exist() -> None:
 def test_extras_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
     extras = set(re.findall(r"^(\w+) = ", project, re.MULTILINE))
-    shown = [
-        match for content in PAGES.values() for match in re.findall(r"'(?:halopose|\.)\[([\w,]+)\]'", content)
-    ]
+    shown = [match for content in PAGES.values() for match in re.findall(r"'(?:halopose|\.)\[([\w,]+)\]'", content)]
     assert shown
     assert {extra for match in shown for extra in match.split(",")} <= extras
 

@@ -128,9 +128,7 @@ def test_they_iterate_compare_and_say_what_they_are() -> None:
     assert some != poses(visibility=None)
     assert some != "poses"
     kept = int(present(some.keep).sum())
-    assert (
-        repr(some) == f"PoseDistributions(3 detections of 4 keypoints in 3 images, Student-t, {kept} of 12 kept)"
-    )
+    assert repr(some) == f"PoseDistributions(3 detections of 4 keypoints in 3 images, Student-t, {kept} of 12 kept)"
     assert "Gaussian" in repr(poses(dof=None, image_ids=None))
 
 

@@ -23,10 +23,7 @@ def test_type_checkers_see_the_same_names_from_the_same_homes() -> None:
     tree = ast.parse(Path(halopose.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     told = {
-        alias.name: node.module
-        for node in ast.walk(block)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+        alias.name: node.module for node in ast.walk(block) if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     assert told == halopose._HOMES
     assert set(halopose.__all__) == {*told, "__version__"}

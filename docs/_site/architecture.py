@@ -1,6 +1,6 @@
 """Draw docs/images/architecture.svg: the packages in layers, and the way from a frozen model to a prediction.
 
-    python docs/_site/architecture.py
+python docs/_site/architecture.py
 """
 
 from __future__ import annotations

@@ -74,9 +74,7 @@ def nas_checkpoint(folder: Path) -> None:
     from libreyolo.models.yolonas.nn import LibreYOLONASPoseModel
 
     model = LibreYOLONASPoseModel("n", num_keypoints=KEYPOINTS, num_classes=1)
-    torch.save(
-        {"net": model.state_dict(), "oks_sigmas": [0.1] * KEYPOINTS, "names": ["a"]}, folder / "good-base.pt"
-    )
+    torch.save({"net": model.state_dict(), "oks_sigmas": [0.1] * KEYPOINTS, "names": ["a"]}, folder / "good-base.pt")
 
 
 def damaged_checkpoint(folder: Path, rng: random.Random) -> None:

@@ -171,9 +171,7 @@ def training_state(folder: Path) -> None:
 
 
 def read_training_state(folder: Path) -> object:
-    return train(
-        small_heads(), MatchStore(folder), TrainSettings(epochs=2), checkpoint=folder / "state.safetensors"
-    )
+    return train(small_heads(), MatchStore(folder), TrainSettings(epochs=2), checkpoint=folder / "state.safetensors")
 
 
 def read_store(folder: Path) -> object:

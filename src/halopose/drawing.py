@@ -143,9 +143,7 @@ def _draw_legend(
     rows = [(side, colour) for side, colour in _SIDES.items() if colour in used]
     rows += [("pruned", _PRUNED), (f"ellipses hold {100 * probability:g} %", _LIMB)]
     high, wide = min(canvas.shape[0], (18 * len(rows) + 10) * width), min(canvas.shape[1], 190 * width)
-    canvas[:high, :wide] = (0.45 * canvas[:high, :wide]).astype(
-        canvas.dtype
-    )  # so that text is read on any picture
+    canvas[:high, :wide] = (0.45 * canvas[:high, :wide]).astype(canvas.dtype)  # so that text is read on any picture
     for number, (text, colour) in enumerate(rows):
         height = round((number + 1) * 18 * width)
         cv2.circle(canvas, (9 * width, height - 4 * width), 4 * width, colour, cv2.FILLED, cv2.LINE_AA)
@@ -209,9 +207,7 @@ def _fill_ellipses(
     cv2.addWeighted(layer, 0.3, canvas, 0.7, 0, dst=canvas)
 
 
-def _outline(
-    canvas: Array, centre: Array, axes: Array, angle: float, colour: tuple[int, int, int], width: int
-) -> None:
+def _outline(canvas: Array, centre: Array, axes: Array, angle: float, colour: tuple[int, int, int], width: int) -> None:
     _ellipse(canvas, centre, axes, angle, colour, width)
     cv2.circle(canvas, _point(centre), round(1.6 * width * 2**_SHIFT), colour, cv2.FILLED, cv2.LINE_AA, _SHIFT)
 

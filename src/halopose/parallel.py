@@ -64,9 +64,7 @@ def _available_threads() -> int:
     return _thread_budget.get() or torch.get_num_threads()
 
 
-def map_chunks(
-    function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item], least: int
-) -> list[Result]:
+def map_chunks(function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item], least: int) -> list[Result]:
     """Call a function on chunks of at least ``least`` items, one chunk per thread, and chain the results."""
     chunks = max(1, min(_available_threads(), len(items) // least))
     bounds = [len(items) * number // chunks for number in range(chunks + 1)]

@@ -183,9 +183,7 @@ class PoseDistributions:
 
     def _promised(self) -> tuple[Regions, Array]:
         if self.regions is None or self.dispersion is None:
-            raise HaloposeError(
-                "these poses come without regions: calibrate the heads again with `halopose calibrate`"
-            )
+            raise HaloposeError("these poses come without regions: calibrate the heads again with `halopose calibrate`")
         return self.regions, self.dispersion
 
     # --- all keypoints together -----------------------------------------------------------------------------
@@ -236,9 +234,7 @@ class PoseDistributions:
         if not 0 <= alarm <= 1:
             raise HaloposeError(f"an alarm rate lies between 0 and 1, got {alarm}")
         if self.novelty is None:
-            raise HaloposeError(
-                "these poses say nothing of novelty: add it to their artifact with `halopose novelty`"
-            )
+            raise HaloposeError("these poses say nothing of novelty: add it to their artifact with `halopose novelty`")
         return np.asarray(self.novelty > alarm)
 
     def plot(self, image: Array, *, probability: float = 0.95, **options: Any) -> Array:

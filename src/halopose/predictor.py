@@ -120,8 +120,7 @@ class UncertainPose:
             )
         if widen and artifact.novelty is None:
             raise HaloposeError(
-                "this artifact has no out-of-distribution model, which --widen needs: add one with "
-                "`halopose novelty`"
+                "this artifact has no out-of-distribution model, which --widen needs: add one with `halopose novelty`"
             )
         self.host, self.artifact = host, artifact
         # Channels-last weights are in the order of the window products; others are copied in every prediction.
@@ -273,9 +272,7 @@ class UncertainPose:
         Returns:
             One ``PoseDistributions`` for each image, in pixels of that image.
         """
-        return [
-            poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)
-        ]
+        return [poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)]
 
     def stream(
         self,
@@ -382,9 +379,7 @@ class DeployedPose:
         batch: int = 1,
     ) -> list[PoseDistributions]:
         """Predict the poses of every image of a source; the arguments are those of ``UncertainPose.predict``."""
-        return [
-            poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)
-        ]
+        return [poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)]
 
     def stream(
         self,
@@ -400,9 +395,7 @@ class DeployedPose:
         _check(conf, iou, imgsz, batch)
         distribution = self.family if family is None else _checked_family(family)
         settings = Detecting(conf, iou, imgsz)
-        return (
-            (image, self.deployed.predict(image.pixels, settings, distribution)) for image in read_source(source)
-        )
+        return ((image, self.deployed.predict(image.pixels, settings, distribution)) for image in read_source(source))
 
 
 def _detections(selection: Selection) -> PoseDistributions:

@@ -52,12 +52,8 @@ def test_cross_fitting_never_uses_an_images_own_data(nu: float | None, folds: in
         after = cross_fitted(replace(matched, residual=wild), protocol)
         same = fold == fold[mine][0]
         for name in ("gaussian", "student_t"):
-            assert torch.equal(
-                before.distributions[name].scale_tril[same], after.distributions[name].scale_tril[same]
-            )
-            assert torch.equal(
-                before.distributions[name].covariance[same], after.distributions[name].covariance[same]
-            )
+            assert torch.equal(before.distributions[name].scale_tril[same], after.distributions[name].scale_tril[same])
+            assert torch.equal(before.distributions[name].covariance[same], after.distributions[name].covariance[same])
             moved = before.distributions[name].scale_tril[~same] != after.distributions[name].scale_tril[~same]
             assert moved.any()  # the others do learn from it
         assert torch.equal(
@@ -99,9 +95,7 @@ def test_calibrations_fitted_elsewhere() -> None:
         test, Protocol(), gaussian=fitted.gaussian, student=fitted.student, threshold=fitted.threshold
     )
     tau = fitted.gaussian.tau_.numpy()[:, None, None]
-    np.testing.assert_allclose(
-        distributions.distributions["gaussian"].covariance, tau**2 * test.covariance, rtol=1e-9
-    )
+    np.testing.assert_allclose(distributions.distributions["gaussian"].covariance, tau**2 * test.covariance, rtol=1e-9)
     assert (tails(distributions.distributions["student_t"]) == fitted.student.nu_).all()
     assert (distributions.threshold == fitted.threshold).all()
     assert distributions.source == "given: gaussian, student, threshold"
@@ -335,9 +329,7 @@ def test_a_few_frames_widen_at_once_and_narrow_hardly(caplog: pytest.LogCaptureF
     protocol = Protocol(tails=True)
     frames, many = poses(40, 3, None, seed=2), poses(400, 3, None, seed=2)
     fitted = fit_calibrations(frames, protocol)
-    wider, narrower = (
-        replace(fitted, gaussian=fitted.gaussian.widened(torch.full((3,), each))) for each in (2.0, 0.5)
-    )
+    wider, narrower = (replace(fitted, gaussian=fitted.gaussian.widened(torch.full((3,), each))) for each in (2.0, 0.5))
     assert limit_narrowing(fitted, narrower, frames, protocol) is fitted
     assert not caplog.messages
     held = limit_narrowing(fitted, wider, frames, protocol)

@@ -155,9 +155,7 @@ def test_files_that_do_not_say_it_took_trace_and_annotated_areas(tmp_path: Path)
     (tmp_path / "c.json").write_text(json.dumps(content | {"checksum": _checksum(content)}))
     file = CalibrationFile.load(tmp_path / "c.json")
     assert file.pruning == Pruning("annotation", "trace", None)
-    distributions_under(
-        [file], poses(200, 3, 4, seed=1), Protocol(threshold_rule="f1")
-    )  # by which rule nobody knows
+    distributions_under([file], poses(200, 3, 4, seed=1), Protocol(threshold_rule="f1"))  # by which rule nobody knows
 
 
 @pytest.mark.parametrize(

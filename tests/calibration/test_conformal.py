@@ -154,9 +154,7 @@ def test_between_two_known_probabilities_the_higher_counts() -> None:
 
 def test_json_round_trip_and_damage() -> None:
     distance = np.random.default_rng(7).chisquare(2, (70, 2))
-    regions = fit_regions(
-        distance, np.ones((70, 2), dtype=bool), np.arange(70), area=np.arange(70.0), edges=(35.0,)
-    )
+    regions = fit_regions(distance, np.ones((70, 2), dtype=bool), np.arange(70), area=np.arange(70.0), edges=(35.0,))
     content = regions.to_json()
     assert Regions.from_json(content, 2) == regions
     assert regions != 1

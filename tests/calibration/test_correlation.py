@@ -198,9 +198,7 @@ def test_ellipsoids_of_whole_objects_hold_what_they_say(together: float) -> None
     nu = None if math.isinf(together) else np.array([5.0, 9.0, 12.0, 30.0])
     distribution = JointDistribution(some_factors(1), some_correlation(), nu, together)
     drawn = distribution.sample(4000, np.random.default_rng(5))[:, 0]
-    many = JointDistribution(
-        np.repeat(distribution.scale_tril, 4000, axis=0), distribution.correlation, nu, together
-    )
+    many = JointDistribution(np.repeat(distribution.scale_tril, 4000, axis=0), distribution.correlation, nu, together)
     for probability in (0.5, 0.95):
         error = math.sqrt(probability * (1 - probability) / 4000)
         assert many.holds(drawn, probability).mean() == pytest.approx(probability, abs=3.5 * error)

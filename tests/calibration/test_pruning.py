@@ -87,14 +87,10 @@ def test_threshold_beside_another_rule_equals_brute_force(
 
 @pytest.mark.parametrize("rule", RULES)
 @given(judged())
-def test_a_rule_that_keeps_everything_changes_nothing(
-    rule: ThresholdRule, data: tuple[Array, Array, Array]
-) -> None:
+def test_a_rule_that_keeps_everything_changes_nothing(rule: ThresholdRule, data: tuple[Array, Array, Array]) -> None:
     confidence, correct, _ = data
     everything = np.ones(len(correct), dtype=bool)
-    assert select_threshold(confidence, correct, rule, among=everything) == select_threshold(
-        confidence, correct, rule
-    )
+    assert select_threshold(confidence, correct, rule, among=everything) == select_threshold(confidence, correct, rule)
 
 
 @pytest.mark.parametrize("rule", RULES)

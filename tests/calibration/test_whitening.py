@@ -15,9 +15,7 @@ def test_directions_and_lengths_make_up_what_is_white() -> None:
     white = whiten(residual, factors)
     np.testing.assert_allclose(white, np.linalg.solve(factors, residual[..., None])[..., 0])
     length, direction = directions(residual, factors, labelled)
-    np.testing.assert_allclose(
-        length[..., None] * direction, np.where(labelled[..., None], white, 0.0), atol=1e-12
-    )
+    np.testing.assert_allclose(length[..., None] * direction, np.where(labelled[..., None], white, 0.0), atol=1e-12)
 
 
 @pytest.mark.parametrize("dof", [2.5, 7.0, np.inf])
@@ -32,6 +30,4 @@ def test_stretching_keeps_directions_and_ranks() -> None:
     vectors = np.random.default_rng(1).normal(size=(50, 4, 2))
     found = stretched(vectors, 5.0, np.inf)
     np.testing.assert_allclose(stretched(found, np.inf, 5.0), vectors, rtol=1e-9)
-    np.testing.assert_allclose(
-        np.arctan2(found[..., 1], found[..., 0]), np.arctan2(vectors[..., 1], vectors[..., 0])
-    )
+    np.testing.assert_allclose(np.arctan2(found[..., 1], found[..., 0]), np.arctan2(vectors[..., 1], vectors[..., 0]))

@@ -387,15 +387,11 @@ def test_the_shell_completes_commands_and_options(words: str, expected: str) -> 
     script = "import sys; sys.argv = ['halopose']; from halopose.cli.app import main; main()"
     asked = {"_HALOPOSE_COMPLETE": "complete_bash", "COMP_WORDS": f"halopose {words}"}
     environment = {**os.environ, **asked, "COMP_CWORD": str(words.count(" ") + 1)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert expected in done.stdout.split()
 
 
-def test_no_arguments_are_a_call_for_help(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_arguments_are_a_call_for_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["halopose"])
     with pytest.raises(SystemExit) as stop:
         main()

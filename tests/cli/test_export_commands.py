@@ -26,9 +26,7 @@ pytestmark = [
 ]
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: Any
-) -> tuple[int, str, str]:
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
     monkeypatch.setattr("sys.argv", ["halopose", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -61,9 +59,7 @@ def test_a_model_goes_out_and_is_used(
     assert len(results[0]) == len(results[1]) > 2
     for ours, theirs in zip(*results, strict=True):
         assert np.allclose(ours["keypoints"], theirs["keypoints"], atol=0.02)
-        assert np.allclose(
-            ours["covariance"], theirs["covariance"], rtol=1e-2, atol=1e-3 * np.max(ours["covariance"])
-        )
+        assert np.allclose(ours["covariance"], theirs["covariance"], rtol=1e-2, atol=1e-3 * np.max(ours["covariance"]))
 
     data = work / "data.yaml"
     calibrate = ("calibrate", data, "--deployed", out, "--split", "other")
@@ -198,10 +194,7 @@ def test_the_exported_card_is_the_artifacts(
 ) -> None:
     base = ("--base", work / "base.pt", "--artifact", work / "heads.safetensors")
     assert run(monkeypatch, capsys, "export", *base, "-o", tmp_path, "--form", "dense", "--imgsz", 96)[0] == 0
-    assert (
-        json.loads((tmp_path / "card.json").read_text())
-        == Artifact.load(work / "heads.safetensors").card.to_json()
-    )
+    assert json.loads((tmp_path / "card.json").read_text()) == Artifact.load(work / "heads.safetensors").card.to_json()
     text = (tmp_path / "README.md").read_text()
     assert "Form `dense`, precision `float`, 17 keypoints, made for an input of 96" in text
     assert "| `factors` | batch x anchors x 17 x 3 |" in text

@@ -35,9 +35,7 @@ def test_fit_writes_artifact_and_report(work: Path) -> None:
     assert (work / "a-report" / "report.html").is_file()
 
 
-def by_steps(
-    data: Path, folder: Path, heads: tuple[str, Path], *, source: str = "matched", **options: Any
-) -> Artifact:
+def by_steps(data: Path, folder: Path, heads: tuple[str, Path], *, source: str = "matched", **options: Any) -> Artifact:
     """collect, train, calibrate by hand, as a fit with half of the validation images to calibrate on."""
     images = options.pop("images", ())
     val = options.pop("val", ("--split", "val"))

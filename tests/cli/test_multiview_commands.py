@@ -122,9 +122,7 @@ def test_what_is_not_there_or_no_film(tmp_path: Path) -> None:
         run("track", tmp_path / "plain.json", "-o", tmp_path)
 
 
-def test_nothing_is_begun_that_would_overwrite_its_own_film(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_begun_that_would_overwrite_its_own_film(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from halopose.predictor import UncertainPose
 
     monkeypatch.setattr(UncertainPose, "load", lambda *_, **__: pytest.fail("the work has begun"))

@@ -42,9 +42,7 @@ def test_evaluate_leaves_out_what_the_artifact_has_seen(
     fitted = json.loads((work / "a-report" / "metrics.json").read_text())
     assert mine["gaussian"]["nll"] == pytest.approx(fitted["gaussian"]["nll"])
     assert mine["matched_instances"] == fitted["matched_instances"]
-    assert "every image was used" in refused(
-        monkeypatch, capsys, *arguments, "--split", "train", "-o", tmp_path / "t"
-    )
+    assert "every image was used" in refused(monkeypatch, capsys, *arguments, "--split", "train", "-o", tmp_path / "t")
 
 
 def test_predict_writes_pictures_and_json(work: Path, tmp_path: Path) -> None:
@@ -144,9 +142,7 @@ def test_a_truth_without_the_image_is_refused(
     assert "knows no image called bus.jpg" in line
 
 
-def test_predict_finds_the_head_and_the_names_of_the_artifact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predict_finds_the_head_and_the_names_of_the_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint that uses one-to-many by default, and heads made for its one-to-one head."""
     model = pose_model("26", (4, 3))
     torch.save({"model": model}, tmp_path / "base.pt")

@@ -93,9 +93,7 @@ def test_other_keypoint_counts_default_to_one_over_k() -> None:
 
 def test_keypoints_are_those_of_the_category_then_the_model_then_coco() -> None:
     assert parse_ground_truth("t", TRUTH).layout == Keypoints.of(17, names=COCO_NAMES)
-    model = Keypoints.of(
-        17, names=[f"m{k}" for k in range(17)], sigmas=[0.2] * 17, area_factor=0.8, limbs=[(0, 1)]
-    )
+    model = Keypoints.of(17, names=[f"m{k}" for k in range(17)], sigmas=[0.2] * 17, area_factor=0.8, limbs=[(0, 1)])
     layout = parse_ground_truth("t", TRUTH, otherwise=model).layout
     assert layout.names == COCO_NAMES  # stated
     assert (layout.sigmas, layout.area_factor, layout.limbs) == (model.sigmas, 0.8, ((0, 1),))

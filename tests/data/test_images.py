@@ -69,9 +69,7 @@ suffixes = st.sampled_from([".jpg", ".png", ".mp4"])
 folders = st.lists(st.sampled_from(["a", "b", "bus", ".."]), max_size=3).map("/".join)
 
 
-@given(
-    st.lists(st.builds(lambda *parts: Path(parts[0]) / "".join(parts[1:]), folders, stems, suffixes), min_size=1)
-)
+@given(st.lists(st.builds(lambda *parts: Path(parts[0]) / "".join(parts[1:]), folders, stems, suffixes), min_size=1))
 def test_no_two_files_share_a_name(paths: Any) -> None:
     """Nor does a frame of a film; and no name leads out of the folder of results."""
     files = sorted({path.resolve() for path in paths})

@@ -104,9 +104,7 @@ def test_an_image_twice_in_the_archives_is_one_line(tmp_path: Path) -> None:
         load_dataset(tmp_path / "tar.yaml", "train")
 
 
-@pytest.mark.parametrize(
-    "order", [("images", "categories", "annotations"), ("annotations", "images", "categories")]
-)
+@pytest.mark.parametrize("order", [("images", "categories", "annotations"), ("annotations", "images", "categories")])
 @pytest.mark.parametrize("chunk", [7, 4096])
 def test_long_json_is_read_as_short_json_is(
     order: tuple[str, ...], chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,9 +32,7 @@ def test_data_in_pixels_become_the_same_labels(tmp_path: Path) -> None:
     labels = [{file.name: file.read_text() for file in (p.parent / "labels").iterdir()} for p in paths]
     assert len(labels[0]) == len(dataset)
     for name, text in labels[0].items():
-        np.testing.assert_allclose(
-            np.fromstring(text, sep=" "), np.fromstring(labels[1][name], sep=" "), atol=1e-8
-        )
+        np.testing.assert_allclose(np.fromstring(text, sep=" "), np.fromstring(labels[1][name], sep=" "), atol=1e-8)
 
 
 def test_a_folder_is_used_again(tmp_path: Path) -> None:

@@ -138,11 +138,7 @@ def test_outputs_are_those_of_the_frameworks_own_export(
     kind: str, model_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = pose_model(kind)
-    peer = (
-        libreyolo_onnx(model, tmp_path)
-        if kind == "nas"
-        else ultralytics_onnx(model, tmp_path, wants_end2end(kind))
-    )
+    peer = libreyolo_onnx(model, tmp_path) if kind == "nas" else ultralytics_onnx(model, tmp_path, wants_end2end(kind))
     session = onnxruntime.InferenceSession(str(peer), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     ours = predict.Model(str(model_file(kind)))
@@ -451,6 +447,5 @@ def test_nothing_found_is_no_mistake(kind: str, model_file: Callable[..., Path])
         assert poses.covariance.shape == (0, 17, 2, 2)
         assert poses.to_json() == []
     assert (
-        Deployed(model_file(kind)).predict(photograph("bus.jpg"), Detecting(conf=1.0), "gaussian").keypoint_count
-        == 17
+        Deployed(model_file(kind)).predict(photograph("bus.jpg"), Detecting(conf=1.0), "gaussian").keypoint_count == 17
     )

@@ -83,9 +83,7 @@ def test_an_offset_is_that_of_the_pipeline_and_moves_the_distribution_alone(
     assert Deployed(folder).facts.offset is None
 
 
-def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(
-    data: Path, folder: Path, store: MatchStore
-) -> None:
+def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(data: Path, folder: Path, store: MatchStore) -> None:
     before = UncertainPose.load(folder)
     count = recalibration.calibrate(folder, recalibration.collect(Deployed(folder), load_dataset(data, "val")))
     # As exported: calibrated before, which a few objects hardly narrow.
@@ -99,9 +97,7 @@ def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(
     assert np.allclose(found.student.moment_tau_, expected.student.moment_tau_, rtol=0.01)
     image = seen_image(data)
     [old], [new] = before.predict(image, conf=0.1), UncertainPose.load(folder).predict(image, conf=0.1)
-    ratio = np.square(
-        expected.gaussian.tau_.numpy() / artifact_for(host_of("11")).calibrations.gaussian.tau_.numpy()
-    )
+    ratio = np.square(expected.gaussian.tau_.numpy() / artifact_for(host_of("11")).calibrations.gaussian.tau_.numpy())
     assert np.array_equal(old.keypoints, new.keypoints)
     assert np.allclose(new.covariance, old.covariance * ratio[:, None, None], rtol=0.03)
     card = json.loads((folder / "card.json").read_text())

@@ -150,9 +150,7 @@ def test_statistics_are_their_definitions(nu: float | None) -> None:
     joint, marginal = (stats.chi2(2), stats.norm()) if nu is None else (stats.f(2, nu), stats.t(nu))
     limit = 1 if nu is None else 2
     levels = np.arange(1, 100) / 100
-    np.testing.assert_allclose(
-        curves.coverage["joint"], [(distance <= limit * joint.ppf(a)).mean() for a in levels]
-    )
+    np.testing.assert_allclose(curves.coverage["joint"], [(distance <= limit * joint.ppf(a)).mean() for a in levels])
     for i, axis in enumerate("xy"):
         expected = [(np.abs(standard[:, i]) <= marginal.ppf((1 + a) / 2)).mean() for a in levels]
         np.testing.assert_allclose(curves.coverage[axis], expected)
@@ -202,9 +200,7 @@ def repeated(statistics: KeypointStatistics, weight: Array) -> KeypointStatistic
             return FlatResiduals(**{field.name: copied(getattr(value, field.name)) for field in fields(value)})
         return None if value is None else value[index]
 
-    return KeypointStatistics(
-        **{field.name: copied(getattr(statistics, field.name)) for field in fields(statistics)}
-    )
+    return KeypointStatistics(**{field.name: copied(getattr(statistics, field.name)) for field in fields(statistics)})
 
 
 @settings(max_examples=15)
@@ -247,9 +243,7 @@ def test_taking_a_part_is_measuring_the_part(seed: int, nu: float | None) -> Non
 
 
 @pytest.mark.parametrize("nu", [None, 4])
-def test_measuring_in_blocks_is_measuring_the_distribution(
-    nu: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measuring_in_blocks_is_measuring_the_distribution(nu: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every column against the law's own methods on all rows at once, blocks of 7 objects against one of all."""
     matched = partly_labelled(poses(100, 3, nu, seed=8))
     distribution, protocol = stated_distribution(matched), Protocol(scalarisation="determinant")

@@ -60,9 +60,7 @@ def test_scores_count_what_lies_inside() -> None:
 def test_the_joint_distribution_gains_what_is_there_to_gain() -> None:
     matched, correlation = together(2000)
     joint = present(evaluate(matched, None, Protocol(bootstrap=20)).joint)
-    best = JointDistribution(np.linalg.cholesky(matched.scale), correlation).gain(
-        matched.residual, matched.labelled
-    )
+    best = JointDistribution(np.linalg.cholesky(matched.scale), correlation).gain(matched.residual, matched.labelled)
     gaussian = joint.distributions["gaussian"]
     assert 0.9 * best.sum() < gaussian.gain * matched.labelled.sum() <= 1.001 * best.sum()
     assert gaussian.nll == pytest.approx(gaussian.independent - gaussian.gain)

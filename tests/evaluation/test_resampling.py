@@ -36,9 +36,7 @@ def fitted(protocol: Protocol = PROTOCOL, nu: float | None = None) -> Calibratio
     return fit_calibrations(true_positives(np.arange(30), seed=1, nu=nu), protocol)
 
 
-def measured(
-    matched: MatchedPoses, images: Array | None = None, protocol: Protocol = PROTOCOL
-) -> ResampledMetrics:
+def measured(matched: MatchedPoses, images: Array | None = None, protocol: Protocol = PROTOCOL) -> ResampledMetrics:
     distributions = apply_calibrations(matched, fitted(protocol), protocol)
     return ResampledMetrics.of(matched, distributions, protocol, EDGES, images)
 

@@ -61,9 +61,7 @@ CASES: dict[str, Callable[[], Scores]] = {
     "all pruned": all_pruned,
     "one scale": lambda: real_scores(edges=()),
     "empty scale": lambda: real_scores(edges=(1e9,)),
-    "as given": lambda: replace(
-        real_scores(), calibration=replace(real_scores().calibration, nu=None, tau_t=None)
-    ),
+    "as given": lambda: replace(real_scores(), calibration=replace(real_scores().calibration, nu=None, tau_t=None)),
 }
 
 

@@ -54,8 +54,7 @@ def test_relative_distances_are_those_of_pytorch_ood() -> None:
     found = relative(train, usual)(new)
     for level in range(LEVELS):
         near, far, unit = (
-            normalize(one.evidence.window[one.evidence.level == level], dim=1).double()
-            for one in (usual, train, new)
+            normalize(one.evidence.window[one.evidence.level == level], dim=1).double() for one in (usual, train, new)
         )
         oracle = detector("RMD")
         oracle.mu, oracle.precision = near.mean(0)[None], torch.linalg.inv(ledoit_wolf(near))

@@ -62,9 +62,7 @@ def test_equals_the_formula_and_is_bounded(shape: tuple[int, int], seed: int) ->
 def test_whole_weights_are_copies(shape: tuple[int, int], seed: int) -> None:
     data = batch(*shape, seed)
     weight = torch.randint(0, 4, (shape[0],), generator=torch.Generator().manual_seed(seed))
-    copies = {
-        name: value if name == "sigmas" else value.repeat_interleave(weight, 0) for name, value in data.items()
-    }
+    copies = {name: value if name == "sigmas" else value.repeat_interleave(weight, 0) for name, value in data.items()}
     energy = residual_energy(data["residual"], data["area"], data["sigmas"])
     energy = torch.where(weight[:, None] > 0, energy, torch.inf)  # what has no weight may be anything
     assert poks_loss(energy, data["labelled"], 0.3 * weight).item() == pytest.approx(formula(copies), abs=1e-6)

@@ -115,9 +115,7 @@ def poks_by_hand(terms: dict[str, Tensor]) -> float:
     similarities = []
     for k, sigma in enumerate(SIGMAS):
         rows = [i for i in range(len(true)) if seen[i, k, 0] > 0 and weight[i] > 0]
-        energies = [
-            np.sum((predicted[i, k] - true[i, k]) ** 2) / (2 * area[i, 0] * (2 * sigma) ** 2) for i in rows
-        ]
+        energies = [np.sum((predicted[i, k] - true[i, k]) ** 2) / (2 * area[i, 0] * (2 * sigma) ** 2) for i in rows]
         if energies:
             similarities.append(np.exp(-np.average(energies, weights=weight[rows])))
     return float(1 - np.mean(similarities))

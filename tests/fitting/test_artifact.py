@@ -83,9 +83,7 @@ def test_round_trip(tmp_path: Path, settings: HeadSettings, threshold: float, vi
     assert first.read_bytes() == second.read_bytes()
     assert [path.name for path in first.parent.iterdir()] == [first.name]
     for owner, name in (("", "heads"), ("calibrations", "gaussian"), ("calibrations", "student")):
-        before, after = (
-            getattr(getattr(one, owner) if owner else one, name).state_dict() for one in (artifact, found)
-        )
+        before, after = (getattr(getattr(one, owner) if owner else one, name).state_dict() for one in (artifact, found))
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before)
     for name in ("base", "layout", "imgsz", "card"):

@@ -154,9 +154,7 @@ def test_an_objects_best_cells_are_kept(data: Path, folder: Path, tmp_path: Path
 def test_images_without_objects_or_detections(tmp_path: Path) -> None:
     path = write_yolo(tmp_path, {"val": [(f"{n}.png", image, []) for n, image in enumerate(scenes(3))]})
     dataset = load_dataset(path, "val")
-    store = collect(
-        host_of(KIND), dataset, tmp_path / "store", CollectSettings(imgsz=(64,), detections=5, conf=1.0)
-    )
+    store = collect(host_of(KIND), dataset, tmp_path / "store", CollectSettings(imgsz=(64,), detections=5, conf=1.0))
     assert list(store.cells("assigned")) == list(store.cells("detected")) == []
     truth = store.ground_truth()
     assert (len(truth), truth.images.tolist()) == (0, [0, 1, 2])
@@ -258,9 +256,7 @@ def test_other_settings_data_or_base_are_refused(data: Path, folder: Path) -> No
         one_line(error)
 
 
-def test_a_small_disk_is_refused_before_the_start(
-    data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_disk_is_refused_before_the_start(data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda place: usage(1, 1, 1000))
     with pytest.raises(HaloposeError, match=r"collecting may need .* has 1000 bytes free") as error:
@@ -295,9 +291,7 @@ def failing_replace(source: str, target: str) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(
-    data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_line_and_leaves_nothing(data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = load_dataset(data, "train")
     collect(host_of(KIND), dataset, folder, SETTINGS)
     next(folder.glob("shard*")).unlink()

@@ -102,9 +102,7 @@ def new_heads(settings: HeadSettings | None = None) -> ProbabilisticHeads:
     return ProbabilisticHeads([template, template], STRIDES, KEYPOINTS, settings)
 
 
-def trained_bytes(
-    store: MatchStore, settings: TrainSettings, checkpoint: Path | None = None, **options: Any
-) -> bytes:
+def trained_bytes(store: MatchStore, settings: TrainSettings, checkpoint: Path | None = None, **options: Any) -> bytes:
     heads = new_heads()
     train(heads, store, settings, checkpoint=checkpoint, **options)
     return save({name: value.contiguous() for name, value in heads.state_dict().items()})

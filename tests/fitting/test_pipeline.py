@@ -20,14 +20,10 @@ from tests.helpers.models import artifact_for, host_of, write_scenes
 from tests.helpers.values import present
 
 
-def test_calibration_bounds_heads_that_ask_for_it_whatever_bound_they_had(
-    tmp_path: Path, one_thread: None
-) -> None:
+def test_calibration_bounds_heads_that_ask_for_it_whatever_bound_they_had(tmp_path: Path, one_thread: None) -> None:
     """Heads by chance state far too much for some detections: a bound is likelier."""
     host = host_of("11")
-    settings = FitSettings(
-        imgsz=64, train_sizes=(64,), head=HeadSettings(claims=True, features=True, bounded=True)
-    )
+    settings = FitSettings(imgsz=64, train_sizes=(64,), head=HeadSettings(claims=True, features=True, bounded=True))
     data = load_dataset(write_scenes(tmp_path, host, {"val": 40}), "val")
     store = collect_validation(host, data, tmp_path / "store", settings)
     card = Card(images=ImageRoles(heads=()), settings=settings)

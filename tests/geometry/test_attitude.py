@@ -58,9 +58,7 @@ def test_errors_have_the_covariance_that_it_says() -> None:
     spread = np.sqrt(np.diagonal(np.median(solution.covariance, axis=0))[:3])
     np.testing.assert_allclose(error.std(0), spread, rtol=0.1)
     assert solution.cost.mean() == pytest.approx(5, rel=0.06)
-    distance = np.einsum(
-        "ni,ni->n", error, np.linalg.solve(solution.covariance[:, :3, :3], error[..., None])[..., 0]
-    )
+    distance = np.einsum("ni,ni->n", error, np.linalg.solve(solution.covariance[:, :3, :3], error[..., None])[..., 0])
     assert 0.93 < (distance < 7.815).mean() < 0.97
 
 

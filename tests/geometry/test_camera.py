@@ -73,9 +73,7 @@ def test_projection_equals_opencv(seed: int, distorted: bool) -> None:
     expected, _ = cv2.projectPoints(
         points, cv2.Rodrigues(rotation)[0], -rotation @ position, camera.matrix, np.array(camera.distortion)
     )
-    np.testing.assert_allclose(
-        project_points(camera, rotation, position, points), expected[:, 0], rtol=1e-9, atol=1e-9
-    )
+    np.testing.assert_allclose(project_points(camera, rotation, position, points), expected[:, 0], rtol=1e-9, atol=1e-9)
 
 
 @given(SEEDS)

@@ -79,9 +79,7 @@ def test_runways_that_slope_or_are_displaced_or_short_are_solved_without_bias(co
     exact = project_points(CAMERA, rotation[:1], eye[None], corners)
     pixels = exact + 0.5 * rng.normal(size=(4000, 4, 2))
     covariance = np.broadcast_to(0.25 * np.eye(2), (4000, 4, 2, 2))
-    assert (
-        np.abs(assess(CAMERA, corners, exact, covariance[:1], rotation[:1]).solution.position - eye).max() < 1e-3
-    )
+    assert np.abs(assess(CAMERA, corners, exact, covariance[:1], rotation[:1]).solution.position - eye).max() < 1e-3
     found = assess(CAMERA, corners, pixels, covariance, rotation)
     error = found.solution.position[found.trusted] - eye
     spread = found.solution.covariance[found.trusted][:, :3, :3]

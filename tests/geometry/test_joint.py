@@ -143,9 +143,7 @@ def test_positions_lie_in_their_ellipsoids_as_often_as_said(nu: float) -> None:
     for probability in (0.5, 0.95, 0.99):
         region = position_ellipsoid(found, probability, nu)
         inside = np.einsum("ni,ni->n", away, np.linalg.solve(region, away[..., None])[..., 0]) <= 1
-        assert inside.mean() == pytest.approx(
-            probability, abs=3.5 * np.sqrt(probability * (1 - probability) / count)
-        )
+        assert inside.mean() == pytest.approx(probability, abs=3.5 * np.sqrt(probability * (1 - probability) / count))
     with pytest.raises(HaloposeError, match="degrees of freedom"):
         position_ellipsoid(found, 0.95, 2.0)
 
@@ -171,9 +169,7 @@ def test_both_poses_of_a_plane_are_weighed_by_the_joint_distribution() -> None:
         for pose in (found, found.alternative):
             rotation, position = pose.rotation[frame], pose.position[frame]
 
-            def left(
-                change: Array, seen: Array = pixels[frame], turn: Array = rotation, at: Array = position
-            ) -> Array:
+            def left(change: Array, seen: Array = pixels[frame], turn: Array = rotation, at: Array = position) -> Array:
                 return whiten @ (seen - project_points(camera, *perturb(turn, at, change), tag)).ravel()
 
             least = least_squares(left, np.zeros(6), x_scale=0.1, xtol=1e-12, ftol=1e-12)

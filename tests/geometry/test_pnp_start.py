@@ -69,6 +69,4 @@ def test_points_along_a_line_are_told(points: Array, line: bool) -> None:
     problem, _ = pnp._prepare(CAMERA, points, seen.pixels, seen.covariance, None, None, 4)
     extent, axes = principal(problem)
     assert (collinear(extent) == line).all()
-    np.testing.assert_allclose(
-        np.square(np.einsum("jin,jkn->ikn", axes, problem.points)).mean(1), extent, atol=1e-6
-    )
+    np.testing.assert_allclose(np.square(np.einsum("jin,jkn->ikn", axes, problem.points)).mean(1), extent, atol=1e-6)

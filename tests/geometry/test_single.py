@@ -27,9 +27,7 @@ def test_positions_are_those_of_the_batch(seed: int, distance: float) -> None:
         return
     sigma = np.sqrt(np.diagonal(found.covariance))
     np.testing.assert_allclose(found.position, whole.position[0], atol=2e-3 * sigma.max())
-    np.testing.assert_allclose(
-        found.covariance, whole.covariance[0, :3, :3], rtol=0.01, atol=1e-3 * sigma.max() ** 2
-    )
+    np.testing.assert_allclose(found.covariance, whole.covariance[0, :3, :3], rtol=0.01, atol=1e-3 * sigma.max() ** 2)
     assert found.cost == pytest.approx(whole.cost[0], rel=1e-4, abs=1e-4)
 
 

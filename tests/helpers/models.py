@@ -241,9 +241,7 @@ def scenes(count: int, side: int = 64, seed: int = 0) -> list[np.ndarray]:
     return result
 
 
-def write_yolo(
-    root: Path, splits: dict[str, list[tuple[str, np.ndarray, list[list[float]]]]], **extra: Any
-) -> Path:
+def write_yolo(root: Path, splits: dict[str, list[tuple[str, np.ndarray, list[list[float]]]]], **extra: Any) -> Path:
     """A YOLO data set: per split (file name, image, label rows)."""
     for split, items in splits.items():
         for kind in ("images", "labels"):
@@ -307,9 +305,7 @@ def run_script(text: str, *arguments: Any) -> str:
     return done.stdout
 
 
-def survive_kills(
-    work: Callable[[], object], progress: Callable[[], int], targets: list[int], seed: int = 0
-) -> None:
+def survive_kills(work: Callable[[], object], progress: Callable[[], int], targets: list[int], seed: int = 0) -> None:
     """Run ``work`` in forked children, each killed -9 a random moment after ``progress`` passed its target.
 
     Then once more to its end. Prints what had been done at each kill.

@@ -35,9 +35,7 @@ def test_detections_are_the_frameworks(kind: str, name: str) -> None:
     assert torch.equal(found.boxes, expected.boxes.xyxy)
     assert torch.equal(found.scores, expected.boxes.conf)
     assert torch.equal(found.class_ids, expected.boxes.cls.long())
-    assert torch.equal(
-        torch.cat([found.keypoints, present(found.visibility)[..., None]], 2), expected.keypoints.data
-    )
+    assert torch.equal(torch.cat([found.keypoints, present(found.visibility)[..., None]], 2), expected.keypoints.data)
     # and the cells are where they came from
     assert torch.equal(output.keypoints[0, selection.cell], selection.keypoints)
     assert torch.equal(output.scores[0, selection.cell], selection.scores)

@@ -38,18 +38,14 @@ class Blind:
 
     def __init__(self, keypoints: int = 4) -> None:
         spread = np.zeros((0, keypoints, 2, 2))
-        self.nothing = PoseDistributions(
-            np.zeros((0, 4)), np.zeros(0), np.zeros((0, keypoints, 2)), spread, spread
-        )
+        self.nothing = PoseDistributions(np.zeros((0, 4)), np.zeros(0), np.zeros((0, keypoints, 2)), spread, spread)
 
     def predict(self, image: Array, conf: float) -> list[PoseDistributions]:
         return [self.nothing]
 
 
 @pytest.fixture
-def land(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Any]:
+def land(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """Run ``halopose land`` without images with a stand-in for the detector; gives its log and what it said."""
 
     def run(*options: Any, model: Any = None) -> Any:
@@ -104,9 +100,7 @@ def test_a_recorded_flight_is_landed_on_from_its_files(land: Callable[..., Any],
     """Simulated, written as film, yaml, json and csv, and flown again from those with the same detections."""
     there = tmp_path / "approach"
     simulated, _ = land("--record", there)
-    files = [
-        item for name in ("gnss", "ils", "radio", "irs", "truth") for item in (f"--{name}", there / f"{name}.csv")
-    ]
+    files = [item for name in ("gnss", "ils", "radio", "irs", "truth") for item in (f"--{name}", there / f"{name}.csv")]
     named = (
         "--camera",
         there / "camera.yaml",
@@ -213,10 +207,7 @@ def test_logs_in_other_units_say_what_to_check(land: Callable[..., Any], tmp_pat
     assert log["summary"]["trusted"] == 0
     assert "check the units of the logs" in said
     (there / "attitude.csv").write_text(text)
-    assert (
-        "check the units"
-        not in land(*files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv")[1]
-    )
+    assert "check the units" not in land(*files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv")[1]
 
 
 def test_nothing_detected_is_a_flight_too(land: Callable[..., Any]) -> None:
@@ -325,9 +316,7 @@ def test_what_the_animation_needs_is_asked_for_before_the_flight(
 def test_a_model_of_something_else_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        "halopose.landing.flight.render_scene", lambda scene: np.zeros((384, 640, 3), dtype=np.uint8)
-    )
+    monkeypatch.setattr("halopose.landing.flight.render_scene", lambda scene: np.zeros((384, 640, 3), dtype=np.uint8))
     monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: Blind(17))
     files = ["--base", "body.pt", "--artifact", "body.safetensors", "-o", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["halopose", "land", *SLOW, *files])
@@ -352,22 +341,17 @@ def test_a_world_is_drawn_and_read_back(
         assert all(len(image["position"]) == 3 for image in content["images"])
     run("world", "-o", tmp_path / "both", "--images", 3)
     assert [len(load_dataset(tmp_path / "both" / "data.yaml", split)) for split in ("train", "val")] == [3, 1]
-    assert "unknown weather 'hail'" in refused(
-        monkeypatch, capsys, "world", "-o", tmp_path, "--weather", "fog,hail"
-    )
+    assert "unknown weather 'hail'" in refused(monkeypatch, capsys, "world", "-o", tmp_path, "--weather", "fog,hail")
 
 
 def test_an_empty_world_has_nothing_to_find(tmp_path: Path) -> None:
     run("world", "-o", tmp_path, "--images", 1, "--weather", "clear", "--seed", 3)
     run("world", "-o", tmp_path / "empty", "--images", 1, "--weather", "clear", "--seed", 3, "--empty")
-    [full], [empty] = (
-        load_dataset(folder / "data.yaml", "clear").records for folder in (tmp_path, tmp_path / "empty")
-    )
+    [full], [empty] = (load_dataset(folder / "data.yaml", "clear").records for folder in (tmp_path, tmp_path / "empty"))
     (image, objects), (bare, nothing) = full.read(), empty.read()
     assert len(objects) > len(nothing) == 0
     left, top, right, bottom = objects.boxes[0].round().astype(int)
     edges = [
-        np.abs(np.diff(part[top:bottom, left:right].astype(float).mean(2), axis=1)).mean()
-        for part in (image, bare)
+        np.abs(np.diff(part[top:bottom, left:right].astype(float).mean(2), axis=1)).mean() for part in (image, bare)
     ]
     assert edges[0] > 2 * edges[1]  # markings and edges of the runway are gone

@@ -68,9 +68,7 @@ def sighted(
 def flown(seed: int, settings: Any = None, wrong: Any = None) -> SimulatedFlight:
     parts = approach_of(seed)
     settings = replace(settings or LandingSettings(rate=1.0), seed=seed)
-    return navigate(
-        *parts, as_pose_distributions(sighted(*parts, np.random.default_rng([seed, 5]), wrong)), settings
-    )
+    return navigate(*parts, as_pose_distributions(sighted(*parts, np.random.default_rng([seed, 5]), wrong)), settings)
 
 
 @pytest.fixture(scope="module")
@@ -227,8 +225,7 @@ def test_late_images_are_put_in_their_place() -> None:
 
 def test_a_camera_that_is_known_badly_says_so() -> None:
     sure, unsure = (
-        flown(5, replace(INDEPENDENT, camera=CameraErrors(mounting=m, centre=c)))
-        for m, c in ((0.0, 0.0), (5e-3, 5.0))
+        flown(5, replace(INDEPENDENT, camera=CameraErrors(mounting=m, centre=c))) for m, c in ((0.0, 0.0), (5e-3, 5.0))
     )
     good = sure.vision_fixes.solved & unsure.vision_fixes.solved
     assert (unsure.vision_fixes.levels[good] > sure.vision_fixes.levels[good]).mean() > 0.9

@@ -23,9 +23,7 @@ from halopose.poses import PoseDistributions
 from halopose.predictor import DeployedPose, UncertainPose
 from halopose.types import Array, Family
 
-LARGE = SceneSettings(
-    camera=Camera.from_fov(1600, 960, np.radians(30)), distance=(2500.0, 3000.0), parallel_share=0.0
-)
+LARGE = SceneSettings(camera=Camera.from_fov(1600, 960, np.radians(30)), distance=(2500.0, 3000.0), parallel_share=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +147,7 @@ def test_a_filter_shows_what_the_whole_frame_does_not(model: UncertainPose, fram
             read.append(number)
             yield image
 
-    looks = RoiDetector(
-        RoiRefiner(model, 0.25), [nothing] * 3, images(), lambda poses: poses, lambda pixels: pixels
-    )
+    looks = RoiDetector(RoiRefiner(model, 0.25), [nothing] * 3, images(), lambda poses: poses, lambda pixels: pixels)
     assert not len(looks.at(0, None))
     found = looks.at(2, box)
     assert len(found)

@@ -29,9 +29,7 @@ def flights() -> list[tuple[Array, Array]]:
 def test_the_distribution_is_found_again(flights: list[tuple[Array, Array]]) -> None:
     distribution = CornerErrorDistribution.fitted(flights)
     lasting = distribution.lasting * distribution.lasting_freedom / (distribution.lasting_freedom - 2)
-    np.testing.assert_allclose(
-        distribution.white * distribution.freedom / (distribution.freedom - 2), WHITE, rtol=0.15
-    )
+    np.testing.assert_allclose(distribution.white * distribution.freedom / (distribution.freedom - 2), WHITE, rtol=0.15)
     np.testing.assert_allclose(lasting, LASTING, rtol=0.3)
     assert distribution.persistence == pytest.approx(SECONDS, rel=0.3)
     assert "of what lasts" in str(distribution)

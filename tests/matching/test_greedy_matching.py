@@ -244,9 +244,7 @@ def one_object(count: int = 1, **changes: Array) -> GroundTruth:
 
 def taken_by(truth: GroundTruth, predictions: PoseDistributions) -> list[int]:
     pairs = candidate_pairs(predictions, truth)
-    taken: list[int] = greedy_match(pairs, len(predictions), truth.ignore, truth.crowd, np.array([0.5]))[
-        0
-    ].tolist()
+    taken: list[int] = greedy_match(pairs, len(predictions), truth.ignore, truth.crowd, np.array([0.5]))[0].tolist()
     return taken
 
 

@@ -28,9 +28,7 @@ def test_projection_equals_opencv() -> None:
         np.testing.assert_allclose(view.project(points), np.asarray(theirs).reshape(-1, 2), atol=1e-6)
         step = 1e-6
         ahead, behind = (view.project(points + sign * step * np.eye(3)[:, None]) for sign in (1, -1))
-        np.testing.assert_allclose(
-            view.jacobian(points), np.moveaxis((ahead - behind) / (2 * step), 0, -1), rtol=1e-4
-        )
+        np.testing.assert_allclose(view.jacobian(points), np.moveaxis((ahead - behind) / (2 * step), 0, -1), rtol=1e-4)
 
 
 def toml_of(views: list[CalibratedView], scale: float = 1.0) -> str:

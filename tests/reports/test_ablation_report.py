@@ -74,9 +74,7 @@ def test_markdown_has_a_line_per_row_and_finding() -> None:
     for result in made:
         assert text.count(f"\n| {result.title} |") == (1 if result.name == DEFAULT else 2)
     for finding in FINDINGS:
-        assert (
-            len(re.findall(rf"\| {finding.text} \| \*\*(reproduced|contradicted|not decided)\*\* \|", text)) == 1
-        )
+        assert len(re.findall(rf"\| {finding.text} \| \*\*(reproduced|contradicted|not decided)\*\* \|", text)) == 1
     widths = [line.count(" |") for line in text.splitlines() if line.startswith("| Default")]
     assert widths == [1 + len(COLUMNS)]
 

@@ -67,9 +67,7 @@ def test_worse_is_said_too() -> None:
 
 def test_not_decided() -> None:
     text = sentence(scored(before=(0.06, 0.7), poks=(0.059, 0.7), oks=(0.06, 0.7)))
-    assert text.startswith(
-        "That fine-tuning with pOKS changes the Gaussian ACE is not decided (0.0600 before, 0.0590"
-    )
+    assert text.startswith("That fine-tuning with pOKS changes the Gaussian ACE is not decided (0.0600 before, 0.0590")
     assert "due to" not in text
     assert "; the control ends at 0.0600, not decidedly higher or lower (" in text
     assert "; a change in AP is not decided (" in text
@@ -109,17 +107,13 @@ def test_coverage_is_drawn_to_one_scale_and_inside() -> None:
     assert len({(plot.y.low, plot.y.high) for plot in plots}) == 1
     for plot in plots:
         zero, *curves = plot.curves
-        np.testing.assert_allclose(
-            np.array(plot.line(zero)), np.array([[0, plot.y.share(0)], [1, plot.y.share(0)]])
-        )
+        np.testing.assert_allclose(np.array(plot.line(zero)), np.array([[0, plot.y.share(0)], [1, plot.y.share(0)]]))
         assert len(curves) == 3
         for curve in curves:
             x, y = np.array(plot.line(curve)).T
             np.testing.assert_allclose(x, LEVELS[2::4])
             ace = {"Before": 0.2, "pOKS": 0.02, "OKS": 0.03}[curve.label.split(",")[0]]
-            np.testing.assert_allclose(
-                plot.y.low + y * (plot.y.high - plot.y.low), ace * np.sin(3 * x), atol=1e-12
-            )
+            np.testing.assert_allclose(plot.y.low + y * (plot.y.high - plot.y.low), ace * np.sin(3 * x), atol=1e-12)
 
 
 @pytest.mark.parametrize("bases", [("before", "poks", "oks"), ("before", "poks"), ("before", "oks")])

@@ -77,9 +77,7 @@ def test_an_interval_without_a_width_is_left_out() -> None:
 
 
 def test_bars_are_cut_at_the_frame() -> None:
-    plot = Plot(
-        "", Axis.linear("x", 0, 1), Axis.linear("y", 0, 1), bars=[(0, 0.5, 0.3), (0.5, 2, 3), (0, 1, np.nan)]
-    )
+    plot = Plot("", Axis.linear("x", 0, 1), Axis.linear("y", 0, 1), bars=[(0, 0.5, 0.3), (0.5, 2, 3), (0, 1, np.nan)])
     assert plot.columns() == [[0, 0.5, 0.3], [0.5, 1, 1]]
     assert Plot("", plot.x, plot.y).columns() == []
 

@@ -72,9 +72,9 @@ def test_alarms_are_on_the_page_where_the_artifact_has_novelty() -> None:
     parsed(shown)
     assert shown.count("± 0.8") == 1
     assert "Unlike the data" in shown
-    assert "novelty at 5 % flags 4.8 % ± 0.8 % of detections and 6.0 % ± 1.0 % of images" in to_text(
-        scores
-    ).replace("\N{NO-BREAK SPACE}", " ")
+    assert "novelty at 5 % flags 4.8 % ± 0.8 % of detections and 6.0 % ± 1.0 % of images" in to_text(scores).replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
     again = Scores.from_json(json.loads(json.dumps(rounded(scores.to_json())))).novelty
     np.testing.assert_equal(present(again).to_json(), NOVELTY.to_json())
 

@@ -95,9 +95,7 @@ def test_rounding_keeps_five_digits_and_whole_numbers() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "scores", [without_values(), real_scores(bootstrap=3)], ids=["without values", "intervals"]
-)
+@pytest.mark.parametrize("scores", [without_values(), real_scores(bootstrap=3)], ids=["without values", "intervals"])
 def test_page_is_the_same_from_an_evaluation_and_from_its_file(scores: Scores, tmp_path: Path) -> None:
     write_json(tmp_path / "metrics.json", scores.to_json())
     assert render_report(Scores.from_json(read_json(tmp_path / "metrics.json"))) == render_report(scores)

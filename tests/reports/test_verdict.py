@@ -27,9 +27,7 @@ SCALES = (ScaleScores("small", 0.0, 1024.0, 50), ScaleScores("large", 1024.0, ma
 def with_coverage(scores: Scores, distribution: str, curve: Array) -> Scores:
     """The same scores with another joint coverage curve (99,)."""
     curves = scores.distribution(distribution).curves
-    return with_distribution(
-        scores, distribution, curves=replace(curves, coverage={**curves.coverage, "joint": curve})
-    )
+    return with_distribution(scores, distribution, curves=replace(curves, coverage={**curves.coverage, "joint": curve}))
 
 
 def with_cells(scores: Scores, distribution: str, cells: Any) -> Scores:
@@ -60,10 +58,7 @@ def make(
         akp_skill=0.5714,
         cells=CoverageCells(
             np.full(shape, count),
-            {
-                distribution: {level: np.full(shape, 0.95) for level in (50, 90, 95)}
-                for distribution in DISTRIBUTIONS
-            },
+            {distribution: {level: np.full(shape, 0.95) for level in (50, 90, 95)} for distribution in DISTRIBUTIONS},
         ),
     )
     for distribution in DISTRIBUTIONS:

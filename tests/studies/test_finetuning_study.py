@@ -118,9 +118,7 @@ def test_one_epoch_end_to_end(scenes: tuple[Path, Path], tmp_path: Path) -> None
     output = tmp_path / "out.pt"
     options = ["--epochs", 1, "--imgsz", 64, "--batch", 4, "--lr", 1e-5, "--head-epochs", 1, "--freeze", 10]
     options += ["--bootstrap", 20]
-    done = CliRunner().invoke(
-        app, ["finetune", str(data), "--base", str(base), "-o", str(output), *map(str, options)]
-    )
+    done = CliRunner().invoke(app, ["finetune", str(data), "--base", str(base), "-o", str(output), *map(str, options)])
     assert done.exit_code == 0, done.output
     assert contents(data.parent) | {"base": base.read_bytes()} == before
     result = json.loads(output.with_suffix(".json").read_text())
@@ -164,19 +162,13 @@ def test_the_control_without_heads(tmp_path: Path) -> None:
         assert json.dumps(one.estimate) == json.dumps(results[1][name].estimate)  # some are NaN
         curve = one.coverage["gaussian"]["joint"]
         assert np.abs(curve - LEVELS).mean() == pytest.approx(one.estimate["gaussian.ace"])
-    again = finetune(
-        tmp_path / "base.pt", *splits, tmp_path / "c.pt", tmp_path / "a", replace(settings, seed=1), QUICK
-    )
-    assert (
-        again["before"].estimate["ap"] == results[0]["before"].estimate["ap"]
-    )  # another tuning in the same folder
+    again = finetune(tmp_path / "base.pt", *splits, tmp_path / "c.pt", tmp_path / "a", replace(settings, seed=1), QUICK)
+    assert again["before"].estimate["ap"] == results[0]["before"].estimate["ap"]  # another tuning in the same folder
     assert list(results[0]) == ["before", "oks"]
     assert results[0]["before"].estimate["ap"] != results[0]["oks"].estimate["ap"]
 
 
-def test_a_killed_tuning_goes_on(
-    scenes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_tuning_goes_on(scenes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the last whole epoch; once finished, nothing is trained again."""
     data, base = scenes
     dataset = load_dataset(data, "train")
@@ -275,9 +267,7 @@ def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: P
     """AR at OKS .5 counted by hand from our own matching, which equals pycocotools' elsewhere."""
     data, base = scenes
     host = load_host(base)
-    store: MatchStore = collect_validation(
-        host, load_dataset(data, "val"), tmp_path, FitSettings(imgsz=64, conf=0.001)
-    )
+    store: MatchStore = collect_validation(host, load_dataset(data, "val"), tmp_path, FitSettings(imgsz=64, conf=0.001))
     accuracy = CocoScores.of(store)
     scores = accuracy.scores()
     truth = store.ground_truth()

@@ -165,9 +165,7 @@ def test_shift_is_mended_by_the_right_weights() -> None:
     spread = 1.2 - everything.confidence
     everything = replace(everything, normalized=everything.normalized * spread[:, None, None])
     kept = np.random.default_rng(1).random(len(everything)) < everything.confidence
-    chosen: dict[str, Any] = {
-        name: None if value is None else value[kept] for name, value in vars(everything).items()
-    }
+    chosen: dict[str, Any] = {name: None if value is None else value[kept] for name, value in vars(everything).items()}
     rows = {row["alpha"]: row for row in shift(ResidualSample(**chosen), everything, SETTINGS)["weights"]}
     assert min(rows, key=lambda alpha: rows[alpha]["distance"]) == 1.0
     assert rows[1.0]["distance"] < 0.02 < rows[0.0]["distance"]
@@ -236,8 +234,7 @@ def test_nothing_to_analyse() -> None:
 def test_one_keypoint_and_few_instances() -> None:
     residuals = world(12)
     columns = {
-        name: value[:, :1] if value is not None and value.ndim > 1 else value
-        for name, value in vars(residuals).items()
+        name: value[:, :1] if value is not None and value.ndim > 1 else value for name, value in vars(residuals).items()
     }
     lonely = ResidualSample(**(columns | {"limb": None, "visibility": None}))
     result = analyse_residuals(lonely, lonely, Keypoints.of(1, names=NAMES[:1], sigmas=SIGMAS[:1]), SETTINGS)

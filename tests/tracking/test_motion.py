@@ -22,9 +22,7 @@ RATE = 25.0
 MOTION = Motion(np.array([1.0, 4.0]), np.array(0.4), np.array(0.3))
 
 
-def walk(
-    frames: int, seed: int, dof: float | None = None, motion: Motion = MOTION
-) -> tuple[MeasurementSeries, Array]:
+def walk(frames: int, seed: int, dof: float | None = None, motion: Motion = MOTION) -> tuple[MeasurementSeries, Array]:
     """Two keypoints that move and err as the model says, a quarter not seen; and where they are (T, 2, 2)."""
     rng = np.random.default_rng(seed)
     size, step = 100.0, 1 / RATE

@@ -69,9 +69,7 @@ def test_persons_who_cross_keep_their_identities() -> None:
     tracker = Tracker(LAYOUT, 30.0, TrackSettings(gap=1.5))
     for poses in film.frames:
         tracker.update(poses)
-    owners = [
-        {film.owners[one.first + n][row] for n, row in enumerate(one.rows) if row >= 0} for one in tracker.tracks
-    ]
+    owners = [{film.owners[one.first + n][row] for n, row in enumerate(one.rows) if row >= 0} for one in tracker.tracks]
     assert len(owners) == 4
     assert all(len(owner) == 1 for owner in owners)
 

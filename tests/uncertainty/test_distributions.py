@@ -140,8 +140,7 @@ def test_student_t_tends_to_the_gaussian() -> None:
     torch.testing.assert_close(student.covariance, gaussian.covariance, **close)
     # The gap shrinks as 1 / nu.
     gaps = [
-        (distributions(factors, nu).log_prob(residual) - gaussian.log_prob(residual)).abs().max()
-        for nu in (1e4, 1e5)
+        (distributions(factors, nu).log_prob(residual) - gaussian.log_prob(residual)).abs().max() for nu in (1e4, 1e5)
     ]
     assert gaps[0] / gaps[1] == pytest.approx(10, rel=0.02)
 
@@ -382,9 +381,7 @@ def test_dof_broadcasts_over_keypoints() -> None:
     for k in range(3):
         single = distributions(factors[:, k], nu[k])
         for name in ("log_prob", "marginal_cdf"):
-            assert_exact(
-                getattr(distribution, name)(residual)[:, k], getattr(single, name)(residual[:, k]).numpy()
-            )
+            assert_exact(getattr(distribution, name)(residual)[:, k], getattr(single, name)(residual[:, k]).numpy())
         assert_exact(distribution.marginal_quantile(0.7)[:, k], single.marginal_quantile(0.7).numpy())
         assert_exact(distribution.covariance[:, k], single.covariance.numpy())
         assert_exact(distribution.ellipse(0.9)[0][:, k], single.ellipse(0.9)[0].numpy())

@@ -141,9 +141,7 @@ def test_short_sums_are_those_of_every_digit(seed: int, n: int, keypoints: int, 
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_student_t_is_the_same_whatever_the_number_of_threads(
-    weighted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_student_t_is_the_same_whatever_the_number_of_threads(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "_FEWEST_BLOCKS", 1)
     rng = np.random.default_rng(3)
     distance = torch.from_numpy(2 * rng.f(2, [2.5, 4, 9, 30, 200], (150_001, 5)))

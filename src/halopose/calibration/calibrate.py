@@ -71,9 +71,7 @@ class DistributionSet:
         visible = self.visibility_threshold
         return replace(
             self,
-            distributions={
-                name: _selected(distribution, index) for name, distribution in self.distributions.items()
-            },
+            distributions={name: _selected(distribution, index) for name, distribution in self.distributions.items()},
             confidence=self.confidence[index],
             threshold=self.threshold[index],
             visibility_threshold=None if visible is None else visible[index],
@@ -348,9 +346,7 @@ def _distributions_of_folds(
     visible = None
     if any(each is not None for each in seen):
         visible = np.array([-np.inf if each is None else each for each in seen])[fold]
-    keep = keep_mask(
-        confidence, threshold[:, None], matched.visibility, None if visible is None else visible[:, None]
-    )
+    keep = keep_mask(confidence, threshold[:, None], matched.visibility, None if visible is None else visible[:, None])
     return DistributionSet(
         distributions={
             "uncalibrated": stated_distribution(matched, fitted[0].student.covariance),
@@ -375,11 +371,7 @@ def _students_of_folds(
             torch.stack([getattr(each, name).to(factors.dtype) for each in calibrations])[by_fold]
             for name in ("tau_", "nu_", "moment_tau_")
         )
-        own = (
-            Gaussian(factors * moment[..., None, None]).covariance
-            if calibrations[0].covariance == "moment"
-            else None
-        )
+        own = Gaussian(factors * moment[..., None, None]).covariance if calibrations[0].covariance == "moment" else None
         return StudentT(factors * tau[..., None, None], nu, own)
 
     if all(each.tails is None for each in fitted):

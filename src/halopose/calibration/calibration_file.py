@@ -185,9 +185,7 @@ class CalibrationFile:
             threshold=threshold,
             image_ids=np.asarray([int(identity) for identity in content["image_ids"]], dtype=np.int64),
             regions=Regions.from_json(content["regions"], len(names)) if "regions" in content else None,
-            correlation=Correlation.from_json(content["correlation"], len(names))
-            if "correlation" in content
-            else None,
+            correlation=Correlation.from_json(content["correlation"], len(names)) if "correlation" in content else None,
             pruning=Pruning.from_json(content, len(names)),
         )
 
@@ -292,9 +290,7 @@ def file_that_prunes(files: Sequence[CalibrationFile]) -> CalibrationFile | None
     return min(files, key=lambda file: file.family, default=None)
 
 
-def distributions_under(
-    files: Sequence[CalibrationFile], matched: MatchedPoses, protocol: Protocol
-) -> DistributionSet:
+def distributions_under(files: Sequence[CalibrationFile], matched: MatchedPoses, protocol: Protocol) -> DistributionSet:
     """The laws of true positives under calibrations from files; what the files lack is cross-fitted.
 
     The threshold is that of the Gaussian's file, if there is one; the protocol must be the one it was fitted by.

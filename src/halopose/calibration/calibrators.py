@@ -179,9 +179,7 @@ class StudentTCalibration(Calibration):
             pooled_nu, pooled_tau = student_parameters(pool)
             nu = torch.where(enough, nu, 2 + self._shrink((nu - 2).log(), (pooled_nu - 2).log()).exp())
             tau = torch.where(enough, tau, self._shrink(tau.log(), pooled_tau.log()).exp())
-            moment = torch.where(
-                enough, moment, self._shrink(moment.log(), gaussian_temperature(pool).log()).exp()
-            )
+            moment = torch.where(enough, moment, self._shrink(moment.log(), gaussian_temperature(pool).log()).exp())
         self.nu_, self.tau_, self.moment_tau_ = nu, tau, moment
 
     def widened(self, factor: Tensor) -> StudentTCalibration:
@@ -244,9 +242,7 @@ def _tensor(name: str, values: Tensor | Array) -> Tensor:
 def _flags(labelled: Tensor) -> Tensor:
     """Whether keypoints are labelled, from flags or from COCO's 0, 1 and 2."""
     if labelled.dtype != torch.bool and not bool(((labelled == 0) | (labelled == 1) | (labelled == 2)).all()):
-        raise HaloposeError(
-            "labelled should be true or false, or 0, 1 and 2 as in COCO: weights are sample_weight"
-        )
+        raise HaloposeError("labelled should be true or false, or 0, 1 and 2 as in COCO: weights are sample_weight")
     return labelled > 0
 
 

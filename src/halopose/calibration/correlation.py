@@ -252,9 +252,7 @@ def _tails(found: Correlation, survival: Array, direction: Array, labelled: Arra
         distance = ((forms @ length[..., None])[..., 0] * length).sum(1)
         return -float(_dependence(squared, distance, labelled, dof).mean())
 
-    best = optimize.minimize_scalar(
-        loss, bounds=tuple(np.log(DOF_RANGE)), method="bounded", options={"xatol": 0.02}
-    )
+    best = optimize.minimize_scalar(loss, bounds=tuple(np.log(DOF_RANGE)), method="bounded", options={"xatol": 0.02})
     return math.exp(best.x) if best.fun < loss(math.inf) - 1e-4 else math.inf
 
 
@@ -346,8 +344,7 @@ class JointDistribution:
 def gains(distributions: Sequence[JointDistribution], residual: Array, labelled: Array) -> list[Array]:
     """``JointDistribution.gain`` (N,) of several laws of the same objects that have one correlation."""
     whites = [
-        np.where(labelled[..., None], whiten(residual, distribution.scale_tril), 0.0)
-        for distribution in distributions
+        np.where(labelled[..., None], whiten(residual, distribution.scale_tril), 0.0) for distribution in distributions
     ]
     shared = [distribution._shared(white) for distribution, white in zip(distributions, whites, strict=True)]
     apart, log_det = distances(shared, distributions[0].correlation, labelled)

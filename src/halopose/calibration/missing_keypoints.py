@@ -129,9 +129,7 @@ def pairings(direction: Array, correlation: Array, labelled: Array) -> Array:
         wide = np.zeros((len(rows), 2 * count, count))
         own = np.arange(2 * count)
         wide[:, own, own // 2] = direction.reshape(objects, -1)[rows[:, None], place]
-        left = torch.linalg.solve_triangular(
-            _factored(correlation, rows, place), torch.from_numpy(wide), upper=False
-        )
+        left = torch.linalg.solve_triangular(_factored(correlation, rows, place), torch.from_numpy(wide), upper=False)
         keypoint = place[:, ::2] // 2
         result[rows[:, None, None], keypoint[:, :, None], keypoint[:, None, :]] = (left.mT @ left).numpy()
     if len(most):

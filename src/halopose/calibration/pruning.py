@@ -94,9 +94,7 @@ def promise_of(rule: str) -> tuple[float, float] | None:
     return risk, certainty
 
 
-def promised_threshold(
-    confidence: Array, correct: Array, image_ids: Array, risk: float, certainty: float
-) -> float:
+def promised_threshold(confidence: Array, correct: Array, image_ids: Array, risk: float, certainty: float) -> float:
     """The lowest threshold of which it is certain that at most ``risk`` of the keypoints kept (N,) are wrong.
 
     Learn then test: thresholds are tried from the strictest on, each by a t-test over images (N,), in which a

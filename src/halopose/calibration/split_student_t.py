@@ -45,9 +45,7 @@ class SplitStudentT:
             distribution = StudentTCalibration(
                 whole.keypoints, min_samples=whole.min_samples, covariance=whole.covariance
             )
-            distribution.fit_sample(
-                Sample.of(residual, scale_tril, mask), quiet=True
-            )  # a keypoint may never be pruned
+            distribution.fit_sample(Sample.of(residual, scale_tril, mask), quiet=True)  # a keypoint may never be pruned
             distribution.moment_tau_ = whole.moment_tau_.clone()
             fitted.append(distribution)
         return cls(*fitted)

@@ -302,9 +302,7 @@ def calibrate(
     changes = {name: value for name, value in chosen.items() if value is not None}
     if deployed is not None:
         if output is not None:
-            raise HaloposeError(
-                "a deployed folder is calibrated in its place: copy it first, and leave --output out"
-            )
+            raise HaloposeError("a deployed folder is calibrated in its place: copy it first, and leave --output out")
         if source != "matched":
             raise HaloposeError("a deployed folder gives detections alone: leave out --source assigned")
         refuse_with_deployed(context, "share", "end2end", "device", "unsafe")
@@ -323,15 +321,11 @@ def calibrate(
     for line in _changes(trained, done):
         say(line)
     if done.card.novelty is not None:
-        say(
-            f"out-of-distribution p-values now refer to {done.card.novelty.detections} detections in these images"
-        )
+        say(f"out-of-distribution p-values now refer to {done.card.novelty.detections} detections in these images")
     say(f"calibrated on {len(done.card.images.of('calibration'))} images -> {output}")
 
 
-def _store_of(
-    given: Path, split: str, images: Path | None, trained: Artifact, host: Host, output: Path
-) -> MatchStore:
+def _store_of(given: Path, split: str, images: Path | None, trained: Artifact, host: Host, output: Path) -> MatchStore:
     """The match store of a folder, or one collected from annotated images beside the output."""
     from dataclasses import replace
 
@@ -345,9 +339,7 @@ def _store_of(
     dataset = load_dataset(given, split, images=images, otherwise=trained.layout)
     stated = dataset.layout
     if (stated.names, stated.sigmas) == (trained.layout.names, trained.layout.sigmas):
-        dataset = replace(
-            dataset, layout=trained.layout
-        )  # limbs, which labels draw in their own way, do not count
+        dataset = replace(dataset, layout=trained.layout)  # limbs, which labels draw in their own way, do not count
     settings = replace(trained.card.fit_settings, imgsz=trained.imgsz)
     with progress() as step:
         return pipeline.collect_validation(host, dataset, output.with_suffix("") / "store", settings, step)

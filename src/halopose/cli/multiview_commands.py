@@ -76,9 +76,7 @@ def triangulate(
                 poses.append(frames)
     folder = make_folder(output)
     apart = _offsets(offsets, views, poses)
-    scene = build_scene(
-        views, poses, layout, rate=seconds, offsets=apart, settings=SceneBuildSettings(score=score)
-    )
+    scene = build_scene(views, poses, layout, rate=seconds, offsets=apart, settings=SceneBuildSettings(score=score))
     _tell(scene)
     shown = smooth_scene(scene) if smooth else scene
     written = [folder / "scene.csv", folder / "scene.html"]

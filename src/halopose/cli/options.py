@@ -163,9 +163,7 @@ Workers = Annotated[
     int | None, typer.Option(min=0, max=MANY, help="Processes: that run the model on a CPU, or read for a GPU.")
 ]
 Batch = Annotated[int | None, typer.Option(min=1, max=MANY, help="Images at once; else 1 on a CPU, 16 on a GPU.")]
-Half = Annotated[
-    bool, typer.Option("--half", help="Half precision before the head: faster on a GPU, not bit for bit.")
-]
+Half = Annotated[bool, typer.Option("--half", help="Half precision before the head: faster on a GPU, not bit for bit.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")]
 Unsafe = Annotated[bool, typer.Option("--unsafe", help="Load a checkpoint that may run code; trusted files only.")]
 End2End = Annotated[bool | None, typer.Option(help="Head of a YOLO26 that has both; else as in the checkpoint.")]

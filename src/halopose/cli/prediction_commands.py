@@ -104,12 +104,8 @@ def evaluate(
     from halopose.types import named
 
     if deployed is not None:
-        refuse_with_deployed(
-            context, "pictures", "shift", "against", "kinds", "alarm", *OF_TORCH, "workers", "batch"
-        )
-        evaluate_deployed(
-            data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap, visibility
-        )
+        refuse_with_deployed(context, "pictures", "shift", "against", "kinds", "alarm", *OF_TORCH, "workers", "batch")
+        evaluate_deployed(data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap, visibility)
         return
     base, artifact = named_files(base, artifact)
     base, artifact = given(base, "base"), given(artifact, "artifact")
@@ -167,9 +163,7 @@ def _shift(
     from halopose.studies.shift_study import ShiftSettings, run_shift
 
     chosen = ShiftSettings().kinds if kinds is None else tuple(kind.strip() for kind in kinds.split(","))
-    others = (
-        {} if against is None else {against.stem: load_dataset(against, split, otherwise=model.artifact.layout)}
-    )
+    others = {} if against is None else {against.stem: load_dataset(against, split, otherwise=model.artifact.layout)}
     with progress() as step:
         settings = ShiftSettings(kinds=chosen, alarm=alarm)
         study = run_shift(model.host, model.artifact, dataset, output / "shift", settings, others, step)

@@ -62,9 +62,7 @@ class _Run:
             if picture is not None:
                 target = self.folder / f"{image.name}.jpg"
                 if image.path is not None and target.resolve() == image.path.resolve():
-                    raise HaloposeError(
-                        f"the picture of {image.path} would take its place: choose another --output"
-                    )
+                    raise HaloposeError(f"the picture of {image.path} would take its place: choose another --output")
                 write_image(target, picture)
             say(f"{image.name}: {_counts(poses, self.alarm)}")
         self.log.done(source.file_name)
@@ -93,9 +91,7 @@ class _Run:
             raise _Unusable(f"{file_name}: {error}") from None
         name = file_name if image.path is not None else image.name
         if self.ids is not None and name not in self.ids.images:
-            raise HaloposeError(
-                f"the truth knows no image called {name}: leave --truth off, or give the right one"
-            )
+            raise HaloposeError(f"the truth knows no image called {name}: leave --truth off, or give the right one")
         identity = image_id(name) if self.ids is None else self.ids.images[name]
         of_image: dict[str, Any] = {"image_id": identity, "file_name": name}
         if self.alarm is not None and poses.image_novelty is not None:

@@ -109,9 +109,7 @@ def finetune(
     data: Data,
     base: Base,
     output: Annotated[Path, typer.Option("--output", "-o", help="Fine-tuned base to write, .pt.")],
-    loss: Annotated[
-        Literal["poks", "oks"], typer.Option(help="Keypoint loss; oks is the framework's own.")
-    ] = "poks",
+    loss: Annotated[Literal["poks", "oks"], typer.Option(help="Keypoint loss; oks is the framework's own.")] = "poks",
     train: Train = "train",
     val: Val = "val",
     images: Images = None,

@@ -36,9 +36,7 @@ Film = Annotated[Path, typer.Argument(help="A film, or predictions.json of one f
 def track(
     context: typer.Context,
     film: Film,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for film, json and csv.")] = Path(
-        "tracks"
-    ),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for film, json and csv.")] = Path("tracks"),
     base: BaseElseShipped = None,
     artifact: ArtifactElseShipped = None,
     deployed: Annotated[

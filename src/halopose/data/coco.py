@@ -303,9 +303,7 @@ def parse_predictions(
         keep=_keep(path, content, count) if _all_or_none(path, content, "keep") else None,
         class_ids=class_ids,
         image_ids=image_ids,
-        correlation=_correlations(path, content, covariance)
-        if _all_or_none(path, content, "correlation")
-        else None,
+        correlation=_correlations(path, content, covariance) if _all_or_none(path, content, "correlation") else None,
         novelty=_column(path, content, what, "novelty", np.float64)
         if content and _all_or_none(path, content, "novelty")
         else None,
@@ -442,11 +440,7 @@ def _column(
     column = _floats(values)
     if column is None or column.shape != (len(entries),):
         bad = next(
-            (
-                i
-                for i, value in enumerate(values)
-                if isinstance(value, bool) or not isinstance(value, (int, float))
-            ),
+            (i for i, value in enumerate(values) if isinstance(value, bool) or not isinstance(value, (int, float))),
             0,
         )
         raise HaloposeError(f"{path}: {what} {first + bad} needs a number as {key}")
@@ -476,6 +470,4 @@ def _check_known_images(path: Place | str, what: str, image_ids: Array, images: 
 def _check_known_classes(path: Place | str, class_ids: Array, known: Array) -> None:
     unknown = np.setdiff1d(class_ids, known)
     if len(unknown) and len(known):
-        raise HaloposeError(
-            f"{path}: category {unknown[0]} has no keypoints in the ground truth: check category_id"
-        )
+        raise HaloposeError(f"{path}: category {unknown[0]} has no keypoints in the ground truth: check category_id")

@@ -106,9 +106,7 @@ class Record:
         size = np.array([shape[1], shape[0]], dtype=float)
         boxes = self.objects.boxes * np.tile(size, 2)
         area = (boxes[:, 2:] - boxes[:, :2]).prod(1) * self.area_factor
-        return replace(
-            self.objects, boxes=boxes, keypoints=self.objects.keypoints * size, area=np.maximum(area, 1.0)
-        )
+        return replace(self.objects, boxes=boxes, keypoints=self.objects.keypoints * size, area=np.maximum(area, 1.0))
 
 
 @dataclass(frozen=True)

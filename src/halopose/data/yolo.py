@@ -228,8 +228,7 @@ def _read_labels(file: str, text: str, count: int, dimensions: int, faults: Faul
     for number, row in enumerate(rows):
         if len(row) != width:
             raise HaloposeError(
-                f"{file}, line {number + 1}: {len(row)} numbers, "
-                f"but {count} keypoints of {dimensions} need {width}"
+                f"{file}, line {number + 1}: {len(row)} numbers, but {count} keypoints of {dimensions} need {width}"
             )
     try:
         values = np.array(rows, dtype=float).reshape(-1, width)

@@ -110,9 +110,7 @@ def _meaning(name: str, facts: predict.Facts) -> str:
         return _MEANINGS[name]
     seen = ", visibility" if facts.visibility else ""
     if facts.layout == "ultralytics-end2end":
-        return (
-            f"rows, best first: x1, y1, x2, y2, score, class, and of each keypoint x, y{seen}; pixels of the input"
-        )
+        return f"rows, best first: x1, y1, x2, y2, score, class, and of each keypoint x, y{seen}; pixels of the input"
     return (
         "of each cell: x, y of the box's centre, its width and height, a score a class, and of each keypoint x, y"
         f"{seen}; pixels of the input"

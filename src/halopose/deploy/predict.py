@@ -84,9 +84,7 @@ def _are_scales(value: Any, size: int) -> bool:
     if not isinstance(value, dict) or not _is_table(value.get("edges"), (None,)):
         return False
     edges = value["edges"]
-    fits = _is_table(value.get("matrices"), (len(edges) + 1, size, size)) and _is_positive(
-        value.get("area_factor")
-    )
+    fits = _is_table(value.get("matrices"), (len(edges) + 1, size, size)) and _is_positive(value.get("area_factor"))
     return fits and list(edges) == sorted(edges)
 
 
@@ -139,9 +137,7 @@ class Facts:
         if not kind.startswith(FORMAT):
             raise Problem(f"{where} was not written by `halopose export`: export your model with it")
         if kind[len(FORMAT) :] != str(VERSION):
-            raise Problem(
-                f"{where} has format {kind}, this program reads {FORMAT}{VERSION}: use the one beside it"
-            )
+            raise Problem(f"{where} has format {kind}, this program reads {FORMAT}{VERSION}: use the one beside it")
         values = {}
         for field in fields(cls):
             if field.name not in properties and field.default is None:
@@ -171,9 +167,7 @@ class Facts:
         novel = self.novelty if isinstance(self.novelty, dict) else {}
         together = self.correlation if isinstance(self.correlation, dict) else {}
         sound = {name: all(_is_positive(value) for value in table) for name, table in given.items()}
-        sound.update(
-            (name, _is_positive(getattr(self, name))) for name in ("area_factor", "imgsz", "fewest_cells")
-        )
+        sound.update((name, _is_positive(getattr(self, name))) for name in ("area_factor", "imgsz", "fewest_cells"))
         for name in ("threshold", "visibility_threshold"):
             sound[name] = getattr(self, name) is None or _is_number(getattr(self, name))
         sound["layout"] = self.layout in LAYOUTS
@@ -805,9 +799,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description="Poses with calibrated uncertainty, from an exported model.")
     here = os.path.dirname(os.path.abspath(__file__))
     parser.add_argument("images", nargs="+", help="photographs, or folders of them")
-    parser.add_argument(
-        "--model", default=os.path.join(here, "model.onnx"), help="model file; else the one beside"
-    )
+    parser.add_argument("--model", default=os.path.join(here, "model.onnx"), help="model file; else the one beside")
     parser.add_argument("--output", "-o", default="poses", help="folder for pictures, where OpenCV is there")
     parser.add_argument("--json", action="store_true", help="print detections as json, draw nothing")
     parser.add_argument("--conf", type=float, default=0.25, help="confidence threshold")
@@ -815,9 +807,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--family", choices=FAMILIES, default="gaussian", help="law")
     parser.add_argument("--imgsz", type=int, help="input size; else the model's")
     parser.add_argument("--probability", type=float, default=0.95, help="probability that an ellipse holds")
-    parser.add_argument(
-        "--alarm", type=float, help="count detections whose p-value of novelty is as low, e.g. 0.05"
-    )
+    parser.add_argument("--alarm", type=float, help="count detections whose p-value of novelty is as low, e.g. 0.05")
     options = parser.parse_args(arguments)
     problem: Any
     with warnings.catch_warnings():

@@ -150,9 +150,7 @@ class _Reader:
 
 def before_decoding(model: ModelProto) -> set[str]:
     """Names of the nodes up to the base's last convolutions: what comes after is decoding, or the heads."""
-    return _feeding(model, _inputs_of_convolutions(model)) | {
-        node.name for node in model.graph.node if _of_base(node)
-    }
+    return _feeding(model, _inputs_of_convolutions(model)) | {node.name for node in model.graph.node if _of_base(node)}
 
 
 def before_features(model: ModelProto) -> set[str]:

@@ -46,9 +46,7 @@ class Seen:
     skipped: tuple[str, ...]
 
 
-def collect(
-    deployed: Deployed, dataset: Dataset, settings: Detecting = SCORING, step: Counter | None = None
-) -> Seen:
+def collect(deployed: Deployed, dataset: Dataset, settings: Detecting = SCORING, step: Counter | None = None) -> Seen:
     """Run the deployed model over a data set."""
     count, given = len(deployed.layout), len(dataset.layout)
     if given != count:
@@ -124,9 +122,7 @@ def calibrate(
         raise HaloposeError("no detection of the calibration images matches an object: give more images")
     moved = fit_offset(matched) if offset else None
     centred = matched if moved is None else matched.moved(moved.numpy())
-    fitted = limit_narrowing(
-        fit_calibrations(centred, protocol), calibrations_of(deployed.facts), centred, protocol
-    )
+    fitted = limit_narrowing(fit_calibrations(centred, protocol), calibrations_of(deployed.facts), centred, protocol)
     facts = calibrated_facts(deployed.facts, replace(fitted, offset=moved))
     model = read_model(deployed.path)
     set_temperature(model, facts.temperature)

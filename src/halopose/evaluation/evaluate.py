@@ -238,9 +238,7 @@ def _calibration(distributions: DistributionSet) -> CalibrationSummary:
     if not isinstance(student, StudentT):
         return CalibrationSummary(distributions.source, tau, None, None)
     dof = student.dof.expand(student.scale_tril.shape[:-2]).contiguous()  # torch's median misreads views
-    return CalibrationSummary(
-        distributions.source, tau, dof.median(0).values.numpy(), _scale_ratio(student, given)
-    )
+    return CalibrationSummary(distributions.source, tau, dof.median(0).values.numpy(), _scale_ratio(student, given))
 
 
 def _scale_ratio(student: Bivariate, given: Bivariate) -> Array:
@@ -272,16 +270,12 @@ def _pruning_rules(
     correct = evaluated.similarity >= protocol.gamma_ks
     masks = {
         "nothing pruned": np.ones(len(correct), dtype=bool),
-        "localization confidence": (distributions.confidence >= distributions.threshold[:, None])[
-            matched.labelled
-        ],
+        "localization confidence": (distributions.confidence >= distributions.threshold[:, None])[matched.labelled],
     }
     if distributions.visibility_threshold is not None:
         visible = (
             evaluated.visibility
-            >= np.broadcast_to(distributions.visibility_threshold[:, None], matched.labelled.shape)[
-                matched.labelled
-            ]
+            >= np.broadcast_to(distributions.visibility_threshold[:, None], matched.labelled.shape)[matched.labelled]
         )
         masks["visibility score"] = visible
         masks["both"] = masks["localization confidence"] & visible
@@ -306,15 +300,12 @@ def _cells(evaluated: EvaluatedKeypoints, keypoints: int, curves: Mapping[str, A
     shape = (keypoints, evaluated.scale_count)
     count = np.bincount(evaluated.keypoint * shape[1] + evaluated.scale, minlength=shape[0] * shape[1])
     coverage = {
-        name: {level: curve[:, level - 1].reshape(shape) for level in CELL_LEVELS}
-        for name, curve in curves.items()
+        name: {level: curve[:, level - 1].reshape(shape) for level in CELL_LEVELS} for name, curve in curves.items()
     }
     return CoverageCells(count.reshape(shape), coverage)
 
 
-def _with_intervals(
-    scores: Scores, measured: ResampledMetrics, protocol: Protocol, progress: Counter | None
-) -> Scores:
+def _with_intervals(scores: Scores, measured: ResampledMetrics, protocol: Protocol, progress: Counter | None) -> Scores:
     """95 % bootstrap intervals over images of every law, before and after pruning, and of the ranking."""
     draws: list[dict[str, float]] = []
     for draw in measured.draws(protocol.bootstrap, protocol.seed):
@@ -325,8 +316,7 @@ def _with_intervals(
 
     def with_interval(distribution: DistributionScores, prefix: str) -> DistributionScores:
         ends = {
-            name: confidence_interval(name, distribution.metric(name), columns[f"{prefix}.{name}"])
-            for name in METRICS
+            name: confidence_interval(name, distribution.metric(name), columns[f"{prefix}.{name}"]) for name in METRICS
         }
         return replace(distribution, interval=ends)
 

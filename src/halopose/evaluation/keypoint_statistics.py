@@ -68,8 +68,7 @@ class FlatResiduals:
     def take(self, index: Array) -> FlatResiduals:
         """The keypoints at the given indices."""
         residual, squared = (
-            {axis: column.take(index) for axis, column in columns.items()}
-            for columns in (self.residual, self.squared)
+            {axis: column.take(index) for axis, column in columns.items()} for columns in (self.residual, self.squared)
         )
         taken = FlatResiduals(residual, squared, self.similarity.take(index))
         vars(taken)["grade"] = self.grade.take(index)
@@ -209,9 +208,7 @@ class KeypointStatistics:
         for axis, suffix in _SUFFIXES.items():
             curve = metrics.coverage_of_levels(self.level[axis], weight)[0]
             result[f"ace{suffix}"] = float(metrics.average_coverage_error(curve))
-            bins = metrics.variance_bins(
-                *self.in_variance_order[axis], weight[self.by_variance[axis]], presorted=True
-            )
+            bins = metrics.variance_bins(*self.in_variance_order[axis], weight[self.by_variance[axis]], presorted=True)
             result[f"ence{suffix}"] = metrics.expected_normalized_calibration_error(bins)
         total = weight.sum()
         result["nll"] = float(weight @ self.nll / total) if total else float("nan")
@@ -273,9 +270,7 @@ def _by_covariance(
         [ranked if len(size) == 1 else ranked.take(member) for size, member in zip(sizes, members, strict=True)]
     )
     precisions = metrics.keypoint_precisions(grades, np.concatenate(sizes))
-    for found, part in zip(
-        columns, np.split(precisions, np.cumsum([len(size) for size in sizes])[:-1]), strict=True
-    ):
+    for found, part in zip(columns, np.split(precisions, np.cumsum([len(size) for size in sizes])[:-1]), strict=True):
         found["akp"] = part.tolist()
     return columns
 
@@ -310,9 +305,7 @@ def curves_of(
     Q-Q over all keypoints exists for a Gaussian; Student-t laws differ by keypoint (paper, appendix D.2). like: of
     a law with the same covariances.
     """
-    own = (
-        _covariance_curves(statistics) if like is None else {name: getattr(like, name) for name in _SHARED_CURVES}
-    )
+    own = _covariance_curves(statistics) if like is None else {name: getattr(like, name) for name in _SHARED_CURVES}
     return DistributionCurves(
         coverage={axis: metrics.coverage_of_levels(statistics.level[axis])[0] for axis in AXES},
         **own,
@@ -408,8 +401,7 @@ def _under(distribution: Bivariate, x: Array, y: Array) -> dict[str, Array]:
     if isinstance(distribution, StudentT):
         columns["dof"] = distribution.dof
         columns |= {
-            f"statistic {axis}": value
-            for axis, value in _surprise(distance, standard, tail, distribution.dof).items()
+            f"statistic {axis}": value for axis, value in _surprise(distance, standard, tail, distribution.dof).items()
         }
     found = {name: value.numpy() for name, value in columns.items()}
     return found | {f"level {axis}": metrics.level_index(found[f"level {axis}"]).astype(np.uint8) for axis in AXES}

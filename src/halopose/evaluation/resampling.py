@@ -36,7 +36,7 @@ def require_matches(matched: MatchedPoses, protocol: Protocol) -> None:
 
 @dataclass(frozen=True)
 class EvaluatedKeypoints:
-    """EvaluatedKeypoints keypoints (n,) before any law: residuals, of all and of those kept, and where each belongs.
+    """Keypoints (n,) before any distribution: residuals, of all and of those kept, and where each belongs.
 
     keypoint, scale and image say which one it is; scale_count: number of object scales; image_count: how many
     images are resampled, those without a match among them if they were given.
@@ -97,7 +97,7 @@ class EvaluatedKeypoints:
 
 @dataclass(frozen=True)
 class ResampledMetrics(EvaluatedKeypoints):
-    """EvaluatedKeypoints keypoints with their statistics by law, of all and of those kept: all that resampling needs."""
+    """Evaluated keypoints with their statistics by distribution, of all and of kept keypoints."""
 
     statistics: dict[str, KeypointStatistics]
     pruned: dict[str, KeypointStatistics]

@@ -250,9 +250,7 @@ class Scores:
         except KeyError as error:
             raise HaloposeError(f"these are not the metrics of an evaluation: {error} is missing") from None
         except (TypeError, ValueError, AttributeError, OverflowError):
-            raise HaloposeError(
-                "these are not the metrics of an evaluation: score the predictions again"
-            ) from None
+            raise HaloposeError("these are not the metrics of an evaluation: score the predictions again") from None
 
 
 # --- to json --------------------------------------------------------------------------------------------

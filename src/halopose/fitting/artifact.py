@@ -106,9 +106,7 @@ class Artifact:
                 for name, value in distribution.state_dict().items()
             }
         if self.novelty is not None:
-            tensors |= {
-                f"novelty.{name}": _stored(name, value) for name, value in self.novelty.to_tensors().items()
-            }
+            tensors |= {f"novelty.{name}": _stored(name, value) for name, value in self.novelty.to_tensors().items()}
         return tensors
 
     def _content(self) -> dict[str, Any]:

@@ -124,8 +124,7 @@ class Collection:
         )
         if unknown:
             raise HaloposeError(
-                f"the data have class {min(unknown)}, the model only {len(host.class_names)} classes: "
-                "they do not fit"
+                f"the data have class {min(unknown)}, the model only {len(host.class_names)} classes: they do not fit"
             )
         settings = replace(settings, half=host.half)
         work = cls(host, dataset, folder, settings, crew)
@@ -171,9 +170,7 @@ class Collection:
         tasks = (task for number in numbers for task in self.views(number))
         depth = VIEWS_PER_SHARD + 2 * self.crew.readers
         # Those of one shard are looked at together.
-        readings = read_ahead(
-            reader, tasks, self.crew.readers, depth, max(self.settings.imgsz), held=VIEWS_PER_SHARD
-        )
+        readings = read_ahead(reader, tasks, self.crew.readers, depth, max(self.settings.imgsz), held=VIEWS_PER_SHARD)
         with closing(readings), ThreadPoolExecutor(1) as pool:
             writing: Future[None] | None = None
             for number in numbers:
@@ -335,18 +332,14 @@ class _Cells:
         level = np.searchsorted(firsts, self.cell.numpy(), side="right")
         order = torch.from_numpy(level.argsort(kind="stable"))
         sizes = np.bincount(level, minlength=len(firsts))[1:].tolist()
-        image, cell, *columns = (
-            value[order].split(sizes) for value in (self.image, self.cell, *self.columns.values())
-        )
+        image, cell, *columns = (value[order].split(sizes) for value in (self.image, self.cell, *self.columns.values()))
         return [
             _Cells(self.kind, image[number], cell[number], dict(zip(self.columns, values, strict=True)))
             for number, values in enumerate(zip(*columns, strict=True))
         ]
 
 
-def _image_row(
-    host: Host, output: HostOutput, views: list[ImageTask], boxes: list[Letterbox]
-) -> dict[str, Tensor]:
+def _image_row(host: Host, output: HostOutput, views: list[ImageTask], boxes: list[Letterbox]) -> dict[str, Tensor]:
     """What novelty compares of whole images."""
     vectors = pool_images(output.features, host.strides, [box.area for box in boxes])
     return {

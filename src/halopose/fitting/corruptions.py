@@ -66,9 +66,7 @@ def _gamma(image: Array, level: int, generator: np.random.Generator) -> Array:
 def _resolution(image: Array, level: int, generator: np.random.Generator) -> Array:
     share = (0.7, 0.5, 0.36, 0.26, 0.18)[level]
     height, width = image.shape[:2]
-    small = cv2.resize(
-        image, (max(int(width * share), 1), max(int(height * share), 1)), interpolation=cv2.INTER_AREA
-    )
+    small = cv2.resize(image, (max(int(width * share), 1), max(int(height * share), 1)), interpolation=cv2.INTER_AREA)
     return cv2.resize(small, (width, height), interpolation=cv2.INTER_LINEAR)
 
 

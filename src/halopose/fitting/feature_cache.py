@@ -46,8 +46,8 @@ class CollectSettings:
 
     cells_per_object caps the assigned cells of an object, best scores first. conf, iou and detections are the
     post-processing of the retained detections; without ``detections`` only assigned cells are stored. signals:
-    what heads that look beyond their window need (``uncertainty.context_features``), two or three times as much disk. half:
-    in half precision, which the host says.
+    what heads that look beyond their window need (``uncertainty.context_features``), two or three times as
+    much disk. half: in half precision, which the host says.
     """
 
     imgsz: tuple[int, ...] = (640,)
@@ -123,14 +123,9 @@ class MatchStore:
             self.images = np.array([_whole(value) for value in manifest["images"]], dtype=np.int64)
             if not 0 <= _whole(manifest["shards"]) <= MOST_SHARDS:
                 raise ValueError("an absurd number of parts")
-            if (
-                not 1 <= _whole(manifest["levels"]) <= MOST_LEVELS
-                or len(manifest["strides"]) != manifest["levels"]
-            ):
+            if not 1 <= _whole(manifest["levels"]) <= MOST_LEVELS or len(manifest["strides"]) != manifest["levels"]:
                 raise ValueError("levels and strides that do not fit")
-            if not isinstance(manifest["base"], list) or not all(
-                isinstance(name, str) for name in manifest["base"]
-            ):
+            if not isinstance(manifest["base"], list) or not all(isinstance(name, str) for name in manifest["base"]):
                 raise ValueError("bases without names")
         except (KeyError, TypeError, ValueError, OverflowError):
             raise HaloposeError(f"{self.folder} has a damaged manifest: collect it again") from None

@@ -66,9 +66,7 @@ def weighted_nll(
 
     factors (N, K, 2, 2), residual (N, K, 2), labelled (N, K), weight (N,). dof: as of ``TrainSettings``.
     """
-    distribution = (
-        Gaussian(factors) if dof is None else StudentT(factors, factors.new_full((factors.shape[1],), dof))
-    )
+    distribution = Gaussian(factors) if dof is None else StudentT(factors, factors.new_full((factors.shape[1],), dof))
     nll = -distribution.log_prob(residual)
     mass = weight[:, None] * labelled
     return (mass * nll).sum(), mass.sum()
@@ -160,9 +158,7 @@ class _Batch:
         for cells in self.taken():
             columns = {name: value.to(device) for name, value in cells.columns.items()}
             factors = cells.factors(heads)
-            weight = importance_weights(
-                columns["confidence"], columns["area"], settings.alpha, settings.scale_weight
-            )
+            weight = importance_weights(columns["confidence"], columns["area"], settings.alpha, settings.scale_weight)
             part, part_mass = weighted_nll(factors, columns["residual"], columns["labelled"], weight, settings.dof)
             total, mass = total + part, mass + part_mass
         return total, mass
@@ -214,9 +210,7 @@ def _row_table(pieces: list[tuple[CachedCells, bool]], held_out: Tensor) -> Arra
         keep = ~among(cells.columns["image_id"], held_out).numpy()
         columns.setdefault(cells.level, []).append(place[keep])
     rows = {level: np.concatenate(parts) for level, parts in sorted(columns.items())}
-    return np.stack(
-        [np.repeat(list(rows), [len(row) for row in rows.values()]), np.concatenate(list(rows.values()))]
-    )
+    return np.stack([np.repeat(list(rows), [len(row) for row in rows.values()]), np.concatenate(list(rows.values()))])
 
 
 def _by_level(pieces: list[CachedCells]) -> dict[int, CachedCells]:
@@ -365,9 +359,7 @@ class _Run:
 
     def end_epoch(self, train_loss: float, holdout_loss: float) -> None:
         if not math.isfinite(train_loss) or not math.isfinite(holdout_loss):
-            raise HaloposeError(
-                "training diverged (loss is not finite): look for labels far outside of their images"
-            )
+            raise HaloposeError("training diverged (loss is not finite): look for labels far outside of their images")
         self.train_loss.append(train_loss)
         self.holdout_loss.append(holdout_loss)
         if self.holdout_loss.index(min(self.holdout_loss)) == self.epoch:  # the first of equals

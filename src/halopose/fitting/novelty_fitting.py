@@ -99,9 +99,7 @@ class Rows:
     def excess(self) -> Array:
         """Mean squared distance over 2 (N,), which a true covariance makes 1; NaN without an object."""
         known = self.labelled.sum(1)
-        total = np.minimum(np.nan_to_num(self.square) / 2, 50.0).sum(
-            1
-        )  # one lost limb is not worth a thousand others
+        total = np.minimum(np.nan_to_num(self.square) / 2, 50.0).sum(1)  # one lost limb is not worth a thousand others
         return np.asarray(np.where(known > 0, total / np.maximum(known, 1), np.nan))
 
 
@@ -377,9 +375,7 @@ def widening_of(value: Array, excess: Array, bins: int) -> tuple[Tensor, Tensor]
     known = np.flatnonzero(np.isfinite(excess))
     known = known[np.argsort(value[known], kind="stable")]
     parts = [part for part in np.array_split(known, bins) if len(part)]
-    means = isotonic(
-        np.array([excess[part].mean() for part in parts]), np.array([float(len(part)) for part in parts])
-    )
+    means = isotonic(np.array([excess[part].mean() for part in parts]), np.array([float(len(part)) for part in parts]))
     knots = np.array([value[part[0]] for part in parts])
     return torch.from_numpy(knots).float(), torch.from_numpy(np.maximum(means, 1.0)).float()
 

@@ -160,9 +160,7 @@ def _heard(ear: Connection) -> str:
         return ""
 
 
-def _member(
-    work: Callable[[int, Tick], None], numbers: list[int], done: Any, slot: int, mouth: Connection
-) -> None:
+def _member(work: Callable[[int, Tick], None], numbers: list[int], done: Any, slot: int, mouth: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that waits for it stops it
     torch.set_num_threads(1)  # the threads that OpenMP had before the fork are not here
     cv2.setNumThreads(1)

@@ -63,9 +63,7 @@ class Camera:
             raise HaloposeError(f"a camera matrix is (3, 3) without skew, got {entries.tolist()}")
         lens = np.zeros(0) if distortion is None else np.asarray(distortion, dtype=np.float64).ravel()
         if len(lens) > 5 and lens[5:].any():
-            raise HaloposeError(
-                "only k1, k2, p1, p2, k3 of a lens are known here: calibrate with five coefficients"
-            )
+            raise HaloposeError("only k1, k2, p1, p2, k3 of a lens are known here: calibrate with five coefficients")
         five = np.zeros(5)
         five[: min(len(lens), 5)] = lens[:5]
         (fx, _, cx), (_, fy, cy) = entries[:2]
@@ -228,9 +226,7 @@ def runway_corners(length: float, width: float, *, heights: ArrayLike = 0.0, dis
     of pavement before the landing threshold, which are seen too where they are not marked off.
     """
     half = width / 2
-    corners = np.array(
-        [[-displaced, half, 0.0], [-displaced, -half, 0.0], [length, -half, 0.0], [length, half, 0.0]]
-    )
+    corners = np.array([[-displaced, half, 0.0], [-displaced, -half, 0.0], [length, -half, 0.0], [length, half, 0.0]])
     corners[:, 2] = heights
     return corners
 

@@ -49,9 +49,7 @@ def solve_jointly(
     """
     size = 2 * pixels.shape[1]
     if covariance.shape != (len(pixels), size, size):
-        raise HaloposeError(
-            f"joint covariances should have shape {(len(pixels), size, size)}, got {covariance.shape}"
-        )
+        raise HaloposeError(f"joint covariances should have shape {(len(pixels), size, size)}, got {covariance.shape}")
     if rotation is not None:
         known = np.zeros((3, 3)) if attitude is None else attitude
         seen = camera, points, pixels, covariance, rotation, known
@@ -62,9 +60,7 @@ def solve_jointly(
     if not first.converged.any():
         return first
     mask = np.ones(pixels.shape[:2], dtype=bool) if mask is None else mask
-    one, other = (
-        _minimum(camera, points, pixels, covariance, mask, start) for start in (first, first.alternative)
-    )
+    one, other = (_minimum(camera, points, pixels, covariance, mask, start) for start in (first, first.alternative))
     return _better(first, one, other)
 
 
@@ -123,9 +119,7 @@ def _better(first: Solution, one: tuple[Minimum, Array], other: tuple[Minimum, A
     covariance = np.where(swap[:, None, None], other[1], one[1])
     distance = np.square(second.position - best.position).sum(1)
     alone = ~(distance > SAME * covariance[:, :3, :3].trace(0, 1, 2))
-    nowhere = Minimum(
-        np.full_like(second.rotation, np.nan), second.position * np.nan, np.full_like(best.cost, np.inf)
-    )
+    nowhere = Minimum(np.full_like(second.rotation, np.nan), second.position * np.nan, np.full_like(best.cost, np.inf))
     failure = np.where(first.converged & np.isinf(best.cost), Failure.NOT_CONVERGED, first.failure)
     return Solution(
         best.rotation, best.position, best.cost, covariance, first.dof, failure, _chosen(alone, nowhere, second)

@@ -74,9 +74,7 @@ def linearise(
     shares = np.square(left).sum(-1) + kept - gained[:, None]
     separation = np.where(used[..., 0], moved[..., :3] - step[:, None, :3], 0.0)
     finite = np.isfinite(others[..., 0, 0]) & mask
-    return Linear(
-        inverse[:, :3, :3], others[..., :3, :3], separation, np.where(finite, np.maximum(shares, 0.0), 0.0)
-    )
+    return Linear(inverse[:, :3, :3], others[..., :3, :3], separation, np.where(finite, np.maximum(shares, 0.0), 0.0))
 
 
 def _unknowns(

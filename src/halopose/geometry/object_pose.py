@@ -89,9 +89,7 @@ def solve_pnp(
     blocks, joint = _covariances(np.asarray(covariances, dtype=np.float64), *pixels.shape[:2])
     kept = None if mask is None else np.broadcast_to(np.asarray(mask, dtype=bool), pixels.shape[:2])
     if joint is not None and nu is not None:
-        raise HaloposeError(
-            "a joint covariance is that of a Gaussian: leave nu out, or give covariances (N, K, 2, 2)"
-        )
+        raise HaloposeError("a joint covariance is that of a Gaussian: leave nu out, or give covariances (N, K, 2, 2)")
     solution = (
         solve_pose(camera, points, pixels, blocks, mask=kept, nu=nu, ground=False)
         if joint is None

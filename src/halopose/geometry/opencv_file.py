@@ -60,9 +60,7 @@ def _xml(path: Path, text: str) -> dict[str, Any]:
 def _entry(entry: ElementTree.Element) -> Any:
     """A matrix as a mapping, several values as a list, one as it is."""
     if entry.find("data") is not None:
-        found = {
-            part.tag: [float(value) for value in (part.text or "").split()] for part in entry if part.tag != "dt"
-        }
+        found = {part.tag: [float(value) for value in (part.text or "").split()] for part in entry if part.tag != "dt"}
         return {name: values[0] if name in ("rows", "cols") else values for name, values in found.items()}
     values = [part.text or "" for part in entry] or shlex.split(entry.text or "")
     return values[0] if len(values) == 1 else values

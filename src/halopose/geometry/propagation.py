@@ -138,9 +138,7 @@ def unscented_covariance(solve: Solver, pixels: Array, covariance: Array) -> Arr
     return _spread(solve, pixels, pixels + np.concatenate([offsets, -offsets]))
 
 
-def monte_carlo_covariance(
-    solve: Solver, pixels: Array, covariance: Array, draws: int = 1000, seed: int = 0
-) -> Array:
+def monte_carlo_covariance(solve: Solver, pixels: Array, covariance: Array, draws: int = 1000, seed: int = 0) -> Array:
     """Pose covariance (6, 6) of one frame from random pixels around its own (K, 2)."""
     noise = np.random.default_rng(seed).normal(size=(draws, pixels.size))
     offsets = noise @ _factor(covariance, len(pixels)).T

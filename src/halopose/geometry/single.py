@@ -80,9 +80,7 @@ def _whitened(camera: Camera, points: Array, pixels: Array, covariance: Array) -
             return None
         first = math.sqrt(xx)
         root = math.sqrt(area)
-        rows.append(
-            (x, y, z, (u - cx) / fx, (v - cy) / fy, fx / first, -fx * xy / (first * root), fy * first / root)
-        )
+        rows.append((x, y, z, (u - cx) / fx, (v - cy) / fy, fx / first, -fx * xy / (first * root), fy * first / root))
     return rows
 
 

@@ -145,9 +145,7 @@ def in_distribution_only(poses: PoseDistributions, alarm: float) -> PoseDistribu
     return poses if poses.novelty is None or not alarm else poses[poses.in_distribution(alarm)]
 
 
-def associate(
-    poses: PoseDistributions, view: Viewpoint, runway: Array, others: Sequence[Array] = ()
-) -> Association:
+def associate(poses: PoseDistributions, view: Viewpoint, runway: Array, others: Sequence[Array] = ()) -> Association:
     """The detection of the runway with corners (4, 3), where ``others`` (4, 3) are known to be near.
 
     There is none if nothing detected lies where it should be, and none if it is not clear: two detections that are

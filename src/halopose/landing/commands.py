@@ -48,9 +48,7 @@ def land(
     ] = None,
     attitude: Annotated[
         str,
-        typer.Option(
-            help="Of a simulated flight: irs, or vision to solve for it. Of a recorded one: its csv log."
-        ),
+        typer.Option(help="Of a simulated flight: irs, or vision to solve for it. Of a recorded one: its csv log."),
     ] = "irs",
     prune: Annotated[bool, typer.Option(help="Leave out corners called unreliable.")] = True,
     integrity: Annotated[bool, typer.Option(help="Check corners against each other before fusing.")] = True,
@@ -87,9 +85,7 @@ def land(
     radio: Annotated[Path | None, _recorded(help="A csv log of a radio altimeter.")] = None,
     irs: Annotated[Path | None, _recorded(help="A csv log of accelerations.")] = None,
     truth: Annotated[Path | None, _recorded(help="A csv log of positions to judge by, never used.")] = None,
-    offset: Annotated[
-        str, _recorded(help="Seconds to add to the frames' times to give the logs', or auto.")
-    ] = "0",
+    offset: Annotated[str, _recorded(help="Seconds to add to the frames' times to give the logs', or auto.")] = "0",
     frame_rate: Annotated[float | None, _recorded(help="Frames a second, where the frames do not say.")] = None,
     conf: Annotated[float, typer.Option(min=0, max=1, help="Lowest score of a detection.")] = 0.7,
     closer: Annotated[
@@ -246,9 +242,7 @@ def world(
     images: Annotated[int, typer.Option(min=1, max=1_000_000, help="Images of a split.")] = 200,
     weather: Annotated[
         str | None,
-        typer.Option(
-            help="Weathers, with commas, a split each; else train and val, a third as large, of all but fog."
-        ),
+        typer.Option(help="Weathers, with commas, a split each; else train and val, a third as large, of all but fog."),
     ] = None,
     seed: Seed = 0,
     empty: Annotated[bool, typer.Option("--empty", help="Land without a runway: nothing is labelled.")] = False,

@@ -302,8 +302,7 @@ def fusion_settings_for(settings: LandingSettings, site: IlsSite) -> FusionSetti
     """A navigator that knows the sensors on board, the camera and the ILS."""
     sensors, camera = settings.sensors, settings.camera
     known: dict[str, Any] = {
-        "radio_scale" if source == "radio" else f"{source}_bias": sensor.bias
-        for source, sensor in sensors.on_board()
+        "radio_scale" if source == "radio" else f"{source}_bias": sensor.bias for source, sensor in sensors.on_board()
     }
     if sensors.irs is not None:
         known["irs_rate"] = sensors.irs.rate

@@ -68,6 +68,4 @@ class FrameBuffer(Sequence[Array]):
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         coded = self._coded.get(index % len(self))
-        return (
-            np.zeros((0, 0, 3), np.uint8) if coded is None else np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR))
-        )
+        return np.zeros((0, 0, 3), np.uint8) if coded is None else np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR))

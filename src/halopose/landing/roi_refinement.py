@@ -23,9 +23,7 @@ _LARGER = 1.5  # times the input's width, from which a second look is worth its 
 _SIGMAS = 2.0  # by which a box holds more than the corners where a filter expects them
 
 
-def refine_with_roi(
-    model: Predictor, images: Iterable[Array], *, conf: float = 0.25
-) -> Iterator[PoseDistributions]:
+def refine_with_roi(model: Predictor, images: Iterable[Array], *, conf: float = 0.25) -> Iterator[PoseDistributions]:
     """Everything that looks like a runway, image by image; images that are not much larger are looked at once."""
     closer = RoiRefiner(model, conf)
     for image in images:

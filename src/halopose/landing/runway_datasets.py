@@ -106,9 +106,7 @@ def read_labelme(folder: Path) -> Dataset:
             size = int(content["imageWidth"]), int(content["imageHeight"])
         except (KeyError, TypeError, ValueError):
             raise HaloposeError(f"{path} does not say imageWidth and imageHeight") from None
-        records.append(
-            _record(_image_beside(path), path.stem, [each for each in runways if each is not None], *size)
-        )
+        records.append(_record(_image_beside(path), path.stem, [each for each in runways if each is not None], *size))
     return _dataset(folder, records)
 
 

@@ -90,9 +90,7 @@ class CornerCorrelation:
             if not 0 <= value < 1:
                 raise HaloposeError(f"{name} is a share, 0 or more and under 1, got {value}")
         if self.size + self.lift >= 1:
-            raise HaloposeError(
-                f"size and lift share the far end: {self.size} and {self.lift} leave nothing of it"
-            )
+            raise HaloposeError(f"size and lift share the far end: {self.size} and {self.lift} leave nothing of it")
 
     def parts(self, covariance: Array) -> tuple[Array, Array]:
         """What corners (N, 4, 2, 2) have of their own, and how far they move with each cause (N, 4, 2, 3)."""

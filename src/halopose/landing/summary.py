@@ -45,9 +45,7 @@ def summarise(flight: Flight) -> dict[str, Any]:
     limit = float(stats.chi2.ppf(0.95, 3))
     outside = distances(vision, total_covariance(flight)) > limit
     solved, trusted = fixes.solved, fixes.trusted & fixes.solved
-    true = np.isfinite(flight.position).all(
-        1
-    )  # frames to judge by, if any: a truth may be of a part of the flight
+    true = np.isfinite(flight.position).all(1)  # frames to judge by, if any: a truth may be of a part of the flight
     error, required = fixes.error(flight.position), flight.settings.approach_requirement
     beyond = (np.abs(error) > fixes.levels).any(1)
     judged = consistency(flight.nees, 3) if flight.has_truth else None

@@ -1,7 +1,7 @@
 """The aircraft's position in every frame: from sighted corners to positions, verdicts and protection levels.
 
-In: ``CornerDetections``, an ``VisionModel``, what is believed of camera, runway and attitude. Out: ``VisionFixes``, frame by
-frame, and the measurement that a navigator takes of each.
+In: ``CornerDetections``, an ``VisionModel``, what is believed of camera, runway and attitude. Out: ``VisionFixes``,
+frame by frame, and the measurement that a navigator takes of each.
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ class VisionModel:
 
     def select(self, frames: slice) -> VisionModel:
         """The vision_model at some of the frames."""
-        return VisionModel(
-            self.camera, self.mount, self.corners, self.attitudes[frames], self.settings, self.others
-        )
+        return VisionModel(self.camera, self.mount, self.corners, self.attitudes[frames], self.settings, self.others)
 
     def viewpoint(self, n: int, position: Array, covariance: Array) -> Viewpoint:
         """Where the runway is to be looked for in frame n, with the aircraft at a position (3,) as uncertain as
@@ -160,9 +158,7 @@ class VisionModel:
         point = expected
         taken = self.measurement(n, time, corner_detections, fixes, point)
         for _ in range(_AGAIN if self.uses_given_attitude else 0):
-            carried, drift = (
-                np.zeros((3, 3)) if part is None else part for part in (taken.sensitivity, taken.drift)
-            )
+            carried, drift = (np.zeros((3, 3)) if part is None else part for part in (taken.sensitivity, taken.drift))
             spread = taken.covariance + (carried * self.constant_variance) @ carried.T + drift @ drift.T
             moved = expected + covariance @ np.linalg.solve(covariance + spread, taken.value - expected)
             moved *= np.linalg.norm(expected) / np.linalg.norm(moved)
@@ -185,9 +181,17 @@ class VisionModel:
             corner_detections.covariance * self.settings.corner_variance_factor
         )
         position, _, total = step_with_attitude(
-            self.camera, self.corners, corner_detections.pixels, own, self.rotation[rows], self.attitude_covariance[rows],
-            (expected + arm)[None], intrinsics=self.intrinsics, shared=shared, mask=fixes.mask,
-        )  # fmt: skip
+            self.camera,
+            self.corners,
+            corner_detections.pixels,
+            own,
+            self.rotation[rows],
+            self.attitude_covariance[rows],
+            (expected + arm)[None],
+            intrinsics=self.intrinsics,
+            shared=shared,
+            mask=fixes.mask,
+        )
         spread, carried = self.select(rows).aircraft_covariance(total, self.rotation[rows])
         return vision(
             [time], position - arm, spread, carried, self.settings.persistent_share, self.settings.variance_factor
@@ -205,9 +209,7 @@ class VisionModel:
         return (spread + np.swapaxes(spread, 1, 2)) / 2, carried
 
 
-def solve(
-    corner_detections: CornerDetections, vision_model: VisionModel, frames: int | None = None
-) -> VisionFixes:
+def solve(corner_detections: CornerDetections, vision_model: VisionModel, frames: int | None = None) -> VisionFixes:
     """The aircraft's position in every frame, of an approach of so many ``frames``, by default these.
 
     Where the attitude is wanted and NaN there is no position.
@@ -240,13 +242,27 @@ def _assessed(corner_detections: CornerDetections, vision_model: VisionModel, fr
     spread, shared = settings.corner_correlation.parts(spread)
     if len(mask) == 1 and mask.all() and settings.integrity:
         return assess_one(
-            *shown, corner_detections.pixels[0], spread[0], vision_model.rotation[0], attitude=vision_model.attitude_covariance[0],
-            intrinsics=vision_model.intrinsics, shared=shared[0], **limits,
-        )  # fmt: skip
+            *shown,
+            corner_detections.pixels[0],
+            spread[0],
+            vision_model.rotation[0],
+            attitude=vision_model.attitude_covariance[0],
+            intrinsics=vision_model.intrinsics,
+            shared=shared[0],
+            **limits,
+        )
     return assess(
-        *shown, corner_detections.pixels, spread, rotation=vision_model.rotation, attitude=vision_model.attitude_covariance,
-        intrinsics=vision_model.intrinsics, shared=shared, mask=mask, **limits, check=settings.integrity,
-    )  # fmt: skip
+        *shown,
+        corner_detections.pixels,
+        spread,
+        rotation=vision_model.rotation,
+        attitude=vision_model.attitude_covariance,
+        intrinsics=vision_model.intrinsics,
+        shared=shared,
+        mask=mask,
+        **limits,
+        check=settings.integrity,
+    )
 
 
 def usable_corners(corner_detections: CornerDetections, settings: LandingSettings) -> Array:

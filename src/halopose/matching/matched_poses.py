@@ -180,14 +180,10 @@ def _distances(residual: Array, factors: Array) -> Array:
 
 def _factors(matrices: Array) -> Array:
     """Cholesky factors (M, K, 2, 2) of matrices (M, K, 2, 2)."""
-    return map_blocks(
-        lambda rows: scale_tril_from_covariance(torch.from_numpy(matrices[rows])).numpy(), len(matrices)
-    )
+    return map_blocks(lambda rows: scale_tril_from_covariance(torch.from_numpy(matrices[rows])).numpy(), len(matrices))
 
 
-def match_poses(
-    predictions: PoseDistributions, truth: GroundTruth, protocol: Protocol | None = None
-) -> MatchedPoses:
+def match_poses(predictions: PoseDistributions, truth: GroundTruth, protocol: Protocol | None = None) -> MatchedPoses:
     """Match detections to objects as COCO does and keep the true positives."""
     protocol = protocol or Protocol()
     if predictions.keypoint_count != truth.keypoint_count:

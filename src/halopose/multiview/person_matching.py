@@ -53,9 +53,7 @@ def _rays(view: CalibratedView, poses: PoseDistributions) -> tuple[Array, Array]
     return ray, spread
 
 
-def likeness(
-    first: CalibratedView, second: CalibratedView, one: PoseDistributions, other: PoseDistributions
-) -> Array:
+def likeness(first: CalibratedView, second: CalibratedView, one: PoseDistributions, other: PoseDistributions) -> Array:
     """How well detections (N, M) of two views agree, from 0 to 1, by the keypoints that both of them keep."""
     if not len(one) or not len(other):
         return np.zeros((len(one), len(other)))
@@ -66,9 +64,7 @@ def likeness(
     return np.where(count >= _FEWEST, close.sum(-1) / np.maximum(count, 1), 0.0)
 
 
-def group_people(
-    views: Sequence[CalibratedView], poses: Sequence[PoseDistributions], least: float = LIKENESS
-) -> Array:
+def group_people(views: Sequence[CalibratedView], poses: Sequence[PoseDistributions], least: float = LIKENESS) -> Array:
     """Persons (P, V) as numbers of detections, -1 where a view has none; those seen in one view are left out.
 
     The most alike are joined first; groups join if no view is in both and they are alike in the mean.

@@ -1,6 +1,7 @@
 """Cameras that stand somewhere: views of one scene, and the calibration files of the tools that make them.
 
-In: OpenCV yaml or xml, Pose2Sim's and Anipose's toml, Qualisys' qca. Out: a ``CalibratedView`` for each camera, in metres.
+In: OpenCV yaml or xml, Pose2Sim's and Anipose's toml, Qualisys' qca. Out: a ``CalibratedView`` for each camera,
+in metres.
 """
 
 from __future__ import annotations
@@ -49,15 +50,11 @@ class CalibratedView:
     ) -> CalibratedView:
         """OpenCV's words: world point X is seen at R X + t, R of rvec (3,) or as a matrix (3, 3)."""
         turn = np.asarray(rvec, dtype=np.float64)
-        rotation = (
-            turn if turn.shape == (3, 3) else np.asarray(cv2.Rodrigues(turn.reshape(3))[0], dtype=np.float64)
-        )
+        rotation = turn if turn.shape == (3, 3) else np.asarray(cv2.Rodrigues(turn.reshape(3))[0], dtype=np.float64)
         if not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-4):
             raise HaloposeError(f"the rotation of camera {name} is not orthonormal")
         if np.linalg.det(rotation) < 0:
-            raise HaloposeError(
-                f"the rotation of camera {name} is a mirror image, with determinant -1: turn an axis"
-            )
+            raise HaloposeError(f"the rotation of camera {name} is a mirror image, with determinant -1: turn an axis")
         offset = np.asarray(tvec, dtype=np.float64).reshape(3)
         return cls(name, Camera.from_opencv(matrix, distortion, size), rotation, -rotation.T @ offset)
 
@@ -91,9 +88,7 @@ def read_calibration(path: Path, unit: str | None = None) -> list[CalibratedView
     names = [view.name for view in views]
     for view in views:
         if names.count(view.name) > 1:
-            raise HaloposeError(
-                f"{path} has {names.count(view.name)} cameras called {view.name}: give each its name"
-            )
+            raise HaloposeError(f"{path} has {names.count(view.name)} cameras called {view.name}: give each its name")
         if not (np.isfinite(view.rotation).all() and np.isfinite(view.position).all()):
             raise HaloposeError(f"{path}: camera {view.name} is nowhere: its rotation or position is not finite")
     if len(views) < 2:

@@ -1,6 +1,7 @@
 """A scene from the films of several cameras: persons across views and over time, keypoints with covariances.
 
-In: views, and the poses of each frame of each of them. Out: ``ReconstructedScene``, whose persons are smoothed if asked for.
+In: views, and the poses of each frame of each of them. Out: ``ReconstructedScene``, whose persons are smoothed if
+asked for.
 """
 
 from __future__ import annotations
@@ -107,9 +108,7 @@ def build_scene(
     gathered = gather(views, films, layout, offsets, settings)
     if not len(gathered):
         raise HaloposeError("no person is seen by two cameras at once: check the calibration and the films' order")
-    points = triangulate_points(
-        views, gathered.sightings, consistent=settings.consistent, weighted=settings.weighted
-    )
+    points = triangulate_points(views, gathered.sightings, consistent=settings.consistent, weighted=settings.weighted)
     persons = _link(gathered, points, len(layout), rate, settings.confirm)
     if not persons:
         raise HaloposeError(
@@ -141,9 +140,7 @@ def gather(
             rows.append(_rows(poses, members, frame, number, len(layout)))
     if not rows:
         nothing = np.zeros((0, len(views)))
-        empty = ViewObservations(
-            np.zeros((0, len(views), 2)), np.zeros((0, len(views), 2, 2)), nothing.astype(bool)
-        )
+        empty = ViewObservations(np.zeros((0, len(views), 2)), np.zeros((0, len(views), 2, 2)), nothing.astype(bool))
         return Gathered(empty, np.zeros(0), np.zeros(0), np.zeros(0), nothing)
     pixels, covariance, scale, nu, used, scores, where = (np.concatenate(part) for part in zip(*rows, strict=True))
     tails = None if np.isinf(nu).all() else nu
@@ -192,9 +189,7 @@ def _link(gathered: Gathered, points: Points, count: int, rate: float, confirm: 
                 taken.add(int(rows[j]))
         tracks += [[int(row)] for row in rows if int(row) not in taken]
     kept = [np.array(track) for track in tracks if len(track) >= confirm]
-    return [
-        Person(number, frame[t], place[t], covariance[t], views[t], cost[t]) for number, t in enumerate(kept, 1)
-    ]
+    return [Person(number, frame[t], place[t], covariance[t], views[t], cost[t]) for number, t in enumerate(kept, 1)]
 
 
 def smooth_scene(scene: ReconstructedScene) -> ReconstructedScene:

@@ -185,9 +185,7 @@ class _ReprojectionDistribution:
         return residual, jacobian
 
 
-def _linear(
-    views: Sequence[CalibratedView], seen: ViewObservations, distribution: _ReprojectionDistribution
-) -> Array:
+def _linear(views: Sequence[CalibratedView], seen: ViewObservations, distribution: _ReprojectionDistribution) -> Array:
     """Where the rays (N, 3) pass closest, each row of the equations in pixels."""
     rows = []
     for n, view in enumerate(views):

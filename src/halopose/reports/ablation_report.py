@@ -51,8 +51,7 @@ def table(results: Sequence[AblationResult]) -> list[tuple[str, list[AblationCel
     """Title and cells of each row."""
     default = _named(results, DEFAULT)
     return [
-        (result.title, [_cell(result, default, metric, digits_of(metric)) for metric in COLUMNS])
-        for result in results
+        (result.title, [_cell(result, default, metric, digits_of(metric)) for metric in COLUMNS]) for result in results
     ]
 
 
@@ -230,9 +229,7 @@ def scale_plot(results: Sequence[AblationResult]) -> Plot | None:
     names = shown[0].scales
     places = np.arange(len(names))
     curves = []
-    for one, label, kind, aside in zip(
-        shown, ("With scale weights", "Without"), _KINDS, (-0.04, 0.04), strict=True
-    ):
+    for one, label, kind, aside in zip(shown, ("With scale weights", "Without"), _KINDS, (-0.04, 0.04), strict=True):
         metrics = [f"scale.{number}.ace" for number in range(len(names))]
         value = np.array([one.estimate[metric] for metric in metrics])
         margin = np.array([one.margin(metric) for metric in metrics])

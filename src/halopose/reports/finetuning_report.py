@@ -68,9 +68,7 @@ def _cause(scores: dict[str, BaseModelScores], tuned: str, change: Difference) -
     if tuned != "poks":
         return ""
     if "oks" not in scores:
-        return (
-            ", and without a control it is open whether pOKS or longer training does it" if change.decided else ""
-        )
+        return ", and without a control it is open whether pOKS or longer training does it" if change.decided else ""
     drift = scores["oks"].minus(scores["before"], _ACE)
     rest = scores["oks"].minus(scores["poks"], _ACE)
     end = f"ends at {number(scores['oks'].estimate[_ACE], 4)}, {_beside(rest, 'higher', 'lower')}"
@@ -110,9 +108,7 @@ def table(scores: dict[str, BaseModelScores]) -> list[tuple[str, list[tuple[str,
     rows = []
     for metric, name in SHOWN.items():
         digits = digits_of(metric)
-        values = [
-            (number(one.estimate[metric], digits), number(one.margin(metric), digits)) for one in scores.values()
-        ]
+        values = [(number(one.estimate[metric], digits), number(one.margin(metric), digits)) for one in scores.values()]
         paired = [(signed(pair[metric], digits), pair[metric].decided) for pair in between.values()]
         rows.append((name, values, paired))
     blank = [("", False)] * len(between)

@@ -151,9 +151,7 @@ def _moments(scores: Scores) -> list[tuple[str, list[tuple[str, list[list[str]]]
     result = []
     for label, part in (("All keypoints", scores), ("After pruning", scores.pruned)):
         matrices = [("Residuals", part.distribution("uncalibrated").curves.moments_empirical)]
-        matrices += [
-            (title, part.distribution(name).curves.moments_predicted) for name, title in DISTRIBUTIONS.items()
-        ]
+        matrices += [(title, part.distribution(name).curves.moments_predicted) for name, title in DISTRIBUTIONS.items()]
         result.append((label, [(name, _matrix(matrix)) for name, matrix in matrices]))
     return result
 

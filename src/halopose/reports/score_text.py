@@ -33,8 +33,7 @@ def to_text(scores: Scores) -> str:
     ]
     for key in METRICS:
         values = [
-            (scores.distribution(name).metric(key), pruned.distribution(name).metric(key))
-            for name in DISTRIBUTIONS
+            (scores.distribution(name).metric(key), pruned.distribution(name).metric(key)) for name in DISTRIBUTIONS
         ]
         texts = [[number(value, digits_of(key)) for value in pair] for pair in values]
         lines.append(f"{TITLES[key]:10}" + "".join(f"{whole:>13}{kept:>9}" for whole, kept in texts))

@@ -87,9 +87,7 @@ def _as_given(scores: Scores) -> list[str]:
     deviation = {level: curve[level - 1] - level / 100 for level in range(1, 100)}
     worst = max(deviation, key=lambda level: abs(deviation[level]))
     if abs(deviation[worst]) <= TOLERANCE:
-        return [
-            "As given, the predictions are well calibrated: every region holds what it promises to within 1 %."
-        ]
+        return ["As given, the predictions are well calibrated: every region holds what it promises to within 1 %."]
     sign = {
         level: (value > margin) - (value < -margin)
         for level, value in deviation.items()

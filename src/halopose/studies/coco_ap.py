@@ -117,6 +117,4 @@ def require_pycocotools() -> None:
     try:
         import pycocotools  # noqa: F401
     except ImportError:
-        raise HaloposeError(
-            "AP and AR need the studies extra (pycocotools): pip install 'halopose[studies]'"
-        ) from None
+        raise HaloposeError("AP and AR need the studies extra (pycocotools): pip install 'halopose[studies]'") from None

@@ -183,9 +183,7 @@ def measure(
     estimate = accuracy.scores() | measured.scores()
     return BaseModelScores(
         estimate=estimate,
-        draws={
-            name: np.array([draw[name] for draw in part]) for part in draws for name in estimate if name in part[0]
-        },
+        draws={name: np.array([draw[name] for draw in part]) for part in draws for name in estimate if name in part[0]},
         coverage=measured.coverage,
         nu=float(np.median(fitted.student.nu_)),
         matched_instances=len(scored),
@@ -208,10 +206,7 @@ def to_json(scores: dict[str, BaseModelScores]) -> dict[str, Any]:
                 "nu": one.nu,
                 "matched_instances": one.matched_instances,
                 "coverage": one.coverage,
-                **{
-                    metric: {"value": value, "margin": one.margin(metric)}
-                    for metric, value in one.estimate.items()
-                },
+                **{metric: {"value": value, "margin": one.margin(metric)} for metric, value in one.estimate.items()},
             }
             for name, one in scores.items()
         },

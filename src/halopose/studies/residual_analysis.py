@@ -294,9 +294,7 @@ def shape(residuals: ResidualSample, weight: Array, settings: AnalysisSettings) 
     return result
 
 
-def _shape_in(
-    residuals: ResidualSample, values: Array, weight: Array, settings: AnalysisSettings
-) -> dict[str, Any]:
+def _shape_in(residuals: ResidualSample, values: Array, weight: Array, settings: AnalysisSettings) -> dict[str, Any]:
     first, second = values[..., 0], values[..., 1]
     moments = weight[..., None] * np.stack([first**2, first * second, second**2], axis=-1)  # (N, K, 3)
     draws = resampled_sums(residuals.image_ids, moments.reshape(len(moments), -1), settings)
@@ -343,9 +341,7 @@ def keypoint_correlation(residuals: ResidualSample, scatter: Array, weight: Arra
     }
 
 
-def dependence(
-    residuals: ResidualSample, scatter: Array, sigmas: Array, settings: AnalysisSettings
-) -> dict[str, Any]:
+def dependence(residuals: ResidualSample, scatter: Array, sigmas: Array, settings: AnalysisSettings) -> dict[str, Any]:
     """Spread of the residuals over bins of object scale, confidence, visibility and pyramid level.
 
     Spread is the median radius, over that of a unit Gaussian; ``normalized`` relative to each keypoint's own

@@ -43,6 +43,4 @@ class CameraMotion:
         matrix, inside = cv2.estimateAffinePartial2D(source, target, ransacReprojThreshold=1.0)
         if matrix is None or inside.sum() < _FEWEST:
             return None
-        return Warp(
-            np.asarray(matrix[:, :2], dtype=np.float64), np.asarray(matrix[:, 2] / scale, dtype=np.float64)
-        )
+        return Warp(np.asarray(matrix[:, :2], dtype=np.float64), np.asarray(matrix[:, 2] / scale, dtype=np.float64))

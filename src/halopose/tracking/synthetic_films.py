@@ -64,9 +64,7 @@ def synthesize_film(film: Film | None = None) -> SyntheticFilm:
     seen = truth + _errors(film, rng, factor)
     wild = rng.random(seen.shape[:3]) < film.outliers
     size = film.height * np.array([0.5, 1.0])
-    seen = np.where(
-        wild[..., None], truth.mean(2, keepdims=True) + rng.uniform(-0.5, 0.5, seen.shape) * size, seen
-    )
+    seen = np.where(wild[..., None], truth.mean(2, keepdims=True) + rng.uniform(-0.5, 0.5, seen.shape) * size, seen)
     present = rng.random(truth.shape[:2]) >= film.missed
     if film.crossing:
         present &= ~_behind(truth, film)
@@ -161,9 +159,7 @@ def _poses(film: Film, seen: Array, truth: Array, factor: Array, visible: Array)
     dof = None if film.dof is None else np.full(17, film.dof)
     covariance = scale if film.dof is None or film.dof <= 2 else scale * film.dof / (film.dof - 2)
     margin = 0.05 * film.height
-    boxes = (
-        np.concatenate([truth.min(1) - margin, truth.max(1) + margin], axis=1) if len(truth) else np.zeros((0, 4))
-    )
+    boxes = np.concatenate([truth.min(1) - margin, truth.max(1) + margin], axis=1) if len(truth) else np.zeros((0, 4))
     visibility = np.where(visible, 0.9, 0.2)
     return PoseDistributions(
         boxes, np.full(len(seen), 0.9), seen, covariance, scale, dof, visibility=visibility, keep=visible,

@@ -41,9 +41,7 @@ class TrackSettings:
 
     def __post_init__(self) -> None:
         if self.confirm < 1 or not self.gap >= 0 or not all(0 <= x <= 1 for x in (self.score, self.similarity)):
-            raise HaloposeError(
-                "a track takes confirm of 1 or more, gap of 0 or more, score and similarity up to 1"
-            )
+            raise HaloposeError("a track takes confirm of 1 or more, gap of 0 or more, score and similarity up to 1")
 
 
 @dataclass
@@ -154,9 +152,7 @@ class Tracker:
 
     def _used(self, poses: PoseDistributions) -> Array:
         """Keypoints that count (N, K); all of them where none is kept."""
-        keep = (
-            np.asarray(poses.keep, dtype=bool) if self.settings.prune else np.ones(poses.keypoints.shape[:2], bool)
-        )
+        keep = np.asarray(poses.keep, dtype=bool) if self.settings.prune else np.ones(poses.keypoints.shape[:2], bool)
         return keep | ~keep.any(1, keepdims=True)
 
     def _tolerance(self, poses: PoseDistributions) -> Array:

@@ -147,9 +147,7 @@ def track(
     ]
     poses = PoseDistributions.concatenate([part[0] for part in parts])
     filtered = PoseDistributions.concatenate([part[1] for part in parts])
-    identities = np.concatenate(
-        [np.full(len(part[0]), one.identity) for part, one in zip(parts, found, strict=True)]
-    )
+    identities = np.concatenate([np.full(len(part[0]), one.identity) for part, one in zip(parts, found, strict=True)])
     observed, velocity = (np.concatenate([part[i] for part in parts]) for i in (2, 3))
     order = np.lexsort((identities, np.asarray(poses.image_ids)))
     whole = (poses[order], filtered[order], identities[order], observed[order], velocity[order])
@@ -216,9 +214,7 @@ def _smoothed(
         place, spread = state.place
         certain = is_certain(spread, measured.size, layout, least)
         results.append(
-            PoseDistributions(
-                boxes, scores, place, spread, spread, keep=certain, class_ids=classes, image_ids=numbers
-            )
+            PoseDistributions(boxes, scores, place, spread, spread, keep=certain, class_ids=classes, image_ids=numbers)
         )
     return results[0], results[1], measured.used, smoothed.mean[..., 2:4]
 
@@ -235,9 +231,7 @@ def least_certain(frames: Sequence[PoseDistributions], layout: Keypoints) -> flo
     for poses in frames:
         if not len(poses):
             continue
-        relative = (
-            np.trace(poses.covariance, axis1=-2, axis2=-1) / (sizes(poses, layout)[:, None] * layout.kappa) ** 2
-        )
+        relative = np.trace(poses.covariance, axis1=-2, axis2=-1) / (sizes(poses, layout)[:, None] * layout.kappa) ** 2
         largest = max(largest, float(np.max(relative, initial=0.0, where=np.asarray(poses.keep, dtype=bool))))
     return largest
 

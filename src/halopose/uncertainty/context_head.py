@@ -52,9 +52,7 @@ class ContextWeights:
         """What a level's trunk activations (N, H) bring into the network (N, K, width)."""
         return linear(hidden, self.trunk[level])[:, None] + self.bias[level]
 
-    def leave(
-        self, values: Values, signals: ContextFeatures, strides: Values, *, projected: bool = False
-    ) -> Values:
+    def leave(self, values: Values, signals: ContextFeatures, strides: Values, *, projected: bool = False) -> Values:
         """Corrections (N, K, outputs) of cells with entered values (N, K, width), of levels with strides (N,).
 
         projected: the signals' features have been through this network's layer for them.

@@ -160,9 +160,7 @@ class Bivariate(ABC):
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw residuals (count, ..., 2): a uniform direction and a radius by its closed-form quantile."""
         shape = (count, *self.scale_tril.shape[:-2])
-        uniform = torch.rand((2, *shape), generator=generator, dtype=self.scale_tril.dtype).to(
-            self.scale_tril.device
-        )
+        uniform = torch.rand((2, *shape), generator=generator, dtype=self.scale_tril.dtype).to(self.scale_tril.device)
         radius = self.mahalanobis_quantile(uniform[0]).sqrt()
         angle = 2 * math.pi * uniform[1]
         direction = torch.stack([angle.cos(), angle.sin()], dim=-1)

@@ -28,9 +28,7 @@ from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, s
 
 Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
-Found = tuple[
-    Values, Values | None
-]  # raw parameters (N, K, channels), what enters the network beyond (N, K, width)
+Found = tuple[Values, Values | None]  # raw parameters (N, K, channels), what enters the network beyond (N, K, width)
 Visit = Callable[[int, Tensor, Tensor, Tensor], None]  # level, rows (n,), windows (n, C, W, W), inside (n, W, W)
 
 LARGEST_INVERSE = 6e4  # of a bound: what half precision holds
@@ -269,9 +267,7 @@ class ProbabilisticHeads(nn.Module):
         strides = np.array([self.strides[level] for level in levels], np.float32)
         return self._factors(_in_order(found, rows), signals, strides, weights)
 
-    def at_windows(
-        self, level: int, windows: Tensor, inside: Tensor, signals: ContextFeatures | None = None
-    ) -> Tensor:
+    def at_windows(self, level: int, windows: Tensor, inside: Tensor, signals: ContextFeatures | None = None) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of windows (N, C, W, W) of one level."""
         weights, strides = self.weights(), np.full(len(windows), self.strides[level], np.float32)
         return self._factors(self._at_level(level, windows, inside, weights), signals, strides, weights)
@@ -289,9 +285,7 @@ class ProbabilisticHeads(nn.Module):
         raw = linear(hidden, weight, bias).reshape(-1, self.keypoints, channels)
         return raw, None if weights.beyond is None else weights.beyond.enter(level, hidden)
 
-    def _factors(
-        self, found: Found, signals: ContextFeatures | None, strides: Array, weights: HeadWeights
-    ) -> Tensor:
+    def _factors(self, found: Found, signals: ContextFeatures | None, strides: Array, weights: HeadWeights) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of cells of levels with strides (N,)."""
         raw, entered = found
         if weights.beyond is not None:

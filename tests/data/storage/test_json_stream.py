@@ -33,8 +33,7 @@ def rebuilt(text: str, chunk: int) -> Any:
 
 
 @given(
-    st.dictionaries(st.text(min_size=1, max_size=4), VALUES, min_size=1, max_size=4)
-    | st.lists(VALUES, max_size=5),
+    st.dictionaries(st.text(min_size=1, max_size=4), VALUES, min_size=1, max_size=4) | st.lists(VALUES, max_size=5),
     st.integers(1, 30),
     st.sampled_from([None, 0, 2]),
 )

@@ -147,9 +147,7 @@ def test_rankings_together_are_each_one_alone(seed: int, sizes: list[int], share
     parts = [np.where(rng.random(size) < share, rng.uniform(0.45, 1, size), 0.0) for size in sizes]
     together = keypoint_precisions(grade(np.concatenate(parts)), np.array(sizes))
     ones = [np.ones(size, dtype=int) for size in sizes]
-    alone = [
-        average_keypoint_precision(part, part, one, presorted=True) for part, one in zip(parts, ones, strict=True)
-    ]
+    alone = [average_keypoint_precision(part, part, one, presorted=True) for part, one in zip(parts, ones, strict=True)]
     np.testing.assert_array_equal(together, alone)
 
 

@@ -44,9 +44,7 @@ def test_letterbox_says_where_the_image_lies(height: int, width: int, size: int,
     assert np.allclose(corners, [[columns[0], rows[0]], [columns[-1] + 1, rows[-1] + 1]], atol=1e-9)
 
 
-@given(
-    st.integers(1, 700), st.integers(1, 700), st.sampled_from([64, 160, 320, 640]), st.booleans(), st.booleans()
-)
+@given(st.integers(1, 700), st.integers(1, 700), st.sampled_from([64, 160, 320, 640]), st.booleans(), st.booleans())
 def test_pixels_are_the_letterboxs(height: int, width: int, size: int, auto: bool, roomy: bool) -> None:
     """In an array of their own and in a room that was used before, byte by byte."""
     image = np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)

@@ -56,9 +56,7 @@ def test_a_fused_model_is_refused(tmp_path: Path) -> None:
         ("head", "Conv"),
     ],
 )
-def test_an_architecture_that_would_run_code_or_never_end_is_refused(
-    part: str, value: Any, tmp_path: Path
-) -> None:
+def test_an_architecture_that_would_run_code_or_never_end_is_refused(part: str, value: Any, tmp_path: Path) -> None:
     """The framework evaluates an activation and calls what a layer's name stands for: neither is reached."""
     save_model(pose_model("11"), tmp_path / "model.safetensors", "AGPL-3.0")
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:

@@ -117,9 +117,7 @@ def test_measurement_jacobians_are_central_differences(seed: int, source: Source
     state = random_state(np.random.default_rng(seed))
     rng = np.random.default_rng(seed)
     size = SIZES[source]
-    given = Measurement(
-        0.0, source, np.zeros(size), np.eye(size), rng.normal(size=(3, 3)), rng.normal(size=(3, 3))
-    )
+    given = Measurement(0.0, source, np.zeros(size), np.eye(size), rng.normal(size=(3, 3)), rng.normal(size=(3, 3)))
     (jacobian,) = observe(given, state[None], SITE)[1]
     step = 1e-3
     high, low = (observe(given, state + sign * step * np.eye(STATES), SITE)[0] for sign in (1, -1))
@@ -286,9 +284,7 @@ def test_without_irs_the_filter_coasts() -> None:
 def test_an_irs_sample_counts_for_its_hold() -> None:
     push = Measurement(0.0, "irs", np.array([2.0, 0.0, 0.0]), 1e-12 * np.eye(3))
     last = vision([3.0], np.zeros((1, 3)), 1e12 * np.eye(3)[None])
-    track = fuse(
-        [push, *last], InitialState(0.0, [0, 0, 9], [0, 0, 0], np.eye(6)), replace(SETTINGS, irs_hold=0.5)
-    )
+    track = fuse([push, *last], InitialState(0.0, [0, 0, 9], [0, 0, 0], np.eye(6)), replace(SETTINGS, irs_hold=0.5))
     np.testing.assert_allclose(track.states[-1, 3:6], [1.0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(track.positions[-1, 0], 0.25 + 2.5, atol=1e-6)
 

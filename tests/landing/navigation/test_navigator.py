@@ -223,8 +223,7 @@ def test_late_measurements_end_where_they_would_have_in_time(seed: int, latency:
     rng = np.random.default_rng(seed)
     late = [m for m in measured if m.source in ("gnss", "radio") and rng.random() < 0.5]
     arrival = sorted(
-        (m.time + (latency if any(m is each for each in late) else 0.0), n)
-        for n, m in enumerate(in_order(measured))
+        (m.time + (latency if any(m is each for each in late) else 0.0), n) for n, m in enumerate(in_order(measured))
     )
     ordered = in_order(measured)
     prompt, tardy = (

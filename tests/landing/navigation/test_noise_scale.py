@@ -63,9 +63,7 @@ def test_nothing_is_got_used_to_that_no_flight_had() -> None:
 
 
 def test_only_the_white_part_of_vision_is_scaled() -> None:
-    bank = replace(
-        FilterBank.start(START, FusionSettings(vision_freedom=24.0)), noise_scale=NoiseScale(24.0, 33.0)
-    )
+    bank = replace(FilterBank.start(START, FusionSettings(vision_freedom=24.0)), noise_scale=NoiseScale(24.0, 33.0))
     fix = Measurement(1.0, "vision", np.zeros(3), 4 * np.eye(3), drift=np.eye(3))
     scaled = bank.scaled(fix)
     np.testing.assert_allclose(scaled.covariance, 6 * np.eye(3))

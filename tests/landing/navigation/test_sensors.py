@@ -75,9 +75,7 @@ def test_ils_angles_are_those_of_the_geometry() -> None:
     np.testing.assert_allclose(SITE.localizer_angle(left)[0], 0.02, rtol=1e-12)
     azimuth = np.linspace(-0.5, 0.5, 7)  # the glide path is a cone: any azimuth, the same angle
     ring = np.stack([-2000 * np.cos(azimuth), 2000 * np.sin(azimuth), 0 * azimuth + 2000 * math.tan(0.06)], axis=1)
-    np.testing.assert_allclose(
-        SITE.glide_slope_angle(SITE.glide_slope + ring)[0], 0.06 - math.radians(3), rtol=1e-12
-    )
+    np.testing.assert_allclose(SITE.glide_slope_angle(SITE.glide_slope + ring)[0], 0.06 - math.radians(3), rtol=1e-12)
 
 
 def test_truth_interpolates_cubics_exactly_and_angles_the_short_way() -> None:
@@ -126,9 +124,7 @@ def test_noise_and_rate_are_as_stated(source: Source) -> None:
         "attitude": truth.attitude(times),
         "gnss": positions,
         "localizer": np.arctan2(positions[:, 1:2], 3300 - positions[:, :1]),
-        "glide_slope": np.arctan2(
-            positions[:, 2:], np.linalg.norm(positions[:, :2] - [300, -120], axis=1)[:, None]
-        )
+        "glide_slope": np.arctan2(positions[:, 2:], np.linalg.norm(positions[:, :2] - [300, -120], axis=1)[:, None])
         - math.radians(3),
         "radio": positions[:, 2:],
     }[source]

@@ -108,9 +108,7 @@ def test_without_truth_there_is_a_page_and_a_log_all_the_same(recorded: Recorded
 
 def test_a_recorded_runway_lies_as_its_designator_says(recorded: Recorded) -> None:
     assert recorded.site.designator == recorded.flight.scenario.designator
-    assert np.degrees(recorded.site.heading) == pytest.approx(
-        10 * int(recorded.site.designator[:2]) % 360, abs=1e-6
-    )
+    assert np.degrees(recorded.site.heading) == pytest.approx(10 * int(recorded.site.designator[:2]) % 360, abs=1e-6)
     nameless = from_corners(recorded.site.to_wgs84(recorded.site.corners))
     assert nameless.designator == recorded.site.designator
 

@@ -64,9 +64,7 @@ def test_an_independent_library_takes_the_messages_and_gives_them_back(
     else:
         place = again.pose.pose.position
         np.testing.assert_array_equal([place.x, place.y, place.z], positions.enu[4])
-        np.testing.assert_allclose(
-            again.pose.covariance.reshape(6, 6)[:3, :3], positions.enu_covariance[4], rtol=1e-12
-        )
+        np.testing.assert_allclose(again.pose.covariance.reshape(6, 6)[:3, :3], positions.enu_covariance[4], rtol=1e-12)
 
 
 def test_orientations_of_all_frames_are_one(positions: Positions) -> None:

@@ -50,9 +50,7 @@ def test_runways_of_the_table_are_as_long_as_published(airport: str) -> None:
         assert row["source"].startswith("OurAirports")
 
 
-CORNERS = runway_content(Site("28R", runway_corners(2500.0, 45.0), 37.61, -122.36, 4.0, np.radians(298.0)))[
-    "corners"
-]
+CORNERS = runway_content(Site("28R", runway_corners(2500.0, 45.0), 37.61, -122.36, 4.0, np.radians(298.0)))["corners"]
 
 
 def swapped(corners: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -86,8 +84,7 @@ def lard_content(order: tuple[int, int, int, int]) -> dict[str, object]:
     places = site.to_wgs84(site.corners).tolist()
     keys = ("latitude", "longitude", "altitude")
     corners = {
-        name: {"coordinate": dict(zip(keys, places[k], strict=True))}
-        for name, k in zip("ABCD", order, strict=True)
+        name: {"coordinate": dict(zip(keys, places[k], strict=True))} for name, k in zip("ABCD", order, strict=True)
     }
     return {"KSFO": {"28R": corners, "10L": {"A": {}}}}
 

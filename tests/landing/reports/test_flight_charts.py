@@ -45,9 +45,7 @@ def test_dots_lie_on_the_side_of_the_diagonal_that_says_whether_the_level_held()
         ) * (chart.height - chart.bottom - chart.top)
         above = chart.y(levels[used, axis]) < diagonal
         np.testing.assert_array_equal(above, error[used, axis] < levels[used, axis])
-        count = count_stanford(
-            error[used, axis], levels[used, axis], flight.settings.approach_requirement.limits[axis]
-        )
+        count = count_stanford(error[used, axis], levels[used, axis], flight.settings.approach_requirement.limits[axis])
         assert len(places(chart, "dots bad")) == (2 if axis == 1 else 0)
         assert len(places(chart, "dots vision")) + len(places(chart, "dots bad")) == count.total
         assert f"misleading {count.misleading}" in [label for _, label in chart.keys]

@@ -81,9 +81,7 @@ def test_what_the_camera_saw_is_never_inverted(page: str) -> None:
     corners = np.array([[float(part.rstrip("%")) for part in place.split()] for place in outline.split(", ")])
     pixels = corners / 100 * [SPLIT, 720]
     for (left, top, width, height), found in zip(PHOTOGRAPHS, (pixels[:5], pixels[5:10]), strict=True):
-        np.testing.assert_allclose(
-            [*found.min(0), *found.max(0)], [left, top, left + width, top + height], atol=0.01
-        )
+        np.testing.assert_allclose([*found.min(0), *found.max(0)], [left, top, left + width, top + height], atol=0.01)
     assert page.count(".film .drawn { filter: invert(") == 2  # dark by the system, and dark by the switch
 
 

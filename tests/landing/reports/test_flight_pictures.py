@@ -227,9 +227,7 @@ def test_views_show_vision_where_it_is(flight: Flight) -> None:
     centres = []
     for left in (0.0, 3.0):
         position = flight.position + np.array([0.0, left, 0.0])
-        moved = replace(
-            flight, vision_fixes=replace(flight.vision_fixes, position=position, covariance=covariance)
-        )
+        moved = replace(flight, vision_fixes=replace(flight.vision_fixes, position=position, covariance=covariance))
         orange = nearly(drawn(moved, 0), "#d9600a")
         top, front = orange[84:248, 828:1256], orange[508:672, 828:1256]
         centres.append([np.argwhere(top).mean(0)[0], np.argwhere(front).mean(0)[1]])

@@ -41,9 +41,7 @@ def test_buildings_are_where_they_are_projected() -> None:
     boxes = sample_boxes(scene)
     middle = np.column_stack([boxes.middle, boxes.height / 2])
     pixels = project_points(camera, rotation, eye, middle)
-    inside = (
-        camera.contains(pixels) & (pixels > 2).all(1) & (pixels < (camera.width - 3, camera.height - 3)).all(1)
-    )
+    inside = camera.contains(pixels) & (pixels > 2).all(1) & (pixels < (camera.width - 3, camera.height - 3)).all(1)
     assert inside.sum() >= 3
     spots = np.rint(pixels[inside]).astype(int)
     assert changed[spots[:, 1], spots[:, 0]].mean() > 0.9

@@ -55,9 +55,7 @@ def test_halopose_reads_it(written: Path) -> None:
 def test_stated_poses_project_to_the_labels(written: Path) -> None:
     content = json.loads((written.parent / "annotations" / "train.json").read_text())
     for image in content["images"]:
-        camera = Camera(
-            **{**image["camera"], "distortion": tuple(image["camera"]["distortion"])}, width=160, height=96
-        )
+        camera = Camera(**{**image["camera"], "distortion": tuple(image["camera"]["distortion"])}, width=160, height=96)
         runway = image["runways"][0]
         pixels = project_points(
             camera,

@@ -58,9 +58,7 @@ def test_a_pulse_is_the_share_of_the_footprint_inside(value: float, width: int, 
 
 
 @given(st.floats(-300, 300), WIDTHS, st.floats(1, 40), st.floats(1, 40))
-def test_dashes_are_the_share_of_the_footprint_painted(
-    value: float, width: int, painted: float, gap: float
-) -> None:
+def test_dashes_are_the_share_of_the_footprint_painted(value: float, width: int, painted: float, gap: float) -> None:
     fine = value + width * ((np.arange(20000) + 0.5) / 20000 - 0.5)
     expected = (np.mod(fine - 7.0, painted + gap) < painted).mean()
     assert abs(_dashes(np.array([value]), np.array([width]), 7.0, (painted, gap))[0] - expected) < 5e-3

@@ -27,9 +27,7 @@ def likeliest_bound(sample: Sample, variance: Tensor) -> float:
     variance (N, K): of the dispersions, in the unit of the bound. Each b has temperatures of its own.
     """
     seen, stride = sample.weight.sum(0) > 0, max(1, len(variance) // _BOUND_ROWS)
-    weight, square, variance = (
-        values[::stride][:, seen] for values in (sample.weight, sample.mahalanobis, variance)
-    )
+    weight, square, variance = (values[::stride][:, seen] for values in (sample.weight, sample.mahalanobis, variance))
     total = weight.sum(0).clamp_min(TINY)
 
     def loss(inverse: float) -> float:

@@ -100,9 +100,7 @@ def read_samples(archive: Place, suffixes: set[str], labels: bool = True) -> Ite
                     file = opened.extractfile(entry)
                     texts[_key(entry.name)] = file.read().decode() if file else ""
     except tarfile.ReadError:
-        raise HaloposeError(
-            f"{archive} is no tar archive, or damaged, or compressed: write it as plain tar"
-        ) from None
+        raise HaloposeError(f"{archive} is no tar archive, or damaged, or compressed: write it as plain tar") from None
     except (OSError, UnicodeDecodeError) as error:
         raise HaloposeError(f"cannot read {archive}: {error}") from None
     for key, image in images.items():

@@ -61,8 +61,7 @@ class PredictionLog:
                 file.write(_sealed(content))
         except OSError as error:
             raise HaloposeError(
-                f"cannot write {self._partial}: {error.strerror or error}; free some space and run it again, "
-                "it goes on"
+                f"cannot write {self._partial}: {error.strerror or error}; free some space and run it again, it goes on"
             ) from None
 
     def add(self, source: str, entries: list[dict[str, Any]]) -> None:

@@ -43,9 +43,7 @@ def coverage_of_levels(
     return coverage_of_counts(level_counts(level, groups, group_count, weight))
 
 
-def level_counts(
-    level: Array, groups: Array | None = None, group_count: int = 1, weight: Array | None = None
-) -> Array:
+def level_counts(level: Array, groups: Array | None = None, group_count: int = 1, weight: Array | None = None) -> Array:
     """How many samples (group_count, 100) have each ``level_index`` (N,): all that coverage needs of them."""
     bins = len(LEVELS) + 1
     cell = level if groups is None else level + groups * bins

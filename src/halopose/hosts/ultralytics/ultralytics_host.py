@@ -77,9 +77,7 @@ class UltralyticsHost(Host):
         layers = getattr(model, "model", None)
         head = layers[-1] if isinstance(layers, nn.Sequential) else model
         if not isinstance(head, Pose):
-            raise HaloposeError(
-                f"{description or 'the model'} is not a pose model: its head is {type(head).__name__}"
-            )
+            raise HaloposeError(f"{description or 'the model'} is not a pose model: its head is {type(head).__name__}")
         sigmas = getattr(model, "kpt_oks_sigmas", None)
         model = copy.deepcopy(model).float().eval().requires_grad_(False)
         head = model.model[-1]
@@ -185,9 +183,7 @@ class UltralyticsHost(Host):
             self._criteria[sigmas] = kind(stand_in, **topk)
         return self._criteria[sigmas]
 
-    def _training_batch(
-        self, output: HostOutput, targets: Sequence[Targets], counts: list[int]
-    ) -> dict[str, Tensor]:
+    def _training_batch(self, output: HostOutput, targets: Sequence[Targets], counts: list[int]) -> dict[str, Tensor]:
         """Targets in the form the framework's criterion takes: concatenated and normalised."""
         height, width = (side * self.strides[0] for side in output.features[0].shape[2:])
         size = torch.tensor([width, height], dtype=torch.float32, device=self.device)

@@ -23,9 +23,7 @@ from halopose.hosts.base import LOAD_ERRORS
 
 FORMAT = "halopose ultralytics pose model 1"
 _ATTRIBUTES = ("names", "kpt_names", "kpt_oks_sigmas")
-_ACTIVATION = re.compile(
-    r"(torch\.)?nn\.\w+\((inplace=True)?\)"
-)  # the framework would evaluate whatever stands there
+_ACTIVATION = re.compile(r"(torch\.)?nn\.\w+\((inplace=True)?\)")  # the framework would evaluate whatever stands there
 _WIDEST, _DEEPEST = 8192, 100  # channels or classes, and repetitions of a layer, beyond which nothing is a model
 
 

@@ -79,9 +79,7 @@ class YoloNASHost(Host):
         self.class_names = _class_names(class_names, int(model.num_classes), len(self.layout))
         self.description = description
         self.oks_factor = oks_factor
-        self._templates = [
-            [_template(block) for block in (head.pose_stem, *head.pose_convs)] for head in self._heads()
-        ]
+        self._templates = [[_template(block) for block in (head.pose_stem, *head.pose_convs)] for head in self._heads()]
         self._criteria: dict[tuple[float, ...], YoloNASPoseLoss] = {}
 
     @classmethod

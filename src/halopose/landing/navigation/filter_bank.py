@@ -67,9 +67,7 @@ class FilterBank:
         covariance[MOTION, MOTION] = np.asarray(initial.covariance)
         covariance[6:, 6:] = np.diag(settings.bias_variance)
         scale = NoiseScale.believed(settings.vision_freedom)
-        return cls(
-            settings, float(initial.time), state[None], covariance[None], float(initial.time), noise_scale=scale
-        )
+        return cls(settings, float(initial.time), state[None], covariance[None], float(initial.time), noise_scale=scale)
 
     def knowing(self, source: Source) -> FilterBank:
         """With a filter that leaves out this source, from now on."""

@@ -185,9 +185,7 @@ def nees(track: FusedTrack, truth: TrueTrajectory, dof: int = 6) -> Array:
         raise HaloposeError(f"NEES is of position (dof 3) or of position and velocity (dof 6), got {dof}")
     exact = np.concatenate([truth.position(track.times), truth.velocity(track.times)], axis=1)
     error = (exact - track.states[:, MOTION])[:, :dof]
-    return np.einsum(
-        "mi,mi->m", error, np.linalg.solve(track.covariances[:, :dof, :dof], error[..., None])[..., 0]
-    )
+    return np.einsum("mi,mi->m", error, np.linalg.solve(track.covariances[:, :dof, :dof], error[..., None])[..., 0])
 
 
 def consistency(values: ArrayLike, dof: int, probability: float = 0.95) -> Consistency:

@@ -1,7 +1,7 @@
 """Slow lies: what a GNSS that drifts away would have done to the filter, and whether it looks as if it did.
 
-In: the innovations of a filter. Out: ``GnssDriftMonitor``, for drifts along each axis from each of some instants on how far
-they would have carried the state, how fast they would have to be, and how sure that is.
+In: the innovations of a filter. Out: ``GnssDriftMonitor``, for drifts along each axis from each of some instants on
+how far they would have carried the state, how fast they would have to be, and how sure that is.
 
 A drift enters a Kalman filter linearly (Willsky and Jones, 1976; Friedland, 1969): per metre a second it moves the
 state by ``shift`` and the innovations by what the measurement is off less what the filter expects of it. The rate

@@ -125,9 +125,7 @@ class FusionSettings:
         if not (self.irs_rate > 0 and self.irs_hold > 0 and self.coasting > 0):
             raise HaloposeError("irs_rate, irs_hold and coasting should be above 0")
         if self.irs_hold < 1 / self.irs_rate:
-            raise HaloposeError(
-                f"irs_hold should last to the next sample, {1 / self.irs_rate} s, got {self.irs_hold}"
-            )
+            raise HaloposeError(f"irs_hold should last to the next sample, {1 / self.irs_rate} s, got {self.irs_hold}")
         if len(self.mounting.sigma) != 3:
             raise HaloposeError(f"the mounting takes 3 sigmas, got {len(self.mounting.sigma)}")
         for source, bias in zip(BIAS, self.biases, strict=False):
@@ -155,9 +153,7 @@ class FusionSettings:
         return np.concatenate([np.full(len(bias.sigma), 1 / bias.time_constant) for bias in self.biases])
 
 
-def transition(
-    dt: float, density: ArrayLike, settings: FusionSettings, *, driven: bool = True
-) -> tuple[Array, Array]:
+def transition(dt: float, density: ArrayLike, settings: FusionSettings, *, driven: bool = True) -> tuple[Array, Array]:
     """Transition (24, 24) and process noise (24, 24) over ``dt`` seconds.
 
     ``density`` (3, 3) of the white acceleration noise. The noise is that of the integral, so that a step

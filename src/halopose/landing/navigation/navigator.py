@@ -54,9 +54,7 @@ _RANK = {source: n for n, source in enumerate(SIZES)}
 _COLUMN = {source: n for n, source in enumerate(_SEES)}
 _SIMULTANEOUS = 1e-9  # seconds
 _MEMBERS = len(_SEES) + 2  # filters at most: all sources, without each, without the IRS
-_MOST = (
-    0.7  # share of rejections, forgotten over patience, from which a source does not fit: three in a row at 1 Hz
-)
+_MOST = 0.7  # share of rejections, forgotten over patience, from which a source does not fit: three in a row at 1 Hz
 _LEAST = 0.6  # of a share is remembered from one time to the next, so that it takes three times to pass
 _STRAINED = 5.0  # standard deviations of its mean NIS from which a filter is not at peace with a source
 _BLIND = 25.0  # variances of a source's own error from which a filter is too unsure to tell whether it fits
@@ -169,9 +167,7 @@ class _Moment:
     def flagged(self, *words: str) -> _Moment:
         if not words:
             return self
-        return replace(
-            self, flags=self.flags | dict.fromkeys(words, self.filters.time + self.filters.settings.hold)
-        )
+        return replace(self, flags=self.flags | dict.fromkeys(words, self.filters.time + self.filters.settings.hold))
 
     def calmed(self, *sources: Source) -> _Moment:
         """Without the rejections of some sources."""
@@ -282,9 +278,7 @@ def _after(moment: _Moment, given: Measurement | DeferredMeasurement) -> tuple[_
     uses = np.array([name != source for name in moment.filters.without])
     accepted = uses & (innovation.nis <= gate)
     moment = _counted(moment, source, uses, accepted, np.minimum(innovation.nis, gate))
-    bank = (
-        moment.filters.suspecting(source, innovation).learnt(source, innovation) if accepted[0] else moment.filters
-    )
+    bank = moment.filters.suspecting(source, innovation).learnt(source, innovation) if accepted[0] else moment.filters
     moment = replace(moment, filters=bank.corrected(innovation, accepted))
     step = _step(measurement, innovation, gate, bool(accepted[0]), "fits" if accepted[0] else "beyond the gate")
     if _restless(moment)[0, _COLUMN[source]]:
@@ -420,9 +414,7 @@ def _watched(moment: _Moment) -> _Moment:
 
 def check_start(initial: InitialState) -> None:
     """Refuse a start that is no start."""
-    parts = [
-        np.asarray(part, dtype=np.float64) for part in (initial.position, initial.velocity, initial.covariance)
-    ]
+    parts = [np.asarray(part, dtype=np.float64) for part in (initial.position, initial.velocity, initial.covariance)]
     if [part.shape for part in parts] != [(3,), (3,), (6, 6)]:
         raise HaloposeError(
             "a start takes a position (3,), a velocity (3,) and a covariance (6, 6), got "

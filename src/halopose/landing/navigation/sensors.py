@@ -241,9 +241,7 @@ class IlsSite:
     glide_angle: float = math.radians(3.0)
 
     @classmethod
-    def of_runway(
-        cls, length: float, glide_angle: float = math.radians(3.0), aiming_point: float = 300.0
-    ) -> IlsSite:
+    def of_runway(cls, length: float, glide_angle: float = math.radians(3.0), aiming_point: float = 300.0) -> IlsSite:
         """A usual site: localizer 300 m beyond the end, glide-slope mast 120 m right of the aiming point."""
         return cls((length + 300.0, 0.0, 0.0), (aiming_point, -120.0, 0.0), glide_angle)
 
@@ -312,12 +310,7 @@ def vision(
     """
     t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))
     s = None if sensitivities is None else np.asarray(sensitivities, dtype=np.float64)
-    if (
-        t.ndim != 1
-        or p.shape != (t.size, 3)
-        or c.shape != (t.size, 3, 3)
-        or (s is not None and s.shape != c.shape)
-    ):
+    if t.ndim != 1 or p.shape != (t.size, 3) or c.shape != (t.size, 3, 3) or (s is not None and s.shape != c.shape):
         raise HaloposeError(
             "vision takes times (N,), positions (N, 3), covariances and sensitivities (N, 3, 3), "
             f"got {t.shape}, {p.shape}, {c.shape}" + ("" if s is None else f" and {s.shape}")
@@ -333,17 +326,14 @@ def vision(
     white = np.where(known, (factor * fresh) @ np.swapaxes(factor, 1, 2), np.nan) if (fresh != 1).any() else c
     drift = factor * np.sqrt(size * share)
     return [
-        Measurement(float(t[n]), "vision", p[n], white[n], None if s is None else s[n], drift[n])
-        for n in range(t.size)
+        Measurement(float(t[n]), "vision", p[n], white[n], None if s is None else s[n], drift[n]) for n in range(t.size)
     ]
 
 
 def in_order(measurements: Iterable[Given]) -> list[Given]:
     """Measurements in the order in which they are there, and at equal times in the order of ``SIZES``."""
     rank = {source: n for n, source in enumerate(SIZES)}
-    return sorted(
-        measurements, key=lambda given: (given.time + getattr(given, "latency", 0.0), rank[given.source])
-    )
+    return sorted(measurements, key=lambda given: (given.time + getattr(given, "latency", 0.0), rank[given.source]))
 
 
 def _sense(
@@ -388,9 +378,7 @@ def _with_faults(times: Array, values: Array, noise: Array, faults: tuple[Fault,
     """Values (N, m) plus noise, with faults applied in the order given."""
     for fault in faults:
         if fault.kind == "noise":
-            noise = np.where(
-                _within(times, fault.start, fault.end)[:, None], np.multiply(fault.size, noise), noise
-            )
+            noise = np.where(_within(times, fault.start, fault.end)[:, None], np.multiply(fault.size, noise), noise)
     measured = values + noise
     for fault in faults:
         during = np.flatnonzero(_within(times, fault.start, fault.end))

@@ -183,9 +183,7 @@ def _orthonormal(path: Path, turn: Array) -> Array:
     """The nearest rotation (3, 3) to one that was rounded; anything else is refused."""
     left, sizes, right = np.linalg.svd(turn)
     if np.abs(sizes - 1).max() > _ROUNDED:
-        raise HaloposeError(
-            f"{path}: the mount's rotation is not orthonormal: give three or more decimals of each"
-        )
+        raise HaloposeError(f"{path}: the mount's rotation is not orthonormal: give three or more decimals of each")
     nearest = np.asarray(left @ right)
     if np.linalg.det(nearest) < 0:
         raise HaloposeError(

@@ -110,9 +110,7 @@ def read_log(path: Path | str) -> Log:
 
 def _check_times(path: Path, times: Array) -> None:
     if not np.isfinite(times).all():
-        raise HaloposeError(
-            f"{path}, line {int(np.argmin(np.isfinite(times))) + 2}: time_s is no number of seconds"
-        )
+        raise HaloposeError(f"{path}, line {int(np.argmin(np.isfinite(times))) + 2}: time_s is no number of seconds")
     back = np.flatnonzero(np.diff(times) < 0)
     if len(back):
         line = int(back[0]) + 3
@@ -219,9 +217,7 @@ def attitudes_at(measured: Sequence[Measurement], times: Array, apart: float = 0
     stamps, angles = np.array([each.time for each in given]), np.unwrap([each.value for each in given], axis=0)
     result = np.stack([np.interp(times, stamps, axis) for axis in angles.T], axis=1)
     after = (
-        np.clip(np.searchsorted(stamps, times), 1, len(stamps) - 1)
-        if len(stamps) > 1
-        else np.zeros(len(times), int)
+        np.clip(np.searchsorted(stamps, times), 1, len(stamps) - 1) if len(stamps) > 1 else np.zeros(len(times), int)
     )
     nearest = np.minimum(np.abs(stamps[after] - times), np.abs(stamps[np.maximum(after - 1, 0)] - times))
     return np.where((nearest <= apart)[:, None], result, np.nan)

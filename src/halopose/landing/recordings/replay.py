@@ -51,9 +51,7 @@ def settings_for(logs: Mapping[Kind, Path], times: Array, **choices: Any) -> Lan
             sensors = replace(sensors, **dict.fromkeys(_SOURCES.get(kind, (kind,))))
     step = float(np.median(np.diff(times))) if len(times) > 1 else 1.0
     rate = min(1 / step if step > 0 else 1.0, TRUTH_RATE)
-    return LandingSettings(
-        rate=rate, attitude="irs" if "attitude" in logs else "vision", sensors=sensors, **choices
-    )
+    return LandingSettings(rate=rate, attitude="irs" if "attitude" in logs else "vision", sensors=sensors, **choices)
 
 
 def missing(logs: Mapping[Kind, Path]) -> str:
@@ -69,9 +67,7 @@ def missing(logs: Mapping[Kind, Path]) -> str:
 
 def read_measurements(logs: Mapping[Kind, Path], site: Site, settings: LandingSettings) -> list[Measurement]:
     """Everything that the logs say, in order of time."""
-    found = [
-        each for kind, path in logs.items() for each in measurements(read_log(path), kind, site, settings.sensors)
-    ]
+    found = [each for kind, path in logs.items() for each in measurements(read_log(path), kind, site, settings.sensors)]
     return in_order(found)
 
 
@@ -196,9 +192,7 @@ def start_from(
             down = found.position[0] / np.linalg.norm(found.position[0])
             velocity = -70.0 * down  # m/s towards the threshold, as uncertain as said
             return InitialState(first, found.position[0] + velocity * (first - time), velocity, wide)
-    raise HaloposeError(
-        "no GNSS and no runway in any frame: there is nowhere to begin; give --gnss, or lower --conf"
-    )
+    raise HaloposeError("no GNSS and no runway in any frame: there is nowhere to begin; give --gnss, or lower --conf")
 
 
 def _line(times: Array, values: Array, at: float) -> tuple[Array, Array]:
@@ -210,16 +204,12 @@ def _line(times: Array, values: Array, at: float) -> tuple[Array, Array]:
     return np.median(values - velocity * (times - at)[:, None], axis=0), velocity
 
 
-def _check_times(
-    times: Array, measured: Sequence[Measurement], attitudes: Array, settings: LandingSettings
-) -> None:
+def _check_times(times: Array, measured: Sequence[Measurement], attitudes: Array, settings: LandingSettings) -> None:
     if (np.diff(times) < 0).any():
         raise HaloposeError("time stamps of the frames are out of order: sort the frames")
     check_clocks(times, measured)
     if settings.attitude == "irs" and not np.isfinite(attitudes).any():
-        raise HaloposeError(
-            "no attitude at any frame: give --offset, or leave out --attitude to solve for the pose"
-        )
+        raise HaloposeError("no attitude at any frame: give --offset, or leave out --attitude to solve for the pose")
 
 
 def check_clocks(times: Array, measured: Sequence[Measurement]) -> None:

@@ -52,9 +52,7 @@ def write_rerun(flight: Flight, positions: Positions, path: Path) -> Path:
 
 def _log_frame(recording: Any, rr: Any, flight: Flight, positions: Positions, n: int) -> None:
     if n in flight.frames_with_images:
-        recording.log(
-            "runway/camera/image", rr.Image(flight.images[n], color_model="BGR").compress(jpeg_quality=80)
-        )
+        recording.log("runway/camera/image", rr.Image(flight.images[n], color_model="BGR").compress(jpeg_quality=80))
     _log_corners(recording, rr, flight, n)
     if np.isfinite(flight.attitude[n]).all():
         body = rotation_from_angles(*flight.attitude[n])

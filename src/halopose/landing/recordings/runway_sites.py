@@ -130,9 +130,7 @@ def from_table(airport: str, designator: str) -> Site:
     length = float(np.hypot(along[0], along[1]))
     heading = math.atan2(-along[1], along[0]) % math.tau  # at heading 0, x is north and y is west
     half, displaced = float(row["width_m"]) / 2, float(row[f"{near}_displaced_m"])
-    flat = np.array(
-        [[-displaced, half], [-displaced, -half], [length - displaced, -half], [length - displaced, half]]
-    )
+    flat = np.array([[-displaced, half], [-displaced, -half], [length - displaced, -half], [length - displaced, half]])
     rise = along[2] * (flat[:, :1] / length)
     start = _site(wanted, np.zeros((4, 3)), places[0], heading)
     threshold = start.to_wgs84(np.array([displaced, 0.0, along[2] * displaced / length]))
@@ -202,9 +200,7 @@ def _check(site: Site, name: str) -> None:
         )
     left, right = site.corners[[0, 3], 1], site.corners[[1, 2], 1]
     if not ((left > 0).all() and (right < 0).all()):
-        raise HaloposeError(
-            f"{name}: left and right corners are exchanged: near left, near right, far right, far left"
-        )
+        raise HaloposeError(f"{name}: left and right corners are exchanged: near left, near right, far right, far left")
     slope = float(np.ptp(site.corners[:, 2])) / site.length
     if slope > _STEEPEST:
         raise HaloposeError(f"{name}: a slope of {100 * slope:.1f} %: give all heights in metres, above one level")

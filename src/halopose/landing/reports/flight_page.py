@@ -192,9 +192,7 @@ def _lead(flight: Flight) -> str:
             f"says of itself to be within {said('', spread)} m, two standard deviations."
         )
     fused = _quantile(np.linalg.norm(flight.fused - flight.position, axis=1))
-    sentence = (
-        f"In 95\N{NO-BREAK SPACE}% of the frames the fused position is within {said('', fused)} m of the truth"
-    )
+    sentence = f"In 95\N{NO-BREAK SPACE}% of the frames the fused position is within {said('', fused)} m of the truth"
     _, _, used = flags(flight)
     if not used.any():
         return f"{sentence}; vision gave no position to be trusted."
@@ -362,9 +360,7 @@ def _silences(flight: Flight) -> list[str]:
         usual = _SILENCE * float(np.median(np.diff(times))) if times.size > 1 else np.inf
         ends = [first, *(end for _, end in stretches)]
         starts = [*(start for start, _ in stretches), last]
-        gaps = [
-            f"{a - first:.1f} to {b - first:.1f} s" for a, b in zip(ends, starts, strict=True) if b - a > usual
-        ]
+        gaps = [f"{a - first:.1f} to {b - first:.1f} s" for a, b in zip(ends, starts, strict=True) if b - a > usual]
         if gaps:
             found.append(f"{name} silent {_joined(gaps)}")
     return found

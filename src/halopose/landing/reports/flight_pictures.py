@@ -321,10 +321,7 @@ class _Table:
         note = "In the picture: corners as detected, runway as fused, dashed as it is"
         _write_at(figure, 292, 694, note, color=_MUTED)
         self.cells = [
-            [
-                _write_at(figure, right, _row(row), ha="right", color=colour, size=12)
-                for right, _, colour in columns
-            ]
+            [_write_at(figure, right, _row(row), ha="right", color=colour, size=12) for right, _, colour in columns]
             for row in range(3)
         ]
 

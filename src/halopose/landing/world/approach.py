@@ -83,9 +83,7 @@ def fly(
     over = (position[:, 0] > -end) | (position[:, 2] < lowest)
     count = int(np.argmax(over)) if over.any() else len(times)
     world = sample_world(seed, weather, settings)
-    return Approach(
-        times[:count], position[:count], velocity[:count], acceleration[:count], attitude[:count], world
-    )
+    return Approach(times[:count], position[:count], velocity[:count], acceleration[:count], attitude[:count], world)
 
 
 def _waves(rng: np.random.Generator, times: Array, spread: float) -> Array:

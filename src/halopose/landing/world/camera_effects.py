@@ -122,9 +122,7 @@ def _cockpit(image: Array, kind: int, kept: Array, rng: np.random.Generator) -> 
             polygon(edge)
     if kind in (2, 3):  # the glareshield
         x = np.linspace(-0.1, 1.1, 24)
-        line = (
-            rng.uniform(0.72, 0.98) + rng.uniform(-0.15, 0.15) * (x - 0.5) ** 2 + rng.normal(0, 0.05) * (x - 0.5)
-        )
+        line = rng.uniform(0.72, 0.98) + rng.uniform(-0.15, 0.15) * (x - 0.5) ** 2 + rng.normal(0, 0.05) * (x - 0.5)
         polygon(np.concatenate([np.column_stack([x, line]), [(1.1, 1.2), (-0.1, 1.2)]]))
     if kind == 4 or rng.random() < 0.2:  # a wiper
         start = np.array([rng.uniform(-0.1, 1.1), rng.choice([-0.05, 1.05])])

@@ -142,9 +142,5 @@ def pinhole_for(camera: Camera) -> Camera:
                             + [np.stack([np.full(65, end), v], 1) for end in (u[0], u[-1])])  # fmt: skip
     seen = normalise(camera, border)
     low, high = seen.min(0), seen.max(0)
-    width, height = (
-        int(np.ceil(f * span)) + 3 for f, span in zip((camera.fx, camera.fy), high - low, strict=True)
-    )
-    return Camera(
-        camera.fx, camera.fy, 1 - camera.fx * float(low[0]), 1 - camera.fy * float(low[1]), width, height
-    )
+    width, height = (int(np.ceil(f * span)) + 3 for f, span in zip((camera.fx, camera.fy), high - low, strict=True))
+    return Camera(camera.fx, camera.fy, 1 - camera.fx * float(low[0]), 1 - camera.fy * float(low[1]), width, height)
