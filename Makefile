@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 
 .PHONY: demo test lint docs dist smoke bench clean
 
-CODE   := src tests benchmarks experiments examples models docs/_site
+CODE   := src tests benchmarks research examples models docs/_site
 EXTRAS := dev,docs,ultralytics,yolonas,landing,recordings,rerun,studies,onnx,ray,cloud,models
 
 $(VENV)/.ready: pyproject.toml models/pyproject.toml constraints.txt
@@ -14,7 +14,7 @@ $(VENV)/.ready: pyproject.toml models/pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/.ready
-	$(BIN)/python -m experiments.demo -o demo
+	$(BIN)/python -m research.demo -o demo
 
 # Ends with the share of lines that tests run; which lines are not is in build/coverage.txt.
 test: $(VENV)/.ready lint

@@ -79,7 +79,7 @@ def test_commands_within_sentences_have_their_options() -> None:
 
 def test_options_within_sentences_exist_somewhere() -> None:
     known = set().union(*map(options_of, COMMANDS.values()))
-    known |= set(re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in ROOT.glob("experiments/**/*.py"))))
+    known |= set(re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in ROOT.glob("research/**/*.py"))))
     for page, text in inline():
         if text.startswith("--"):
             assert text.split()[0] in known, f"{page}: {text}"
@@ -92,12 +92,12 @@ def test_options_within_sentences_exist_somewhere() -> None:
         *((page, shlex.split(text)) for page, text in inline() if text.startswith("python -m ")),
     ],
 )
-def test_experiments_exist_with_their_options(page: str, words: list[str]) -> None:
+def test_research_commands_exist_with_their_options(page: str, words: list[str]) -> None:
     place = ROOT / words[2].replace(".", "/")
     files = sorted(place.glob("*.py")) if (place / "__main__.py").is_file() else [place.with_suffix(".py")]
     source = "".join(file.read_text() for file in files)
-    if "experiments.shipped_data" in source:  # which has the options of all scripts about the shipped heads
-        source += (ROOT / "experiments" / "shipped_data.py").read_text()
+    if "research.shipped_data" in source:  # which has the options of all scripts about the shipped heads
+        source += (ROOT / "research" / "shipped_data.py").read_text()
     for option in (word for word in words if word.startswith("-") and word != "-m"):
         assert f'"{option}"' in source
 
@@ -133,7 +133,7 @@ def test_links_lead_somewhere(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_files_and_modules_that_are_named_exist(page: str) -> None:
     for text in (text for where, text in inline() if where == page):
-        if re.fullmatch(r"(tests|experiments|docs|src|benchmarks|examples|models)/[\w./-]*", text):
+        if re.fullmatch(r"(tests|research|docs|src|benchmarks|examples|models)/[\w./-]*", text):
             assert (ROOT / text).exists(), text
         if match := re.fullmatch(r"halopose\.([\w.]+)", text):
             parts = match.group(1).split(".")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from benchmarks.stub import place
 
-from experiments import shipped_data
 from halopose.data.dataset import Dataset
 from halopose.fitting.prefetch import Look, Reader, Reading, Task, read_ahead
+from research import shipped_data
 from tests.helpers.stub import noise_pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

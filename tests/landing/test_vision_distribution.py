@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from experiments.vision_distribution import CornerErrorDistribution
+from research.vision_distribution import CornerErrorDistribution
 
 from halopose.types import Array
 

@@ -78,7 +78,7 @@ class CornerCorrelation:
 
     size: the runway is seen too small or too large, so that left and right corners err towards each other while
     the far end comes nearer; lift: its far end is seen too high or too low; dip: its near end. Measured on flights
-    of their own (``experiments.landing_results --persistence``).
+    of their own (``research.landing_results --persistence``).
     """
 
     size: float = 0.11

@@ -28,7 +28,7 @@ from halopose.landing.navigation.motion_model import POSITION, STATES
 EVERY = 5.0  # seconds between the instants from which on there might be a drift
 LONGEST = 60.0  # seconds for which one is looked for, and longer if it looks like one
 CHANCE = 2.0  # standard deviations up to which one of long ago is taken for chance and forgotten
-# Far more than any GNSS drifts: chosen on flights of ``experiments.navigation_faults``, 60 seeds, as the least
+# Far more than any GNSS drifts: chosen on flights of ``research.navigation_faults``, 60 seeds, as the least
 # with which a drift of RATE, the slowest of the campaign, is never for 5 s beyond five sigma without a flag.
 SHARE = 0.25  # of flights in which GNSS drifts along an axis, for the overbound
 RATE = 0.2  # m/s, standard deviation of such a drift

@@ -4,7 +4,7 @@ In: the innovations of the filter with every source. Out: a ``NoiseScale``, whos
 
 Flights differ more than chance allows: in one the corners are off by less than the heads state all the way down,
 in the next by more. The factor, of what does not last, is drawn once for a flight from an inverse gamma law with
-``freedom`` degrees of freedom (``experiments.vision_distribution`` measures it). A fix adds what its white part tells:
+``freedom`` degrees of freedom (``research.vision_distribution`` measures it). A fix adds what its white part tells:
 Fisher's scoring of the innovation's likelihood in the logarithm of the factor.
 """
 

@@ -202,7 +202,7 @@ ATTITUDE = Sensor(100.0, (2e-4, 2e-4, 2e-4), GaussMarkov((3.5e-3, 9e-4, 9e-4), 6
 # What lasts of vision's error, in its own standard deviations, the variance of its fixes over what the corners'
 # covariances make of it, and the shares of that that last: along the runway, of the rest to the side, of the rest
 # upward. What does not last differs from flight to flight by a factor of an inverse gamma law with so many degrees
-# of freedom (``scale``). The likeliest of 40 flights of their own (experiments.landing_results --persistence).
+# of freedom (``scale``). The likeliest of 40 flights of their own (research.landing_results --persistence).
 VISION_DRIFT = GaussMarkov((1.0, 1.0, 1.0), 22.0)
 VISION_VARIANCE_FACTOR = (1.13, 1.10, 0.91)
 VISION_PERSISTENT_SHARE = (0.62, 0.47, 0.60)
