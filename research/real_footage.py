@@ -28,7 +28,6 @@ from scipy.stats import chi2
 
 from halopose.calibration.calibrate import apply_calibrations
 from halopose.calibration.calibrators import Calibrations
-from halopose.calibration.whitening import whiten
 from halopose.cli.terminal import progress, say
 from halopose.data.dataset import Dataset
 from halopose.data.files import make_folder, write_json
@@ -44,6 +43,7 @@ from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.poses import PoseDistributions
 from halopose.predictor import UncertainPose
 from halopose.types import Array
+from halopose.uncertainty.whitening import whiten
 
 CONF, PROBABILITY, BLOCK, FRAMES, DRAWS, ALARM = 0.5, 0.95, 10, 40, 2000, 0.05
 

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from halopose.calibration.calibrate import apply_calibrations, fit_calibrations, fit_gaussian
+from halopose.calibration.calibrate import FoldRegions, apply_calibrations, fit_calibrations, fit_gaussian
 from halopose.calibration.conformal import fit_regions
-from halopose.calibration.correlation import Correlation, JointDistribution, joint_covariance
-from halopose.calibration.pruning import promise_of, promised_threshold
-from halopose.calibration.whitening import whiten
+from halopose.calibration.correlation import Correlation
+from halopose.calibration.thresholds import promised_threshold
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.dataset import Dataset
 from halopose.data.files import read_json, write_text
@@ -44,6 +43,9 @@ from halopose.landing.world.dataset_writer import write_dataset
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.protocol import Protocol
 from halopose.types import Array
+from halopose.uncertainty.joint_distribution import JointDistribution, joint_covariance
+from halopose.uncertainty.pruning import promise_of
+from halopose.uncertainty.whitening import whiten
 from research.shipped_results import markdown
 
 PROTOCOL = Protocol(area="box", bootstrap=200)
@@ -138,7 +140,9 @@ def size_rows(seen: MatchedPoses, unseen: MatchedPoses, heads: tuple[float, ...]
             constant = np.tile(area[:, None, None, None] * np.eye(2), (1, matched.scale.shape[1], 1, 1))
             parts.append(replace(matched, scale=constant))
         regions = fit_regions(parts[0].distance, parts[0].labelled, parts[0].image_ids)
-        promises = RegionEvaluation.of(parts[1], regions, Correlation(np.eye(2 * len(seen.layout))))
+        fold = np.zeros(len(parts[1]), dtype=np.int64)
+        fitted = FoldRegions.of(fold, [regions], [Correlation(np.eye(2 * len(seen.layout)))])
+        promises = RegionEvaluation.of(parts[1], fitted)
         assert promises is not None
         none = replace(PROTOCOL, bootstrap=0)
         found = score_regions(parts[1], promises, unseen.labelled, none, {})

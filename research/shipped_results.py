@@ -19,7 +19,6 @@ import numpy as np
 
 from halopose.boxes import box_area
 from halopose.calibration.calibrate import cross_fitted
-from halopose.calibration.pruning import Scalarisation, ThresholdRule
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.files import write_text
 from halopose.evaluation.evaluate import evaluate
@@ -37,6 +36,7 @@ from halopose.predictor import UncertainPose
 from halopose.protocol import Protocol
 from halopose.types import Array, Progress
 from halopose.uncertainty.heads import with_bound
+from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
 from research import rivals
 from research.figures import TITLES, calibration_figure
 from research.shipped_data import Splits, arguments, collect_val, load_splits

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from halopose.boxes import box_area, xyxy_to_xywh
-from halopose.calibration.conformal import Regions
-from halopose.calibration.correlation import JointDistribution, joint_covariance
-from halopose.calibration.whitening import factors
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.types import Array
+from halopose.uncertainty.joint_distribution import JointDistribution, joint_covariance
+from halopose.uncertainty.regions import Regions
+from halopose.uncertainty.whitening import factors
 
 _SHARED = {"shared": True}  # of fields that all detections have in common
 

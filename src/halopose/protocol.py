@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
-from halopose.calibration.pruning import GAMMA_KS, Scalarisation, promise_of
 from halopose.errors import HaloposeError
-from halopose.matching.greedy_matching import MAX_DETECTIONS
+from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, promise_of
 
 Area = Literal["annotation", "box"]
 CovarianceKind = Literal["moment", "paper"]
+
+MAX_DETECTIONS = 20  # detections of an image that are matched, as in COCO
 
 
 @dataclass(frozen=True)

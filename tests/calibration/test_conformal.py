@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from halopose.calibration.conformal import (
     MIN_IMAGES,
-    PROBABILITIES,
-    Regions,
     fit_regions,
     hierarchical_quantiles,
     whole_distance,
 )
 from halopose.errors import HaloposeError
 from halopose.types import Array
+from halopose.uncertainty.regions import PROBABILITIES, Regions
 
 
 def brute_force(scores: list[float], images: list[int], probability: Fraction) -> float:

@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from halopose.calibration.correlation import (
-    Correlation,
+from halopose.calibration.correlation import Correlation, fit_correlation
+from halopose.errors import HaloposeError
+from halopose.types import Array
+from halopose.uncertainty.joint_distribution import (
     JointDistribution,
-    fit_correlation,
     is_correlation,
     joint_covariance,
     own_and_shared,
     whitened_correlation,
 )
-from halopose.calibration.whitening import whiten
-from halopose.errors import HaloposeError
-from halopose.types import Array
+from halopose.uncertainty.whitening import whiten
 
 KEYPOINTS = 4
 

@@ -20,7 +20,6 @@ import torch
 from benchmarks.export import libreyolo_onnx, ultralytics_onnx
 
 from halopose.boxes import box_area
-from halopose.calibration.pruning import localization_confidence
 from halopose.cli import app
 from halopose.data.dataset import image_id
 from halopose.deploy import predict
@@ -31,6 +30,7 @@ from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.predictor import UncertainPose
 from halopose.types import Family
 from halopose.uncertainty.heads import HeadSettings
+from halopose.uncertainty.pruning import localization_confidence
 from tests.helpers import commands
 from tests.helpers.models import (
     ASSETS,

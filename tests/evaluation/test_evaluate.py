@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross_fitted
-from halopose.calibration.pruning import localization_confidence
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import METRICS, RANKINGS, DistributionCurves, Scores
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.protocol import Protocol
 from halopose.types import Array
+from halopose.uncertainty.pruning import localization_confidence
 from tests.helpers.evaluations import (
     as_given,
     json_text,

@@ -258,7 +258,7 @@ def test_measuring_in_blocks_is_measuring_the_distribution(nu: float | None, mon
     for number, axis in enumerate("xy"):
         np.testing.assert_allclose(whole.variance[axis], covariance[mask][:, number, number], **close)
     np.testing.assert_allclose(whole.covariance["xy"], covariance[mask][:, 0, 1], **close)
-    monkeypatch.setattr(parallel, "_ROWS", 7)
+    monkeypatch.setattr(parallel, "BLOCK_ROWS", 7)
     again = KeypointStatistics.of(distribution, matched, protocol)
     for name in ("nll", "confidence", "half_trace"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))

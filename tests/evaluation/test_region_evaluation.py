@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from halopose.calibration.calibrate import apply_calibrations, cross_fitted, fit_calibrations
-from halopose.calibration.correlation import JointDistribution, whitened_correlation
 from halopose.data.coco import parse_predictions
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate
@@ -17,6 +16,7 @@ from halopose.evaluation.scores import Scores
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.protocol import Protocol
 from halopose.types import Array
+from halopose.uncertainty.joint_distribution import JointDistribution, whitened_correlation
 from tests.helpers.evaluations import partly_labelled, poses, synthetic_poses
 from tests.helpers.values import present
 

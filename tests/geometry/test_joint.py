@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from halopose.calibration.correlation import joint_covariance, own_and_shared, whitened_correlation
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import own_blocks, solve_with_attitude
 from halopose.geometry.camera import (
@@ -28,6 +27,7 @@ from halopose.geometry.propagation import (
     position_covariance,
     unscented_covariance,
 )
+from halopose.uncertainty.joint_distribution import joint_covariance, own_and_shared, whitened_correlation
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = runway_corners(2500.0, 45.0)

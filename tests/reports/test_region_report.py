@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from halopose.calibration.conformal import CONDITION
 from halopose.evaluation.region_scores import REGION_LEVELS, FlaggedShare, NoveltyScores
 from halopose.evaluation.scores import Scores
 from halopose.keypoints import COCO_LIMBS, COCO_NAMES
 from halopose.reports.region_report import alarm_rows, held_rows, joint_rows, region_rows, sizes, skeletons
 from halopose.reports.score_report import render_report, rounded
 from halopose.reports.score_text import to_text
+from halopose.uncertainty.regions import CONDITION
 from tests.helpers.evaluations import real_scores
 from tests.helpers.html_pages import parsed
 from tests.helpers.values import present

@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from halopose.calibration.calibrate import apply_calibrations
-from halopose.calibration.pruning import localization_confidence, select_threshold
+from halopose.calibration.thresholds import select_threshold
 from halopose.cli.app import app
 from halopose.data.loading import load_dataset
 from halopose.data.splits import split_validation
@@ -44,6 +44,7 @@ from halopose.studies.ablation import (
 )
 from halopose.types import Array
 from halopose.uncertainty.heads import HeadSettings, head_settings
+from halopose.uncertainty.pruning import localization_confidence
 from tests.helpers.models import ROOT, host_of, pose_model, write_scenes
 from tests.helpers.values import present
 

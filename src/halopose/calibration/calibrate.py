@@ -21,25 +21,19 @@ from halopose.calibration.calibrators import Calibrations, GaussianCalibration, 
 from halopose.calibration.conformal import fit_regions
 from halopose.calibration.correlation import Correlation, fit_directions
 from halopose.calibration.estimation import Sample
-from halopose.calibration.missing_keypoints import places_among
-from halopose.calibration.pruning import (
-    Scalarisation,
-    keep_mask,
-    localization_confidence,
-    promise_of,
-    promised_threshold,
-    select_threshold,
-)
 from halopose.calibration.split_student_t import SplitStudentT
+from halopose.calibration.thresholds import promised_threshold, select_threshold
 from halopose.data.splits import image_folds
 from halopose.errors import HaloposeError
-from halopose.evaluation.region_evaluation import RegionEvaluation
 from halopose.keypoints import Keypoints
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.parallel import map_blocks, run_parallel, single_threaded
 from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
+from halopose.uncertainty.missing_keypoints import places_among
+from halopose.uncertainty.pruning import Scalarisation, keep_mask, localization_confidence, promise_of
+from halopose.uncertainty.regions import Regions
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +46,39 @@ DISTRIBUTIONS = {"uncalibrated": "Uncalibrated", "gaussian": "Gaussian", "studen
 
 
 @dataclass(frozen=True)
+class FoldRegions:
+    """Conformal regions and correlations of F folds, and the fold of each of M true positives.
+
+    Attributes:
+        fold: Index (M,) of the regions and the correlation that apply; they were fitted on other images.
+        regions: Regions of each fold.
+        correlations: Correlation of each fold.
+    """
+
+    fold: Array
+    regions: tuple[Regions, ...]
+    correlations: tuple[Correlation, ...]
+
+    @classmethod
+    def of(
+        cls, fold: Array, regions: Sequence[Regions | None], correlations: Sequence[Correlation | None]
+    ) -> FoldRegions | None:
+        """Collect the regions and correlations of all folds; None if one of them is missing."""
+        known = tuple(each for each in regions if each is not None)
+        joint = tuple(each for each in correlations if each is not None)
+        return cls(fold, known, joint) if len(known) == len(joint) == len(regions) else None
+
+    def select(self, index: Array) -> FoldRegions:
+        """Select true positives by index."""
+        return replace(self, fold=self.fold[index])
+
+
+@dataclass(frozen=True)
 class DistributionSet:
     """The laws to compare, each over (M, K), what is pruned (M, K) and by which thresholds (M,), folds differ.
 
     confidence: of the Gaussian's covariance (M, K), by which pruning goes. source: where all this came from.
-    promises: what regions and the joint law say of the same true positives.
+    fold_regions: conformal regions and correlations fitted on other images than those of each true positive.
     """
 
     distributions: dict[str, Bivariate]
@@ -64,7 +86,7 @@ class DistributionSet:
     threshold: Array
     visibility_threshold: Array | None
     source: str
-    promises: RegionEvaluation | None = None
+    fold_regions: FoldRegions | None = None
 
     def select(self, index: Array) -> DistributionSet:
         """The laws of the true positives at the given indices."""
@@ -75,7 +97,7 @@ class DistributionSet:
             confidence=self.confidence[index],
             threshold=self.threshold[index],
             visibility_threshold=None if visible is None else visible[index],
-            promises=None if self.promises is None else self.promises.select(index),
+            fold_regions=None if self.fold_regions is None else self.fold_regions.select(index),
         )
 
     def kept(self, matched: MatchedPoses) -> Array:
@@ -93,9 +115,19 @@ def stated_distribution(matched: MatchedPoses, covariance: Literal["moment", "pa
     return StudentT(scale_tril, torch.from_numpy(matched.dof), moment)
 
 
+def scale_sample(matched: MatchedPoses) -> Sample:
+    """Squared distances of labelled keypoints under the scale matrices as given."""
+    return Sample.of_distances(torch.from_numpy(matched.distance), torch.from_numpy(matched.labelled))
+
+
+def covariance_sample(matched: MatchedPoses) -> Sample:
+    """Squared distances of labelled keypoints under the covariances as given."""
+    return Sample.of_distances(torch.from_numpy(matched.covariance_distance), torch.from_numpy(matched.labelled))
+
+
 def fit_gaussian(matched: MatchedPoses, min_samples: float = 50.0) -> GaussianCalibration:
     """Calibrate the predicted covariances on true positives."""
-    return _gaussian(matched.covariance_sample, min_samples)
+    return _gaussian(covariance_sample(matched), min_samples)
 
 
 def _gaussian(sample: Sample, min_samples: float) -> GaussianCalibration:
@@ -106,7 +138,7 @@ def fit_student(
     matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment", min_samples: float = 50.0
 ) -> StudentTCalibration:
     """Calibrate scale and tails of the predicted scale matrices on true positives."""
-    return _student(matched.sample, covariance, min_samples)
+    return _student(scale_sample(matched), covariance, min_samples)
 
 
 def _student(sample: Sample, covariance: Literal["moment", "paper"], min_samples: float) -> StudentTCalibration:
@@ -148,9 +180,10 @@ class _Source:
         """Their rows of values (M, ...)."""
         return values if self.rows is None else values.take(self.rows, 0)
 
-    def sample(self, whole: Sample) -> Sample:
-        """Their rows of a sample."""
-        return whole if self.rows is None else whole.at(torch.from_numpy(self.rows))
+    def sample(self, distance: Array) -> Sample:
+        """Select their rows of squared distances (M, K)."""
+        distance, labelled = self.of(distance), self.of(self.matched.labelled)
+        return Sample.of_distances(torch.from_numpy(distance), torch.from_numpy(labelled))
 
     @cached_property
     def places(self) -> Array:
@@ -237,9 +270,9 @@ def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Arra
     labelled = source.of(matched.labelled)
     gaussian, student, threshold = known.gaussian, known.student, known.threshold
     if gaussian is None:
-        gaussian = _gaussian(source.sample(matched.covariance_sample), protocol.min_samples)
+        gaussian = _gaussian(source.sample(matched.covariance_distance), protocol.min_samples)
     if student is None:
-        student = _student(source.sample(matched.sample), protocol.covariance, protocol.min_samples)
+        student = _student(source.sample(matched.distance), protocol.covariance, protocol.min_samples)
     own = entries if source.rows is None else entries.take(source.rows, 1)
     area, kappa = source.of(matched.confidence_area(protocol)), matched.layout.kappa
     every = _confidence(own, gaussian.tau_.double().numpy(), area, kappa, protocol.scalarisation)
@@ -326,7 +359,7 @@ def apply_calibrations(
     fold = np.zeros(len(matched), dtype=np.int64)
     distributions = _distributions_of_folds(matched, fold, [fitted], protocol, _entries(matched))
     return replace(
-        distributions, source=source, promises=RegionEvaluation.of(matched, fitted.regions, fitted.correlation)
+        distributions, source=source, fold_regions=FoldRegions.of(fold, [fitted.regions], [fitted.correlation])
     )
 
 
@@ -401,7 +434,7 @@ def cross_fitted(
     _ = matched.scale_tril, matched.covariance_tril
     run_parallel(
         [
-            lambda: (matched.places, matched.covariance_sample, matched.sample),
+            lambda: (matched.places, matched.covariance_distance),
             lambda: (matched.direction, matched.similarity),
         ]
     )
@@ -416,9 +449,9 @@ def cross_fitted(
     source = f"{len(fitted)} folds of images, each scored with what was fitted on the others"
     if names:
         source = f"given: {', '.join(names)}; {source}"
-    promises = RegionEvaluation.of_folds(matched.box_area, fold, [each.regions for each in fitted], correlations)
+    fold_regions = FoldRegions.of(fold, [each.regions for each in fitted], correlations)
     distributions = _distributions_of_folds(matched, fold, fitted, protocol, entries)
-    return replace(distributions, source=source, promises=promises)
+    return replace(distributions, source=source, fold_regions=fold_regions)
 
 
 def _selected(distribution: Bivariate, index: Array) -> Bivariate:

@@ -10,11 +10,11 @@ import torch
 
 from halopose.boxes import box_area
 from halopose.calibration.calibrators import Calibrations
-from halopose.calibration.pruning import keep_mask, localization_confidence
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.types import Array, Family
 from halopose.uncertainty.distributions import StudentT
+from halopose.uncertainty.pruning import keep_mask, localization_confidence
 
 
 def calibrated_poses(

@@ -20,9 +20,7 @@ from torch import Tensor
 from halopose.boxes import box_area
 from halopose.calibration.calibrate import DistributionSet, cross_fitted, fit_calibrations
 from halopose.calibration.calibrators import LARGEST_TAU, Calibration, GaussianCalibration, StudentTCalibration
-from halopose.calibration.conformal import Regions
 from halopose.calibration.correlation import Correlation
-from halopose.calibration.pruning import GAMMA_KS, Scalarisation, keep_mask, localization_confidence
 from halopose.data.coco import SEEN_MARK, parse_predictions
 from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
@@ -32,6 +30,8 @@ from halopose.poses import PoseDistributions, triangle
 from halopose.protocol import Area, Protocol
 from halopose.types import Array, Family
 from halopose.uncertainty.distributions import StudentT, scale_tril_from_covariance
+from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, keep_mask, localization_confidence
+from halopose.uncertainty.regions import Regions
 
 FORMAT = "halopose-calibration-1"
 

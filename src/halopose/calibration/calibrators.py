@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halopose.calibration.conformal import Regions
 from halopose.calibration.correlation import Correlation
 from halopose.calibration.estimation import Sample, gaussian_temperature, student_parameters
 from halopose.errors import HaloposeError
 from halopose.types import Array, Family
 from halopose.uncertainty.distributions import Gaussian, StudentT
+from halopose.uncertainty.regions import Regions
 
 if TYPE_CHECKING:
     from halopose.calibration.split_student_t import SplitStudentT

@@ -14,94 +14,15 @@ keypoint has the same region.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
-from halopose.calibration.missing_keypoints import rising_places
 from halopose.errors import HaloposeError
 from halopose.sorting import rising_order, whole_order
 from halopose.types import Array
+from halopose.uncertainty.missing_keypoints import rising_places
+from halopose.uncertainty.regions import PROBABILITIES, SLACK, Regions
 
-PROBABILITIES = np.array([*(percent / 100 for percent in range(1, 100)), 0.995, 0.999])
-CONDITION = "a detection that matches an object, on images like those of calibration"
 MIN_IMAGES = 50  # a keypoint on fewer takes the radii of all keypoints together
-_SLACK = 1e-9  # of sums of weights that are equal to a probability but for rounding
-
-
-@dataclass(frozen=True)
-class Regions:
-    """Squared radii at ``PROBABILITIES``, in units of the dispersion before calibration; inf where none is known.
-
-    keypoint (S, K, P) by object scale; whole (P,): all keypoints of an object together, whole_kept (P,): those
-    that pruning keeps. images (S, K): how many images a keypoint was seen on; those under ``MIN_IMAGES`` have the
-    radii of all keypoints together. edges (S - 1,): areas that part the scales, of predicted boxes times
-    ``area_factor``.
-
-    >>> rng = np.random.default_rng(0)
-    >>> distance, image = rng.chisquare(2, (400, 3)), np.arange(400) // 2  # 200 images of two objects
-    >>> regions = fit_regions(distance, np.ones((400, 3), dtype=bool), image)
-    >>> regions.radius(0.9).shape, bool(3.5 < regions.radius(0.9)[0, 0] < 6.5)  # a chi-square's is 4.6
-    ((1, 3), True)
-    """
-
-    keypoint: Array
-    whole: Array
-    whole_kept: Array
-    images: Array
-    edges: tuple[float, ...] = ()
-    area_factor: float = 1.0
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Regions):
-            return NotImplemented
-        names = ("keypoint", "whole", "whole_kept", "images", "edges", "area_factor")
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
-
-    __hash__ = None  # type: ignore[assignment]  # arrays inside may change
-
-    def radius(self, probability: float) -> Array:
-        """Squared radii (S, K) of each keypoint's region."""
-        return _finite(self.at(self.keypoint, probability), probability)
-
-    def whole_radius(self, probability: float, kept: bool = False) -> float:
-        """The squared radius of the regions that hold all keypoints of an object together, or those kept."""
-        return float(_finite(self.at(self.whole_kept if kept else self.whole, probability), probability))
-
-    def of_objects(self, probability: float, area: Array) -> Array:
-        """Squared radii (N, K) for objects with predicted boxes of these areas (N,)."""
-        return np.asarray(self.radius(probability)[self.scale_of(area)])
-
-    def scale_of(self, area: Array) -> Array:
-        """Which scale (N,) objects with predicted boxes of these areas (N,) are of."""
-        return np.searchsorted(np.asarray(self.edges, dtype=float), area * self.area_factor, side="left")
-
-    @staticmethod
-    def at(table: Array, probability: float) -> Array:
-        """A table's values at the next higher of its probabilities, so never less; inf where unknown."""
-        if not 0 < probability < 1:
-            raise HaloposeError(f"a region's probability lies between 0 and 1, got {probability}")
-        place = int(np.searchsorted(PROBABILITIES, probability - _SLACK))
-        return table[..., place] if place < len(PROBABILITIES) else np.full(table.shape[:-1], np.inf)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain json content; what is infinite becomes null."""
-        tables = {name: _nulled(getattr(self, name)) for name in ("keypoint", "whole", "whole_kept")}
-        rest = {"images": self.images.tolist(), "edges": list(self.edges), "area_factor": self.area_factor}
-        return {**tables, **rest}
-
-    @classmethod
-    def from_json(cls, content: Any, keypoints: int) -> Regions:
-        """The inverse of ``to_json``; a ValueError, KeyError or TypeError if the content is not that."""
-        edges = tuple(float(edge) for edge in content["edges"])
-        shape = (len(edges) + 1, keypoints, len(PROBABILITIES))
-        whole, kept = (_table(content[name], shape[2:]) for name in ("whole", "whole_kept"))
-        images = np.asarray(content["images"], dtype=np.int64)
-        if images.shape != shape[:2] or list(edges) != sorted(edges):
-            raise ValueError("images or edges do not fit the table of radii")
-        factor = float(content["area_factor"])
-        return cls(_table(content["keypoint"], shape), whole, kept, images, edges, factor)
 
 
 def fit_regions(
@@ -189,28 +110,5 @@ def _rising_quantiles(scores: Array, image: Array, probabilities: Array = PROBAB
     images = int(np.count_nonzero(count))
     with np.errstate(divide="ignore"):
         weight = 1 / (count * (images + 1))
-    place = np.searchsorted(np.cumsum(weight.take(image)), np.asarray(probabilities) - _SLACK)
+    place = np.searchsorted(np.cumsum(weight.take(image)), np.asarray(probabilities) - SLACK)
     return np.append(scores, np.inf)[place], images
-
-
-def _finite(radii: Array, probability: float) -> Array:
-    if np.isfinite(radii).all():
-        return np.asarray(radii)
-    raise HaloposeError(
-        f"the calibration has too few images for regions of {probability:g}: that takes "
-        f"{np.ceil(probability / (1 - probability) - _SLACK):.0f} or more in which a detection matches; "
-        "ask for less, or calibrate on more"
-    )
-
-
-def _nulled(table: Array) -> Any:
-    nothing: Any = None
-    return np.where(np.isfinite(table), table.astype(object), nothing).tolist()
-
-
-def _table(content: Any, shape: tuple[int, ...]) -> Array:
-    table = np.array(content, dtype=float)
-    table = np.where(np.isnan(table), np.inf, table)
-    if table.shape != shape or (table < 0).any() or (np.diff(np.where(np.isinf(table), 1e300, table)) < 0).any():
-        raise ValueError(f"expected rising radii of shape {shape}")
-    return table

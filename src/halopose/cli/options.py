@@ -99,7 +99,7 @@ def exponents(text: str, option: str) -> list[float]:
 
 def threshold_rule(text: str | None) -> str | None:
     """A rule for pruning thresholds, checked, or left out."""
-    from halopose.calibration.pruning import promise_of
+    from halopose.uncertainty.pruning import promise_of
 
     try:
         if text is not None:

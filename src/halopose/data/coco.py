@@ -15,7 +15,6 @@ from typing import Any, Optional
 import numpy as np
 
 from halopose.boxes import xywh_to_xyxy
-from halopose.calibration.correlation import whitened_correlation
 from halopose.data.annotation_checks import Faults
 from halopose.data.files import read_entries, read_json
 from halopose.data.storage.address import Place
@@ -24,6 +23,7 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
+from halopose.uncertainty.joint_distribution import whitened_correlation
 
 CHUNK = 4096  # entries of json that are held at once
 _LISTS = {"images", "annotations", "categories"}

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from halopose.calibration.conformal import Regions
 from halopose.calibration.correlation import Correlation
 from halopose.deploy.predict import Detections, Model, Problem, Run, covariances, describe
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.types import Array
+from halopose.uncertainty.regions import Regions
 
 MODEL, CARD = "model.onnx", "card.json"
 

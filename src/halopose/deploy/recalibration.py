@@ -15,7 +15,6 @@ import torch
 from halopose.boxes import xyxy_to_xywh
 from halopose.calibration.calibrate import apply_calibrations, fit_calibrations, fit_offset, limit_narrowing
 from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration
-from halopose.calibration.conformal import Regions
 from halopose.calibration.correlation import Correlation
 from halopose.calibration.split_student_t import SplitStudentT
 from halopose.data.dataset import Dataset, Objects
@@ -33,6 +32,7 @@ from halopose.matching.matched_poses import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.protocol import Protocol
 from halopose.types import Array, Counter
+from halopose.uncertainty.regions import Regions
 
 SCORING = Detecting(conf=0.01, detections=20)  # as the evaluation of an artifact collects them
 

@@ -17,7 +17,7 @@ from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross
 from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import confidence_interval
 from halopose.evaluation.keypoint_statistics import KeypointStatistics, curves_of, summaries_by
-from halopose.evaluation.region_evaluation import joint_gains, score_joint, score_regions
+from halopose.evaluation.region_evaluation import RegionEvaluation, joint_gains, score_joint, score_regions
 from halopose.evaluation.resampling import EvaluatedKeypoints, ResampledMetrics, require_matches
 from halopose.evaluation.scores import (
     CELL_LEVELS,
@@ -71,13 +71,14 @@ def _evaluate(
     edges = np.asarray(protocol.scale_edges, dtype=float)
     evaluated = EvaluatedKeypoints.of(matched, distributions, protocol, edges)
     scales = _scale_table(matched.area, edges)
+    regions = RegionEvaluation.of(matched, distributions.fold_regions)
     # All at once, what takes longest first: no core waits for another between two kinds of scores.
     pieces: dict[str, Callable[[], Any]] = {
         "calibrated": partial(_calibrated_scores, distributions, matched, evaluated, protocol, scales),
         "uncalibrated": partial(
             _distribution_scores, "uncalibrated", distributions, matched, evaluated, protocol, scales
         ),
-        **_promises(matched, distributions, protocol, edges, scales),
+        **_joint_scores(matched, distributions, regions, protocol, edges, scales),
         "akp_random": partial(metrics.random_keypoint_precision, evaluated.similarity, seed=protocol.seed),
         "calibration": partial(_calibration, distributions),
         "akp_visibility": partial(metrics.average_keypoint_precision, evaluated.visibility, evaluated.similarity),
@@ -85,9 +86,9 @@ def _evaluate(
     found: dict[str, Any] = dict(zip(pieces, run_parallel(list(pieces.values())), strict=True))
     by_distribution: dict[str, _Scored] = {"uncalibrated": found.pop("uncalibrated"), **found.pop("calibrated")}
     found |= {name: one.whole for name, one in by_distribution.items()}
-    if distributions.promises is not None:
+    if regions is not None:
         alone = {name: one.whole.nll for name, one in by_distribution.items()}
-        found["joint"] = score_joint(matched, found["joint"], alone, distributions.promises, protocol)
+        found["joint"] = score_joint(matched, found["joint"], alone, regions, protocol)
     curve = by_distribution["gaussian"].pruning_curve
     assert curve is not None
     scores = Scores(
@@ -113,23 +114,22 @@ def _evaluate(
     return _with_intervals(scores, ResampledMetrics.join(evaluated, statistics), protocol, progress)
 
 
-def _promises(
+def _joint_scores(
     matched: MatchedPoses,
     distributions: DistributionSet,
+    regions: RegionEvaluation | None,
     protocol: Protocol,
     edges: Array,
     scales: Sequence[ScaleScores],
 ) -> dict[str, Callable[[], Any]]:
-    """What scores the joint law and regions, where there are any."""
-    if distributions.promises is None:
+    """Tasks that score the joint distribution and the regions; none without them."""
+    if regions is None:
         return {}
     scale = np.searchsorted(edges, matched.area, side="left")
     masks = {one.name: scale == number for number, one in enumerate(scales)}
     return {
-        "joint": partial(joint_gains, matched, distributions.distributions, distributions.promises),
-        "regions": partial(
-            score_regions, matched, distributions.promises, distributions.kept(matched), protocol, masks
-        ),
+        "joint": partial(joint_gains, matched, distributions.distributions, regions),
+        "regions": partial(score_regions, matched, regions, distributions.kept(matched), protocol, masks),
     }
 
 

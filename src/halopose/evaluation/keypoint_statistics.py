@@ -17,7 +17,6 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from halopose.calibration.pruning import Scalarisation, localization_confidence
 from halopose.evaluation import metrics
 from halopose.evaluation.scores import AXES, CurvePoints, DistributionCurves, MetricSummary
 from halopose.matching.matched_poses import MatchedPoses
@@ -26,6 +25,7 @@ from halopose.protocol import Protocol
 from halopose.sorting import whole_order
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
+from halopose.uncertainty.pruning import Scalarisation, localization_confidence
 
 _POINTS = 200
 _SHARED_CURVES = ("variance", "moments_empirical", "moments_predicted")  # by laws of the same covariances

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from halopose.calibration.conformal import Regions, whole_distance
-from halopose.calibration.correlation import Correlation, JointDistribution, gains
+from halopose.calibration.calibrate import FoldRegions
+from halopose.calibration.conformal import whole_distance
+from halopose.calibration.correlation import Correlation
 from halopose.evaluation.bootstrap import half_width, resample_images
 from halopose.evaluation.region_scores import REGION_LEVELS, CoverageEstimate, JointNll, JointScores, RegionScores
 from halopose.matching.matched_poses import MatchedPoses
@@ -22,6 +23,7 @@ from halopose.protocol import Protocol
 from halopose.sorting import whole_order
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, StudentT
+from halopose.uncertainty.joint_distribution import JointDistribution, gains
 
 
 @dataclass(frozen=True)
@@ -41,42 +43,23 @@ class RegionEvaluation:
     correlations: tuple[Correlation, ...]
 
     @classmethod
-    def of(
-        cls, matched: MatchedPoses, regions: Regions | None, correlation: Correlation | None
-    ) -> RegionEvaluation | None:
-        """Of true positives that nothing was fitted on; None without regions or correlation."""
-        if correlation is None:
+    def of(cls, matched: MatchedPoses, fitted: FoldRegions | None) -> RegionEvaluation | None:
+        """Look up the radii of true positives; None without regions or correlations."""
+        if fitted is None:
             return None
-        return cls.of_folds(matched.box_area, np.zeros(len(matched), dtype=np.int64), [regions], [correlation])
-
-    @classmethod
-    def of_folds(
-        cls,
-        box_area: Array,
-        fold: Array,
-        regions: Sequence[Regions | None],
-        correlations: Sequence[Correlation],
-    ) -> RegionEvaluation | None:
-        """Of true positives with boxes of these areas (M,), by what was fitted on other folds than theirs (M,)."""
-        known = [each for each in regions if each is not None]
-        if len(known) < len(regions):
-            return None
+        known, fold = fitted.regions, fitted.fold
         levels = [level / 100 for level in REGION_LEVELS]
         tables = [np.stack([each.at(each.keypoint, level) for level in levels], axis=-1) for each in known]
         first = np.cumsum([0, *map(len, tables)])
         table = np.zeros(len(fold), dtype=np.int64)
         for number, each in enumerate(known):
             rows = np.flatnonzero(fold == number)
-            table[rows] = first[number] + each.scale_of(box_area[rows])
+            table[rows] = first[number] + each.scale_of(matched.box_area[rows])
         whole, kept = (
             np.array([[each.at(getattr(each, name), level) for level in levels] for each in known])
             for name in ("whole", "whole_kept")
         )
-        return cls(np.concatenate(tables), whole, kept, table, fold, tuple(correlations))
-
-    def select(self, index: Array) -> RegionEvaluation:
-        """Those of the true positives at the given indices."""
-        return replace(self, table=self.table[index], fold=self.fold[index])
+        return cls(np.concatenate(tables), whole, kept, table, fold, fitted.correlations)
 
 
 def score_regions(

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from halopose.calibration.conformal import CONDITION
 from halopose.evaluation.bootstrap import clustered_share
 from halopose.types import Array
+from halopose.uncertainty.regions import CONDITION
 
 REGION_LEVELS = (80, 90, 95, 99)  # per cent
 ALARM_RATES = (1, 5, 10)  # per cent

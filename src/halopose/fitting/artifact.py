@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from halopose.calibration.calibrators import LARGEST_TAU, Calibrations, GaussianCalibration, StudentTCalibration
-from halopose.calibration.conformal import Regions
 from halopose.calibration.correlation import Correlation
 from halopose.calibration.split_student_t import SplitStudentT
 from halopose.data.tensors import check_seal, read_content, write_tensors
@@ -29,6 +28,7 @@ from halopose.hosts.base import Host, fingerprint
 from halopose.keypoints import Keypoints
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
 from halopose.uncertainty.novelty import Novelty
+from halopose.uncertainty.regions import Regions
 
 FORMAT = "halopose-artifact-2"
 

@@ -21,6 +21,7 @@ from halopose.calibration.calibrate import (
     fit_calibrations,
     fit_offset,
     limit_narrowing,
+    scale_sample,
     warn_of_few,
 )
 from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration
@@ -229,7 +230,7 @@ def bound_heads(
     unit = 2 * layout.kappa**2 * layout.area_factor  # traces are two variances
     trace = np.trace(matched.covariance, axis1=2, axis2=3)
     variance = torch.from_numpy(trace / (unit * matched.box_area[:, None]))
-    return with_bound(heads, 1 / (unit * likeliest_bound(matched.sample, variance)))
+    return with_bound(heads, 1 / (unit * likeliest_bound(scale_sample(matched), variance)))
 
 
 def _calibrate_assigned(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from halopose.calibration.pruning import GAMMA_KS
 from halopose.protocol import Protocol
 from halopose.uncertainty.heads import HeadSettings
+from halopose.uncertainty.pruning import GAMMA_KS
 
 CalibrationSource = Literal["assigned", "matched"]
 

@@ -11,12 +11,12 @@ import math
 
 import numpy as np
 
-from halopose.calibration.correlation import squared_radius
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import block_diagonal, linearised_pose, own_blocks, solve_with_attitude
 from halopose.geometry.camera import Array, Camera, perturb
 from halopose.geometry.pnp import SAME, Failure, Minimum, Solution, solve_pose
 from halopose.geometry.pnp_refine import Mask
+from halopose.uncertainty.joint_distribution import squared_radius
 
 _STEPS = 10
 _CONVERGED = 1e-6  # standard deviations that the last step may still go

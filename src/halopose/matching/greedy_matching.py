@@ -12,15 +12,15 @@ from functools import partial
 
 import numpy as np
 
-from halopose.calibration.whitening import squares
 from halopose.errors import HaloposeError
 from halopose.parallel import blocks, run_parallel
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.protocol import MAX_DETECTIONS
 from halopose.sorting import falling_order, whole_order
 from halopose.types import Array
+from halopose.uncertainty.whitening import squares
 
 OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
-MAX_DETECTIONS = 20
 _BLOCK = 8192  # detections that are looked at at once
 _SLACK = 1e-6  # of a bound on the exponent, far more than its rounding
 

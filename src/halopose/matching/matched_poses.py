@@ -14,10 +14,6 @@ import numpy as np
 import torch
 
 from halopose.boxes import box_area
-from halopose.calibration.estimation import Sample
-from halopose.calibration.missing_keypoints import rising_places
-from halopose.calibration.pruning import localization_confidence
-from halopose.calibration.whitening import directions, squares, whiten
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.matching.greedy_matching import keypoint_similarity, true_pairs
@@ -26,6 +22,9 @@ from halopose.poses import GroundTruth, PoseDistributions
 from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.distributions import scale_tril_from_covariance
+from halopose.uncertainty.missing_keypoints import rising_places
+from halopose.uncertainty.pruning import localization_confidence
+from halopose.uncertainty.whitening import directions, squares, whiten
 
 _WORKED_OUT = ("scale_tril", "covariance_tril", "distance", "covariance_distance", "similarity", "direction")
 
@@ -148,18 +147,6 @@ class MatchedPoses:
         """Directions (M, K, 2) of whitened residuals."""
         residual, factors, labelled = self.residual, self.scale_tril, self.labelled
         return map_blocks(lambda rows: directions(residual[rows], factors[rows], labelled[rows])[1], len(self))
-
-    @cached_property
-    def sample(self) -> Sample:
-        """Distances of labelled keypoints, as calibrations take them."""
-        return Sample.of_distances(torch.from_numpy(self.distance), torch.from_numpy(self.labelled))
-
-    @cached_property
-    def covariance_sample(self) -> Sample:
-        """The same under the covariances as given."""
-        if self.scale is self.covariance:
-            return self.sample
-        return Sample.of_distances(torch.from_numpy(self.covariance_distance), torch.from_numpy(self.labelled))
 
     @cached_property
     def similarity(self) -> Array:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from halopose.calibration.calibrate import DISTRIBUTIONS
-from halopose.calibration.conformal import CONDITION
 from halopose.evaluation.scores import METRICS, DistributionScores, Interval, PrunedScores, Scores
 from halopose.reports import region_report
 from halopose.reports.html import asset, digits_of, embedded, freedom, number, page, percent
 from halopose.reports.score_text import TITLES
 from halopose.reports.verdict import coverage_at, verdict
 from halopose.types import Array
+from halopose.uncertainty.regions import CONDITION
 
 _DIGITS = 5  # what a plot can show; keeps the page small
 _HIGHER_IS_BETTER = ("akp",)

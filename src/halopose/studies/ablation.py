@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 from halopose.calibration.calibrate import apply_calibrations, fit_calibrations
-from halopose.calibration.pruning import Scalarisation, ThresholdRule
 from halopose.data.dataset import Dataset
 from halopose.data.files import read_json, write_json
 from halopose.data.splits import split_validation
@@ -40,6 +39,7 @@ from halopose.hosts.base import Host
 from halopose.matching.matched_poses import match_poses
 from halopose.protocol import Protocol
 from halopose.types import Array, Progress
+from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
 
 FORMAT = "halopose-ablation-1"
 ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from halopose.calibration.estimation import NU_MAX
-from halopose.calibration.pruning import GAMMA_KS
+from halopose.uncertainty.pruning import GAMMA_KS
 
 NU_HEAVY = 10.0  # Student-t below this, if the likelihood gains beyond its interval
 MIN_RATIO, MIN_CORRELATION, MIN_SHARE = 1.1, 0.05, 0.25  # an effect worth a parameter, in a quarter of keypoints

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from halopose.calibration.missing_keypoints import distances, log_shares, pairings, places_among, rising_places
+from halopose.uncertainty.missing_keypoints import (
+    distances,
+    log_shares,
+    pairings,
+    places_among,
+    rising_places,
+)
 
 
 @pytest.mark.parametrize("own", [False, True])

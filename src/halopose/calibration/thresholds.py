@@ -1,13 +1,6 @@
-"""Pruning unreliable keypoints by their predicted covariance (paper, section 3.3).
-
-In: covariances (..., K, 2, 2), object areas, correctness on held-out data. Out: a confidence, a threshold,
-a mask. Pruning is only ever a mask: coordinates stay as they are.
-"""
+"""Thresholds on the localization confidence, chosen on held-out keypoints (paper, section 3.3)."""
 
 from __future__ import annotations
-
-import re
-from typing import Literal, get_args
 
 import numpy as np
 from scipy import stats
@@ -16,33 +9,8 @@ from halopose.errors import HaloposeError
 from halopose.sorting import falling_order
 from halopose.types import Array
 
-Scalarisation = Literal["trace", "determinant", "eigenvalue"]
-ThresholdRule = Literal["youden", "distance", "f1"]
-RULES = (*get_args(ThresholdRule), "risk:0.05@0.95")
-_PROMISE = re.compile(r"risk:([0-9.]+)@([0-9.]+)")
-_STEPS = 400  # thresholds that a promise is tried at
-_FEWEST = 0.05  # share of the keypoints that a promise is first tried at: fewer say nothing
-
-GAMMA_KS = 0.5  # a keypoint is reliable if its similarity reaches this, COCO's lowest threshold
-
-
-def scalarise(covariance: Array, scalarisation: Scalarisation = "trace") -> Array:
-    """Size (...) of covariances (..., 2, 2): trace, square root of the determinant, or larger eigenvalue."""
-    xx, xy, yy = covariance[..., 0, 0], covariance[..., 0, 1], covariance[..., 1, 1]
-    if scalarisation == "trace":
-        return np.asarray(xx + yy)
-    if scalarisation == "determinant":
-        return np.asarray(np.sqrt(np.maximum(xx * yy - xy**2, 0)))
-    if scalarisation == "eigenvalue":
-        return np.asarray((xx + yy) / 2 + np.hypot((xx - yy) / 2, xy))
-    raise HaloposeError(f"unknown scalarisation {scalarisation!r}: trace, determinant or eigenvalue")
-
-
-def localization_confidence(
-    covariance: Array, area: Array, kappa: Array, scalarisation: Scalarisation = "trace"
-) -> Array:
-    """c (..., K) = -phi(covariance) / (s^2 kappa^2) of covariances (..., K, 2, 2), areas (...) (eq. 19)."""
-    return -scalarise(covariance, scalarisation) / (np.asarray(area)[..., None] * np.asarray(kappa) ** 2)
+_STEPS = 400  # number of candidate thresholds of a risk guarantee
+_FEWEST = 0.05  # share of the keypoints at the strictest candidate: fewer carry too little evidence
 
 
 def select_threshold(confidence: Array, correct: Array, rule: str = "youden", among: Array | None = None) -> float:
@@ -77,23 +45,6 @@ def select_threshold(confidence: Array, correct: Array, rule: str = "youden", am
     return float(ordered[last[best]])
 
 
-def promise_of(rule: str) -> tuple[float, float] | None:
-    """Risk and certainty of a rule such as ``risk:0.05@0.95``; None for the rules of ``select_threshold``."""
-    if rule in get_args(ThresholdRule):
-        return None
-    found = _PROMISE.fullmatch(rule)
-    try:
-        risk, certainty = (float(part) for part in found.groups()) if found else (0.0, 0.0)
-    except ValueError:
-        risk = certainty = 0.0
-    if not (0 < risk < 1 and 0.5 <= certainty < 1):
-        raise HaloposeError(
-            f"unknown threshold rule {rule!r}: {', '.join(RULES[:-1])}, or a promise such as {RULES[-1]}, at most "
-            "5 % of what is kept is wrong, with 95 % certainty"
-        )
-    return risk, certainty
-
-
 def promised_threshold(confidence: Array, correct: Array, image_ids: Array, risk: float, certainty: float) -> float:
     """The lowest threshold of which it is certain that at most ``risk`` of the keypoints kept (N,) are wrong.
 
@@ -119,19 +70,3 @@ def promised_threshold(confidence: Array, correct: Array, image_ids: Array, risk
             break
         chosen = float(ordered[kept - 1])
     return chosen
-
-
-def keep_mask(
-    confidence: Array,
-    threshold: float | Array,
-    visibility: Array | None = None,
-    visibility_threshold: float | Array | None = None,
-) -> Array:
-    """Keypoints (..., K) to keep: visible enough, and confident enough (eq. 22).
-
-    Without a visibility score, or without a threshold for it, the confidence decides alone.
-    """
-    keep = confidence >= threshold
-    if visibility is not None and visibility_threshold is not None:
-        keep = keep & (visibility >= visibility_threshold)
-    return np.asarray(keep)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from halopose.calibration.whitening import directions, log_survival, squared_length, stretched, whiten
+from halopose.uncertainty.whitening import directions, log_survival, squared_length, stretched, whiten
 
 
 def test_directions_and_lengths_make_up_what_is_white() -> None:

@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halopose.calibration.pruning import (
+from halopose.calibration.thresholds import promised_threshold, select_threshold
+from halopose.errors import HaloposeError
+from halopose.types import Array
+from halopose.uncertainty.pruning import (
     Scalarisation,
     ThresholdRule,
     keep_mask,
     localization_confidence,
     promise_of,
-    promised_threshold,
     scalarise,
-    select_threshold,
 )
-from halopose.errors import HaloposeError
-from halopose.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
 RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
