@@ -135,7 +135,7 @@ def test_stored_signals_are_those_of_the_live_host(data: Path, folder: Path) -> 
             error = (factor.detach() - expected).abs().amax((-1, -2)) / expected.abs().amax((-1, -2))
             assert error.max() < 0.05  # half precision
     plain = collect(host, dataset, folder.with_name("plain"), SETTINGS)
-    with pytest.raises(HaloposeError, match="--signals"):
+    with pytest.raises(HaloposeError, match="--context"):
         next(plain.cells("assigned")).factors(heads)
 
 

@@ -449,7 +449,7 @@ def test_the_command_writes_tables_and_page(
     out = tmp_path / "out"
     arguments = ["ablate", data, "--base", tmp_path / "base.pt", "-o", out, "--imgsz", 64, "--epochs", 3,
                  "--calibration-share", 0.5, "--workers", 2, "--alphas", "0,3", "--seed", 5,
-                 "--signals"]  # fmt: skip
+                 "--context"]  # fmt: skip
     done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     settings = FitSettings(

@@ -34,7 +34,7 @@ from halopose.cli.options import (
     RuleAsMade,
     ScaleWeight,
     Seed,
-    SignalsOption,
+    ContextOption,
     Source,
     Train,
     TrainSizes,
@@ -91,7 +91,7 @@ def fit(
     dispersion: Dispersion = "full",
     trunk: Trunk = "mirrored",
     warm_start: WarmStart = True,
-    signals: SignalsOption = False,
+    context: ContextOption = False,
     novelty_images: NoveltyImages = 300,
     seed: Seed = 0,
     workers: Workers = None,
@@ -127,7 +127,7 @@ def fit(
         raise HaloposeError("fit is for one process: under torchrun run collect, train and evaluate one by one")
     settings = replace(
         _settings(
-            epochs, alpha, scale_weight, dof, seed, head_settings(dispersion, trunk, warm_start, context=signals)
+            epochs, alpha, scale_weight, dof, seed, head_settings(dispersion, trunk, warm_start, context=context)
         ),
         train_sizes=(imgsz,) if train_sizes is None else sizes(train_sizes),
         imgsz=imgsz,
@@ -165,7 +165,7 @@ def collect(
     images: Images = None,
     imgsz: Annotated[str, typer.Option("--sizes", help="Input sizes, with commas.")] = "640",
     detections: Annotated[int, typer.Option(min=0, max=300, help="Detections kept an image; to calibrate.")] = 0,
-    signals: SignalsOption = False,
+    context: ContextOption = False,
     workers: Workers = None,
     batch: Batch = None,
     part: Annotated[
@@ -193,7 +193,7 @@ def collect(
     if half:
         host.use_half()
     settings = CollectSettings(
-        imgsz=views, detections=detections, batch=batch or batch_for(host.device), signals=signals
+        imgsz=views, detections=detections, batch=batch or batch_for(host.device), signals=context
     )
     dataset = load_dataset(data, split, images=images, otherwise=host.layout)
     crew = WorkerPool.of_machine(host.device, workers, chosen)
@@ -221,7 +221,7 @@ def train(
     dispersion: Dispersion = "full",
     trunk: Trunk = "mirrored",
     warm_start: WarmStart = True,
-    signals: SignalsOption = False,
+    context: ContextOption = False,
     seed: Seed = 0,
     end2end: End2End = None,
     device: Device = None,
@@ -245,7 +245,7 @@ def train(
     collected = MatchStore(store)
     settings = replace(
         _settings(
-            epochs, alpha, scale_weight, dof, seed, head_settings(dispersion, trunk, warm_start, context=signals)
+            epochs, alpha, scale_weight, dof, seed, head_settings(dispersion, trunk, warm_start, context=context)
         ),
         train_sizes=collected.settings.imgsz,
         imgsz=max(collected.settings.imgsz),
@@ -340,7 +340,10 @@ def _store_of(given: Path, split: str, images: Path | None, trained: Artifact, h
     stated = dataset.layout
     if (stated.names, stated.sigmas) == (trained.layout.names, trained.layout.sigmas):
         dataset = replace(dataset, layout=trained.layout)  # limbs, which labels draw in their own way, do not count
-    settings = replace(trained.card.fit_settings, imgsz=trained.imgsz)
+    made = trained.card.fit_settings
+    settings = pipeline.settings_for(
+        trained, conf=made.conf, iou=made.iou, batch=made.batch, cells_per_object=made.cells_per_object
+    )
     with progress() as step:
         return pipeline.collect_validation(host, dataset, output.with_suffix("") / "store", settings, step)
 
@@ -388,7 +391,7 @@ def novelty(
     from halopose.fitting import pipeline
     from halopose.fitting.artifact import Artifact
     from halopose.fitting.novelty_fitting import collect_copies, fit_novelty
-    from halopose.fitting.settings import FitSettings, NoveltySettings
+    from halopose.fitting.settings import NoveltySettings
     from halopose.hosts import model_zoo
     from halopose.predictor import host_for
 
@@ -401,7 +404,7 @@ def novelty(
     validation = validation.subset(np.setdiff1d(validation.image_ids, known.card.images.of("evaluation", "heads")))
     if not len(validation):
         raise HaloposeError("the heads have seen every validation image: give others")
-    settings = FitSettings(imgsz=known.imgsz, head=known.heads.settings)
+    settings = pipeline.settings_for(known)
     with locked(work), progress() as step:
         how = NoveltySettings(novelty_images)
         signals = known.heads.settings.signals

@@ -179,8 +179,8 @@ Epochs = Annotated[int, typer.Option(min=1, max=MANY, help="At most so many epoc
 Dispersion = Annotated[Literal["full", "diagonal", "isotropic"], typer.Option(help="Form of the dispersion.")]
 Trunk = Annotated[Literal["mirrored", "last-layer"], typer.Option(help="Kind of head.")]
 WarmStart = Annotated[bool, typer.Option(help="Start from the pose head's own convolutions.")]
-SignalsOption = Annotated[
-    bool, typer.Option("--signals", help="Heads that look beyond their window: at claims, and at the keypoints.")
+ContextOption = Annotated[
+    bool, typer.Option("--context", help="Heads with context features: overlapping boxes, and neck features at the keypoints.")
 ]
 Source = Annotated[Literal["matched", "assigned"], typer.Option(help="What to calibrate on.")]
 ImageSize = Annotated[int, typer.Option(min=SMALLEST, max=LARGEST, help="Input size.")]

@@ -97,7 +97,6 @@ def evaluate(
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
     from halopose.fitting.collecting import collect_shards, finished
-    from halopose.fitting.settings import FitSettings
     from halopose.fitting.workers import ProcessGroup, WorkerPool, batch_for, own_device
     from halopose.predictor import UncertainPose
     from halopose.protocol import Protocol
@@ -118,12 +117,16 @@ def evaluate(
         end2end=end2end,
         uncalibrated=uncalibrated,
     )
+    if shift and not model.has_novelty:
+        raise HaloposeError(
+            f"{artifact} has no out-of-distribution model, which --shift needs: add one with `halopose novelty`"
+        )
     ranks, crew = ProcessGroup.joined(model.host.device), WorkerPool.of_machine(model.host.device, workers)
     dataset = load_dataset(data, split, images=images, otherwise=model.artifact.layout)
     if overlap == "exclude":
         dataset = _unseen(dataset, model.artifact)
-    settings = FitSettings(
-        imgsz=imgsz or model.artifact.imgsz, conf=conf, iou=iou, batch=batch or batch_for(model.host.device)
+    settings = pipeline.settings_for(
+        model.artifact, imgsz=imgsz, conf=conf, iou=iou, batch=batch or batch_for(model.host.device)
     )
     protocol = Protocol(bootstrap=bootstrap, area=area)
     with locked(output, (crew.part, crew.parts)):

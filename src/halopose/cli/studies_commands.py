@@ -22,7 +22,7 @@ from halopose.cli.options import (
     ImageSize,
     Iou,
     Seed,
-    SignalsOption,
+    ContextOption,
     Source,
     Train,
     TrainSizes,
@@ -56,7 +56,7 @@ def ablate(
     alphas: Annotated[str, typer.Option(help="Retention exponents to compare.")] = "0,0.5,1,2,4",
     bootstrap: Resamplings = 200,
     workers: Annotated[int | None, typer.Option(min=1, help="Rows at a time; else as many as cores.")] = None,
-    signals: SignalsOption = False,
+    context: ContextOption = False,
     seed: Seed = 0,
     end2end: End2End = None,
     device: Device = None,
@@ -78,7 +78,7 @@ def ablate(
     training, validation = two_datasets(data, train, val, images, val_images, host.layout)
     settings = FitSettings(
         train=TrainSettings(epochs=epochs, seed=seed),
-        head=head_settings(context=signals),
+        head=head_settings(context=context),
         train_sizes=sizes,
         imgsz=imgsz,
         calibration=calibration,

@@ -98,6 +98,20 @@ def collect_validation(
     )
 
 
+def settings_for(artifact: Artifact, **changes: Any) -> FitSettings:
+    """Settings to collect images for an artifact: its input size and head architecture, else the defaults.
+
+    The head architecture decides what a feature cache must hold, so it is never taken from elsewhere.
+
+    Args:
+        artifact: Trained heads, calibrated or not.
+        **changes: Fields of ``FitSettings`` with other values, such as ``conf``; ``imgsz=None`` is the artifact's.
+    """
+    if changes.get("imgsz") is None:
+        changes["imgsz"] = artifact.imgsz
+    return replace(FitSettings(), **{**changes, "head": artifact.heads.settings})
+
+
 def validation_settings(settings: FitSettings) -> CollectSettings:
     """How the store for calibration and evaluation is collected."""
     return CollectSettings(

@@ -23,8 +23,7 @@ from halopose.fitting.corruptions import FITTED, HELD_OUT, corrupted
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.novelty_evaluation import held_share
 from halopose.fitting.novelty_fitting import OUTSIDE, Rows, rows_of
-from halopose.fitting.pipeline import collect_validation, evaluate_artifact
-from halopose.fitting.settings import FitSettings
+from halopose.fitting.pipeline import collect_validation, evaluate_artifact, settings_for
 from halopose.hosts.base import Host
 from halopose.protocol import Protocol
 from halopose.types import Array, Progress, prefixed
@@ -114,7 +113,7 @@ def run_shift(
     steps: list[tuple[str, int, Dataset]] = [(CLEAN, 0, dataset)]
     steps += [(k, s, corrupted(dataset, k, s)) for k in settings.kinds for s in settings.severities]
     steps += [(name, 0, other) for name, other in (others or {}).items()]
-    how = FitSettings(imgsz=artifact.imgsz, head=artifact.heads.settings)
+    how = settings_for(artifact)
     rows, seen = [], {}
     for number, (name, severity, data) in enumerate(steps):
         folder = work / f"{number:02d}-{name.replace(' ', '-')}-{severity}"

@@ -1,0 +1,84 @@
+"""Every kind of artifact through evaluate: the shipped ones, and one of each kind that ``fit`` can make."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from halopose.fitting.artifact import Artifact
+from halopose.hosts import model_zoo
+from halopose.hosts.base import Host
+from halopose.hosts.loading import load_host
+from tests.helpers.commands import base, run
+from tests.helpers.models import host_of, pose_model, write_scenes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FITTED = {
+    "student-t loss": ("--dof", 4),
+    "context": ("--context",),
+    "last layer": ("--trunk", "last-layer", "--dispersion", "isotropic"),
+    "assigned": ("--calibration", "assigned", "--region-scales"),
+    "end2end": ("--end2end",),
+}
+
+
+def evaluated(data: Path, base_model: Path, artifact: Path, output: Path, *more: Any) -> dict[str, Any]:
+    """Metrics of a tiny evaluation."""
+    run("evaluate", data, "--base", base_model, "--artifact", artifact, "--split", "test", "--bootstrap", 0,
+        "--pictures", 1, "-o", output, *more)  # fmt: skip
+    content: dict[str, Any] = json.loads((output / "metrics.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize("kind", FITTED)
+def test_what_fit_makes_is_evaluated(work: Path, tmp_path: Path, kind: str) -> None:
+    """Each kind of heads as ``fit`` makes them, on images that the fit did not use."""
+    checkpoint, data, options = work / "base.pt", work / "data.yaml", FITTED[kind]
+    if kind == "end2end":
+        checkpoint = tmp_path / "base.pt"
+        torch.save({"model": pose_model("26")}, checkpoint)
+        data = write_scenes(tmp_path / "data", host_of("26-one-to-one"), {"train": 8, "val": 8, "test": 4})
+    artifact = tmp_path / "a.safetensors"
+    run("fit", data, "--base", checkpoint, "-o", artifact, "--imgsz", 64, "--epochs", 1,
+        "--calibration-share", 0.5, "--novelty-images", 0, *options)  # fmt: skip
+    assert evaluated(data, checkpoint, artifact, tmp_path / "out")["matched_instances"] > 0
+
+
+def test_heads_with_context_features_are_evaluated_under_shift(work: Path, tmp_path: Path) -> None:
+    """With an out-of-distribution model, added later, and a step of corruption."""
+    plain, novel = tmp_path / "a.safetensors", tmp_path / "n.safetensors"
+    run("fit", work / "data.yaml", *base(work), "-o", plain, "--imgsz", 64, "--epochs", 1, "--calibration-share",
+        0.5, "--context")  # fmt: skip
+    run("novelty", work / "data.yaml", *base(work), "--artifact", plain, "-o", novel)
+    metrics = evaluated(work / "data.yaml", work / "base.pt", novel, tmp_path / "out", "--shift", "--kinds", "blur")
+    assert metrics["novelty"] is not None
+    assert len(json.loads((tmp_path / "out" / "shift.json").read_text())["rows"]) == 4
+    run("calibrate", work / "data.yaml", *base(work), "--artifact", novel, "--split", "test",
+        "-o", tmp_path / "c.safetensors")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [model.name for model in model_zoo.named_models()])
+def test_shipped_artifacts_are_evaluated(tmp_path: Path, name: str) -> None:
+    """The heads of YOLO11n-pose on random weights of the same architecture, as the published ones are not here."""
+    model = model_zoo.find_model(name)
+    assert model is not None
+    artifact = Artifact.load(model.artifact())
+    host: Host
+    if name == "yolo11n-pose":
+        host, checkpoint = host_of("11"), tmp_path / "base.pt"
+        torch.save({"model": pose_model("11")}, checkpoint)
+        artifact = replace(artifact, base=host.fingerprints)
+    else:
+        checkpoint = model.base()
+        host = load_host(checkpoint)
+    extra = {"kpt_shape": [len(artifact.layout), 3]}
+    data = write_scenes(tmp_path / "data", host, {"test": 3}, **extra)
+    artifact.save(tmp_path / "a.safetensors")
+    shift = ("--shift", "--kinds", "blur") if artifact.novelty is not None else ()
+    metrics = evaluated(data, checkpoint, tmp_path / "a.safetensors", tmp_path / "out", "--imgsz", 64, *shift)
+    assert (tmp_path / "out" / "shift.json").is_file() == bool(shift)
+    assert metrics["keypoints"] >= 0
