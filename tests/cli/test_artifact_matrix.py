@@ -10,8 +10,7 @@ import torch
 
 from halopose.fitting.artifact import Artifact
 from halopose.hosts import model_zoo
-from halopose.hosts.base import Host
-from halopose.hosts.loading import load_host
+from halopose.landing.world.dataset_writer import write_dataset
 from tests.helpers.commands import base, run
 from tests.helpers.models import host_of, pose_model, write_scenes
 
@@ -67,18 +66,16 @@ def test_shipped_artifacts_are_evaluated(tmp_path: Path, name: str) -> None:
     model = model_zoo.find_model(name)
     assert model is not None
     artifact = Artifact.load(model.artifact())
-    host: Host
     if name == "yolo11n-pose":
-        host, checkpoint = host_of("11"), tmp_path / "base.pt"
+        checkpoint, size = tmp_path / "base.pt", 64
         torch.save({"model": pose_model("11")}, checkpoint)
-        artifact = replace(artifact, base=host.fingerprints)
+        artifact = replace(artifact, base=host_of("11").fingerprints)
+        data = write_scenes(tmp_path / "data", host_of("11"), {"test": 3})
     else:
-        checkpoint = model.base()
-        host = load_host(checkpoint)
-    extra = {"kpt_shape": [len(artifact.layout), 3]}
-    data = write_scenes(tmp_path / "data", host, {"test": 3}, **extra)
+        checkpoint, size = model.base(), 320
+        data = write_dataset(tmp_path / "data", {"test": 3})
     artifact.save(tmp_path / "a.safetensors")
     shift = ("--shift", "--kinds", "blur") if artifact.novelty is not None else ()
-    metrics = evaluated(data, checkpoint, tmp_path / "a.safetensors", tmp_path / "out", "--imgsz", 64, *shift)
+    metrics = evaluated(data, checkpoint, tmp_path / "a.safetensors", tmp_path / "out", "--imgsz", size, *shift)
     assert (tmp_path / "out" / "shift.json").is_file() == bool(shift)
     assert metrics["keypoints"] >= 0

@@ -180,7 +180,10 @@ Dispersion = Annotated[Literal["full", "diagonal", "isotropic"], typer.Option(he
 Trunk = Annotated[Literal["mirrored", "last-layer"], typer.Option(help="Kind of head.")]
 WarmStart = Annotated[bool, typer.Option(help="Start from the pose head's own convolutions.")]
 ContextOption = Annotated[
-    bool, typer.Option("--context", help="Heads with context features: overlapping boxes, and neck features at the keypoints.")
+    bool,
+    typer.Option(
+        "--context", help="Heads with context features: overlapping boxes, and neck features at the keypoints."
+    ),
 ]
 Source = Annotated[Literal["matched", "assigned"], typer.Option(help="What to calibrate on.")]
 ImageSize = Annotated[int, typer.Option(min=SMALLEST, max=LARGEST, help="Input size.")]

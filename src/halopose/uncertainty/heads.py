@@ -290,7 +290,9 @@ class ProbabilisticHeads(nn.Module):
         raw, entered = found
         if weights.beyond is not None:
             if signals is None:
-                raise HaloposeError("these heads use context features, which the store lacks: collect it with --context")
+                raise HaloposeError(
+                    "these heads use context features, which the store lacks: collect it with --context"
+                )
             raw = raw + weights.beyond.leave(entered, signals, of_kind(strides, signals.box))
         factors = scale_tril_from_raw(raw, self.settings.parameterisation, of_kind(strides[:, None], raw))
         if self.beyond is not None and self.beyond.inverse_bound is not None and signals is not None:
