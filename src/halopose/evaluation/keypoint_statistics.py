@@ -71,7 +71,6 @@ class FlatResiduals:
             {axis: column.take(index) for axis, column in columns.items()} for columns in (self.residual, self.squared)
         )
         taken = FlatResiduals(residual, squared, self.similarity.take(index))
-        vars(taken)["grade"] = self.grade.take(index)
         return taken
 
     @cached_property
@@ -150,14 +149,6 @@ class KeypointStatistics:
             self.confidence.take(index),
             residuals or self.residuals.take(index),
         )
-        place = np.cumsum(mask) - 1
-        # Q-Q of some keypoints is of Gaussians alone.
-        wanted = _ORDERS if self.dof is None else _ORDERS[:1]
-        known = {name: vars(self)[name] for name in wanted if name in vars(self)}
-        for name, orders in known.items():
-            vars(taken)[name] = {axis: place.take(order[mask.take(order)]) for axis, order in orders.items()}
-        if "by_confidence" in vars(self):
-            vars(taken)["by_confidence"] = place.take(self.by_confidence[mask.take(self.by_confidence)])
         return taken
 
     def as_wide_as(self, covariance: Mapping[str, Array]) -> bool:

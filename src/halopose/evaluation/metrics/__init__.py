@@ -1,7 +1,7 @@
-"""The evaluation protocol's metrics (paper, section 4): pure functions of flat arrays, one concept a file.
+"""Metrics of the evaluation protocol (paper, section 4): pure functions of flat arrays.
 
-Each takes an optional ``weight`` of non-negative whole numbers: a weight of n counts as n copies of the
-sample, exactly. Resampling images (bootstrap) is then a change of weights, not of data.
+Most take an optional ``weight`` of non-negative integers: a weight of n counts exactly as n copies of the sample.
+The bootstrap resamples images by changing weights instead of data.
 """
 
 from halopose.evaluation.metrics.akp import (
@@ -14,17 +14,20 @@ from halopose.evaluation.metrics.akp import (
     random_keypoint_precision,
     skill,
 )
-from halopose.evaluation.metrics.coverage import (
+from halopose.evaluation.metrics.curves import (
     LEVELS,
+    ReliabilityCurve,
     average_coverage_error,
     coverage,
     coverage_of_counts,
     coverage_of_levels,
     level_counts,
     level_index,
+    qq_points,
+    qq_positions,
+    qq_values,
+    reliability_curve,
 )
-from halopose.evaluation.metrics.qq import qq_points, qq_positions, qq_values
-from halopose.evaluation.metrics.reliability import ReliabilityCurve, reliability_curve
 from halopose.evaluation.metrics.variance import (
     VarianceBins,
     expected_normalized_calibration_error,
