@@ -9,8 +9,8 @@ from scipy.optimize import least_squares
 from benchmarks.interleave import Comparison, compare
 from halopose.geometry.attitude import solve_with_attitude
 from halopose.geometry.camera import Camera, exp_so3, look, perturb, pose_jacobian, project_points, runway_corners
-from halopose.geometry.pnp import solve_pose
-from halopose.geometry.single import assess_one, solve_one
+from halopose.geometry.integrity import assess
+from halopose.geometry.pnp import solve_pose, solve_position
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = runway_corners(2500.0, 45.0)
@@ -55,8 +55,8 @@ def compare_position(rounds: int = 50) -> tuple[Comparison, float]:
     start = position[0] + [20.0, 2.0, 2.0]
 
     def ours() -> list[float]:
-        found = [solve_one(CAMERA, CORNERS, one, covariance[0], rotation[0]) for one in pixels]
-        return [np.inf if each is None else each.cost for each in found]
+        seen = [(one[None], covariance[:1], rotation[:1]) for one in pixels]
+        return [float(solve_position(CAMERA, CORNERS, *one).cost[0]) for one in seen]
 
     def peer() -> list[float]:
         return [_position_by_scipy(one, factor, rotation[0], start) for one in pixels]
@@ -76,7 +76,7 @@ def compare_fix(rounds: int = 50) -> Comparison:
 
     def ours() -> None:
         for one in pixels:
-            assess_one(CAMERA, CORNERS, one, covariance[0], rotation[0], attitude=attitude)
+            assess(CAMERA, CORNERS, one[None], covariance[:1], rotation[:1], attitude=attitude)
 
     def peer() -> None:
         for one in pixels:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halopose.geometry import scalar
 from halopose.geometry.camera import Array, Camera, distort, distort_jacobian
 
 Mask = NDArray[np.bool_]
@@ -26,8 +25,6 @@ _GAIN = 1e-7  # chi-square that the last step may still gain: 3e-4 standard devi
 _RELATIVE_GAIN = 1e-6  # the same relative to the cost
 _FIRST_DAMPING = 1e-3
 _MAX_DAMPING = 1e12
-_FEW = 4  # poses up to which plain floats beat numpy
-_MANY = 200  # poses from which elimination in numpy beats a call of LAPACK for each
 _FLOOR = 1e-14  # relative damping that keeps a pivot from being exactly zero
 _TINY = 1e-300  # the same where a whole column is zero; the step is then absurd and refused
 
@@ -207,11 +204,11 @@ def products(columns: Array) -> Array:
 
 def solve_normal(normal: Array, damping: Array | None = None) -> tuple[Array, Array]:
     """Step (P, N) of a normal matrix (P + 1, P + 1, N), and how much chi-square it promises to gain (N,)."""
-    size, frames = len(normal) - 1, normal.shape[-1]
+    size = len(normal) - 1
     system = normal.transpose(2, 0, 1)
     if damping is not None:
         system = damped(system, damping)
-    step = _eliminate(system.transpose(1, 2, 0)) if frames >= _MANY else _lapack(system)
+    step = _lapack(system)
     return step, np.add.reduce(step * normal[size, :size])
 
 
@@ -222,19 +219,6 @@ def _lapack(system: Array) -> Array:
         return np.asarray(np.linalg.solve(system[:, :size, :size], system[:, :size, size:])[..., 0].T)
     except np.linalg.LinAlgError:  # some frame is exactly singular: its step will be absurd, and refused
         return _lapack(damped(system))
-
-
-def _eliminate(system: Array) -> Array:
-    """The same from (P + 1, P + 1, N), positive definite: one pass of elimination over all frames at once."""
-    size = len(system) - 1
-    rows = system[:size].copy()
-    for pivot in range(size):
-        rows[pivot, pivot + 1 :] /= rows[pivot, pivot]
-        rows[pivot + 1 :, pivot + 1 :] -= rows[pivot + 1 :, pivot, None] * rows[pivot, pivot + 1 :]
-    step = rows[:, size].copy()
-    for row in range(size - 2, -1, -1):
-        step[row] -= np.add.reduce(rows[row, row + 1 : size] * step[row + 1 :])
-    return step
 
 
 def damped(system: Array, damping: Array | None = None) -> Array:
@@ -251,15 +235,7 @@ def refine(problem: Problem, first: Pose, free: int) -> tuple[Fit, Mask]:
 
     ``free`` is 6, or 3 where the rotation stays as it is.
     """
-    few = _refine_few(problem, first, free) if 0 < first.turn.shape[-1] <= _FEW else None
-    return few or _refine_many(problem, evaluate(problem, first, free))
-
-
-def _refine_many(problem: Problem, fit: Fit) -> tuple[Fit, Mask]:
-    """Poses of least cost by damped Gauss-Newton steps, and which of them converged (N,).
-
-    Damping appears only where a step failed. Frames leave as they end, at once those that have no cost.
-    """
+    fit = evaluate(problem, first, free)
     whole, index = fit, np.arange(len(fit.cost))
     converged = np.zeros(len(index), dtype=bool)
     damping: Array | None = None
@@ -282,25 +258,6 @@ def _refine_many(problem: Problem, fit: Fit) -> tuple[Fit, Mask]:
             damping = None if damping is None else damping[rest]
         fit, damping = _better(fit, evaluate(problem, pose, len(step)), damping)
     return whole, converged
-
-
-def _refine_few(problem: Problem, first: Pose, free: int) -> tuple[Fit, Mask] | None:
-    """What ``refine`` finds, frame by frame in plain floats; None if some frame needs more than plain steps."""
-    if problem.nu is not None or problem.camera.distorted:
-        return None
-    fits = []
-    for frame in range(first.turn.shape[-1]):
-        arrays = (problem.points, problem.observed, problem.whitening)
-        rows = [row for array in arrays for row in array[..., frame % array.shape[-1]].tolist()]
-        points = list(zip(*rows, strict=True))
-        turn, bearing = first.turn[..., frame].tolist(), first.bearing[:, frame].tolist()
-        fit = scalar.refine(points, turn, bearing, free, _GAIN, _RELATIVE_GAIN, _MAX_STEPS)
-        if fit is None:
-            return None
-        fits.append(fit)
-    turns, bearings, normals, costs = (np.array(parts).T for parts in zip(*fits, strict=True))
-    # Transposed as a whole: frames come last, and a turn's own axes are swapped back.
-    return Fit(Pose(turns.swapaxes(0, 1), bearings), normals, costs), np.ones(len(fits), dtype=bool)
 
 
 def _better(fit: Fit, trial: Fit, damping: Array | None) -> tuple[Fit, Array | None]:

@@ -16,7 +16,6 @@ from halopose.geometry.attitude import step_with_attitude
 from halopose.geometry.camera import Camera, Mount, aircraft_pose, pose_difference, rotation_from_angles
 from halopose.geometry.integrity import Assessment, Verdict, assess
 from halopose.geometry.propagation import aircraft_covariance
-from halopose.geometry.single import assess_one
 from halopose.landing.association import CornerDetections, Viewpoint
 from halopose.landing.navigation.sensors import Measurement, vision
 from halopose.landing.requirements import path_axes
@@ -232,7 +231,7 @@ def solve(corner_detections: CornerDetections, vision_model: VisionModel, frames
 
 
 def _assessed(corner_detections: CornerDetections, vision_model: VisionModel, frames: int) -> Assessment:
-    """What ``geometry`` makes of the corners; of one frame with all of them the fast way."""
+    """What ``geometry`` makes of the corners."""
     settings, mask = vision_model.settings, usable_corners(corner_detections, vision_model.settings)
     spread = corner_detections.covariance * settings.corner_variance_factor
     shown = vision_model.camera, vision_model.corners
@@ -240,17 +239,6 @@ def _assessed(corner_detections: CornerDetections, vision_model: VisionModel, fr
     if not vision_model.uses_given_attitude:
         return assess(*shown, corner_detections.pixels, spread, mask=mask, **limits, check=settings.integrity)
     spread, shared = settings.corner_correlation.parts(spread)
-    if len(mask) == 1 and mask.all() and settings.integrity:
-        return assess_one(
-            *shown,
-            corner_detections.pixels[0],
-            spread[0],
-            vision_model.rotation[0],
-            attitude=vision_model.attitude_covariance[0],
-            intrinsics=vision_model.intrinsics,
-            shared=shared[0],
-            **limits,
-        )
     return assess(
         *shown,
         corner_detections.pixels,
