@@ -17,7 +17,7 @@ from halopose.fitting.collecting import collect, to_targets
 from halopose.fitting.feature_cache import CollectSettings, MatchStore
 from halopose.fitting.head_training import train, weighted_nll
 from halopose.fitting.settings import TrainSettings
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.uncertainty.heads import LevelHead, ProbabilisticHeads, convolve_many
 
 IMAGES = 24

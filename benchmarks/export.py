@@ -23,7 +23,7 @@ from halopose.fitting.artifact import Artifact
 from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics.ultralytics_host import load_model
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 
 PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
 SIZE = 640

@@ -20,7 +20,7 @@ from halopose.hosts.ultralytics.ultralytics_host import load_model
 from halopose.landing.shipped_detectors import runway_artifact, runway_detector
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import sample_scene
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
 from halopose.uncertainty.heads import ProbabilisticHeads
 

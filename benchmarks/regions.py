@@ -11,7 +11,7 @@ from benchmarks.overhead import PHOTOGRAPH
 from halopose.calibration.correlation import fit_correlation
 from halopose.data.images import read_image
 from halopose.hosts.model_zoo import find_base, shipped_artifact
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 
 PERSONS, KEYPOINTS = 20_000, 17
 

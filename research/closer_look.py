@@ -28,7 +28,7 @@ from halopose.landing.roi_refinement import RoiRefiner, expected_box, refine_wit
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import TRAINING_WEATHERS, Scene, SceneSettings, corners_in_image, sample_scene
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
 from research.shipped_results import markdown
 

@@ -32,7 +32,7 @@ from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.hosts.ultralytics.ultralytics_host import load_model
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.protocol import Protocol
 from halopose.uncertainty.heads import ProbabilisticHeads
 

@@ -47,7 +47,7 @@ from halopose.landing.world.approach import fly
 from halopose.landing.world.dataset_writer import write_dataset
 from halopose.landing.world.scenes import TRAINING_WEATHERS, Weather
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.protocol import Protocol
 from halopose.types import Array
 from research.shipped_results import cell, markdown

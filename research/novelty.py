@@ -32,7 +32,7 @@ from halopose.landing import shipped_detectors
 from halopose.landing.world.dataset_writer import split_seeds, write_dataset
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import TRAINING_WEATHERS, SceneSettings, sample_scene
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.studies.shift_study import auroc
 from halopose.types import Array, Progress, named
 from research.novelty_rivals import CONFIDENCES, passes_cost, rival_table, seen_again, wrong

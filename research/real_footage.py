@@ -41,7 +41,7 @@ from halopose.hosts.loading import load_host
 from halopose.landing.shipped_detectors import footage_artifact, footage_detector
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
 from halopose.uncertainty.whitening import whiten
 

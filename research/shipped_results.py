@@ -32,7 +32,7 @@ from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.poses import GroundTruth, PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.protocol import Protocol
 from halopose.types import Array, Progress
 from halopose.uncertainty.heads import with_bound

@@ -20,7 +20,7 @@ import halopose
 from halopose.cli.app import app
 from halopose.geometry.camera import Camera, look, project_points
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from tests.helpers.approaches import CORNERS
 from tests.helpers.models import ASSETS, artifact_for, host_of
 from tests.helpers.values import read_picture

@@ -31,7 +31,7 @@ def test_examples_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "examples" / "photographs" / "astronaut.jpg", "photo.jpg")
-    if test.name == "halopose.predictor.UncertainPose":
+    if test.name == "halopose.prediction.uncertain_pose.UncertainPose":
         request.getfixturevalue("published_base")
     said: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.FAIL_FAST).run(test, out=said.append)

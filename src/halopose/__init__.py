@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from halopose.fitting.settings import FitSettings
     from halopose.keypoints import Keypoints
     from halopose.poses import GroundTruth, PoseDistributions
-    from halopose.predictor import UncertainPose
+    from halopose.prediction.uncertain_pose import UncertainPose
     from halopose.protocol import Protocol
     from halopose.uncertainty.distributions import Gaussian, StudentT
 
@@ -38,7 +38,7 @@ _HOMES = {
     "Scores": "halopose.evaluation.scores",
     "StudentT": "halopose.uncertainty.distributions",
     "StudentTCalibration": "halopose.calibration.calibrators",
-    "UncertainPose": "halopose.predictor",
+    "UncertainPose": "halopose.prediction.uncertain_pose",
     "evaluate": "halopose.evaluation.evaluate",
     "fit": "halopose.fitting.pipeline",
 }

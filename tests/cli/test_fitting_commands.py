@@ -18,7 +18,7 @@ from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.keypoints import Keypoints
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from tests.helpers.commands import base, refused, run
 from tests.helpers.models import ASSETS, pose_model, write_scenes
 from tests.helpers.values import present
@@ -160,7 +160,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(
     for late in (
         "landing.world.dataset.write_dataset", "fitting.pipeline.fit", "fitting.pipeline.train_heads",
         "fitting.pipeline.calibrate_artifact", "fitting.pipeline.collect_validation",
-        "predictor.UncertainPose.stream",
+        "prediction.uncertain_pose.UncertainPose.stream",
     ):  # fmt: skip
         monkeypatch.setattr(f"halopose.{late}", lambda *given, **more: pytest.fail("too late"))
     line = refused(monkeypatch, capsys, *arguments)

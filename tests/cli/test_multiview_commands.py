@@ -123,7 +123,7 @@ def test_what_is_not_there_or_no_film(tmp_path: Path) -> None:
 
 
 def test_nothing_is_begun_that_would_overwrite_its_own_film(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from halopose.predictor import UncertainPose
+    from halopose.prediction.uncertain_pose import UncertainPose
 
     monkeypatch.setattr(UncertainPose, "load", lambda *_, **__: pytest.fail("the work has begun"))
     (tmp_path / "film.mp4").write_bytes(b"a film")

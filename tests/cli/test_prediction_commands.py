@@ -22,7 +22,7 @@ from halopose.fitting.artifact import Artifact
 from halopose.hosts import model_zoo
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
 from tests.cli.test_fitting_commands import as_coco
 from tests.helpers.commands import base, refused, run

@@ -16,7 +16,7 @@ from halopose.deploy.onnx_file import ExportSettings, build, read_facts, write_m
 from halopose.landing import shipped_detectors
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import sample_scene
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
 from halopose.uncertainty.novelty import pool_images
 from tests.helpers.models import artifact_for, host_of

@@ -17,7 +17,7 @@ from halopose.deploy.graph import Deployable, TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build, read_model, sealed, set_temperature, write_model
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from tests.helpers.models import artifact_for, host_of, photograph
 from tests.helpers.values import present
 

@@ -27,7 +27,7 @@ from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.deploy.graph import Form, TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build, sealed, write_model
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Family
 from halopose.uncertainty.heads import HeadSettings
 from halopose.uncertainty.pruning import localization_confidence

@@ -17,7 +17,7 @@ from halopose.fitting.card import Card, ImageRoles
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import calibrate_artifact, collect_validation, evaluate_artifact
 from halopose.fitting.settings import FitSettings
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.protocol import Protocol
 from tests.helpers.models import artifact_for, host_of, write_scenes
 

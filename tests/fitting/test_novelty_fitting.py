@@ -32,7 +32,7 @@ from halopose.fitting.novelty_fitting import (
     widening_of,
 )
 from halopose.fitting.settings import NoveltySettings
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from tests.helpers.models import artifact_for, host_of, write_scenes
 from tests.helpers.outliers import detector
 from tests.helpers.values import present

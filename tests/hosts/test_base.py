@@ -15,7 +15,7 @@ from halopose.errors import HaloposeError
 from halopose.fitting.collecting import collect
 from halopose.fitting.feature_cache import CollectSettings
 from halopose.hosts.loading import load_host
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from tests.helpers.checkpoints import tensors_in, views
 from tests.helpers.models import (
     KINDS,

@@ -13,7 +13,7 @@ from halopose.landing.runway_datasets import CORNER_NAMES
 from halopose.landing.world.footage_style import PAVED
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import Scene, SceneSettings, corners_in_image, sample_scene
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
 
 

@@ -23,7 +23,7 @@ from halopose.landing.recordings.record_flight import record
 from halopose.landing.settings import LandingSettings
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
 from tests.helpers.commands import refused, run
 from tests.helpers.values import present
@@ -54,7 +54,7 @@ def land(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
         blank = np.zeros((384, 640, 3), dtype=np.uint8)
         monkeypatch.setattr("halopose.landing.flight.render_scene", lambda scene: blank)
         monkeypatch.setattr("halopose.hosts.model_zoo.packaged_file", lambda name: tmp_path / name)
-        monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: model)
+        monkeypatch.setattr("halopose.prediction.uncertain_pose.UncertainPose.load", lambda *given, **more: model)
         slow = SLOW[2:] if "--frames" in options else SLOW
         monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path), *slow, *map(str, options)])
         with pytest.raises(SystemExit) as stop:
@@ -305,7 +305,9 @@ def test_what_the_animation_needs_is_asked_for_before_the_flight(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: pytest.fail("too late"))
+    monkeypatch.setattr(
+        "halopose.prediction.uncertain_pose.UncertainPose.load", lambda *given, **more: pytest.fail("too late")
+    )
     monkeypatch.setattr(sys, "argv", ["halopose", "land", "-o", str(tmp_path)])
     with pytest.raises(SystemExit, match="2"):
         main()
@@ -317,7 +319,7 @@ def test_a_model_of_something_else_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("halopose.landing.flight.render_scene", lambda scene: np.zeros((384, 640, 3), dtype=np.uint8))
-    monkeypatch.setattr("halopose.predictor.UncertainPose.load", lambda *given, **more: Blind(17))
+    monkeypatch.setattr("halopose.prediction.uncertain_pose.UncertainPose.load", lambda *given, **more: Blind(17))
     files = ["--base", "body.pt", "--artifact", "body.safetensors", "-o", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["halopose", "land", *SLOW, *files])
     with pytest.raises(SystemExit, match="2"):

@@ -31,7 +31,7 @@ from halopose.landing.summary import distances, summarise, total_covariance
 from halopose.landing.vision_fix import angle_axes, solve, usable_corners
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
 
 ALONE = Sensors(gnss=None, localizer=None, glide_slope=None, radio=None)

@@ -20,7 +20,8 @@ from halopose.landing.roi_refinement import RoiDetector, RoiRefiner, expected_bo
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import Scene, SceneSettings, corners_in_image, sample_scene
 from halopose.poses import PoseDistributions
-from halopose.predictor import DeployedPose, UncertainPose
+from halopose.prediction.deployed_pose import DeployedPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array, Family
 
 LARGE = SceneSettings(camera=Camera.from_fov(1600, 960, np.radians(30)), distance=(2500.0, 3000.0), parallel_share=0.0)

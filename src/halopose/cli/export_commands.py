@@ -44,7 +44,7 @@ def export(
     from halopose.data.images import read_source
     from halopose.deploy import folder, onnx_file, quantise, web_page
     from halopose.deploy.graph import TopkSettings
-    from halopose.predictor import UncertainPose
+    from halopose.prediction.uncertain_pose import UncertainPose
 
     base, artifact = files_or_shipped(base, artifact)
     if half and int8:

@@ -294,9 +294,8 @@ def calibrate(
 
     from halopose.data.files import make_room
     from halopose.fitting import pipeline
-    from halopose.fitting.artifact import Artifact
+    from halopose.fitting.artifact import Artifact, host_for
     from halopose.fitting.novelty_fitting import calibrate_novelty
-    from halopose.predictor import host_for
 
     chosen = {"rule": rule, "region_scales": region_scales}
     changes = {name: value for name, value in chosen.items() if value is not None}
@@ -389,11 +388,10 @@ def novelty(
     from halopose.data.files import make_room
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
-    from halopose.fitting.artifact import Artifact
+    from halopose.fitting.artifact import Artifact, host_for
     from halopose.fitting.novelty_fitting import collect_copies, fit_novelty
     from halopose.fitting.settings import NoveltySettings
     from halopose.hosts import model_zoo
-    from halopose.predictor import host_for
 
     base, artifact = files_or_shipped(base, artifact)
     known = Artifact.load(artifact or model_zoo.shipped_artifact())

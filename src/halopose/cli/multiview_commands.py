@@ -63,7 +63,7 @@ def triangulate(
     else:
         if len(films) != len(views):
             raise HaloposeError(f"{cameras} has {len(views)} cameras: give as many films, in their order")
-        from halopose.predictor import UncertainPose
+        from halopose.prediction.uncertain_pose import UncertainPose
 
         model = UncertainPose.load(base, artifact, family="student-t", device=device, unsafe=unsafe)
         layout, seconds, poses = model.layout, rate or film_facts(films[0])[0], []

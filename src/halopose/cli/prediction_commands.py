@@ -43,7 +43,7 @@ from halopose.errors import HaloposeError
 if TYPE_CHECKING:
     from halopose.data.dataset import Dataset
     from halopose.fitting.artifact import Artifact
-    from halopose.predictor import UncertainPose
+    from halopose.prediction.uncertain_pose import UncertainPose
 
 OF_TORCH = "uncalibrated", "end2end", "device", "unsafe"  # which a deployed folder has no use for
 
@@ -98,7 +98,7 @@ def evaluate(
     from halopose.fitting import pipeline
     from halopose.fitting.collecting import collect_shards, finished
     from halopose.fitting.workers import ProcessGroup, WorkerPool, batch_for, own_device
-    from halopose.predictor import UncertainPose
+    from halopose.prediction.uncertain_pose import UncertainPose
     from halopose.protocol import Protocol
     from halopose.types import named
 
@@ -212,7 +212,8 @@ def predict(
     from halopose.data.coco import read_numbering
     from halopose.data.files import make_folder
     from halopose.data.sources import find_sources
-    from halopose.predictor import DeployedPose, UncertainPose
+    from halopose.prediction.deployed_pose import DeployedPose
+    from halopose.prediction.uncertain_pose import UncertainPose
 
     found = find_sources(sources)
     ids = None if truth is None else read_numbering(truth)

@@ -19,7 +19,7 @@ from halopose.data.sources import Source
 from halopose.data.storage.prediction_log import PredictionLog
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
-from halopose.predictor import Predictor
+from halopose.prediction.predictor import Predictor
 from halopose.types import Array, Progress
 
 

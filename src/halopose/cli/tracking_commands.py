@@ -86,7 +86,7 @@ def track(
         if rate is None:
             say("the json does not say how fast the film is: 25 frames a second, or give --rate")
     else:
-        from halopose.predictor import UncertainPose
+        from halopose.prediction.uncertain_pose import UncertainPose
 
         if deployed is not None:
             refuse_with_deployed(context, "device", "unsafe")

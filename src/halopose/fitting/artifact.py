@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, get_args
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from halopose.calibration.calibrators import LARGEST_TAU, Calibrations, GaussianCalibration, StudentTCalibration
 from halopose.calibration.correlation import Correlation
@@ -25,6 +27,7 @@ from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.card import Card
 from halopose.hosts.base import Host, fingerprint
+from halopose.hosts.loading import load_host
 from halopose.keypoints import Keypoints
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
 from halopose.uncertainty.novelty import Novelty
@@ -209,6 +212,34 @@ class Artifact:
             card=Card.from_json(content["card"]),
             novelty=Novelty.from_tensors(novel) if novel else None,
         )
+
+
+def host_for(
+    artifact: Artifact,
+    base: Path | str | nn.Module | Host,
+    *,
+    device: torch.device | str | None = None,
+    unsafe: bool = False,
+    end2end: bool | None = None,
+) -> Host:
+    """Load the base model that an artifact was made for.
+
+    Args:
+        artifact: The artifact.
+        base: Path of a checkpoint, a model, or a host.
+        device: Torch device, such as "cpu" or "cuda:0".
+        unsafe: Allow checkpoints that may run code when they are loaded; for trusted files only.
+        end2end: Head of a YOLO26 that has a one-to-many and a one-to-one head; default: the artifact's.
+
+    Raises:
+        HaloposeError: The artifact was made for another base model.
+    """
+    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
+    if end2end is None and not artifact.fits(host):
+        with suppress(HaloposeError):
+            host = load_host(base, device=device, unsafe=unsafe, end2end=True)
+    artifact.check(host)
+    return host
 
 
 def _offset(given: torch.Tensor | None, keypoints: int) -> torch.Tensor | None:

@@ -27,7 +27,7 @@ from halopose.geometry.camera import (
     rotation_from_angles,
 )
 from halopose.poses import PoseDistributions
-from halopose.predictor import Predictor
+from halopose.prediction.predictor import Predictor
 from halopose.types import Array
 
 NO_RUNWAY = "no runway detected"

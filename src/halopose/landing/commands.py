@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from halopose.landing.flight import Flight
     from halopose.landing.navigation.sensors import Sensors
     from halopose.landing.recordings.runway_sites import Site
-    from halopose.predictor import Predictor
+    from halopose.prediction.predictor import Predictor
     from halopose.types import Progress
 
 _ILS = ("localizer", "glide_slope")
@@ -105,7 +105,7 @@ def land(
     from halopose.landing.reports.flight_text import to_text
     from halopose.landing.settings import LandingSettings
     from halopose.landing.summary import summarise
-    from halopose.predictor import UncertainPose
+    from halopose.prediction.uncertain_pose import UncertainPose
 
     if base is not None and artifact is None:
         raise HaloposeError("give --base and --artifact together: heads belong to one detector")

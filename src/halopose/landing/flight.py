@@ -41,7 +41,7 @@ from halopose.landing.world.approach import Approach, fly
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import Scene
 from halopose.poses import PoseDistributions
-from halopose.predictor import Predictor
+from halopose.prediction.predictor import Predictor
 from halopose.types import Array
 
 Progress = Callable[[str, int, int], None]

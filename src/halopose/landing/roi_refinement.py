@@ -16,7 +16,7 @@ import numpy as np
 from halopose.boxes import part_around
 from halopose.landing.association import Viewpoint, detect_in_image
 from halopose.poses import PoseDistributions
-from halopose.predictor import Predictor
+from halopose.prediction.predictor import Predictor
 from halopose.types import Array
 
 _LARGER = 1.5  # times the input's width, from which a second look is worth its time

@@ -17,7 +17,7 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.matching.greedy_matching import true_pairs
 from halopose.poses import GroundTruth, PoseDistributions
-from halopose.predictor import Predictor
+from halopose.prediction.predictor import Predictor
 from halopose.types import Array
 
 

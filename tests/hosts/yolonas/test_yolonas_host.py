@@ -20,7 +20,7 @@ from halopose.fitting.artifact import Artifact
 from halopose.hosts.loading import load_host
 from halopose.hosts.yolonas import yolonas_host as yolonas
 from halopose.hosts.yolonas.yolonas_host import YoloNASHost
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from tests.helpers.checkpoints import Foreign, Payload, one_line, tensors_in, views
 from tests.helpers.models import (
     framework_on,

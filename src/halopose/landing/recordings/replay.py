@@ -30,7 +30,7 @@ from halopose.landing.roi_refinement import RoiDetector, RoiRefiner
 from halopose.landing.settings import TRUTH_RATE, LandingSettings
 from halopose.landing.vision_fix import VisionModel
 from halopose.poses import PoseDistributions
-from halopose.predictor import Predictor
+from halopose.prediction.predictor import Predictor
 from halopose.types import Progress
 
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 15.0, 8.0, 5.0])  # m and m/s, about where the flight seems to begin

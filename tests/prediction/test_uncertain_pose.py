@@ -31,7 +31,7 @@ from halopose.hosts.ultralytics.results import to_ultralytics
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.matching.matched_poses import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
-from halopose.predictor import UncertainPose
+from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.protocol import Protocol
 from halopose.types import Array, Family
 from tests.helpers.models import (

@@ -1,88 +1,35 @@
-"""Predict poses with a distribution for each keypoint, with PyTorch or from an exported folder.
+"""A PyTorch pose model with uncertainty heads.
 
-Boxes, scores and keypoints are the base model's own, bit for bit, in pixels of the original image.
+Boxes, scores and keypoints are those of the base model, bit for bit, in pixels of the original image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from halopose.arrays import alike, as_array
+from halopose.arrays import as_array
 from halopose.calibration.calibrated_poses import calibrated_poses
 from halopose.data.images import NamedImage, read_source
-from halopose.deploy.deployed_model import Deployed, Detecting
+from halopose.deploy.deployed_model import Deployed
 from halopose.errors import HaloposeError
-from halopose.fitting.artifact import Artifact
+from halopose.fitting.artifact import Artifact, host_for
 from halopose.hosts import model_zoo
 from halopose.hosts.base import Host, Selection
-from halopose.hosts.loading import load_host
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
+from halopose.prediction.deployed_pose import DeployedPose
+from halopose.prediction.out_of_distribution import add_p_values
+from halopose.prediction.predictor import check_options, checked_family
 from halopose.types import Array, Family
-from halopose.uncertainty.novelty import Evidence, Novelty, Pooling, pool_images
-
-SMALLEST, LARGEST = 32, 16384  # input sizes
-FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
-
-
-class Predictor(Protocol):
-    """A model that predicts poses with a distribution for each keypoint.
-
-    Attributes:
-        layout: names, sigmas and limbs of the predicted keypoints.
-        imgsz: default input size in pixels.
-        family: default distribution, "gaussian" or "student-t".
-        has_novelty: whether predicted poses carry out-of-distribution p-values.
-    """
-
-    @property
-    def layout(self) -> Keypoints: ...
-
-    @property
-    def imgsz(self) -> int: ...
-
-    @property
-    def family(self) -> Family: ...
-
-    @property
-    def has_novelty(self) -> bool: ...
-
-    def identity(self) -> list[Any]:
-        """Everything that predictions depend on, as JSON content."""
-
-    def predict(
-        self,
-        source: Any,
-        *,
-        conf: float = 0.25,
-        iou: float = 0.7,
-        imgsz: int | None = None,
-        family: Family | None = None,
-        batch: int = 1,
-    ) -> list[PoseDistributions]:
-        """Predict the poses of every image of a source."""
-
-    def stream(
-        self,
-        source: Any,
-        *,
-        conf: float = 0.25,
-        iou: float = 0.7,
-        imgsz: int | None = None,
-        family: Family | None = None,
-        batch: int = 1,
-    ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
-        """Yield images and their poses one by one."""
+from halopose.uncertainty.novelty import Pooling, pool_images
 
 
 class UncertainPose:
@@ -106,11 +53,11 @@ class UncertainPose:
         """Combine a loaded base model with the artifact made for it.
 
         Args:
-            host: the frozen base model.
-            artifact: heads and calibrations fitted for this base model.
-            family: default distribution, "gaussian" or "student-t".
-            uncalibrated: accept heads without calibration, as ``halopose train`` writes them.
-            widen: enlarge the covariances of out-of-distribution detections.
+            host: The frozen base model.
+            artifact: Heads and calibrations fitted for this base model.
+            family: Default distribution, "gaussian" or "student-t".
+            uncalibrated: Accept heads without calibration, as ``halopose train`` writes them.
+            widen: Enlarge the covariances of out-of-distribution detections.
         """
         artifact.check(host)
         if not artifact.calibrated and not uncalibrated:
@@ -128,7 +75,7 @@ class UncertainPose:
         self.heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         on_cpu = host.device.type == "cpu"
         self.few = self.heads.weights(lambda own: own.detach().numpy()) if on_cpu else None
-        self.family = _checked_family(family)
+        self.family = checked_family(family)
         self.novelty = None
         if artifact.novelty is not None:
             self.novelty = artifact.novelty.as_arrays() if on_cpu else artifact.novelty.to(host.device)
@@ -153,17 +100,17 @@ class UncertainPose:
         Without arguments this is YOLO11n-pose, which is downloaded if necessary, with the shipped heads.
 
         Args:
-            base: path of a checkpoint, a model, a host, a name that ``halopose models`` lists, or an exported
+            base: Path of a checkpoint, a model, a host, a name that ``halopose models`` lists, or an exported
                 folder. A folder runs in ONNX Runtime and takes no other option than the next two.
-            artifact: path of the artifact, the artifact itself, or a name; default: the shipped heads.
-            family: default distribution, "gaussian" or "student-t".
-            visibility_threshold: prune keypoints of lower visibility, instead of below the artifact's own
+            artifact: Path of the artifact, the artifact itself, or a name; default: the shipped heads.
+            family: Default distribution, "gaussian" or "student-t".
+            visibility_threshold: Prune keypoints of lower visibility, instead of below the artifact's own
                 threshold; 0 disables this rule.
-            device: torch device of the model, such as "cpu" or "cuda:0".
-            unsafe: allow checkpoints that may run code when they are loaded; for trusted files only.
-            end2end: head of a YOLO26 that has both; default: the one the artifact was made for.
-            uncalibrated: accept heads without calibration, as ``halopose train`` writes them.
-            widen: enlarge the covariances of out-of-distribution detections.
+            device: Torch device of the model, such as "cpu" or "cuda:0".
+            unsafe: Allow checkpoints that may run code when they are loaded; for trusted files only.
+            end2end: Head of a YOLO26 that has both; default: the one the artifact was made for.
+            uncalibrated: Accept heads without calibration, as ``halopose train`` writes them.
+            widen: Enlarge the covariances of out-of-distribution detections.
         """
         if isinstance(base, (str, Path)) and Path(base).is_dir():
             given = {
@@ -261,13 +208,13 @@ class UncertainPose:
         """Predict the poses of every image of a source.
 
         Args:
-            source: an image (h, w, 3) in BGR, a PIL image, the path of an image, film, folder or pattern, the
+            source: An image (h, w, 3) in BGR, a PIL image, the path of an image, film, folder or pattern, the
                 address of a stream, or a list of these.
-            conf: lowest score of a detection.
-            iou: overlap of boxes above which non-maximum suppression removes the weaker one.
-            imgsz: input size in pixels; default: the artifact's.
+            conf: Lowest score of a detection.
+            iou: Overlap of boxes above which non-maximum suppression removes the weaker one.
+            imgsz: Input size in pixels; default: the artifact's.
             family: "gaussian" or "student-t"; default: the model's.
-            batch: number of images that are read and run at once. It changes speed only.
+            batch: Number of images that are read and run at once. It changes speed only.
 
         Returns:
             One ``PoseDistributions`` for each image, in pixels of that image.
@@ -288,8 +235,8 @@ class UncertainPose:
 
         Args: those of ``predict``. Images of one shape in a batch run together.
         """
-        _check(conf, iou, imgsz, batch)
-        distribution = self.family if family is None else _checked_family(family)
+        check_options(conf, iou, imgsz, batch)
+        distribution = self.family if family is None else checked_family(family)
         return self._stream(source, batch, conf, iou, imgsz, distribution)
 
     def _stream(self, source: Any, batch: int, *settings: Any) -> Iterator[tuple[NamedImage, PoseDistributions]]:
@@ -332,70 +279,8 @@ class UncertainPose:
         ]
         if self.novelty is not None and pooling is not None:
             vectors = pool_images(output.features, self.host.strides, [box.area for box in letterboxes])
-            poses = with_novelty(self.novelty, poses, pooling, vectors, conf, self.widen)
+            poses = add_p_values(self.novelty, poses, pooling, vectors, conf, self.widen)
         return poses
-
-
-class DeployedPose:
-    """A model that ``halopose export`` wrote, run by ONNX Runtime; images run one by one, whatever the batch."""
-
-    def __init__(self, deployed: Deployed, family: Family = "gaussian") -> None:
-        self.deployed, self.family = deployed, _checked_family(family)
-
-    def __call__(self, source: Any, **options: Any) -> list[PoseDistributions]:
-        """The same as ``predict``."""
-        return self.predict(source, **options)
-
-    def __repr__(self) -> str:
-        return f"DeployedPose({self.deployed.path}, {len(self.layout)} keypoints, {self.family})"
-
-    @property
-    def layout(self) -> Keypoints:
-        """Names, sigmas and limbs of the predicted keypoints."""
-        return self.deployed.layout
-
-    @property
-    def imgsz(self) -> int:
-        """Default input size in pixels."""
-        return self.deployed.facts.imgsz
-
-    @property
-    def has_novelty(self) -> bool:
-        """Whether predicted poses carry out-of-distribution p-values."""
-        return self.deployed.facts.novelty is not None
-
-    def identity(self) -> list[Any]:
-        """Everything that predictions depend on, as JSON content."""
-        return [self.deployed.digest, self.deployed.facts.visibility_threshold]
-
-    def predict(
-        self,
-        source: Any,
-        *,
-        conf: float = 0.25,
-        iou: float = 0.7,
-        imgsz: int | None = None,
-        family: Family | None = None,
-        batch: int = 1,
-    ) -> list[PoseDistributions]:
-        """Predict the poses of every image of a source; the arguments are those of ``UncertainPose.predict``."""
-        return [poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)]
-
-    def stream(
-        self,
-        source: Any,
-        *,
-        conf: float = 0.25,
-        iou: float = 0.7,
-        imgsz: int | None = None,
-        family: Family | None = None,
-        batch: int = 1,
-    ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
-        """Yield images and their poses one by one; the arguments are those of ``UncertainPose.predict``."""
-        _check(conf, iou, imgsz, batch)
-        distribution = self.family if family is None else _checked_family(family)
-        settings = Detecting(conf, iou, imgsz)
-        return ((image, self.deployed.predict(image.pixels, settings, distribution)) for image in read_source(source))
 
 
 def _detections(selection: Selection) -> PoseDistributions:
@@ -411,77 +296,3 @@ def _detections(selection: Selection) -> PoseDistributions:
         visibility=None if selection.visibility is None else selection.visibility.cpu().numpy(),
         class_ids=selection.class_ids.cpu().numpy() + 1,
     )
-
-
-def host_for(
-    artifact: Artifact,
-    base: Path | str | nn.Module | Host,
-    *,
-    device: torch.device | str | None = None,
-    unsafe: bool = False,
-    end2end: bool | None = None,
-) -> Host:
-    """Load the base model that an artifact was made for.
-
-    A YOLO26 has a one-to-many and a one-to-one head. Where ``end2end`` does not choose, the artifact does.
-    """
-    host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
-    if end2end is None and not artifact.fits(host):
-        with suppress(HaloposeError):
-            host = load_host(base, device=device, unsafe=unsafe, end2end=True)
-    artifact.check(host)
-    return host
-
-
-def with_novelty(
-    novelty: Novelty,
-    poses: Sequence[PoseDistributions],
-    pooling: Pooling,
-    vectors: Tensor,
-    conf: float,
-    widen: bool = False,
-) -> list[PoseDistributions]:
-    """Poses of B images with the p-values of their detections and of themselves, from image vectors (B, D).
-
-    conf: that of the detections, by which calibration detections are chosen. widen: covariances too.
-    """
-    scores = np.concatenate([each.scores for each in poses])
-    counts = [len(each) for each in poses]
-    whole, level, window, score = (
-        alike(each, novelty.centre)
-        for each in (vectors, pooling.level, pooling.window, torch.from_numpy(scores).to(vectors))
-    )
-    numbers = [number for number, count in enumerate(counts) for _ in range(count)]
-    white = novelty.whitened(whole)
-    value = novelty.value(Evidence(level, window, whole[numbers], score), white[numbers])
-    chance = as_array(novelty.p_value(value, conf))
-    images = as_array(novelty.image_p_value(novelty.image_value(whole, white)))
-    factor = as_array(novelty.widen(value))[:, None, None, None].astype(np.float64) if widen else None
-    result, begin = [], 0
-    for number, (each, count) in enumerate(zip(poses, counts, strict=True)):
-        part = slice(begin, begin + count)
-        begin += count
-        wide = {}
-        if factor is not None:
-            spreads = {name: getattr(each, name) for name in ("covariance", "scale", "dispersion")}
-            wide = {name: value * factor[part] for name, value in spreads.items() if value is not None}
-        result.append(replace(each, novelty=chance[part], image_novelty=images[number : number + 1], **wide))
-    return result
-
-
-def _check(conf: Any, iou: Any, imgsz: Any, batch: Any) -> None:
-    """Refuse thresholds and sizes out of range."""
-    for value in (conf, iou):
-        if not isinstance(value, (float, Real)) or not 0 <= float(value) <= 1:
-            raise HaloposeError(f"conf and iou must lie between 0 and 1, got {conf!r} and {iou!r}")
-    if not isinstance(batch, (int, Integral)) or int(batch) < 1:
-        raise HaloposeError(f"batch must be a whole number of 1 or more, got {batch!r}")
-    if imgsz is not None and not (isinstance(imgsz, (int, Integral)) and SMALLEST <= int(imgsz) <= LARGEST):
-        raise HaloposeError(f"imgsz must be a whole number from {SMALLEST} to {LARGEST}, got {imgsz!r}")
-
-
-def _checked_family(family: str) -> Family:
-    for known in FAMILIES:
-        if family == known:
-            return known
-    raise HaloposeError(f"unknown family {family!r}: give gaussian or student-t")

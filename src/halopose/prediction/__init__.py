@@ -1,0 +1,1 @@
+"""Prediction of poses with a distribution for each keypoint: PyTorch models, exported models, whole folders."""

@@ -1,0 +1,75 @@
+"""A pose model in a folder that ``halopose export`` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from halopose.data.images import NamedImage, read_source
+from halopose.deploy.deployed_model import Deployed, Detecting
+from halopose.keypoints import Keypoints
+from halopose.poses import PoseDistributions
+from halopose.prediction.predictor import check_options, checked_family
+from halopose.types import Family
+
+
+class DeployedPose:
+    """A model that ``halopose export`` wrote, run by ONNX Runtime; images run one by one, whatever the batch."""
+
+    def __init__(self, deployed: Deployed, family: Family = "gaussian") -> None:
+        self.deployed, self.family = deployed, checked_family(family)
+
+    def __call__(self, source: Any, **options: Any) -> list[PoseDistributions]:
+        """The same as ``predict``."""
+        return self.predict(source, **options)
+
+    def __repr__(self) -> str:
+        return f"DeployedPose({self.deployed.path}, {len(self.layout)} keypoints, {self.family})"
+
+    @property
+    def layout(self) -> Keypoints:
+        """Names, sigmas and limbs of the predicted keypoints."""
+        return self.deployed.layout
+
+    @property
+    def imgsz(self) -> int:
+        """Default input size in pixels."""
+        return self.deployed.facts.imgsz
+
+    @property
+    def has_novelty(self) -> bool:
+        """Whether predicted poses carry out-of-distribution p-values."""
+        return self.deployed.facts.novelty is not None
+
+    def identity(self) -> list[Any]:
+        """Everything that predictions depend on, as JSON content."""
+        return [self.deployed.digest, self.deployed.facts.visibility_threshold]
+
+    def predict(
+        self,
+        source: Any,
+        *,
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        family: Family | None = None,
+        batch: int = 1,
+    ) -> list[PoseDistributions]:
+        """Predict the poses of every image of a source; the arguments are those of ``UncertainPose.predict``."""
+        return [poses for _, poses in self.stream(source, conf=conf, iou=iou, imgsz=imgsz, family=family, batch=batch)]
+
+    def stream(
+        self,
+        source: Any,
+        *,
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        family: Family | None = None,
+        batch: int = 1,
+    ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
+        """Yield images and their poses one by one; the arguments are those of ``UncertainPose.predict``."""
+        check_options(conf, iou, imgsz, batch)
+        distribution = self.family if family is None else checked_family(family)
+        settings = Detecting(conf, iou, imgsz)
+        return ((image, self.deployed.predict(image.pixels, settings, distribution)) for image in read_source(source))

@@ -1,0 +1,85 @@
+"""The interface of models that predict poses with a distribution for each keypoint, and checks of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from numbers import Integral, Real
+from typing import Any, Protocol
+
+from halopose.data.images import NamedImage
+from halopose.errors import HaloposeError
+from halopose.keypoints import Keypoints
+from halopose.poses import PoseDistributions
+from halopose.types import Family
+
+SMALLEST, LARGEST = 32, 16384  # input sizes in pixels
+FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
+
+
+class Predictor(Protocol):
+    """A model that predicts poses with a distribution for each keypoint.
+
+    Attributes:
+        layout: Names, sigmas and limbs of the predicted keypoints.
+        imgsz: Default input size in pixels.
+        family: Default output distribution, "gaussian" or "student-t".
+        has_novelty: Whether predicted poses carry out-of-distribution p-values.
+    """
+
+    @property
+    def layout(self) -> Keypoints: ...
+
+    @property
+    def imgsz(self) -> int: ...
+
+    @property
+    def family(self) -> Family: ...
+
+    @property
+    def has_novelty(self) -> bool: ...
+
+    def identity(self) -> list[Any]:
+        """Return everything that predictions depend on, as JSON content."""
+
+    def predict(
+        self,
+        source: Any,
+        *,
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        family: Family | None = None,
+        batch: int = 1,
+    ) -> list[PoseDistributions]:
+        """Predict the poses of every image of a source."""
+
+    def stream(
+        self,
+        source: Any,
+        *,
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        family: Family | None = None,
+        batch: int = 1,
+    ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
+        """Yield images and their poses one by one."""
+
+
+def check_options(conf: Any, iou: Any, imgsz: Any, batch: Any) -> None:
+    """Refuse thresholds, input sizes and batch sizes that are out of range."""
+    for value in (conf, iou):
+        if not isinstance(value, (float, Real)) or not 0 <= float(value) <= 1:
+            raise HaloposeError(f"conf and iou must lie between 0 and 1, got {conf!r} and {iou!r}")
+    if not isinstance(batch, (int, Integral)) or int(batch) < 1:
+        raise HaloposeError(f"batch must be a whole number of 1 or more, got {batch!r}")
+    if imgsz is not None and not (isinstance(imgsz, (int, Integral)) and SMALLEST <= int(imgsz) <= LARGEST):
+        raise HaloposeError(f"imgsz must be a whole number from {SMALLEST} to {LARGEST}, got {imgsz!r}")
+
+
+def checked_family(family: str) -> Family:
+    """Return the output distribution of a name, or refuse an unknown name."""
+    for known in FAMILIES:
+        if family == known:
+            return known
+    raise HaloposeError(f"unknown family {family!r}: give gaussian or student-t")
