@@ -8,9 +8,10 @@ from scipy.optimize import least_squares
 
 from benchmarks.interleave import Comparison, compare
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import Camera, exp_so3, look, perturb, pose_jacobian, project_points, runway_corners
+from halopose.geometry.camera import Camera, exp_so3, look, perturb, pose_jacobian, project_points
 from halopose.geometry.integrity import assess
 from halopose.geometry.pnp import solve_pose, solve_position
+from halopose.landing.runway import runway_corners
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = runway_corners(2500.0, 45.0)

@@ -17,11 +17,12 @@ import numpy as np
 
 from halopose.cli.terminal import say
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import Array, Camera, exp_so3, look, project_points, runway_corners
+from halopose.geometry.camera import Array, Camera, exp_so3, look, project_points
 from halopose.geometry.integrity import Assessment, Risks, Verdict, assess
-from halopose.geometry.lines import RUNWAY_EDGES, Lines
+from halopose.geometry.lines import Lines
 from halopose.geometry.pnp import solve_position
 from halopose.landing.requirements import REQUIREMENTS, count_stanford, path_axes
+from halopose.landing.runway import RUNWAY_EDGES, runway_corners
 from halopose.landing.settings import LandingSettings
 from research.shipped_results import markdown
 

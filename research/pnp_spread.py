@@ -16,10 +16,11 @@ import argparse
 import numpy as np
 from scipy.stats import chi2
 
-from halopose.geometry.camera import Array, Camera, exp_so3, look, project_points, runway_corners
+from halopose.geometry.camera import Array, Camera, exp_so3, look, project_points
 from halopose.geometry.integrity import ambiguous
 from halopose.geometry.pnp import Solution, solve_pose, solve_position
 from halopose.geometry.propagation import fixed_rotation_covariance
+from halopose.landing.runway import runway_corners
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = runway_corners(2500.0, 45.0)

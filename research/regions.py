@@ -33,12 +33,13 @@ from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import collect_validation, predictions_of
 from halopose.fitting.settings import FitSettings
-from halopose.geometry.camera import Camera, project_points, runway_corners
+from halopose.geometry.camera import Camera, project_points
 from halopose.geometry.joint import position_ellipsoid, solve_jointly
 from halopose.hosts import model_zoo
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.landing import shipped_detectors
+from halopose.landing.runway import runway_corners
 from halopose.landing.world.dataset_writer import write_dataset
 from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.protocol import Protocol

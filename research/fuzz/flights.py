@@ -12,13 +12,14 @@ from mcap_ros2.writer import Writer
 
 from halopose.data.files import write_json
 from halopose.data.synthetic_poses import World, synthesize
-from halopose.geometry.camera import Camera, Mount, look, runway_corners
+from halopose.geometry.camera import Camera, Mount, look
 from halopose.landing.recordings.cameras import camera_text, read_camera
 from halopose.landing.recordings.frames import TIMES, open_frames
 from halopose.landing.recordings.logs import KINDS
 from halopose.landing.recordings.replay import read_measurements, replay, settings_for
 from halopose.landing.recordings.ros_messages import definition, header
 from halopose.landing.recordings.runway_sites import Site, read_runway, runway_content
+from halopose.landing.runway import runway_corners
 from halopose.multiview.rig import read_calibration
 from halopose.poses import PoseDistributions
 from research.fuzz.damage import Reader, damaged_bytes, damaged_json, damaged_words, damaged_yaml, dump

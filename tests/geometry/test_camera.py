@@ -14,8 +14,8 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import (
     Camera,
     Mount,
-    aircraft_pose,
     angles_from_rotation,
+    body_pose,
     camera_pose,
     exp_so3,
     intrinsics_jacobian,
@@ -29,12 +29,12 @@ from halopose.geometry.camera import (
     project_points,
     projection_jacobian,
     rotation_from_angles,
-    runway_corners,
     skew,
     to_camera,
     undistort,
 )
 from halopose.types import Array
+from tests.helpers.approaches import rectangle
 
 LENS = (-0.12, 0.05, 1e-3, -8e-4, -0.01)
 CAMERA = Camera(1200.0, 1190.0, 320.5, 190.2, 640, 384, LENS)
@@ -69,7 +69,7 @@ def test_projection_equals_opencv(seed: int, distorted: bool) -> None:
     rng = np.random.default_rng(seed)
     camera = CAMERA if distorted else Camera(900.0, 950.0, 310.0, 180.0, 640, 384)
     rotation, position = random_pose(rng)
-    points = runway_corners(2500.0, 45.0) + rng.normal(size=(4, 3))
+    points = rectangle(2500.0, 45.0) + rng.normal(size=(4, 3))
     expected, _ = cv2.projectPoints(
         points, cv2.Rodrigues(rotation)[0], -rotation @ position, camera.matrix, np.array(camera.distortion)
     )
@@ -130,7 +130,7 @@ def test_axes_mean_what_they_say() -> None:
 
 def test_the_runway_stands_upright_in_the_image() -> None:
     position = np.array([-1500.0, 0.0, 80.0])
-    pixels = project_points(CAMERA, look(position, [0.0, 0.0, 0.0]), position, runway_corners(2500.0, 45.0))
+    pixels = project_points(CAMERA, look(position, [0.0, 0.0, 0.0]), position, rectangle(2500.0, 45.0))
     near_left, near_right, far_right, far_left = pixels
     assert near_left[0] < far_left[0] < far_right[0] < near_right[0]
     assert near_left[1] > far_left[1]
@@ -150,7 +150,7 @@ def test_camera_and_aircraft_poses_are_inverse(seed: int) -> None:
     position = rng.normal(size=(5, 3)) * 100
     yaw, pitch, roll = rng.normal(size=3) * 0.1
     mount = Mount.looking(yaw, pitch, roll, lever_arm=rng.normal(size=3) * 5)
-    back = aircraft_pose(*camera_pose(rotation, position, mount), mount)
+    back = body_pose(*camera_pose(rotation, position, mount), mount)
     np.testing.assert_allclose(back[0], rotation, atol=1e-13)
     np.testing.assert_allclose(back[1], position, atol=1e-10)
 
@@ -171,7 +171,7 @@ def test_the_difference_of_poses_undoes_a_perturbation(seed: int) -> None:
 def test_jacobians_equal_central_differences(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rotation, position = random_pose(rng)
-    corners = runway_corners(2500.0, 45.0)
+    corners = rectangle(2500.0, 45.0)
     points = to_camera(rotation, position, corners)
 
     for point in points:

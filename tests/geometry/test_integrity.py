@@ -5,12 +5,12 @@ import pytest
 from scipy.stats import binom, kstest
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import exp_so3, look, project_points, runway_corners
+from halopose.geometry.camera import exp_so3, look, project_points
 from halopose.geometry.integrity import Risks, Verdict, ambiguous, assess, consistency
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.landing.settings import CornerCorrelation
 from halopose.types import Array
-from tests.helpers.approaches import CAMERA, CORNERS, sight
+from tests.helpers.approaches import CAMERA, CORNERS, rectangle, sight
 
 SIX = np.concatenate([CORNERS, [[400.0, 15.0, 0.0], [900.0, -15.0, 0.0]]])
 ACROSS = np.array([[np.sin(np.radians(3)), 0.0, np.cos(np.radians(3))]])
@@ -65,11 +65,11 @@ def test_alarms_without_a_fault_are_as_rare_as_said_at_any_distance(
 @pytest.mark.parametrize(
     ("corners", "flat"),
     [
-        (runway_corners(2500.0, 45.0, heights=(0, 0, 2.5, 2.5)), 30.0),
-        (runway_corners(2500.0, 45.0, heights=(0, 0, -8.3, -8.3)), 100.0),
-        (runway_corners(2500.0, 45.0, heights=(0.2, -0.2, 2.3, 1.9)), 20.0),
-        (runway_corners(2500.0, 45.0, displaced=300.0), 200.0),
-        (runway_corners(800.0, 18.0), 200.0),
+        (rectangle(2500.0, 45.0, heights=(0, 0, 2.5, 2.5)), 30.0),
+        (rectangle(2500.0, 45.0, heights=(0, 0, -8.3, -8.3)), 100.0),
+        (rectangle(2500.0, 45.0, heights=(0.2, -0.2, 2.3, 1.9)), 20.0),
+        (rectangle(2500.0, 45.0, displaced=300.0), 200.0),
+        (rectangle(800.0, 18.0), 200.0),
     ],
 )
 def test_runways_that_slope_or_are_displaced_or_short_are_solved_without_bias(corners: Array, flat: float) -> None:

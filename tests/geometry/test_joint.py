@@ -8,17 +8,7 @@ from scipy.optimize import least_squares
 
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import own_blocks, solve_with_attitude
-from halopose.geometry.camera import (
-    Array,
-    Camera,
-    exp_so3,
-    look,
-    perturb,
-    pose_difference,
-    project,
-    project_points,
-    runway_corners,
-)
+from halopose.geometry.camera import Array, Camera, exp_so3, look, perturb, pose_difference, project, project_points
 from halopose.geometry.joint import position_ellipsoid, solve_jointly
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.geometry.propagation import (
@@ -28,9 +18,10 @@ from halopose.geometry.propagation import (
     unscented_covariance,
 )
 from halopose.uncertainty.joint_distribution import joint_covariance, own_and_shared, whitened_correlation
+from tests.helpers.approaches import rectangle
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
-CORNERS = runway_corners(2500.0, 45.0)
+CORNERS = rectangle(2500.0, 45.0)
 EYE = np.array([-900.0, 5.0, 50.0])
 TURN = look(EYE, [300.0, 0.0, 0.0], 0.02)
 

@@ -9,28 +9,14 @@ from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import (
-    INTRINSICS,
-    Array,
-    Camera,
-    exp_so3,
-    look,
-    perturb,
-    project_points,
-    runway_corners,
-)
-from halopose.geometry.lines import (
-    RUNWAY_EDGES,
-    Lines,
-    line_intrinsics_jacobian,
-    line_residuals,
-    lines_of_corners,
-)
+from halopose.geometry.camera import INTRINSICS, Array, Camera, exp_so3, look, perturb, project_points
+from halopose.geometry.lines import Lines, line_intrinsics_jacobian, line_residuals, lines_of_corners
+from tests.helpers.approaches import RECTANGLE_EDGES, rectangle
 
 PLAIN = Camera(1200.0, 1190.0, 319.5, 191.5, 640, 384)
 BENT = Camera(1200.0, 1190.0, 319.5, 191.5, 640, 384, (-0.2, 0.05, 1e-3, -5e-4, 0.0))
-CORNERS = runway_corners(2500.0, 45.0)
-EDGES = np.asarray(RUNWAY_EDGES)
+CORNERS = rectangle(2500.0, 45.0)
+EDGES = np.asarray(RECTANGLE_EDGES)
 
 
 def view(distance: float = 1500.0, roll: float = 0.05) -> tuple[Array, Array]:
@@ -91,18 +77,18 @@ def test_lines_of_corners_carry_the_joint_distribution_of_the_corners() -> None:
     pixels = exact + (rng.normal(size=(20_000, 8)) @ root.T).reshape(-1, 4, 2)
     joint = np.broadcast_to(root @ root.T, (len(pixels), 8, 8))
     turned, placed = (np.repeat(each, len(pixels), axis=0) for each in (rotation, position))
-    lines = lines_of_corners(pixels, joint, CORNERS)
+    lines = lines_of_corners(pixels, joint, CORNERS, EDGES)
     found, _ = line_residuals(PLAIN, turned, placed, lines)
-    stated = lines_of_corners(exact, joint[:1], CORNERS).covariance[0]
+    stated = lines_of_corners(exact, joint[:1], CORNERS, EDGES).covariance[0]
     np.testing.assert_allclose(np.cov(found.T), stated, atol=0.05 * np.diagonal(stated).max())
 
 
 def test_four_corners_say_the_same_as_four_points_of_independent_covariance() -> None:
     spread = np.broadcast_to(np.diag([1.0, 4.0]), (1, 4, 2, 2))
-    one = lines_of_corners(project_points(PLAIN, *view(), CORNERS), spread, CORNERS)
+    one = lines_of_corners(project_points(PLAIN, *view(), CORNERS), spread, CORNERS, EDGES)
     joint = np.zeros((1, 8, 8))
     joint[0] = np.diag([1.0, 4.0] * 4)
-    other = lines_of_corners(project_points(PLAIN, *view(), CORNERS), joint, CORNERS)
+    other = lines_of_corners(project_points(PLAIN, *view(), CORNERS), joint, CORNERS, EDGES)
     np.testing.assert_allclose(one.covariance, other.covariance)
 
 

@@ -12,10 +12,10 @@ from scipy.optimize import least_squares
 from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Camera, look, perturb, pose_difference, project_points, runway_corners
+from halopose.geometry.camera import Camera, look, perturb, pose_difference, project_points
 from halopose.geometry.pnp import Failure, Solution, solve_pose, solve_position
 from halopose.types import Array
-from tests.helpers.approaches import CAMERA, CORNERS, LENS, covariances, sight
+from tests.helpers.approaches import CAMERA, CORNERS, LENS, covariances, rectangle, sight
 
 SEEDS = st.integers(0, 2**32 - 1)
 DISTANCES = [500.0, 1500.0, 4000.0]
@@ -196,7 +196,7 @@ def test_planes_and_other_points_may_share_a_batch() -> None:
 def test_every_frame_may_have_its_own_runway() -> None:
     rng = np.random.default_rng(8)
     seen = sight(1500.0, 3, rng)
-    points = np.stack([runway_corners(length, 45.0) for length in (2000.0, 2500.0, 3000.0)])
+    points = np.stack([rectangle(length, 45.0) for length in (2000.0, 2500.0, 3000.0)])
     pixels = project_points(CAMERA, seen.rotations, np.tile(seen.position, (3, 1)), points)
     solution = solve_pose(CAMERA, points, pixels, seen.covariance)
     np.testing.assert_allclose(solution.position, np.tile(seen.position, (3, 1)), atol=1e-5)

@@ -9,18 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import (
-    INTRINSICS,
-    Mount,
-    aircraft_pose,
-    exp_so3,
-    perturb,
-    pose_difference,
-    project_points,
-)
+from halopose.geometry.camera import INTRINSICS, Mount, body_pose, exp_so3, perturb, pose_difference, project_points
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.geometry.propagation import (
-    aircraft_covariance,
+    body_covariance,
     camera_attitude_covariance,
     fixed_rotation_covariance,
     monte_carlo_covariance,
@@ -143,7 +135,7 @@ def test_errors_of_attitude_and_mount_carry_over_to_the_aircraft() -> None:
     seen = sight(1500.0, FRAMES, rng)
     mount = Mount.looking(pitch=-0.05, lever_arm=[12.0, -1.0, 3.0])
     irs, mounting, lever = np.diag([4e-4, 6e-4, 8e-4]) ** 2, np.diag([3e-4, 5e-4, 2e-4]) ** 2, 0.05
-    body, aircraft = aircraft_pose(seen.rotation, seen.position, mount)
+    body, aircraft = body_pose(seen.rotation, seen.position, mount)
     # What the system believes: the true attitude and mount, each with its error.
     believed_body = perturb(body, np.zeros(3), _draw(rng, irs, FRAMES))[0]
     believed_mount = exp_so3(_draw(rng, mounting, FRAMES)[:, 3:]) @ mount.rotation
@@ -154,7 +146,7 @@ def test_errors_of_attitude_and_mount_carry_over_to_the_aircraft() -> None:
     attitude = camera_attitude_covariance(irs, seen.rotation[None], mounting)
     camera = position_covariance(CAMERA, *pose_of(seen), CORNERS, seen.covariance[:1], attitude=attitude)
     arm_only = np.diag([lever**2] * 3 + [0.0] * 3)
-    promised = aircraft_covariance(camera, seen.rotation[None], mount, arm_only)
+    promised = body_covariance(camera, seen.rotation[None], mount, arm_only)
     np.testing.assert_allclose((position - aircraft).std(0), deviations(promised[0])[:3], rtol=0.1)
     without = position_covariance(CAMERA, *pose_of(seen), CORNERS, seen.covariance[:1])
     assert deviations(without)[0, 1] < 0.8 * (position - aircraft)[:, 1].std()
@@ -172,12 +164,12 @@ def test_the_full_pose_moves_to_the_aircraft_with_the_mount_s_errors() -> None:
     mount = Mount.looking(pitch=-0.05, lever_arm=[20.0, 2.0, 4.0])
     spread = np.diag([0.1, 0.1, 0.1, 2e-3, 2e-3, 2e-3]) ** 2
     solution = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
-    body, aircraft = aircraft_pose(seen.rotation, seen.position, mount)
+    body, aircraft = body_pose(seen.rotation, seen.position, mount)
     error = rng.normal(size=(FRAMES, 6)) * np.sqrt(np.diag(spread))
     turned = np.swapaxes(exp_so3(error[:, 3:]) @ mount.rotation, 1, 2) @ solution.rotation
     position = solution.position - np.einsum("nj,nji->ni", mount.lever_arm + error[:, :3], turned)
     camera = pose_covariance(CAMERA, *pose_of(seen), CORNERS, seen.covariance[:1])
-    promised = aircraft_covariance(camera, seen.rotation[None], mount, spread)[0]
+    promised = body_covariance(camera, seen.rotation[None], mount, spread)[0]
     change = pose_difference(body, aircraft, turned, position)
     np.testing.assert_allclose(change.std(0), deviations(promised), rtol=0.1)
     assert_alike(np.cov(change.T), promised, 0.1)

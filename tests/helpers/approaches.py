@@ -3,12 +3,24 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from halopose.geometry.camera import Camera, look, project_points, runway_corners
+from halopose.geometry.camera import Camera, look, project_points
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 LENS = Camera(1200.0, 1190.0, 321.0, 190.0, 640, 384, (-0.12, 0.05, 1e-3, -8e-4, -0.01))
-CORNERS = runway_corners(2500.0, 45.0)
+RECTANGLE_EDGES = ((0, 3), (1, 2), (0, 1))  # left side, right side and near end
+
+
+def rectangle(length: float, width: float, *, heights: ArrayLike = 0.0, displaced: float = 0.0) -> np.ndarray:
+    """Near-left, near-right, far-right and far-left corner (4, 3), x along the length and y to the left."""
+    half = width / 2
+    corners = np.array([[-displaced, half, 0.0], [-displaced, -half, 0.0], [length, -half, 0.0], [length, half, 0.0]])
+    corners[:, 2] = heights
+    return corners
+
+
+CORNERS = rectangle(2500.0, 45.0)
 
 
 @dataclass(frozen=True)

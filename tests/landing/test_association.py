@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.geometry.camera import Camera, Mount, runway_corners
+from halopose.geometry.camera import Camera, Mount
 from halopose.landing.association import (
     AMBIGUOUS,
     NOT_WHERE_EXPECTED,
@@ -21,6 +21,7 @@ from halopose.landing.association import (
     detect_runways,
     expected_corners,
 )
+from halopose.landing.runway import runway_corners
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 

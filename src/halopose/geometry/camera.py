@@ -218,25 +218,12 @@ def look(position: ArrayLike, target: ArrayLike, roll: ArrayLike = 0.0) -> Array
 # --- poses ------------------------------------------------------------------------------------------------
 
 
-def runway_corners(length: float, width: float, *, heights: ArrayLike = 0.0, displaced: float = 0.0) -> Array:
-    """Near-left, near-right, far-right and far-left corner (4, 3) in runway axes.
-
-    ``heights`` in metres above the landing threshold: one for all, or one for each corner; a runway of 2,500 m
-    that rises by .1 % has (0, 0, 2.5, 2.5), and taken as flat it is seen 72 m off from 3 km. ``displaced``: metres
-    of pavement before the landing threshold, which are seen too where they are not marked off.
-    """
-    half = width / 2
-    corners = np.array([[-displaced, half, 0.0], [-displaced, -half, 0.0], [length, -half, 0.0], [length, half, 0.0]])
-    corners[:, 2] = heights
-    return corners
-
-
 def camera_pose(rotation: Array, position: Array, mount: Mount) -> tuple[Array, Array]:
     """Camera's pose from the aircraft's: rotation (..., 3, 3) runway to body, position (..., 3)."""
     return mount.rotation @ rotation, position + mount.lever_arm @ rotation
 
 
-def aircraft_pose(rotation: Array, position: Array, mount: Mount) -> tuple[Array, Array]:
+def body_pose(rotation: Array, position: Array, mount: Mount) -> tuple[Array, Array]:
     """Aircraft's pose, rotation (..., 3, 3) runway to body, from the camera's."""
     body = mount.rotation.T @ rotation
     return body, position - mount.lever_arm @ body

@@ -36,7 +36,7 @@ from halopose.geometry.pnp import Solution, solve_pose, solve_position
 from halopose.geometry.pnp_refine import Mask
 
 _FEWEST = {True: 3, False: 5}  # points, by whether the rotation is given, of which one can be spared
-RUNWAY_AXES = np.eye(3)
+WORLD_AXES = np.eye(3)
 
 
 class Verdict(IntEnum):
@@ -189,7 +189,7 @@ def assess(
     shared: Array | None = None,
     mask: Mask | None = None,
     risks: Risks | None = None,
-    axes: Array = RUNWAY_AXES,
+    axes: Array = WORLD_AXES,
     check: bool = True,
 ) -> Assessment:
     """Solve, check, leave out one point where that is called for, and bound the camera's error along axes (A, 3).

@@ -39,13 +39,14 @@ def solve_jointly(
     attitude, intrinsics: covariances of a given rotation and of the camera, as ``solve_with_attitude`` takes them.
     ground: the points lie on the ground, as for ``solve_pose``.
 
-    >>> from halopose.geometry.camera import look, project_points, runway_corners
-    >>> camera, corners = Camera.from_fov(640, 384, 0.5), runway_corners(2500.0, 45.0)
-    >>> eye = np.array([-900.0, 5.0, 50.0])
-    >>> pixels = project_points(camera, look(eye, [300.0, 0, 0]), eye, corners)[None]
+    >>> from halopose.geometry.camera import look, project_points
+    >>> camera = Camera.from_fov(640, 384, 0.5)
+    >>> plate = np.array([[0, 1, 0], [0, -1, 0], [5, -1, 0], [5, 1, 0.0]])
+    >>> eye = np.array([-9.0, 0.5, 2.0])
+    >>> pixels = project_points(camera, look(eye, [3.0, 0, 0]), eye, plate)[None]
     >>> joint = 0.5 * np.eye(8) + 0.5  # all coordinates have one half of their error in common
-    >>> solve_jointly(camera, corners, pixels, joint[None]).position.round(3).tolist()
-    [[-900.0, 5.0, 50.0]]
+    >>> solve_jointly(camera, plate, pixels, joint[None]).position.round(3).tolist()
+    [[-9.0, 0.5, 2.0]]
     """
     size = 2 * pixels.shape[1]
     if covariance.shape != (len(pixels), size, size):
@@ -70,11 +71,12 @@ def position_ellipsoid(solution: Solution, probability: float, nu: float = math.
     nu: degrees of freedom of the keypoints' joint Student-t, ``PoseDistributions.together``. A position is linear
     in the pixels as far as its covariance is true, and what is linear in a t is a t with as many.
 
-    >>> from halopose.geometry.camera import look, project_points, runway_corners
-    >>> camera, corners = Camera.from_fov(640, 384, 0.5), runway_corners(2500.0, 45.0)
-    >>> eye = np.array([-900.0, 5.0, 50.0])
-    >>> pixels = project_points(camera, look(eye, [300.0, 0, 0]), eye, corners)[None]
-    >>> solution = solve_jointly(camera, corners, pixels, np.eye(8)[None])
+    >>> from halopose.geometry.camera import look, project_points
+    >>> camera = Camera.from_fov(640, 384, 0.5)
+    >>> plate = np.array([[0, 1, 0], [0, -1, 0], [5, -1, 0], [5, 1, 0.0]])
+    >>> eye = np.array([-9.0, 0.5, 2.0])
+    >>> pixels = project_points(camera, look(eye, [3.0, 0, 0]), eye, plate)[None]
+    >>> solution = solve_jointly(camera, plate, pixels, np.eye(8)[None])
     >>> sizes = [np.sqrt(position_ellipsoid(solution, 0.95, nu)[0, 0, 0]) for nu in (np.inf, 10.0)]
     >>> bool(1.0 < sizes[1] / sizes[0] < 1.1)
     True

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array, Camera, intrinsics_jacobian, normalise, skew, undistort
 
-RUNWAY_EDGES = ((0, 3), (1, 2), (0, 1))  # left side, right side, threshold, each by the corners at its ends
-
 
 @dataclass(frozen=True)
 class Lines:
@@ -52,17 +50,15 @@ class Lines:
         return Lines(self.stations[index], self.covariance[index], self.ends)
 
 
-def lines_of_corners(
-    pixels: Array, covariance: Array, corners: Array, edges: Sequence[tuple[int, int]] = RUNWAY_EDGES
-) -> Lines:
+def lines_of_corners(pixels: Array, covariance: Array, corners: Array, edges: Sequence[tuple[int, int]]) -> Lines:
     """Lines through pairs of corners (N, K, 2), whose covariance is (N, K, 2, 2), or joint (N, 2 K, 2 K).
 
     They hold no more than the corners do: use them instead of corners whose places along the edge are not to be
     relied on, never beside the same corners.
 
-    >>> from halopose.geometry.camera import runway_corners
+    >>> plate = np.array([[0, 1, 0], [0, -1, 0], [5, -1, 0], [5, 1, 0.0]])
     >>> seen = np.array([[[300.0, 250.0], [340.0, 250.0], [325.0, 200.0], [315.0, 200.0]]])
-    >>> lines = lines_of_corners(seen, 4.0 * np.ones((1, 4, 1, 1)) * np.eye(2), runway_corners(2500.0, 45.0))
+    >>> lines = lines_of_corners(seen, 4.0 * np.ones((1, 4, 1, 1)) * np.eye(2), plate, [(0, 3), (1, 2), (0, 1)])
     >>> lines.stations.shape, lines.covariance[0, 4, 4].round(3).item()
     ((1, 3, 2, 2), 4.0)
     """

@@ -103,9 +103,7 @@ def camera_attitude_covariance(attitude: Array, rotation: Array, mount: Array) -
     return attitude + _sandwich(_transpose(rotation), mount)
 
 
-def aircraft_covariance(
-    covariance: Array, rotation: Array, mount: Mount, mount_covariance: Array | None = None
-) -> Array:
+def body_covariance(covariance: Array, rotation: Array, mount: Mount, mount_covariance: Array | None = None) -> Array:
     """Pose covariance (N, 6, 6) of the aircraft's reference point from the camera's (N, 6, 6).
 
     ``rotation`` (N, 3, 3) is the camera's. ``mount_covariance`` (6, 6) is that of the lever arm along the body

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from halopose.geometry.attitude import step_with_attitude
-from halopose.geometry.camera import Camera, Mount, aircraft_pose, pose_difference, rotation_from_angles
+from halopose.geometry.camera import Camera, Mount, body_pose, pose_difference, rotation_from_angles
 from halopose.geometry.integrity import Assessment, Verdict, assess
-from halopose.geometry.propagation import aircraft_covariance
+from halopose.geometry.propagation import body_covariance
 from halopose.landing.association import CornerDetections, Viewpoint
 from halopose.landing.navigation.sensors import Measurement, vision
 from halopose.landing.requirements import path_axes
@@ -199,7 +199,7 @@ class VisionModel:
     def aircraft_covariance(self, covariance: Array, rotation: Array) -> tuple[Array, Array]:
         """Position covariances (N, 3, 3) of the aircraft without what is steady, and the sensitivity to it."""
         arm = np.diag([self.settings.camera.lever_arm**2] * 3 + [0.0] * 3)
-        total = aircraft_covariance(covariance, rotation, self.mount, arm)
+        total = body_covariance(covariance, rotation, self.mount, arm)
         carried, steady = np.zeros((len(total), 3, 3)), np.zeros(3)
         if self.uses_given_attitude:
             carried = total[:, :3, 3:] @ np.linalg.solve(self.attitude_covariance, self.axes)
@@ -217,7 +217,7 @@ def solve(corner_detections: CornerDetections, vision_model: VisionModel, frames
     solution = found.solution
     spread, carried = vision_model.aircraft_covariance(solution.covariance, solution.rotation)
     return VisionFixes(
-        position=aircraft_pose(solution.rotation, solution.position, vision_model.mount)[1],
+        position=body_pose(solution.rotation, solution.position, vision_model.mount)[1],
         covariance=spread,
         statistic=found.statistic,
         dof=solution.dof,

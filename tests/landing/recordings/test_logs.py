@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import runway_corners
 from halopose.landing.navigation.sensors import Sensors
 from halopose.landing.recordings.logs import Kind, attitudes_at, measurements, read_log, too_far
 from halopose.landing.recordings.runway_sites import Site
+from halopose.landing.runway import runway_corners
 
 SITE = Site("28", runway_corners(2500.0, 45.0), 37.61, -122.36, 4.0, np.radians(298.0))
 

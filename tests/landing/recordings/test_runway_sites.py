@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import runway_corners
 from halopose.landing.recordings.runway_sites import Site, _table, from_table, read_runway, runway_content
+from halopose.landing.runway import runway_corners
 
 
 @given(st.floats(-75, 75), st.floats(-179, 179), st.floats(0, 6.28), st.integers(0, 2**32))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, f
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import aircraft_pose, camera_pose, rotation_from_angles
+from halopose.geometry.camera import body_pose, camera_pose, rotation_from_angles
 from halopose.geometry.pnp import solve_position
 from halopose.landing.association import CornerDetections, expected_corners
 from halopose.landing.flight import Flight, Scenario, SimulatedFlight
@@ -118,7 +118,7 @@ def fix(world: Any, corner_detections: CornerDetections, attitude: Array) -> Vis
         rotation,
         mask=keep,
     )
-    position = aircraft_pose(rotation, solution.position, world.mount)[1]
+    position = body_pose(rotation, solution.position, world.mount)[1]
     covariance = solution.covariance[:, :3, :3]
     trusted = solution.converged.copy()
     reasons = list(solution.reasons)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Camera, project_points, runway_corners
+from halopose.geometry.camera import Camera, project_points
+from halopose.landing.runway import runway_corners
 from halopose.landing.runway_datasets import CORNER_NAMES, box_of
 from halopose.landing.world.dataset_writer import FLIP_INDEX, split_seeds, write_dataset, yolo_labels
 from halopose.landing.world.scenes import SceneSettings, corners_in_image, sample_scene

@@ -16,14 +16,8 @@ from numpy.typing import NDArray
 
 from halopose.boxes import PART_ASPECT, part_around
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import (
-    Camera,
-    Mount,
-    camera_pose,
-    project_points,
-    rotation_from_angles,
-    runway_corners,
-)
+from halopose.geometry.camera import Camera, Mount, camera_pose, project_points, rotation_from_angles
+from halopose.landing.runway import runway_corners
 from halopose.landing.world.footage_style import Footage, footage_ranges, sample_footage, sample_pavement
 
 Array = NDArray[Any]
