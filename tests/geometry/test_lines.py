@@ -77,18 +77,18 @@ def test_lines_of_corners_carry_the_joint_distribution_of_the_corners() -> None:
     pixels = exact + (rng.normal(size=(20_000, 8)) @ root.T).reshape(-1, 4, 2)
     joint = np.broadcast_to(root @ root.T, (len(pixels), 8, 8))
     turned, placed = (np.repeat(each, len(pixels), axis=0) for each in (rotation, position))
-    lines = lines_of_corners(pixels, joint, CORNERS, EDGES)
+    lines = lines_of_corners(pixels, joint, CORNERS, RECTANGLE_EDGES)
     found, _ = line_residuals(PLAIN, turned, placed, lines)
-    stated = lines_of_corners(exact, joint[:1], CORNERS, EDGES).covariance[0]
+    stated = lines_of_corners(exact, joint[:1], CORNERS, RECTANGLE_EDGES).covariance[0]
     np.testing.assert_allclose(np.cov(found.T), stated, atol=0.05 * np.diagonal(stated).max())
 
 
 def test_four_corners_say_the_same_as_four_points_of_independent_covariance() -> None:
     spread = np.broadcast_to(np.diag([1.0, 4.0]), (1, 4, 2, 2))
-    one = lines_of_corners(project_points(PLAIN, *view(), CORNERS), spread, CORNERS, EDGES)
+    one = lines_of_corners(project_points(PLAIN, *view(), CORNERS), spread, CORNERS, RECTANGLE_EDGES)
     joint = np.zeros((1, 8, 8))
     joint[0] = np.diag([1.0, 4.0] * 4)
-    other = lines_of_corners(project_points(PLAIN, *view(), CORNERS), joint, CORNERS, EDGES)
+    other = lines_of_corners(project_points(PLAIN, *view(), CORNERS), joint, CORNERS, RECTANGLE_EDGES)
     np.testing.assert_allclose(one.covariance, other.covariance)
 
 
