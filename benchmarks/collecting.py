@@ -1,4 +1,4 @@
-"""Collecting: the crew of the machine against one process, memory, how busy the model is, and a model of no cost.
+"""Collecting features: several processes against one, memory, the model's share of the time, and a fast model.
 
 python -m benchmarks.collecting --data data.yaml --images 587
 """
@@ -24,8 +24,8 @@ import torch
 from benchmarks.interleave import Comparison, compare
 from benchmarks.memory import peak_of
 from benchmarks.overhead import PHOTOGRAPH, make_model
+from benchmarks.rows import Row, as_text, gibibytes, rate, share, speedup
 from benchmarks.stub import StubHost
-from benchmarks.table import Row, as_text, faster
 from halopose.data.dataset import Dataset, Objects, Record
 from halopose.data.loading import load_dataset
 from halopose.fitting.collecting import collect
@@ -36,64 +36,57 @@ from halopose.hosts.base import Host
 from halopose.keypoints import Keypoints
 
 IMAGES = 128  # four shards
-BUSY = 2  # times as many, to see how busy the model is: starting and ending are a few per cent of so few
-STUB_IMAGES = 8 * IMAGES  # so many that starting processes is little of it
+SHARE_IMAGES = 2 * IMAGES  # for the model's share: starting and ending count less with more images
+STUB_IMAGES = 8 * IMAGES  # enough to hide the time of starting processes
 BATCH_SECONDS = 2e-3
 READERS = (2, 16)
-READ, READ_TURNS = 64, 8  # photographs a process reads in a turn, to see what reading alone takes
-SLOTS = 1024  # processes whose time is kept apart
-MODEL = ("forward", "assign", "select")  # what the framework itself does
+READ, READ_TURNS = 64, 8  # photographs that a process reads in a turn, for the rate of reading alone
+SLOTS = 1024  # processes whose times are stored separately
+MODEL = ("forward", "assign", "select")  # methods that run the framework
 
 
 def collecting_rows(data: Path | None, images: int = IMAGES, rounds: int = 3) -> Iterator[Row]:
-    """All of them; photographs from a data yaml, or two that come with Ultralytics in turns."""
+    """Every row of collecting, on photographs from a data yaml or on two that come with Ultralytics."""
     host = make_model().host
     dataset = photographs(data, host.layout, images)
-    crew, settings = WorkerPool.of_machine("cpu"), CollectSettings(detections=20)
-    found = _compare(host, dataset, (settings, crew), (settings, WorkerPool()), rounds)
-    rate = f"{len(dataset) / found.ours:.1f} images a second"
-    what = f"collecting {len(dataset)} photographs, YOLO11n-pose, 640, {crew.processes} processes, {rate}"
-    yield faster(what, found, "--workers 1 --batch 1, the model on all threads")
-    yield from _busy(host, photographs(data, host.layout, BUSY * images), settings, crew)
+    workers, settings = WorkerPool.of_machine("cpu"), CollectSettings(detections=20)
+    found = _compare(host, dataset, (settings, workers), (settings, WorkerPool()), rounds)
+    what = f"collecting {len(dataset)} photographs, YOLO11n-pose, 640, {workers.processes} processes"
+    what = f"{what}, {len(dataset) / found.ours:.1f} images/s"
+    yield speedup("collecting.processes", what, found, "--workers 1 --batch 1, the model on all threads")
+    yield from _share_rows(host, photographs(data, host.layout, SHARE_IMAGES), settings, workers)
     stub = StubHost(keypoints=17, seconds=BATCH_SECONDS)
     more = replace(photographs(data, stub.layout, STUB_IMAGES), layout=stub.layout)
-    torch.set_num_threads(1)  # such a model takes none of these cores
+    torch.set_num_threads(1)  # the stub needs no core of its own
     yield from _stub_rows(stub, more, len(dataset) / found.peer, rounds)
 
 
 def _stub_rows(stub: Host, dataset: Dataset, model: float, rounds: int) -> Iterator[Row]:
-    """A model that takes next to no time: what is left is reading, cutting windows and writing.
+    """A model that takes almost no time, which leaves reading, cutting windows and writing.
 
-    model: images a second that one process does with a real model.
+    Args:
+        stub: the fast model.
+        dataset: photographs to collect from.
+        model: images/s of one process with a real model.
+        rounds: rounds of each comparison.
     """
     cores, batched = os.cpu_count() or 1, CollectSettings(batch=16)
     limit = _reading_rate(stub, dataset, cores)
-    for what, crew in (
-        (f"{cores} readers, batches of 16", WorkerPool(readers=cores)),
-        (f"{cores} processes, batches of 16", WorkerPool(processes=cores)),
-    ):
-        found = _compare(stub, dataset, (batched, crew), (CollectSettings(), WorkerPool()), rounds)
-        rate, one = len(dataset) / found.ours, len(dataset) / found.peer
-        yield faster(
-            f"{len(dataset)} photographs, a model of 2 ms a batch, {what}, {rate:.0f} images a second",
-            found,
-            "one process, batch 1",
-        )
-        yield Row("that rate over YOLO11n-pose's in one process", f"{rate:.0f} a second", f"{model:.1f} a second",
-                  f"{rate / model:.1f}")  # fmt: skip
-        yield Row(
-            f"its limit: {cores} processes that do nothing but decode and lay out these photographs",
-            f"{limit:.0f} a second",
-            f"{rate / limit:.0%} of it reached",
-            f"{limit / one:.1f}",
-        )
+    for kind, workers in (("readers", WorkerPool(readers=cores)), ("processes", WorkerPool(processes=cores))):
+        found = _compare(stub, dataset, (batched, workers), (CollectSettings(), WorkerPool()), rounds)
+        reached, name = len(dataset) / found.ours, f"collecting.fast-{kind}"
+        what = f"{len(dataset)} photographs, a model of 2 ms a batch, {cores} {kind}, batches of 16"
+        yield speedup(name, what, found, "one process, batch 1")
+        yield rate(f"{name}-rate", "its rate", reached, f"{model:.1f} images/s by YOLO11n-pose in one process")
+        what = f"share of the rate at which {cores} processes only decode and resize these photographs"
+        yield share(f"{name}-limit", what, reached / limit, f"{limit:.0f} images/s", better="higher")
     for readers in READERS:
         peak = peak_of(lambda: _run(stub, dataset, batched, WorkerPool(readers=readers)))  # noqa: B023
-        yield Row(f"its peak memory, {readers} readers", f"{peak:.2f} GiB")
+        yield gibibytes(f"collecting.memory-{readers}-readers", f"peak memory, the fast model, {readers} readers", peak)
 
 
 def _reading_rate(stub: Host, dataset: Dataset, cores: int) -> float:
-    """Photographs a second that processes read side by side, the best of some turns: what they read is let go."""
+    """Images/s that parallel processes read without further work, the best of several turns."""
     turns = [dataset.records[begin : begin + READ] for begin in range(0, READ * cores, READ)]
     context: Any = multiprocessing.get_context("fork")
     spent = []
@@ -114,23 +107,21 @@ def _only_read(reader: Reader, records: Sequence[Record]) -> None:
         reader((record, 640))
 
 
-def _busy(host: Host, dataset: Dataset, settings: CollectSettings, crew: WorkerPool) -> Iterator[Row]:
-    """Share of the processes' time that is the model's own, and, in another run, their memory in all."""
+def _share_rows(host: Host, dataset: Dataset, settings: CollectSettings, workers: WorkerPool) -> Iterator[Row]:
+    """The model's share of the processes' time and, from another run, their peak memory."""
     spent = multiprocessing.get_context("fork").RawArray("d", SLOTS)
     with _timed(host, spent):
         begin = time.perf_counter()
-        _run(host, dataset, settings, crew)
+        _run(host, dataset, settings, workers)
         wall = time.perf_counter() - begin
-    yield Row(
-        f"time of these processes that is the model's, {len(dataset)} photographs",
-        f"{sum(spent) / (wall * crew.processes):.1%}",
-    )
-    peak = peak_of(lambda: _run(host, dataset, settings, crew))
-    yield Row(f"their peak memory, {crew.processes} processes", f"{peak:.2f} GiB")
+    what = f"the model's share of the processes' time, {len(dataset)} photographs"
+    yield share("collecting.model-share", what, sum(spent) / (wall * workers.processes), better="higher")
+    peak = peak_of(lambda: _run(host, dataset, settings, workers))
+    yield gibibytes("collecting.memory", f"peak memory of {workers.processes} processes", peak)
 
 
 class _timed:
-    """While it holds, the host's own methods add their seconds to the slot of their process."""
+    """While open, the host's methods add their seconds to the slot of their process."""
 
     def __init__(self, host: Host, spent: Any) -> None:
         self.host, self.spent = host, spent
@@ -153,9 +144,9 @@ class _timed:
         return watched
 
 
-def _run(host: Host, dataset: Dataset, settings: CollectSettings, crew: WorkerPool) -> None:
+def _run(host: Host, dataset: Dataset, settings: CollectSettings, workers: WorkerPool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        collect(host, dataset, folder, settings, crew=crew)
+        collect(host, dataset, folder, settings, crew=workers)
 
 
 def _compare(
@@ -175,7 +166,7 @@ def _compare(
 
 
 def photographs(data: Path | None, layout: Keypoints, count: int) -> Dataset:
-    """So many training images of a data yaml, or two photographs that come with Ultralytics in turns."""
+    """The first training images of a data yaml, or two photographs that come with Ultralytics in turns."""
     if data is not None:
         found = load_dataset(data, "train", otherwise=layout)
         return replace(found, records=found.records[:count])
@@ -193,7 +184,7 @@ def photographs(data: Path | None, layout: Keypoints, count: int) -> Dataset:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What collecting costs.")
+    parser = argparse.ArgumentParser(description="The cost of collecting features.")
     parser.add_argument("--data", type=Path, help="YOLO data yaml")
     parser.add_argument("--images", type=int, default=IMAGES)
     parser.add_argument("--rounds", type=int, default=3)

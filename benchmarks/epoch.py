@@ -1,4 +1,4 @@
-"""One epoch of training on the match store against one that runs the frozen base every time."""
+"""One epoch of training on the feature cache against an epoch that runs the frozen base model."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ EPOCHS = 4
 
 
 def compare_epoch(rounds: int = 5) -> tuple[Comparison, Comparison, Comparison]:
-    """The same images, the same assigned cells; the peer runs base, assigner and dense heads with backward.
+    """Compare an epoch on the same images and assigned cells.
 
-    Second: the epoch against nothing but its convolutions, what is left if all else were free. Third: against
-    matrix products of as many multiplications, what is left if convolutions were as fast as those.
+    Returns:
+        Against an epoch with base model, assigner and dense heads with backward; the convolutions of the epoch
+        against the whole epoch; matrix products with as many multiplications against the whole epoch.
     """
     model = make_model()
     host = model.host
@@ -66,12 +67,12 @@ def compare_epoch(rounds: int = 5) -> tuple[Comparison, Comparison, Comparison]:
             compare(lambda: _convolutions(heads, store), ours, rounds),
             compare(_products(heads, store), ours, rounds),
         ]
-    alone, products = (Comparison(one.ours, one.peer / EPOCHS, one.ratio / EPOCHS) for one in limits)
-    return Comparison(result.ours / EPOCHS, result.peer, result.ratio * EPOCHS), alone, products
+    alone, products = (one.divided(peer=EPOCHS) for one in limits)
+    return result.divided(ours=EPOCHS), alone, products
 
 
 def _convolutions(heads: ProbabilisticHeads, store: MatchStore) -> None:
-    """Forward and backward of the trunks alone, on all rows of the store."""
+    """Forward and backward pass of the trunks on all rows of the feature cache."""
     for cells in store.cells("assigned"):
         values = cells.windows.float().permute(0, 2, 3, 1)
         for convolution in _trunk(heads, cells.level):
@@ -80,9 +81,9 @@ def _convolutions(heads: ProbabilisticHeads, store: MatchStore) -> None:
 
 
 def _products(heads: ProbabilisticHeads, store: MatchStore) -> Callable[[], None]:
-    """Matrix products with as many multiplications: of rows with weights, and of rows with gradients.
+    """Matrix products with as many multiplications: rows by weights, and rows by gradients.
 
-    All but the first convolution also pass gradients on to what is before them.
+    All convolutions but the first also need the gradient of their input.
     """
     pairs = []
     for cells in store.cells("assigned"):
@@ -111,7 +112,7 @@ def _trunk(heads: ProbabilisticHeads, level: int) -> list[nn.Conv2d]:
 
 
 def _objects(model: UncertainPose, path: Path) -> Objects:
-    """The base's own detections, a little displaced, as annotations."""
+    """Annotations made of the base model's detections with noise."""
     found = model.predict(path, conf=0.4)[0]
     return Objects(
         boxes=found.boxes.astype(float),

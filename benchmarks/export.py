@@ -1,4 +1,4 @@
-"""What uncertainty costs outside PyTorch: an exported model with it against the framework's own export without."""
+"""What uncertainty costs outside PyTorch: our exported model against the framework's own export."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZE = 640
 
 
 def ultralytics_onnx(model: nn.Module, folder: Path, end2end: bool | None = None) -> Path:
-    """What Ultralytics itself exports of a model, for any batch and image size."""
+    """Export a model by Ultralytics itself, for any batch and image size."""
     from ultralytics import YOLO
     from ultralytics.utils import DEFAULT_CFG_DICT
 
@@ -49,7 +49,7 @@ def ultralytics_onnx(model: nn.Module, folder: Path, end2end: bool | None = None
 
 
 def libreyolo_onnx(model: nn.Module, folder: Path) -> Path:
-    """What LibreYOLO itself exports of a YOLO-NAS-Pose, for any batch."""
+    """Export a YOLO-NAS-Pose by LibreYOLO itself, for any batch."""
     ensure_torchvision()
     from libreyolo.export.exporter import _YOLONASExportWrapper
     from libreyolo.export.onnx import export_onnx
@@ -69,11 +69,11 @@ def libreyolo_onnx(model: nn.Module, folder: Path) -> Path:
 
 
 def without_factors(path: Path, model: Model) -> Model:
-    """The same runtime around the framework's own export: every detection gets a circle of one pixel."""
+    """Our runtime with the framework's own export; every detection gets a circle of one pixel."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     count = len(model.facts.keypoint_names)
-    # Rows that are already chosen stand for cells, of which only their own factors are asked for.
+    # The export has chosen its rows already, so factors are indexed by row instead of by cell.
     added = {"factors": np.ones((1, 30000, count, 3), np.float32), "rows": np.arange(300)[None]}
 
     def run(batch: Any) -> dict[str, Any]:
@@ -83,14 +83,14 @@ def without_factors(path: Path, model: Model) -> Model:
 
 
 def without_signals(artifact: Artifact) -> Artifact:
-    """The same heads by their windows alone, which have a dense form."""
+    """The same heads without context features, which have no dense form."""
     heads = copy.deepcopy(artifact.heads)
     heads.beyond, heads.settings = None, replace(heads.settings, claims=False, features=False)
     return replace(artifact, heads=heads)
 
 
 def compare_export(rounds: int = 40) -> tuple[Comparison, Comparison, Comparison]:
-    """The framework's export without uncertainty against topk and dense heads; PyTorch with against topk."""
+    """The framework's export against ours with topk and with dense heads; PyTorch against ours with topk."""
     pose = UncertainPose.load_base(find_base(), shipped_artifact())
     image = cv2.imread(str(PHOTOGRAPH))
     with tempfile.TemporaryDirectory() as name:

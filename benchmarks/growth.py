@@ -1,4 +1,4 @@
-"""Time and peak memory of what sees all of the data, as the data grow; each size in a process of its own."""
+"""Time and peak memory of steps that read the whole data set, as it grows; each size runs in its own process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.stored import HEADS, STORED, grown_store
+from benchmarks.stored import STORED, synthetic_heads, write_store
 from halopose.calibration.calibrate import fit_calibrations
 from halopose.data.coco import parse_ground_truth, parse_predictions, read_ground_truth
 from halopose.data.synthetic_poses import World, synthesize
@@ -31,44 +31,63 @@ from halopose.types import Array
 
 COCO_VAL = World(images=2693, persons=6352)
 POOL = 256 * 2**20
-MOST_SECONDS = 900  # for one size
-_STEP = 1e-4  # by which a copy is larger than the one before
+MOST_SECONDS = 900  # of one size
+_STEP = 1e-4  # relative growth of each copy, so that no two values tie
 Work = Callable[[], object]
 
 
+class GrowthError(RuntimeError):
+    """A size that could not be measured."""
+
+
 @dataclass(frozen=True)
-class Grown:
-    """Seconds, the peak in GiB, and what the process held before it began."""
+class Growth:
+    """Time and memory of one step on one size of data.
 
+    Attributes:
+        persons: size of the data.
+        seconds: duration of the step.
+        peak_gib: peak memory of the process.
+        input_gib: memory of the process before the step.
+    """
+
+    persons: int
     seconds: float
-    peak: float
-    before: float
+    peak_gib: float
+    input_gib: float
 
-    def each(self, times: int) -> str:
-        """Time and memory of a person."""
-        persons = times * COCO_VAL.persons
-        added = max(self.peak - self.before, 0.0)
-        return f"{self.seconds / persons * 1e6:.0f} µs, {added * 2**20 / persons:.2g} KiB a person beside the input"
+    def per_person(self) -> str:
+        """Time and memory per person in words."""
+        time_each, added = self.seconds / self.persons * 1e6, max(self.peak_gib - self.input_gib, 0.0)
+        return f"{time_each:.0f} µs, {added * 2**20 / self.persons:.2g} KiB a person beside the input"
 
 
-def grown(kind: str, times: int) -> Grown | str:
-    """Measure one of KINDS on so many times as many persons; in words what came between."""
+def grow(kind: str, times: int) -> Growth:
+    """Measure one step on copies of the data, in a process of its own.
+
+    Args:
+        kind: a key of WORKS.
+        times: number of copies of COCO_VAL.
+
+    Raises:
+        GrowthError: the process failed or took too long.
+    """
     command = [sys.executable, "-m", "benchmarks.growth", kind, str(times)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MOST_SECONDS)
     except subprocess.TimeoutExpired:
-        return f"not done after {MOST_SECONDS} s"
+        raise GrowthError(f"not done after {MOST_SECONDS} s") from None
     if done.returncode:
-        return (done.stderr.strip().splitlines() or [f"ended {done.returncode}"])[-1]
-    return Grown(*json.loads(done.stdout.splitlines()[-1]))
+        raise GrowthError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+    return Growth(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def _measure(kind: str, times: int) -> Grown:
+def _measure(kind: str, times: int) -> Growth:
     with tempfile.TemporaryDirectory() as name:
         work = WORKS[kind](times, Path(name))
         before, begin = _peak(), time.perf_counter()
         work()
-        return Grown(time.perf_counter() - begin, _peak(), before)
+        return Growth(times * COCO_VAL.persons, time.perf_counter() - begin, _peak(), before)
 
 
 def _peak() -> float:
@@ -87,18 +106,18 @@ def _calibration(times: int, _: Path) -> Work:
 
 
 def _store(times: int, folder: Path) -> Work:
-    grown_store(folder, images=times * COCO_VAL.images, persons=times * COCO_VAL.persons)
+    write_store(folder, images=times * COCO_VAL.images, persons=times * COCO_VAL.persons)
 
     def work() -> None:
         store = MatchStore(folder)
-        calibrate_heads(HEADS(), store, store.images, FitSettings(imgsz=STORED))
-        train(HEADS(), store, TrainSettings(epochs=1, batch=4096, pool_bytes=POOL))
+        calibrate_heads(synthetic_heads(), store, store.images, FitSettings(imgsz=STORED))
+        train(synthetic_heads(), store, TrainSettings(epochs=1, batch=4096, pool_bytes=POOL))
 
     return work
 
 
 def _annotations(times: int, folder: Path) -> Work:
-    """The file is written by another process, whose memory is not ours."""
+    """Another process writes the file, so that its memory does not count."""
     path = folder / "truth.json"
     code = f"from benchmarks.growth import write_annotations; write_annotations({str(path)!r}, {times})"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -106,7 +125,7 @@ def _annotations(times: int, folder: Path) -> Work:
 
 
 def write_annotations(path: str, times: int) -> None:
-    """COCO json with outlines, which nobody needs here but every such file has."""
+    """Write COCO json with outlines, which real files have and the reader skips."""
     objects, _ = synthesize(COCO_VAL)
     step = len(objects["images"]) + 1
     outline = [[round(0.1 * number, 1) for number in range(60)]]
@@ -127,7 +146,7 @@ def _moved(entry: dict[str, Any], key: str, by: int, outline: list[list[float]])
 
 
 def _persons(times: int) -> tuple[PoseDistributions, GroundTruth]:
-    """The same images again under other ids, each copy a little larger: nothing is equal that would not be."""
+    """Copies of the same images under other ids, each copy slightly larger so that no values tie."""
     objects, results = synthesize(COCO_VAL)
     truth = parse_ground_truth("truth", objects)
     poses = parse_predictions("predictions", results, truth)
@@ -141,7 +160,7 @@ def _persons(times: int) -> tuple[PoseDistributions, GroundTruth]:
         return np.concatenate([values] * times)
 
     def grown(values: Array, power: int = 1) -> Array:
-        """Written in place: nothing that is let go of again hides how much memory comes on top of the input."""
+        """Build in place: freed temporary arrays would hide memory that the step itself needs."""
         result = np.empty((times * len(values), *values.shape[1:]))
         for number, part in enumerate(np.split(result, times)):
             np.multiply(values, (1 + _STEP * number) ** power, out=part)
@@ -166,12 +185,6 @@ def _persons(times: int) -> tuple[PoseDistributions, GroundTruth]:
     )
 
 
-KINDS = {
-    "protocol": "matching and the whole protocol",
-    "calibration": "matching and calibrating",
-    "store": "calibrating and one epoch of training from a store",
-    "annotations": "reading COCO json",
-}
 WORKS: dict[str, Callable[[int, Path], Work]] = {
     "protocol": _protocol,
     "calibration": _calibration,
@@ -181,4 +194,4 @@ WORKS: dict[str, Callable[[int, Path], Work]] = {
 
 if __name__ == "__main__":
     measured = _measure(sys.argv[1], int(sys.argv[2]))
-    print(json.dumps([measured.seconds, measured.peak, measured.before]))
+    print(json.dumps(astuple(measured)))

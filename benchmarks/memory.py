@@ -1,4 +1,4 @@
-"""Peak memory of a process and all that it starts, shared pages counted once (Linux)."""
+"""Peak memory of a process and its children; shared pages count once (Linux)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-INTERVAL = 0.05  # seconds between two looks
+INTERVAL = 0.05  # seconds between two readings
 
 
 def peak_of(action: Callable[[], object]) -> float:
-    """GiB that this process and its children held at most while the action ran; NaN where /proc does not say."""
+    """Peak memory in GiB of this process and its children during the action; NaN where /proc does not tell."""
     done, seen = threading.Event(), [0.0]
 
     def watch() -> None:
@@ -29,7 +29,7 @@ def peak_of(action: Callable[[], object]) -> float:
 
 
 def _held(process: int) -> float:
-    """Proportional set size of a process and its children, in KiB; 0 of one that has just ended."""
+    """Proportional set size of a process and its children in KiB; 0 for a process that has just ended."""
     folder = Path("/proc") / str(process)
     try:
         lines = (folder / "smaps_rollup").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The navigator: seconds for one update by each kind of measurement, all sensors of a flight on board."""
+"""Time of one update of the navigator for each kind of measurement, with all sensors in use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 10.0
 
 
 def update_seconds() -> dict[str, float]:
-    """Median seconds of an update, by source, over the first seconds of an approach."""
+    """Median seconds of an update by measurement source, over the first 10 seconds of an approach."""
     approach = fly(0, "clear", 100.0)
     truth, site = true_trajectory(approach), IlsSite.of_runway(approach.world.runway.length)
     times = np.arange(0.5, SECONDS, 0.5)

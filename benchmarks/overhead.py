@@ -1,4 +1,4 @@
-"""What uncertainty costs: predict with it against predict without it, and an epoch on the store."""
+"""What uncertainty costs: predicting with heads against predicting without them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
 
 
 def make_model() -> UncertainPose:
-    """YOLO11n-pose with untrained heads: what they cost does not depend on what they learned."""
+    """YOLO11n-pose with untrained heads, which cost the same as trained heads."""
     return _with_heads(load_host(find_base()))
 
 
 def make_yolonas() -> tuple[UncertainPose, float]:
-    """YOLO-NAS-Pose Nano by chance with untrained heads, and a confidence that some thirty cells pass."""
+    """YOLO-NAS-Pose Nano with random weights and untrained heads, and a confidence that about 30 cells pass."""
     ensure_torchvision()
     from libreyolo.models.yolonas.nn import LibreYOLONASPoseModel
 
@@ -51,8 +51,14 @@ def _with_heads(host: Host) -> UncertainPose:
     return UncertainPose(host, artifact, uncalibrated=True)
 
 
-def compare_predict(model: UncertainPose, conf: float = 0.25, rounds: int = 40) -> tuple[Comparison, Comparison]:
-    """Base against sparse heads, and base against dense heads; end to end with NMS, 640, batch 1."""
+def compare_sparse(model: UncertainPose, conf: float, rounds: int) -> Comparison:
+    """The base model against prediction with sparse heads: end to end with NMS, 640, batch 1."""
+    image = read_image(PHOTOGRAPH)
+    return compare(lambda: _detect(model.host, image, conf), lambda: model.predict(image, conf=conf), rounds)
+
+
+def compare_dense(model: UncertainPose, conf: float, rounds: int) -> Comparison:
+    """The base model against the same with dense heads: end to end with NMS, 640, batch 1."""
     image = read_image(PHOTOGRAPH)
 
     @torch.inference_mode()
@@ -60,14 +66,11 @@ def compare_predict(model: UncertainPose, conf: float = 0.25, rounds: int = 40) 
         output, selection = _detect(model.host, image, conf)
         model.heads.dense(output.features)[0, selection.cell]
 
-    def base() -> None:
-        _detect(model.host, image, conf)
-
-    return compare(base, lambda: model.predict(image, conf=conf), rounds), compare(base, dense, rounds)
+    return compare(lambda: _detect(model.host, image, conf), dense, rounds)
 
 
 def compare_novelty(rounds: int = 40) -> Comparison:
-    """Predicting runways with heads against the same with novelty; the image has a detection."""
+    """Predicting runways without and with the out-of-distribution model, on an image that has a detection."""
     artifact = Artifact.load(runway_artifact())
     host = load_host(runway_detector())
     plain, novel = (UncertainPose(host, one) for one in (replace(artifact, novelty=None), artifact))
@@ -76,13 +79,13 @@ def compare_novelty(rounds: int = 40) -> Comparison:
 
 
 def compare_shipped(rounds: int = 40) -> Comparison:
-    """YOLO11n-pose against the same with the heads that ship, which have signals."""
+    """YOLO11n-pose without and with the shipped heads, which use context features."""
     model, image = UncertainPose.load_base(find_base(), shipped_artifact()), read_image(PHOTOGRAPH)
     return compare(lambda: _detect(model.host, image, 0.25), lambda: model.predict(image), rounds)
 
 
 def compare_framework(rounds: int = 40) -> Comparison:
-    """What users run today, ``YOLO.predict``, against prediction with the heads that ship."""
+    """``YOLO.predict`` of Ultralytics against prediction with the shipped heads."""
     ensure_torchvision()
     from ultralytics import YOLO
 

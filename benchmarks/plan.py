@@ -1,9 +1,9 @@
-"""What a million images would take on eight GPUs, from rates measured here in processor time.
+"""Estimate the time for a million images on eight GPUs from processor times measured here.
 
     python -m benchmarks.plan --data data.yaml
 
-Reading, windows and writing are measured; how fast a GPU runs the model is not, as there is none here: the table
-says what readers and windows allow, and what the model would have to take to be the limit instead.
+Reading, windows and writing are measured. The speed of the model on a GPU is not: the table says what readers and
+windows allow, and below which time per image the model would not be the limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.collecting import photographs
 from benchmarks.overhead import make_model
-from benchmarks.table import Row, as_text, in_time
+from benchmarks.rows import Row, as_text, rate, seconds
 from halopose.data.tensors import write_tensors
 from halopose.fitting.collecting import VIEWS_PER_SHARD, Collection
 from halopose.fitting.feature_cache import CollectSettings, MatchStore
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 def plan_rows(data: Path | None) -> Iterator[Row]:
-    """Processor time an image of one thread: reading, the model, cutting windows and writing; and of an epoch."""
+    """Processor time per image on one thread: reading, the model, windows, writing, and an epoch; and the estimates."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -59,37 +59,46 @@ def _rows(data: Path | None) -> Iterator[Row]:
         store = MatchStore(name)
         heads = ProbabilisticHeads(host.pose_templates(), host.strides, host.keypoint_count)
         _, epochs = _timed(lambda: train(heads, store, TrainSettings(epochs=2, holdout=0.05)))
-    each = [seconds / count for seconds in (reading, model, collecting - model, writing, epochs / 2)]
-    for what, seconds in zip(("reading", "the model", "windows", "writing", "an epoch"), each, strict=True):
-        yield Row(f"{what}, an image, processor time of one thread", in_time(seconds))
+    each = [taken / count for taken in (reading, model, collecting - model, writing, epochs / 2)]
+    for name, taken in zip(("reading", "model", "windows", "writing", "epoch"), each, strict=True):
+        yield seconds(f"plan.{name}", f"{name}: processor time per image on one thread", taken, better="")
     fed, cut = MOST_READERS / each[0], 1 / each[2]  # windows are cut in the process that runs the model
-    rate = min(fed, cut)
-    yield Row(f"store of {IMAGES:,} such images", f"{size * IMAGES / 2**40:.2f} TiB")
-    yield Row(f"{MOST_READERS} readers could feed each of {GPUS} GPUs", f"{fed:.0f} images a second")
-    yield Row("if windows took as long there as on one thread here, each would do", f"{cut:.0f} images a second")
-    yield Row(f"{IMAGES:,} images then take", f"{IMAGES / GPUS / rate / 60:.0f} minutes, if the model keeps up")
-    yield Row("which it does where an image takes less than", in_time(1 / rate))
-    cores = GPUS * MOST_READERS
-    hours = IMAGES * sum(each[:4]) / cores / 3600
-    yield Row(f"the same on {cores} cores and no GPU", f"{hours:.1f} hours")
-    yield Row(f"{EPOCHS} epochs on {cores} cores", f"{IMAGES * each[4] * EPOCHS / cores / 3600:.1f} hours")
+    limit, cores = min(fed, cut), GPUS * MOST_READERS
+    tebibytes = f"{size * IMAGES / 2**40:.2f} TiB"
+    yield Row(
+        "plan.size", f"feature cache of {IMAGES:,} such images", size * IMAGES / 2**30, unit="GiB", ours=tebibytes
+    )
+    yield rate("plan.readers-rate", f"{MOST_READERS} readers could feed each of {GPUS} GPUs", fed, better="")
+    yield rate("plan.windows-rate", "windows of one GPU, cut by one thread of this processor", cut, better="")
+    what = f"{IMAGES:,} images on {GPUS} GPUs, if the model keeps up"
+    yield _long("plan.minutes", what, IMAGES / GPUS / limit)
+    yield seconds("plan.model-limit", "time per image below which the model keeps up", 1 / limit, better="")
+    what = f"{IMAGES:,} images on {cores} cores and no GPU"
+    yield _long("plan.cpu-hours", what, IMAGES * sum(each[:4]) / cores)
+    yield _long("plan.epochs-hours", f"{EPOCHS} epochs on {cores} cores", IMAGES * each[4] * EPOCHS / cores)
+
+
+def _long(name: str, what: str, taken: float) -> Row:
+    """A time of minutes or hours."""
+    shown = f"{taken / 60:.0f} minutes" if taken < 3600 else f"{taken / 3600:.1f} hours"
+    return Row(name, what, taken, unit="s", ours=shown)
 
 
 def _collected(work: Collection, readings: list[Reading]) -> tuple[Any, float, float]:
-    """A shard, the seconds it took, and those of them that were the model's."""
+    """A shard, its processor time, and the part of that time spent in the model."""
     spent, own = [0.0], work.host.forward
 
     def watched(batch: Tensor) -> HostOutput:
-        output, seconds = _timed(lambda: own(batch))
-        spent[0] += seconds
+        output, taken = _timed(lambda: own(batch))
+        spent[0] += taken
         return output
 
     vars(work.host)["forward"] = watched
     try:
-        shard, seconds = _timed(lambda: work.collect(0, iter(readings)))
+        shard, taken = _timed(lambda: work.collect(0, iter(readings)))
     finally:
         del vars(work.host)["forward"]
-    return shard, seconds, spent[0]
+    return shard, taken, spent[0]
 
 
 def _timed(action: Callable[[], Result]) -> tuple[Result, float]:
@@ -99,7 +108,7 @@ def _timed(action: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a million images would take.")
+    parser = argparse.ArgumentParser(description="Time for a million images, estimated.")
     parser.add_argument("--data", type=Path, help="YOLO data yaml")
     for row in plan_rows(parser.parse_args().data):
         print(as_text(row), flush=True)

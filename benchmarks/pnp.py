@@ -1,4 +1,4 @@
-"""Weighted PnP: one frame against scipy's least squares and against subsets solved anew, many against OpenCV."""
+"""Weighted PnP: one frame against scipy's least squares and against solving every subset, many against OpenCV."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINGLES = 20
 
 
 def compare_one(rounds: int = 50) -> tuple[Comparison, float]:
-    """Seconds for one solve from the same start, and by how much our cost exceeds scipy's at worst."""
+    """One solve from the same start; also returns by how much our cost exceeds scipy's at worst."""
     rotation, position, pixels, covariance = _frames(SINGLES)
     change = np.array([20.0, 2.0, 2.0, 3e-3, 3e-3, 3e-3])  # as a tracker would predict
     start_rotation, start_position = perturb(rotation, position, change)
@@ -36,11 +36,11 @@ def compare_one(rounds: int = 50) -> tuple[Comparison, float]:
 
     gap = float(np.max(np.array(ours()) - np.array(peer())))
     result = compare(ours, peer, rounds)
-    return Comparison(result.ours / SINGLES, result.peer / SINGLES, result.ratio), gap
+    return result.divided(SINGLES, SINGLES), gap
 
 
 def compare_many(rounds: int = 5) -> Comparison:
-    """Seconds for a thousand frames from nothing, both poses of the plane refined."""
+    """A thousand frames without a start; both poses of the plane are refined."""
     _, _, pixels, covariance = _frames(FRAMES)
     return compare(
         lambda: solve_pose(CAMERA, CORNERS, pixels, covariance),
@@ -50,7 +50,7 @@ def compare_many(rounds: int = 5) -> Comparison:
 
 
 def compare_position(rounds: int = 50) -> tuple[Comparison, float]:
-    """Seconds for one position with the attitude given, from nothing, and by how much our cost exceeds scipy's."""
+    """One position with the attitude given, without a start; also returns by how much our cost exceeds scipy's."""
     rotation, position, pixels, covariance = _frames(SINGLES)
     factor = np.linalg.inv(np.linalg.cholesky(covariance[0]))
     start = position[0] + [20.0, 2.0, 2.0]
@@ -64,13 +64,13 @@ def compare_position(rounds: int = 50) -> tuple[Comparison, float]:
 
     gap = float(np.max(np.array(ours()) - np.array(peer())))
     result = compare(ours, peer, rounds)
-    return Comparison(result.ours / SINGLES, result.peer / SINGLES, result.ratio), gap
+    return result.divided(SINGLES, SINGLES), gap
 
 
 def compare_fix(rounds: int = 50) -> Comparison:
-    """Seconds for the whole fix of one frame: position with an uncertain attitude, check, exclusion and levels.
+    """The position fix of one frame: position with an uncertain attitude, check, exclusion, protection levels.
 
-    The peer solves anew for every subset of the corners, as this package once did.
+    The peer solves again for every subset of the corners.
     """
     rotation, _, pixels, covariance = _frames(SINGLES)
     attitude = 1e-6 * np.eye(3)
@@ -84,16 +84,16 @@ def compare_fix(rounds: int = 50) -> Comparison:
             _by_subsets(one[None], covariance[:1], rotation[:1], attitude)
 
     result = compare(ours, peer, rounds)
-    return Comparison(result.ours / SINGLES, result.peer / SINGLES, result.ratio)
+    return result.divided(SINGLES, SINGLES)
 
 
 def _by_subsets(pixels: np.ndarray, covariance: np.ndarray, rotation: np.ndarray, attitude: np.ndarray) -> None:
-    """Solve with all corners to check them, again for the levels, and without each of them."""
-    every, without = np.ones((1, 4), dtype=bool), ~np.eye(4, dtype=bool)
+    """Solve with all corners for the check, again for the protection levels, and without each corner."""
+    all_corners, without_one = np.ones((1, 4), dtype=bool), ~np.eye(4, dtype=bool)
     for _ in range(2):
-        solve_with_attitude(CAMERA, CORNERS, pixels, covariance, rotation, attitude, mask=every)
+        solve_with_attitude(CAMERA, CORNERS, pixels, covariance, rotation, attitude, mask=all_corners)
     found, spread, turned = (np.repeat(array, 4, axis=0) for array in (pixels, covariance, rotation))
-    solve_with_attitude(CAMERA, CORNERS, found, spread, turned, attitude, mask=without)
+    solve_with_attitude(CAMERA, CORNERS, found, spread, turned, attitude, mask=without_one)
 
 
 def _position_by_scipy(pixels: np.ndarray, factor: np.ndarray, rotation: np.ndarray, start: np.ndarray) -> float:
@@ -122,7 +122,7 @@ def _frames(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _by_scipy(pixels: np.ndarray, factor: np.ndarray, rotation: np.ndarray, position: np.ndarray) -> float:
-    """MINPACK with our analytic Jacobian, on rotation vectors and positions away from the start."""
+    """MINPACK with our analytic Jacobian, over changes of rotation vector and position from the start."""
 
     def residual(change: np.ndarray) -> np.ndarray:
         moved = project_points(CAMERA, *perturb(rotation, position, change), CORNERS)

@@ -1,4 +1,4 @@
-"""What regions add to a prediction, and how long the correlation of a person's keypoints takes to fit."""
+"""What regions add to a prediction, and the time to fit the correlation of a person's keypoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PERSONS, KEYPOINTS = 20_000, 17
 
 
 def compare_regions(rounds: int = 40) -> Comparison:
-    """Predicting persons against the same with regions of keypoints, of whole persons, and joint covariances."""
+    """Predicting persons without and with regions of keypoints and of persons, and joint covariances."""
     model, image = UncertainPose.load(find_base(), shipped_artifact()), read_image(PHOTOGRAPH)
 
     def with_regions() -> None:
@@ -28,7 +28,7 @@ def compare_regions(rounds: int = 40) -> Comparison:
 
 
 def correlation_seconds() -> float:
-    """Seconds to fit the correlation of 17 keypoints to 20,000 persons, seven in ten keypoints labelled."""
+    """Seconds to fit the correlation of 17 keypoints to 20,000 persons; 70 % of the keypoints are labelled."""
     rng = np.random.default_rng(0)
     common = rng.standard_normal((PERSONS, 1, 2))
     residual = 3 * (common + rng.standard_normal((PERSONS, KEYPOINTS, 2)))

@@ -1,4 +1,4 @@
-"""A match store of any number of persons, made without a model: windows of three channels, one level."""
+"""A synthetic feature cache of any number of persons: windows of three channels, one level, no base model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from halopose.uncertainty.heads import ConvTemplate, ProbabilisticHeads
 CHANNELS, KEYPOINTS, CELLS, STORED = 3, 17, 4, 640
 
 
-def HEADS() -> ProbabilisticHeads:
-    """Untrained heads for such a store."""
+def synthetic_heads() -> ProbabilisticHeads:
+    """Untrained heads for a synthetic feature cache."""
     convolution = ConvTemplate(torch.zeros(CHANNELS, CHANNELS, 3, 3), torch.zeros(CHANNELS), "relu")
     return ProbabilisticHeads([[convolution, convolution]], (8,), KEYPOINTS)
 
 
-def grown_store(folder: Path, images: int, persons: int) -> None:
-    """Write it: four assigned cells and two detections a person, one of them right."""
+def write_store(folder: Path, images: int, persons: int) -> None:
+    """Write a feature cache with four assigned cells and two detections a person, one of them correct."""
     shards = -(-images // VIEWS_PER_SHARD)
     generator = torch.Generator().manual_seed(0)
     for number in range(shards):

@@ -1,4 +1,4 @@
-"""A host whose model takes next to no time: what is left is reading, cutting windows and writing."""
+"""A host whose model takes almost no time, which leaves reading, cutting windows and writing."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ CHANNELS = 3
 
 
 def place(image: Array, imgsz: int, rectangular: bool, room: Array | None = None) -> tuple[Array, Letterbox]:
-    """Stretched to a square."""
+    """Resize to a square."""
     height, width = image.shape[:2]
     box = Letterbox((height, width), (imgsz / width, imgsz / height), (0.0, 0.0))
     return cv2.resize(image, (imgsz, imgsz), dst=laid_in(room, (imgsz, imgsz, 3))), box
 
 
 class StubHost(Host):
-    """Features are pixels, a cell's keypoints lie in it, an object is assigned the cells at its centre.
+    """Features are pixels, a cell predicts keypoints at its centre, and an object gets the cells nearest its centre.
 
-    seconds: how long a batch takes, whatever its size; beside that it costs next to nothing, as on a GPU.
+    Args:
+        keypoints: number of keypoints.
+        seconds: time that a batch of any size takes, as on a GPU.
     """
 
     strides = (8, 16, 32)

@@ -1,4 +1,4 @@
-"""Calibrating 17 Student-t families on a million residuals against scipy.optimize.minimize per keypoint."""
+"""Fitting 17 Student-t distributions to a million residuals, against scipy.optimize.minimize per keypoint."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _sample(nu: float) -> Sample:
 
 
 def compare_pass(nu: float, rounds: int = 15) -> Comparison:
-    """One look at the likelihood of every residual, without which there is no fit; peer: the whole fit."""
+    """One evaluation of the likelihood of all residuals, the least that a fit needs. Peer: the whole fit."""
     sample = _sample(nu)
     log_scale = np.full(KEYPOINTS, np.log(nu))
     return compare(lambda: Pass.at(sample, log_scale), lambda: student_parameters(sample), rounds)
 
 
 def compare_student(nu: float, rounds: int = 5) -> tuple[Comparison, float]:
-    """The comparison, and by how many nats scipy's worst keypoint is better (negative: worse) than ours."""
+    """Compare with scipy; also returns by how many nats scipy's mean likelihood is better at the worst keypoint."""
     sample = _sample(nu)
     columns = [column.copy() for column in sample.mahalanobis.numpy().T]
 

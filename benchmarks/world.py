@@ -1,9 +1,9 @@
-"""Images a second that the synthetic world renders on one core at 640 x 384, per weather and with encoding.
+"""Images/s of rendering the synthetic world at 640 x 384 on one core, by weather and with encoding.
 
     python -m benchmarks.world
 
-Counts processor time, so that other work on the machine does not enter. Textures, made once per process, are
-counted apart.
+Measures processor time, which does not depend on other work on the machine. Textures are made once per process and
+measured separately.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from halopose.landing.world.scenes import WEATHERS, Scene, sample_scene
 
 
 def seconds_per_image(scenes: Sequence[Scene], rounds: int = 3) -> float:
-    """Least processor time per image over rounds, with the textures made before."""
+    """Least processor time per image over rounds; the textures exist before."""
     for scene in scenes:
         render_scene(scene)
     return min(_round(scenes) for _ in range(rounds)) / len(scenes)
 
 
 def images_a_second() -> float:
-    """Over all weathers, on one core."""
+    """Images/s over all weathers on one core."""
     cv2.setNumThreads(1)
     return 1 / seconds_per_image([sample_scene(seed, weather) for weather in WEATHERS for seed in range(8)])
 
@@ -46,7 +46,7 @@ def main() -> None:
     print(f"{LANDSCAPES} landscapes, once per process: {time.process_time() - start:.1f} s")
     for weather in WEATHERS:
         cost = seconds_per_image([sample_scene(seed, weather) for seed in range(24)])
-        print(f"{weather:6} {cost * 1e3:5.1f} ms  {1 / cost:5.1f} images a second")
+        print(f"{weather:6} {cost * 1e3:5.1f} ms  {1 / cost:5.1f} images/s")
     image = render_scene(sample_scene(0))
     start = time.process_time()
     for _ in range(50):
