@@ -47,8 +47,10 @@ dist: $(VENV)/.ready
 smoke: dist
 	CONSTRAINTS=$(CURDIR)/constraints.txt .ci/smoke dist
 
+# About ten minutes of all cores. To see what a change costs: keep build/bench.json of before as before.json, then
+# make bench BENCH="--compare before.json"; BENCH=--short takes three minutes.
 bench: $(VENV)/.ready
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --json build/bench.json $(BENCH)
 
 clean:
 	rm -rf $(VENV) demo build dist

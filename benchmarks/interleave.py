@@ -29,9 +29,9 @@ class Comparison:
         return statistics.median(self.ratios)
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Interval of the median ratio, see `median_interval`."""
-        return median_interval(self.ratios)
+    def interval(self) -> tuple[float, float] | None:
+        """Interval of the median ratio, see `median_interval`; None of one round."""
+        return median_interval(self.ratios) if len(self.ratios) > 1 else None
 
     def divided(self, ours: float = 1.0, peer: float = 1.0) -> Comparison:
         """The same comparison where a run did ``ours`` and ``peer`` units of work."""

@@ -58,14 +58,14 @@ class Row:
 
 def speedup(name: str, what: str, found: Comparison, peer: str, better: Better = "higher") -> Row:
     """How many times faster ours is than the peer."""
-    low, high = found.interval
+    low, high = found.interval or (None, None)
     shown = f"{in_time(found.peer)}, {peer}"
     return Row(name, what, found.ratio, low, high, "x", better, in_time(found.ours), shown)
 
 
 def cost(name: str, what: str, found: Comparison, without: str = "without") -> Row:
     """What an addition costs: the peer of the comparison is with the addition, ours without."""
-    low, high = found.interval
+    low, high = found.interval or (None, None)
     shown = f"{in_time(found.ours)} {without}"
     return Row(name, what, found.ratio, low, high, "x", "lower", in_time(found.peer), shown)
 

@@ -80,7 +80,7 @@ class Run:
     def write(self, path: Path) -> None:
         """Write the run as JSON, without the fields of rows that are empty."""
         empty = {entry.name: entry.default for entry in fields(Row)}
-        rows = [{key: value for key, value in asdict(row).items() if value != empty[key]} for row in self.rows]
+        rows = [{key: _short(value) for key, value in asdict(row).items() if value != empty[key]} for row in self.rows]
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"format": FORMAT, **asdict(self), "rows": rows}, indent=1, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf-8")
@@ -102,6 +102,11 @@ class Run:
             raise RunError(f"cannot read {path}: {error.strerror}") from error
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise RunError(f"{path} is not a run of the benchmark: write one with --json") from error
+
+
+def _short(value: Any) -> Any:
+    """Six digits of a number."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def begin(subset: str = "") -> Run:
