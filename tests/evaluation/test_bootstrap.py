@@ -89,10 +89,10 @@ def test_one_draw_has_no_margin() -> None:
 
 
 def test_difference_is_decided_by_its_interval() -> None:
-    assert Difference(0.3, 0.2).decided
-    assert Difference(-0.3, 0.2).decided
-    assert not Difference(0.1, 0.2).decided
-    assert not Difference(0.1, half_width(np.array([1.0]))).decided
+    assert Difference(0.3, 0.2).significant
+    assert Difference(-0.3, 0.2).significant
+    assert not Difference(0.1, 0.2).significant
+    assert not Difference(0.1, half_width(np.array([1.0]))).significant
 
 
 def test_differences_are_of_the_same_draws() -> None:

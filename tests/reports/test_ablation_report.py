@@ -87,10 +87,10 @@ def test_bold_is_what_the_interval_decides_and_equal_rows_say_so() -> None:
     rows = dict(table([*made, twin]))
     for metric, cell, same in zip(COLUMNS, rows["Diagonal dispersion"], rows["Twin"], strict=True):
         difference = made[1].minus(made[0], metric)
-        assert cell.decided == (abs(difference.value) > difference.margin)
+        assert cell.significant == (abs(difference.value) > difference.margin)
         assert cell.difference.startswith("−" if difference.value < 0 else "+")
         assert same.difference == "same"
-        assert not same.decided
+        assert not same.significant
     assert all(cell.difference == "" for cell in rows["Default"])
 
 

@@ -96,7 +96,7 @@ def test_table_holds_every_shown_metric_and_bold_is_decided() -> None:
     for (name, values, paired), metric in zip(rows, SHOWN, strict=False):
         assert name == SHOWN[metric]
         assert [float(value) for value, _ in values] == [one.estimate[metric] for one in made.values()]
-        assert [decided for _, decided in paired] == [pair[metric].decided for pair in between.values()]
+        assert [decided for _, decided in paired] == [pair[metric].significant for pair in between.values()]
     assert [value for value, _ in rows[len(SHOWN)][1]] == ["3.0", "4.0", "5.0"]
     assert all(len(values) == 3 and len(paired) == 3 for _, values, paired in rows)
 

@@ -33,7 +33,7 @@ def test_a_verdict_is_decided_exactly_where_the_interval_excludes_zero(value: An
     verdict = verdict_of(difference)
     assert (verdict == "reproduced") == (value > margin)
     assert (verdict == "contradicted") == (value < -margin)
-    assert difference.decided == (verdict != "not decided")
+    assert difference.significant == (verdict != "not decided")
     assert verdict_of(Difference(-value, margin)) == OPPOSITE[verdict]
 
 

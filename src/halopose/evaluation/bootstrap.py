@@ -1,8 +1,4 @@
-"""Resampling images: how sure a metric is, and a difference of two measured on the same images.
-
-In: metrics under resample_images of images. Out: margins, intervals and paired differences; of a plain share the
-standard error in closed form.
-"""
+"""Bootstrap over images: intervals of metrics, and of paired differences between two models on the same images."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ MAY_BE_NEGATIVE = ("nll", "akp_skill")  # other metrics are shares or mean absol
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of two metrics and half the width of its 95 % interval."""
+    """Difference of two metrics, with half the width of its 95 % interval."""
 
     value: float
     margin: float
@@ -31,38 +27,45 @@ class Difference:
         return self.value + self.margin
 
     @property
-    def decided(self) -> bool:
-        """Whether the interval excludes zero."""
+    def significant(self) -> bool:
+        """Whether the 95 % interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
 def resample_images(images: int, count: int, seed: int = 0) -> Array:
-    """Which images are drawn (count, images), with replacement; always the same for the same numbers."""
+    """Indices (count, images) of images drawn with replacement. The same arguments give the same draws."""
     return np.random.default_rng(seed).integers(images, size=(count, images))
 
 
 def half_width(draws: Array | list[float]) -> float:
     """Half the width of a 95 % interval: 1.96 bootstrap standard errors.
 
-    Not the draws' percentiles: ACE and ENCE are means of absolute errors, which resampling noise inflates, so
-    the percentiles of a well calibrated law would exclude its own estimate.
+    Percentiles of the draws are not used: ACE and ENCE are means of absolute errors, which resampling noise
+    inflates. The percentiles of a well calibrated distribution would exclude its own estimate.
     """
     return 1.96 * float(np.std(draws, ddof=1)) if len(draws) > 1 else float("nan")
 
 
 def confidence_interval(metric: str, estimate: float, draws: Array | list[float]) -> tuple[float, float]:
-    """95 % interval around an estimate; that of a metric that cannot be negative ends at 0."""
+    """95 % interval around an estimate, cut at 0 for a metric that cannot be negative."""
     margin = half_width(draws)
     low = estimate - margin
     return (low if metric in MAY_BE_NEGATIVE else max(low, 0.0), estimate + margin)
 
 
 def clustered_share(hits: Array, image: Array) -> tuple[float, float]:
-    """Share of hits (n,), and its standard error as a ratio over images (n,), whose samples are not independent.
+    """Share of hits, and its standard error with images as clusters.
 
-    >>> share, error = clustered_share(np.array([True, False, False, True]), np.array([1, 2, 3, 4]))
-    >>> share, round(error, 3)
-    (0.5, 0.289)
+    Samples of one image are not independent, so the standard error is that of a ratio over images.
+
+    Args:
+        hits: (n,) booleans.
+        image: (n,) image of each sample.
+
+    Example:
+        >>> share, error = clustered_share(np.array([True, False, False, True]), np.array([1, 2, 3, 4]))
+        >>> share, round(error, 3)
+        (0.5, 0.289)
     """
     if not len(hits):
         return float("nan"), float("nan")
@@ -75,17 +78,22 @@ def clustered_share(hits: Array, image: Array) -> tuple[float, float]:
 
 
 class PairedMetrics:
-    """Metrics by name, and each under the same resample_images of images (B,)."""
+    """Metrics of one model on a set of images, with bootstrap draws that other models on these images share.
+
+    Attributes:
+        estimate: metrics by name.
+        draws: each metric under the same B resamplings of images (B,).
+    """
 
     estimate: dict[str, float]
     draws: dict[str, Array]
 
     def margin(self, metric: str) -> float:
-        """Half the width of a metric's 95 % interval."""
+        """Half the width of the 95 % interval of a metric."""
         return half_width(self.draws[metric])
 
     def minus(self, other: PairedMetrics, metric: str, of_other: str | None = None) -> Difference:
-        """This metric minus another's, paired image by image."""
+        """Paired difference to a metric of another model; ``of_other`` if its name differs."""
         second = of_other or metric
         draws = self.draws[metric] - other.draws[second]
         return Difference(self.estimate[metric] - other.estimate[second], half_width(draws))

@@ -1,8 +1,4 @@
-"""The evaluation protocol (paper, section 4): every metric of every law, before and after pruning.
-
-In: true positives and the laws to compare. Out: ``Scores``. True positives of several shards join to exactly the
-result of the whole.
-"""
+"""Evaluation protocol (paper, section 4): all metrics of all distributions, before and after pruning."""
 
 from __future__ import annotations
 
@@ -48,16 +44,26 @@ def evaluate(
     protocol: Protocol | None = None,
     progress: Counter | None = None,
 ) -> Scores:
-    """All metrics of all laws, overall, per keypoint and per object scale, before and after pruning.
+    """Evaluate true positives: overall, per keypoint and per object scale, before and after pruning.
 
-    >>> from halopose.data.coco import parse_ground_truth, parse_predictions
-    >>> from halopose.data.synthetic_poses import World, synthesize
-    >>> from halopose.matching.matched_poses import match_poses
-    >>> objects, results = synthesize(World(images=80, persons=200, overconfidence=2.0))
-    >>> truth = parse_ground_truth("truth.json", objects)
-    >>> scores = evaluate(match_poses(parse_predictions("predictions.json", results, truth), truth))
-    >>> scores.student_t.ace < scores.gaussian.ace < scores.uncalibrated.ace
-    True
+    Args:
+        matched: detections matched to annotated objects.
+        distributions: distributions to compare; by default they are calibrated by cross-fitting over images.
+        protocol: settings of the evaluation.
+        progress: called after every bootstrap draw.
+
+    Raises:
+        HaloposeError: No detection matches an annotated object.
+
+    Example:
+        >>> from halopose.data.coco import parse_ground_truth, parse_predictions
+        >>> from halopose.data.synthetic_poses import World, synthesize
+        >>> from halopose.matching.matched_poses import match_poses
+        >>> objects, results = synthesize(World(images=80, persons=200, overconfidence=2.0))
+        >>> truth = parse_ground_truth("truth.json", objects)
+        >>> scores = evaluate(match_poses(parse_predictions("predictions.json", results, truth), truth))
+        >>> scores.student_t.ace < scores.gaussian.ace < scores.uncalibrated.ace
+        True
     """
     with single_threaded():
         return _evaluate(matched, distributions, protocol or Protocol(), progress)
@@ -72,8 +78,8 @@ def _evaluate(
     evaluated = EvaluatedKeypoints.of(matched, distributions, protocol, edges)
     scales = _scale_table(matched.area, edges)
     regions = RegionEvaluation.of(matched, distributions.fold_regions)
-    # All at once, what takes longest first: no core waits for another between two kinds of scores.
-    pieces: dict[str, Callable[[], Any]] = {
+    # One list of tasks, the longest first, so that no core is idle between two kinds of scores.
+    tasks: dict[str, Callable[[], Any]] = {
         "calibrated": partial(_calibrated_scores, distributions, matched, evaluated, protocol, scales),
         "uncalibrated": partial(
             _distribution_scores, "uncalibrated", distributions, matched, evaluated, protocol, scales
@@ -83,7 +89,7 @@ def _evaluate(
         "calibration": partial(_calibration, distributions),
         "akp_visibility": partial(metrics.average_keypoint_precision, evaluated.visibility, evaluated.similarity),
     }
-    found: dict[str, Any] = dict(zip(pieces, run_parallel(list(pieces.values())), strict=True))
+    found: dict[str, Any] = dict(zip(tasks, run_parallel(list(tasks.values())), strict=True))
     by_distribution: dict[str, _Scored] = {"uncalibrated": found.pop("uncalibrated"), **found.pop("calibrated")}
     found |= {name: one.whole for name, one in by_distribution.items()}
     if regions is not None:
@@ -135,10 +141,15 @@ def _joint_scores(
 
 @dataclass(frozen=True)
 class _Scored:
-    """Scores of one law, of all keypoints and of those kept, and its coverage (C, 99) by keypoint and scale.
+    """Scores of one distribution.
 
-    covariance: entries (n,) by name. pruning_curve: of the Gaussian alone. statistics: what scores are made of,
-    where a bootstrap needs it again.
+    Attributes:
+        whole: scores of all keypoints.
+        kept: scores of the keypoints that pruning keeps.
+        cells: (C, 99) coverage by keypoint and object scale.
+        covariance: entries (n,) of the covariance by name.
+        pruning_curve: for the Gaussian only.
+        statistics: statistics of all and of the kept keypoints, if a bootstrap needs them.
     """
 
     whole: DistributionScores
@@ -156,7 +167,7 @@ def _calibrated_scores(
     protocol: Protocol,
     scales: Sequence[ScaleScores],
 ) -> dict[str, _Scored]:
-    """Of both calibrated laws, one after the other: most often both have the same covariances."""
+    """Scores of both calibrated distributions. They usually have the same covariances, which are scored once."""
     gaussian = _distribution_scores("gaussian", distributions, matched, evaluated, protocol, scales)
     student = _distribution_scores("student_t", distributions, matched, evaluated, protocol, scales, gaussian)
     return {"gaussian": gaussian, "student_t": student}
@@ -171,26 +182,26 @@ def _distribution_scores(
     scales: Sequence[ScaleScores],
     other: _Scored | None = None,
 ) -> _Scored:
-    """Measure keypoints under one of the laws and score them; nothing else needs what was measured.
+    """Score one distribution.
 
-    other: another law's scores, of which those that come from covariances alone are taken if these are the same.
+    ``other``: scores of another distribution; results that depend on covariances only are reused if they are equal.
     """
     whole = KeypointStatistics.of(distributions.distributions[name], matched, protocol, evaluated.residuals)
     names = matched.layout.names
     cell = evaluated.keypoint * len(scales) + evaluated.scale
     count = len(names) * len(scales)
-    like: tuple[DistributionScores | None, DistributionScores | None] = (None, None)
-    if other is not None and whole.as_wide_as(other.covariance):
-        like = (other.whole, other.kept)
-    scores = _one_distribution(whole, cell, names, scales, names, like[0])
+    reuse: tuple[DistributionScores | None, DistributionScores | None] = (None, None)
+    if other is not None and whole.has_covariance(other.covariance):
+        reuse = (other.whole, other.kept)
+    scores = _one_distribution(whole, cell, names, scales, names, reuse[0])
     cells = metrics.coverage_of_levels(whole.level["joint"], None, cell, count)
     curve = _pruning_curve(whole, protocol) if name == "gaussian" else None
     kept = whole.take(evaluated.kept, evaluated.kept_residuals)
     statistics = (whole, kept) if protocol.bootstrap else None
     covariance = whole.covariance
-    del whole  # as large as all that is left to do
-    left = _one_distribution(kept, cell[evaluated.kept], names, scales, (), like[1])
-    return _Scored(scores, left, cells, covariance, curve, statistics)
+    del whole  # frees as much memory as the rest needs
+    kept_scores = _one_distribution(kept, cell[evaluated.kept], names, scales, (), reuse[1])
+    return _Scored(scores, kept_scores, cells, covariance, curve, statistics)
 
 
 def _one_distribution(
@@ -199,29 +210,35 @@ def _one_distribution(
     names: Sequence[str],
     scales: Sequence[ScaleScores],
     plotted: Sequence[str],
-    like: DistributionScores | None = None,
+    reuse: DistributionScores | None = None,
 ) -> DistributionScores:
-    """Scalar metrics overall, per keypoint and per scale, and curves; Q-Q of the keypoints ``plotted``.
+    """Scalar metrics overall, per keypoint and per scale, and curves.
 
-    cell (n,): which keypoint at which scale, scale by scale. like: of a law with the same covariances.
+    Args:
+        statistics: statistics of n keypoints.
+        cell: (n,) keypoint index times the number of scales, plus the scale index.
+        names: keypoint names.
+        scales: object scales.
+        plotted: names of the keypoints that get Q-Q points.
+        reuse: scores of a distribution with the same covariances.
     """
     cells = np.arange(len(names) * len(scales))
     keypoint, scale = np.divmod(cells, len(scales))
     known: list[list[MetricSummary]] | None = None
-    if like is not None:
-        known = [[like], list(like.per_keypoint.values()), list(like.per_scale.values())]
+    if reuse is not None:
+        known = [[reuse], list(reuse.per_keypoint.values()), list(reuse.per_scale.values())]
     groupings = [np.zeros_like(cells), keypoint, scale]
     [[overall], per_keypoint, per_scale] = summaries_by(statistics, cell, groupings, known)
     return DistributionScores(
         **vars(overall),
         per_keypoint=dict(zip(names, per_keypoint, strict=True)),
         per_scale=dict(zip([one.name for one in scales], per_scale, strict=True)),
-        curves=curves_of(statistics, cell // len(scales), plotted, None if like is None else like.curves),
+        curves=curves_of(statistics, cell // len(scales), plotted, None if reuse is None else reuse.curves),
     )
 
 
 def _scale_table(area: Array, edges: Array) -> tuple[ScaleScores, ...]:
-    """Name, bounds of the area and number of instances of each object scale."""
+    """Name, area bounds and number of instances of each object scale."""
     bounds = [0.0, *edges.tolist(), float("inf")]
     count = len(bounds) - 1
     names = _SCALE_NAMES.get(count, [f"scale {i + 1}" for i in range(count)])
@@ -230,14 +247,14 @@ def _scale_table(area: Array, edges: Array) -> tuple[ScaleScores, ...]:
 
 
 def _calibration(distributions: DistributionSet) -> CalibrationSummary:
-    """Median calibration parameters by keypoint, for the reader of the report."""
+    """Median calibration parameters by keypoint."""
     given, gaussian, student = (distributions.distributions[name] for name in DISTRIBUTIONS)
-    # Of a Gaussian the first entry of the factor is the deviation along x.
+    # The first entry of the triangular factor of a Gaussian is the standard deviation along x.
     sigma = given.scale_tril[..., 0, 0] if isinstance(given, Gaussian) else given.covariance[..., 0, 0].sqrt()
     tau = (gaussian.scale_tril[..., 0, 0] / sigma).median(0).values.numpy()
     if not isinstance(student, StudentT):
         return CalibrationSummary(distributions.source, tau, None, None)
-    dof = student.dof.expand(student.scale_tril.shape[:-2]).contiguous()  # torch's median misreads views
+    dof = student.dof.expand(student.scale_tril.shape[:-2]).contiguous()  # torch's median is wrong for expanded views
     return CalibrationSummary(distributions.source, tau, dof.median(0).values.numpy(), _scale_ratio(student, given))
 
 
@@ -266,7 +283,7 @@ def _pruned(
 def _pruning_rules(
     evaluated: EvaluatedKeypoints, matched: MatchedPoses, distributions: DistributionSet, protocol: Protocol
 ) -> tuple[PruningRule, ...]:
-    """Pruning by localization confidence alone, and with the visibility score where that has a threshold."""
+    """Pruning by localization confidence, by visibility score if it has a threshold, and by both."""
     correct = evaluated.similarity >= protocol.gamma_ks
     masks = {
         "nothing pruned": np.ones(len(correct), dtype=bool),
@@ -286,7 +303,7 @@ def _pruning_rules(
 
 
 def _pruning_curve(statistics: KeypointStatistics, protocol: Protocol) -> PruningCurve:
-    """Reliability and NLL of the keypoints kept, by the share kept."""
+    """Reliability and NLL of the kept keypoints by the share kept."""
     order = statistics.by_confidence
     correct = statistics.residuals.similarity.take(order) >= protocol.gamma_ks
     curve = metrics.reliability_curve(statistics.confidence.take(order), correct, presorted=True)
@@ -296,7 +313,7 @@ def _pruning_curve(statistics: KeypointStatistics, protocol: Protocol) -> Prunin
 
 
 def _cells(evaluated: EvaluatedKeypoints, keypoints: int, curves: Mapping[str, Array]) -> CoverageCells:
-    """Coverage of every keypoint at every scale, (K, S) each."""
+    """Coverage (K, S) by keypoint and object scale."""
     shape = (keypoints, evaluated.scale_count)
     count = np.bincount(evaluated.keypoint * shape[1] + evaluated.scale, minlength=shape[0] * shape[1])
     coverage = {
@@ -306,7 +323,7 @@ def _cells(evaluated: EvaluatedKeypoints, keypoints: int, curves: Mapping[str, A
 
 
 def _with_intervals(scores: Scores, measured: ResampledMetrics, protocol: Protocol, progress: Counter | None) -> Scores:
-    """95 % bootstrap intervals over images of every law, before and after pruning, and of the ranking."""
+    """Add 95 % bootstrap intervals over images to all metrics."""
     draws: list[dict[str, float]] = []
     for draw in measured.draws(protocol.bootstrap, protocol.seed):
         draws.append(draw)

@@ -1,7 +1,6 @@
-"""What the metrics are made of: per-keypoint statistics of one law, flat and sorted once.
+"""Per-keypoint statistics of one distribution, from which metrics, curves and resampled metrics are computed.
 
-In: a law over (M, K), true positives. Out: scalar summaries by group, curves for plots, and summaries
-under resampling weights. All of it is a thin layer over ``halopose.evaluation.metrics``.
+This is a thin layer over ``halopose.evaluation.metrics``. Statistics are flat and sorted once.
 """
 
 from __future__ import annotations
@@ -28,18 +27,23 @@ from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 from halopose.uncertainty.pruning import Scalarisation, localization_confidence
 
 _POINTS = 200
-_SHARED_CURVES = ("variance", "moments_empirical", "moments_predicted")  # by laws of the same covariances
+_SHARED_CURVES = ("variance", "moments_empirical", "moments_predicted")  # depend on covariances only
 _KEYPOINT_POINTS = 41
 _MOMENTS = ("xx", "xy", "yy")
-_ORDERS = ("by_variance", "by_statistic")
 _SUFFIXES = {axis: "" if axis == "joint" else f"_{axis}" for axis in AXES}
 _OF_COVARIANCE = (*(f"ence{suffix}" for suffix in _SUFFIXES.values()), "akp")
-_FEW = 6  # groups that are found one by one as fast as by sorting
+_FEW = 6  # up to this number of groups, selecting each group is as fast as sorting
 
 
 @dataclass(frozen=True)
 class FlatResiduals:
-    """The labelled keypoints (n,) before any law: residuals along x and y, their squares by AXES, similarities."""
+    """The n labelled keypoints, before a distribution is applied.
+
+    Attributes:
+        residual: residuals (n,) along x and y.
+        squared: squared residuals (n,) by AXES; the joint one is half the squared norm.
+        similarity: (n,) keypoint similarities.
+    """
 
     residual: dict[str, Array]
     squared: dict[str, Array]
@@ -70,28 +74,39 @@ class FlatResiduals:
         residual, squared = (
             {axis: column.take(index) for axis, column in columns.items()} for columns in (self.residual, self.squared)
         )
-        taken = FlatResiduals(residual, squared, self.similarity.take(index))
-        return taken
+        return FlatResiduals(residual, squared, self.similarity.take(index))
 
     @cached_property
     def grade(self) -> Array:
-        """How many similarity thresholds each keypoint reaches."""
+        """Number of similarity thresholds that each keypoint reaches (n,)."""
         return metrics.grade(self.similarity)
 
 
 def _coordinates(residual: Array, index: Array) -> tuple[Array, Array]:
-    """x and y (n,) of the residuals (m, K, 2) at places (n,) among them."""
+    """x and y (n,) of residuals (m, K, 2) at flat keypoint indices (n,)."""
     flat, place = residual.reshape(-1), 2 * index
     return flat.take(place), flat.take(place + 1)
 
 
 @dataclass(frozen=True)
 class KeypointStatistics:
-    """KeypointStatistics (n,) of the labelled keypoints under one law; dictionaries are keyed by AXES, or by moment."""
+    """Statistics of the n labelled keypoints under one distribution.
 
-    level: dict[str, Array]  # number of coverage levels too small to hold the truth
-    statistic: dict[str, Array]  # squared distance and standardised coordinates; for a Student-t see _surprise
-    covariance: dict[str, Array]  # xx, xy and yy
+    Attributes:
+        level: number of coverage levels (n,) too small to contain the true keypoint, by AXES.
+        statistic: squared Mahalanobis distance and standardised coordinates (n,), by AXES; their surprisal for a
+            Student-t.
+        covariance: entries (n,) of the covariance, named xx, xy and yy.
+        half_trace: (n,) half the trace of the covariance.
+        dof: (n,) degrees of freedom of a Student-t.
+        nll: (n,) negative log-likelihood.
+        confidence: (n,) localization confidence.
+        residuals: the residuals.
+    """
+
+    level: dict[str, Array]
+    statistic: dict[str, Array]
+    covariance: dict[str, Array]
     half_trace: Array
     dof: Array | None
     nll: Array
@@ -106,7 +121,7 @@ class KeypointStatistics:
         protocol: Protocol,
         residuals: FlatResiduals | None = None,
     ) -> KeypointStatistics:
-        """Measure true positives under their law. residuals: theirs, if they are known already."""
+        """Compute the statistics of true positives. ``residuals``: their residuals, if already computed."""
         residuals = residuals or FlatResiduals.of(matched)
         area, kappa = matched.confidence_area(protocol), matched.layout.kappa
 
@@ -114,7 +129,7 @@ class KeypointStatistics:
             index = np.flatnonzero(matched.labelled[rows])
             instance, keypoint = np.divmod(index, len(kappa))
             x, y = _coordinates(matched.residual[rows], index)
-            found = _under(_labelled(distribution, rows, index), x, y)
+            found = _columns(_labelled(distribution, rows, index), x, y)
             found["confidence"] = _confidence(
                 found, area[rows].take(instance), kappa.take(keypoint), protocol.scalarisation
             )
@@ -133,13 +148,13 @@ class KeypointStatistics:
         )
 
     def take(self, mask: Array, residuals: FlatResiduals | None = None) -> KeypointStatistics:
-        """The keypoints of a mask (n,), in the same orders. residuals: theirs, if they are known already."""
+        """Statistics of the keypoints in a mask (n,). ``residuals``: their residuals, if already computed."""
         index = np.flatnonzero(mask)
         level, statistic, covariance = (
             {name: column.take(index) for name, column in columns.items()}
             for columns in (self.level, self.statistic, self.covariance)
         )
-        taken = KeypointStatistics(
+        return KeypointStatistics(
             level,
             statistic,
             covariance,
@@ -149,35 +164,34 @@ class KeypointStatistics:
             self.confidence.take(index),
             residuals or self.residuals.take(index),
         )
-        return taken
 
-    def as_wide_as(self, covariance: Mapping[str, Array]) -> bool:
-        """Whether covariances are the given ones, entry by entry: then all orders but those of statistics are."""
+    def has_covariance(self, covariance: Mapping[str, Array]) -> bool:
+        """Whether all covariances equal the given ones (n,) by entry. ENCE, AKP and their curves are then equal."""
         return all(np.array_equal(self.covariance[moment], covariance[moment]) for moment in _MOMENTS)
 
     @property
     def variance(self) -> dict[str, Array]:
-        """Predicted variance by AXES; the joint one is half the trace."""
+        """Predicted variance (n,) by AXES; the joint one is half the trace."""
         return {"joint": self.half_trace, "x": self.covariance["xx"], "y": self.covariance["yy"]}
 
     @property
     def squared(self) -> dict[str, Array]:
-        """Squared residuals by AXES; the joint one is half their sum."""
+        """Squared residuals (n,) by AXES; the joint one is half their sum."""
         return self.residuals.squared
 
     @cached_property
     def by_variance(self) -> dict[str, Array]:
-        """Order of rising predicted variance."""
+        """Ascending order of predicted variance, by AXES."""
         return {axis: metrics.rising_order(self.variance[axis]) for axis in AXES}
 
     @cached_property
     def by_statistic(self) -> dict[str, Array]:
-        """Order of rising statistic."""
+        """Ascending order of the statistic, by AXES."""
         return {axis: metrics.rising_order(self.statistic[axis]) for axis in AXES}
 
     @cached_property
     def by_confidence(self) -> Array:
-        """Order of falling confidence; ties keep their order."""
+        """Descending order of confidence; ties keep their order."""
         return metrics.falling_order(self.confidence)
 
     @cached_property
@@ -187,14 +201,14 @@ class KeypointStatistics:
 
     @cached_property
     def in_variance_order(self) -> dict[str, tuple[Array, Array]]:
-        """Predicted variances and squared residuals in order of rising variance."""
+        """Predicted variances and squared residuals in ascending order of variance, by AXES."""
         return {
             axis: (self.variance[axis].take(order), self.squared[axis].take(order))
             for axis, order in self.by_variance.items()
         }
 
     def resampled(self, weight: Array) -> dict[str, float]:
-        """Scalar metrics with each keypoint counted ``weight`` (n,) times."""
+        """Scalar metrics; each keypoint counts ``weight`` (n,) times."""
         result: dict[str, float] = {}
         for axis, suffix in _SUFFIXES.items():
             curve = metrics.coverage_of_levels(self.level[axis], weight)[0]
@@ -208,7 +222,7 @@ class KeypointStatistics:
 
 
 def summaries(statistics: KeypointStatistics, group: Array, count: int) -> list[MetricSummary]:
-    """Scalar metrics and number of keypoints of each of ``count`` groups, by group index (n,)."""
+    """Scalar metrics and number of keypoints of ``count`` groups, by group index (n,)."""
     return summaries_by(statistics, group, [np.arange(count)])[0]
 
 
@@ -216,18 +230,22 @@ def summaries_by(
     statistics: KeypointStatistics,
     cell: Array,
     groupings: Sequence[Array],
-    like: Sequence[Sequence[MetricSummary]] | None = None,
+    reuse: Sequence[Sequence[MetricSummary]] | None = None,
 ) -> list[list[MetricSummary]]:
-    """``summaries`` of several groupings of the same cells. cell (n,): index; groupings (C,): the group of each.
+    """``summaries`` of several groupings of the same C cells. Keypoints are sorted and counted once, by cell.
 
-    Keypoints are sorted and counted once, by cell. like: those of a law with the same covariances.
+    Args:
+        statistics: statistics of n keypoints.
+        cell: (n,) cell index of each keypoint.
+        groupings: for each grouping, the group index (C,) of each cell.
+        reuse: summaries of a distribution with the same covariances.
     """
     cells = len(groupings[0])
     sizes = [_total(np.bincount(cell, minlength=cells), grouping) for grouping in groupings]
-    if like is None:
+    if reuse is None:
         columns = _by_covariance(statistics, cell, groupings, sizes)
     else:
-        columns = [{name: [getattr(one, name) for one in group] for name in _OF_COVARIANCE} for group in like]
+        columns = [{name: [getattr(one, name) for one in group] for name in _OF_COVARIANCE} for group in reuse]
     levels = {axis: metrics.level_counts(statistics.level[axis], cell, cells) for axis in AXES}
     totals = np.bincount(cell, weights=statistics.nll, minlength=cells)
     result = []
@@ -247,7 +265,7 @@ def summaries_by(
 def _by_covariance(
     statistics: KeypointStatistics, cell: Array, groupings: Sequence[Array], sizes: Sequence[Array]
 ) -> list[dict[str, list[Any]]]:
-    """The columns of ``summaries_by`` that look at a law's covariances alone, ENCE and AKP, by grouping."""
+    """Columns of ``summaries_by`` that depend on covariances only (ENCE and AKP), by grouping."""
     columns: list[dict[str, list[Any]]] = [{} for _ in groupings]
     for axis, suffix in _SUFFIXES.items():
         ordered = statistics.in_variance_order[axis]
@@ -274,13 +292,13 @@ def _total(values: Array, grouping: Array) -> Array:
 
 
 def _members(cell: Array, groupings: Sequence[Array]) -> list[Array]:
-    """Where keypoints, by cell (n,), of each group stand, group by group, under each of the groupings."""
+    """Indices of the keypoints in order of their group, for each grouping. ``cell``: (n,) cell of each keypoint."""
     small = [grouping.astype(np.int16) for grouping in groupings]
     return [_sorted_groups(group.take(cell), int(group.max()) + 1) for group in small]
 
 
 def _sorted_groups(group: Array, count: int) -> Array:
-    """Indices (n,) of small numbers (n,) in rising order; none where there is one group: all are in order."""
+    """Stable ascending order (n,) of small group numbers (n,); empty if there is one group, which needs no order."""
     if count == 1:
         return np.zeros(0, dtype=np.int64)
     if count <= _FEW:
@@ -289,14 +307,19 @@ def _sorted_groups(group: Array, count: int) -> Array:
 
 
 def curves_of(
-    statistics: KeypointStatistics, keypoint: Array, names: Sequence[str], like: DistributionCurves | None = None
+    statistics: KeypointStatistics, keypoint: Array, names: Sequence[str], reuse: DistributionCurves | None = None
 ) -> DistributionCurves:
     """Plot data: coverage, variance bins and Q-Q by axis, Q-Q by keypoint, and the moment matrices.
 
-    Q-Q over all keypoints exists for a Gaussian; Student-t laws differ by keypoint (paper, appendix D.2). like: of
-    a law with the same covariances.
+    Q-Q over all keypoints exists for a Gaussian only, because a Student-t differs by keypoint (paper, appendix D.2).
+
+    Args:
+        statistics: statistics of n keypoints.
+        keypoint: (n,) keypoint index.
+        names: names of the keypoints that get Q-Q points.
+        reuse: curves of a distribution with the same covariances.
     """
-    own = _covariance_curves(statistics) if like is None else {name: getattr(like, name) for name in _SHARED_CURVES}
+    own = _covariance_curves(statistics) if reuse is None else {name: getattr(reuse, name) for name in _SHARED_CURVES}
     return DistributionCurves(
         coverage={axis: metrics.coverage_of_levels(statistics.level[axis])[0] for axis in AXES},
         **own,
@@ -306,7 +329,7 @@ def curves_of(
 
 
 def _covariance_curves(statistics: KeypointStatistics) -> dict[str, Any]:
-    """The curves that look at a law's covariances alone."""
+    """The curves that depend on covariances only."""
     residual = statistics.residuals.residual
     empirical, predicted = metrics.moment_matching(
         (residual["x"], residual["y"]), tuple(statistics.covariance[moment] for moment in _MOMENTS)
@@ -319,16 +342,22 @@ def _covariance_curves(statistics: KeypointStatistics) -> dict[str, Any]:
 def _qq_keypoints(
     statistics: KeypointStatistics, keypoint: Array, names: Sequence[str]
 ) -> dict[str, dict[str, CurvePoints]]:
-    """Q-Q points of each keypoint that there is."""
+    """Q-Q points of every keypoint that has a sample."""
     known = np.flatnonzero(np.bincount(keypoint, minlength=len(names))).tolist()
     found = _qq(statistics, keypoint, len(names), _KEYPOINT_POINTS)
     return {names[number]: points for number, points in zip(known, found, strict=True)}
 
 
 def _qq(statistics: KeypointStatistics, group: Array, count: int, points: int) -> list[dict[str, CurvePoints]]:
-    """Q-Q points by axis of those of ``count`` groups, by index (n,), that there are; a single one may be empty.
+    """Q-Q points by axis of every non-empty group; a single group may be empty.
 
-    Each is under the median of its degrees of freedom.
+    The reference of a Student-t has the median degrees of freedom of the group.
+
+    Args:
+        statistics: statistics of n keypoints.
+        group: (n,) group index.
+        count: number of groups.
+        points: maximum number of points per curve.
     """
     sizes = np.bincount(group, minlength=count)
     sizes = sizes[sizes > 0] if count > 1 else sizes
@@ -340,7 +369,7 @@ def _qq(statistics: KeypointStatistics, group: Array, count: int, points: int) -
     if statistics.dof is not None:
         medians = [np.median(dof) for dof in np.split(statistics.dof.take(whole_order(group)), bounds)]
         distribution = StudentT(unit, torch.from_numpy(np.repeat(medians, [len(each) for each in positions])))
-    marginal = distribution.standard_quantile(place[:, None])[:, 0].numpy()  # of x and of y
+    marginal = distribution.standard_quantile(place[:, None])[:, 0].numpy()  # the same for x and y
     theoretical = {"joint": distribution.mahalanobis_quantile(place).numpy(), "x": marginal, "y": marginal}
     ends = np.cumsum([len(each) for each in positions])[:-1]
     columns: dict[str, list[CurvePoints]] = {}
@@ -351,14 +380,14 @@ def _qq(statistics: KeypointStatistics, group: Array, count: int, points: int) -
         parts = np.split(statistics.statistic[axis].take(order), bounds)
         empirical = np.concatenate([metrics.qq_values(part, points, presorted=True) for part in parts])
         if isinstance(distribution, StudentT):
-            empirical = _from_surprise(empirical, distribution.dof.numpy(), axis)
+            empirical = _from_surprisal(empirical, distribution.dof.numpy(), axis)
         pairs = zip(np.split(theoretical[axis], ends), np.split(empirical, ends), strict=True)
         columns[axis] = [CurvePoints(*pair) for pair in pairs]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _labelled(distribution: Bivariate, rows: slice, index: Array) -> Bivariate:
-    """The law (n,) of keypoints at places (n,) among those of some rows, one after the other."""
+    """Distribution (n,) of the keypoints at flat indices (n,) of some rows."""
 
     def taken(values: Tensor, size: int) -> Tensor:
         return torch.from_numpy(values[rows].numpy().reshape(-1, size).take(index, 0))
@@ -370,13 +399,13 @@ def _labelled(distribution: Bivariate, rows: slice, index: Array) -> Bivariate:
     return StudentT(factors, taken(distribution.dof.expand(distribution.scale_tril.shape[:2]), 1)[:, 0], moment)
 
 
-def _under(distribution: Bivariate, x: Array, y: Array) -> dict[str, Array]:
-    """Columns (n,) of residuals under their law (n,), by name."""
+def _columns(distribution: Bivariate, x: Array, y: Array) -> dict[str, Array]:
+    """Statistics (n,) by name of residuals under their distribution (n,)."""
     first, shear, second = (distribution.scale_tril[:, i, j].contiguous() for i, j in ((0, 0), (1, 0), (1, 1)))
     along = torch.from_numpy(x) / first
     distance = along.square() + ((torch.from_numpy(y) - shear * along) / second).square()
     height = shear.square() + second.square()
-    # The factor is triangular: its first entry is the scale of x.
+    # The factor is triangular, so its first entry is the scale along x.
     standard = {"x": along, "y": torch.from_numpy(y) / height.sqrt()}
     both = distribution.standard_cdf(-torch.stack(list(standard.values())).abs().T)
     tail = dict(zip(standard, both.T, strict=True))
@@ -392,14 +421,14 @@ def _under(distribution: Bivariate, x: Array, y: Array) -> dict[str, Array]:
     if isinstance(distribution, StudentT):
         columns["dof"] = distribution.dof
         columns |= {
-            f"statistic {axis}": value for axis, value in _surprise(distance, standard, tail, distribution.dof).items()
+            f"statistic {axis}": value for axis, value in _surprisal(distance, standard, tail, distribution.dof).items()
         }
     found = {name: value.numpy() for name, value in columns.items()}
     return found | {f"level {axis}": metrics.level_index(found[f"level {axis}"]).astype(np.uint8) for axis in AXES}
 
 
 def _covariance(distribution: Bivariate, first: Tensor, shear: Tensor, height: Tensor) -> dict[str, Tensor]:
-    """Its entries (n,). A Gaussian's from its factor's: products of many small matrices take five times longer."""
+    """Entries (n,) of the covariance. For a Gaussian they follow from the factor without matrix products."""
     if isinstance(distribution, Gaussian):
         return {"xx": first.square(), "xy": first * shear, "yy": height}
     matrix = distribution.covariance
@@ -407,24 +436,24 @@ def _covariance(distribution: Bivariate, first: Tensor, shear: Tensor, height: T
 
 
 def _confidence(found: Mapping[str, Array], area: Array, kappa: Array, scalarisation: Scalarisation) -> Array:
-    """Localization confidence (n,) of covariances given by their entries (n,)."""
+    """Localization confidence (n,) from the entries (n,) of the covariance."""
     matrix = np.array([[found["xx"], found["xy"]], [found["xy"], found["yy"]]])
     return localization_confidence(matrix.transpose(2, 0, 1)[:, None], area, kappa[:, None], scalarisation)[:, 0]
 
 
-def _surprise(
+def _surprisal(
     distance: Tensor, standard: Mapping[str, Tensor], tail: Mapping[str, Tensor], dof: Tensor
 ) -> dict[str, Tensor]:
-    """Minus the log of the probability to lie further out, with the coordinate's sign.
+    """Surprisal: minus the log of the probability of a larger distance, with the sign of the coordinate.
 
-    Folds have slightly different degrees of freedom; on this scale their keypoints can be sorted together.
+    Folds have slightly different degrees of freedom. Keypoints of all folds can be sorted together by surprisal.
     """
     signed = {axis: -standard[axis].sign() * (2 * tail[axis]).log() for axis in standard}
     return {"joint": dof / 2 * torch.log1p(distance / dof), **signed}
 
 
-def _from_surprise(surprise: Array, nu: Array, axis: str) -> Array:
-    """The statistic (P,) with that surprise (P,) under nu (P,) degrees of freedom."""
+def _from_surprisal(surprisal: Array, nu: Array, axis: str) -> Array:
+    """Statistic (P,) with this surprisal (P,) under nu (P,) degrees of freedom."""
     if axis == "joint":
-        return np.asarray(nu * np.expm1(2 / nu * surprise))
-    return np.asarray(-np.sign(surprise) * special.stdtrit(nu, np.exp(-np.abs(surprise)) / 2))
+        return np.asarray(nu * np.expm1(2 / nu * surprisal))
+    return np.asarray(-np.sign(surprisal) * special.stdtrit(nu, np.exp(-np.abs(surprisal)) / 2))

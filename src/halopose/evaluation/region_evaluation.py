@@ -1,8 +1,4 @@
-"""Do regions hold what they promise, and does the joint law pay: measured on images that neither has seen.
-
-In: true positives, and regions and a correlation fitted on other images, fold by fold. Out: ``RegionScores`` and
-``JointScores``.
-"""
+"""Coverage of conformal regions and NLL of the joint distribution, on images that neither was fitted on."""
 
 from __future__ import annotations
 
@@ -28,11 +24,16 @@ from halopose.uncertainty.joint_distribution import JointDistribution, gains
 
 @dataclass(frozen=True)
 class RegionEvaluation:
-    """What regions and correlation say of M true positives, at ``REGION_LEVELS``.
+    """Regions at ``REGION_LEVELS`` and correlations for M true positives, none fitted on the image it applies to.
 
-    radius (T, K, 4), whole and whole_kept (F, 4): squared radii, inf where there are too few images for a level.
-    table (M,): which of the T rows of radii, one a fold and object scale, is that of a true positive. fold (M,):
-    the same of whole, whole_kept and the correlations. None of them was fitted on its image.
+    Attributes:
+        radius: (T, K, 4) squared radii of keypoint regions; one table per fold and object scale. Infinite if there
+            are too few images for the level.
+        whole: (F, 4) squared radii of whole-object regions by fold.
+        whole_kept: (F, 4) the same for the keypoints that pruning keeps.
+        table: (M,) index of the table of each true positive.
+        fold: (M,) fold of each true positive.
+        correlations: F correlations by fold.
     """
 
     radius: Array
@@ -63,15 +64,23 @@ class RegionEvaluation:
 
 
 def score_regions(
-    matched: MatchedPoses, promises: RegionEvaluation, kept: Array, protocol: Protocol, scales: Mapping[str, Array]
+    matched: MatchedPoses, fitted: RegionEvaluation, kept: Array, protocol: Protocol, scales: Mapping[str, Array]
 ) -> RegionScores:
-    """Coverage of regions overall, by keypoint and object scale (masks (M,) by name), and of whole objects."""
+    """Coverage of regions overall, by keypoint, by object scale, and of whole objects.
+
+    Args:
+        matched: M true positives.
+        fitted: their regions.
+        kept: (M, K) keypoints that pruning keeps.
+        protocol: settings of the evaluation.
+        scales: masks (M,) of the object scales by name.
+    """
     labelled = matched.labelled
     instance, keypoint = np.nonzero(labelled)
     images = np.unique(matched.image_ids, return_inverse=True)[1]
-    image, table = images.take(instance), promises.table.take(instance) * labelled.shape[1] + keypoint
+    image, table = images.take(instance), fitted.table.take(instance) * labelled.shape[1] + keypoint
     distance = matched.distance[labelled]
-    radii = [column.take(table) for column in np.moveaxis(promises.radius, -1, 0).reshape(len(REGION_LEVELS), -1)]
+    radii = [column.take(table) for column in np.moveaxis(fitted.radius, -1, 0).reshape(len(REGION_LEVELS), -1)]
     held = np.array([distance <= radius for radius in radii])
 
     def share(hits: Array, image: Array) -> CoverageEstimate:
@@ -79,16 +88,16 @@ def score_regions(
 
     whole = {}
     for name, mask, radius in (
-        ("whole", labelled, promises.whole),
-        ("whole_kept", labelled & kept, promises.whole_kept),
+        ("whole", labelled, fitted.whole),
+        ("whole_kept", labelled & kept, fitted.whole_kept),
     ):
         rows = np.flatnonzero(mask.any(1))
         largest, of_rows = whole_distance(matched.distance, mask, images)
-        whole[name] = share(largest <= radius.T[:, promises.fold[rows]], of_rows)
+        whole[name] = share(largest <= radius.T[:, fitted.fold[rows]], of_rows)
     groups = {name: np.flatnonzero(rows.take(instance)) for name, rows in scales.items()}
     order = whole_order(keypoint)
     members = np.split(order, np.cumsum(np.bincount(keypoint, minlength=labelled.shape[1]))[:-1])
-    # The geometric mean of a region's half axes, but for its radius: the root of the factor's determinant.
+    # Geometric mean of the half axes at radius 1: the square root of the determinant of the factor.
     size = np.sqrt((matched.scale_tril[..., 0, 0] * matched.scale_tril[..., 1, 1])[labelled])
     return RegionScores(
         keypoints=share(held, image),
@@ -104,11 +113,14 @@ def score_regions(
 
 
 def joint_gains(
-    matched: MatchedPoses, distributions: Mapping[str, Bivariate], promises: RegionEvaluation
+    matched: MatchedPoses, distributions: Mapping[str, Bivariate], fitted: RegionEvaluation
 ) -> dict[str, Array]:
-    """How much likelier objects (M,) are than with independent keypoints, by law; as given if predictions say."""
-    fitted = [name for name in distributions if name != "uncalibrated"]
-    found = dict(zip(fitted, _gains(matched, [distributions[name] for name in fitted], promises), strict=True))
+    """Log-likelihood gain (M,) of the joint distribution over independent keypoints, by distribution.
+
+    The uncalibrated distribution is included if the predictions contain a correlation.
+    """
+    names = [name for name in distributions if name != "uncalibrated"]
+    found = dict(zip(names, _gains(matched, [distributions[name] for name in names], fitted), strict=True))
     if matched.correlation is None or "uncalibrated" not in distributions:
         return found
     return {"uncalibrated": _given_gain(matched, distributions["uncalibrated"]), **found}
@@ -118,10 +130,10 @@ def score_joint(
     matched: MatchedPoses,
     gains_of: Mapping[str, Array],
     independent: Mapping[str, float],
-    promises: RegionEvaluation,
+    fitted: RegionEvaluation,
     protocol: Protocol,
 ) -> JointScores:
-    """Joint NLL by law from its ``joint_gains`` and the NLL a keypoint of independent ones."""
+    """Joint NLL by distribution, from ``joint_gains`` and the NLL per keypoint of independent keypoints."""
     images, image = np.unique(matched.image_ids, return_inverse=True)
     count = np.bincount(image, matched.labelled.sum(1))
     scores = {}
@@ -131,7 +143,7 @@ def score_joint(
         draws = resample_images(len(images), protocol.bootstrap, protocol.seed)
         margin = half_width([float(by_image[pick].sum() / max(count[pick].sum(), 1)) for pick in draws])
         scores[name] = JointNll(independent[name] - better, independent[name], better, margin)
-    folds = promises.correlations
+    folds = fitted.correlations
     return JointScores(
         distributions=scores,
         correlation=np.mean([each.matrix for each in folds], axis=0),
@@ -140,8 +152,8 @@ def score_joint(
     )
 
 
-def _gains(matched: MatchedPoses, distributions: Sequence[Bivariate], promises: RegionEvaluation) -> list[Array]:
-    """How much likelier objects (M,) are under each law than with independent keypoints, fold by fold."""
+def _gains(matched: MatchedPoses, distributions: Sequence[Bivariate], fitted: RegionEvaluation) -> list[Array]:
+    """Log-likelihood gain (M,) of each distribution over independent keypoints, fold by fold."""
     factors = [distribution.scale_tril.numpy() for distribution in distributions]
     dofs = [
         distribution.dof.expand(distribution.scale_tril.shape[:2]).numpy()
@@ -150,13 +162,15 @@ def _gains(matched: MatchedPoses, distributions: Sequence[Bivariate], promises: 
         for distribution in distributions
     ]
     result = [np.zeros(len(matched)) for _ in distributions]
-    for number, fitted in enumerate(promises.correlations):
-        inside = np.flatnonzero(promises.fold == number)
+    for number, correlation in enumerate(fitted.correlations):
+        inside = np.flatnonzero(fitted.fold == number)
         for block in blocks(len(inside)):
             rows = inside[block]
-            matrix = fitted.matrix if fitted.scales is None else fitted.of_objects(matched.box_area[rows])
+            matrix = (
+                correlation.matrix if correlation.scales is None else correlation.of_objects(matched.box_area[rows])
+            )
             joint = [
-                JointDistribution(factor[rows], matrix, None if dof is None else dof[rows], fitted.dof)
+                JointDistribution(factor[rows], matrix, None if dof is None else dof[rows], correlation.dof)
                 for factor, dof in zip(factors, dofs, strict=True)
             ]
             parts = gains(joint, matched.residual[rows], matched.labelled[rows])
@@ -177,7 +191,7 @@ def _given_gain(matched: MatchedPoses, distribution: Bivariate) -> Array:
 
 
 def _share(hits: Array, image: Array, images: int, draws: int, seed: int) -> CoverageEstimate:
-    """Share of hits (4, n) with intervals over images (n,) as everywhere in the protocol."""
+    """Share of hits (4, n), with intervals by bootstrap over images (n,)."""
     count = len(image)
     if not count:
         nothing = (math.nan,) * len(REGION_LEVELS)
@@ -189,5 +203,5 @@ def _share(hits: Array, image: Array, images: int, draws: int, seed: int) -> Cov
     sums = np.stack([np.bincount(image, row, minlength=images) for row in hits], axis=1)
     picks = resample_images(images, draws, seed)
     drawn = total[picks].sum(1)
-    shares = sums[picks].sum(1)[drawn > 0] / drawn[drawn > 0, None]  # a draw may miss all images of a group
+    shares = sums[picks].sum(1)[drawn > 0] / drawn[drawn > 0, None]  # a draw may contain no image of a group
     return CoverageEstimate(held, tuple(half_width(column) for column in shares.T), count)

@@ -1,4 +1,4 @@
-"""What an evaluation finds of regions, the joint law and alarms, as plain frozen dataclasses with their json."""
+"""Result types for conformal regions, the joint distribution and out-of-distribution alarms, with their json."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ ALARM_RATES = (1, 5, 10)  # per cent
 
 @dataclass(frozen=True)
 class CoverageEstimate:
-    """Share that regions of ``REGION_LEVELS`` hold, half the width of its 95 % interval, and of how many."""
+    """Coverage of regions at ``REGION_LEVELS``.
+
+    Attributes:
+        held: (4,) share of samples inside the region, by level.
+        margin: (4,) half the width of the 95 % interval of each share.
+        count: number of samples.
+    """
 
     held: tuple[float, ...]
     margin: tuple[float, ...]
     count: int
 
     def at(self, level: int) -> float:
-        """What a region of ``level`` per cent holds."""
+        """Coverage of the region of ``level`` per cent."""
         return self.held[REGION_LEVELS.index(level)]
 
     def to_json(self) -> dict[str, Any]:
-        """Held and margin by level, and the count."""
+        """Shares and margins by level, and the count."""
         tables = {name: _named(REGION_LEVELS, getattr(self, name)) for name in ("held", "margin")}
         return {**tables, "count": self.count}
 
@@ -43,10 +49,15 @@ class CoverageEstimate:
 
 @dataclass(frozen=True)
 class RegionScores:
-    """Coverage of conformal regions: of keypoints, each of them and each object scale, and of whole objects.
+    """Coverage of conformal regions.
 
-    whole: all labelled keypoints of an object at once; whole_kept: those that pruning keeps. size: median radius
-    in pixels of a circle as large as a keypoint's region, by level.
+    Attributes:
+        keypoints: coverage of single keypoints.
+        per_keypoint: the same by keypoint name.
+        per_scale: the same by object scale.
+        whole: coverage of all labelled keypoints of an object at once.
+        whole_kept: the same over the keypoints that pruning keeps.
+        size: (4,) median radius in pixels of a circle with the area of the region, by level.
     """
 
     keypoints: CoverageEstimate
@@ -84,7 +95,14 @@ class RegionScores:
 
 @dataclass(frozen=True)
 class JointNll:
-    """Nats a keypoint: of the joint law, of independent keypoints, the gain and half its interval's width."""
+    """NLL in nats per keypoint.
+
+    Attributes:
+        nll: NLL of the joint distribution.
+        independent: NLL with independent keypoints.
+        gain: ``independent`` - ``nll``.
+        margin: half the width of the 95 % interval of the gain.
+    """
 
     nll: float
     independent: float
@@ -94,7 +112,14 @@ class JointNll:
 
 @dataclass(frozen=True)
 class JointScores:
-    """Joint NLL by law, and the correlation (2K, 2K) behind it, its dof and shrinkage, averages over folds."""
+    """Scores of the joint distribution of all keypoints of an object.
+
+    Attributes:
+        distributions: joint NLL by distribution.
+        correlation: (2K, 2K) correlation of whitened residuals, mean over folds.
+        dof: degrees of freedom, median over folds.
+        shrinkage: shrinkage of the correlation, mean over folds.
+    """
 
     distributions: Mapping[str, JointNll]
     correlation: Array
@@ -117,13 +142,19 @@ class JointScores:
         }
         matrix = np.array(content["correlation"], dtype=float)
         if matrix.shape != (2 * keypoints, 2 * keypoints):
-            raise ValueError("a correlation of another number of keypoints")
+            raise ValueError("the correlation has a different number of keypoints")
         return cls(distributions, matrix, _number(content["dof"], math.inf), _number(content["shrinkage"]))
 
 
 @dataclass(frozen=True)
 class FlaggedShare:
-    """Share that novelty flags at ``ALARM_RATES``, its standard error over images, and of how many."""
+    """Share flagged as out of distribution at ``ALARM_RATES``.
+
+    Attributes:
+        share: (3,) share of samples with a p-value at or below the rate.
+        error: (3,) standard error of each share, with images as clusters.
+        count: number of samples.
+    """
 
     share: tuple[float, ...]
     error: tuple[float, ...]
@@ -131,12 +162,12 @@ class FlaggedShare:
 
     @classmethod
     def of(cls, chance: Array, image: Array) -> FlaggedShare:
-        """From p-values (n,) and the image (n,) of each."""
+        """Compute from p-values (n,) and the image (n,) of each."""
         found = [clustered_share(chance <= rate / 100, image) for rate in ALARM_RATES]
         return cls(tuple(share for share, _ in found), tuple(error for _, error in found), len(chance))
 
     def to_json(self) -> dict[str, Any]:
-        """Share and error by rate, and the count."""
+        """Shares and standard errors by rate, and the count."""
         tables = {name: _named(ALARM_RATES, getattr(self, name)) for name in ("share", "error")}
         return {**tables, "count": self.count}
 
@@ -149,10 +180,15 @@ class FlaggedShare:
 
 @dataclass(frozen=True)
 class NoveltyScores:
-    """What novelty flags of detections of at least a confidence, and of images, none of which it has seen.
+    """Out-of-distribution alarms on images that were not used to calibrate them.
 
-    held_kept and held_flagged: share of labelled keypoints in their 95 % ellipse, of detections that are not
-    flagged at each of ``ALARM_RATES`` and of those that are.
+    Attributes:
+        confidence: lowest confidence of the detections.
+        detections: share of detections flagged.
+        images: share of images flagged.
+        held_kept: (3,) share of labelled keypoints inside the 95 % ellipse, over detections not flagged at each of
+            ``ALARM_RATES``.
+        held_flagged: (3,) the same over flagged detections.
     """
 
     confidence: float
@@ -192,5 +228,5 @@ def _values(levels: tuple[int, ...], content: Any) -> tuple[float, ...]:
 
 
 def _number(value: Any, missing: float = math.nan) -> float:
-    """A number; json has null for those that are not finite."""
+    """A number; null in json stands for a value that is not finite."""
     return missing if value is None else float(value)

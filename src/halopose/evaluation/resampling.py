@@ -1,8 +1,4 @@
-"""True positives measured under several laws, flat and ready to be resampled.
-
-In: true positives, the laws to compare and what is pruned. Out: scalar metrics by name, of the images as they are
-and under resample_images of them.
-"""
+"""Metrics of true positives under several distributions, with bootstrap draws over images."""
 
 from __future__ import annotations
 
@@ -26,7 +22,11 @@ from halopose.uncertainty.distributions import Bivariate
 
 
 def require_matches(matched: MatchedPoses, protocol: Protocol) -> None:
-    """Refuse to score where there is nothing to score."""
+    """Check that there is a matched, labelled keypoint.
+
+    Raises:
+        HaloposeError: No detection matches an annotated object.
+    """
     if not len(matched) or not matched.labelled.any():
         raise HaloposeError(
             f"no detection matches an annotated object at OKS {protocol.oks_threshold}: check that "
@@ -36,10 +36,18 @@ def require_matches(matched: MatchedPoses, protocol: Protocol) -> None:
 
 @dataclass(frozen=True)
 class EvaluatedKeypoints:
-    """Keypoints (n,) before any distribution: residuals, of all and of those kept, and where each belongs.
+    """The n labelled keypoints of true positives, before a distribution is applied.
 
-    keypoint, scale and image say which one it is; scale_count: number of object scales; image_count: how many
-    images are resampled, those without a match among them if they were given.
+    Attributes:
+        residuals: residuals of all n keypoints.
+        kept_residuals: residuals of the keypoints that pruning keeps.
+        kept: (n,) whether pruning keeps the keypoint.
+        keypoint: (n,) keypoint index.
+        scale: (n,) object scale index.
+        scale_count: number of object scales.
+        image: (n,) image index.
+        image_count: number of images that are resampled, including images without a match if they were given.
+        visibility: (n,) visibility score, 1 if the model has none.
     """
 
     residuals: FlatResiduals
@@ -61,7 +69,7 @@ class EvaluatedKeypoints:
         scale_edges: Array,
         images: Array | None = None,
     ) -> EvaluatedKeypoints:
-        """Flatten true positives. images: ids to resample, else those of the true positives."""
+        """Flatten true positives. ``images``: ids to resample, by default the images of the true positives."""
         require_matches(matched, protocol)
         labelled = matched.labelled
         instance, keypoint = np.nonzero(labelled)
@@ -82,22 +90,27 @@ class EvaluatedKeypoints:
             visibility=np.ones(len(keypoint)) if visible is None else visible[labelled],
         )
 
-    def under(
+    def statistics_under(
         self, distribution: Bivariate, matched: MatchedPoses, protocol: Protocol
     ) -> tuple[KeypointStatistics, KeypointStatistics]:
-        """KeypointStatistics under a law, of all keypoints and of those kept."""
+        """Statistics under a distribution, of all keypoints and of the kept ones."""
         found = KeypointStatistics.of(distribution, matched, protocol, self.residuals)
         return found, found.take(self.kept, self.kept_residuals)
 
     @property
     def similarity(self) -> Array:
-        """KS (n,) of the evaluated keypoints."""
+        """Keypoint similarity (n,)."""
         return self.residuals.similarity
 
 
 @dataclass(frozen=True)
 class ResampledMetrics(EvaluatedKeypoints):
-    """Evaluated keypoints with their statistics by distribution, of all and of kept keypoints."""
+    """Evaluated keypoints with their statistics under each distribution, ready to be resampled.
+
+    Attributes:
+        statistics: statistics of all keypoints by distribution.
+        pruned: statistics of the kept keypoints by distribution.
+    """
 
     statistics: dict[str, KeypointStatistics]
     pruned: dict[str, KeypointStatistics]
@@ -111,10 +124,10 @@ class ResampledMetrics(EvaluatedKeypoints):
         scale_edges: Array,
         images: Array | None = None,
     ) -> ResampledMetrics:
-        """Measure true positives. images: ids to resample, else those of the true positives."""
+        """Evaluate true positives. ``images``: ids to resample, by default the images of the true positives."""
         evaluated = EvaluatedKeypoints.of(matched, distributions, protocol, scale_edges, images)
         pieces = [
-            partial(evaluated.under, distribution, matched, protocol)
+            partial(evaluated.statistics_under, distribution, matched, protocol)
             for distribution in distributions.distributions.values()
         ]
         return cls.join(evaluated, dict(zip(distributions.distributions, run_parallel(pieces), strict=True)))
@@ -123,7 +136,7 @@ class ResampledMetrics(EvaluatedKeypoints):
     def join(
         cls, evaluated: EvaluatedKeypoints, found: Mapping[str, tuple[KeypointStatistics, KeypointStatistics]]
     ) -> ResampledMetrics:
-        """From statistics by law, of all keypoints and of those kept."""
+        """Join evaluated keypoints with their statistics by distribution, of all and of the kept keypoints."""
         return cls(
             **{field.name: getattr(evaluated, field.name) for field in fields(evaluated)},
             statistics={name: whole for name, (whole, _) in found.items()},
@@ -131,18 +144,18 @@ class ResampledMetrics(EvaluatedKeypoints):
         )
 
     def scores(self, scales: bool = False) -> dict[str, float]:
-        """Metrics of the images as they are; with those of each object scale if ``scales``."""
+        """Metrics without resampling; ``scales`` adds the metrics of each object scale."""
         weight = np.ones(len(self.kept), dtype=np.int64)
         return self._weighted(weight, rounds=10, seed=0) | (self._by_scale(weight) if scales else {})
 
     def draws(self, count: int, seed: int = 0, scales: bool = False) -> Iterator[dict[str, float]]:
-        """Metrics under resample_images of images, the same for all that share their images."""
+        """Metrics under ``count`` resamplings of images. The same images and seed give the same resamplings."""
         for number, pick in enumerate(resample_images(self.image_count, count, seed)):
             weight = np.bincount(pick, minlength=self.image_count)[self.image]
             yield self._weighted(weight, rounds=1, seed=number) | (self._by_scale(weight) if scales else {})
 
     def _weighted(self, weight: Array, rounds: int, seed: int) -> dict[str, float]:
-        """Metrics as ``law.metric``, ``pruned.law.metric``, and those of the ranking by name."""
+        """Metrics as ``distribution.metric``, ``pruned.distribution.metric``, and ranking metrics by name."""
         result: dict[str, float] = {}
         for distribution, statistics in self.statistics.items():
             pruned = self.pruned[distribution].resampled(weight[self.kept])
@@ -159,7 +172,7 @@ class ResampledMetrics(EvaluatedKeypoints):
         }
 
     def _by_scale(self, weight: Array) -> dict[str, float]:
-        """ACE of the Gaussian at each object scale, and how much it varies between them."""
+        """Gaussian ACE at each object scale, and its standard deviation over scales."""
         level = self.statistics["gaussian"].level["joint"]
         curves = metrics.coverage_of_levels(level, weight, self.scale, self.scale_count)
         by_scale = metrics.average_coverage_error(curves)
@@ -170,13 +183,13 @@ class ResampledMetrics(EvaluatedKeypoints):
 
     @cached_property
     def _by_visibility(self) -> tuple[Array, list[Array]]:
-        """Keypoints by falling visibility score, and the ranks of the correct ones."""
+        """Order of descending visibility score, and the ranks of the correct keypoints."""
         order = metrics.falling_order(self.visibility)
         return order, metrics.hits_by_threshold(metrics.grade(self.similarity)[order])
 
     @property
     def coverage(self) -> dict[str, dict[str, Array]]:
-        """Empirical coverage (99,) by law and axis, before pruning."""
+        """Empirical coverage (99,) by distribution and axis, before pruning."""
         return {
             distribution: {axis: metrics.coverage_of_levels(one.level[axis])[0] for axis in AXES}
             for distribution, one in self.statistics.items()
@@ -184,7 +197,7 @@ class ResampledMetrics(EvaluatedKeypoints):
 
     @property
     def variance(self) -> dict[str, dict[str, Array]]:
-        """Predicted and actual variance in bins, by axis, after Gaussian calibration."""
+        """Binned predicted and empirical variance by axis, after Gaussian calibration."""
         bins = {
             axis: metrics.variance_bins(*self.statistics["gaussian"].in_variance_order[axis], presorted=True)
             for axis in AXES

@@ -1,7 +1,6 @@
-"""What an evaluation finds, as plain frozen dataclasses: the content of metrics.json with names and types.
+"""Result types of an evaluation: the content of metrics.json with names and types.
 
-``Scores`` is what ``evaluate`` returns and what reports, tables and verdicts read. ``to_json`` and ``from_json``
-are inverse to each other.
+``evaluate`` returns ``Scores``; reports, tables and verdicts read it. ``from_json`` inverts ``to_json``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class MetricSummary:
-    """The scalar metrics of one law over ``count`` keypoints; joint, and along x and y."""
+    """Scalar metrics of one distribution over ``count`` keypoints: joint, and along x and y."""
 
     ace: float
     ace_x: float
@@ -41,13 +40,13 @@ class MetricSummary:
     count: int
 
     def metric(self, name: str) -> float:
-        """One of METRICS by its name."""
+        """The metric of this name, one of METRICS."""
         return float(getattr(self, name))
 
 
 @dataclass(frozen=True)
 class CurvePoints:
-    """A curve of two quantities (P,): predicted or theoretical, and empirical."""
+    """Points (P,) of a curve: expected (predicted or theoretical) against empirical values."""
 
     expected: Array
     empirical: Array
@@ -55,10 +54,15 @@ class CurvePoints:
 
 @dataclass(frozen=True)
 class DistributionCurves:
-    """Plot data of one law, by axis where it is a mapping.
+    """Plot data of one distribution.
 
-    coverage (99,) at 1 to 99 %; variance in bins; second moments (2, 2); Q-Q over all keypoints, which exists for
-    a Gaussian alone, and by keypoint.
+    Attributes:
+        coverage: empirical coverage (99,) at 1 to 99 %, by axis.
+        variance: predicted and empirical variance in bins, by axis.
+        moments_empirical: (2, 2) second moments of the residuals.
+        moments_predicted: (2, 2) mean predicted covariance.
+        qq: Q-Q points over all keypoints by axis, for a Gaussian only.
+        qq_keypoints: Q-Q points by keypoint name and axis.
     """
 
     coverage: dict[str, Array]
@@ -71,7 +75,14 @@ class DistributionCurves:
 
 @dataclass(frozen=True)
 class DistributionScores(MetricSummary):
-    """Metrics of one law overall, per keypoint and per object scale, with curves and, if resampled, intervals."""
+    """Metrics of one distribution overall, per keypoint and per object scale, with curves.
+
+    Attributes:
+        per_keypoint: metrics by keypoint name.
+        per_scale: metrics by object scale.
+        curves: plot data.
+        interval: 95 % bootstrap interval of each metric; empty without a bootstrap.
+    """
 
     per_keypoint: dict[str, MetricSummary]
     per_scale: dict[str, MetricSummary]
@@ -81,7 +92,7 @@ class DistributionScores(MetricSummary):
 
 @dataclass(frozen=True)
 class ScaleScores:
-    """An object scale: bounds of its area in square pixels, and how many matched instances it has."""
+    """An object scale: bounds of its area in square pixels, and its number of matched instances."""
 
     name: str
     low: float
@@ -91,7 +102,7 @@ class ScaleScores:
 
 @dataclass(frozen=True)
 class CalibrationSummary:
-    """Where the calibration comes from and its parameters by keypoint (K,), medians over folds."""
+    """Source of the calibration and its parameters (K,) by keypoint, medians over folds."""
 
     source: str
     tau: Array
@@ -101,7 +112,7 @@ class CalibrationSummary:
 
 @dataclass(frozen=True)
 class PruningRule:
-    """What one way to prune leaves: share kept, and the share of those that are correct."""
+    """Result of one pruning rule: share of keypoints kept, and share of the kept keypoints that are correct."""
 
     name: str
     kept_fraction: float
@@ -110,7 +121,7 @@ class PruningRule:
 
 @dataclass(frozen=True)
 class PruningCurve:
-    """By the share of keypoints kept (P,): how many are correct, their NLL, and the threshold."""
+    """Reliability (share correct), NLL and threshold (P,) by the share of keypoints kept (P,)."""
 
     kept: Array
     reliability: Array
@@ -120,9 +131,9 @@ class PruningCurve:
 
 @dataclass(frozen=True)
 class PrunedScores:
-    """The three laws over the keypoints that pruning keeps.
+    """Scores of the three distributions over the keypoints that pruning keeps.
 
-    Thresholds are means over folds; that of the visibility score over those folds that have one.
+    Thresholds are means over folds. That of the visibility score is over the folds that have one.
     """
 
     kept_fraction: float
@@ -134,14 +145,14 @@ class PrunedScores:
     student_t: DistributionScores
 
     def distribution(self, name: str) -> DistributionScores:
-        """One of LAWS by its name."""
+        """Scores of one of DISTRIBUTIONS by its name."""
         scores: DistributionScores = getattr(self, name)
         return scores
 
 
 @dataclass(frozen=True)
 class CoverageCells:
-    """Coverage of every keypoint at every object scale (K, S), by law and level (50, 90, 95 %)."""
+    """Number of samples and coverage (K, S) by keypoint and object scale; coverage by distribution and level (%)."""
 
     count: Array
     coverage: dict[str, dict[int, Array]]
@@ -149,25 +160,44 @@ class CoverageCells:
 
 @dataclass(frozen=True)
 class Scores:
-    """All metrics of the three laws, before and after pruning.
+    """All metrics of the three distributions, before and after pruning.
 
-    settings: the protocol's. given_family: of the law as given. images, matched_instances, keypoints: counts.
-    akp_random, akp_visibility: AKP of a random ranking and of the visibility score; akp_skill: how far the
-    covariance's ranking is on the way from random to perfect. interval: of those three. regions: coverage of
-    conformal regions. joint: the law of all keypoints together. limbs: keypoints to be joined in pictures.
-    novelty: what an artifact that knows it flags.
+    Attributes:
+        settings: settings of the protocol.
+        given_family: family of the given (uncalibrated) distribution.
+        calibration: parameters of the calibrations.
+        images: number of images.
+        matched_instances: number of detections that match an annotated object.
+        keypoints: number of labelled keypoints of these detections.
+        keypoint_names: names of the K keypoints.
+        scales: object scales.
+        uncalibrated: scores of the given distribution.
+        gaussian: scores after Gaussian calibration.
+        student_t: scores after Student-t calibration.
+        akp_random: AKP of a random ranking.
+        akp_visibility: AKP of the visibility score.
+        akp_skill: (AKP - akp_random) / (1 - akp_random) of the covariance.
+        pruned: scores after pruning.
+        pruning_curve: reliability and NLL by the share kept.
+        cells: coverage by keypoint and object scale.
+        interval: 95 % bootstrap intervals of ``akp_random``, ``akp_visibility`` and ``akp_skill``.
+        regions: coverage of conformal regions.
+        joint: scores of the joint distribution.
+        limbs: pairs of keypoints that are connected in pictures.
+        novelty: out-of-distribution alarms, if the artifact has such a model.
 
-    >>> from halopose.data.coco import parse_ground_truth, parse_predictions
-    >>> from halopose.data.synthetic_poses import World, synthesize
-    >>> from halopose.evaluation.evaluate import evaluate
-    >>> from halopose.matching.matched_poses import match_poses
-    >>> objects, results = synthesize(World(images=20, persons=60))
-    >>> truth = parse_ground_truth("truth.json", objects)
-    >>> scores = evaluate(match_poses(parse_predictions("predictions.json", results, truth), truth))
-    >>> scores.distribution("gaussian").per_keypoint["nose"].ace == scores.gaussian.per_keypoint["nose"].ace
-    True
-    >>> Scores.from_json(scores.to_json()).akp_skill == scores.akp_skill
-    True
+    Example:
+        >>> from halopose.data.coco import parse_ground_truth, parse_predictions
+        >>> from halopose.data.synthetic_poses import World, synthesize
+        >>> from halopose.evaluation.evaluate import evaluate
+        >>> from halopose.matching.matched_poses import match_poses
+        >>> objects, results = synthesize(World(images=20, persons=60))
+        >>> truth = parse_ground_truth("truth.json", objects)
+        >>> scores = evaluate(match_poses(parse_predictions("predictions.json", results, truth), truth))
+        >>> scores.distribution("gaussian").per_keypoint["nose"].ace == scores.gaussian.per_keypoint["nose"].ace
+        True
+        >>> Scores.from_json(scores.to_json()).akp_skill == scores.akp_skill
+        True
     """
 
     settings: dict[str, Any]
@@ -194,7 +224,7 @@ class Scores:
     novelty: NoveltyScores | None = None
 
     def distribution(self, name: str) -> DistributionScores:
-        """One of LAWS by its name."""
+        """Scores of one of DISTRIBUTIONS by its name."""
         scores: DistributionScores = getattr(self, name)
         return scores
 
@@ -248,9 +278,9 @@ class Scores:
         try:
             return _scores(content)
         except KeyError as error:
-            raise HaloposeError(f"these are not the metrics of an evaluation: {error} is missing") from None
+            raise HaloposeError(f"not the metrics of an evaluation: {error} is missing") from None
         except (TypeError, ValueError, AttributeError, OverflowError):
-            raise HaloposeError("these are not the metrics of an evaluation: score the predictions again") from None
+            raise HaloposeError("not the metrics of an evaluation: score the predictions again") from None
 
 
 # --- to json --------------------------------------------------------------------------------------------
@@ -326,7 +356,7 @@ def _scores(content: Any) -> Scores:
 
 
 def _settings(content: Any) -> dict[str, Any]:
-    """Settings as the protocol has them, whose sequences are tuples."""
+    """Settings with tuples instead of lists, as in ``Protocol``."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
 
 
@@ -365,7 +395,7 @@ def _cells(content: Any, shape: tuple[int, int]) -> CoverageCells:
     }
     count = _array(content["count"], *shape)
     if not np.isfinite(count).all():
-        raise ValueError("a cell without a count")
+        raise ValueError("a count of samples is missing")
     return CoverageCells(count.astype(np.int64), coverage)
 
 
@@ -409,12 +439,12 @@ def _intervals(content: Any) -> dict[str, Interval]:
 
 
 def _number(value: Any, missing: float = float("nan")) -> float:
-    """A number; json has null for those that are not finite."""
+    """A number; null in json stands for a value that is not finite."""
     return missing if value is None else float(value)
 
 
 def _array(values: Any, *shape: int | None) -> Array:
-    """Numbers of a given shape, None for any length; null becomes NaN."""
+    """Array of the given shape, where None allows any length; null becomes NaN."""
     array = np.array(values, dtype=float)
     if len(array.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
         raise ValueError(f"expected numbers of shape {shape}")

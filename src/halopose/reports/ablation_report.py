@@ -39,12 +39,12 @@ _CSV_FIELDS = ("estimate", "low", "high", "difference", "difference_low", "diffe
 
 @dataclass(frozen=True)
 class AblationCell:
-    """A metric of a row as text, and its difference to the default; ``decided`` if that cannot be chance."""
+    """A metric of a row as text, and its difference to the default; ``significant`` if its interval excludes zero."""
 
     value: str
     margin: str
     difference: str
-    decided: bool
+    significant: bool
 
 
 def table(results: Sequence[AblationResult]) -> list[tuple[str, list[AblationCell]]]:
@@ -60,7 +60,7 @@ def _cell(result: AblationResult, default: AblationResult | None, metric: str, d
     if default is None or result is default:
         return AblationCell(value, margin, "", False)
     difference = result.minus(default, metric)
-    return AblationCell(value, margin, signed(difference, digits), difference.decided)
+    return AblationCell(value, margin, signed(difference, digits), difference.significant)
 
 
 def _named(results: Sequence[AblationResult], name: str) -> AblationResult | None:
@@ -153,7 +153,7 @@ def to_markdown(results: Sequence[AblationResult], title: str) -> str:
     head = ["Row", *(f"{group}: {label}" for label, group in COLUMNS.values())]
     values = [[name, *(f"{cell.value} ± {cell.margin}" for cell in cells)] for name, cells in rows]
     differences = [
-        [name, *(f"**{cell.difference}**" if cell.decided else cell.difference for cell in cells)]
+        [name, *(f"**{cell.difference}**" if cell.significant else cell.difference for cell in cells)]
         for name, cells in rows
         if any(cell.difference for cell in cells)
     ]

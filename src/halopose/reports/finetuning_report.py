@@ -54,7 +54,7 @@ def sentence(scores: dict[str, BaseModelScores]) -> str:
 
 def _change(scores: dict[str, BaseModelScores], tuned: str, change: Difference) -> str:
     first, last = (number(scores[name].estimate[_ACE], 4) for name in ("before", tuned))
-    if not change.decided:
+    if not change.significant:
         return (
             f"That fine-tuning with {_LOSSES[tuned]} changes the Gaussian ACE is not decided "
             f"({first} before, {last} after: {signed(change)})"
@@ -68,16 +68,16 @@ def _cause(scores: dict[str, BaseModelScores], tuned: str, change: Difference) -
     if tuned != "poks":
         return ""
     if "oks" not in scores:
-        return ", and without a control it is open whether pOKS or longer training does it" if change.decided else ""
+        return ", and without a control it is open whether pOKS or longer training does it" if change.significant else ""
     drift = scores["oks"].minus(scores["before"], _ACE)
     rest = scores["oks"].minus(scores["poks"], _ACE)
     end = f"ends at {number(scores['oks'].estimate[_ACE], 4)}, {_beside(rest, 'higher', 'lower')}"
-    if not change.decided:
+    if not change.significant:
         return f"; the control {end}"
-    along = drift.decided and drift.value * change.value > 0
-    if rest.decided and rest.value * change.value > 0:
+    along = drift.significant and drift.value * change.value > 0
+    if rest.significant and rest.value * change.value > 0:
         return f", but the framework's own loss does so even more: the control {end}"
-    if rest.decided:
+    if rest.significant:
         return f", {'in part due' if along else 'due'} to pOKS: the control {end}"
     return f", but {'so does' if along else 'not decidedly more than'} the control, which {end}"
 
@@ -85,7 +85,7 @@ def _cause(scores: dict[str, BaseModelScores], tuned: str, change: Difference) -
 def _price(scores: dict[str, BaseModelScores], tuned: str) -> str:
     price = scores[tuned].minus(scores["before"], "ap")
     text = f"a change in AP is not decided ({signed(price)})"
-    if price.decided:
+    if price.significant:
         text = f"AP {'falls' if price.value < 0 else 'rises'} by {_size(price)}"
     if tuned == "oks" or "oks" not in scores:
         return text
@@ -93,7 +93,7 @@ def _price(scores: dict[str, BaseModelScores], tuned: str) -> str:
 
 
 def _beside(difference: Difference, above: str, below: str) -> str:
-    if not difference.decided:
+    if not difference.significant:
         return f"not decidedly {above} or {below} ({signed(difference)})"
     return f"{_size(difference)} {above if difference.value > 0 else below}"
 
@@ -109,7 +109,7 @@ def table(scores: dict[str, BaseModelScores]) -> list[tuple[str, list[tuple[str,
     for metric, name in SHOWN.items():
         digits = digits_of(metric)
         values = [(number(one.estimate[metric], digits), number(one.margin(metric), digits)) for one in scores.values()]
-        paired = [(signed(pair[metric], digits), pair[metric].decided) for pair in between.values()]
+        paired = [(signed(pair[metric], digits), pair[metric].significant) for pair in between.values()]
         rows.append((name, values, paired))
     blank = [("", False)] * len(between)
     rows.append(("ν, median", [(freedom(one.nu), "") for one in scores.values()], blank))

@@ -1,7 +1,6 @@
-"""Average keypoint precision: does a confidence rank keypoints by correctness? (paper, section 4.1)
+"""Average keypoint precision (AKP): how well a confidence ranks keypoints by correctness (paper, section 4.1).
 
-In: confidences and keypoint similarities (N,). Out: 101-point interpolated AP, averaged over COCO's
-similarity thresholds, with the value of a random ranking beside it.
+AKP is the 101-point interpolated AP, averaged over COCO's similarity thresholds.
 """
 
 from __future__ import annotations
@@ -20,10 +19,16 @@ _RECALLS = np.linspace(0.0, 1.0, 101)
 def average_precision(
     confidence: Array, correct: Array, weight: Array | None = None, positives: int | None = None
 ) -> float:
-    """101-point interpolated AP (N,), equal to pycocotools' accumulation.
+    """101-point interpolated AP, equal to pycocotools' accumulation.
 
-    Ties in confidence keep the order given. ``positives`` is the number of objects to find where some
-    have no sample at all; NaN if there is none to find.
+    Args:
+        confidence: (N,) confidences. Ties keep the given order.
+        correct: (N,) whether each sample is correct.
+        weight: (N,) number of copies of each sample.
+        positives: number of objects to find, if some of them have no sample.
+
+    Returns:
+        The AP, or NaN if there is no object to find.
     """
     order = falling_order(np.asarray(confidence))
     weight = np.ones(len(order), dtype=np.int64) if weight is None else np.asarray(weight)[order]
@@ -32,10 +37,10 @@ def average_precision(
 
 @dataclass(frozen=True)
 class _Counts:
-    """Weights in order of falling confidence, and their running sum."""
+    """Weights (N,) in descending order of confidence, and their cumulative sum (N,)."""
 
-    each: Array
-    running: Array
+    weight: Array
+    cumulative: Array
 
     @classmethod
     def of(cls, weight: Array) -> _Counts:
@@ -43,8 +48,8 @@ class _Counts:
 
 
 def _precision_at(hits: Array, counts: _Counts, positives: int | None = None) -> float:
-    """AP of a ranking that is right at the positions ``hits``."""
-    found, ranks = np.cumsum(counts.each[hits]), counts.running[hits]
+    """AP of a ranking whose correct samples are at the positions ``hits``."""
+    found, ranks = np.cumsum(counts.weight[hits]), counts.cumulative[hits]
     total = int(found[-1]) if len(found) else 0
     positives = total if positives is None else positives
     if positives == 0:
@@ -52,7 +57,7 @@ def _precision_at(hits: Array, counts: _Counts, positives: int | None = None) ->
     if total == 0:
         return 0.0
     first = np.searchsorted(found, _needed(positives))
-    # Precision's upper envelope from each recall on: a maximum per stretch between recalls, then backwards.
+    # Upper envelope of the precision: the maximum between two recalls, then a running maximum from the end.
     precision = found / np.maximum(ranks, 1)
     stretches = np.maximum.reduceat(precision, first[first < len(hits)])
     envelope = np.maximum.accumulate(stretches[::-1])[::-1]
@@ -60,7 +65,7 @@ def _precision_at(hits: Array, counts: _Counts, positives: int | None = None) ->
 
 
 def _needed(positives: int | Array) -> Array:
-    """Hits needed for each recall: the smallest n >= 1 with n / positives >= recall, in floating point."""
+    """Number of hits that reaches each recall: the smallest n >= 1 with n / positives >= recall, in floating point."""
     guess = np.ceil(_RECALLS * positives)
     guess -= (guess - 1) / positives >= _RECALLS
     guess += guess / positives < _RECALLS
@@ -70,10 +75,16 @@ def _needed(positives: int | Array) -> Array:
 def average_keypoint_precision(
     confidence: Array, similarity: Array, weight: Array | None = None, *, presorted: bool = False
 ) -> float:
-    """AKP (eq. 24) of confidences and keypoint similarities (N,).
+    """AKP of a ranking (eq. 24).
 
-    Zero at thresholds that no keypoint reaches; NaN without keypoints. ``presorted`` samples are in
-    order of falling confidence already.
+    Args:
+        confidence: (N,) confidences.
+        similarity: (N,) keypoint similarities.
+        weight: (N,) number of copies of each sample.
+        presorted: the samples are in descending order of confidence already.
+
+    Returns:
+        The AKP. A threshold that no keypoint reaches counts as 0. NaN without keypoints.
     """
     if not presorted:
         order = falling_order(np.asarray(confidence))
@@ -85,21 +96,21 @@ def average_keypoint_precision(
 
 
 def grade(similarity: Array) -> Array:
-    """How many of KS_THRESHOLDS similarities (N,) reach, which is all that a ranking needs of them."""
+    """Number of KS_THRESHOLDS that each similarity (N,) reaches; AKP depends on similarity only through it."""
     return np.searchsorted(KS_THRESHOLDS, similarity, side="right").astype(np.uint8)
 
 
 def keypoint_precisions(grades: Array, sizes: Array) -> Array:
-    """AKP (G,) of rankings of ``sizes`` (G,) keypoints that stand one after the other, by grades (N,)."""
+    """AKP (G,) of G rankings of ``sizes`` (G,) keypoints, concatenated, from their grades (N,)."""
     ends = np.cumsum(sizes)
-    closed = np.insert(grades, ends, 0)  # every ranking ends with a miss
-    small = np.int32 if len(closed) < 2**31 else np.int64  # half of what has to be read
+    closed = np.insert(grades, ends, 0)  # a miss after every ranking
+    small = np.int32 if len(closed) < 2**31 else np.int64  # half the memory traffic
     begin = np.append(0, ends + np.arange(1, len(sizes) + 1)).astype(small)
     values = np.zeros((len(sizes), len(KS_THRESHOLDS)))
     misses = np.flatnonzero(closed < len(KS_THRESHOLDS)).astype(small)
     missed = closed.take(misses)
     for number in reversed(range(len(KS_THRESHOLDS))):
-        # What misses a threshold misses all higher ones.
+        # A keypoint that misses a threshold misses all higher ones.
         left = np.flatnonzero(missed <= number)
         misses, missed = misses.take(left), missed.take(left)
         values[:, number] = _precisions(misses, begin)
@@ -107,15 +118,19 @@ def keypoint_precisions(grades: Array, sizes: Array) -> Array:
 
 
 def _precisions(misses: Array, begin: Array) -> Array:
-    """AP (G,) of rankings that are wrong at ``misses`` and begin at (G + 1,), 0 where they are never right.
+    """AP (G,) of concatenated rankings; 0 for a ranking without a hit.
 
-    Precision rises from hit to hit and falls at misses, so the highest between two recalls is found before a miss
-    or at the last hit between them: misses, which are few, are all that need to be looked at.
+    Precision rises at hits and falls at misses. Its maximum between two recalls is therefore just before a miss or
+    at the last hit. Misses are few, so only they are examined.
+
+    Args:
+        misses: positions of the incorrect samples over all rankings.
+        begin: (G + 1,) first position of each ranking, then the end.
     """
-    hits = misses - np.arange(len(misses), dtype=misses.dtype)  # before each miss, over all rankings
+    hits = misses - np.arange(len(misses), dtype=misses.dtype)  # number before each miss, over all rankings
     bounds = np.searchsorted(misses, begin).astype(misses.dtype)
     counts = np.diff(bounds)
-    before = begin[:-1] - bounds[:-1]  # hits in the rankings before
+    before = begin[:-1] - bounds[:-1]  # number of hits in the previous rankings
     positives = np.diff(begin) - counts
     some = np.flatnonzero(positives)
     values = np.zeros(len(counts))
@@ -129,17 +144,17 @@ def _precisions(misses: Array, begin: Array) -> Array:
     rank = last + np.searchsorted(hits, offset + last) - bounds[some, None]
     stretches = np.maximum(stretches, last / rank)
     envelope = np.maximum.accumulate(stretches[:, ::-1], axis=1)[:, ::-1]
-    values[some] = np.ascontiguousarray(envelope).sum(1) / len(_RECALLS)  # rounds as one ranking alone does
+    values[some] = np.ascontiguousarray(envelope).sum(1) / len(_RECALLS)  # same rounding as for a single ranking
     return values
 
 
 def hits_by_threshold(grades: Array) -> list[Array]:
-    """Positions of the correct keypoints at each of KS_THRESHOLDS, in a ranking of grades (N,)."""
+    """Positions of the correct keypoints at each of KS_THRESHOLDS, in a ranking with these grades (N,)."""
     return [np.flatnonzero(grades > number) for number in range(len(KS_THRESHOLDS))]
 
 
 def keypoint_precision_at(hits: list[Array], weight: Array) -> float:
-    """AKP of a ranking of keypoints with the given ``hits_by_threshold``, each counted ``weight`` (N,) times."""
+    """AKP of a ranking from its ``hits_by_threshold``; each keypoint counts ``weight`` (N,) times."""
     if not weight.any():
         return float("nan")
     counts = _Counts.of(weight)
@@ -149,7 +164,7 @@ def keypoint_precision_at(hits: list[Array], weight: Array) -> float:
 def random_keypoint_precision(
     similarity: Array, weight: Array | None = None, *, rounds: int = 10, seed: int = 0
 ) -> float:
-    """AKP of a random ranking: the mean of ``rounds`` seeded shuffles."""
+    """AKP of a random ranking: mean over ``rounds`` seeded shuffles."""
     generator = np.random.default_rng(seed)
     grades = grade(similarity)
     if weight is None:
@@ -163,5 +178,5 @@ def random_keypoint_precision(
 
 
 def skill(akp: float, akp_random: float) -> float:
-    """Share of the way from a random to a perfect ranking, comparable between detectors."""
+    """Skill (AKP - AKP_random) / (1 - AKP_random): 0 for a random ranking, 1 for a perfect one."""
     return (akp - akp_random) / (1 - akp_random) if akp_random < 1 else float("nan")

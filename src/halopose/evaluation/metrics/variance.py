@@ -1,7 +1,6 @@
-"""Variance calibration: are squared residuals as large as predicted, at every size? (paper, section 4.2)
+"""Variance calibration: squared residuals against predicted variances (paper, section 4.2).
 
-In: predicted variances and squared residuals (N,): half trace and half squared norm for joint, one
-coordinate for marginal calibration. Out: bins of equal count, ENCE, and the moment-matching matrices.
+Joint calibration compares half the trace with half the squared norm. Marginal calibration compares one coordinate.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ BINS = 20
 
 @dataclass(frozen=True)
 class VarianceBins:
-    """Mean predicted variance and mean squared residual (B,) of each bin, in squared pixels."""
+    """Mean predicted variance and mean squared residual of each bin (B,), in squared pixels."""
 
     predicted: Array
     empirical: Array
@@ -35,7 +34,14 @@ def variance_bins(
 ) -> VarianceBins:
     """Sort by predicted variance and average within bins of equal count (eq. 28).
 
-    The first N mod B bins hold one sample more than the others. Fewer samples than bins give fewer bins.
+    The first N mod B bins contain one sample more than the others. Fewer samples than bins give fewer bins.
+
+    Args:
+        predicted: (N,) predicted variances.
+        squared: (N,) squared residuals.
+        weight: (N,) number of copies of each sample.
+        bins: number of bins.
+        presorted: the samples are in ascending order of predicted variance already.
     """
     if not presorted:
         order = rising_order(predicted)
@@ -49,7 +55,7 @@ def variance_bins(
     if weight is None:
         sums = [np.add.reduceat(values, edges[:-1]) for values in (predicted, squared)]
     else:
-        # A sample that straddles an edge is shared out by interpolating the running sum.
+        # Interpolating the cumulative sum splits a sample whose copies lie on both sides of an edge.
         ranks = np.concatenate([[0.0], np.cumsum(weight)])
         sums = [
             np.diff(np.interp(edges, ranks, np.concatenate([[0.0], np.cumsum(weight * values)])))
@@ -59,13 +65,13 @@ def variance_bins(
 
 
 def _edges(total: int, bins: int) -> Array:
-    """Where bins begin, and where the last one ends (bins + 1,)."""
+    """Ranks at which the bins begin, then the end (bins + 1,)."""
     size, larger = divmod(total, bins)
     return np.arange(bins + 1) * size + np.minimum(np.arange(bins + 1), larger)
 
 
 def expected_normalized_calibration_error(bins: VarianceBins) -> float:
-    """ENCE (eq. 29) on root-mean quantities; NaN without samples."""
+    """ENCE (eq. 29): mean over bins of |RMSE - RMV| / RMV. NaN without samples."""
     return float(np.mean(_errors(bins))) if len(bins.predicted) else float("nan")
 
 
@@ -75,7 +81,7 @@ def _errors(bins: VarianceBins) -> Array:
 
 
 def normalized_calibration_errors(predicted: Array, squared: Array, sizes: Array) -> list[float]:
-    """ENCE of groups of ``sizes`` (G,) that stand one after the other (N,), each sorted by predicted variance."""
+    """ENCE of G concatenated groups of ``sizes`` (G,) samples, each sorted by predicted variance (N,)."""
     bins = np.minimum(sizes, BINS)
     if not bins.any():
         return [float("nan")] * len(sizes)
@@ -97,9 +103,15 @@ def normalized_calibration_errors(predicted: Array, squared: Array, sizes: Array
 def moment_matching(
     residual: Sequence[Array], covariance: Sequence[Array], weight: Array | None = None
 ) -> tuple[Array, Array]:
-    """E[r r^T] and E[Sigma] (2, 2), which should agree; NaN without samples.
+    """Empirical and predicted second moments, which agree for a calibrated distribution.
 
-    residual: x and y (N,); covariance: xx, xy and yy (N,).
+    Args:
+        residual: x and y (N,).
+        covariance: entries xx, xy and yy (N,).
+        weight: (N,) number of copies of each sample.
+
+    Returns:
+        E[r r^T] and E[Sigma], (2, 2) each. NaN without samples.
     """
     x, y = residual
     weight = np.ones(len(x)) if weight is None else weight
@@ -112,6 +124,6 @@ def moment_matching(
 
 
 def _symmetric(entries: Sequence[float]) -> Array:
-    """The matrix of entries xx, xy and yy."""
+    """Symmetric matrix (2, 2) from its entries xx, xy and yy."""
     xx, xy, yy = entries
     return np.array([[xx, xy], [xy, yy]])
