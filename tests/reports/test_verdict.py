@@ -1,9 +1,10 @@
-"""The verdict says what hand-made scores say, and says nothing that they do not."""
+"""The verdict follows from hand-made scores and mentions nothing else."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ def with_coverage(scores: Scores, distribution: str, curve: Array) -> Scores:
 
 
 def with_cells(scores: Scores, distribution: str, cells: Any) -> Scores:
-    """The same scores with other shares (K, S) held by the 95 % ellipses of a law."""
+    """The same scores with another coverage (K, S) of the 95 % ellipses of a distribution."""
     coverage = {
         **scores.cells.coverage,
         distribution: {**scores.cells.coverage[distribution], 95: np.array(cells, dtype=float)},
@@ -76,75 +77,68 @@ def text(scores: Scores) -> str:
     return " ".join(verdict(scores))
 
 
-def test_calibrated_predictions_are_praised_and_nobody_is_blamed() -> None:
+def test_calibrated_predictions() -> None:
     said = verdict(make())
-    assert said[0] == (
-        "As given, the predictions are well calibrated: every region holds what it promises to within 1 %."
-    )
+    assert "well calibrated" in said[0]
     assert "overconfident" not in " ".join(said)
     assert "underconfident" not in " ".join(said)
 
 
 @pytest.mark.parametrize(
-    ("curve", "expected"),
+    ("curve", "pattern"),
     [
-        (LEVELS - 0.11 * LEVELS, "overconfident: a 95 % ellipse holds the truth 85 % of the time"),
-        (LEVELS**0.7, "underconfident: a 95 % ellipse holds the truth 96 % of the time"),
+        (LEVELS - 0.11 * LEVELS, r" overconfident.* 95 % .* 85 %"),
+        (LEVELS**0.7, r" underconfident.* 95 % .* 96 %"),
         (
             LEVELS + 0.1 * np.sin(2 * np.pi * LEVELS * 0.7),
-            "too cautious in the centre and too confident in the tails: "
-            "a 50 % ellipse holds the truth 58 % of the time, a 95 % ellipse 86 %",
+            r" underconfident .*centre.* overconfident .*tails.* 50 % .* 58 % .* 95 % .* 86 %",
         ),
-        (
-            LEVELS - np.where(LEVELS > 0.9, -0.03, 0.1),
-            "too confident in the centre and too cautious in the tails",
-        ),
-        (LEVELS + 0.08 * (LEVELS == 0.5), "underconfident: a 50 % ellipse holds the truth 58 %"),
-        (LEVELS - 0.08 * (LEVELS == 0.7), "overconfident: a 70 % ellipse holds the truth 62 %"),
+        (LEVELS - np.where(LEVELS > 0.9, -0.03, 0.1), r" overconfident .*centre.* underconfident .*tails"),
+        (LEVELS + 0.08 * (LEVELS == 0.5), r" underconfident.* 50 % .* 58 %"),
+        (LEVELS - 0.08 * (LEVELS == 0.7), r" overconfident.* 70 % .* 62 %"),
     ],
 )
-def test_direction_of_miscalibration(curve: Array, expected: str) -> None:
-    assert expected in verdict(make(curve))[0]
+def test_direction_of_miscalibration(curve: Array, pattern: str) -> None:
+    assert re.search(pattern, verdict(make(curve))[0])
 
 
 def test_deviation_within_chance_is_not_called_miscalibration() -> None:
     said = verdict(make(LEVELS - 0.03 * LEVELS, keypoints=150))[0]
-    assert "no miscalibration" in said
+    assert "no significant miscalibration" in said
     assert "confident" not in said
 
 
-def test_left_and_right_are_pooled_into_a_plural() -> None:
+def test_left_and_right_are_pooled() -> None:
     said = text(make(cells=[[0.95, 0.95], [0.70, 0.95], [0.72, 0.95]]))
-    assert "Most overconfident for ankles on small objects (95 % ellipse holds 71 %)." in said
+    assert re.search(r"overconfident: ankle \(left and right\) on small objects \(95 % .* 71 %\)", said)
 
 
 def test_underconfident_place_is_named_as_such() -> None:
     said = text(make(cells=[[0.95, 0.995], [0.95, 0.95], [0.95, 0.95]]))
-    assert "Most underconfident for nose on large objects (95 % ellipse holds 99.5 %)." in said
+    assert re.search(r"underconfident: nose on large objects \(95 % .* 99.5 %\)", said)
     assert "overconfident" not in said
 
 
 def test_places_of_few_samples_and_chance_are_not_named() -> None:
-    assert "ankles" not in text(make(cells=[[0.95, 0.95], [0.1, 0.95], [0.1, 0.95]], count=49))
-    assert "ankles" in text(make(cells=[[0.95, 0.95], [0.1, 0.95], [0.1, 0.95]], count=50))
-    assert "ankles" not in text(make(cells=[[0.95, 0.95], [0.92, 0.95], [0.92, 0.95]], count=100))
+    assert "ankle" not in text(make(cells=[[0.95, 0.95], [0.1, 0.95], [0.1, 0.95]], count=49))
+    assert "ankle" in text(make(cells=[[0.95, 0.95], [0.1, 0.95], [0.1, 0.95]], count=50))
+    assert "ankle" not in text(make(cells=[[0.95, 0.95], [0.92, 0.95], [0.92, 0.95]], count=100))
 
 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["left_foot", "right_foot"], "feet"),
-        (["L_Eye", "R_Eye"], "eyes"),
-        (["KneeLeft", "KneeRight"], "knees"),
-        (["hand.l", "hand.r"], "hands"),
-        (["left_hand_3", "right_hand_3"], "left and right hand 3"),
+        (["left_foot", "right_foot"], "foot (left and right)"),
+        (["L_Eye", "R_Eye"], "eye (left and right)"),
+        (["KneeLeft", "KneeRight"], "knee (left and right)"),
+        (["hand.l", "hand.r"], "hand (left and right)"),
+        (["left_hand_3", "right_hand_3"], "hand 3 (left and right)"),
         (["left_ankle", "knee"], "left ankle"),
-        (["left_body", "right_body"], "bodies"),
     ],
 )
 def test_names(names: list[str], expected: str) -> None:
     said = text(make(names=names, cells=[[0.5, 0.95], [0.5, 0.95]]))
-    assert f"Most overconfident for {expected} on small objects" in said
+    assert f"overconfident: {expected} on small objects" in said
 
 
 def with_ace(scores: Scores, uncalibrated: float, gaussian: float, student_t: float) -> Scores:
@@ -155,10 +149,9 @@ def with_ace(scores: Scores, uncalibrated: float, gaussian: float, student_t: fl
 
 def test_heavy_tails() -> None:
     scores = with_ace(make(), 0.0318, 0.1029, 0.00081)
-    assert (
-        "The residuals have heavy tails: Student-t calibration lowers ACE from .032 to .0008, "
-        "Gaussian calibration raises it to .103."
-    ) in verdict(scores)
+    assert re.search(
+        "heavy tails.* Student-t .*lowers ACE from 0.032 to 0.0008.* Gaussian .*raises ACE .*to 0.103", text(scores)
+    )
     for nu in (np.array([50.0]), None, np.array([math.nan])):
         light = replace(scores, calibration=replace(scores.calibration, nu=nu))
         assert "heavy tails" not in text(light)
@@ -166,25 +159,23 @@ def test_heavy_tails() -> None:
 
 
 def test_gaussian_calibration_suffices() -> None:
-    expected = "Gaussian calibration lowers ACE from .100 to .002; a Student-t does about as well (.003)."
-    assert expected in verdict(with_ace(make(), 0.1, 0.002, 0.003))
+    said = text(with_ace(make(), 0.1, 0.002, 0.003))
+    assert re.search("Gaussian .*lowers ACE from 0.100 to 0.002.* Student-t .*lowers ACE .*to 0.003", said)
+    assert "changes little" in text(with_ace(make(), 0.004, 0.002, 0.003))
 
 
 def test_error_left_after_calibration() -> None:
     scores = with_distribution(make(), "student_t", ace=0.0005)
     scores = with_cells(scores, "student_t", [[0.95, 0.95], [0.90, 0.95], [0.90, 0.95]])
-    assert (
-        "After Student-t calibration the largest error left is overconfidence for ankles on small objects "
-        "(95 % ellipse holds 90 %)."
-    ) in verdict(scores)
+    assert re.search(
+        r"After Student-t .*overconfident for ankle \(left and right\) on small objects \(95 % .* 90 %\)", text(scores)
+    )
 
 
 def test_ranking_and_pruning() -> None:
     said = text(make())
-    assert (
-        "is strong: AKP .940 against .900 for the visibility score and .860 for a random ranking (skill .57)."
-    ) in said
-    assert "removes 28 % of keypoints and lowers NLL by .41." in said
+    assert re.search(r"strong: AKP 0.940,.* 0.900 .*visibility.* 0.860 .*random.*skill 0.57", said)
+    assert re.search(r"removes 28 % .*lowers .*NLL by 0.41", said)
 
 
 def kept(share: float, nll: float = math.nan) -> Scores:
@@ -195,13 +186,13 @@ def kept(share: float, nll: float = math.nan) -> Scores:
 @pytest.mark.parametrize(
     ("scores", "expected"),
     [
-        (replace(make(), akp_skill=-0.01, akp_random=0.941), "no better than chance"),
+        (replace(make(), akp_skill=-0.01, akp_random=0.941), "no better than random"),
         (replace(make(), akp_visibility=0.95), "the visibility score ranks better"),
-        (kept(1.0), "removes nothing"),
-        (kept(0.0), "removes every keypoint"),
-        (kept(0.5, nll=5.0), "raises NLL by .50"),
-        (kept(0.5, nll=4.5), "leaves NLL as it is"),
-        (kept(0.99999), "removes less than 0.1 % of keypoints."),
+        (kept(1.0), "removes no keypoints"),
+        (kept(0.0), "removes all keypoints"),
+        (kept(0.5, nll=5.0), "raises the Gaussian NLL by 0.50"),
+        (kept(0.5, nll=4.5), "unchanged"),
+        (kept(0.99999), "removes less than 0.1 %"),
     ],
 )
 def test_odd_rankings_and_prunings(scores: Scores, expected: str) -> None:
@@ -211,7 +202,9 @@ def test_odd_rankings_and_prunings(scores: Scores, expected: str) -> None:
 @pytest.mark.parametrize("keypoints", [0, 1, 99])
 def test_too_few_keypoints_to_judge(keypoints: int) -> None:
     said = verdict(make(LEVELS * 0.5, keypoints=keypoints))
-    assert said == [f"Too few keypoints to judge: {keypoints} matched, at least 100 are needed."]
+    assert len(said) == 1
+    assert "Too few" in said[0]
+    assert str(keypoints) in said[0]
     assert len(verdict(make(LEVELS * 0.5, keypoints=100))) > 1
 
 
@@ -227,14 +220,13 @@ def test_scores_read_back_say_the_same() -> None:
 
 
 def test_an_evaluation_is_judged_as_it_is() -> None:
-    """Real scores: residuals 1.3 times as large as said, of a law with heavy tails."""
+    """Real scores: residuals 1.3 times as large as stated, heavy tails."""
     scores = real_scores(instances=400)
     held = coverage_at(scores, "uncalibrated", 95)
     assert held is not None
     assert held < 0.93
     said = verdict(scores)
-    assert said[0].startswith("As given, the predictions are overconfident: a 95 % ellipse holds the truth")
-    assert f"{100 * held:.0f} % of the time" in said[0]
+    assert re.search(f"overconfident: 95 % .* {100 * held:.0f} %", said[0])
     assert any("calibration lowers ACE" in sentence for sentence in said)
 
 
@@ -275,7 +267,7 @@ def test_whatever_is_missing_is_left_unsaid(lost: set[str]) -> None:
     for word in ("nan", "None", "null", "inf "):
         assert word not in " ".join(said)
     if {"coverage", "one level"} & lost:
-        assert not said[0].startswith("As given")
+        assert "given predictions" not in said[0]
 
 
 def test_nothing_left_to_judge_is_said() -> None:
@@ -283,4 +275,5 @@ def test_nothing_left_to_judge_is_said() -> None:
     for name in sorted(LOSSES):
         scores = LOSSES[name](scores)
     scores = with_cells(scores, "gaussian", np.full((3, 2), math.nan))
-    assert verdict(scores) == ["There is nothing to judge: the metrics are empty."]
+    assert len(verdict(scores)) == 1
+    assert "No verdict" in verdict(scores)[0]
