@@ -68,7 +68,9 @@ def _cause(scores: dict[str, BaseModelScores], tuned: str, change: Difference) -
     if tuned != "poks":
         return ""
     if "oks" not in scores:
-        return ", and without a control it is open whether pOKS or longer training does it" if change.significant else ""
+        return (
+            ", and without a control it is open whether pOKS or longer training does it" if change.significant else ""
+        )
     drift = scores["oks"].minus(scores["before"], _ACE)
     rest = scores["oks"].minus(scores["poks"], _ACE)
     end = f"ends at {number(scores['oks'].estimate[_ACE], 4)}, {_beside(rest, 'higher', 'lower')}"
