@@ -28,7 +28,7 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import COCO_NAMES, Keypoints
 from halopose.multiview.leave_one_out import leave_one_out, worse_camera
 from halopose.multiview.rig import CalibratedView, read_calibration
-from halopose.multiview.scene import Gathered, ReconstructedScene, build_scene
+from halopose.multiview.scene import SceneObservations, ReconstructedScene, build_scene
 from halopose.multiview.synchronise import estimate_offsets
 from halopose.multiview.triangulation import ViewObservations
 from halopose.poses import PoseDistributions
@@ -129,11 +129,11 @@ def coverage(scene: ReconstructedScene, chosen: Array) -> None:
 def where_weights_pay(scene: ReconstructedScene, chosen: Array) -> None:
     """Median distance in pixels between a camera and what the three others predict, by how these are weighted."""
     gathered = scene.gathered
-    seen = gathered.sightings
+    seen = gathered.observations
     hidden = ~seen.used & np.isfinite(seen.pixels).all(-1)
-    every = replace(gathered, sightings=replace(seen, used=seen.used | hidden))
+    every = replace(gathered, observations=replace(seen, used=seen.used | hidden))
     sigma = np.where(seen.used, np.sqrt(np.trace(seen.covariance, axis1=-2, axis2=-1)), np.nan)
-    cases: list[tuple[str, Gathered, Array, int]] = [
+    cases: list[tuple[str, SceneObservations, Array, int]] = [
         ("all", gathered, np.ones_like(hidden), -1),
         ("stated sigmas of the others differ by 2 or more", gathered, _differ(sigma, 2.0), -1),
         ("stated sigmas of the others differ by 3 or more", gathered, _differ(sigma, 3.0), -1),
@@ -172,16 +172,16 @@ def _differ(sigma: Array, ratio: float) -> Array:
     return result
 
 
-def _ways(gathered: Gathered) -> list[tuple[Gathered, dict[str, Any]]]:
+def _ways(gathered: SceneObservations) -> list[tuple[SceneObservations, dict[str, Any]]]:
     """All pixels alike; by the base's own score; by covariance as a Gaussian; and robust, with exclusion."""
-    seen = gathered.sightings
+    seen = gathered.observations
     score = np.maximum(gathered.scores, 1e-3)[..., None, None]
     by_score = ViewObservations(seen.pixels, 100 * np.eye(2) / score**2, seen.used)
     gaussian = ViewObservations(seen.pixels, seen.covariance, seen.used)
     return [
         (gathered, {"weighted": False, "consistent": None}),
-        (replace(gathered, sightings=by_score), {"consistent": None}),
-        (replace(gathered, sightings=gaussian), {"consistent": None}),
+        (replace(gathered, observations=by_score), {"consistent": None}),
+        (replace(gathered, observations=gaussian), {"consistent": None}),
         (gathered, {}),
     ]
 

@@ -1,5 +1,6 @@
-"""Model files: what they hold, and what is said of those that hold something else."""
+"""Model files: their content, and the errors for foreign, damaged and incomplete files."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -88,11 +89,11 @@ def test_another_temperature_scales_the_factors_and_nothing_else(model: onnx.Mod
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"sigmas": None}, "lacks the metadata key 'sigmas'"),
-        ({"student_dof": "[1, 2"}, "'student_dof' is damaged"),
-        ({"temperature": "[1.0]"}, "different numbers of keypoints"),
-        ({"format": "halopose-deployed-3"}, "halopose-deployed-3, this program reads halopose-deployed-2"),
-        ({"format": None}, "was not written by `halopose export`"),
+        ({"sigmas": None}, "'sigmas'"),
+        ({"student_dof": "[1, 2"}, "'student_dof'"),
+        ({"temperature": "[1.0]"}, "numbers of keypoints"),
+        ({"format": "halopose-deployed-3"}, "halopose-deployed-3"),
+        ({"format": None}, "halopose export"),
     ],
 )
 def test_foreign_and_newer_files_are_one_line(
@@ -112,7 +113,7 @@ def test_damaged_files_are_one_line(model: onnx.ModelProto, content: bytes | Non
         with pytest.raises(HaloposeError, match="is damaged") as error:
             opener(tmp_path)
         assert "\n" not in str(error.value)
-    with pytest.raises(HaloposeError, match="no model at"):
+    with pytest.raises(HaloposeError, match="no model"):
         Deployed(tmp_path / "elsewhere")
 
 
@@ -129,13 +130,37 @@ def test_any_flipped_bit_is_refused(model: onnx.ModelProto, tmp_path: Path, data
         Deployed(tmp_path)
 
 
+def test_external_data_is_refused(model: onnx.ModelProto, tmp_path: Path) -> None:
+    """The checksum covers one file: weights in another file could be exchanged without notice."""
+    copy = changed(model)
+    onnx.external_data_helper.convert_model_to_external_data(copy, location="weights.bin", size_threshold=1024)
+    onnx.save(copy, str(tmp_path / "plain.onnx"))
+    outside = onnx.load(str(tmp_path / "plain.onnx"), load_external_data=False)
+    with pytest.raises(HaloposeError, match="external data"):
+        write_model(outside, tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+    (tmp_path / "model.onnx").write_bytes(checksummed(outside.SerializeToString()))
+    for opener in (Deployed, lambda folder: read_model(folder / "model.onnx")):
+        with pytest.raises(HaloposeError, match="external data"):
+            opener(tmp_path)
+
+
+def checksummed(data: bytes) -> bytes:
+    """A serialised model with a checksum that matches, independent of the writer."""
+    head = onnx.ModelProto()
+    entry = head.metadata_props.add()
+    entry.key, entry.value = "checksum", "0" * 64
+    whole = data + head.SerializeToString()  # messages that follow each other are merged
+    return whole.replace(b"0" * 64, hashlib.sha256(whole).hexdigest().encode())
+
+
 def test_images_and_settings_that_do_not_fit_are_one_line(model: onnx.ModelProto, tmp_path: Path) -> None:
     write_model(model, tmp_path / "model.onnx")
     deployed = Deployed(tmp_path)
     for image in (np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3)), np.zeros((0, 8, 3), np.uint8)):
         with pytest.raises(HaloposeError, match="uint8 arrays"):
             deployed.predict(image, Detecting(), "gaussian")
-    with pytest.raises(HaloposeError, match="unknown family 'cauchy'"):
+    with pytest.raises(HaloposeError, match="cauchy"):
         deployed.predict(photograph("bus.jpg"), Detecting(), "cauchy")
 
 

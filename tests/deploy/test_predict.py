@@ -1,4 +1,4 @@
-"""The runtime of one file against the package that it leaves behind, and against the frameworks' own exports."""
+"""Single-file runtime: compared with the package and with the exports of the frameworks."""
 
 import ast
 import json
@@ -70,7 +70,7 @@ def model_file(tmp_path: Path) -> Callable[..., Path]:
 
 
 def same(found: Any, expected: Any, pixels: float = 8e-3) -> None:
-    """To a thousandth of a pixel of the input, of which the photographs have eight times as many."""
+    """Equality to 0.001 input pixels; the photographs are eight times as large as the input."""
     assert len(found) == len(expected)
     assert np.allclose(found.boxes, expected.boxes, atol=pixels)
     assert np.allclose(found.keypoints, expected.keypoints, atol=pixels)
@@ -84,7 +84,7 @@ def same(found: Any, expected: Any, pixels: float = 8e-3) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_predictions_are_those_of_the_package(kind: str, model_file: Callable[..., Path]) -> None:
-    """Two photographs, two sizes: the graph was traced at neither."""
+    """Two photographs at two sizes other than the size of the trace."""
     model = predict.Model(str(model_file(kind)))
     pose = UncertainPose(host_of(kind), artifact_for(host_of(kind), imgsz=SIZE))
     for name, imgsz in zip(PHOTOGRAPHS, (SIZE, 224), strict=True):
@@ -107,8 +107,8 @@ def test_predictions_are_those_of_the_package(kind: str, model_file: Callable[..
 
 
 @pytest.mark.parametrize("kind", ["11", "nas"])
-def test_signals_and_tails_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
-    """Heads that look beyond their window, and laws of their own for kept and for pruned keypoints."""
+def test_context_features_and_split_student_t_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
+    """Heads with context features, and separate distributions for kept and for pruned keypoints."""
     artifact = artifact_for(host_of(kind), HeadSettings(claims=True, features=True), imgsz=SIZE)
     [first] = UncertainPose(host_of(kind), artifact).predict(photograph(PHOTOGRAPHS[0]), conf=0.4)
     area = box_area(first.boxes) * artifact.layout.area_factor
@@ -208,7 +208,7 @@ def test_keypoints_without_visibility_and_several_classes() -> None:
     assert np.allclose(found.covariance, expected.covariance, rtol=1e-3, atol=1e-3 * expected.covariance.max())
 
 
-def test_a_mean_that_is_off_the_keypoints_goes_out(tmp_path: Path) -> None:
+def test_an_offset_of_the_mean_is_exported(tmp_path: Path) -> None:
     host = host_of("11")
     artifact = artifact_for(host, imgsz=SIZE)
     offset = torch.linspace(-0.05, 0.05, 2 * host.keypoint_count, dtype=torch.float64).reshape(-1, 2)
@@ -274,7 +274,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def run_alone(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    """predict.py in a process that has numpy and onnxruntime alone."""
+    """Run predict.py in a process with numpy and onnxruntime only."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", ALONE, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -304,7 +304,7 @@ def test_the_file_runs_with_numpy_and_onnxruntime_alone(model_file: Callable[...
 
 
 def test_the_file_is_written_for_older_versions_of_python() -> None:
-    """Its syntax; that nothing newer is called is what running it there would show."""
+    """Checks the syntax only, not the functions that are called."""
     ast.parse(Path(predict.__file__).read_text(), feature_version=(3, 9))
 
 
@@ -329,7 +329,7 @@ def test_json_is_what_the_package_writes_also_of_images_of_one_name(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Names, ids and order; detections are compared elsewhere."""
+    """Names, ids and order; other tests compare detections."""
     (tmp_path / "deployed").mkdir()
     model_file("11").rename(tmp_path / "deployed" / "model.onnx")
     small = cv2.resize(photograph("bus.jpg"), (SIZE, SIZE))
@@ -374,20 +374,20 @@ def test_a_warning_is_one_line_on_both_command_lines(
         app.main()
     theirs = capsys.readouterr()
     lines = [*ours.splitlines(), *theirs.out.splitlines(), *theirs.err.splitlines()]
-    said = [line for line in lines if "detections are beyond the cells" in line]
+    said = [line for line in lines if "beyond the cells" in line]
     assert [line.split()[0] for line in said] == ["predict.py:", "warning:"]
-    assert not any("LeftOut" in line or "predict.py:" in line for line in lines[1:])
+    assert not any("MissingCovarianceWarning" in line or "predict.py:" in line for line in lines[1:])
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["missing.jpg"], "cannot read image missing.jpg"),
-        (["{photo}", "--conf", "2"], "between 0 and 1"),
-        (["{photo}", "--probability", "1"], "between 0 and 1"),
+        (["{photo}", "--conf", "2"], "conf"),
+        (["{photo}", "--probability", "1"], "--probability"),
         (["{photo}", "--imgsz", "32"], "too small"),
-        (["{photo}", "--imgsz", "0"], "imgsz lies between 1 and 16384"),
-        (["{photo}", "--imgsz", "60000"], "imgsz lies between 1 and 16384"),
+        (["{photo}", "--imgsz", "0"], "imgsz"),
+        (["{photo}", "--imgsz", "60000"], "16384"),
         (["{photo}", "-o", "file"], "cannot write into file"),
         (["several.npy"], "cannot read image several.npy"),
         (["{photo}", "--model", "nowhere.onnx"], "no model at nowhere.onnx"),
@@ -416,6 +416,87 @@ def test_mistakes_are_one_line(
     assert line in error
 
 
+def run_runtime(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    code = predict.main([*map(str, arguments), "--conf", "0.4"])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.mark.parametrize("linked", ["folder", "file"])
+def test_a_picture_never_overwrites_an_image(
+    linked: str, model_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the output folder, or the picture in it, is a symbolic link; nothing is written then."""
+    source, out = tmp_path / "photos" / "b.jpg", tmp_path / "out"
+    source.parent.mkdir()
+    cv2.imwrite(str(source), cv2.resize(photograph("bus.jpg"), (SIZE, SIZE)))
+    cv2.imwrite(str(source.with_name("a.png")), cv2.resize(photograph("bus.jpg"), (SIZE, SIZE)))
+    before = source.read_bytes()
+    if linked == "folder":
+        out.symlink_to(source.parent)
+    else:
+        out.mkdir()
+        (out / "b.jpg").symlink_to(source)
+    code, _, error = run_runtime(capsys, source.parent, "--model", model_file("11"), "-o", out)
+    assert (code, error.count("\n")) == (2, 1)
+    assert "overwrite" in error
+    assert source.read_bytes() == before
+    assert not (out / "a.jpg").exists()
+
+
+def test_a_link_in_the_output_folder_is_replaced_not_followed(
+    model_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, out = tmp_path / "other.txt", tmp_path / "out"
+    other.write_text("kept")
+    out.mkdir()
+    (out / "bus.jpg").symlink_to(other)
+    assert run_runtime(capsys, ASSETS / "bus.jpg", "--model", model_file("11"), "-o", out)[0] == 0
+    assert other.read_text() == "kept"
+    assert not (out / "bus.jpg").is_symlink()
+    assert [path.name for path in out.iterdir()] == ["bus.jpg"]
+
+
+def test_one_damaged_image_does_not_hide_the_others(
+    model_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, path = tmp_path / "photos", model_file("11")
+    folder.mkdir()
+    cv2.imwrite(str(folder / "good.png"), cv2.resize(photograph("bus.jpg"), (SIZE, SIZE)))
+    (folder / "bad.jpg").write_bytes(b"damaged")
+    np.save(folder / "floats.npy", np.zeros((8, 8, 3)))
+    code, printed, error = run_runtime(capsys, folder, "--model", path, "--json")
+    assert code == 1
+    assert {entry["file_name"] for entry in json.loads(printed)} == {"good.png"}
+    assert [name in line for name, line in zip(("bad.jpg", "floats.npy"), error.splitlines(), strict=True)] == [True] * 2
+    code, printed, _ = run_runtime(capsys, folder, "--model", path, "-o", tmp_path / "out")
+    assert (code, printed.count("\n")) == (1, 1)
+    assert [picture.name for picture in (tmp_path / "out").iterdir()] == ["good.jpg"]
+
+
+def test_without_opencv_it_says_that_nothing_is_drawn(
+    model_file: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    np.save(tmp_path / "bus.npy", cv2.resize(photograph("bus.jpg"), (SIZE, SIZE)))
+    path = model_file("11")
+    monkeypatch.setattr(predict, "cv2", None)
+    code, printed, error = run_runtime(capsys, tmp_path / "bus.npy", "--model", path, "-o", tmp_path / "out")
+    assert (code, printed.count("\n"), error.count("\n")) == (0, 1, 1)
+    assert "OpenCV" in error
+    assert run_runtime(capsys, tmp_path / "bus.npy", "--model", path, "--json")[2] == ""
+
+
+def test_control_characters_of_a_file_name_do_not_reach_the_terminal(
+    model_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, error = run_runtime(capsys, tmp_path / "a\x1b[2Jb.jpg", "--model", model_file("11"))
+    assert code == 2
+    assert "\x1b" not in error
+
+
 def test_objects_of_every_scale_have_their_own_joint_distribution(tmp_path: Path) -> None:
     host, artifact = host_of("11"), artifact_for(host_of("11"), imgsz=SIZE)
     [first] = UncertainPose(host, artifact).predict(photograph("bus.jpg"), conf=0.4)
@@ -434,7 +515,7 @@ def test_objects_of_every_scale_have_their_own_joint_distribution(tmp_path: Path
     for ours in (alone.joint_covariance(), found.joint_covariance):
         assert (np.abs(ours - expected.joint_covariance) <= 2e-3 * largest).all()
     facts = Deployed(tmp_path / "model.onnx").facts
-    edge = predict._of_objects(facts.correlation, np.array(edges) / 0.53)
+    edge = predict._correlation_of_objects(facts.correlation, np.array(edges) / 0.53)
     assert np.array_equal(present(edge), by_scale.of_objects(np.array(edges) / 0.53))
 
 

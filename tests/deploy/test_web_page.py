@@ -1,8 +1,10 @@
-"""The page's arithmetic against the runtime in Python, where Node is there; and where its files come from."""
+"""Web page: its arithmetic against the Python runtime (needs Node), its files, and its server."""
 
 import json
 import shutil
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +80,7 @@ def test_the_page_computes_what_the_runtime_computes(kind: str, tmp_path: Path) 
 def test_without_npm_and_cache_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOPOSE_CACHE", str(tmp_path))
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(HaloposeError, match="cannot fetch onnxruntime-web") as error:
+    with pytest.raises(HaloposeError, match="onnxruntime-web") as error:
         web_page.runtime_package()
     assert str(tmp_path / web_page.PACKAGE) in str(error.value)
     assert "\n" not in str(error.value)
@@ -87,8 +89,21 @@ def test_without_npm_and_cache_it_is_one_line(tmp_path: Path, monkeypatch: pytes
         web_page.runtime_package()
 
 
+def test_the_server_refuses_ports_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        for arguments in (["many"], ["70000"], ["-1"], ["٣"], ["1", "2"], [str(taken.getsockname()[1])]):
+            script = SOURCE.with_name("serve.py")
+            done = subprocess.run(
+                [sys.executable, script, *arguments], capture_output=True, text=True, check=False, timeout=60
+            )
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+            assert "port" in done.stderr
+
+
 def test_a_page_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file that its files name is there."""
+    """Every file that the page names exists."""
     model = build(host_of("11"), artifact_for(host_of("11")))
     monkeypatch.setattr(web_page, "runtime_package", lambda: b"")
     monkeypatch.setattr(web_page, "unpacked", lambda content: dict.fromkeys(web_page.RUNTIME, b"runtime"))

@@ -1,4 +1,4 @@
-"""Points in space: against OpenCV and scipy, their spread against what is stated, and views that contradict."""
+"""Triangulation: against OpenCV and scipy, covariances against actual errors, rejection of views."""
 
 import cv2
 import numpy as np

@@ -46,7 +46,7 @@ def triangulate(
     unsafe: Unsafe = False,
 ) -> None:
     """Keypoints in space from several calibrated cameras, with 3x3 covariances: TRC, C3D, CSV and a page."""
-    from halopose.data.files import make_folder, write_text
+    from halopose.data.files import make_folder, write_bytes, write_text
     from halopose.data.films import film_facts
     from halopose.multiview.rig import read_calibration
     from halopose.multiview.scene import SceneBuildSettings, build_scene, smooth_scene
@@ -79,15 +79,17 @@ def triangulate(
     scene = build_scene(views, poses, layout, rate=seconds, offsets=apart, settings=SceneBuildSettings(score=score))
     _tell(scene)
     shown = smooth_scene(scene) if smooth else scene
-    written = [folder / "scene.csv", folder / "scene.html"]
-    write_text(written[0], to_csv(shown))
-    write_text(written[1], render_reconstruction(shown))
+    files = {folder / "scene.csv": to_csv(shown), folder / "scene.html": render_reconstruction(shown)}
+    recordings = {}
     for person in shown.persons:
         name = f"person_{person.identity}"
-        write_text(folder / f"{name}.trc", to_trc(person, shown, f"{name}.trc", up=up))
-        (folder / f"{name}.c3d").write_bytes(to_c3d(person, shown))
-        written += [folder / f"{name}.trc", folder / f"{name}.c3d"]
-    say(f"-> {', '.join(map(str, written))}")
+        files[folder / f"{name}.trc"] = to_trc(person, shown, f"{name}.trc", up=up)
+        recordings[folder / f"{name}.c3d"] = to_c3d(person, shown)
+    for path, text in files.items():  # after all contents are known: a refused format leaves no partial output
+        write_text(path, text)
+    for path, content in recordings.items():
+        write_bytes(path, content)
+    say(f"-> {', '.join(map(str, (*files, *recordings)))}")
 
 
 def _read(path: Path, views: list[CalibratedView]) -> tuple[list[list[PoseDistributions]], Keypoints]:
@@ -147,6 +149,6 @@ def _tell(scene: ReconstructedScene) -> None:
         check = leave_one_out(scene.views, scene.gathered, others=min(3, len(scene.views) - 1), consistent=None)
         if check is not None:
             say(
-                f"each camera predicted from the others: {check.held(0.95):.1%} of keypoints inside 95 % regions, "
-                f"{check.held(0.5):.1%} inside 50 % (do not trust covariances that miss these by much)"
+                f"each camera predicted from the others: {check.coverage(0.95):.1%} of keypoints inside 95 % regions, "
+                f"{check.coverage(0.5):.1%} inside 50 % (do not trust covariances that miss these by much)"
             )

@@ -20,7 +20,7 @@ from halopose.calibration.calibrators import Calibrations
 from halopose.data.files import write_bytes
 from halopose.deploy.graph import DenseHeads, Deployable, Form, TopkSettings
 from halopose.deploy.novelty_graph import known_values
-from halopose.deploy.predict import BLANK, SEAL, Facts, Problem, check_seal
+from halopose.deploy.predict import BLANK, EXTERNAL, SEAL, Facts, Problem, check_seal
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host
@@ -191,6 +191,8 @@ def sealed(model: ModelProto) -> bytes:
     found = SEAL.search(data)
     if found is None:
         raise RuntimeError("protobuf writes entries in another form than it did")
+    if EXTERNAL in data:
+        raise HaloposeError("the model stores tensors as external data: load it with its weights, then write it again")
     seal = hashlib.sha256(data).hexdigest().encode()
     return b"".join([data[: found.start(1)], seal, data[found.end(1) :]])
 

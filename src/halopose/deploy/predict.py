@@ -1,9 +1,10 @@
-"""Poses with calibrated uncertainty from an exported model: needs numpy and onnxruntime, OpenCV where it is there.
+"""Predict poses with calibrated uncertainty from an exported model.
 
-python predict.py photo.jpg            prints a line and draws poses/photo.jpg
-python predict.py photo.jpg --json     prints what `halopose predict` writes
+python predict.py photo.jpg            prints one line and draws poses/photo.jpg
+python predict.py photo.jpg --json     prints the JSON that `halopose predict` writes
 
-In: BGR uint8 images (h, w, 3). Out: ``Poses`` in pixels of the image. This file is all there is: copy it.
+Needs numpy and onnxruntime. OpenCV is optional: it reads and draws images. This file does not import halopose and
+can be copied alone. Images are BGR uint8 arrays (h, w, 3); results are ``Poses`` in pixels of the image.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 import warnings
 from dataclasses import dataclass, fields, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -23,7 +25,7 @@ import numpy as np
 
 try:
     import cv2
-except ImportError:  # then photographs are read with PIL, and nothing is drawn
+except ImportError:  # images are then read with PIL, and none are drawn
     cv2 = None  # type: ignore[assignment]
 try:
     from PIL import Image, ImageOps
@@ -31,19 +33,19 @@ except ImportError:
     Image = ImageOps = None
 
 Array = Any
-Run = Callable[..., Dict[str, Array]]  # input batch (B, 3, H, W), with novelty also areas (B, 4), to named outputs
+Run = Callable[..., Dict[str, Array]]  # (batch (B, 3, H, W), optional areas (B, 4)) -> outputs by name
 
 FORMAT = "halopose-deployed-"
 VERSION = 2
-BLANK = b"0" * 64  # what stands for the checksum while it is taken
-SEAL = re.compile(rb"\n\x08checksum\x12@([0-9a-f]{64})")  # an entry of the metadata, as protobuf has it
+BLANK = b"0" * 64  # placeholder for the checksum while it is computed
+SEAL = re.compile(rb"\n\x08checksum\x12@([0-9a-f]{64})")  # metadata entry in the protobuf encoding
+EXTERNAL = b"\n\x08location\x12"  # entry of a tensor whose values are in another file
 FAMILIES = ("gaussian", "student-t")
 COCO_LIMBS = (
     (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9),
     (8, 10), (0, 1), (0, 2), (1, 3), (2, 4),
 )  # fmt: skip
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".npy")
-
 
 LARGEST = 16384  # input size
 LAYOUTS = ("ultralytics", "ultralytics-end2end", "yolonas")
@@ -52,15 +54,19 @@ _TABLES = ("sigmas", "temperature", "student_dof", "student_scale", *_OPTIONAL)
 
 
 class Problem(ValueError):
-    """A user's mistake, in one line that says what to do."""
+    """User error: one line that states the problem and what to do."""
 
 
-class LeftOut(UserWarning):
-    """Detections without a covariance, which are left out."""
+class ImageProblem(Problem):
+    """User error that concerns one image; other images can still be processed."""
+
+
+class MissingCovarianceWarning(UserWarning):
+    """Detections were dropped because the model has no covariance for them."""
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -1e300 < value < 1e300  # which whole numbers of any length are held to
+    return type(value) in (int, float) and -1e300 < value < 1e300  # also refuses integers too large for a float
 
 
 def _is_positive(value: Any) -> bool:
@@ -68,7 +74,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def _is_table(value: Any, shape: Tuple[Optional[int], ...]) -> bool:
-    """Whether nested lists hold finite numbers in a shape; None stands for any length."""
+    """Whether nested lists are a table of finite numbers of this shape; None allows any length."""
     if value == [] and shape[0] is None:
         return True
     try:
@@ -80,7 +86,7 @@ def _is_table(value: Any, shape: Tuple[Optional[int], ...]) -> bool:
 
 
 def _are_scales(value: Any, size: int) -> bool:
-    """Whether there is a correlation (size, size) for every object scale, parted by rising edges."""
+    """Whether there is a correlation matrix (size, size) for each object scale, with sorted scale edges."""
     if not isinstance(value, dict) or not _is_table(value.get("edges"), (None,)):
         return False
     edges = value["edges"]
@@ -88,21 +94,41 @@ def _are_scales(value: Any, size: int) -> bool:
     return fits and list(edges) == sorted(edges)
 
 
-# What is written in the model file --------------------------------------------------------------------------
+# Metadata of the model file ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The model file's metadata: how to prepare an image, what the outputs mean, and the calibration.
+    """Metadata of a model file: preprocessing, meaning of the outputs, and calibration.
 
-    Factors come out of the graph with the Gaussian's ``temperature`` (K,) in them. A Student-t has ``student_dof``
-    (K,) and the scale factors times ``student_scale`` (K,); its covariance is that of the factors times
-    ``student_moment`` (K,), or the law's own where that is null. ``pruned_dof`` and ``pruned_scale`` (K,), unless
-    null, are of keypoints that pruning takes out; ``student_dof`` and ``student_scale`` are then of the rest.
-    ``regions``: squared radii of regions that hold whatever the law; ``correlation``: how keypoints err together;
-    both as `halopose` writes them, or null. ``novelty``: scores and values of calibration detections and values of
-    calibration images, both by rising value, or null. ``offset`` (K, 2): by how many roots of the box area the
-    law's mean is off the keypoint, or null.
+    Attributes:
+        layout: Output format of the framework, one of ``LAYOUTS``.
+        form: Form of the exported heads: topk or dense.
+        precision: Number format of the weights: float, half or int8.
+        fingerprint: Fingerprint of the base model.
+        strides: Strides of the feature levels, finest first.
+        imgsz: Default input size.
+        fewest_cells: Smallest number of cells that the graph accepts.
+        visibility: Whether the model predicts keypoint visibility.
+        class_names: Names of the classes.
+        keypoint_names: Names of the K keypoints.
+        sigmas: OKS sigmas (K,).
+        area_factor: Object area over box area.
+        threshold: Pruning threshold on the localization confidence, or None.
+        visibility_threshold: Pruning threshold on the visibility, or None.
+        temperature: Gaussian temperature (K,), already contained in the factors of the graph.
+        student_dof: Degrees of freedom (K,) of the Student-t.
+        student_scale: Student-t scale factors over the graph's factors (K,).
+        student_moment: Student-t covariance factors over the graph's factors (K,). None: the covariance follows
+            from the scale and the degrees of freedom.
+        pruned_dof: Degrees of freedom (K,) of pruned keypoints, or None. If set, ``student_dof`` and
+            ``student_scale`` apply to kept keypoints only.
+        pruned_scale: Scale factors (K,) of pruned keypoints, or None.
+        regions: Squared radii of the conformal regions, or None.
+        correlation: Correlation between keypoint errors, or None.
+        novelty: Calibration values of the out-of-distribution model, sorted by value, or None.
+        offset: Offset (K, 2) of the distribution's mean from the keypoint in units of the square root of the box
+            area, or None.
     """
 
     layout: str
@@ -132,12 +158,12 @@ class Facts:
 
     @classmethod
     def read(cls, properties: Mapping[str, str], where: str) -> Facts:
-        """From the file's key-value pairs, each but ``format`` in json."""
+        """Read the metadata from key-value pairs; all values but ``format`` are JSON."""
         kind = properties.get("format", "")
         if not kind.startswith(FORMAT):
-            raise Problem(f"{where} was not written by `halopose export`: export your model with it")
+            raise Problem(f"{where} was not written by `halopose export`: export the model with it")
         if kind[len(FORMAT) :] != str(VERSION):
-            raise Problem(f"{where} has format {kind}, this program reads {FORMAT}{VERSION}: use the one beside it")
+            raise Problem(f"{where} has format {kind}, this program reads {FORMAT}{VERSION}: use the predict.py from the same folder")
         values = {}
         for field in fields(cls):
             if field.name not in properties and field.default is None:
@@ -153,7 +179,7 @@ class Facts:
         return facts
 
     def _check(self, where: str) -> None:
-        """Refuse what nothing could be predicted with."""
+        """Raise ``Problem`` if the metadata are unusable for prediction."""
         for name in ("strides", "class_names", "keypoint_names"):
             kind = int if name == "strides" else str
             entries = getattr(self, name)
@@ -163,9 +189,9 @@ class Facts:
         tables = {name: getattr(self, name) for name in _TABLES}
         given = {name: table for name, table in tables.items() if table is not None or name not in _OPTIONAL}
         if any(not isinstance(table, list) or len(table) != count for table in given.values()):
-            raise Problem(f"{where}: its metadata speak of different numbers of keypoints: export it again")
-        novel = self.novelty if isinstance(self.novelty, dict) else {}
-        together = self.correlation if isinstance(self.correlation, dict) else {}
+            raise Problem(f"{where}: its metadata have different numbers of keypoints: export it again")
+        known = self.novelty if isinstance(self.novelty, dict) else {}
+        joint = self.correlation if isinstance(self.correlation, dict) else {}
         sound = {name: all(_is_positive(value) for value in table) for name, table in given.items()}
         sound.update((name, _is_positive(getattr(self, name))) for name in ("area_factor", "imgsz", "fewest_cells"))
         for name in ("threshold", "visibility_threshold"):
@@ -175,19 +201,19 @@ class Facts:
         sound["imgsz"] = type(self.imgsz) is int and 1 <= self.imgsz <= LARGEST
         sound["regions"] = self.regions is None or isinstance(self.regions, dict)
         sound["correlation"] = self.correlation is None or (
-            _is_table(together.get("matrix"), (2 * count, 2 * count))
-            and ("scales" not in together or _are_scales(together["scales"], 2 * count))
+            _is_table(joint.get("matrix"), (2 * count, 2 * count))
+            and ("scales" not in joint or _are_scales(joint["scales"], 2 * count))
         )
         sound["offset"] = self.offset is None or _is_table(self.offset, (count, 2))
         sound["novelty"] = self.novelty is None or (
-            _is_table(novel.get("known"), (None, 2)) and _is_table(novel.get("known_images"), (None,))
+            _is_table(known.get("known"), (None, 2)) and _is_table(known.get("known_images"), (None,))
         )
-        wrong = [name for name, good in sound.items() if not good]
-        if wrong:
-            raise Problem(f"{where}: the metadata key {wrong[0]!r} is damaged: export it again")
+        damaged = [name for name, good in sound.items() if not good]
+        if damaged:
+            raise Problem(f"{where}: the metadata key {damaged[0]!r} is damaged: export it again")
 
     def write(self) -> Dict[str, str]:
-        """Key-value pairs for a model file."""
+        """Return the key-value pairs to store in a model file."""
         pairs = {field.name: json.dumps(getattr(self, field.name)) for field in fields(self)}
         return {"format": f"{FORMAT}{VERSION}", **pairs}
 
@@ -199,12 +225,22 @@ class Facts:
 class Poses:
     """N detections of K keypoints, in pixels of the image.
 
-    boxes (N, 4) xyxy; scores (N,); class_ids (N,), from 1; keypoints (N, K, 2); visibility (N, K) or None;
-    covariance and scale (N, K, 2, 2); dof (N, K) of a Student-t, else None; keep (N, K), false where pruned.
-    dispersion (N, K, 2, 2): as the heads gave it, which ``regions`` are multiples of; correlation (N, 2K, 2K) of
-    whitened residuals, in the order x1, y1, x2, ..., or None. novelty (N,): the share of calibration detections
-    that are as unlike the data, image_novelty (1,): the same of images, or None. offset (N, K, 2),
-    by which the law's mean is off the keypoints, or None.
+    Attributes:
+        boxes: Boxes (N, 4), xyxy.
+        scores: Detection confidences (N,).
+        class_ids: Classes (N,), counted from 1.
+        keypoints: Keypoints (N, K, 2).
+        visibility: Visibility scores (N, K), or None.
+        covariance: Covariances (N, K, 2, 2).
+        scale: Scale matrices (N, K, 2, 2); equal to ``covariance`` for the Gaussian.
+        dof: Degrees of freedom (N, K) of the Student-t, or None.
+        keep: Whether each keypoint is kept (N, K); False where pruned.
+        dispersion: Uncalibrated dispersions (N, K, 2, 2) of the heads; ``regions`` are multiples of them.
+        regions: Squared radii of the conformal regions, or None.
+        correlation: Correlations (N, 2K, 2K) of whitened residuals in the order x1, y1, x2, ..., or None.
+        novelty: Out-of-distribution p-values (N,) of the detections, or None.
+        image_novelty: Out-of-distribution p-value (1,) of the image, or None.
+        offset: Offsets (N, K, 2) of the distribution's mean from the keypoints, or None.
     """
 
     boxes: Array
@@ -228,31 +264,38 @@ class Poses:
 
     @property
     def mean(self) -> Array:
-        """Where keypoints are expected (N, K, 2): the base's own, unless its errors were found to be biased."""
+        """Means of the distributions (N, K, 2): the keypoints plus ``offset``."""
         return self.keypoints if self.offset is None else self.keypoints + self.offset
 
     def region(self, probability: float, whole: bool = False) -> Array:
-        """M (N, K, 2, 2): (y - mean)' M^-1 (y - mean) <= 1 holds the truth; all of an object's if whole.
+        """Conformal regions M (N, K, 2, 2): the true keypoint y satisfies (y - mean)' M^-1 (y - mean) <= 1.
 
-        With at least that probability, whatever the law, for a detection that matches an object, on images like
-        those of calibration.
+        The probability is guaranteed without distributional assumptions for detections that match an object, on
+        images exchangeable with the calibration images.
+
+        Args:
+            probability: Probability that a region contains the keypoint.
+            whole: Whether the probability applies to all keypoints of an object jointly.
+
+        Raises:
+            Problem: The model file has no regions, or too few calibration images for this probability.
         """
         if self.regions is None:
-            raise Problem("this model file has no regions: export it again from a newer calibration")
+            raise Problem("this model file has no conformal regions: calibrate the artifact and export it again")
         levels = np.append(np.arange(1, 100) / 100, [0.995, 0.999])
         place = int(np.searchsorted(levels, probability - 1e-9))
         if not 0 < probability < 1:
-            raise Problem(f"a region's probability lies between 0 and 1, got {probability}")
+            raise Problem(f"the probability of a region must lie between 0 and 1, got {probability}")
         table = np.array(self.regions["whole" if whole else "keypoint"], dtype=float)
         size = np.maximum((self.boxes[:, 2:] - self.boxes[:, :2]).prod(1), 1.0) * self.regions["area_factor"]
         scale = np.searchsorted(np.array(self.regions["edges"], dtype=float), size)
         radius = table[..., place] if place < len(levels) else np.full(table.shape[:-1], np.nan)
         if np.isnan(radius).any():
-            raise Problem(f"the calibration has too few images for regions of {probability:g}: ask for less")
+            raise Problem(f"the calibration has too few images for regions of {probability:g}: use a smaller probability")
         return self.dispersion * (radius if whole else radius[scale][..., None, None])
 
     def joint_covariance(self) -> Array:
-        """Covariance (N, 2K, 2K) of x1, y1, x2, y2, ..., whose diagonal blocks are ``covariance``."""
+        """Joint covariance (N, 2K, 2K) of x1, y1, x2, y2, ...; its diagonal blocks are ``covariance``."""
         count = self.covariance.shape[1]
         factor = np.linalg.cholesky(self.covariance)
         wide = np.zeros((len(self), count, 2, count, 2))
@@ -262,7 +305,7 @@ class Poses:
         return wide @ inner @ wide.transpose(0, 2, 1)
 
     def to_json(self, image_id: int = 0, file_name: Optional[str] = None) -> List[Dict[str, Any]]:
-        """COCO results entries with covariances, as `halopose predict` writes them."""
+        """Return COCO result entries with covariances, as `halopose predict` writes them."""
         seen = np.ones(self.keypoints.shape[:2]) if self.visibility is None else self.visibility
         triples = np.concatenate([self.keypoints, seen[..., None]], axis=2).reshape(len(self), 3 * seen.shape[1])
         columns = {
@@ -288,9 +331,13 @@ class Poses:
 
 @dataclass(frozen=True)
 class Detections:
-    """What the model says of one image: as in ``Poses``, and Gaussian factors (N, K, 3) of l11, l21, l22.
+    """Detections of one image before calibration.
 
-    novelty (N,) and image_novelty (1,) are p-values, among calibration detections of the confidence asked for.
+    Attributes:
+        boxes, scores, class_ids, keypoints, visibility: As in ``Poses``.
+        factors: Gaussian Cholesky factors (N, K, 3) as l11, l21, l22.
+        novelty: Out-of-distribution p-values (N,) among calibration detections above the confidence threshold.
+        image_novelty: Out-of-distribution p-value (1,) of the image.
     """
 
     boxes: Array
@@ -300,13 +347,13 @@ class Detections:
     visibility: Optional[Array]
     factors: Array
     novelty: Optional[Array] = None
-    image_novelty: Optional[Array] = None  # (1,)
+    image_novelty: Optional[Array] = None
 
     def __getitem__(self, index: Array) -> Detections:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        image = values.pop("image_novelty")
-        each = {name: None if value is None else value[index] for name, value in values.items()}
-        return Detections(**each, image_novelty=image)
+        image_novelty = values.pop("image_novelty")
+        chosen = {name: None if value is None else value[index] for name, value in values.items()}
+        return Detections(**chosen, image_novelty=image_novelty)
 
 
 def _triangle(matrices: Array) -> Array:
@@ -317,7 +364,13 @@ def _triangle(matrices: Array) -> Array:
 
 
 class Model:
-    """An exported model. ``run`` may replace ONNX Runtime by another runtime that has loaded the same file."""
+    """An exported model.
+
+    Args:
+        path: Model file.
+        run: Function that runs the graph in another runtime that has loaded the same file; default ONNX Runtime.
+        facts: Metadata of the file; needed with ``run``.
+    """
 
     def __init__(self, path: str, run: Optional[Run] = None, facts: Optional[Facts] = None) -> None:
         if run is None or facts is None:
@@ -332,7 +385,15 @@ class Model:
         family: str = "gaussian",
         imgsz: Optional[int] = None,
     ) -> Poses:
-        """Poses of a BGR uint8 image (h, w, 3)."""
+        """Predict poses of one image.
+
+        Args:
+            image: BGR uint8 image (h, w, 3).
+            conf: Confidence threshold.
+            iou: IoU threshold of non-maximum suppression.
+            family: Output distribution: gaussian or student-t.
+            imgsz: Input size; default that of the model.
+        """
         return describe(self.facts, self.detect(image, conf, iou, imgsz), family)
 
     def detect(
@@ -343,14 +404,14 @@ class Model:
         imgsz: Optional[int] = None,
         max_detections: int = 300,
     ) -> Detections:
-        """The framework's own post-processing, and the factors of what it keeps, in pixels of the image."""
+        """Run the model and the framework's post-processing; return the kept detections with their factors."""
         if not 0 <= conf <= 1 or not 0 <= iou <= 1:
-            raise Problem(f"conf and iou lie between 0 and 1, got {conf} and {iou}")
+            raise Problem(f"conf and iou must lie between 0 and 1, got {conf} and {iou}")
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
-            raise Problem(f"give images as uint8 arrays (h, w, 3), got {image.dtype} {image.shape}")
+            raise ImageProblem(f"images must be uint8 arrays (h, w, 3), got {image.dtype} {image.shape}")
         imgsz = self.facts.imgsz if imgsz is None else imgsz
         if not 1 <= imgsz <= LARGEST:
-            raise Problem(f"imgsz lies between 1 and {LARGEST}, got {imgsz}")
+            raise Problem(f"imgsz must lie between 1 and {LARGEST}, got {imgsz}")
         pixels, box = prepare(image, self.facts, imgsz)
         area = [] if self.facts.novelty is None else [np.array([box.area], dtype=np.float32)]
         outputs = self.run(pixels[None], *area)
@@ -367,13 +428,16 @@ class Model:
 
 
 def check_seal(path: str) -> None:
-    """Refuse a file that is not as `halopose export` wrote it: a flipped bit may change every covariance."""
+    """Raise ``Problem`` unless the file is complete and its checksum matches.
+
+    The checksum covers this file alone, so tensors stored in other files are refused.
+    """
     if not os.path.isfile(path):
-        raise Problem(f"no model at {path}: give the folder or file that `halopose export` wrote")
+        raise Problem(f"no model at {path}: give a folder or file written by `halopose export`")
     with open(path, "rb") as file:
         data = file.read()
     if FORMAT.encode() not in data:
-        raise Problem(f"{path} is damaged or was not written by `halopose export`: export your model with it")
+        raise Problem(f"{path} is damaged or was not written by `halopose export`: export the model with it")
     found = SEAL.search(data)
     if found is None:
         raise Problem(f"{path} is damaged: it has no checksum, export it again")
@@ -382,10 +446,12 @@ def check_seal(path: str) -> None:
     digest.update(memoryview(data)[found.end(1) :])
     if digest.hexdigest().encode() != found.group(1):
         raise Problem(f"{path} is damaged: its checksum does not match, export it again")
+    if EXTERNAL in data:
+        raise Problem(f"{path} stores tensors as external data, which its checksum does not cover: export it again")
 
 
 def _open(path: str) -> Tuple[Run, Facts]:
-    """A session of ONNX Runtime and the file's metadata."""
+    """Open a file in ONNX Runtime; return the function that runs it and its metadata."""
     import onnxruntime
 
     check_seal(path)
@@ -394,8 +460,8 @@ def _open(path: str) -> Tuple[Run, Facts]:
     try:
         session = onnxruntime.InferenceSession(path, options, providers=onnxruntime.get_available_providers())
         properties = session.get_modelmeta().custom_metadata_map
-    except Exception as error:  # noqa: BLE001  the runtime's errors have no common class but this
-        raise Problem(f"{path} is damaged or no ONNX model ({' '.join(str(error).split())[:120]})") from None
+    except Exception as error:  # noqa: BLE001  ONNX Runtime's errors have no common base class
+        raise Problem(f"{path} is damaged or not an ONNX model ({' '.join(str(error).split())[:120]})") from None
     facts = Facts.read(properties, path)
     names = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
 
@@ -412,16 +478,16 @@ def _open(path: str) -> Tuple[Run, Facts]:
 
 
 def _with_factors(found: Detections, cell: Array, cells: Array, factors: Array, box: Letterbox) -> Detections:
-    """Detections that have factors, which are brought to pixels of the image."""
+    """Attach factors in pixels of the image to the detections that have them; drop the others with a warning."""
     row = np.full(max(int(cells.max(initial=0)), int(cell.max(initial=0))) + 1, -1)
     given = np.flatnonzero(cells >= 0)
     row[cells[given]] = given
     known = row[cell] >= 0
     if not known.all():
         warnings.warn(
-            f"{(~known).sum()} of {len(cell)} detections are beyond the cells that the model gives covariances "
-            "for and are left out: raise the confidence, or export with more --windows",
-            LeftOut,
+            f"{(~known).sum()} of {len(cell)} detections are beyond the cells that have covariances and are left "
+            "out: raise the confidence, or export with more --windows",
+            MissingCovarianceWarning,
             stacklevel=3,
         )
     scale = np.array([box.gain[0], box.gain[1], box.gain[1]])
@@ -432,26 +498,37 @@ def _with_factors(found: Detections, cell: Array, cells: Array, factors: Array, 
 def _with_novelty(
     found: Detections, cell: Array, cells: Array, outputs: Dict[str, Array], known: Mapping[str, Any], conf: float
 ) -> Detections:
-    """Detections with p-values: the share of calibration detections, and images, whose values are as large."""
+    """Attach the p-values of the detections and of the image."""
     values = np.zeros(max(int(cells.max(initial=0)), int(cell.max(initial=0))) + 1)
     given = np.flatnonzero(cells >= 0)
     values[cells[given]] = outputs["novelty"][0][given]
     scores, seen = np.array(known["known"], dtype=np.float64).reshape(-1, 2).T
-    novelty = _share_beyond(seen[scores >= conf], values[cell])
+    novelty = _p_values(seen[scores >= conf], values[cell])
     return replace(
-        found, novelty=novelty, image_novelty=_share_beyond(known["known_images"], outputs["image_novelty"][:1])
+        found, novelty=novelty, image_novelty=_p_values(known["known_images"], outputs["image_novelty"][:1])
     )
 
 
-def _share_beyond(known: Array, value: Array) -> Array:
-    """(1 + how many of the known values, rising, are as large) / (1 + all of them)."""
+def _p_values(known: Array, value: Array) -> Array:
+    """Conformal p-values: (1 + number of calibration values at least as large) / (1 + number of them).
+
+    Args:
+        known: Calibration values, sorted.
+        value: Values (N,) to rank.
+    """
     return (1 + len(known) - np.searchsorted(np.asarray(known, np.float64), value)) / (1 + len(known))
 
 
 def describe(facts: Facts, found: Detections, family: str) -> Poses:
-    """The calibrated law of each keypoint, and which of them to keep."""
+    """Calibrate detections.
+
+    Args:
+        facts: Metadata of the model file.
+        found: Detections before calibration.
+        family: Output distribution: gaussian or student-t.
+    """
     if family not in FAMILIES:
-        raise Problem(f"unknown family {family!r}: {' or '.join(FAMILIES)}")
+        raise Problem(f"unknown family {family!r}: use {' or '.join(FAMILIES)}")
     gaussian = covariances(found.factors)
     extent = np.maximum((found.boxes[:, 2:] - found.boxes[:, :2]).prod(1), 1.0)
     area = extent * facts.area_factor
@@ -463,8 +540,8 @@ def describe(facts: Facts, found: Detections, family: str) -> Poses:
     covariance = scale = gaussian
     dof = None
     if family == "student-t":
-        dof, wide = (_by_part(facts, name, keep) for name in ("dof", "scale"))
-        scale = gaussian * wide[..., None, None] ** 2
+        dof, factor = (_kept_or_pruned(facts, name, keep) for name in ("dof", "scale"))
+        scale = gaussian * factor[..., None, None] ** 2
         if facts.student_moment is None:
             covariance = scale * (dof / (dof - 2))[..., None, None]
         else:
@@ -481,40 +558,40 @@ def describe(facts: Facts, found: Detections, family: str) -> Poses:
         keep=keep,
         dispersion=covariances(found.factors / np.asarray(facts.temperature)[:, None]),
         regions=facts.regions,
-        correlation=_of_objects(facts.correlation, extent),
+        correlation=_correlation_of_objects(facts.correlation, extent),
         novelty=found.novelty,
         image_novelty=found.image_novelty,
         offset=None if facts.offset is None else np.sqrt(extent)[:, None, None] * np.asarray(facts.offset),
     )
 
 
-def _of_objects(together: Optional[Mapping[str, Any]], extent: Array) -> Optional[Array]:
-    """How keypoints of objects with boxes of these areas (N,) err together (N, 2K, 2K), by scale where known."""
-    if together is None:
+def _correlation_of_objects(joint: Optional[Mapping[str, Any]], extent: Array) -> Optional[Array]:
+    """Correlations (N, 2K, 2K) for objects with box areas ``extent`` (N,), by object scale if the file has them."""
+    if joint is None:
         return None
-    parts = together.get("scales") or {"matrices": [together["matrix"]], "edges": [], "area_factor": 1.0}
+    parts = joint.get("scales") or {"matrices": [joint["matrix"]], "edges": [], "area_factor": 1.0}
     edges = np.array(parts["edges"], dtype=np.float64)
     return np.array(parts["matrices"])[np.searchsorted(edges, extent * parts["area_factor"])]
 
 
-def _by_part(facts: Facts, name: str, keep: Array) -> Array:
-    """The Student-t's value (N, K) of kept keypoints where ``keep`` (N, K), else of pruned ones."""
+def _kept_or_pruned(facts: Facts, name: str, keep: Array) -> Array:
+    """Student-t parameter (N, K): that of kept keypoints where ``keep`` (N, K), else that of pruned ones."""
     kept, pruned = (getattr(facts, f"{part}_{name}") for part in ("student", "pruned"))
     return np.where(keep, np.asarray(kept), np.asarray(kept if pruned is None else pruned))
 
 
 def covariances(factors: Array) -> Array:
-    """L L^T (..., 2, 2) of l11, l21, l22 (..., 3)."""
+    """Covariances L L^T (..., 2, 2) from l11, l21, l22 (..., 3)."""
     a, b, c = np.moveaxis(factors, -1, 0)
     return np.stack([a * a, a * b, a * b, b * b + c * c], axis=-1).reshape(*a.shape, 2, 2)
 
 
-# Before the model -------------------------------------------------------------------------------------------
+# Preprocessing ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Letterbox:
-    """Where an image of ``shape`` (h, w) lies in the input: input = gain * original + pad, x and y."""
+    """Position of an image of ``shape`` (h, w) in the input: input = gain * original + pad, for x and y."""
 
     shape: Tuple[int, int]
     gain: Tuple[float, float]
@@ -522,13 +599,13 @@ class Letterbox:
 
     @property
     def area(self) -> Tuple[float, float, float, float]:
-        """Left, top, right and bottom of the image in the input."""
+        """Left, top, right and bottom edge of the image in the input."""
         (height, width), (left, top) = self.shape, self.pad
         return left, top, left + self.gain[0] * width, top + self.gain[1] * height
 
 
 def prepare(image: Array, facts: Facts, imgsz: int) -> Tuple[Array, Letterbox]:
-    """The input (3, H, W) that the framework makes of an image, and where the image lies in it."""
+    """Prepare an image as the framework does; return the input (3, H, W) and the letterbox."""
     largest = max(facts.strides[-1], 32)
     size = -(-imgsz // largest) * largest
     place = _place_yolonas if facts.layout == "yolonas" else _place_ultralytics
@@ -547,7 +624,7 @@ def prepare(image: Array, facts: Facts, imgsz: int) -> Tuple[Array, Letterbox]:
 def _place_ultralytics(
     shape: Tuple[int, int], size: int, largest: int
 ) -> Tuple[Letterbox, Tuple[int, int], Tuple[int, int]]:
-    """In the middle, with as little padding as the coarsest level allows."""
+    """Centred, padded to multiples of the coarsest stride."""
     height, width = shape
     ratio = min(size / height, size / width)
     inner = max(round(width * ratio), 1), max(round(height * ratio), 1)
@@ -560,17 +637,20 @@ def _place_ultralytics(
 def _place_yolonas(
     shape: Tuple[int, int], size: int, largest: int
 ) -> Tuple[Letterbox, Tuple[int, int], Tuple[int, int]]:
-    """In the upper left corner of a square, never larger than 640."""
+    """In the upper left corner of a square, at most 640 pixels large."""
     height, width = shape
     ratio = min(min(size, 640) / height, min(size, 640) / width)
     inner = round(width * ratio), round(height * ratio)
     if not min(inner):
-        raise Problem(f"an image of {width} x {height} vanishes at input size {size}: crop it first")
+        raise ImageProblem(f"an image of {width} x {height} has no pixels left at input size {size}: crop it first")
     return Letterbox(shape, (ratio, ratio), (0, 0)), inner, (size, size)
 
 
 def resize(image: Array, size: Tuple[int, int], antialias: bool) -> Array:
-    """Bilinear to (width, height): with antialiasing by PIL, else by OpenCV; without them nearly the same."""
+    """Resize bilinearly to (width, height).
+
+    With antialiasing PIL resizes, otherwise OpenCV. If they are missing, numpy code gives the same to 1 grey level.
+    """
     if size == image.shape[1::-1]:
         return image
     if antialias and Image is not None:
@@ -590,7 +670,7 @@ def resize(image: Array, size: Tuple[int, int], antialias: bool) -> Array:
 
 
 def _neighbours(old: int, count: int) -> Tuple[Array, Array, Array, Array]:
-    """The two old pixels beside each new one (count,), and their weights with 11 bits, as OpenCV has them."""
+    """The two source pixels next to each target pixel (count,) and their 11-bit weights, as in OpenCV."""
     place = ((np.arange(count) + 0.5) * (old / count) - 0.5).astype(np.float32)
     first = np.clip(np.floor(place).astype(np.int64), 0, old - 1)
     share = np.where(first < old - 1, np.maximum(place - first, 0), 0).astype(np.float32)
@@ -599,9 +679,9 @@ def _neighbours(old: int, count: int) -> Tuple[Array, Array, Array, Array]:
 
 
 def _resample(image: Array, count: int, axis: int) -> Array:
-    """One axis to ``count`` pixels under a triangle as wide as a new pixel.
+    """Resample one axis to ``count`` pixels with a triangle filter as wide as a target pixel.
 
-    In whole numbers with 22 bits, each pass rounded, as PIL does it (which may take the axes in the other order).
+    Uses 22-bit integers and rounds each pass, as PIL does (PIL may process the axes in the other order).
     """
     old = image.shape[axis]
     width = max(old / count, 1.0)
@@ -618,13 +698,13 @@ def _resample(image: Array, count: int, axis: int) -> Array:
     return np.moveaxis(np.clip(total >> 22, 0, 255).astype(np.uint8), 0, axis)
 
 
-# After the model --------------------------------------------------------------------------------------------
+# Postprocessing ---------------------------------------------------------------------------------------------
 
 
 def _select_ultralytics(
     facts: Facts, outputs: Dict[str, Array], box: Letterbox, conf: float, iou: float, most: int
 ) -> Tuple[Array, Detections]:
-    """Cells (N,) and detections that Ultralytics keeps: suppression in input pixels, then clipping."""
+    """Cells (N,) and detections kept by Ultralytics: suppression in input pixels, then clipping."""
     output, count = outputs["output0"][0], len(facts.keypoint_names)
     if facts.layout == "ultralytics-end2end":
         kept = np.flatnonzero(output[:, 4] > conf)[:most]
@@ -652,7 +732,7 @@ def _select_ultralytics(
 def _select_yolonas(
     facts: Facts, outputs: Dict[str, Array], box: Letterbox, conf: float, iou: float, most: int
 ) -> Tuple[Array, Detections]:
-    """Cells (N,) and detections that LibreYOLO keeps: clipping in original pixels, then suppression."""
+    """Cells (N,) and detections kept by LibreYOLO: clipping in original pixels, then suppression."""
     scores, classes = outputs["scores"][0].max(1), outputs["scores"][0].argmax(1)
     cell = np.flatnonzero(scores >= conf)
     cell = cell[np.argsort(-scores[cell], kind="stable")[:1000]]
@@ -668,7 +748,7 @@ def _select_yolonas(
 
 
 def suppress(boxes: Array, scores: Array, classes: Array, iou: float) -> Array:
-    """Indices of boxes (N, 4) that no better box of their class overlaps, best first."""
+    """Greedy non-maximum suppression per class; return the indices of the kept boxes (N, 4), best first."""
     order = np.argsort(-scores, kind="stable")
     area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     kept = []
@@ -683,11 +763,15 @@ def suppress(boxes: Array, scores: Array, classes: Array, iou: float) -> Array:
     return np.array(kept, dtype=np.int64)
 
 
-# Pictures ---------------------------------------------------------------------------------------------------
+# Drawing ----------------------------------------------------------------------------------------------------
 
 
 def ellipses(poses: Poses, probability: float) -> Tuple[Array, Array]:
-    """Semi-axes (N, K, 2), longer first, and the longer one's angle (N, K) from x to y, of probability regions."""
+    """Ellipses that contain the keypoint with a probability.
+
+    Returns:
+        Semi-axes (N, K, 2), longer first, and the angle (N, K) of the longer one from x to y.
+    """
     xx, xy, yy = np.moveaxis(_triangle(poses.scale), -1, 0)
     major = (xx + yy) / 2 + np.hypot((xx - yy) / 2, xy)
     minor = (xx * yy - xy**2) / major
@@ -699,7 +783,7 @@ def ellipses(poses: Poses, probability: float) -> Tuple[Array, Array]:
 
 
 def draw(image: Array, poses: Poses, names: Sequence[str], probability: float = 0.95) -> Array:
-    """The image with limbs and ellipses; pruned keypoints are thin and grey."""
+    """Draw limbs and ellipses on a copy of the image; pruned keypoints are thin and grey."""
     canvas, layer, width = image.copy(), image.copy(), max(1, round(max(image.shape[:2]) / 640))
     axes, angles = ellipses(poses, probability)
     centres = poses.mean
@@ -732,11 +816,11 @@ def _pixel(place: Array) -> Tuple[int, int]:
     return round(float(place[0]) * 16), round(float(place[1]) * 16)
 
 
-# The command line -------------------------------------------------------------------------------------------
+# Command line -----------------------------------------------------------------------------------------------
 
 
 def read_image(path: str) -> Array:
-    """BGR uint8 (h, w, 3) of a photograph, or of a .npy file, which needs nothing but numpy."""
+    """Read a BGR uint8 image (h, w, 3) from an image file, or from a .npy file, which needs numpy only."""
     try:
         if path.lower().endswith(".npy"):
             with open(path, "rb") as file:
@@ -747,18 +831,18 @@ def read_image(path: str) -> Array:
         if cv2 is not None:
             image = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR)
             if image is None:
-                raise ValueError("no image")
+                raise ValueError("not an image")
             return image
         if Image is not None:
             with Image.open(path) as file:
                 return np.ascontiguousarray(np.asarray(ImageOps.exif_transpose(file).convert("RGB"))[..., ::-1])
-    except Exception:  # noqa: BLE001  each reader has errors of its own
-        raise Problem(f"cannot read image {path}: it is missing or damaged") from None
-    raise Problem(f"to read {path} install opencv-python-headless or pillow; .npy files need neither")
+    except Exception:  # noqa: BLE001  each library raises other errors
+        raise ImageProblem(f"cannot read image {path}: it is missing or damaged") from None
+    raise ImageProblem(f"to read {path} install opencv-python-headless or pillow; .npy files need neither")
 
 
 def _images(sources: Sequence[str]) -> List[str]:
-    """Files, each once."""
+    """Image files of the given files and folders, without duplicates."""
     found: List[str] = []
     for source in sources:
         if os.path.isdir(source):
@@ -772,12 +856,12 @@ def _images(sources: Sequence[str]) -> List[str]:
 
 
 def _names(paths: Sequence[str]) -> List[Tuple[str, str]]:
-    """Names for pictures and of files, as `halopose predict` has them: with folders where stems are alike."""
+    """Names of pictures and of files, as in `halopose predict`: with folders if file stems are not unique."""
     whole = [os.path.abspath(path) for path in paths]
     try:
         folder = os.path.commonpath([os.path.dirname(path) for path in whole])
     except ValueError:
-        raise Problem("images on several drives cannot be named apart: give those of one drive") from None
+        raise Problem("images on several drives have no common folder: give images of one drive") from None
     below = [os.path.relpath(path, folder).replace(os.sep, "/") for path in whole]
     for files in ([os.path.basename(path) for path in whole], below):
         names = [os.path.splitext(file)[0] for file in files]
@@ -787,7 +871,7 @@ def _names(paths: Sequence[str]) -> List[Tuple[str, str]]:
 
 
 def image_id(name: str) -> int:
-    """COCO's number if a file's name is one, else a hash of the name: as `halopose predict` has it."""
+    """Image id as in `halopose predict`: the number if the file name is one, else a hash of the name."""
     stem = os.path.splitext(name)[0]
     if stem.isascii() and stem.isdigit() and len(stem) <= 15:
         return int(stem)
@@ -795,68 +879,92 @@ def image_id(name: str) -> int:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the command line; a user's mistake is one line and exit code 2."""
+    """Run the command line.
+
+    Returns:
+        Exit code: 0, 1 if some images could not be processed, 2 for a user error.
+    """
     parser = argparse.ArgumentParser(description="Poses with calibrated uncertainty, from an exported model.")
     here = os.path.dirname(os.path.abspath(__file__))
-    parser.add_argument("images", nargs="+", help="photographs, or folders of them")
-    parser.add_argument("--model", default=os.path.join(here, "model.onnx"), help="model file; else the one beside")
-    parser.add_argument("--output", "-o", default="poses", help="folder for pictures, where OpenCV is there")
-    parser.add_argument("--json", action="store_true", help="print detections as json, draw nothing")
+    parser.add_argument("images", nargs="+", help="image files or folders")
+    parser.add_argument("--model", default=os.path.join(here, "model.onnx"), help="model file; default model.onnx in the folder of this file")
+    parser.add_argument("--output", "-o", default="poses", help="folder for the pictures (needs OpenCV)")
+    parser.add_argument("--json", action="store_true", help="print detections as JSON, draw nothing")
     parser.add_argument("--conf", type=float, default=0.25, help="confidence threshold")
-    parser.add_argument("--iou", type=float, default=0.7, help="IoU threshold of suppression")
-    parser.add_argument("--family", choices=FAMILIES, default="gaussian", help="law")
-    parser.add_argument("--imgsz", type=int, help="input size; else the model's")
-    parser.add_argument("--probability", type=float, default=0.95, help="probability that an ellipse holds")
-    parser.add_argument("--alarm", type=float, help="count detections whose p-value of novelty is as low, e.g. 0.05")
+    parser.add_argument("--iou", type=float, default=0.7, help="IoU threshold of non-maximum suppression")
+    parser.add_argument("--family", choices=FAMILIES, default="gaussian", help="output distribution")
+    parser.add_argument("--imgsz", type=int, help="input size; default that of the model")
+    parser.add_argument("--probability", type=float, default=0.95, help="probability that an ellipse contains the keypoint")
+    parser.add_argument("--alarm", type=float, help="flag out-of-distribution detections at this rate, e.g. 0.05")
     options = parser.parse_args(arguments)
     problem: Any
     with warnings.catch_warnings():
-        warnings.simplefilter("always", LeftOut)
+        warnings.simplefilter("always", MissingCovarianceWarning)
         warnings.showwarning = _show
         try:
-            _run(options)
-            return 0
+            return _run(options)
         except Problem as error:
             problem = error
         except MemoryError:
-            problem = "not enough memory: give a smaller --imgsz"
-    sys.stderr.write(f"predict.py: {problem}\n")
+            problem = "not enough memory: use a smaller --imgsz"
+    _show(problem)
     return 2
 
 
 def _show(message: Any, *_: Any, **__: Any) -> None:
-    """A warning is a line too, without the place in the source."""
-    sys.stderr.write(f"predict.py: {message}\n")
+    """Print a message or a warning as one line, without a source location."""
+    sys.stderr.write(_printable(f"predict.py: {message}") + "\n")
 
 
-def _run(options: argparse.Namespace) -> None:
+def _printable(text: str) -> str:
+    """Text with control characters escaped: a file name must not send commands to the terminal."""
+    return "".join(sign if sign.isprintable() else f"\\x{ord(sign):02x}" for sign in text)
+
+
+def _run(options: argparse.Namespace) -> int:
     if not 0 < options.probability < 1:
-        raise Problem(f"--probability lies between 0 and 1, got {options.probability}")
+        raise Problem(f"--probability must lie between 0 and 1, got {options.probability}")
+    drawn = not options.json and cv2 is not None
     if not options.json and os.path.isfile(options.output):
-        raise Problem(f"cannot write into {options.output}: it is a file, name a folder")
+        raise Problem(f"cannot write into {options.output}: it is a file, give a folder")
     model = Model(options.model)
     if options.alarm is not None and model.facts.novelty is None:
-        raise Problem("--alarm: this model knows nothing of novelty: add it with `halopose novelty`, export again")
-    paths, results = _images(options.images), []
-    for path, (name, file_name) in zip(paths, _names(paths)):
-        image = read_image(path)
-        poses = model.predict(image, options.conf, options.iou, options.family, options.imgsz)
+        raise Problem("--alarm needs an out-of-distribution model: add it with `halopose novelty` and export again")
+    paths = _images(options.images)
+    names = _names(paths)
+    targets = [os.path.join(options.output, f"{name}.jpg") for name, _ in names]
+    if drawn:
+        _check_targets(targets, paths)
+    results: List[Dict[str, Any]] = []
+    skipped = 0
+    for path, (name, file_name), target in zip(paths, names, targets):
+        try:
+            image = read_image(path)
+            poses = model.predict(image, options.conf, options.iou, options.family, options.imgsz)
+        except ImageProblem as problem:
+            _show(f"skipped {path}: {problem}" if path not in str(problem) else f"skipped: {problem}")
+            skipped += 1
+            continue
         if options.json:
             results += _entries(poses, file_name, options.alarm)
             continue
         line = f"{name}: {len(poses)} detections, {int(poses.keep.sum())} of {poses.keep.size} keypoints kept"
         if options.alarm is not None:
             line += f", {int((poses.novelty <= options.alarm).sum())} unlike anything seen"
-        sys.stdout.write(line + "\n")
-        if cv2 is not None:
-            picture = draw(image, poses, model.facts.keypoint_names, options.probability)
-            _write_picture(picture, os.path.join(options.output, f"{name}.jpg"), path)
+        sys.stdout.write(_printable(line) + "\n")
+        if drawn:
+            _write_picture(draw(image, poses, model.facts.keypoint_names, options.probability), target)
+    if skipped == len(paths):
+        return 2
     if options.json:
         sys.stdout.write(json.dumps(results) + "\n")
+    elif not drawn:
+        _show("no pictures were drawn, because OpenCV is missing: pip install opencv-python-headless")
+    return 1 if skipped else 0
 
 
 def _entries(poses: Poses, file_name: str, alarm: Optional[float]) -> List[Dict[str, Any]]:
-    """What `halopose predict` writes of an image."""
+    """JSON entries of one image, as `halopose predict` writes them."""
     entries = poses.to_json(image_id(file_name), file_name)
     if alarm is not None and poses.novelty is not None and poses.image_novelty is not None:
         for entry, novelty in zip(entries, poses.novelty.tolist()):
@@ -864,13 +972,28 @@ def _entries(poses: Poses, file_name: str, alarm: Optional[float]) -> List[Dict[
     return entries
 
 
-def _write_picture(picture: Array, target: str, source: str) -> None:
-    if os.path.abspath(target) == os.path.abspath(source):
-        raise Problem(f"the picture of {source} would take its place: choose another --output")
+def _check_targets(targets: Sequence[str], sources: Sequence[str]) -> None:
+    """Raise ``Problem`` if a picture would overwrite an input image, also through a symbolic link."""
+    given = {os.path.normcase(os.path.realpath(source)): source for source in sources}
+    for target in targets:
+        source = given.get(os.path.normcase(os.path.realpath(target)))
+        if source is not None:
+            raise Problem(f"the picture {target} would overwrite the image {source}: choose another --output")
+
+
+def _write_picture(picture: Array, target: str) -> None:
+    """Write a whole picture or none; a symbolic link at ``target`` is replaced, not followed."""
+    folder, partial = os.path.dirname(target), None
     try:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        cv2.imencode(".jpg", picture)[1].tofile(target)
+        os.makedirs(folder, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=folder, prefix=".", suffix=".jpg")
+        with os.fdopen(handle, "wb") as file:
+            file.write(cv2.imencode(".jpg", picture)[1].tobytes())
+        os.chmod(partial, 0o644)
+        os.replace(partial, target)
     except OSError as error:
+        if partial is not None and os.path.exists(partial):
+            os.unlink(partial)
         raise Problem(f"cannot write {target} ({error.strerror or error}): choose another --output") from None
 
 

@@ -1,1 +1,1 @@
-"""Several calibrated cameras: keypoints in space with 3x3 covariances, persons across views and over time."""
+"""Several calibrated cameras: 3D keypoints with 3x3 covariances, and persons matched across views and over time."""

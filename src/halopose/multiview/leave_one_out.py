@@ -1,7 +1,4 @@
-"""Are the covariances true? Each view is predicted from the others and compared with what it saw.
-
-In: what was gathered. Out: residuals with the covariances that they should have.
-"""
+"""Check 3D covariances: predict each view from the other views and compare with its observations."""
 
 from __future__ import annotations
 
@@ -12,14 +9,21 @@ import numpy as np
 from scipy.stats import chi2
 
 from halopose.multiview.rig import CalibratedView
-from halopose.multiview.scene import Gathered
+from halopose.multiview.scene import SceneObservations
 from halopose.multiview.triangulation import ViewObservations, triangulate_points
 from halopose.types import Array
 
 
 @dataclass(frozen=True)
 class HeldOutView:
-    """Residuals (M, 2) of views against what others predict, covariances (M, 2, 2), and which they are (M,)."""
+    """Residuals of M observations against predictions from the other views.
+
+    Attributes:
+        residual: Residuals (M, 2) in pixels.
+        covariance: Predicted covariances (M, 2, 2) of the residuals.
+        view: Indices (M,) of the views.
+        row: Indices (M,) of the observations.
+    """
 
     residual: Array
     covariance: Array
@@ -28,28 +32,36 @@ class HeldOutView:
 
     @property
     def squared(self) -> Array:
-        """Squared Mahalanobis distances (M,): chi-squares with two degrees of freedom if all is true."""
+        """Squared Mahalanobis distances (M,); chi-square with two degrees of freedom if the covariances are right."""
         solved = np.linalg.solve(self.covariance, self.residual[..., None])[..., 0]
         return np.asarray((self.residual * solved).sum(-1))
 
-    def held(self, probability: float) -> float:
-        """Share of residuals in regions that are to hold this probability."""
+    def coverage(self, probability: float) -> float:
+        """Share of residuals inside the regions of this nominal probability."""
         return float(np.mean(self.squared <= chi2.ppf(probability, 2)))
 
 
 def leave_one_out(
     views: Sequence[CalibratedView],
-    gathered: Gathered,
+    gathered: SceneObservations,
     *,
     others: int = 2,
     consistent: float | None = 0.999,
     weighted: bool = True,
 ) -> HeldOutView | None:
-    """Predict every view from the others, at least so many: the point's covariance projected, plus the view's own.
+    """Predict every view from the others; covariances are that of the projected point plus that of the view.
 
-    None where no keypoint is seen by enough views.
+    Args:
+        views: Calibrated views.
+        gathered: Observations of all keypoints.
+        others: Smallest number of other views of a keypoint.
+        consistent: As in ``triangulate_points``.
+        weighted: As in ``triangulate_points``.
+
+    Returns:
+        Residuals, or None if no keypoint is seen by enough views.
     """
-    seen = gathered.sightings
+    seen = gathered.observations
     parts = []
     for number, view in enumerate(views):
         used = seen.used.copy()
@@ -71,9 +83,19 @@ def leave_one_out(
     return HeldOutView(residual[sound], covariance[sound], which[sound], rows[sound])
 
 
-def worse_camera(gathered: Gathered, view: int, pixels: float, seed: int = 0, stated: bool = True) -> Gathered:
-    """The same with noise of so many pixels added to one view; stated: its covariances say so."""
-    seen = gathered.sightings
+def worse_camera(
+    gathered: SceneObservations, view: int, pixels: float, seed: int = 0, stated: bool = True
+) -> SceneObservations:
+    """Add noise to one view.
+
+    Args:
+        gathered: Observations.
+        view: Index of the view.
+        pixels: Standard deviation of the noise in pixels.
+        seed: Seed of the noise.
+        stated: Whether to add the noise to the covariances of the view.
+    """
+    seen = gathered.observations
     noise = np.random.default_rng(seed).normal(0, pixels, seen.pixels[:, view].shape)
     moved = [seen.pixels.copy(), seen.covariance.copy(), None if seen.scale is None else seen.scale.copy()]
     moved[0][:, view] += noise
@@ -81,4 +103,4 @@ def worse_camera(gathered: Gathered, view: int, pixels: float, seed: int = 0, st
         for part in moved[1:]:
             if part is not None:
                 part[:, view] += pixels**2 * np.eye(2)
-    return replace(gathered, sightings=ViewObservations(moved[0], moved[1], seen.used, moved[2], seen.nu))
+    return replace(gathered, observations=ViewObservations(moved[0], moved[1], seen.used, moved[2], seen.nu))

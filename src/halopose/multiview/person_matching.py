@@ -1,7 +1,4 @@
-"""Who is who across views: detections whose keypoints lie on each other's epipolar lines.
-
-In: the poses of every view in one moment. Out: for each person one detection of each view, or none.
-"""
+"""Match persons across views: detections whose keypoints lie on each other's epipolar lines."""
 
 from __future__ import annotations
 
@@ -14,23 +11,24 @@ from halopose.multiview.rig import CalibratedView
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
-_TAIL = 4.0  # of the robust likeness 1 / (1 + m / tail): a half at two standard deviations
-_FEWEST = 4  # keypoints that two detections must share
-LIKENESS = 0.5  # from which two detections may be one person
+_TAIL = 4.0  # of the robust agreement 1 / (1 + m / tail), which is 0.5 at two standard deviations
+_FEWEST = 4  # keypoints that two detections must have in common
+LIKENESS = 0.5  # smallest agreement of two detections of one person
 
 
 def epipolar_distance(
     first: CalibratedView, second: CalibratedView, one: PoseDistributions, other: PoseDistributions
 ) -> Array:
-    """Squared distances (N, M, K) from the epipolar constraint in standard deviations: chi-squares if the same.
+    """Squared distances (N, M, K) from the epipolar constraint, in standard deviations.
 
-    With rays x and y, e = y' E x is zero for one point; its variance follows from both covariances.
+    With rays x and y, e = y' E x is zero for one point, and its variance follows from both covariances. The result
+    is chi-square with one degree of freedom if both detections show the same person.
     """
     turn = second.rotation @ first.rotation.T
     essential = skew(second.rotation @ (first.position - second.position)) @ turn
     rays = [_rays(view, poses) for view, poses in ((first, one), (second, other))]
     (x, spread_x), (y, spread_y) = rays
-    line_y = x @ essential.T  # (N, K, 3): where y must lie
+    line_y = x @ essential.T  # (N, K, 3): epipolar lines of y
     line_x = y @ essential
     error = np.einsum("mki,nki->nmk", y, line_y)
     to_y = np.einsum("nki,mkij,nkj->nmk", line_y[..., :2], spread_y, line_y[..., :2])
@@ -39,14 +37,14 @@ def epipolar_distance(
 
 
 def _rays(view: CalibratedView, poses: PoseDistributions) -> tuple[Array, Array]:
-    """Rays (N, K, 3) with last entry 1, and covariances (N, K, 2, 2) of the others; NaN off the lens."""
+    """Rays (N, K, 3) with last entry 1, and covariances (N, K, 2, 2) of the other entries; NaN off the lens."""
     plain = normalise(view.camera, poses.mean)
     focal = np.array([view.camera.fx, view.camera.fy])
     ray = np.concatenate([plain, np.ones((*plain.shape[:-1], 1))], axis=-1)
     spread = poses.covariance / (focal[:, None] * focal)
     if view.camera.distorted:
         xx, xy, yy = distort_jacobian(plain[..., 0], plain[..., 1], view.camera.distortion)
-        # The inverse of the lens's Jacobian, which is symmetric.
+        # Inverse of the Jacobian of the lens distortion, which is symmetric.
         inverse = np.stack([yy, -xy, -xy, xx], axis=-1) / (xx * yy - xy * xy)[..., None]
         inverse = inverse.reshape(*xx.shape, 2, 2)
         spread = inverse @ spread @ inverse
@@ -54,7 +52,7 @@ def _rays(view: CalibratedView, poses: PoseDistributions) -> tuple[Array, Array]
 
 
 def likeness(first: CalibratedView, second: CalibratedView, one: PoseDistributions, other: PoseDistributions) -> Array:
-    """How well detections (N, M) of two views agree, from 0 to 1, by the keypoints that both of them keep."""
+    """Agreement (N, M) of the detections of two views from 0 to 1, over the keypoints kept in both."""
     if not len(one) or not len(other):
         return np.zeros((len(one), len(other)))
     distance = epipolar_distance(first, second, one, other)
@@ -65,9 +63,18 @@ def likeness(first: CalibratedView, second: CalibratedView, one: PoseDistributio
 
 
 def group_people(views: Sequence[CalibratedView], poses: Sequence[PoseDistributions], least: float = LIKENESS) -> Array:
-    """Persons (P, V) as numbers of detections, -1 where a view has none; those seen in one view are left out.
+    """Group the detections of all views into persons by agglomerative clustering.
 
-    The most alike are joined first; groups join if no view is in both and they are alike in the mean.
+    The most similar detections are joined first. Two groups join if they have no view in common and their mean
+    agreement reaches ``least``.
+
+    Args:
+        views: Calibrated views (V of them).
+        poses: Detections of each view.
+        least: Smallest mean agreement.
+
+    Returns:
+        Persons (P, V) as detection indices, -1 where a view has none. Persons seen in one view only are left out.
     """
     start = np.cumsum([0, *map(len, poses)])
     total = int(start[-1])
@@ -86,9 +93,9 @@ def group_people(views: Sequence[CalibratedView], poses: Sequence[PoseDistributi
         apart = set(view_of[one].tolist()).isdisjoint(view_of[other].tolist())
         if one is not other and apart and alike[np.ix_(one, other)].mean() >= least:
             groups[int(home[a])] = one + other
-            gone = int(home[b])
+            merged = int(home[b])
             home[other] = home[a]
-            del groups[gone]
+            del groups[merged]
     people = [members for members in groups.values() if len(members) > 1]
     result = np.full((len(people), len(views)), -1, dtype=np.int64)
     for row, members in enumerate(sorted(people, key=len, reverse=True)):

@@ -1,11 +1,11 @@
-"""Cameras that stand somewhere: views of one scene, and the calibration files of the tools that make them.
+"""Calibrated cameras of one scene, and readers for their calibration files.
 
-In: OpenCV yaml or xml, Pose2Sim's and Anipose's toml, Qualisys' qca. Out: a ``CalibratedView`` for each camera,
-in metres.
+Formats: OpenCV yaml and xml, Pose2Sim and Anipose toml, Qualisys qca. Positions are in metres.
 """
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +20,27 @@ from halopose.geometry.camera import Camera, project, projection_jacobian, to_ca
 from halopose.geometry.opencv_file import matrix_of, read_opencv
 from halopose.types import Array
 
-_NOT_ONE = (
-    KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError,
-    ElementTree.ParseError, cv2.error,
+_UNREADABLE = (
+    LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError,
+    ElementTree.ParseError, cv2.error,  # LookupError: also an unknown text encoding
 )  # fmt: skip
 _UNITS = {"m": 1.0, "cm": 0.01, "mm": 0.001}
-_SUBPIXELS = 64.0  # of Qualisys, to a pixel
-_FLIP = np.diag([1.0, -1.0, -1.0])  # Qualisys looks along minus z, with y up
+_SUBPIXELS = 64.0  # Qualisys units per pixel
+_FLIP = np.diag([1.0, -1.0, -1.0])  # Qualisys cameras look along minus z, with y up
+_LARGEST_FILE = 1_000_000  # bytes
+_LONGEST_KEY = 2_000  # characters of a toml key; parsing takes quadratic time and memory in its dots
 
 
 @dataclass(frozen=True)
 class CalibratedView:
-    """A camera at a place: rotation (3, 3) from world axes to camera axes, position (3,) in world axes."""
+    """A calibrated camera.
+
+    Attributes:
+        name: Name of the camera.
+        camera: Intrinsics and lens distortion.
+        rotation: Rotation (3, 3) from world axes to camera axes.
+        position: Position (3,) in world axes.
+    """
 
     name: str
     camera: Camera
@@ -48,13 +57,22 @@ class CalibratedView:
         tvec: ArrayLike,
         size: tuple[int, int] | None = None,
     ) -> CalibratedView:
-        """OpenCV's words: world point X is seen at R X + t, R of rvec (3,) or as a matrix (3, 3)."""
+        """View from OpenCV's parameters: a world point X has camera coordinates R X + t.
+
+        Args:
+            name: Name of the camera.
+            matrix: Camera matrix (3, 3).
+            distortion: Distortion coefficients, or None.
+            rvec: Rotation vector (3,), or rotation matrix (3, 3).
+            tvec: Translation (3,).
+            size: Image width and height, if known.
+        """
         turn = np.asarray(rvec, dtype=np.float64)
         rotation = turn if turn.shape == (3, 3) else np.asarray(cv2.Rodrigues(turn.reshape(3))[0], dtype=np.float64)
         if not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-4):
             raise HaloposeError(f"the rotation of camera {name} is not orthonormal")
         if np.linalg.det(rotation) < 0:
-            raise HaloposeError(f"the rotation of camera {name} is a mirror image, with determinant -1: turn an axis")
+            raise HaloposeError(f"the rotation of camera {name} has determinant -1, which is a reflection: flip one axis")
         offset = np.asarray(tvec, dtype=np.float64).reshape(3)
         return cls(name, Camera.from_opencv(matrix, distortion, size), rotation, -rotation.T @ offset)
 
@@ -68,12 +86,22 @@ class CalibratedView:
 
 
 def read_calibration(path: Path, unit: str | None = None) -> list[CalibratedView]:
-    """Views of a calibration file, in metres; ``unit`` of its lengths: m, cm or mm, else what its kind uses."""
+    """Read the views of a calibration file; positions in metres.
+
+    Args:
+        path: Calibration file.
+        unit: Unit of the file's lengths: m, cm or mm; default that of the file format.
+
+    Raises:
+        HaloposeError: The file is missing, damaged or of an unknown format, or has fewer than two cameras.
+    """
     if unit is not None and unit not in _UNITS:
-        raise HaloposeError(f"unknown unit {unit!r}: {', '.join(_UNITS)}")
+        raise HaloposeError(f"unknown unit {unit!r}: use {', '.join(_UNITS)}")
     if not path.is_file():
-        raise HaloposeError(f"no file {path}: give a calibration by OpenCV, Pose2Sim, Anipose or Qualisys")
+        raise HaloposeError(f"no file {path}: give a calibration file of OpenCV, Pose2Sim, Anipose or Qualisys")
     name = path.name.lower()
+    if path.stat().st_size > _LARGEST_FILE:
+        raise HaloposeError(f"{path} has more than {_LARGEST_FILE} bytes, which no calibration needs: check the file")
     try:
         if name.endswith(".toml"):
             views, usual = _toml(path), "m"
@@ -82,34 +110,39 @@ def read_calibration(path: Path, unit: str | None = None) -> list[CalibratedView
         elif name.endswith((".yml", ".yaml", ".xml")):
             views, usual = _opencv(path), "m"
         else:
-            raise HaloposeError(f"{path} is of no known kind: .toml, .qca.txt, or OpenCV's .yml, .yaml, .xml")
-    except _NOT_ONE as error:
-        raise HaloposeError(f"{path} is no calibration that is known here: {error}") from None
+            raise HaloposeError(f"{path} has an unknown file extension: use .toml, .qca.txt, or OpenCV's .yml, .yaml or .xml")
+    except OSError as error:
+        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
+    except _UNREADABLE as error:
+        raise HaloposeError(f"{path} is not a readable calibration file: {error}") from None
     names = [view.name for view in views]
     for view in views:
         if names.count(view.name) > 1:
-            raise HaloposeError(f"{path} has {names.count(view.name)} cameras called {view.name}: give each its name")
+            raise HaloposeError(f"{path} has {names.count(view.name)} cameras called {view.name}: give each another name")
         if not (np.isfinite(view.rotation).all() and np.isfinite(view.position).all()):
-            raise HaloposeError(f"{path}: camera {view.name} is nowhere: its rotation or position is not finite")
+            raise HaloposeError(f"{path}: the rotation or position of camera {view.name} is not finite: calibrate it again")
     if len(views) < 2:
-        raise HaloposeError(f"{path} has {len(views)} cameras: it takes two to triangulate")
+        raise HaloposeError(f"{path} has {len(views)} cameras: triangulation needs at least two")
     scale = _UNITS[unit or usual]
     return [CalibratedView(view.name, view.camera, view.rotation, view.position * scale) for view in views]
 
 
 def _toml(path: Path) -> list[CalibratedView]:
-    """Pose2Sim's and Anipose's: a table for each camera, with rotation vectors."""
+    """Pose2Sim and Anipose toml: one table per camera, with rotation vectors."""
     try:
         import tomllib
     except ImportError:  # Python 3.10
         import tomli as tomllib
-    content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if re.search(r"[^=#\n\]\[,]{%d}" % _LONGEST_KEY, text):
+        raise ValueError(f"a key has more than {_LONGEST_KEY} characters")
+    content: dict[str, Any] = tomllib.loads(text)
     views = []
     for key, table in content.items():
         if not isinstance(table, dict) or "matrix" not in table:
             continue
         if table.get("fisheye"):
-            raise HaloposeError(f"{path}: camera {key} is a fisheye, which is unknown here: undistort its film")
+            raise HaloposeError(f"{path}: camera {key} is a fisheye camera, which is not supported: undistort its film")
         size = table.get("size")
         views.append(
             CalibratedView.from_opencv(
@@ -125,7 +158,7 @@ def _toml(path: Path) -> list[CalibratedView]:
 
 
 def _qualisys(path: Path) -> list[CalibratedView]:
-    """Qualisys' xml: rotations as rows r11 to r33, lengths in millimetres, intrinsics in 64ths of a pixel."""
+    """Qualisys xml: rotation entries r11 to r33, lengths in millimetres, intrinsics in 1/64 pixel."""
     views: list[CalibratedView] = []
     for entry in ElementTree.parse(path).getroot().iter("camera"):
         if entry.get("active", "1") == "0":
@@ -148,7 +181,7 @@ def _qualisys(path: Path) -> list[CalibratedView]:
 def _numbers(entry: ElementTree.Element, name: str) -> dict[str, float]:
     found = entry.find(name)
     if found is None:
-        raise KeyError(f"a camera without {name}")
+        raise KeyError(f"a camera has no {name}")
     return {key: float(value) for key, value in found.attrib.items() if _is_number(value)}
 
 
@@ -161,7 +194,7 @@ def _is_number(text: str) -> bool:
 
 
 def _opencv(path: Path) -> list[CalibratedView]:
-    """OpenCV's FileStorage: names, and K_, dist_, R_ (or Rot_) and T_ of each camera, as EasyMocap has them."""
+    """OpenCV FileStorage: names, and K_, dist_, R_ (or Rot_) and T_ for each camera, as in EasyMocap."""
     content = read_opencv(path)
     names = content["names"]
     views = []

@@ -1,8 +1,4 @@
-"""A scene from the films of several cameras: persons across views and over time, keypoints with covariances.
-
-In: views, and the poses of each frame of each of them. Out: ``ReconstructedScene``, whose persons are smoothed if
-asked for.
-"""
+"""Reconstruct a scene from the films of several cameras: persons over time, with 3D keypoints and covariances."""
 
 from __future__ import annotations
 
@@ -23,18 +19,21 @@ from halopose.tracking.motion import MeasurementSeries, run_smoother
 from halopose.tracking.motion_fitting import fit_motion
 from halopose.types import Array
 
-_NEAR = 0.5  # metres that a person's keypoints may move from one frame to the next, in the median
-_GAP = 1.0  # seconds that a person may be away
+_NEAR = 0.5  # metres: largest median motion of a person's keypoints between two detections
+_GAP = 1.0  # seconds that a person may be undetected
 _FAR = 1e6
 
 
 @dataclass(frozen=True)
 class SceneBuildSettings:
-    """What counts, and who is a person.
+    """Settings of ``build_scene``.
 
-    score: of detections that count. likeness: from which two are one person. confirm: frames that make a person.
-    consistent: probability of a chi-square beyond which a view goes, None to keep all. weighted: False to count
-    all pixels alike, for comparison.
+    Attributes:
+        score: Smallest confidence of a detection.
+        likeness: Smallest agreement of two detections of one person, from 0 to 1.
+        confirm: Smallest number of frames of a person.
+        consistent: Probability of the chi-square test that rejects contradicting views; None keeps all views.
+        weighted: Whether to weight pixels by their covariances; False is for comparison.
     """
 
     score: float = 0.25
@@ -45,14 +44,22 @@ class SceneBuildSettings:
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """What the views see of each keypoint of each person in each frame: N sightings, and which those are (N,)."""
+class SceneObservations:
+    """Observations of N keypoints, one for each frame, person and keypoint, in V views.
 
-    sightings: ViewObservations
+    Attributes:
+        observations: Pixels and covariances in each view.
+        frame: Frame numbers (N,).
+        person: Numbers (N,) of the persons within their frame.
+        keypoint: Keypoint indices (N,).
+        scores: Visibility scores (N, V) of the base model.
+    """
+
+    observations: ViewObservations
     frame: Array
     person: Array
     keypoint: Array
-    scores: Array  # (N, V): visibility of the keypoint, as the base states it
+    scores: Array
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -60,9 +67,15 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Person:
-    """One person: frames (T,), keypoints (T, K, 3) in metres with covariances (T, K, 3, 3), NaN where unknown.
+    """One person over T frames.
 
-    views (T, K): how many count; cost (T, K): chi-square of their residuals.
+    Attributes:
+        identity: Number of the person, from 1.
+        frames: Frame numbers (T,).
+        place: Keypoints (T, K, 3) in metres, NaN where unknown.
+        covariance: Covariances (T, K, 3, 3), NaN where unknown.
+        views: Number of views used (T, K).
+        cost: Chi-squares of the residuals (T, K).
     """
 
     identity: int
@@ -75,19 +88,29 @@ class Person:
 
 @dataclass(frozen=True)
 class ReconstructedScene:
-    """Persons in space, the views that saw them, and what they were seen as."""
+    """Persons of a scene, with the views and observations they were reconstructed from.
+
+    Attributes:
+        persons: Persons.
+        views: Calibrated views.
+        layout: Keypoint layout.
+        rate: Frame rate in frames per second.
+        offsets: Offsets of the films (V,) in frames.
+        gathered: Observations of all keypoints.
+        points: Triangulated points of these observations.
+    """
 
     persons: list[Person]
     views: list[CalibratedView]
     layout: Keypoints
     rate: float
     offsets: Array
-    gathered: Gathered
+    gathered: SceneObservations
     points: Points
 
     @property
     def frames(self) -> int:
-        """How many frames there are, up to the last in which anybody is seen."""
+        """Number of frames up to the last one with a person."""
         return 1 + max((int(person.frames.max()) for person in self.persons), default=-1)
 
 
@@ -100,20 +123,32 @@ def build_scene(
     offsets: Array | None = None,
     settings: SceneBuildSettings | None = None,
 ) -> ReconstructedScene:
-    """Triangulate the persons of films that run together, but for known offsets (V,) in frames."""
+    """Triangulate and link the persons of synchronous films.
+
+    Args:
+        views: Calibrated views (V of them).
+        films: Poses of every frame of every view.
+        layout: Keypoint layout.
+        rate: Frame rate in frames per second.
+        offsets: Known offsets (V,) of the films in frames; default zero.
+        settings: Thresholds.
+
+    Raises:
+        HaloposeError: The films do not fit the views, or no person was found.
+    """
     if len(films) != len(views):
         raise HaloposeError(f"{len(views)} cameras and {len(films)} films: give one film for each camera")
     settings = settings or SceneBuildSettings()
     offsets = np.zeros(len(views), dtype=np.int64) if offsets is None else offsets
     gathered = gather(views, films, layout, offsets, settings)
     if not len(gathered):
-        raise HaloposeError("no person is seen by two cameras at once: check the calibration and the films' order")
-    points = triangulate_points(views, gathered.sightings, consistent=settings.consistent, weighted=settings.weighted)
+        raise HaloposeError("no person is seen by two cameras in one frame: check the calibration and the order of the films")
+    points = triangulate_points(views, gathered.observations, consistent=settings.consistent, weighted=settings.weighted)
     persons = _link(gathered, points, len(layout), rate, settings.confirm)
     if not persons:
         raise HaloposeError(
-            f"nobody is followed through {settings.confirm} frames: check the offsets and that the films are of "
-            "one scene, or give longer ones"
+            f"no person is found in {settings.confirm} frames: check the offsets and that the films show one scene, "
+            "or give longer films"
         )
     return ReconstructedScene(persons, list(views), layout, rate, offsets, gathered, points)
 
@@ -124,8 +159,8 @@ def gather(
     layout: Keypoints,
     offsets: Array,
     settings: SceneBuildSettings,
-) -> Gathered:
-    """Group detections of each frame into persons, and list their keypoints."""
+) -> SceneObservations:
+    """Group the detections of each frame into persons, and list the observations of their keypoints."""
     first, last = (
         max(0, -int(offsets.min())),
         min(len(film) - int(o) for film, o in zip(films, offsets, strict=True)),
@@ -141,15 +176,15 @@ def gather(
     if not rows:
         nothing = np.zeros((0, len(views)))
         empty = ViewObservations(np.zeros((0, len(views), 2)), np.zeros((0, len(views), 2, 2)), nothing.astype(bool))
-        return Gathered(empty, np.zeros(0), np.zeros(0), np.zeros(0), nothing)
+        return SceneObservations(empty, np.zeros(0), np.zeros(0), np.zeros(0), nothing)
     pixels, covariance, scale, nu, used, scores, where = (np.concatenate(part) for part in zip(*rows, strict=True))
     tails = None if np.isinf(nu).all() else nu
     seen = ViewObservations(pixels, covariance, used.astype(bool), scale, tails)
-    return Gathered(seen, where[:, 0], where[:, 1], where[:, 2], scores)
+    return SceneObservations(seen, where[:, 0], where[:, 1], where[:, 2], scores)
 
 
 def _rows(poses: Sequence[PoseDistributions], members: Array, frame: int, number: int, count: int) -> list[Array]:
-    """What all views see of one person's keypoints: K rows of everything."""
+    """Observations of one person's keypoints in all views: arrays with K rows."""
     shape = (count, len(poses))
     pixels, covariance = np.full((*shape, 2), np.nan), np.tile(np.eye(2), (*shape, 1, 1))
     scale, nu = covariance.copy(), np.full(shape, np.inf)
@@ -167,8 +202,8 @@ def _rows(poses: Sequence[PoseDistributions], members: Array, frame: int, number
     return [pixels, covariance, scale, nu, used, scores, where]
 
 
-def _link(gathered: Gathered, points: Points, count: int, rate: float, confirm: int) -> list[Person]:
-    """Persons over time: those whose keypoints are nearest to where they were."""
+def _link(gathered: SceneObservations, points: Points, count: int, rate: float, confirm: int) -> list[Person]:
+    """Link the persons of successive frames by the smallest median distance of their keypoints."""
     place, covariance = points.place.reshape(-1, count, 3), points.covariance.reshape(-1, count, 3, 3)
     views, cost = points.used.sum(1).reshape(-1, count), points.cost.reshape(-1, count)
     frame = gathered.frame.reshape(-1, count)[:, 0]
@@ -193,7 +228,7 @@ def _link(gathered: Gathered, points: Points, count: int, rate: float, confirm: 
 
 
 def smooth_scene(scene: ReconstructedScene) -> ReconstructedScene:
-    """The scene with its persons smoothed over time and gaps bridged, as ``tracking`` does it in pictures."""
+    """Smooth the persons of a scene over time and bridge gaps, with the motion model of ``tracking``."""
     measured = [_measured(person, scene.rate) for person in scene.persons]
     motion = fit_motion(measured, len(scene.layout))
     persons = []

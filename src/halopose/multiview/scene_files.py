@@ -1,7 +1,4 @@
-"""Files of keypoints in space as biomechanics tools read them: TRC, C3D and CSV.
-
-In: a ``ReconstructedScene``, or one of its persons. Out: text or bytes.
-"""
+"""Writers of 3D keypoints for biomechanics tools: TRC, C3D and CSV."""
 
 from __future__ import annotations
 
@@ -12,17 +9,27 @@ from typing import Any
 
 import numpy as np
 
+from halopose.errors import HaloposeError
 from halopose.multiview.scene import Person, ReconstructedScene
 from halopose.types import Array
 
-_BLOCK = 512  # bytes, of which a C3D file is made
-_WORD = 0xFFFF  # the largest number of 16 bits
-_YUP = np.array([[0.0, 1, 0], [0, 0, 1], [1, 0, 0]])  # world axes with z up to those of OpenSim, y up
+_BLOCK = 512  # bytes per block of a C3D file
+_MOST_BLOCKS = 255  # of the parameter section: the count is one byte
+_MOST_LABELS = 255  # per parameter: array sizes are one byte each
+_WORD = 0xFFFF  # largest 16-bit number
+_YUP = np.array([[0.0, 1, 0], [0, 0, 1], [1, 0, 0]])  # from world axes with z up to OpenSim axes with y up
 _COLUMNS = ["frame", "time", "person", "keypoint", "x", "y", "z", "xx", "xy", "xz", "yy", "yz", "zz", "views"]
 
 
 def to_trc(person: Person, scene: ReconstructedScene, name: str, *, up: str = "y") -> str:
-    """OpenSim's marker file, in metres; up: the axis that points up, y as OpenSim wants it or z as it was."""
+    """Marker file of OpenSim, in metres.
+
+    Args:
+        person: Person to write.
+        scene: Scene of the person.
+        name: Name of the file, which its first line repeats.
+        up: Axis that points up: y, as OpenSim expects, or z, as in the scene.
+    """
     place = _all_frames(person, person.place)
     if up == "y":
         place = place @ _YUP.T
@@ -44,7 +51,7 @@ def to_trc(person: Person, scene: ReconstructedScene, name: str, *, up: str = "y
 
 
 def _all_frames(person: Person, values: Array) -> Array:
-    """Values of every frame from the first to the last, NaN where the person was not seen."""
+    """Values for all frames from the first to the last, NaN where the person was not detected."""
     at = (person.frames - person.frames[0]).astype(int)
     result = np.full((at[-1] + 1, *values.shape[1:]), np.nan)
     result[at] = values
@@ -52,7 +59,7 @@ def _all_frames(person: Person, values: Array) -> Array:
 
 
 def to_csv(scene: ReconstructedScene) -> str:
-    """A row for each keypoint of each person in each frame: place in metres, covariance, number of views."""
+    """One row per frame, person and keypoint: position in metres, covariance, number of views."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -62,17 +69,20 @@ def to_csv(scene: ReconstructedScene) -> str:
                 if not np.isfinite(person.place[n, k]).all():
                     continue
                 numbers = [*person.place[n, k], *person.covariance[n, k][np.triu_indices(3)]]
-                told = [f"{value:.7g}" for value in numbers]
-                row = [frame, f"{frame / scene.rate:.4f}", person.identity, name, *told]
+                cells = [f"{value:.7g}" for value in numbers]
+                row = [frame, f"{frame / scene.rate:.4f}", person.identity, name, *cells]
                 writer.writerow([*row, int(person.views[n, k])])
     return text.getvalue()
 
 
 def to_c3d(person: Person, scene: ReconstructedScene) -> bytes:
-    """A C3D file in millimetres; the residual of a point is its standard deviation, -1 where it is unknown.
+    """C3D file in millimetres; the residual of a point is its standard deviation, -1 where unknown.
 
-    C3D keeps residuals as whole numbers up to 127, and counts frames from 1: the first of a film is 1, so that all
-    persons of a scene run together. Its header holds numbers up to 65535; larger ones stand in TRIAL.
+    C3D stores residuals as integers up to 127 and counts frames from 1. The first frame of the film has number 1, so
+    that the persons of a scene are synchronous. The header holds frame numbers up to 65535; TRIAL holds larger ones.
+
+    Raises:
+        HaloposeError: There are more keypoints than the parameter section of a C3D file can name.
     """
     place, spread = _all_frames(person, person.place), _all_frames(person, person.covariance)
     count, points = place.shape[:2]
@@ -82,12 +92,13 @@ def to_c3d(person: Person, scene: ReconstructedScene) -> bytes:
     data = np.where(known, data, [0.0, 0.0, 0.0, -1.0]).astype("<f4")
     first = int(person.frames[0]) + 1
     last = first + count - 1
-    start = 2 + -(-len(_parameters(scene, first, last, points, 0)) // _BLOCK)
+    blocks = -(-len(_parameters(scene, first, last, points, 0)) // _BLOCK)
+    start = 2 + blocks
     parameters = _padded(_parameters(scene, first, last, points, start))
     shown = min(first, _WORD), min(last, _WORD)
     header = struct.pack("<BBHHHHHfHHf", 2, 0x50, points, 0, *shown, 10, -1.0, start, 0, scene.rate)
     content = data.tobytes()
-    # Where the header's number is not the last, readers go to the end of the file, and padding would be a frame.
+    # If the header cannot hold the last frame, readers read to the end of the file: padding would be a frame.
     return _padded(header) + parameters + (_padded(content) if last < _WORD else content)
 
 
@@ -96,14 +107,14 @@ def _padded(content: bytes) -> bytes:
 
 
 def _parameters(scene: ReconstructedScene, first: int, last: int, points: int, start: int) -> bytes:
-    """The parameter section: what each group of numbers is, and the names of the points."""
+    """Parameter section: groups of parameters, among them the names of the points."""
     frames = last - first + 1
     names = [name[:30] for name in scene.layout.names]
     groups: dict[str, dict[str, Any]] = {
         "POINT": {
             "USED": points, "SCALE": -1.0, "RATE": float(scene.rate), "DATA_START": start,
             "FRAMES": min(frames, _WORD), "LONG_FRAMES": float(frames),
-            "LABELS": names, "DESCRIPTIONS": ["keypoint"] * points, "UNITS": ["mm"],
+            **_in_parts("LABELS", names), **_in_parts("DESCRIPTIONS", ["keypoint"] * points), "UNITS": ["mm"],
         },
         "TRIAL": {"ACTUAL_START_FIELD": _words(first), "ACTUAL_END_FIELD": _words(last)},
         "ANALOG": {"USED": 0, "LABELS": [], "GEN_SCALE": 1.0, "RATE": 0.0},
@@ -118,16 +129,24 @@ def _parameters(scene: ReconstructedScene, first: int, last: int, points: int, s
             content += struct.pack("<h", len(body) + 3) + body + b"\0"
     content += b"\0\0"
     blocks = -(-(len(content) + 4) // _BLOCK)
+    if blocks > _MOST_BLOCKS:
+        raise HaloposeError(f"a C3D file cannot name {points} keypoints: use fewer keypoints or shorter names")
     return struct.pack("<BBBB", 1, 0x50, blocks, 84) + content
 
 
+def _in_parts(name: str, texts: list[str]) -> dict[str, list[str]]:
+    """Texts in parameters NAME, NAME2, NAME3, ..., as the format demands for more than 255 points."""
+    parts = [texts[start : start + _MOST_LABELS] for start in range(0, max(len(texts), 1), _MOST_LABELS)]
+    return {f"{name}{number if number > 1 else ''}": part for number, part in enumerate(parts, 1)}
+
+
 def _words(number: int) -> tuple[int, int]:
-    """A number of 32 bits as two of 16, the lower first."""
+    """A 32-bit number as two 16-bit numbers, the lower one first."""
     return number & _WORD, number >> 16
 
 
 def _value(value: int | float | list[str] | tuple[int, int]) -> bytes:
-    """Kind, dimensions and content of a parameter."""
+    """Type, dimensions and content of a parameter."""
     if isinstance(value, tuple):
         return struct.pack("<bBBHH", 2, 1, 2, *value)
     if isinstance(value, list):

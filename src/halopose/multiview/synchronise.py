@@ -1,7 +1,6 @@
-"""How many frames films are apart, from the motion that they show.
+"""Estimate the time offsets between films from the motion of the keypoints.
 
-In: the poses of each frame of each view. Out: offsets (V,): frame n of the first view is frame n + offset of
-another.
+Frame n of the first view is frame n + offset of another view.
 """
 
 from __future__ import annotations
@@ -20,29 +19,42 @@ from halopose.types import Array
 
 _TAIL = 4.0
 _FEWEST = 4
-_CLEAR = 0.25  # by how much of itself the least cost must be below the median of all lags
-_CERTAIN = 5.0  # and by how many standard errors
+_CLEAR = 0.25  # relative gap between the smallest cost and the median over all lags
+_CERTAIN = 5.0  # the same gap in standard errors
 
 
 @dataclass(frozen=True)
 class Offsets:
-    """frames (V,): offsets to the first view, with fractions; spread: how far pairs disagree, in frames."""
+    """Estimated time offsets.
+
+    Attributes:
+        frames: Offsets (V,) to the first view in frames, with fractions.
+        spread: Root-mean-square disagreement between pairs of views, in frames.
+    """
 
     frames: Array
     spread: float
 
     @property
     def whole(self) -> Array:
-        """The nearest whole frames (V,)."""
+        """Offsets (V,) rounded to whole frames."""
         return np.round(self.frames).astype(np.int64)
 
 
 def estimate_offsets(
     views: Sequence[CalibratedView], films: Sequence[Sequence[PoseDistributions]], reach: int = 10
 ) -> Offsets:
-    """Offsets under which keypoints of all pairs of views lie best on each other's epipolar lines.
+    """Estimate the offsets for which the keypoints fit the epipolar geometry of all pairs of views best.
 
-    Pairs that do not tell are left out; a view that no other pair ties to the first is an error.
+    Pairs without a clear minimum are left out.
+
+    Args:
+        views: Calibrated views.
+        films: Poses of every frame of every view.
+        reach: Largest offset to try, in frames.
+
+    Raises:
+        HaloposeError: The pairs with a clear minimum do not connect all views.
     """
     count = len(views)
     rows, lags, weights = [], [], []
@@ -59,8 +71,8 @@ def estimate_offsets(
     table, weight = np.array(rows).reshape(-1, count)[:, 1:], np.array(weights)
     if np.linalg.matrix_rank(table) < count - 1:
         raise HaloposeError(
-            f"the films do not show how far apart they are, up to {reach} frames: too little moves, or they are "
-            "farther apart; give the offsets as numbers"
+            f"cannot estimate offsets up to {reach} frames: there is too little motion, or the offsets are larger; "
+            "give the offsets as numbers"
         )
     solved, *_ = np.linalg.lstsq(table * weight[:, None], np.array(lags) * weight, rcond=None)
     left = table @ solved - np.array(lags)
@@ -74,9 +86,9 @@ def _lag(
     other: Sequence[PoseDistributions],
     reach: int,
 ) -> tuple[float, float] | None:
-    """How far two films are apart, and how sharply their cost bends there; None where they do not tell.
+    """Offset between two films and the curvature of the cost there, or None if there is no clear minimum.
 
-    They do if the least cost is not at the end of what is tried and clearly less than most others.
+    A minimum is clear if it does not lie at the largest offset and is well below the median cost.
     """
     busy = [(frame, poses) for frame, poses in enumerate(one) if len(poses)]
     costs = [_costs(first, second, busy, other, lag) for lag in range(-reach, reach + 1)]
@@ -102,7 +114,7 @@ def _costs(
     other: Sequence[PoseDistributions],
     lag: int,
 ) -> Array:
-    """Robust distances (T,) of the persons of both views that agree best, of each frame that has any."""
+    """Robust distance (T,) of the best matching persons of both views, for each frame that has detections."""
     costs = []
     for frame, a in one:
         if not 0 <= frame + lag < len(other) or not len(other[frame + lag]):

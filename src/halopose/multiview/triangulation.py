@@ -1,7 +1,4 @@
-"""Points in space from several views, weighted by covariances: robust, and without views that contradict the rest.
-
-In: pixels (N, V, 2) of N points in V views with covariances (N, V, 2, 2). Out: points with covariances (N, 3, 3).
-"""
+"""Triangulate points from several views, weighted by covariances, with rejection of contradicting views."""
 
 from __future__ import annotations
 
@@ -19,15 +16,19 @@ from halopose.types import Array
 
 _STEPS = 20
 _FIRST_DAMPING = 1e-3
-_ENOUGH = 1e-8  # chi-square that a step may still gain
+_ENOUGH = 1e-8  # smallest decrease of the chi-square that counts as progress
 
 
 @dataclass(frozen=True)
 class Points:
-    """Points (N, 3) with covariances (N, 3, 3), NaN where fewer than two views are left.
+    """N triangulated points.
 
-    cost (N,): chi-square of the residuals under the covariances, with dof (N,) degrees of freedom; used (N, V):
-    views that count; given (N, V): those that might have.
+    Attributes:
+        place: Points (N, 3), NaN where fewer than two views are left.
+        covariance: Covariances (N, 3, 3), NaN where unknown.
+        cost: Chi-squares (N,) of the residuals under the covariances, with ``dof`` degrees of freedom.
+        used: Views used (N, V).
+        given: Views with an observation (N, V).
     """
 
     place: Array
@@ -38,12 +39,21 @@ class Points:
 
     @property
     def dof(self) -> Array:
+        """Degrees of freedom (N,) of the chi-squares."""
         return np.maximum(2 * self.used.sum(1) - 3, 0)
 
 
 @dataclass(frozen=True)
 class ViewObservations:
-    """Pixels (N, V, 2), covariances (N, V, 2, 2), used (N, V); scale and nu (N, V) of Student-t laws, or None."""
+    """Observations of N points in V views.
+
+    Attributes:
+        pixels: Pixels (N, V, 2).
+        covariance: Covariances (N, V, 2, 2).
+        used: Whether each observation is used (N, V).
+        scale: Scale matrices (N, V, 2, 2) of Student-t distributions, or None.
+        nu: Degrees of freedom (N, V) of Student-t distributions, or None.
+    """
 
     pixels: Array
     covariance: Array
@@ -52,6 +62,7 @@ class ViewObservations:
     nu: Array | None = None
 
     def take(self, rows: Array, used: Mask) -> ViewObservations:
+        """Observations of the chosen points, with another ``used`` mask."""
         scale, nu = (None if part is None else part[rows] for part in (self.scale, self.nu))
         return ViewObservations(self.pixels[rows], self.covariance[rows], used, scale, nu)
 
@@ -63,10 +74,16 @@ def triangulate_points(
     consistent: float | None = 0.999,
     weighted: bool = True,
 ) -> Points:
-    """Points of least cost; a view goes if the chi-square is beyond a probability with it and lowest without it.
+    """Triangulate points by weighted least squares.
 
-    consistent: that probability, None to keep all views. weighted: False to count all pixels alike, for
-    comparison; the covariance then still tells the errors that this makes.
+    If the chi-square of a point fails the test, the view whose removal lowers it most is rejected, one at a time.
+
+    Args:
+        views: Calibrated views (V of them).
+        seen: Observations.
+        consistent: Probability of the chi-square test; None keeps all views.
+        weighted: Whether to weight pixels by their covariances. False is for comparison; the returned covariance
+            still describes the actual errors.
     """
     given = seen.used & np.isfinite(seen.pixels).all(-1)
     seen = ViewObservations(seen.pixels, seen.covariance, given, seen.scale, seen.nu)
@@ -86,7 +103,7 @@ def triangulate_points(
 def _without_worst(
     views: Sequence[CalibratedView], seen: ViewObservations, found: Points, bad: Array, weighted: bool
 ) -> Points:
-    """Solve some points again without the one view whose absence leaves the least chi-square for its freedom."""
+    """Solve the points ``bad`` again without the view whose removal lowers the chi-square most."""
     count = len(views)
     tried = np.repeat(bad, count)
     used = np.repeat(found.used[bad], count, axis=0)
@@ -101,7 +118,7 @@ def _without_worst(
     return Points(result[0], result[1], result[2], result[3].astype(bool), found.given)
 
 
-@np.errstate(all="ignore")  # points that are not there are NaN throughout
+@np.errstate(all="ignore")  # points without enough views are NaN
 def _solve(views: Sequence[CalibratedView], seen: ViewObservations, weighted: bool) -> Points:
     distribution = _ReprojectionDistribution(seen, weighted)
     place = _linear(views, seen, distribution)
@@ -136,7 +153,7 @@ def _solve_each(system: Array, pull: Array) -> Array:
 
 
 class _ReprojectionDistribution:
-    """Weights of what is seen: inverse covariances, or equal ones, and a Student-t's for outliers."""
+    """Weights of the observations: inverse covariances or equal weights, and Student-t weights for outliers."""
 
     def __init__(self, seen: ViewObservations, weighted: bool) -> None:
         self.seen, self.weighted = seen, weighted
@@ -152,7 +169,7 @@ class _ReprojectionDistribution:
             self.inverse = np.linalg.inv(np.where(used, seen.scale, eye)) * used
 
     def linearise(self, views: Sequence[CalibratedView], place: Array) -> tuple[Array, Array, Array]:
-        """Cost (N,), normal matrix (N, 3, 3) and pull (N, 3) at points (N, 3)."""
+        """Cost (N,), normal matrix (N, 3, 3) and gradient term (N, 3) at points (N, 3)."""
         residual, jacobian = self._residuals(views, place)
         forced = self.inverse @ residual[..., None]
         distance = (residual[..., None, :] @ forced)[..., 0, 0]
@@ -164,7 +181,7 @@ class _ReprojectionDistribution:
         return cost.sum(1), (turned @ self.inverse @ jacobian).sum(1), (turned @ forced)[..., 0].sum(1)
 
     def spread(self, views: Sequence[CalibratedView], place: Array) -> tuple[Array, Array]:
-        """Covariances (N, 3, 3) by the second moments of what is seen, and chi-squares (N,)."""
+        """Covariances (N, 3, 3) from the covariances of the observations, and chi-squares (N,)."""
         residual, jacobian = self._residuals(views, place)
         squared = np.einsum("nvi,nvij,nvj->n", residual, self.moments, residual)
         turned = np.swapaxes(jacobian, -1, -2)
@@ -175,7 +192,7 @@ class _ReprojectionDistribution:
         return (moved @ self.seen.covariance @ np.swapaxes(moved, -1, -2)).sum(1), squared
 
     def _residuals(self, views: Sequence[CalibratedView], place: Array) -> tuple[Array, Array]:
-        """Residuals (N, V, 2) and Jacobians (N, V, 2, 3), zero where a view does not count."""
+        """Residuals (N, V, 2) and Jacobians (N, V, 2, 3), zero where a view is not used."""
         used = self.seen.used
         residual, jacobian = np.zeros((*used.shape, 2)), np.zeros((*used.shape, 2, 3))
         for n, view in enumerate(views):
@@ -186,7 +203,7 @@ class _ReprojectionDistribution:
 
 
 def _linear(views: Sequence[CalibratedView], seen: ViewObservations, distribution: _ReprojectionDistribution) -> Array:
-    """Where the rays (N, 3) pass closest, each row of the equations in pixels."""
+    """Linear triangulation (N, 3); the rows of the equations are in pixels."""
     rows = []
     for n, view in enumerate(views):
         ray = normalise(view.camera, seen.pixels[:, n])
@@ -200,7 +217,7 @@ def _linear(views: Sequence[CalibratedView], seen: ViewObservations, distributio
         np.einsum("nri,nrj->nij", table[..., :3], table[..., :3]),
         np.einsum("nri,nr->ni", table[..., :3], table[..., 3]),
     )
-    # Once more with each row over its depth: then they are in pixels, and near cameras do not count for more.
+    # Solve again with each row divided by its depth: rows are then in pixels, and near cameras get no extra weight.
     for n, view in enumerate(views):
         depth = to_camera(view.rotation, view.position, first[:, None])[:, 0, 2]
         table[:, 2 * n : 2 * n + 2] *= (view.camera.fx / np.where(np.abs(depth) > 1e-9, depth, 1.0))[:, None, None]
