@@ -28,7 +28,7 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import COCO_NAMES, Keypoints
 from halopose.multiview.leave_one_out import leave_one_out, worse_camera
 from halopose.multiview.rig import CalibratedView, read_calibration
-from halopose.multiview.scene import SceneObservations, ReconstructedScene, build_scene
+from halopose.multiview.scene import ReconstructedScene, SceneObservations, build_scene
 from halopose.multiview.synchronise import estimate_offsets
 from halopose.multiview.triangulation import ViewObservations
 from halopose.poses import PoseDistributions

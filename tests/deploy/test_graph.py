@@ -1,4 +1,4 @@
-"""What decides about cells in the graph, against plain greedy suppression and the sparse heads."""
+"""Exported graph: against plain greedy suppression and the sparse heads."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from halopose.deploy.graph import (
     cells_around,
     rows_of,
     sampled,
-    stands,
+    suppression_mask,
     windows_of,
 )
 from halopose.deploy.predict import suppress
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @given(st.integers(0, 10_000), st.integers(1, 3))
-def test_boxes_that_stand_are_those_that_greedy_suppression_keeps(seed: int, count: int) -> None:
+def test_the_suppression_mask_is_that_of_greedy_suppression(seed: int, count: int) -> None:
     generator = np.random.default_rng(seed)
     corner = generator.uniform(0, 30, (24, 2))
     boxes = np.concatenate([corner, corner + generator.uniform(20, 40, (24, 2))], axis=1).astype(np.float32)
     classes = generator.integers(0, count, 24)
     better = torch.ones(24, 24).tril(-1)
-    kept = stands(torch.from_numpy(boxes)[None], torch.from_numpy(classes)[None], better)[0].bool().numpy()
+    kept = suppression_mask(torch.from_numpy(boxes)[None], torch.from_numpy(classes)[None], better)[0].bool().numpy()
     expected = np.isin(np.arange(24), suppress(boxes, -np.arange(24.0), classes, OVERLAP))
     assert np.array_equal(kept, expected)
 
@@ -45,7 +45,7 @@ def test_boxes_that_stand_are_those_that_greedy_suppression_keeps(seed: int, cou
 @pytest.mark.parametrize("settings", [HeadSettings(), HeadSettings("diagonal"), HeadSettings("isotropic")])
 @pytest.mark.parametrize("kind", ["11", "nas"])
 def test_windows_give_what_the_heads_give_at_every_cell(kind: str, settings: HeadSettings) -> None:
-    """All cells of small maps, so that every border is among them."""
+    """All cells of small maps, which include every border."""
     heads = artifact_for(host_of(kind), settings).heads
     generator = torch.Generator().manual_seed(3)
     level: Any
@@ -86,7 +86,9 @@ def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind
     ("kind", "claims", "features", "bound"),
     [("11", True, True, 0), ("nas", True, True, 50), ("11", True, False, 0), ("11", False, True, 50)],
 )
-def test_signals_in_the_graph_are_those_of_the_host(kind: str, claims: bool, features: bool, bound: float) -> None:
+def test_context_features_in_the_graph_are_those_of_the_host(
+    kind: str, claims: bool, features: bool, bound: float
+) -> None:
     host = host_of(kind)
     artifact = artifact_for(host, HeadSettings(claims=claims, features=features))
     if bound:
@@ -108,7 +110,7 @@ def test_signals_in_the_graph_are_those_of_the_host(kind: str, claims: bool, fea
 
 @given(st.integers(0, 10_000))
 def test_cells_and_shares_of_the_graph_sample_as_torch_does(seed: int) -> None:
-    """Points lie off the map, too."""
+    """Including points off the map."""
     generator = torch.Generator().manual_seed(seed)
     maps = [torch.randn((2, 3 + n, 4 >> n, 6 >> n), generator=generator) for n in range(2)]
     points = torch.rand((2, 3, 5, 2), generator=generator) * 60 - 8
@@ -117,10 +119,10 @@ def test_cells_and_shares_of_the_graph_sample_as_torch_does(seed: int) -> None:
     torch.testing.assert_close(torch.cat(found, 2), features_at(maps, (8, 16), points), atol=1e-4, rtol=1e-4)
 
 
-def test_dense_heads_cannot_look_beyond_their_window() -> None:
+def test_dense_heads_have_no_context_features() -> None:
     host = host_of("11")
     artifact = artifact_for(host, HeadSettings(claims=True))
-    with pytest.raises(HaloposeError, match="export them as topk"):
+    with pytest.raises(HaloposeError, match="topk"):
         Deployable(host.traceable(), artifact, "dense", TopkSettings())
 
 

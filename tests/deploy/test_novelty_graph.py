@@ -1,4 +1,4 @@
-"""Novelty outside PyTorch: p-values of the exported model are those of the package."""
+"""Out-of-distribution p-values of the exported model: compared with the package."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def pose() -> UncertainPose:
 
 @pytest.fixture(scope="module")
 def scenes() -> list[Array]:
-    """Clear and foggy, cut so that the input is padded on either side."""
+    """A clear and a foggy scene."""
     return [render_scene(sample_scene(900, "clear")), render_scene(sample_scene(901, "fog"))]
 
 

@@ -468,7 +468,9 @@ def test_one_damaged_image_does_not_hide_the_others(
     code, printed, error = run_runtime(capsys, folder, "--model", path, "--json")
     assert code == 1
     assert {entry["file_name"] for entry in json.loads(printed)} == {"good.png"}
-    assert [name in line for name, line in zip(("bad.jpg", "floats.npy"), error.splitlines(), strict=True)] == [True] * 2
+    assert [name in line for name, line in zip(("bad.jpg", "floats.npy"), error.splitlines(), strict=True)] == [
+        True
+    ] * 2
     code, printed, _ = run_runtime(capsys, folder, "--model", path, "-o", tmp_path / "out")
     assert (code, printed.count("\n")) == (1, 1)
     assert [picture.name for picture in (tmp_path / "out").iterdir()] == ["good.jpg"]

@@ -1,4 +1,4 @@
-"""Calibration and evaluation in the deployed runtime, against the pipeline that runs in PyTorch."""
+"""Calibration and evaluation in the deployed runtime: compared with the PyTorch pipeline."""
 
 import json
 from dataclasses import replace
@@ -13,6 +13,7 @@ from halopose.deploy.deployed_model import Deployed
 from halopose.deploy.folder import write_folder
 from halopose.deploy.graph import TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build
+from halopose.errors import HaloposeError
 from halopose.fitting.card import Card, ImageRoles
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import calibrate_artifact, collect_validation, evaluate_artifact
@@ -86,7 +87,7 @@ def test_an_offset_is_that_of_the_pipeline_and_moves_the_distribution_alone(
 def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(data: Path, folder: Path, store: MatchStore) -> None:
     before = UncertainPose.load(folder)
     count = recalibration.calibrate(folder, recalibration.collect(Deployed(folder), load_dataset(data, "val")))
-    # As exported: calibrated before, which a few objects hardly narrow.
+    # The exported model is calibrated already, and few objects hardly narrow that calibration.
     card = Card(images=ImageRoles(heads=(), calibration=()), settings=SETTINGS)
     trained = replace(artifact_for(host_of("11")), card=card)
     expected = calibrate_artifact(trained, host_of("11"), store, "matched").calibrations
@@ -103,3 +104,39 @@ def test_calibration_is_that_of_the_pipeline_and_lands_in_the_file(data: Path, f
     card = json.loads((folder / "card.json").read_text())
     assert card["images"]["calibration"] == sorted(load_dataset(data, "val").image_ids.tolist())
     assert set(recalibration.images_seen(Deployed(folder))) == set(load_dataset(data, "val").image_ids)
+
+
+DAMAGED = [
+    [],
+    "card",
+    3,
+    None,
+    {"images": []},
+    {"images": {"heads": "abc"}},
+    {"images": {"heads": [1.5]}},
+    {"images": {"heads": [[1]]}},
+    {"images": {"heads": None}},
+    {"images": {"heads": [10**400]}},
+    {"images": {"unknown": [1]}},
+    {"images": {}, "settings": {**SETTINGS.to_json(), "rule": 5}},
+    {"images": {}, "settings": {**SETTINGS.to_json(), "rule": "guess"}},
+    {"images": {}, "settings": {**SETTINGS.to_json(), "region_scales": "maybe"}},
+    "missing",
+]
+
+
+def test_a_card_that_cannot_be_read_is_refused_before_anything_is_written(data: Path, folder: Path) -> None:
+    """Without the card a model could be evaluated on the images it was made with."""
+    seen = recalibration.collect(Deployed(folder), load_dataset(data, "val"))
+    before = (folder / "model.onnx").read_bytes()
+    for content in DAMAGED:
+        (folder / "card.json").unlink(missing_ok=True)
+        if content != "missing":
+            (folder / "card.json").write_text(json.dumps(content))
+        with pytest.raises(HaloposeError, match=r"^[^\n]+$"):
+            recalibration.calibrate(folder, seen)
+        assert (folder / "model.onnx").read_bytes() == before, content
+        if not isinstance(content, dict) or "settings" not in content:
+            with pytest.raises(HaloposeError, match=r"card\.json"):
+                recalibration.images_seen(Deployed(folder))
+    assert not len(recalibration.images_seen(Deployed(folder), ()))  # the user knows that the images are new

@@ -7,7 +7,7 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
-from halopose.multiview.scene import SceneObservations, Person, ReconstructedScene
+from halopose.multiview.scene import Person, ReconstructedScene, SceneObservations
 from halopose.multiview.scene_files import to_c3d
 from halopose.multiview.triangulation import Points, ViewObservations
 
@@ -23,7 +23,9 @@ def long_scene(first: int, count: int, layout: Keypoints = LAYOUT) -> Reconstruc
     nothing = np.zeros((0, 2))
     seen = ViewObservations(np.zeros((0, 2, 2)), np.zeros((0, 2, 2, 2)), nothing.astype(bool))
     gathered = SceneObservations(seen, np.zeros(0), np.zeros(0), np.zeros(0), nothing)
-    triangulated = Points(np.zeros((0, 3)), np.zeros((0, 3, 3)), np.zeros(0), nothing.astype(bool), nothing.astype(bool))
+    triangulated = Points(
+        np.zeros((0, 3)), np.zeros((0, 3, 3)), np.zeros(0), nothing.astype(bool), nothing.astype(bool)
+    )
     person = Person(1, first + np.arange(count), place, spread, np.full((count, points), 2), np.ones((count, points)))
     return ReconstructedScene([person], [], layout, 50.0, np.zeros(0), gathered, triangulated)
 

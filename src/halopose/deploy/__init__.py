@@ -1,1 +1,1 @@
-"""Without PyTorch: the model with its heads as one ONNX graph, a runtime of one file, a page for the browser."""
+"""Deployment without PyTorch: ONNX export of model and heads, a single-file runtime, and a web page."""

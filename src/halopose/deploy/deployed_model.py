@@ -1,7 +1,4 @@
-"""A deployed folder, used like any base; what runs it is ``predict.py``, the same file that lies in the folder.
-
-In: BGR images. Out: a ``PoseDistributions`` per image, calibrated, or as the heads gave it.
-"""
+"""A deployed folder used like any base model; it runs with ``predict.py``, the runtime that the folder contains."""
 
 from __future__ import annotations
 
@@ -28,7 +25,14 @@ MODEL, CARD = "model.onnx", "card.json"
 
 @dataclass(frozen=True)
 class Detecting:
-    """Which detections of an image to take; imgsz: input size, else the model's."""
+    """Detection settings.
+
+    Attributes:
+        conf: Confidence threshold.
+        iou: IoU threshold of non-maximum suppression.
+        imgsz: Input size; None for that of the model.
+        detections: Largest number of detections per image.
+    """
 
     conf: float = 0.25
     iou: float = 0.7
@@ -37,15 +41,18 @@ class Detecting:
 
 
 class Deployed:
-    """The model file of a folder, or a model file, in ONNX Runtime or in the runtime that ``run`` stands for.
+    """An exported model.
 
-    visibility: prune below it instead of below the file's own threshold; 0 for never.
+    Args:
+        path: Deployed folder or model file.
+        run: Function that runs the graph in another runtime; default ONNX Runtime.
+        visibility: Visibility threshold of pruning; default that of the file, 0 for no pruning.
     """
 
     def __init__(self, path: Path | str, run: Run | None = None, visibility: float | None = None) -> None:
         path = Path(path)
         self.path = path / MODEL if path.is_dir() else path
-        with _one_line():
+        with _user_errors():
             opened = Model(str(self.path))
             self.model = opened if run is None else Model(str(self.path), run, opened.facts)
         self.facts = self.model.facts
@@ -54,37 +61,37 @@ class Deployed:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the file."""
+        """SHA-256 of the model file."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
     @property
     def layout(self) -> Keypoints:
-        """Which keypoints the model predicts."""
+        """Keypoint layout of the model."""
         facts = self.facts
         names = facts.keypoint_names
         return Keypoints.of(len(names), names=names, sigmas=facts.sigmas, area_factor=facts.area_factor)
 
     def predict(self, image: Array, settings: Detecting, family: str) -> PoseDistributions:
-        """Calibrated poses of one image (h, w, 3)."""
-        with _one_line():
+        """Predict calibrated poses of one image (h, w, 3)."""
+        with _user_errors():
             poses = describe(self.facts, self._detect(image, settings), family)
         found = {field.name: getattr(poses, field.name) for field in fields(poses)}
-        return PoseDistributions(**found | self._together)
+        return PoseDistributions(**found | self._joint)
 
     @cached_property
-    def _together(self) -> dict[str, Any]:
-        """Regions and the tails of the joint law, as the package has them."""
+    def _joint(self) -> dict[str, Any]:
+        """Conformal regions and joint degrees of freedom as types of the package."""
         count, facts = len(self.facts.keypoint_names), self.facts
         try:
             regions = None if facts.regions is None else Regions.from_json(facts.regions, count)
             found = None if facts.correlation is None else Correlation.from_json(facts.correlation, count)
         except (KeyError, TypeError, ValueError):
-            raise HaloposeError(f"{self.path}: its regions or correlation are damaged: export it again") from None
+            raise HaloposeError(f"{self.path}: the regions or the correlation are damaged: export it again") from None
         return {"regions": regions, **({} if found is None else {"together": found.dof})}
 
     def uncalibrated(self, image: Array, settings: Detecting) -> PoseDistributions:
-        """Detections with the dispersions of the heads alone: the Gaussian's temperature is taken out again."""
-        with _one_line():
+        """Predict poses with the uncalibrated dispersions of the heads: the Gaussian temperature is divided out."""
+        with _user_errors():
             found = self._detect(image, settings)
         covariance = covariances(found.factors / np.asarray(self.facts.temperature)[:, None])
         return PoseDistributions(
@@ -102,8 +109,8 @@ class Deployed:
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
-    """The runtime's own class of mistakes becomes the package's."""
+def _user_errors() -> Iterator[None]:
+    """Convert user errors of the runtime to ``HaloposeError``."""
     try:
         yield
     except Problem as problem:

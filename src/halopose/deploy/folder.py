@@ -1,6 +1,6 @@
-"""The folder that ``halopose export`` writes: the model, the runtime of one file, and the card.
+"""Write the folder of ``halopose export``: model, single-file runtime, card and README.
 
-In: a model of ``onnx_file.build``, quantised or not, and the artifact. Out: files that need none of this package.
+The folder does not need this package.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ RUNTIME, LAYOUT = "predict.py", "README.md"
 
 
 def write_folder(folder: Path | str, model: ModelProto, artifact: Artifact) -> None:
-    """Model, runtime, card, and a page that says what goes in and comes out."""
+    """Write model, runtime, card and a README that documents inputs and outputs.
+
+    Args:
+        folder: Folder to write.
+        model: Model of ``onnx_file.build``, quantised or not.
+        artifact: Artifact of the model.
+    """
     folder = make_folder(folder)
     write_model(model, folder / MODEL)
     write_text(folder / RUNTIME, inspect.getsource(predict))
@@ -32,7 +38,7 @@ def write_folder(folder: Path | str, model: ModelProto, artifact: Artifact) -> N
 
 
 def describe(model: ModelProto, artifact: Artifact) -> str:
-    """The card for a reader: inputs, outputs, and how to run it."""
+    """README of a deployed folder: inputs, outputs and how to run the model."""
     facts = read_facts(model, "the model")
     colour = "BGR" if facts.layout == "yolonas" else "RGB"
     rows = [
@@ -44,12 +50,12 @@ def describe(model: ModelProto, artifact: Artifact) -> str:
         [
             f"# {base} with calibrated keypoint covariances",
             "",
-            f"Form `{facts.form}`, precision `{facts.precision}`, {len(facts.keypoint_names)} keypoints, made for "
-            f"an input of {facts.imgsz}. Written by `halopose export`.",
+            f"Form `{facts.form}`, precision `{facts.precision}`, {len(facts.keypoint_names)} keypoints, input size "
+            f"{facts.imgsz}. Written by `halopose export`.",
             "",
             "```console",
             "pip install numpy onnxruntime opencv-python-headless",
-            "python predict.py photo.jpg             # a line, and the picture poses/photo.jpg",
+            "python predict.py photo.jpg             # prints one line and draws poses/photo.jpg",
             "python predict.py photo.jpg --json --family student-t",
             "```",
             "",
@@ -57,34 +63,37 @@ def describe(model: ModelProto, artifact: Artifact) -> str:
             "|---|---|---|",
             *rows,
             "",
-            f"`images` is {colour}, 0 to 1, letterboxed as `prepare` in `predict.py` does it; both sides are "
-            f"multiples of {max(facts.strides[-1], 32)}. A cell counts over all levels, strides "
-            f"{', '.join(map(str, facts.strides))}, each row by row. The covariance of a keypoint is L L^T with "
-            "L = [[l11, 0], [l21, l22]] in pixels of the input; divide l11 by the letterbox's gain in x, l21 and "
-            "l22 by that in y, for pixels of the image. The Gaussian's temperature is in it. For the Student-t "
-            "multiply L by `student_scale` of the metadata; the degrees of freedom are `student_dof`. Where the "
-            "metadata have `pruned_scale` and `pruned_dof`, those are for keypoints that pruning takes out.",
+            f"`images` is {colour}, from 0 to 1, letterboxed by `prepare` in `predict.py`. Both sides are multiples "
+            f"of {max(facts.strides[-1], 32)}. Cells are numbered over all levels (strides "
+            f"{', '.join(map(str, facts.strides))}), row by row within a level.",
             "",
-            *_promises(facts),
+            "The covariance of a keypoint is L L^T with L = [[l11, 0], [l21, l22]] in pixels of the input. For "
+            "pixels of the image, divide l11 by the gain of the letterbox in x, and l21 and l22 by the gain in y. L "
+            "contains the Gaussian temperature. For the Student-t, multiply L by `student_scale` of the metadata; "
+            "the degrees of freedom are `student_dof`. If the metadata have `pruned_scale` and `pruned_dof`, these "
+            "apply to pruned keypoints.",
+            "",
+            *_guarantees(facts),
         ]
     )
 
 
-def _promises(facts: predict.Facts) -> list[str]:
-    """What the metadata promise beyond the law of each keypoint."""
+def _guarantees(facts: predict.Facts) -> list[str]:
+    """Paragraphs on conformal regions, joint covariance and out-of-distribution p-values, where available."""
     lines = []
     if facts.regions is not None:
         lines += [
-            "`poses.region(0.9)` gives ellipses that hold the true keypoint with at least 90 %, whatever its law, "
-            f"and with `whole=True` all keypoints of an object together: of {CONDITION}.",
+            "`poses.region(0.9)` gives ellipses that contain the true keypoint with a probability of at least 90 %, "
+            "without distributional assumptions; with `whole=True` the probability applies to all keypoints of an "
+            f"object jointly. This holds for {CONDITION}.",
             "",
         ]
     if facts.correlation is not None:
-        lines += ["`poses.joint_covariance()` is the covariance of all keypoints of a detection together.", ""]
+        lines += ["`poses.joint_covariance()` is the joint covariance of all keypoints of a detection.", ""]
     if facts.novelty is not None:
         lines += [
-            "`poses.novelty` is small for a detection unlike anything seen, `poses.image_novelty` for such "
-            "an image: on data like those of calibration at most a share p falls below p.",
+            "`poses.novelty` and `poses.image_novelty` are p-values: small for detections and images that are out of "
+            "distribution. On data like the calibration data, at most a fraction p of them falls below p.",
             "",
         ]
     return lines
@@ -92,16 +101,16 @@ def _promises(facts: predict.Facts) -> list[str]:
 
 _MEANINGS = {
     "images": "input",
-    "area": "left, top, right, bottom of each image in the input, without its padding",
+    "area": "left, top, right and bottom edge of each image in the input, without padding",
     "boxes": "x1, y1, x2, y2 of each cell, in pixels of the input",
-    "scores": "of each cell, a class",
-    "keypoints_xy": "x, y of each cell's keypoints, in pixels of the input",
-    "keypoints_conf": "visibilities of each cell's keypoints",
-    "factors": "l11, l21, l22 of the Gaussian's Cholesky factors, in pixels of the input",
-    "cells": "the cell that a row of `factors` belongs to, -1 for none",
-    "novelty": "how unlike the data the cell of each row of `factors` is, compared with `known` of the metadata",
-    "image_novelty": "how unlike the data the image is, compared with `known_images` of the metadata",
-    "rows": "the cell that a row of `output0` comes from",
+    "scores": "class scores of each cell",
+    "keypoints_xy": "x, y of the keypoints of each cell, in pixels of the input",
+    "keypoints_conf": "visibilities of the keypoints of each cell",
+    "factors": "l11, l21, l22 of the Gaussian Cholesky factors, in pixels of the input",
+    "cells": "cell of each row of `factors`, -1 for none",
+    "novelty": "out-of-distribution value of each row of `factors`, to be ranked among `known` of the metadata",
+    "image_novelty": "out-of-distribution value of the image, to be ranked among `known_images` of the metadata",
+    "rows": "cell of each row of `output0`",
 }
 
 
@@ -110,10 +119,10 @@ def _meaning(name: str, facts: predict.Facts) -> str:
         return _MEANINGS[name]
     seen = ", visibility" if facts.visibility else ""
     if facts.layout == "ultralytics-end2end":
-        return f"rows, best first: x1, y1, x2, y2, score, class, and of each keypoint x, y{seen}; pixels of the input"
+        return f"rows, best first: x1, y1, x2, y2, score, class, and x, y{seen} of each keypoint; pixels of the input"
     return (
-        "of each cell: x, y of the box's centre, its width and height, a score a class, and of each keypoint x, y"
-        f"{seen}; pixels of the input"
+        "for each cell: box centre x, y, width and height, one score per class, and x, y"
+        f"{seen} of each keypoint; pixels of the input"
     )
 
 

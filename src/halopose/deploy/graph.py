@@ -1,10 +1,15 @@
-"""The graph that is exported: the framework's model, unchanged, and Cholesky factors for the cells that matter.
+"""Exported graph: the unchanged model of the framework, and Cholesky factors for the best cells.
 
-In: images (B, 3, H, W). Out: the framework's own outputs; ``factors`` (B, M, K, 3), the entries l11, l21, l22 of
-calibrated Gaussian factors in pixels of the input; ``cells`` (B, M), the cell of each row, -1 for none, where M is
-not every cell in order; ``rows`` (B, R), the cells of the framework's rows, where it has chosen them itself. With
-novelty also in: ``area`` (B, 4), where each image lies in the input; out: ``novelty`` (B, M) and ``image_novelty``
-(B,).
+Inputs:
+    images: Batch (B, 3, H, W).
+    area: Edges (B, 4) of each image in the input; only with an out-of-distribution model.
+
+Outputs:
+    The outputs of the framework.
+    factors: Entries l11, l21, l22 (B, M, K, 3) of the calibrated Gaussian factors, in pixels of the input.
+    cells: Cell (B, M) of each row of factors, -1 for none; missing in the dense form.
+    rows: Cell (B, R) of each row of the framework's output, if the framework selects rows itself.
+    novelty, image_novelty: Out-of-distribution values (B, M) and (B,), if the artifact has such a model.
 """
 
 from __future__ import annotations
@@ -28,16 +33,20 @@ from halopose.uncertainty.heads import ACTIVATIONS, LevelHead, ProbabilisticHead
 
 Form = Literal["topk", "dense"]
 
-ROUNDS = 4  # of suppression; each settles one more link of a chain of overlapping boxes
-OVERLAP = 0.7  # IoU, as in prediction; it only decides which cells come first
+ROUNDS = 4  # of suppression; each round resolves one more link of a chain of overlapping boxes
+OVERLAP = 0.7  # IoU threshold; it only ranks cells, so that a deviation from prediction is harmless
 
 
 @dataclass(frozen=True)
 class TopkSettings:
-    """How many cells of an image get factors.
+    """Number of cells with factors.
 
-    windows: cells a level. candidates: the best cells by score among which they are sought; those that
-    suppression would keep come first. Measured on COCO (docs/deploy.md): 160 and 16 hold every detection.
+    Candidates that survive non-maximum suppression are preferred. The defaults cover every detection on COCO (see
+    docs/deploy.md).
+
+    Attributes:
+        candidates: Number of best cells by score that are considered.
+        windows: Number of cells per level that get factors.
     """
 
     candidates: int = 160
@@ -45,7 +54,7 @@ class TopkSettings:
 
 
 class Deployable(nn.Module):
-    """A traceable model with heads; the Gaussian temperature is in the factors."""
+    """Traceable model with heads; the factors contain the Gaussian temperature."""
 
     temperature: Tensor
 
@@ -53,7 +62,7 @@ class Deployable(nn.Module):
         super().__init__()
         self.model = model
         if form == "dense" and artifact.heads.settings.signals:
-            raise HaloposeError("heads that look beyond their window have no dense form: export them as topk")
+            raise HaloposeError("heads with context features have no dense form: export them as topk")
         self.heads = TopkHeads(artifact, settings) if form == "topk" else DenseHeads(artifact.heads)
         self.register_buffer("temperature", artifact.calibrations.gaussian.tau_.float()[:, None])
 
@@ -64,20 +73,21 @@ class Deployable(nn.Module):
         return (*traced.native, factors * self.temperature, *others, *rows)
 
     @property
-    def novel(self) -> bool:
-        """Whether the graph knows novelty, for which it is told where the image lies."""
+    def has_novelty(self) -> bool:
+        """Whether the graph has an out-of-distribution model, and therefore the input ``area``."""
         return isinstance(self.heads, TopkHeads) and self.heads.novelty is not None
 
     @property
     def output_names(self) -> list[str]:
+        """Names of the outputs, in order."""
         rows = ["rows"] if self.model.layout == "ultralytics-end2end" else []
         cells = ["cells"] if isinstance(self.heads, TopkHeads) else []
-        novelty = ["novelty", "image_novelty"] if self.novel else []
+        novelty = ["novelty", "image_novelty"] if self.has_novelty else []
         return [*self.model.output_names, "factors", *cells, *novelty, *rows]
 
 
 class DenseHeads(nn.Module):
-    """Factors of every cell: convolutions alone, for runtimes that gather slowly or not at all."""
+    """Factors of all cells by convolutions only, for runtimes with slow or missing gather operations."""
 
     def __init__(self, heads: ProbabilisticHeads) -> None:
         super().__init__()
@@ -101,9 +111,9 @@ def _convolved(head: LevelHead, values: Tensor) -> Tensor:
 
 
 class TopkHeads(nn.Module):
-    """Factors of the cells that matter: their windows are gathered, and the heads run there alone.
+    """Factors of the best cells: windows around them are gathered, and the heads run on these windows only.
 
-    What can be done for all levels at once is: to a runtime a node on a few numbers costs as much as on many.
+    Levels are processed jointly where possible, because each graph node has a fixed cost.
     """
 
     strides: Tensor
@@ -120,7 +130,7 @@ class TopkHeads(nn.Module):
         self.levels = nn.ModuleList(WindowHead(level) for level in heads.levels if isinstance(level, LevelHead))
 
     def forward(self, traced: Traced, area: Tensor | None) -> tuple[Tensor, ...]:
-        """Factors (B, M, K, 3) and cells (B, M), M windows over all levels, finest level first; their novelty."""
+        """Factors (B, M, K, 3) and cells (B, M), finest level first, and out-of-distribution values if available."""
         sizes = torch.stack(
             [torch.stack([torch.as_tensor(side) for side in maps.shape[2:]]) for maps in traced.features]
         )
@@ -163,11 +173,13 @@ class TopkHeads(nn.Module):
         said: Tensor | None,
         place: Tensor,
     ) -> Tensor:
-        """What signals add to raw parameters (B, M, K * channels) of candidates at places (B, M)."""
+        """Correction of the raw parameters (B, M, K * channels) by context features, for candidates (B, M)."""
         network = self.heads.beyond
         assert network is not None
         if said is None:
-            raise HaloposeError("this model has one cell per object, none to compare it with: use other heads")
+            raise HaloposeError(
+                "this model has one cell per object and no overlapping boxes: use heads without context features"
+            )
         keypoints, own, theirs = self.heads.keypoints, take(said, place), said[..., 4:]
         points = own[..., 4 : 4 + 2 * keypoints].reshape(-1, 2, keypoints).transpose(1, 2)
         projected = self._projected(features, images_of(place), points)
@@ -184,7 +196,7 @@ class TopkHeads(nn.Module):
         return added.reshape(-1, int(place.shape[1]), each[0] * int(added.shape[2]))
 
     def _bounded(self, factors: Tensor, said: Tensor | None, place: Tensor) -> Tensor:
-        """Factors (B, M, K, 3) of candidates at places (B, M), within the bound of heads that have one."""
+        """Factors (B, M, K, 3) of candidates (B, M), limited if the heads have a bound."""
         network = self.heads.beyond
         if network is None or network.inverse_bound is None or said is None:
             return factors
@@ -193,9 +205,9 @@ class TopkHeads(nn.Module):
         return factors * shrunk.reshape(-1, int(place.shape[1]), self.heads.keypoints, 1)
 
     def _projected(self, features: Sequence[Tensor], image: Tensor, points: Tensor) -> Tensor:
-        """Features at points (N, K, 2) after the network's layer for them (N, K, width).
+        """Features (N, K, width) at points (N, K, 2) after the linear layer of the network.
 
-        The layer is linear: where it narrows a level, it runs before cells are gathered, else after.
+        The layer runs before the gathering where it reduces the number of channels, otherwise after it.
         """
         assert self.heads.beyond is not None
         layer = self.heads.beyond.features
@@ -212,42 +224,42 @@ class TopkHeads(nn.Module):
                 wide = wide + F.linear(sampled(rows, cell[level], share[level], self.heads.keypoints), weight)
         if not narrowed:
             return wide
-        tables, cells, shares = zip(*narrowed, strict=True)  # one sum over all narrowed levels
+        tables, cells, shares = zip(*narrowed, strict=True)
         return wide + sampled(torch.cat(tables), torch.cat(cells, 1), torch.cat(shares, 1), self.heads.keypoints)
 
     def _best(self, traced: Traced) -> tuple[Tensor, Tensor]:
-        """Scores and cells of the best, at least as many as there are candidates."""
+        """Scores and cells of the best cells, at least as many as candidates."""
         several = int(traced.scores.shape[2]) > 1
         confidence = traced.scores.amax(dim=2) if several else traced.scores.flatten(1)
         least = 0 if self.heads.beyond is None else CANDIDATES
         return best_cells(confidence, max(least, self.settings.candidates))
 
     def _merit(self, traced: Traced, score: Tensor, cell: Tensor, said: Tensor | None) -> Tensor:
-        """What ranks candidates (B, C): the score, plus 1 for those that will be kept."""
+        """Rank values of the candidates (B, C): the score, plus 1 for those that survive suppression."""
         count = self.settings.candidates
         score, cell, classes = score[:, :count], cell[:, :count], None
         if said is None:
             return score
         if int(traced.scores.shape[2]) > 1:
             classes = traced.scores.argmax(dim=2).gather(1, cell)
-        return torch.where(score >= 0, score + stands(said[:, :count, :4], classes, self.better), score)
+        return torch.where(score >= 0, score + suppression_mask(said[:, :count, :4], classes, self.better), score)
 
 
 def best_cells(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The best scores (B, count) among scores (B, A), best first, and their cells; -1 and cell 0 for none."""
-    # Padded, so that it can be traced for any number of cells: -1 ranks behind every one.
+    """Best scores (B, count) among scores (B, A), best first, and their cells; score -1 and cell 0 for none."""
+    # Padded with -1, which ranks last, so that the trace is valid for any number of cells.
     best, cell = F.pad(scores, (0, count), value=-1.0).topk(count, dim=1)
     return best, torch.where(best >= 0, cell, 0)
 
 
 def images_of(cells: Tensor) -> Tensor:
-    """The image (B * n,) of each of the cells (B, n)."""
+    """Image index (B * n,) of each of the cells (B, n)."""
     image = torch.arange(cells.shape[0], device=cells.device)[:, None]
     return (image + torch.zeros_like(cells, dtype=torch.long)).reshape(-1)
 
 
 def rows_of(maps: Tensor) -> Tensor:
-    """Features (B * H * W, C) cell by cell of maps (B, C, H, W)."""
+    """Features (B * H * W, C) of the cells of maps (B, C, H, W)."""
     return maps.permute(0, 2, 3, 1).reshape(-1, int(maps.shape[1]))
 
 
@@ -261,9 +273,9 @@ def sampled(rows: Tensor, cell: Tensor, share: Tensor, keypoints: int) -> Tensor
 def cells_around(
     maps: Sequence[Tensor], strides: Sequence[int], image: Tensor, points: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The four cells (levels, N * K, 4) around points (N, K, 2), counted over all images, and their shares.
+    """Indices (levels, N * K, 4) of the four cells around points (N, K, 2), and their bilinear weights.
 
-    A cell off the map has no share.
+    Indices count over all images of the batch. Cells off the map have weight 0.
     """
     sides = [torch.stack([torch.as_tensor(side) for side in level.shape[3:1:-1]]) for level in maps]
     sizes = torch.stack(sides).to(points)[..., None]  # (levels, 2, 1): width, height
@@ -271,10 +283,10 @@ def cells_around(
     place = x_y / torch.tensor(strides, dtype=points.dtype, device=points.device)[:, None, None] - 0.5
     low = place.floor()
     part = place - low
-    beside = torch.stack([low, low + 1])  # (2, levels, 2, N * K): points last, which a runtime goes through faster
+    beside = torch.stack([low, low + 1])  # (2, levels, 2, N * K)
     share = torch.stack([1 - part, part]) * ((beside >= 0) & (beside < sizes))
     beside = beside.clamp_min(0).minimum(sizes - 1)
-    # Whole numbers up to 2^24 are exact in single precision: more cells than any batch has.
+    # Single precision represents integers up to 2^24, more than the cells of any batch.
     start = image.to(points)[:, None].repeat(1, int(points.shape[1])).reshape(-1) * sizes[:, 1]
     row = (start + beside[:, :, 1]) * sizes[:, 0]  # (2, levels, N * K)
     cell, both = row[:, None] + beside[:, :, 0], share[:, None, :, 1] * share[:, :, 0]  # (2, 2, levels, N * K)
@@ -286,9 +298,15 @@ def cells_around(
 
 
 def windows_of(cell: Tensor, sizes: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-    """Places (B, L, M, side, side) around cells (B, L, M) of levels of ``sizes`` (L, 2), and 1 where on the map.
+    """Windows around cells.
 
-    A place off the map is 0, and so is its mark.
+    Args:
+        cell: Cells (B, L, M) of L levels.
+        sizes: Heights and widths (L, 2) of the levels.
+        reach: Cells on each side of the centre.
+
+    Returns:
+        Cell indices (B, L, M, side, side) and a mask that is 1 on the map. Indices off the map are 0.
     """
     around = torch.arange(-reach, reach + 1)
     height, width = sizes[:, :1, None], sizes[:, 1:, None]  # (L, 1, 1)
@@ -300,21 +318,27 @@ def windows_of(cell: Tensor, sizes: Tensor, reach: int) -> tuple[Tensor, Tensor]
 
 
 class WindowHead(nn.Module):
-    """A level's head at single cells, as matrix products over taps at constant offsets."""
+    """Head of one level at single cells, as matrix products over constant offsets."""
 
     def __init__(self, head: LevelHead) -> None:
         super().__init__()
         self.head = head
 
     def forward(self, maps: Tensor, places: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-        """The trunk's last activations (B, M, H) of maps (B, C, H, W) at windows (B, M, side, side) of places.
+        """Evaluate the trunk.
 
-        And the mean features (B, M, C) of the windows.
+        Args:
+            maps: Features (B, C, H, W).
+            places: Cell indices (B, M, side, side) of the windows.
+            inside: Mask (B, M, side, side), 1 on the map.
+
+        Returns:
+            Last activations (B, M, hidden) of the trunk, and mean features (B, M, C) of the windows.
         """
         batch, channels, height, width = maps.shape
         side = 2 * self.head.reach + 1
         spare = (int(places.shape[3]) - side) // 2
-        if spare:  # of a level that looks further
+        if spare:  # windows are as large as the largest level needs
             places, inside = places[:, :, spare:-spare, spare:-spare], inside[:, :, spare:-spare, spare:-spare]
         places = places + (torch.arange(batch) * (height * width)).reshape(-1, 1, 1, 1)
         inside = inside.reshape(-1, side, side)
@@ -328,7 +352,7 @@ class WindowHead(nn.Module):
             values = values.reshape(-1, side * side, layer.weight.shape[0])
             if border:
                 inside = inside[:, border : border + side, border : border + side]
-            if side > 1:  # a convolution sees zeros over the border; the cell itself is never there
+            if side > 1:  # convolutions see zeros off the map; the centre cell is always on the map
                 values = values * inside.reshape(-1, side * side, 1)
         return values.reshape(batch, -1, self.head.last.weight.shape[1]), pooled
 
@@ -349,18 +373,22 @@ def _product(values: Tensor, layer: nn.Conv2d, side: int) -> Tensor:
 
 
 def _taps(side: int, kernel: int) -> list[int]:
-    """Places in a window that each output of a convolution reads, output by output."""
+    """Window positions that each output of a convolution reads, output by output."""
     reach = range(kernel)
     outputs = range(side - kernel + 1)
     return [(row + i) * side + column + j for row in outputs for column in outputs for i in reach for j in reach]
 
 
-def stands(boxes: Tensor, classes: Tensor | None, better: Tensor) -> Tensor:
-    """1 for boxes (B, C, 4), best first, that greedy suppression keeps, 0 for others (B, C).
+def suppression_mask(boxes: Tensor, classes: Tensor | None, better: Tensor) -> Tensor:
+    """Mask (B, C) of the boxes that greedy non-maximum suppression keeps.
 
-    better (C, C) is 1 where the second box comes before the first. A box falls if a better one that stands
-    overlaps it. All at once instead of one by one: a round settles those whose rivals are settled, so that
-    chains of up to ``ROUNDS`` boxes come out as in greedy suppression.
+    A box is removed if a better box that is kept overlaps it. All boxes are updated in parallel; chains of up to
+    ``ROUNDS`` overlapping boxes are resolved exactly.
+
+    Args:
+        boxes: Boxes (B, C, 4), best first.
+        classes: Classes (B, C), or None for one class.
+        better: Matrix (C, C), 1 where the second index precedes the first.
     """
     close = overlapping_boxes(boxes, boxes, OVERLAP)
     if classes is not None:
@@ -373,13 +401,13 @@ def stands(boxes: Tensor, classes: Tensor | None, better: Tensor) -> Tensor:
 
 
 def _by_keypoint(raw: Tensor, heads: ProbabilisticHeads) -> Tensor:
-    """(B, K, channels, M) of (B, K * channels, M)."""
+    """Reshape (B, K * channels, M) to (B, K, channels, M)."""
     channels = RAW_CHANNELS[heads.settings.parameterisation]
     return raw.reshape(raw.shape[0], heads.keypoints, channels, -1)
 
 
 def _entries(raw: Tensor, heads: ProbabilisticHeads) -> Tensor:
-    """l11, l21, l22 (B, K, 3, M) in strides of raw parameters (B, K, channels, M)."""
+    """Entries l11, l21, l22 (B, K, 3, M) in units of the stride from raw parameters (B, K, channels, M)."""
     kind = heads.settings.parameterisation
     a = raw[:, :, 0]
     b = raw[:, :, 1] if kind == "full" else torch.zeros_like(a)

@@ -1,7 +1,6 @@
-"""Novelty in the exported graph: how unlike everything seen the chosen cells are, and the image as a whole.
+"""Out-of-distribution values in the exported graph, for the chosen cells and for the image.
 
-In: features, scores, pooled windows of the chosen cells, and where the image lies in the input. Out: the values
-that the runtime turns into p-values with the calibration values in the metadata.
+The runtime converts them to p-values with the calibration values in the metadata.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from halopose.uncertainty.novelty import Evidence, Novelty
 
 
 class NoveltyAt(nn.Module):
-    """Values of ``windows`` cells a level, and of the image."""
+    """Out-of-distribution values of the chosen cells (``windows`` per level) and of the image."""
 
     level: Tensor
 
@@ -28,7 +27,17 @@ class NoveltyAt(nn.Module):
         self.register_buffer("level", torch.arange(len(self.strides)).repeat_interleave(windows))
 
     def forward(self, traced: Traced, cells: Tensor, pooled: list[Tensor], area: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (B, M) of cells (B, M) and (B,) of images; pooled windows (B, M / L, C) by level; area (B, 4)."""
+        """Compute the values.
+
+        Args:
+            traced: Outputs of the traceable model.
+            cells: Chosen cells (B, M).
+            pooled: Mean features (B, M / L, C) of their windows, for each of L levels.
+            area: Edges (B, 4) of the images in the input.
+
+        Returns:
+            Values (B, M) of the cells and (B,) of the images.
+        """
         batch, count = cells.shape
         images = image_vectors(traced.features, self.strides, area)
         widest = max(self.novelty.widths)
@@ -43,7 +52,7 @@ class NoveltyAt(nn.Module):
 
 
 def image_vectors(features: Sequence[Tensor], strides: Sequence[int], area: Tensor) -> Tensor:
-    """What ``uncertainty.novelty.pool_images`` gives, without a loop over images: (B, D)."""
+    """Image vectors (B, D) as in ``uncertainty.novelty.pool_images``, without a loop over images."""
     vectors = []
     for maps, stride in zip(features, strides, strict=True):
         low, high = (area / stride).round().clamp(min=0).split(2, dim=1)  # (B, 2): x, y
@@ -59,7 +68,7 @@ def image_vectors(features: Sequence[Tensor], strides: Sequence[int], area: Tens
 
 
 def known_values(novelty: Novelty) -> dict[str, Any]:
-    """What the runtime compares values with, as json has it; nine digits give back every float."""
+    """Calibration values as JSON; nine digits represent every single-precision number exactly."""
     return {
         name: [[_short(each) for each in row] if isinstance(row, list) else _short(row) for row in table.tolist()]
         for name, table in (("known", novelty.known), ("known_images", novelty.known_images))

@@ -1,7 +1,4 @@
-"""Writing and rewriting model files: tracing, names, metadata, checks.
-
-In: a host and the artifact made for it. Out: an ``onnx.ModelProto`` that carries all that the runtime needs.
-"""
+"""Write and rewrite model files: tracing, metadata, checksum."""
 
 from __future__ import annotations
 
@@ -30,14 +27,20 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 OPSET = 17
-IR_VERSION = 10  # what ONNX Runtime has read since 1.18
-TEMPERATURE = "temperature"  # the initializer that holds the Gaussian's tau
-TRACED_SIZE = (320, 256)  # any size will do; not square, so that a mix-up of sides shows
+IR_VERSION = 10  # supported by ONNX Runtime since 1.18
+TEMPERATURE = "temperature"  # initializer with the Gaussian temperature
+TRACED_SIZE = (320, 256)  # arbitrary; not square, so that swapped sides are noticed
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """form: heads at the cells that matter (``topk``), or everywhere by convolutions alone (``dense``)."""
+    """Settings of an export.
+
+    Attributes:
+        form: ``topk`` for factors of the best cells, ``dense`` for factors of all cells by convolutions.
+        topk: Number of cells of the topk form.
+        imgsz: Default input size; None for that of the artifact.
+    """
 
     form: Form = "topk"
     topk: TopkSettings = field(default_factory=TopkSettings)
@@ -45,7 +48,13 @@ class ExportSettings:
 
 
 def build(host: Host, artifact: Artifact, settings: ExportSettings | None = None) -> ModelProto:
-    """The graph with its metadata, checked."""
+    """Build the model with its metadata, and check it.
+
+    Args:
+        host: Base model.
+        artifact: Artifact of the base model.
+        settings: Settings of the export.
+    """
     settings = settings or ExportSettings()
     artifact.check(host)
     traceable = host.traceable()
@@ -55,14 +64,14 @@ def build(host: Host, artifact: Artifact, settings: ExportSettings | None = None
 
 
 def _trace(graph: Deployable) -> ModelProto:
-    """By the TorchScript exporter, as both frameworks do: the dynamo one still fails on parts of these models."""
+    """Trace with the TorchScript exporter: the dynamo exporter fails on parts of these models."""
     onnx = require_onnx()
     axes, (height, width) = _dynamic_axes(graph), TRACED_SIZE
     images, area = torch.zeros((2, 3, height, width)), torch.tensor([[0.0, 0.0, width, height]]).repeat(2, 1)
-    given = (images, area) if graph.novel else (images,)
+    given = (images, area) if graph.has_novelty else (images,)
     buffer = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that sizes are read off tensors, and that the exporter is old
+        warnings.simplefilter("ignore")  # about sizes read from tensors, and the deprecated exporter
         torch.onnx.export(
             graph,
             given,
@@ -76,7 +85,7 @@ def _trace(graph: Deployable) -> ModelProto:
         outputs = graph(*given)
     model = onnx.load_from_string(buffer.getvalue())
     for value, output in zip(model.graph.output, outputs, strict=True):
-        free = axes[value.name]  # the exporter loses track of what is always the same
+        free = axes[value.name]  # the exporter marks some constant sizes as free
         for axis, size in enumerate(value.type.tensor_type.shape.dim):
             if axis not in free:
                 size.dim_value = output.shape[axis]
@@ -87,7 +96,7 @@ def _trace(graph: Deployable) -> ModelProto:
 def _dynamic_axes(graph: Deployable) -> dict[str, dict[int, str]]:
     axes = {name: {0: "batch"} for name in graph.output_names}
     axes["images"] = {0: "batch", 2: "height", 3: "width"}
-    if graph.novel:
+    if graph.has_novelty:
         axes["area"] = {0: "batch"}
     if graph.model.layout == "ultralytics":
         axes["output0"][2] = "anchors"
@@ -100,7 +109,7 @@ def _dynamic_axes(graph: Deployable) -> dict[str, dict[int, str]]:
 
 
 def facts_of(host: Host, traceable: Traceable, artifact: Artifact, settings: ExportSettings) -> Facts:
-    """What the runtime has to know."""
+    """Metadata for the runtime."""
     blank = Facts(
         layout=traceable.layout,
         form=settings.form,
@@ -128,7 +137,7 @@ def facts_of(host: Host, traceable: Traceable, artifact: Artifact, settings: Exp
 
 
 def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
-    """The same with other calibrations; the Student-t's are relative to the Gaussian's, which is folded in."""
+    """Metadata with other calibrations; Student-t scales are relative to the Gaussian temperature."""
     gaussian, student = fitted.gaussian, fitted.student if fitted.tails is None else fitted.tails.kept
     pruned = None if fitted.tails is None else fitted.tails.pruned
     tau = gaussian.tau_.double().numpy()
@@ -150,7 +159,7 @@ def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
 
 
 def write_facts(model: ModelProto, facts: Facts) -> None:
-    """Replace the metadata, in place."""
+    """Replace the metadata of a model in place."""
     del model.metadata_props[:]
     for key, value in facts.write().items():
         entry = model.metadata_props.add()
@@ -158,7 +167,7 @@ def write_facts(model: ModelProto, facts: Facts) -> None:
 
 
 def read_facts(model: ModelProto, where: Path | str) -> Facts:
-    """The metadata of a model file."""
+    """Read the metadata of a model; ``where`` names the file in errors."""
     try:
         return Facts.read({entry.key: entry.value for entry in model.metadata_props}, str(where))
     except Problem as problem:
@@ -166,7 +175,7 @@ def read_facts(model: ModelProto, where: Path | str) -> Facts:
 
 
 def read_model(path: Path | str) -> ModelProto:
-    """Load a model file that is as it was written."""
+    """Load a model file after checking its checksum."""
     onnx = require_onnx()
     try:
         check_seal(str(path))
@@ -176,21 +185,21 @@ def read_model(path: Path | str) -> ModelProto:
 
 
 def write_model(model: ModelProto, path: Path | str) -> None:
-    """Write a model file whole or not at all, with its checksum."""
+    """Write a model file with its checksum; an interrupted write leaves no partial file."""
     write_bytes(path, sealed(model))
 
 
 def sealed(model: ModelProto) -> bytes:
-    """What ``write_model`` writes; the checksum is that of the file without it, and stands in the file."""
+    """Serialise a model with its checksum, which is computed with zeros in its place."""
     for entry in [entry for entry in model.metadata_props if entry.key == "checksum"]:
-        model.metadata_props.remove(entry)  # of the file that it was read from
+        model.metadata_props.remove(entry)  # checksum of the file that the model was read from
     entry = model.metadata_props.add()
     entry.key, entry.value = "checksum", BLANK.decode()
     data = model.SerializeToString()
     model.metadata_props.remove(entry)
     found = SEAL.search(data)
     if found is None:
-        raise RuntimeError("protobuf writes entries in another form than it did")
+        raise RuntimeError("the protobuf encoding of metadata entries has changed")
     if EXTERNAL in data:
         raise HaloposeError("the model stores tensors as external data: load it with its weights, then write it again")
     seal = hashlib.sha256(data).hexdigest().encode()
@@ -198,24 +207,24 @@ def sealed(model: ModelProto) -> bytes:
 
 
 def checked(model: ModelProto) -> ModelProto:
-    """The model, which passes ONNX's own checks."""
+    """Run ONNX's model checker and return the model."""
     require_onnx().checker.check_model(model, full_check=True)
     return model
 
 
 def set_temperature(model: ModelProto, tau: Sequence[float]) -> None:
-    """Fold another Gaussian temperature (K,) into the factors, in place."""
+    """Replace the Gaussian temperature (K,) in the factors, in place."""
     from onnx import numpy_helper
 
     for tensor in model.graph.initializer:
         if tensor.name == TEMPERATURE:
             tensor.CopyFrom(numpy_helper.from_array(np.asarray(tau, np.float32)[:, None], TEMPERATURE))
             return
-    raise HaloposeError("the model holds no temperature to set: export it again with `halopose export`")
+    raise HaloposeError("the model has no temperature: export it again with `halopose export`")
 
 
 def require_onnx() -> Any:
-    """The onnx package, or a line that names the extra."""
+    """Import the onnx package, or raise an error that names the extra."""
     try:
         import onnx
     except ImportError:

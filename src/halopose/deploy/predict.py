@@ -163,7 +163,9 @@ class Facts:
         if not kind.startswith(FORMAT):
             raise Problem(f"{where} was not written by `halopose export`: export the model with it")
         if kind[len(FORMAT) :] != str(VERSION):
-            raise Problem(f"{where} has format {kind}, this program reads {FORMAT}{VERSION}: use the predict.py from the same folder")
+            raise Problem(
+                f"{where} has format {kind}, this program reads {FORMAT}{VERSION}: use the predict.py next to it"
+            )
         values = {}
         for field in fields(cls):
             if field.name not in properties and field.default is None:
@@ -291,7 +293,9 @@ class Poses:
         scale = np.searchsorted(np.array(self.regions["edges"], dtype=float), size)
         radius = table[..., place] if place < len(levels) else np.full(table.shape[:-1], np.nan)
         if np.isnan(radius).any():
-            raise Problem(f"the calibration has too few images for regions of {probability:g}: use a smaller probability")
+            raise Problem(
+                f"the calibration has too few images for regions of {probability:g}: use a smaller probability"
+            )
         return self.dispersion * (radius if whole else radius[scale][..., None, None])
 
     def joint_covariance(self) -> Array:
@@ -504,9 +508,7 @@ def _with_novelty(
     values[cells[given]] = outputs["novelty"][0][given]
     scores, seen = np.array(known["known"], dtype=np.float64).reshape(-1, 2).T
     novelty = _p_values(seen[scores >= conf], values[cell])
-    return replace(
-        found, novelty=novelty, image_novelty=_p_values(known["known_images"], outputs["image_novelty"][:1])
-    )
+    return replace(found, novelty=novelty, image_novelty=_p_values(known["known_images"], outputs["image_novelty"][:1]))
 
 
 def _p_values(known: Array, value: Array) -> Array:
@@ -887,14 +889,20 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description="Poses with calibrated uncertainty, from an exported model.")
     here = os.path.dirname(os.path.abspath(__file__))
     parser.add_argument("images", nargs="+", help="image files or folders")
-    parser.add_argument("--model", default=os.path.join(here, "model.onnx"), help="model file; default model.onnx in the folder of this file")
+    parser.add_argument(
+        "--model",
+        default=os.path.join(here, "model.onnx"),
+        help="model file; default model.onnx in the folder of this file",
+    )
     parser.add_argument("--output", "-o", default="poses", help="folder for the pictures (needs OpenCV)")
     parser.add_argument("--json", action="store_true", help="print detections as JSON, draw nothing")
     parser.add_argument("--conf", type=float, default=0.25, help="confidence threshold")
     parser.add_argument("--iou", type=float, default=0.7, help="IoU threshold of non-maximum suppression")
     parser.add_argument("--family", choices=FAMILIES, default="gaussian", help="output distribution")
     parser.add_argument("--imgsz", type=int, help="input size; default that of the model")
-    parser.add_argument("--probability", type=float, default=0.95, help="probability that an ellipse contains the keypoint")
+    parser.add_argument(
+        "--probability", type=float, default=0.95, help="probability that an ellipse contains the keypoint"
+    )
     parser.add_argument("--alarm", type=float, help="flag out-of-distribution detections at this rate, e.g. 0.05")
     options = parser.parse_args(arguments)
     problem: Any

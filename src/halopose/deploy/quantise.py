@@ -1,7 +1,4 @@
-"""Smaller numbers for the base: half precision, or 8 bits. Decoding and heads stay in float.
-
-In: a float model of ``onnx_file.build``, and for 8 bits some images. Out: another model with the same outputs.
-"""
+"""Quantise the base model to half precision or 8 bits; decoding and heads stay in single precision."""
 
 from __future__ import annotations
 
@@ -24,19 +21,19 @@ from halopose.types import Array
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
-HEADS = "/heads/"  # what the names of the heads' nodes begin with
-MOST_IMAGES = 128  # that the ranges of activations are taken from
+HEADS = "/heads/"  # prefix of the node names of the heads
+MOST_IMAGES = 128  # images for the activation ranges
 
 
 def to_half(model: ModelProto) -> ModelProto:
-    """Half precision up to the last convolutions. Beyond, a pixel near 640 would be rounded to half a pixel."""
+    """Half precision up to the last convolutions; beyond, coordinates near 640 would be rounded to half a pixel."""
     onnx = require_onnx()
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     facts = read_facts(model, "the model")
     front, back = _parted(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it tells of each weight that is too small for half precision
+        warnings.simplefilter("ignore")  # one per weight that is too small for half precision
         front = convert_float_to_float16(front, keep_io_types=True)
     half = onnx.ModelProto()
     half.CopyFrom(model)
@@ -48,7 +45,7 @@ def to_half(model: ModelProto) -> ModelProto:
 
 
 def _take_unrounded(model: ModelProto, names: set[str]) -> None:
-    """Let the nodes of these names take values as they were before they were rounded for others, in place."""
+    """Connect the nodes of these names to the unquantised values, in place."""
     made = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
         for place, name in enumerate(node.input):
@@ -58,7 +55,7 @@ def _take_unrounded(model: ModelProto, names: set[str]) -> None:
 
 
 def _parted(model: ModelProto) -> tuple[ModelProto, GraphProto]:
-    """The model up to its last convolutions, whose outputs are what the rest takes from it, and the rest."""
+    """Split the model after its last convolutions into a model and the remaining graph."""
     onnx = require_onnx()
     early = before_decoding(model)
     nodes: dict[bool, list[Any]] = {True: [], False: []}
@@ -78,9 +75,13 @@ def _parted(model: ModelProto) -> tuple[ModelProto, GraphProto]:
 
 
 def to_int8(model: ModelProto, images: Iterable[NamedImage]) -> ModelProto:
-    """Backbone and neck in 8 bits, by ONNX Runtime's own quantisation.
+    """Backbone and neck in 8 bits, with the quantiser of ONNX Runtime.
 
-    The framework's head stays in float as well: its outputs are pixels, and there 8 bits cost most.
+    The head of the framework stays in single precision: its outputs are pixels, which lose most in 8 bits.
+
+    Args:
+        model: Float model of ``onnx_file.build``.
+        images: Images for the activation ranges; the first 128 are used.
     """
     onnx = require_onnx()
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
@@ -145,32 +146,32 @@ class _Reader:
         return next(self.inputs, None)
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        raise NotImplementedError  # asked for only if the quantiser is told to work in strides
+        raise NotImplementedError  # only called with the quantiser's stride option
 
 
 def before_decoding(model: ModelProto) -> set[str]:
-    """Names of the nodes up to the base's last convolutions: what comes after is decoding, or the heads."""
+    """Names of the nodes up to the last convolutions of the base model; decoding and heads follow."""
     return _feeding(model, _inputs_of_convolutions(model)) | {node.name for node in model.graph.node if _of_base(node)}
 
 
 def before_features(model: ModelProto) -> set[str]:
-    """Names of the nodes that the feature maps depend on: backbone and neck."""
+    """Names of the nodes of backbone and neck, on which the feature maps depend."""
     taken = {name for node in model.graph.node if node.name.startswith(HEADS) for name in node.input}
     return _feeding(model, taken & _inputs_of_convolutions(model))
 
 
 def _inputs_of_convolutions(model: ModelProto) -> set[str]:
-    """Values that the base's convolutions take."""
+    """Inputs of the convolutions of the base model."""
     values = {name for node in model.graph.node if _of_base(node) for name in node.input}
     if not values:
-        raise HaloposeError("the model has no convolutions to quantise: export it with `halopose export` first")
+        raise HaloposeError("the model has no convolutions to quantise: export it again with `halopose export`")
     return values
 
 
 def _feeding(model: ModelProto, values: set[str]) -> set[str]:
     """Names of the nodes that the values depend on."""
     needed, names = set(values), set()
-    for node in reversed(model.graph.node):  # in the order of execution, as ONNX demands
+    for node in reversed(model.graph.node):  # ONNX stores nodes in the order of execution
         if not needed.isdisjoint(node.output):
             needed.update(node.input)
             names.add(node.name)

@@ -1,6 +1,6 @@
-"""Calibration and evaluation in the very runtime that will be used: quantisation moves residuals and dispersions.
+"""Calibrate and evaluate a deployed folder in its own runtime.
 
-In: a deployed folder and annotated images. Out: the folder with another calibration, or the protocol's scores.
+Quantisation changes residuals and dispersions, so that a quantised model needs its own calibration.
 """
 
 from __future__ import annotations
@@ -38,19 +38,39 @@ SCORING = Detecting(conf=0.01, detections=20)  # as the evaluation of an artifac
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Uncalibrated detections of annotated images, the truth there, and what could not be read."""
+class LabelledDetections:
+    """Uncalibrated detections of annotated images.
+
+    Attributes:
+        detections: Detections with the dispersions of the heads.
+        truth: Annotations of the images.
+        skipped: One line per image that could not be read.
+    """
 
     detections: PoseDistributions
     truth: GroundTruth
     skipped: tuple[str, ...]
 
 
-def collect(deployed: Deployed, dataset: Dataset, settings: Detecting = SCORING, step: Counter | None = None) -> Seen:
-    """Run the deployed model over a data set."""
+def collect(
+    deployed: Deployed, dataset: Dataset, settings: Detecting = SCORING, step: Counter | None = None
+) -> LabelledDetections:
+    """Run the deployed model on a data set.
+
+    Args:
+        deployed: Model.
+        dataset: Annotated images.
+        settings: Detection settings.
+        step: Called with the number of finished images and the number of all images.
+
+    Raises:
+        HaloposeError: The keypoints of model and data differ, or nothing is detected.
+    """
     count, given = len(deployed.layout), len(dataset.layout)
     if given != count:
-        raise HaloposeError(f"the data have {given} keypoints, the model {count}: they do not fit")
+        raise HaloposeError(
+            f"the data have {given} keypoints, the model has {count}: use data with the keypoints of the model"
+        )
     parts, objects, skipped = [], {}, []
     for number, record in enumerate(dataset.records):
         try:
@@ -64,13 +84,13 @@ def collect(deployed: Deployed, dataset: Dataset, settings: Detecting = SCORING,
         if step is not None:
             step(number + 1, len(dataset))
     if not sum(map(len, parts)):
-        raise HaloposeError("no detection in these images: check that the model detects anything there")
+        raise HaloposeError("the model detects nothing in these images: check the images and the model")
     truth = _truth(objects, deployed.layout)
-    return Seen(PoseDistributions.concatenate(parts), truth, tuple(skipped))
+    return LabelledDetections(PoseDistributions.concatenate(parts), truth, tuple(skipped))
 
 
 def _truth(objects: dict[int, Objects], layout: Keypoints) -> GroundTruth:
-    """The objects of all images, by the ids of the images."""
+    """Concatenate the objects of all images, given by image id."""
     images = np.array(list(objects), dtype=np.int64)
     parts = list(objects.values())
     boxes, crowd, labelled = (
@@ -93,22 +113,36 @@ def _truth(objects: dict[int, Objects], layout: Keypoints) -> GroundTruth:
 
 def calibrate(
     folder: Path | str,
-    seen: Seen,
+    seen: LabelledDetections,
     *,
     offset: bool = False,
     rule: str | None = None,
     region_scales: bool | None = None,
 ) -> int:
-    """Fit both calibrations and the pruning threshold and write them into the folder; from how many objects.
+    """Fit calibrations and pruning threshold, and write them into the folder.
 
-    offset: where residuals are biased the laws get a mean of their own. rule, region_scales: as in ``Protocol``;
-    else as the folder was made.
+    Nothing is written before the card of the folder has been read and everything has been fitted.
+
+    Args:
+        folder: Deployed folder.
+        seen: Detections of the calibration images.
+        offset: Whether to fit an offset of the mean where residuals are biased.
+        rule: As in ``Protocol``; default that of the folder.
+        region_scales: As in ``Protocol``; default that of the folder.
+
+    Returns:
+        Number of matched objects.
+
+    Raises:
+        HaloposeError: The card is missing or damaged, or no detection matches an object.
     """
     deployed = Deployed(folder)
     card = read_card(deployed)
     made = card.settings or FitSettings()
     rule = made.rule if rule is None else rule
     region_scales = made.region_scales if region_scales is None else region_scales
+    if not isinstance(rule, str) or not isinstance(region_scales, bool):
+        raise _damaged(deployed.path.with_name(CARD))
     protocol = Protocol(
         area="box",
         visibility=True,
@@ -142,9 +176,9 @@ def _covariance(facts: Facts) -> Any:
     return "paper" if facts.student_moment is None else "moment"
 
 
-def score(deployed: Deployed, seen: Seen, protocol: Protocol, step: Counter | None = None) -> Scores:
-    """The whole protocol, with the calibrations and the thresholds that the model file carries."""
-    fitted, source = calibrations_of(deployed.facts), "the model file's, fitted on other images"
+def score(deployed: Deployed, seen: LabelledDetections, protocol: Protocol, step: Counter | None = None) -> Scores:
+    """Evaluate the full protocol with the calibrations and thresholds of the model file."""
+    fitted, source = calibrations_of(deployed.facts), "from the model file, fitted on other images"
     matched = match_poses(seen.detections, seen.truth, protocol)
     matched = matched.moved(None if fitted.offset is None else fitted.offset.numpy())
     distributions = apply_calibrations(matched, fitted, protocol, source) if len(matched) else None
@@ -152,7 +186,7 @@ def score(deployed: Deployed, seen: Seen, protocol: Protocol, step: Counter | No
 
 
 def calibrations_of(facts: Facts) -> Calibrations:
-    """What the metadata say, as modules that act on uncalibrated factors."""
+    """Calibrations of a model file, as modules that act on uncalibrated factors."""
     tau = torch.tensor(facts.temperature, dtype=torch.float64)
     gaussian = GaussianCalibration(len(tau))
     gaussian.tau_ = tau
@@ -162,10 +196,10 @@ def calibrations_of(facts: Facts) -> Calibrations:
         tails = SplitStudentT(student, _student(facts, facts.pruned_dof, facts.pruned_scale))
     threshold = float("-inf") if facts.threshold is None else facts.threshold
     regions = None if facts.regions is None else Regions.from_json(facts.regions, len(tau))
-    together = None if facts.correlation is None else Correlation.from_json(facts.correlation, len(tau))
+    correlation = None if facts.correlation is None else Correlation.from_json(facts.correlation, len(tau))
     offset = None if facts.offset is None else torch.tensor(facts.offset, dtype=torch.float64)
     visible = facts.visibility_threshold
-    return Calibrations(gaussian, student, threshold, visible, regions, together, tails, offset)
+    return Calibrations(gaussian, student, threshold, visible, regions, correlation, tails, offset)
 
 
 def _student(facts: Facts, dof: list[float], scale: list[float]) -> StudentTCalibration:
@@ -181,16 +215,32 @@ def _student(facts: Facts, dof: list[float], scale: list[float]) -> StudentTCali
 
 
 def read_card(deployed: Deployed) -> Card:
-    """The card beside a model file; an empty card where there is none."""
+    """Read the card next to a model file.
+
+    Raises:
+        HaloposeError: The card is missing or damaged. It lists the images that the model was made with, and without
+            it the model could be evaluated on them.
+    """
     path = deployed.path.with_name(CARD)
     if not path.is_file():
-        return Card()
+        raise HaloposeError(f"no file {path}, which lists the images the model was made with: export the model again")
     try:
-        return Card.from_json(read_json(path))
-    except (LookupError, TypeError, ValueError):
-        raise HaloposeError(f"{path} is damaged: export the model again") from None
+        card = Card.from_json(read_json(path))
+        card.images.of("heads", "calibration", "evaluation", "choosing")  # ids too large for an integer array
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
+        raise _damaged(path) from None
+    return card
+
+
+def _damaged(path: Path) -> HaloposeError:
+    return HaloposeError(f"{path} is damaged: export the model again")
 
 
 def images_seen(deployed: Deployed, parts: tuple[str, ...] = ("heads", "calibration")) -> Array:
-    """Ids (I,) of the images that heads were trained on or calibrations were fitted on."""
-    return read_card(deployed).images.of(*parts)
+    """Ids (I,) of the images that the heads were trained on or the calibrations were fitted on.
+
+    Args:
+        deployed: Model.
+        parts: Roles of the images; the card is not read if there are none.
+    """
+    return read_card(deployed).images.of(*parts) if parts else np.zeros(0, dtype=np.int64)

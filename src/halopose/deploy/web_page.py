@@ -1,6 +1,6 @@
-"""The page that runs a deployed model in a browser: static files, and ONNX Runtime's own from its npm package.
+"""Write the web page that runs a model in the browser: static files, and ONNX Runtime from its npm package.
 
-In: a model file's folder. Out: a folder ``web`` that any static server serves; nothing is sent anywhere from it.
+Any static server can serve the folder; the page sends no data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION = "1.30.0"
 PACKAGE = f"onnxruntime-web-{VERSION}.tgz"
 SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
 PAGE = ("index.html", "style.css", "app.js", "pose.js", "worker.js", "serve.py")
-RUNTIME = (  # the library for WASM and for WebGPU, each with its binary
+RUNTIME = (  # libraries for WASM and WebGPU with their binaries
     "ort.wasm.min.mjs",
     "ort-wasm-simd-threaded.mjs",
     "ort-wasm-simd-threaded.wasm",
@@ -38,7 +38,7 @@ RUNTIME = (  # the library for WASM and for WebGPU, each with its binary
 
 
 def write_page(folder: Path | str, model: ModelProto) -> None:
-    """Page, model, metadata and runtime."""
+    """Write page, model, metadata and ONNX Runtime into a folder."""
     runtime = unpacked(runtime_package())
     folder = make_folder(folder)
     for name in PAGE:
@@ -50,7 +50,7 @@ def write_page(folder: Path | str, model: ModelProto) -> None:
 
 
 def runtime_package() -> bytes:
-    """The npm package of the known version and hash, from the cache or from npm."""
+    """ONNX Runtime's npm package in the pinned version, from the cache or from npm; its hash is checked."""
     path = cache_folder() / PACKAGE
     if path.is_file() and _sound(path.read_bytes()):
         return path.read_bytes()
@@ -58,7 +58,7 @@ def runtime_package() -> bytes:
         content = _packed(Path(folder))
     if content is None or not _sound(content):
         raise HaloposeError(
-            f"cannot fetch onnxruntime-web {VERSION}, which the page runs on: go online with npm installed, "
+            f"cannot fetch onnxruntime-web {VERSION}, which the page needs: install npm and go online, "
             f"or put {PACKAGE} at {path}"
         )
     write_bytes(path, content)
@@ -80,7 +80,7 @@ def _sound(content: bytes) -> bool:
 
 
 def unpacked(content: bytes) -> dict[str, bytes]:
-    """The files that the page needs, by name."""
+    """Files of the package that the page needs, by name."""
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         files = {name: archive.extractfile(f"package/dist/{name}") for name in RUNTIME}
         return {name: file.read() for name, file in files.items() if file is not None}

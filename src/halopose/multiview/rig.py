@@ -72,7 +72,9 @@ class CalibratedView:
         if not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-4):
             raise HaloposeError(f"the rotation of camera {name} is not orthonormal")
         if np.linalg.det(rotation) < 0:
-            raise HaloposeError(f"the rotation of camera {name} has determinant -1, which is a reflection: flip one axis")
+            raise HaloposeError(
+                f"the rotation of camera {name} has determinant -1, which is a reflection: flip one axis"
+            )
         offset = np.asarray(tvec, dtype=np.float64).reshape(3)
         return cls(name, Camera.from_opencv(matrix, distortion, size), rotation, -rotation.T @ offset)
 
@@ -110,7 +112,9 @@ def read_calibration(path: Path, unit: str | None = None) -> list[CalibratedView
         elif name.endswith((".yml", ".yaml", ".xml")):
             views, usual = _opencv(path), "m"
         else:
-            raise HaloposeError(f"{path} has an unknown file extension: use .toml, .qca.txt, or OpenCV's .yml, .yaml or .xml")
+            raise HaloposeError(
+                f"{path} has an unknown file extension: use .toml, .qca.txt, or OpenCV's .yml, .yaml or .xml"
+            )
     except OSError as error:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
     except _UNREADABLE as error:
@@ -118,9 +122,13 @@ def read_calibration(path: Path, unit: str | None = None) -> list[CalibratedView
     names = [view.name for view in views]
     for view in views:
         if names.count(view.name) > 1:
-            raise HaloposeError(f"{path} has {names.count(view.name)} cameras called {view.name}: give each another name")
+            raise HaloposeError(
+                f"{path} has {names.count(view.name)} cameras called {view.name}: give each another name"
+            )
         if not (np.isfinite(view.rotation).all() and np.isfinite(view.position).all()):
-            raise HaloposeError(f"{path}: the rotation or position of camera {view.name} is not finite: calibrate it again")
+            raise HaloposeError(
+                f"{path}: the rotation or position of camera {view.name} is not finite: calibrate it again"
+            )
     if len(views) < 2:
         raise HaloposeError(f"{path} has {len(views)} cameras: triangulation needs at least two")
     scale = _UNITS[unit or usual]
@@ -134,7 +142,7 @@ def _toml(path: Path) -> list[CalibratedView]:
     except ImportError:  # Python 3.10
         import tomli as tomllib
     text = path.read_text(encoding="utf-8")
-    if re.search(r"[^=#\n\]\[,]{%d}" % _LONGEST_KEY, text):
+    if re.search(rf"[^=#\n\]\[,]{{{_LONGEST_KEY}}}", text):
         raise ValueError(f"a key has more than {_LONGEST_KEY} characters")
     content: dict[str, Any] = tomllib.loads(text)
     views = []

@@ -142,8 +142,12 @@ def build_scene(
     offsets = np.zeros(len(views), dtype=np.int64) if offsets is None else offsets
     gathered = gather(views, films, layout, offsets, settings)
     if not len(gathered):
-        raise HaloposeError("no person is seen by two cameras in one frame: check the calibration and the order of the films")
-    points = triangulate_points(views, gathered.observations, consistent=settings.consistent, weighted=settings.weighted)
+        raise HaloposeError(
+            "no person is seen by two cameras in one frame: check the calibration and the order of the films"
+        )
+    points = triangulate_points(
+        views, gathered.observations, consistent=settings.consistent, weighted=settings.weighted
+    )
     persons = _link(gathered, points, len(layout), rate, settings.confirm)
     if not persons:
         raise HaloposeError(

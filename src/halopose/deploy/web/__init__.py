@@ -1,1 +1,1 @@
-"""What a page is made of: copied as it is."""
+"""Files of the web page, copied unchanged."""
