@@ -10,12 +10,12 @@ import pytest
 from halopose.evaluation.metrics import LEVELS
 from halopose.evaluation.scores import AXES
 from halopose.reports.finetuning_report import coverage_plots, render_finetuning, sentence, table, to_text
-from halopose.studies.finetuning_study import SHOWN, BaseModelScores, differences
+from halopose.studies.finetuning_study import REPORT_METRICS, BaseModelScores, differences
 from tests.helpers.html_pages import EVIL, parsed
 
 REGIMES = ("gaussian", "student_t")
 NOISE = 0.002
-METRICS = {*SHOWN, *(f"{regime}.ace{suffix}" for regime in REGIMES for suffix in ("", "_x", "_y"))}
+METRICS = {*REPORT_METRICS, *(f"{regime}.ace{suffix}" for regime in REGIMES for suffix in ("", "_x", "_y"))}
 
 
 def scored(**bases: tuple[float, float]) -> dict[str, BaseModelScores]:
@@ -93,11 +93,11 @@ def test_table_holds_every_shown_metric_and_bold_is_decided() -> None:
     made = scored(before=(0.06, 0.7), poks=(0.02, 0.68), oks=(0.06, 0.7))
     rows = table(made)
     between = differences(made)
-    for (name, values, paired), metric in zip(rows, SHOWN, strict=False):
-        assert name == SHOWN[metric]
+    for (name, values, paired), metric in zip(rows, REPORT_METRICS, strict=False):
+        assert name == REPORT_METRICS[metric]
         assert [float(value) for value, _ in values] == [one.estimate[metric] for one in made.values()]
         assert [decided for _, decided in paired] == [pair[metric].significant for pair in between.values()]
-    assert [value for value, _ in rows[len(SHOWN)][1]] == ["3.0", "4.0", "5.0"]
+    assert [value for value, _ in rows[len(REPORT_METRICS)][1]] == ["3.0", "4.0", "5.0"]
     assert all(len(values) == 3 and len(paired) == 3 for _, values, paired in rows)
 
 
@@ -126,7 +126,7 @@ def test_the_page_is_whole_and_inert(bases: tuple[str, ...]) -> None:
     assert "{{ 7 * 7 }}" in text
     assert page.tags.count("svg") == 6
     assert page.tags.count("polyline") == 6 * (1 + len(bases))
-    for title in SHOWN.values():
+    for title in REPORT_METRICS.values():
         assert title in text
 
 
@@ -134,6 +134,6 @@ def test_terminal_and_page_agree_to_the_digit() -> None:
     scores = scored(before=(0.06, 0.7), poks=(0.02, 0.68), oks=(0.061, 0.7))
     page = render_finetuning(scores, "title")
     shown = re.findall(r"[+−]?\d+\.\d+", to_text(scores))
-    assert len(shown) > 6 * len(SHOWN)
+    assert len(shown) > 6 * len(REPORT_METRICS)
     for value in shown:
         assert value in page

@@ -31,7 +31,7 @@ from halopose.hosts.loading import load_host
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.matching.greedy_matching import candidate_pairs, greedy_match
 from halopose.studies.coco_ap import CocoScores
-from halopose.studies.finetuning_study import SHOWN, BaseModelScores, ComparisonSettings, finetune, to_json
+from halopose.studies.finetuning_study import REPORT_METRICS, BaseModelScores, ComparisonSettings, finetune, to_json
 from halopose.studies.residual_analysis import constant_predictions
 from tests.helpers.models import pose_model, write_scenes
 
@@ -284,8 +284,8 @@ def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: P
 
 
 def test_equal_bases_differ_by_nothing() -> None:
-    draws = {metric: np.arange(4.0) for metric in SHOWN}
-    one = BaseModelScores(dict.fromkeys(SHOWN, 0.5), draws, {}, 4.0, 7)
+    draws = {metric: np.arange(4.0) for metric in REPORT_METRICS}
+    one = BaseModelScores(dict.fromkeys(REPORT_METRICS, 0.5), draws, {}, 4.0, 7)
     result = to_json({"before": one, "poks": one})
     assert result["scores"]["poks"]["nu"] == 4.0
     assert result["differences"]["poks - before"]["ap"] == {"value": 0.0, "margin": 0.0}

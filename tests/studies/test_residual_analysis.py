@@ -90,7 +90,7 @@ def test_a_gaussian_is_recognised() -> None:
     survival = found["survival"]
     np.testing.assert_allclose(survival["empirical"], survival["gaussian"], atol=0.01)
     said = advice(residuals)
-    assert said["law"] == "gaussian"
+    assert said["distribution"] == "gaussian"
     assert said["dispersion"] == "isotropic"
     assert said["keypoints"] == "independent"
     assert said["alpha"] == "0"
@@ -107,7 +107,7 @@ def test_heavy_tails_are_recognised() -> None:
     student = stats.multivariate_t(shape=scale * np.eye(2), df=4).logpdf(distribution).mean()
     gaussian = stats.multivariate_normal(cov=distribution.var() * np.eye(2)).logpdf(distribution).mean()
     assert found["gain_mean"] == pytest.approx(student - gaussian, abs=0.02)
-    assert advice(residuals)["law"] == "student-t"
+    assert advice(residuals)["distribution"] == "student-t"
 
 
 def test_varying_spread_alone_is_not_called_heavy_tails() -> None:
@@ -120,7 +120,7 @@ def test_varying_spread_alone_is_not_called_heavy_tails() -> None:
     assert found["constant"]["nu_median"] < 5
     assert found["constant"]["gain_mean"] > 0.1
     assert found["binned"]["gain_mean"] < 5e-3
-    assert advice(residuals)["law"] == "gaussian"
+    assert advice(residuals)["distribution"] == "gaussian"
 
 
 @given(st.floats(-0.8, 0.8), st.floats(0.3, 3.0), st.sampled_from([None, 4.0]))

@@ -12,7 +12,7 @@ from halopose.evaluation.metrics import LEVELS
 from halopose.evaluation.scores import AXES
 from halopose.reports.html import digits_of, freedom, number, page, signed
 from halopose.reports.plots import Axis, Curve, Plot
-from halopose.studies.finetuning_study import SHOWN, BaseModelScores, differences
+from halopose.studies.finetuning_study import REPORT_METRICS, BaseModelScores, differences
 
 _ACE = "gaussian.ace"
 _KINDS = ("uncalibrated", "gaussian", "student_t")
@@ -108,7 +108,7 @@ def table(scores: dict[str, BaseModelScores]) -> list[tuple[str, list[tuple[str,
     """Of each metric its name, value and margin of each base, and each paired difference and if it is decided."""
     between = differences(scores)
     rows = []
-    for metric, name in SHOWN.items():
+    for metric, name in REPORT_METRICS.items():
         digits = digits_of(metric)
         values = [(number(one.estimate[metric], digits), number(one.margin(metric), digits)) for one in scores.values()]
         paired = [(signed(pair[metric], digits), pair[metric].significant) for pair in between.values()]

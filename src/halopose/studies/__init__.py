@@ -1,1 +1,1 @@
-"""The paper's experiments as commands."""
+"""Studies of the paper: ablations, fine-tuning, residual analysis and image corruptions."""

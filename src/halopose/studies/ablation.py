@@ -1,7 +1,7 @@
-"""The ablations of the paper (section 5): one collection, a row per variant, and what each difference is worth.
+"""Ablations of the paper (section 5): one collection of features, one row of results per variant.
 
-In: a frozen base and annotated images. Out: a result per row, with bootstrap draws over images that all rows
-share, so that differences between rows are paired. ``findings`` judges them, ``reports.ablation_report`` shows them.
+All rows share their bootstrap draws over images, so differences between rows are paired. ``findings`` tests the
+findings of the paper on them, ``reports.ablation_report`` renders them.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from halopose.uncertainty.pruning import Scalarisation, ThresholdRule
 
 FORMAT = "halopose-ablation-1"
 ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0)
-DOF = 12.0  # of a loss with tails, between the paper's Gaussian and what calibration finds
-SCALES = 5  # object scales, with as many instances each
+DOF = 12.0  # degrees of freedom of the Student-t loss, between the Gaussian loss and the calibrated values
+SCALES = 5  # object scales with equal numbers of instances
 DEFAULT = "default"
 OTHER_SEED = "other-seed"
 
 
 @dataclass(frozen=True)
 class AblationVariant:
-    """One variant: how heads are trained and calibrated, and how keypoints are pruned."""
+    """One variant: settings of training, calibration and pruning."""
 
     name: str
     title: str
@@ -61,12 +61,12 @@ class AblationVariant:
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """All that the row's numbers depend on."""
+        """Settings that determine the results of the row."""
         return self.fit, self.scalarisation, self.rule
 
     @property
     def training(self) -> tuple[Any, ...]:
-        """All that its heads depend on."""
+        """Settings that determine its trained heads."""
         return self.fit.train, self.fit.head
 
     @property
@@ -80,9 +80,9 @@ class AblationVariant:
 
 
 def ablation_variants(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> list[AblationVariant]:
-    """The default and what differs from it in one respect; a variant that is there already is not repeated.
+    """The default and variants that differ from it in one setting, without duplicates.
 
-    The last row differs in nothing but the seed: what it differs by, training leaves to chance.
+    The last row differs in the seed only. Its difference to the default is the variation due to training.
     """
 
     def trained(**changes: Any) -> FitSettings:
@@ -105,11 +105,11 @@ def ablation_variants(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> lis
         AblationVariant("diagonal", "Diagonal dispersion", headed(parameterisation="diagonal")),
         AblationVariant("isotropic", "Isotropic dispersion", headed(parameterisation="isotropic")),
         AblationVariant("last-layer", "Last-layer heads", headed(trunk="last-layer")),
-        AblationVariant("no-claims", "Without the claims' disagreement", headed(claims=False)),
-        AblationVariant("no-features", "Without features at the keypoints", headed(features=False)),
-        AblationVariant("window", "The window alone", headed(claims=False, features=False, bounded=False)),
+        AblationVariant("no-claims", "No box disagreement", headed(claims=False)),
+        AblationVariant("no-features", "No neck features at the keypoints", headed(features=False)),
+        AblationVariant("window", "Window features only", headed(claims=False, features=False, bounded=False)),
         AblationVariant("cold-start", "No warm start", headed(warm_start=False)),
-        AblationVariant("tails", f"Loss of a Student-t, nu {DOF:g}", trained(dof=DOF)),
+        AblationVariant("tails", f"Student-t loss, nu {DOF:g}", trained(dof=DOF)),
         *(
             AblationVariant(f"alpha-{alpha:g}", f"Retention exponent {alpha:g}", trained(alpha=alpha))
             for alpha in alphas
@@ -128,10 +128,17 @@ def ablation_variants(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> lis
 
 @dataclass(frozen=True)
 class AblationResult(PairedMetrics):
-    """One row's metrics by name, and each under the same resamplings of images (B,).
+    """Results of one row. All rows share the same B resamplings of images.
 
-    Names are ``gaussian.ace`` as in metrics.json, ``pruned.gaussian.ace`` after pruning, ``scale.0.ace`` by
-    object scale. variance: predicted and actual variance in bins, by axis, after Gaussian calibration.
+    Attributes:
+        name: name of the variant.
+        title: title of the variant.
+        estimate: metrics by name: ``gaussian.ace`` as in metrics.json, ``pruned.gaussian.ace`` after pruning,
+            ``scale.0.ace`` by object scale.
+        draws: each metric under the resamplings (B,).
+        variance: predicted and empirical variance in bins, by axis, after Gaussian calibration.
+        scales: names of the object scales.
+        counts: numbers of images and keypoints.
     """
 
     name: str
@@ -144,7 +151,7 @@ class AblationResult(PairedMetrics):
 
     @classmethod
     def read(cls, path: Path, row: AblationVariant, key: str) -> AblationResult | None:
-        """A row computed before, or None where there is none, it is damaged, or it is of something else."""
+        """Read a computed row. None if the file is missing, damaged, or belongs to other settings or data."""
         try:
             content = read_json(path)
             if content["format"] != FORMAT or content["key"] != key:
@@ -166,7 +173,7 @@ class AblationResult(PairedMetrics):
 
 
 def _array(value: Any) -> Array:
-    """Numbers as read from json, where NaN is null."""
+    """Numbers from json, where null stands for NaN."""
     return np.array(value, dtype=float)
 
 
@@ -182,10 +189,25 @@ def ablate(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[AblationResult]:
-    """Collect once, then compute every row that is not there yet, several at a time; a rerun goes on."""
+    """Collect features once, then compute all missing rows in parallel. Resumable.
+
+    Args:
+        host: the frozen base model.
+        training: images to train heads on.
+        validation: images to calibrate and to score on.
+        folder: folder for features, checkpoints and rows.
+        settings: settings of the default row.
+        alphas: retention exponents to compare.
+        bootstrap: number of resamplings of images.
+        workers: number of processes; by default one per core on a CPU, else one.
+        progress: called with the number of computed rows.
+
+    Raises:
+        HaloposeError: A setting is invalid, or the training and validation images overlap.
+    """
     fit, folder = settings or FitSettings(), Path(folder)
     if any(alpha < 0 for alpha in alphas) or bootstrap < 2:
-        raise HaloposeError("retention exponents must not be negative, and intervals need two resamplings")
+        raise HaloposeError("retention exponents must not be negative, and intervals need at least two resamplings")
     if len(shared := np.intersect1d(training.image_ids, validation.image_ids)):
         raise HaloposeError(f"{len(shared)} images are in both the training and the validation split")
     stores = (
@@ -201,12 +223,12 @@ def ablate(
     _run(study, host, list(jobs.values()), workers, progress)
     found = [study.read(row) for row in rows]
     if None in found:
-        raise HaloposeError(f"a row in {folder} was changed meanwhile: run the same command again")
+        raise HaloposeError(f"a row in {folder} was changed during the run: run the same command again")
     return [result for result in found if result is not None]
 
 
 def _digest(host: Host, stores: Sequence[MatchStore]) -> str:
-    """Base and data in a few characters: what was collected how, and every annotation."""
+    """Digest of the base model, the settings of the collection and all annotations."""
     digest = hashlib.sha256(json.dumps(sorted(host.fingerprints)).encode())
     for store in stores:
         digest.update(json.dumps(store.manifest, sort_keys=True).encode())
@@ -218,7 +240,14 @@ def _digest(host: Host, stores: Sequence[MatchStore]) -> str:
 
 @dataclass(frozen=True)
 class AblationStudy:
-    """Where rows are computed from and written to; ``images`` (I,) are those of the validation split."""
+    """Input and output of the rows.
+
+    Attributes:
+        folder: folder for features, checkpoints and rows.
+        images: (I,) image ids of the validation split.
+        bootstrap: number of resamplings of images.
+        data: digest of base model and data.
+    """
 
     folder: Path
     images: Array
@@ -226,7 +255,7 @@ class AblationStudy:
     data: str
 
     def key(self, *parts: Any) -> str:
-        """A name for something that depends on the data and the given settings only."""
+        """Digest of the data and the given settings."""
         text = json.dumps([FORMAT, self.data, *parts], default=asdict, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -240,7 +269,7 @@ class AblationStudy:
         return self.key(self.bootstrap, *row.variant)
 
     def compute(self, host: Host, rows: Sequence[AblationVariant]) -> None:
-        """Train the heads that the rows share, and write each row as soon as it is known."""
+        """Train the heads that the rows share, and write each row when it is computed."""
         train, val = (MatchStore(self.folder / "work" / name) for name in ("train", "val"))
         checkpoint = self.folder / "work" / f"training-{self.key(*rows[0].training)[:16]}.safetensors"
         heads, trained = pipeline.train_heads(host, [train], rows[0].fit, checkpoint)
@@ -260,9 +289,9 @@ class AblationStudy:
         for row in rows:
             gaussian, student = fits[row.fit].gaussian, fits[row.fit].student
             fitted = fit_calibrations(held_out, row.protocol, gaussian=gaussian, student=student)
-            distributions = apply_calibrations(scored, fitted, row.protocol)
-            del distributions.distributions["uncalibrated"]
-            measured = ResampledMetrics.of(scored, distributions, row.protocol, edges)
+            applied = apply_calibrations(scored, fitted, row.protocol)
+            calibrated = {name: applied.distributions[name] for name in ("gaussian", "student_t")}
+            measured = ResampledMetrics.of(scored, replace(applied, distributions=calibrated), row.protocol, edges)
             self._write(row, trained, measured, fitted.threshold, scale_names(np.sqrt(edges)))
 
     def _write(
@@ -291,7 +320,7 @@ class AblationStudy:
 
 
 def scale_names(sides: Array) -> list[str]:
-    """Bins of the object's side in pixels, in words."""
+    """Names of the object scales, by the side of the object in pixels."""
     inner = [f"{low:.0f} to {high:.0f}" for low, high in pairwise(sides)]
     return [f"under {sides[0]:.0f}", *inner, f"over {sides[-1]:.0f}"]
 
@@ -303,7 +332,7 @@ def _run(
     workers: int | None,
     progress: Progress | None,
 ) -> None:
-    """Compute the rows of every job, each job in one process."""
+    """Compute the rows of all jobs; a job runs in one process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = workers or (cores if host.device.type == "cpu" else 1)
     count, total = min(wanted, len(jobs)), sum(len(rows) for rows in jobs)
@@ -322,10 +351,10 @@ def _run(
             study.compute(host, rows)
             step(rows)
     else:
-        _run_side_by_side(study, host, jobs, count, max(1, cores // count), step)
+        _run_in_processes(study, host, jobs, count, max(1, cores // count), step)
 
 
-def _run_side_by_side(
+def _run_in_processes(
     study: AblationStudy,
     host: Host,
     jobs: list[list[AblationVariant]],
@@ -333,7 +362,7 @@ def _run_side_by_side(
     threads: int,
     step: Callable[[list[AblationVariant]], None],
 ) -> None:
-    # Threads that spin while they wait would take the cores from the other processes.
+    # Waiting threads must not spin: they would slow down the other processes.
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     packed = pickle.dumps(host)
     with (
@@ -349,8 +378,8 @@ def _run_side_by_side(
                 step(pending[future])
         except BrokenProcessPool:
             raise HaloposeError(
-                "a worker process died, perhaps for lack of memory: run the same command again with fewer "
-                "--workers, rows that are done are kept"
+                "a worker process died, possibly out of memory: run the same command again with fewer --workers "
+                "(finished rows are kept)"
             ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -366,7 +395,7 @@ def _start_worker(threads: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever, and meet its successors at its files."""
+    """Exit when the parent dies; otherwise the worker would wait forever and write to the files of the next run."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -375,7 +404,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables for processes started meanwhile."""
+    """Set environment variables for the processes that are started inside the context."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

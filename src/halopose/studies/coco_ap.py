@@ -1,7 +1,4 @@
-"""AP and AR of stored detections by pycocotools, and both under resample_images of images.
-
-In: a match store of a base's detections. Out: the ten figures that COCO's keypoint evaluation prints, by name.
-"""
+"""AP and AR of cached detections by pycocotools, with bootstrap draws over images."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _COCO_SCORES = ("ap", "ap50", "ap75", "ap_medium", "ap_large", "ar", "ar50", "ar
 
 @dataclass(frozen=True)
 class CocoScores:
-    """AP and AR of a store's detections, by pycocotools; -1 where there are no objects of a size."""
+    """AP and AR of the detections of a feature cache, as pycocotools prints them; -1 for sizes without objects."""
 
     evaluator: Any
     images: int
@@ -47,16 +44,16 @@ class CocoScores:
         return cls(evaluator, len(evaluator.params.imgIds))
 
     def scores(self) -> dict[str, float]:
-        """Of the images as they are."""
+        """AP and AR without resampling."""
         return self._of_images(np.arange(self.images))
 
     def draws(self, count: int) -> Iterator[dict[str, float]]:
-        """Under resample_images of images, the same for every base that saw the same images."""
+        """AP and AR under ``count`` resamplings of images, the same for all base models on the same images."""
         for pick in resample_images(self.images, count):
             yield self._of_images(pick)
 
     def _of_images(self, pick: Array) -> dict[str, float]:
-        """pycocotools keeps one result per category, range of area and image, image last."""
+        """AP and AR of images (n,), with repetition. pycocotools orders results by category, area range and image."""
         matches = self.evaluator.evalImgs
         by_image = np.empty(len(matches), dtype=object)
         by_image[:] = matches
@@ -114,7 +111,8 @@ def _coco_results(predictions: PoseDistributions) -> list[dict[str, Any]]:
 
 
 def require_pycocotools() -> None:
+    """Check that pycocotools is installed."""
     try:
         import pycocotools  # noqa: F401
     except ImportError:
-        raise HaloposeError("AP and AR need the studies extra (pycocotools): pip install 'halopose[studies]'") from None
+        raise HaloposeError("AP and AR need pycocotools: pip install 'halopose[studies]'") from None

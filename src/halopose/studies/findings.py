@@ -1,6 +1,6 @@
-"""What the paper found in its ablations, judged by paired differences between rows.
+"""Findings of the paper's ablations, tested by paired differences between rows.
 
-In: results of ablation rows. Out: each finding reproduced, contradicted or not decided, with the evidence.
+A finding is reproduced, contradicted or not decided.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from halopose.studies.ablation import DEFAULT, OTHER_SEED, AblationResult
 Verdict = Literal["reproduced", "contradicted", "not decided"]
 
 
-# Differences below these change nothing that a user would do.
+# Smaller differences have no practical effect.
 MATTERS = {
     "ace": 0.002, "ace_x": 0.002, "ace_y": 0.002, "ence": 0.005, "ence_x": 0.005, "ence_y": 0.005, "nll": 0.01,
     "akp": 0.003, "kept_fraction": 0.02, "spread": 0.002,
@@ -25,7 +25,13 @@ ENOUGH_KEYPOINTS = 2000
 
 @dataclass(frozen=True)
 class FindingPart:
-    """Something a finding implies: one metric of one row is larger than another's, or than a number."""
+    """One implication of a finding: a metric of a row is larger than that of another row, or than a number.
+
+    Attributes:
+        text: the implication in words.
+        larger: row and metric.
+        smaller: row and metric, or a number.
+    """
 
     text: str
     larger: tuple[str, str]
@@ -37,7 +43,7 @@ class FindingPart:
         return {name for name, _ in sides}
 
     def measure(self, results: dict[str, AblationResult]) -> Difference:
-        """By how much it holds; negative where it does not."""
+        """The difference larger - smaller; negative if the implication does not hold."""
         row, metric = self.larger
         if isinstance(self.smaller, float):
             return Difference(results[row].estimate[metric] - self.smaller, results[row].margin(metric))
@@ -47,7 +53,7 @@ class FindingPart:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the paper found, and what has to be larger than what if it holds here."""
+    """A finding of the paper and what it implies."""
 
     text: str
     parts: tuple[FindingPart, ...]
@@ -68,15 +74,15 @@ FINDINGS = (
     Finding(
         "Scale weights balance calibration across object scales",
         (
-            _worse("ACE varies more between scales without them", "no-scale-weights", "scale.spread"),
+            _worse("ACE varies more between object scales without them", "no-scale-weights", "scale.spread"),
             _worse("ACE of the smallest objects rises without them", "no-scale-weights", "scale.0.ace"),
         ),
     ),
     Finding(
         "Full beats diagonal beats isotropic dispersion in NLL",
         (
-            _worse("diagonal over full", "diagonal", "gaussian.nll"),
-            _worse("isotropic over diagonal", "isotropic", "gaussian.nll", "diagonal"),
+            _worse("NLL of diagonal exceeds full", "diagonal", "gaussian.nll"),
+            _worse("NLL of isotropic exceeds diagonal", "isotropic", "gaussian.nll", "diagonal"),
         ),
     ),
     Finding(
@@ -98,17 +104,17 @@ FINDINGS = (
         "The F1 threshold prunes little",
         (
             FindingPart("keeps more than Youden", ("f1", "kept_fraction"), (DEFAULT, "kept_fraction")),
-            FindingPart("keeps more than nine of ten", ("f1", "kept_fraction"), 0.9),
+            FindingPart("keeps more than 90 %", ("f1", "kept_fraction"), 0.9),
         ),
     ),
     Finding(
         "Student-t beats Gaussian in ACE and NLL",
         (
             FindingPart(
-                "ACE of the Gaussian over the Student-t", (DEFAULT, "gaussian.ace"), (DEFAULT, "student_t.ace")
+                "ACE of the Gaussian exceeds the Student-t", (DEFAULT, "gaussian.ace"), (DEFAULT, "student_t.ace")
             ),
             FindingPart(
-                "NLL of the Gaussian over the Student-t", (DEFAULT, "gaussian.nll"), (DEFAULT, "student_t.nll")
+                "NLL of the Gaussian exceeds the Student-t", (DEFAULT, "gaussian.nll"), (DEFAULT, "student_t.nll")
             ),
         ),
     ),
@@ -117,7 +123,7 @@ FINDINGS = (
 
 @dataclass(frozen=True)
 class MeasuredDifference:
-    """A part with its difference and verdict, and how far another seed alone moves that difference."""
+    """An implication with its difference and verdict. ``by_seed``: change of the difference with another seed."""
 
     text: str
     difference: Difference
@@ -127,7 +133,7 @@ class MeasuredDifference:
 
 @dataclass(frozen=True)
 class JudgedFinding:
-    """A finding with its verdict and the evidence."""
+    """A finding with its verdict and its measured implications."""
 
     text: str
     verdict: Verdict
@@ -137,11 +143,16 @@ class JudgedFinding:
 def verdict_of(
     difference: Difference, by_seed: float | None = None, *, matters: float = 0.0, enough: bool = True
 ) -> Verdict:
-    """What an interval says about a difference that should be positive.
+    """Verdict on a difference that should be positive, by its 95 % interval.
 
-    The interval knows the chance in the choice of images only: nothing is decided where another seed alone
-    moves the difference by as much as it is. A finding of the paper is contradicted only by a difference that
-    ``matters`` to anyone, and by samples that are ``enough``.
+    The interval covers the choice of images only. Nothing is decided if another seed changes the difference by at
+    least its own size.
+
+    Args:
+        difference: the difference with its interval.
+        by_seed: change of the difference with another seed.
+        matters: smallest negative difference that can contradict a finding.
+        enough: whether there are enough keypoints to contradict a finding.
     """
     if by_seed is not None and abs(by_seed) >= abs(difference.value):
         return "not decided"
@@ -152,14 +163,14 @@ def verdict_of(
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """A finding holds if all its parts do, and fails if one of them does."""
+    """A finding is reproduced if all its parts are, and contradicted if one of them is."""
     if "contradicted" in verdicts:
         return "contradicted"
     return "not decided" if "not decided" in verdicts or not verdicts else "reproduced"
 
 
 def judge(results: Sequence[AblationResult], findings: Sequence[Finding] = FINDINGS) -> list[JudgedFinding]:
-    """The findings about rows that there are."""
+    """Verdicts on the findings whose rows are present."""
     rows = {result.name: result for result in results}
     judged = []
     for finding in findings:
@@ -179,7 +190,7 @@ def _measured(part: FindingPart, rows: dict[str, AblationResult]) -> MeasuredDif
 
 
 def _moved_by_seed(part: FindingPart, rows: dict[str, AblationResult], value: float) -> float | None:
-    """How much larger the difference is with the default's heads trained from another seed, if there are any."""
+    """Change of the difference if the default is trained with another seed; None without such a row."""
     default, other, metric = rows.get(DEFAULT), rows.get(OTHER_SEED), part.larger[1]
     if default is None or other is None:
         return None

@@ -1,7 +1,7 @@
-"""Gaussian residual fine-tuning of a base (paper, appendix B), and what it changes.
+"""Gaussian residual fine-tuning of a base model (paper, appendix B), compared with the original and a control.
 
-In: a base, training and validation images. Out: the fine-tuned base, another tuned alike with the framework's own
-loss as control, and AP, AR and calibration of all three with paired differences.
+The control is fine-tuned in the same way with the framework's own loss. The comparison has AP, AR and calibration of
+all three models, with paired differences.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from halopose.studies.coco_ap import CocoScores, require_pycocotools
 from halopose.studies.residual_analysis import constant_predictions
 from halopose.types import Array, Progress, prefixed
 
-_AP_CONFIDENCE = 0.001  # from which detections count, as is usual for AP
-SHOWN = {
+_AP_CONFIDENCE = 0.001  # lowest confidence of detections that count for AP, as usual
+REPORT_METRICS = {
     "ap": "AP",
     "ar": "AR",
     "gaussian.ace": "Gaussian ACE",
@@ -51,10 +51,15 @@ SHOWN = {
 
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """How to judge. control: beside a base tuned with the framework's own loss.
+    """Settings of the comparison.
 
-    heads: by the calibration of heads trained for each base, in so many epochs, else of one constant spread per
-    keypoint in units of object scale. conf: confidence from which detections are calibrated and scored.
+    Attributes:
+        control: also fine-tune a control with the framework's own loss.
+        heads: compare the calibration of heads trained for each model, instead of one constant standard deviation
+            per keypoint in units of object scale.
+        head_epochs: epochs of head training.
+        conf: lowest confidence of detections that are calibrated and scored.
+        bootstrap: number of resamplings of images.
     """
 
     control: bool = True
@@ -66,9 +71,14 @@ class ComparisonSettings:
 
 @dataclass(frozen=True)
 class BaseModelScores(PairedMetrics):
-    """What a base is worth: AP, AR and calibration by name, with bootstrap draws.
+    """Scores of a base model on the validation images.
 
-    coverage: empirical (99,) at ``metrics.LEVELS`` by regime and axis; nu: the median over keypoints.
+    Attributes:
+        estimate: AP, AR and calibration metrics by name.
+        draws: each metric under the same resamplings of images (B,).
+        coverage: empirical coverage (99,) at ``metrics.LEVELS`` by regime and axis.
+        nu: degrees of freedom of the Student-t, median over keypoints.
+        matched_instances: number of matched detections.
     """
 
     estimate: dict[str, float]
@@ -91,19 +101,37 @@ def finetune(
     unsafe: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, BaseModelScores]:
-    """Fine-tune the base into ``output`` and compare on the validation images; a rerun goes on.
+    """Fine-tune a base model and compare the result on the validation images. Resumable.
 
-    The comparison has the base as ``before``, the control and the tuned one under the names of their losses.
+    Args:
+        base: checkpoint of the base model.
+        training: images to fine-tune on.
+        validation: images to compare on.
+        output: file for the fine-tuned checkpoint.
+        work: folder for features and intermediate results.
+        settings: settings of the fine-tuning.
+        judging: settings of the comparison.
+        device: device, as the framework names it.
+        unsafe: allow checkpoints that contain code.
+        progress: called with every step.
+
+    Returns:
+        Scores by model: ``before`` for the base model, ``oks`` for the control, and the loss of the result.
+
+    Raises:
+        HaloposeError: The images overlap, or the output would overwrite the base model.
     """
     settings, judging = settings or FinetuneSettings(), judging or ComparisonSettings()
     require_pycocotools()
     if len(np.intersect1d(training.image_ids, validation.image_ids)):
-        raise HaloposeError("some images are in both the training and the validation split: they must differ")
+        raise HaloposeError(
+            "some images are in both the training and the validation split: remove them from one of the two"
+        )
     losses: list[Loss] = ["oks"] if judging.control and settings.loss != "oks" else []
     losses.append(settings.loss)
     files: dict[str, Path] = {"before": base, **{loss: _file_of(loss, settings, output) for loss in losses}}
     if len({path.resolve() for path in files.values()}) < len(files):
-        raise HaloposeError("the output would overwrite the base: choose another name")
+        raise HaloposeError("the output would overwrite the base model: choose another file name")
     dataset = training
     if settings.sigma is not None:
         sigmas = (settings.sigma,) * len(training.layout)
@@ -126,14 +154,14 @@ def _file_of(loss: Loss, settings: FinetuneSettings, output: Path) -> Path:
 
 
 def tuner(base: Path) -> Callable[..., None]:
-    """The function that fine-tunes a base in its framework's trainer."""
+    """The function that fine-tunes a base model with the trainer of its framework."""
     if is_yolonas(base):
-        from halopose.finetuning import yolonas_trainer as yolonas_training
+        from halopose.finetuning import yolonas_trainer
 
-        return yolonas_training.tune
-    from halopose.finetuning import ultralytics_trainer as ultralytics_training
+        return yolonas_trainer.tune
+    from halopose.finetuning import ultralytics_trainer
 
-    return ultralytics_training.tune
+    return ultralytics_trainer.tune
 
 
 def measure(
@@ -145,7 +173,7 @@ def measure(
     judging: ComparisonSettings,
     progress: Progress | None = None,
 ) -> BaseModelScores:
-    """AP and AR of a base, and the calibration of what is said about its residuals."""
+    """AP and AR of a base model, and calibration of the distributions of its residuals."""
     plan = FitSettings(
         train=TrainSettings(epochs=judging.head_epochs, seed=settings.seed),
         train_sizes=(settings.imgsz,),
@@ -174,7 +202,7 @@ def measure(
         for part in images
     )
     if not len(held_out):
-        raise HaloposeError("no detection of the calibration images matches an object: give more images")
+        raise HaloposeError("no detection of the calibration images matches an annotated object: give more images")
     fitted = fit_calibrations(held_out, protocol)
     distributions = apply_calibrations(scored, fitted, protocol)
     measured = ResampledMetrics.of(scored, distributions, protocol, np.zeros(0), images[1])
@@ -191,7 +219,7 @@ def measure(
 
 
 def differences(scores: dict[str, BaseModelScores]) -> dict[str, dict[str, Difference]]:
-    """Of every two bases, later less earlier, metric by metric."""
+    """Paired differences of every two models, later minus earlier, by metric."""
     return {
         f"{name} - {other}": {metric: scores[name].minus(scores[other], metric) for metric in scores[name].draws}
         for other, name in combinations(scores, 2)
@@ -199,7 +227,7 @@ def differences(scores: dict[str, BaseModelScores]) -> dict[str, dict[str, Diffe
 
 
 def to_json(scores: dict[str, BaseModelScores]) -> dict[str, Any]:
-    """Everything measured; margins are half of 95 % intervals over images."""
+    """All results as json. Margins are half the width of 95 % intervals over images."""
     return {
         "scores": {
             name: {
@@ -218,7 +246,7 @@ def to_json(scores: dict[str, BaseModelScores]) -> dict[str, Any]:
 
 
 def _first(device: str | None) -> str | None:
-    """The device to evaluate on: the first of those to train on, which the framework calls by number."""
+    """The device to evaluate on: the first training device, which the framework names by number."""
     if device is None:
         return None
     first = device.split(",")[0]

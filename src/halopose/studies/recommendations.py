@@ -1,8 +1,4 @@
-"""Settings to begin with, by rules from what an analysis of residuals found.
-
-In: the content of analysis.json as analysed. Out: what to set, to what, and why, in words. Every number that a
-rule rests on is a constant at the top.
-"""
+"""Recommended settings, by rules on the content of analysis.json. The constants of the rules are at the top."""
 
 from __future__ import annotations
 
@@ -13,16 +9,16 @@ import numpy as np
 from halopose.calibration.estimation import NU_MAX
 from halopose.uncertainty.pruning import GAMMA_KS
 
-NU_HEAVY = 10.0  # Student-t below this, if the likelihood gains beyond its interval
-MIN_RATIO, MIN_CORRELATION, MIN_SHARE = 1.1, 0.05, 0.25  # an effect worth a parameter, in a quarter of keypoints
-SCALE_RATIO = 2.0  # spread in pixels of large over small objects from which scale weights pay
-MIN_EFFECTIVE = 0.1  # weights that leave fewer effective samples are not recommended
-UNRELIABLE = (0.03, 0.4)  # share of keypoints that a pruning similarity should call unreliable
-DEPENDENT = 0.2  # correlation with the closest partner from which keypoints are not independent
+NU_HEAVY = 10.0  # Student-t below this nu, if its gain in likelihood is significant
+MIN_RATIO, MIN_CORRELATION, MIN_SHARE = 1.1, 0.05, 0.25  # effect that justifies a parameter, in this share of keypoints
+SCALE_RATIO = 2.0  # residuals in pixels of large over small objects; above it, scale weights help
+MIN_EFFECTIVE = 0.1  # smallest effective share of samples under importance weights
+UNRELIABLE = (0.03, 0.4)  # share of keypoints below the pruning similarity
+DEPENDENT = 0.2  # largest correlation with another keypoint; from here on keypoints are not independent
 
 
 def recommend(result: dict[str, Any]) -> list[dict[str, str]]:
-    """Settings to begin with: what, value, why. The rules are the constants above."""
+    """Recommended settings, each with ``setting``, ``value`` and ``why``."""
     rules = (_distribution, _dispersion, _alpha, _scale_weight, _pruning_similarity, _joint)
     return [rule(result) for rule in rules]
 
@@ -32,12 +28,12 @@ def _distribution(result: dict[str, Any]) -> dict[str, str]:
     low = tail["gain_interval"][0]
     heavy = tail["nu_median"] < NU_HEAVY and low > 0
     why = (
-        f"with the spread explained by bins, nu is {_nu(tail['nu_median'])} in the median and a Student-t gains "
-        f"{tail['gain_mean']:.3f} nats a keypoint (at least {max(low, 0):.3f}); "
-        f"{100 * tail['beyond_3']['empirical']:.2f} % of residuals lie beyond 3 deviations, "
-        f"a Gaussian expects {100 * tail['beyond_3']['gaussian']:.2f} %"
+        f"With the residuals scaled by bins of visibility and object scale, the median nu is "
+        f"{_nu(tail['nu_median'])}. A Student-t gains {tail['gain_mean']:.3f} nats per keypoint over a Gaussian "
+        f"(at least {max(low, 0):.3f} at 95 %). {100 * tail['beyond_3']['empirical']:.2f} % of the residuals exceed "
+        f"3 standard deviations; {100 * tail['beyond_3']['gaussian']:.2f} % are expected for a Gaussian."
     )
-    return {"setting": "law", "value": "student-t" if heavy else "gaussian", "why": why}
+    return {"setting": "distribution", "value": "student-t" if heavy else "gaussian", "why": why}
 
 
 def _nu(value: float) -> str:
@@ -57,8 +53,8 @@ def _dispersion(result: dict[str, Any]) -> dict[str, str]:
     elif stretched.sum() >= MIN_SHARE * judged:
         value = "diagonal"
     why = (
-        f"of {judged} keypoints {int(turned.sum())} have errors in x and y that correlate, by themselves or with "
-        f"the limb's direction, and {int(stretched.sum())} spread differently in x than in y"
+        f"{int(turned.sum())} of {judged} keypoints have correlated errors in x and y, in the image or relative to "
+        f"the limb. {int(stretched.sum())} have different errors in x and y."
     )
     return {"setting": "dispersion", "value": value, "why": why}
 
@@ -68,9 +64,9 @@ def _alpha(result: dict[str, Any]) -> dict[str, str]:
     allowed = [row for row in rows if row["effective"] >= MIN_EFFECTIVE] or rows[:1]
     best = min(allowed, key=lambda row: (round(row["distance"], 3), row["alpha"]))
     why = (
-        f"the radii of weighted training cells then lie within {best['distance']:.3f} of those at inference "
-        f"(unweighted {rows[0]['distance']:.3f}), "
-        f"and {100 * best['effective']:.0f} % of the samples stay effective"
+        f"With these weights the distribution of the residual radius in training differs from inference by "
+        f"{best['distance']:.3f} (Kolmogorov distance; {rows[0]['distance']:.3f} without weights). "
+        f"{100 * best['effective']:.0f} % of the samples remain effective."
     )
     return {"setting": "alpha", "value": f"{best['alpha']:g}", "why": why}
 
@@ -78,9 +74,9 @@ def _alpha(result: dict[str, Any]) -> dict[str, str]:
 def _scale_weight(result: dict[str, Any]) -> dict[str, str]:
     ratio = result["dependence"]["scale"]["pixels_ratio"]
     why = (
-        f"from the smallest to the largest objects the spread changes {ratio:.1f}-fold in pixels, "
-        f"{result['dependence']['scale']['normalized_ratio']:.1f}-fold in units of object scale; "
-        f"weights pay from {SCALE_RATIO:g}-fold in pixels"
+        f"Between small and large objects the residuals differ {ratio:.1f}-fold in pixels and "
+        f"{result['dependence']['scale']['normalized_ratio']:.1f}-fold in units of object scale. "
+        f"Scale weights are recommended above {SCALE_RATIO:g}-fold in pixels."
     )
     return {"setting": "scale-weight", "value": "on" if ratio > SCALE_RATIO else "off", "why": why}
 
@@ -93,8 +89,9 @@ def _pruning_similarity(result: dict[str, Any]) -> dict[str, str]:
     if not UNRELIABLE[0] <= share <= UNRELIABLE[1] and fits.any():
         value = float(min(thresholds[fits], key=lambda threshold: abs(threshold - GAMMA_KS)))
     why = (
-        f"{100 * float(np.interp(value, thresholds, below)):.1f} % of the keypoints fall short of it, enough to "
-        f"learn a threshold from and not the bulk (at {GAMMA_KS:g}: {100 * share:.1f} %)"
+        f"{100 * float(np.interp(value, thresholds, below)):.1f} % of the keypoints are below it "
+        f"({100 * share:.1f} % below {GAMMA_KS:g}). A threshold can be learnt if this share is between "
+        f"{100 * UNRELIABLE[0]:g} and {100 * UNRELIABLE[1]:g} %."
     )
     return {"setting": "pruning similarity", "value": f"{value:g}", "why": why}
 
@@ -102,9 +99,9 @@ def _pruning_similarity(result: dict[str, Any]) -> dict[str, str]:
 def _joint(result: dict[str, Any]) -> dict[str, str]:
     correlation = result["keypoint_correlation"]["best_partner"]
     dependent = correlation >= DEPENDENT  # False for NaN
-    why = f"a keypoint's error correlates by {correlation:.2f} with that of its closest partner"
+    why = f"The error of a keypoint has a correlation of {correlation:.2f} with that of its closest partner (mean)."
     if not np.isfinite(correlation):
-        why = "too few instances have two keypoints to tell"
+        why = "Too few instances have two labelled keypoints."
     elif dependent:
-        why += ": what fuses keypoints as independent (PnP, filters) will be overconfident"
+        why += " Methods that assume independent keypoints (PnP, filters) will be overconfident."
     return {"setting": "keypoints", "value": "dependent" if dependent else "independent", "why": why}

@@ -1,7 +1,7 @@
-"""What the residuals of a base look like before any heads are fitted, and what that recommends.
+"""Analysis of the residuals of a base model before heads are fitted, with recommended settings.
 
-In: a validation match store. Out: one plain dictionary, the content of analysis.json: tails, anisotropy,
-correlations, what the spread depends on, training against inference, and recommendations in words.
+The result is the content of analysis.json: tails, anisotropy, correlations, dependence of the residuals on object
+scale, confidence and visibility, training against inference, and recommendations.
 """
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ from halopose.poses import PoseDistributions
 from halopose.studies.recommendations import recommend
 from halopose.types import Array
 
-_SCATTER_NU = 4.0  # of the robust scatter: bounds the influence of an outlier, costs little with a Gaussian
-_FEW = 50  # keypoints with fewer residuals are not judged
+_SCATTER_NU = 4.0  # of the robust scatter: bounds the influence of outliers and loses little for Gaussian residuals
+_FEW = 50  # keypoints with fewer residuals are not tested
 
 
 @dataclass(frozen=True)
 class AnalysisSettings:
-    """bins: groups of equal count that the spread is compared over. alphas: retention exponents to compare."""
+    """Settings of the analysis.
+
+    Attributes:
+        oks_threshold: smallest OKS of a matched detection.
+        bins: number of groups of equal count over which residuals are compared.
+        alphas: retention exponents to compare.
+        bootstrap: number of resamplings of images.
+        seed: seed of the bootstrap.
+    """
 
     oks_threshold: float = 0.5
     bins: int = 5
@@ -39,11 +47,17 @@ class AnalysisSettings:
 
 @dataclass(frozen=True)
 class ResidualSample:
-    """Residuals of N instances, and what their spread may depend on.
+    """Residuals of N instances, with covariates.
 
-    normalized (N, K, 2) = r / (s kappa), labelled (N, K), area s^2 (N,), confidence (N,), level (N,),
-    image_ids (N,). Of detections also: visibility (N, K), and limb (N, K, 2), the way from each keypoint to
-    the one that is nearest to it in most poses.
+    Attributes:
+        normalized: (N, K, 2) residuals r / (s kappa).
+        labelled: (N, K) whether the keypoint is labelled.
+        area: (N,) object area s^2.
+        confidence: (N,) confidence.
+        level: (N,) pyramid level.
+        image_ids: (N,) image ids.
+        visibility: (N, K) visibility scores, for detections only.
+        limb: (N, K, 2) vector from each keypoint to the keypoint nearest to it, for detections only.
     """
 
     normalized: Array
@@ -65,12 +79,12 @@ class ResidualSample:
 
 
 def constant_predictions(store: MatchStore, images: Array | None = None) -> PoseDistributions:
-    """Stored detections with the covariance s^2 kappa^2 of their box and keypoint, best scores first."""
+    """Cached detections with the covariance s^2 kappa^2 I of their box and keypoint, highest scores first."""
     return _detections(store, images)[0]
 
 
 def _detections(store: MatchStore, images: Array | None = None) -> tuple[PoseDistributions, Array]:
-    """Detections (N), and the level (N,) of each."""
+    """Detections (N), and their pyramid level (N,)."""
 
     def covariance_of(cells: CachedCells) -> Array:
         area = box_area(cells.columns["box"].double().numpy()) * store.layout.area_factor
@@ -80,12 +94,12 @@ def _detections(store: MatchStore, images: Array | None = None) -> tuple[PoseDis
 
 
 def matched_residuals(store: MatchStore, oks_threshold: float = 0.5) -> ResidualSample:
-    """Residuals of detections matched to annotated objects as COCO does: the inference distribution."""
+    """Residuals of detections matched to annotated objects as in COCO: the distribution at inference."""
     truth = store.ground_truth()
     predictions, level = _detections(store)
     rows, objects = true_pairs(predictions, truth, oks_threshold)
     if not len(rows):
-        raise HaloposeError("no detection matches an annotated object: check that the base fits the data")
+        raise HaloposeError("no detection matches an annotated object: check that the base model fits the data")
     keypoints = predictions.keypoints[rows]
     scale = np.sqrt(truth.area[objects])[:, None] * store.layout.kappa
     return ResidualSample(
@@ -101,7 +115,7 @@ def matched_residuals(store: MatchStore, oks_threshold: float = 0.5) -> Residual
 
 
 def _to_nearest(keypoints: Array) -> Array | None:
-    """The way (N, K, 2) to the keypoint of least median distance; one keypoint alone has none."""
+    """Vector (N, K, 2) to the keypoint with the smallest median distance; None for a single keypoint."""
     count = keypoints.shape[1]
     if count < 2:
         return None
@@ -114,7 +128,7 @@ def _to_nearest(keypoints: Array) -> Array | None:
 
 
 def assigned_residuals(store: MatchStore) -> ResidualSample:
-    """Residuals of label-assigned cells: the training distribution, in input pixels."""
+    """Residuals of label-assigned cells in input pixels: the distribution in training."""
     parts = [(cells.level, cells.columns) for cells in store.cells("assigned")]
     if not parts:
         raise HaloposeError(f"{store.folder} has no assigned cells: collect it with them")
@@ -135,7 +149,7 @@ def assigned_residuals(store: MatchStore) -> ResidualSample:
 def analyse(
     store: MatchStore, settings: AnalysisSettings | None = None, training: MatchStore | None = None
 ) -> dict[str, Any]:
-    """The whole analysis. Cells assigned in training come from ``training``, else from the store itself."""
+    """Analyse the residuals of a feature cache. ``training``: cache of the training cells, by default ``store``."""
     settings = settings or AnalysisSettings()
     matched = matched_residuals(store, settings.oks_threshold)
     return analyse_residuals(matched, assigned_residuals(training or store), store.layout, settings)
@@ -144,9 +158,9 @@ def analyse(
 def analyse_residuals(
     matched: ResidualSample, assigned: ResidualSample, layout: Keypoints, settings: AnalysisSettings
 ) -> dict[str, Any]:
-    """The analysis of residuals that are at hand."""
+    """Analyse the residuals of matched detections and of assigned training cells."""
     if not matched.labelled.any() or not assigned.labelled.any():
-        raise HaloposeError("no labelled keypoint to analyse: check the labels")
+        raise HaloposeError("no labelled keypoint: check the annotations")
     scatter, weight = robust_scatter(matched.normalized, matched.labelled)
     result: dict[str, Any] = {
         "settings": asdict(settings),
@@ -167,7 +181,7 @@ def analyse_residuals(
 
 
 def robust_scatter(residual: Array, labelled: Array) -> tuple[Array, Array]:
-    """Student-t scatter (K, 2, 2) around zero by fixed-point iteration, and its weights (N, K)."""
+    """Student-t scatter matrices (K, 2, 2) around zero by fixed-point iteration, and the weights (N, K)."""
     values = np.where(labelled[..., None], residual, 0.0)
     count = np.maximum(labelled.sum(0), 1)
     products = values[..., :, None] * values[..., None, :]
@@ -186,14 +200,14 @@ def robust_scatter(residual: Array, labelled: Array) -> tuple[Array, Array]:
 
 
 def _distances(residuals: ResidualSample, scatter: Array) -> Array:
-    """Squared Mahalanobis distances (N, K) under one scatter (K, 2, 2) per keypoint, 0 where unlabelled."""
+    """Squared Mahalanobis distances (N, K) under one scatter matrix (K, 2, 2) per keypoint; 0 if unlabelled."""
     values = np.where(residuals.labelled[..., None], residuals.normalized, 0.0)
     return np.asarray(np.einsum("nki,kij,nkj->nk", values, np.linalg.inv(scatter), values))
 
 
 @dataclass(frozen=True)
 class _Distributions:
-    """Constant laws fitted to squared distances (N, K): Gaussian tau, Student-t nu and tau, (K,) each."""
+    """Constant distributions fitted to squared distances (N, K): Gaussian tau, Student-t nu and tau, (K,) each."""
 
     tau: Array
     nu: Array
@@ -206,17 +220,17 @@ class _Distributions:
         return cls(gaussian_temperature(sample).numpy(), nu.numpy(), tau_t.numpy())
 
     def gain(self, distance: Array) -> Array:
-        """Log-likelihood (N, K) of the Student-t less that of the Gaussian."""
+        """Log-likelihood of the Student-t minus that of the Gaussian (N, K)."""
         student = -2 * np.log(self.tau_t) - (self.nu + 2) / 2 * np.log1p(distance / (self.nu * self.tau_t**2))
         return np.asarray(student + 2 * np.log(self.tau) + distance / (2 * self.tau**2))
 
 
 def tails(residuals: ResidualSample, scatter: Array, settings: AnalysisSettings) -> dict[str, Any]:
-    """Survival of the radius against both laws, nu by keypoint, and the gain in likelihood.
+    """Survival function of the radius against both distributions, nu by keypoint, and the gain in likelihood.
 
-    Part of what looks like heavy tails is spread that varies from instance to instance, which heads will
-    explain. So everything is said twice: for one constant spread per keypoint, and for a spread that also
-    follows visibility (or confidence) and object scale in bins, a poor man's head.
+    A standard deviation that varies between instances looks like heavy tails. Heads explain this part. The results
+    are therefore given twice: ``constant`` for one scale per keypoint, ``binned`` for a scale that also depends on
+    visibility (or confidence) and object scale in bins.
     """
     constant = _distances(residuals, scatter)
     binned = constant / _binned_variance(residuals, constant)
@@ -234,7 +248,7 @@ def _tail(residuals: ResidualSample, distance: Array, settings: AnalysisSettings
     totals = resampled_sums(residuals.image_ids, np.stack([gain.sum(1), labelled.sum(1)], axis=1), settings)
     counts = np.maximum(count, 1)
     estimate = gain.sum() / labelled.sum()
-    radius = np.sqrt(distance) / distributions.tau  # in units of the Gaussian's deviation
+    radius = np.sqrt(distance) / distributions.tau  # in standard deviations of the Gaussian
     grid = np.geomspace(0.1, 30, 61)
     ratio = (distributions.tau / distributions.tau_t) ** 2
     student = (1 + np.square(grid)[:, None] * ratio / distributions.nu) ** (-distributions.nu / 2)
@@ -261,15 +275,15 @@ def _tail(residuals: ResidualSample, distance: Array, settings: AnalysisSettings
 
 
 def _binned_variance(residuals: ResidualSample, distance: Array) -> Array:
-    """Mean squared distance over 2 (N, K), by bins of visibility or confidence and of object scale."""
+    """Half the mean squared distance (N, K), by bins of visibility (or confidence) and of object scale."""
     labelled = residuals.labelled
-    shown = residuals.visibility
-    if shown is None:
-        shown = np.broadcast_to(residuals.confidence[:, None], labelled.shape)
+    visibility = residuals.visibility
+    if visibility is None:
+        visibility = np.broadcast_to(residuals.confidence[:, None], labelled.shape)
     size = np.broadcast_to(residuals.area[:, None], labelled.shape)
     own = np.maximum((distance * labelled).sum(0) / np.maximum(labelled.sum(0), 1) / 2, 1e-12)
     bins = 10 if labelled.sum() >= 50 * _FEW else 2
-    cell = equal_bins(shown[labelled], bins)[0] * 5 + equal_bins(size[labelled], 5)[0]
+    cell = equal_bins(visibility[labelled], bins)[0] * 5 + equal_bins(size[labelled], 5)[0]
     relative = (distance / own)[labelled] / 2
     total = np.bincount(cell, relative, minlength=5 * bins)
     mean = total / np.maximum(np.bincount(cell, minlength=5 * bins), 1)
@@ -279,10 +293,10 @@ def _binned_variance(residuals: ResidualSample, distance: Array) -> Array:
 
 
 def shape(residuals: ResidualSample, weight: Array, settings: AnalysisSettings) -> dict[str, Any]:
-    """Anisotropy and cross-axis correlation by keypoint with intervals, from robust second moments.
+    """Anisotropy and correlation of x and y by keypoint with intervals, from robust second moments.
 
-    ``image``: what all poses share. ``limb``: correlation after mirroring each instance so that the limb points
-    into one quadrant; it shows residuals that lie along or across the limb and turn with it.
+    ``image`` is in image axes. ``limb`` is the correlation after mirroring each instance so that the limb points into
+    one quadrant: it detects residuals along or across the limb.
     """
     values = np.where(residuals.labelled[..., None], residuals.normalized, 0.0)
     result = {"image": _shape_in(residuals, values, weight, settings)}
@@ -311,18 +325,18 @@ def _shape_in(residuals: ResidualSample, values: Array, weight: Array, settings:
 
 
 def _ratio_and_correlation(moments: Array) -> tuple[Array, Array]:
-    """Ratio of the deviations along the two axes, and correlation, of moments (..., 3) xx, xy, yy."""
+    """Ratio of the standard deviations in x and y, and correlation, from moments xx, xy, yy (..., 3)."""
     xx, xy, yy = np.moveaxis(np.maximum(moments, [1e-12, -np.inf, 1e-12]), -1, 0)
     return np.sqrt(xx / yy), xy / np.sqrt(xx * yy)
 
 
 def keypoint_correlation(residuals: ResidualSample, scatter: Array, weight: Array) -> dict[str, Any]:
-    """Correlation (K, K) of the residuals of two keypoints of an instance, both axes together, robustly."""
+    """Robust correlation (K, K) of the residuals of two keypoints of an instance, over both axes."""
     factor = np.linalg.inv(np.linalg.cholesky(scatter))
     values = np.where(residuals.labelled[..., None], residuals.normalized, 0.0)
     white = np.einsum("kij,nkj->nki", factor, values) * np.sqrt(weight)[..., None]
     product = np.einsum("nki,nli->kl", white, white)
-    # Each keypoint's own energy over the instances that have both keypoints.
+    # Sum of squares of each keypoint over the instances that have both keypoints.
     energy = np.einsum("nk,nl->kl", (white**2).sum(-1), residuals.labelled.astype(float))
     both = residuals.labelled.T.astype(float) @ residuals.labelled
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -342,10 +356,10 @@ def keypoint_correlation(residuals: ResidualSample, scatter: Array, weight: Arra
 
 
 def dependence(residuals: ResidualSample, scatter: Array, sigmas: Array, settings: AnalysisSettings) -> dict[str, Any]:
-    """Spread of the residuals over bins of object scale, confidence, visibility and pyramid level.
+    """Scale of the residuals by bins of object scale, confidence, visibility and pyramid level.
 
-    Spread is the median radius, over that of a unit Gaussian; ``normalized`` relative to each keypoint's own
-    scatter (in units of object scale), ``pixels`` in pixels.
+    The scale is the median radius, divided by that of a unit Gaussian. ``normalized`` is relative to the scatter of
+    each keypoint (in units of object scale), ``pixels`` is in pixels.
     """
     labelled = residuals.labelled
     radius = np.sqrt(_distances(residuals, scatter))
@@ -381,13 +395,13 @@ def _spread_table(index: Array, radius: Array, pixels: Array) -> dict[str, Any]:
 
 
 def shift(matched: ResidualSample, assigned: ResidualSample, settings: AnalysisSettings) -> dict[str, Any]:
-    """Training against inference: what importance weights cost in effective samples, and what they mend.
+    """Training against inference: effect of importance weights on the distribution and the effective samples.
 
-    distance: greatest gap between the distribution functions of the radius |r| / (s kappa), of weighted
-    assigned cells and of matched detections. effective: Kish's sample size over the number of cells.
+    ``distance`` is the Kolmogorov distance between the radii |r| / (s kappa) of weighted assigned cells and of
+    matched detections. ``effective`` is Kish's effective sample size over the number of cells.
     """
     rows = []
-    theirs = np.sort(matched.radius[matched.labelled])
+    inference = np.sort(matched.radius[matched.labelled])
     own = assigned.radius[assigned.labelled]
     order = np.argsort(own)
     for alpha in settings.alphas:
@@ -396,13 +410,13 @@ def shift(matched: ResidualSample, assigned: ResidualSample, settings: AnalysisS
             weight = np.maximum(assigned.confidence, 1e-6) ** alpha / (assigned.area if scaled else 1.0)
             row[f"effective{name}"] = float(weight.sum() ** 2 / np.square(weight).sum() / len(weight))
             spread = np.broadcast_to(weight[:, None], assigned.labelled.shape)[assigned.labelled][order]
-            row[f"distance{name}"] = _distribution_gap(own[order], spread, theirs)
+            row[f"distance{name}"] = _distribution_gap(own[order], spread, inference)
         rows.append(row)
     grid = np.geomspace(0.02, 10, 61)
     return {
         "weights": rows,
         "radius": grid,
-        "matched": np.searchsorted(theirs, grid, side="right") / len(theirs),
+        "matched": np.searchsorted(inference, grid, side="right") / len(inference),
         "assigned": np.searchsorted(own[order], grid, side="right") / len(own),
         "confidence": {
             "matched": np.quantile(matched.confidence, [0.1, 0.5, 0.9]),
@@ -412,7 +426,7 @@ def shift(matched: ResidualSample, assigned: ResidualSample, settings: AnalysisS
 
 
 def _distribution_gap(values: Array, weight: Array, other: Array) -> float:
-    """Kolmogorov's distance of sorted weighted values (n,) from another sorted sample (m,)."""
+    """Kolmogorov distance between sorted weighted values (n,) and another sorted sample (m,)."""
     cumulative = np.cumsum(weight) / weight.sum()
     at = np.concatenate([values, other])
     ours = np.r_[0.0, cumulative][np.searchsorted(values, at, side="right")]
@@ -420,7 +434,7 @@ def _distribution_gap(values: Array, weight: Array, other: Array) -> float:
 
 
 def downweighting(residuals: ResidualSample) -> dict[str, Any]:
-    """Weight w(u) that each objective leaves to a residual of radius u (appendix C), 1 at u = 0.
+    """Weight w(u) of a residual of radius u under each objective (appendix C), 1 at u = 0.
 
     Gaussian 1, OKS exp(-u^2 / 2), Student-t nu / (nu + u^2 / tau^2) with nu and tau fitted to the radii.
     """
@@ -444,20 +458,20 @@ def downweighting(residuals: ResidualSample) -> dict[str, Any]:
 
 
 def similarity_levels(residuals: ResidualSample) -> dict[str, Any]:
-    """Share of keypoints whose similarity exp(-u^2 / 2) misses each threshold."""
+    """Share of keypoints whose similarity exp(-u^2 / 2) is below each threshold."""
     similarity = np.exp(-np.square(residuals.radius[residuals.labelled]) / 2)
     thresholds = np.arange(0.1, 0.96, 0.05).round(2)
     return {"threshold": thresholds, "below": (similarity[:, None] < thresholds).mean(0)}
 
 
 def equal_bins(values: Array, bins: int) -> tuple[Array, Array]:
-    """Bin (n,) of equal count of each value, and the edges (bins + 1,); ties may leave a bin empty."""
+    """Index (n,) of the bin of equal count of each value, and the edges (bins + 1,). Ties may leave a bin empty."""
     edges = np.quantile(values, np.linspace(0, 1, bins + 1))
     return np.searchsorted(edges[1:-1], values, side="right"), edges
 
 
 def resampled_sums(image_ids: Array, values: Array, settings: AnalysisSettings) -> Array:
-    """Sums (B, F) of values (N, F) over B bootstrap draws of whole images."""
+    """Sums (B, F) of values (N, F) under B bootstrap resamplings of images."""
     images, index = np.unique(image_ids, return_inverse=True)
     sums = np.zeros((len(images), values.shape[1]))
     np.add.at(sums, index, values)

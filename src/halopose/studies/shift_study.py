@@ -1,7 +1,7 @@
-"""What becomes of stated uncertainty when images change: a ladder of corruptions, and other data sets.
+"""Study of distribution shift: calibration and alarms under image corruptions and on other data sets.
 
-In: an artifact with novelty, and annotated images that it has not seen. Out: a ``Shift`` with coverage, ACE, AKP,
-errors beside stated deviations, and alarms of every step of the ladder, with and without what was flagged.
+Every step has coverage, ACE, AKP, errors against stated standard deviations, and alarms; coverage and ACE also
+without the flagged detections.
 """
 
 from __future__ import annotations
@@ -28,14 +28,22 @@ from halopose.hosts.base import Host
 from halopose.protocol import Protocol
 from halopose.types import Array, Progress, prefixed
 
-CLEAN = "as they are"
+CLEAN = "unchanged"
 GROUPS = {"fitted kinds": FITTED, "held-out kinds": HELD_OUT}
 SIGNALS = ("novelty", "score", "covariance")
 
 
 @dataclass(frozen=True)
 class ShiftSettings:
-    """kinds and severities: the ladder. conf: lowest score of a detection. alarm: rate at which novelty flags."""
+    """Settings of the study.
+
+    Attributes:
+        kinds: kinds of corruptions.
+        severities: severities of each kind.
+        conf: lowest score of a detection.
+        alarm: nominal false-alarm rate.
+        draws: number of bootstrap draws.
+    """
 
     kinds: tuple[str, ...] = (*FITTED, *HELD_OUT)
     severities: tuple[int, ...] = (1, 3, 5)
@@ -46,10 +54,22 @@ class ShiftSettings:
 
 @dataclass(frozen=True)
 class ShiftStep:
-    """One step: images, detections, and of all detections, then of those that are not flagged (``kept``): the
-    share of labelled keypoints in their 95 % ellipse, ACE, and the share of detections that are wrong, which have
-    no object or most of their keypoints outside of the 99 % ellipse. error and sigma: medians in pixels, of the
-    distance to the truth and of its stated root mean square. alarms and image_alarms: shares flagged."""
+    """Results of one step. Names ending in ``_kept`` exclude flagged detections.
+
+    Attributes:
+        name: kind of corruption, or name of the data set.
+        severity: severity of the corruption, 0 for none.
+        images: number of images.
+        detections: number of detections.
+        coverage: share of labelled keypoints of matched detections inside their 95 % ellipse.
+        ace: average coverage error.
+        akp: average keypoint precision.
+        error: median distance to the true keypoint in pixels.
+        sigma: median of the stated root mean square distance in pixels.
+        alarms: share of detections flagged.
+        image_alarms: share of images flagged.
+        wrong: share of wrong detections: no object, or most keypoints outside their 99 % ellipse.
+    """
 
     name: str
     severity: int
@@ -70,7 +90,7 @@ class ShiftStep:
 
 @dataclass(frozen=True)
 class SignalAuroc:
-    """AUROC of a signal for "this keypoint is outside its 99 % ellipse", with a 95 % interval over images."""
+    """AUROC of a signal that ranks keypoints outside their 99 % ellipse first, with a 95 % interval over images."""
 
     group: str
     signal: str
@@ -81,7 +101,7 @@ class SignalAuroc:
 
 @dataclass(frozen=True)
 class ShiftResult:
-    """A whole study."""
+    """Results of the study: steps, AUROC of the signals, and the settings of the alarms."""
 
     rows: tuple[ShiftStep, ...]
     rankings: tuple[SignalAuroc, ...]
@@ -89,11 +109,11 @@ class ShiftResult:
     conf: float
 
     def to_json(self) -> dict[str, Any]:
-        """For ``shift.json``."""
+        """The content of ``shift.json``."""
         return asdict(self)
 
     def of(self, name: str) -> list[ShiftStep]:
-        """The steps of one kind, after the images as they are."""
+        """The unchanged images, then the steps of one kind."""
         return [row for row in self.rows if row.name in (CLEAN, name)]
 
 
@@ -106,10 +126,23 @@ def run_shift(
     others: Mapping[str, Dataset] | None = None,
     progress: Progress | None = None,
 ) -> ShiftResult:
-    """Collect every step of the ladder in the work folder, and measure it; a rerun goes on where it stopped."""
+    """Collect and evaluate every corruption and data set. Resumable.
+
+    Args:
+        host: the frozen base model.
+        artifact: heads and calibration, with an out-of-distribution model.
+        dataset: annotated images that were not used to fit the artifact.
+        work: folder for feature caches.
+        settings: settings of the study.
+        others: other data sets by name.
+        progress: called with every step.
+
+    Raises:
+        HaloposeError: The artifact has no out-of-distribution model.
+    """
     settings = settings or ShiftSettings()
     if artifact.novelty is None:
-        raise HaloposeError("this artifact knows nothing of novelty: add it with `halopose novelty`")
+        raise HaloposeError("this artifact has no out-of-distribution model: add one with `halopose novelty`")
     steps: list[tuple[str, int, Dataset]] = [(CLEAN, 0, dataset)]
     steps += [(k, s, corrupted(dataset, k, s)) for k in settings.kinds for s in settings.severities]
     steps += [(name, 0, other) for name, other in (others or {}).items()]
@@ -121,16 +154,19 @@ def run_shift(
         store = collect_validation(host, data, folder, how, step)
         found = rows_of(artifact, store, settings.conf)
         seen[name, severity] = found
-        rows.append(measured(artifact, host, store, found, name, severity, settings))
+        rows.append(evaluate_step(artifact, host, store, found, name, severity, settings))
     groups = {name: [seen[k, s] for k, s in seen if k == CLEAN or k in kinds] for name, kinds in GROUPS.items()}
     groups |= {name: [seen[CLEAN, 0], seen[name, 0]] for name in others or {}}
     rankings = [
-        one for name, parts in groups.items() if len(parts) > 1 for one in ranked(artifact, name, parts, settings)
+        one
+        for name, parts in groups.items()
+        if len(parts) > 1
+        for one in signal_aurocs(artifact, name, parts, settings)
     ]
     return ShiftResult(tuple(rows), tuple(rankings), settings.alarm, settings.conf)
 
 
-def measured(
+def evaluate_step(
     artifact: Artifact,
     host: Host,
     store: MatchStore,
@@ -139,7 +175,7 @@ def measured(
     severity: int,
     settings: ShiftSettings,
 ) -> ShiftStep:
-    """One step of the ladder; NaN where nothing is detected."""
+    """Evaluate one step; NaN for a step without detections."""
     novelty = artifact.novelty
     assert novelty is not None
     chance = novelty.p_value(novelty.value(found.evidence), settings.conf).numpy()
@@ -147,7 +183,7 @@ def measured(
     kept, wrong = chance > settings.alarm, found.wrong > 0.5
     spread = np.sqrt(np.trace(found.poses.covariance, axis1=2, axis2=3))[found.labelled]
     error = np.linalg.norm(found.residual, axis=-1)[found.labelled]
-    # Alarms are counted here, at the rate that was asked for.
+    # Alarms are counted above, at the rate of the settings.
     scores = evaluate_artifact(replace(artifact, novelty=None), host, store, None, Protocol(area="box"))
     return ShiftStep(
         name=name,
@@ -181,8 +217,8 @@ def _median(values: Array) -> float:
     return float(np.median(values)) if len(values) else float("nan")
 
 
-def ranked(artifact: Artifact, group: str, parts: Sequence[Rows], settings: ShiftSettings) -> list[SignalAuroc]:
-    """How well each signal tells keypoints outside of their 99 % ellipse, over the steps of a group together."""
+def signal_aurocs(artifact: Artifact, group: str, parts: Sequence[Rows], settings: ShiftSettings) -> list[SignalAuroc]:
+    """AUROC of each signal for keypoints outside their 99 % ellipse, over all steps of a group."""
     assert artifact.novelty is not None
     signal: dict[str, list[Array]] = {name: [] for name in SIGNALS}
     outside, image = [], []
@@ -209,17 +245,23 @@ def ranked(artifact: Artifact, group: str, parts: Sequence[Rows], settings: Shif
 
 
 def _relative_size(rows: Rows) -> Array:
-    """Stated standard deviations (N, K), in sides of the box."""
+    """Stated root mean square distance (N, K), relative to the side of the box."""
     return np.asarray(
         np.sqrt(np.trace(rows.poses.covariance, axis1=2, axis2=3) / box_area(rows.poses.boxes).clip(1.0)[:, None])
     )
 
 
 def auroc(signal: Array, label: Array, weight: Array | None = None) -> float:
-    """Chance that a labelled (N,) one has the larger signal (N,), ties counting half; weight: copies of each.
+    """Area under the ROC curve; ties count half.
 
-    >>> auroc(np.array([1.0, 2.0, 3.0]), np.array([False, True, True]))
-    1.0
+    Args:
+        signal: (N,) values.
+        label: (N,) whether the sample is positive.
+        weight: (N,) number of copies of each sample.
+
+    Example:
+        >>> auroc(np.array([1.0, 2.0, 3.0]), np.array([False, True, True]))
+        1.0
     """
     if weight is not None:
         keep = np.repeat(np.arange(len(signal)), weight)
