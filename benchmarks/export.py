@@ -82,10 +82,10 @@ def without_factors(path: Path, model: Model) -> Model:
     return Model("", run, model.facts)
 
 
-def without_signals(artifact: Artifact) -> Artifact:
+def without_context(artifact: Artifact) -> Artifact:
     """The same heads without context features, which have no dense form."""
     heads = copy.deepcopy(artifact.heads)
-    heads.beyond, heads.settings = None, replace(heads.settings, claims=False, features=False)
+    heads.context_head, heads.settings = None, replace(heads.settings, overlaps=False, features=False)
     return replace(artifact, heads=heads)
 
 
@@ -98,7 +98,7 @@ def compare_export(rounds: int = 40) -> tuple[Comparison, Comparison, Comparison
         models = []
         for form in ("topk", "dense"):
             path = folder / f"{form}.onnx"
-            artifact = pose.artifact if form == "topk" else without_signals(pose.artifact)
+            artifact = pose.artifact if form == "topk" else without_context(pose.artifact)
             onnx_file.write_model(onnx_file.build(pose.host, artifact, onnx_file.ExportSettings(form)), path)
             models.append(predict.Model(str(path)))
         bare = without_factors(ultralytics_onnx(load_model(str(find_base()), unsafe=False), folder), models[0])

@@ -101,7 +101,7 @@ def _protocol(times: int, _: Path) -> Work:
 
 def _calibration(times: int, _: Path) -> Work:
     poses, truth = _persons(times)
-    protocol = Protocol(tails=True, visibility=True)
+    protocol = Protocol(split_student=True, visibility=True)
     return lambda: fit_calibrations(match_poses(poses, truth, protocol), protocol)
 
 

@@ -42,7 +42,7 @@ FIRST = "both signals"
 DRAWS = 300
 SCORES = ("skill", "ace", "ence", "nll")
 PLAIN = HeadSettings()
-BOTH = HeadSettings(claims=True, features=True)
+BOTH = HeadSettings(overlaps=True, features=True)
 WHOLE = 56_599  # images of train2017 with labelled keypoints
 STEADY = 2000  # photographs from which on skill is taken to rise by as much with every doubling
 MIRRORED = Part("extra", 640, 0.5, mirrored=True)
@@ -70,7 +70,7 @@ def rows() -> list[Row]:
         *(Row(f"{count:,} photographs", images=count) for count in (500, 1000, 2000)),
         Row("all 11,088 photographs", images=20_000),
         Row("with half of them at 448 too", parts=("extra-448",)),
-        Row("with the disagreement of claims alone", head=HeadSettings(claims=True)),
+        Row("with the disagreement of claims alone", head=HeadSettings(overlaps=True)),
         Row("with features at the keypoints alone", head=HeadSettings(features=True)),
         Row("the window alone, all photographs", head=PLAIN, images=20_000),
         Row("network 128 wide", head=replace(BOTH, width=128)),

@@ -49,7 +49,9 @@ def main() -> None:
     splits = load_splits(given.data, given.extra)
     how = NoveltySettings(COPIED)
     with progress() as step:
-        copies = collect_copies(host, splits.heads["train"], given.work / "copies", 640, how, step, signals=True)
+        copies = collect_copies(
+            host, splits.heads["train"], given.work / "copies", 640, how, step, context_features=True
+        )
         val = collect_validation(host, splits.val, given.work / "val", SETTINGS, step)
         fair = replace(shipped, calibrations=calibrate_heads(shipped.heads.eval(), val, splits.choosing, SETTINGS))
         fair = fit_novelty(fair, copies, val, splits.choosing)

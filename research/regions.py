@@ -20,7 +20,7 @@ from scipy import stats
 from halopose.calibration.calibrate import FoldRegions, apply_calibrations, fit_calibrations, fit_gaussian
 from halopose.calibration.conformal import fit_regions
 from halopose.calibration.correlation import Correlation
-from halopose.calibration.thresholds import promised_threshold
+from halopose.calibration.thresholds import guaranteed_threshold
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.dataset import Dataset
 from halopose.data.files import read_json, write_text
@@ -45,7 +45,7 @@ from halopose.matching.matched_poses import MatchedPoses, match_poses
 from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.joint_distribution import JointDistribution, joint_covariance
-from halopose.uncertainty.pruning import promise_of
+from halopose.uncertainty.pruning import risk_guarantee
 from halopose.uncertainty.whitening import whiten
 from research.shipped_results import markdown
 
@@ -107,14 +107,14 @@ def persons(data: Path, work: Path, output: Path) -> str:
     found = scores.regions
     enough = {name: one for name, one in found.per_keypoint.items() if one.count >= 200}
     worst = min(enough, key=lambda name: enough[name].at(90))
-    rows = [["keypoints", *promise_cells(found.keypoints)]]
-    rows += [[f"{worst}, the lowest at 90 %", *promise_cells(enough[worst])]]
-    rows += [[f"scale: {name}", *promise_cells(one)] for name, one in found.per_scale.items() if one.count > 99]
-    rows += [["whole persons", *promise_cells(found.whole)]]
-    rows += [["whole persons, kept keypoints", *promise_cells(found.whole_kept)]]
+    rows = [["keypoints", *coverage_cells(found.keypoints)]]
+    rows += [[f"{worst}, the lowest at 90 %", *coverage_cells(enough[worst])]]
+    rows += [[f"scale: {name}", *coverage_cells(one)] for name, one in found.per_scale.items() if one.count > 99]
+    rows += [["whole persons", *coverage_cells(found.whole)]]
+    rows += [["whole persons, kept keypoints", *coverage_cells(found.whole_kept)]]
     head = [f"{len(unseen)} persons", *(f"{level} %" for level in REGION_LEVELS)]
     gains = [f"{name}: {one.gain:.3f} ± {one.margin:.3f}" for name, one in scores.joint.distributions.items()]
-    broken, kept, wrong = promise_over_splits(MatchedPoses.concatenate([seen, unseen]))
+    broken, kept, wrong = guarantee_over_splits(MatchedPoses.concatenate([seen, unseen]))
     return "\n\n".join(
         [
             "### Persons\n\n" + markdown(head, rows),
@@ -127,7 +127,7 @@ def persons(data: Path, work: Path, output: Path) -> str:
     )
 
 
-def promise_cells(one: CoverageEstimate) -> list[str]:
+def coverage_cells(one: CoverageEstimate) -> list[str]:
     return [f"{100 * held:.1f} ± {100 * margin:.1f}" for held, margin in zip(one.held, one.margin, strict=True)]
 
 
@@ -143,15 +143,15 @@ def size_rows(seen: MatchedPoses, unseen: MatchedPoses, heads: tuple[float, ...]
         regions = fit_regions(parts[0].distance, parts[0].labelled, parts[0].image_ids)
         fold = np.zeros(len(parts[1]), dtype=np.int64)
         fitted = FoldRegions.of(fold, [regions], [Correlation(np.eye(2 * len(seen.layout)))])
-        promises = RegionEvaluation.of(parts[1], fitted)
-        assert promises is not None
+        region_evaluation = RegionEvaluation.of(parts[1], fitted)
+        assert region_evaluation is not None
         none = replace(PROTOCOL, bootstrap=0)
-        found = score_regions(parts[1], promises, unseen.labelled, none, {})
+        found = score_regions(parts[1], region_evaluation, unseen.labelled, none, {})
         rows.append([f"{name} ({100 * found.keypoints.at(90):.1f} at 90 %)", *(f"{size:.1f}" for size in found.size)])
     return rows
 
 
-def promise_over_splits(matched: MatchedPoses) -> tuple[float, float, float]:
+def guarantee_over_splits(matched: MatchedPoses) -> tuple[float, float, float]:
     """How often more of what is kept is wrong than promised, the share kept and of that the share wrong."""
     images = np.unique(matched.image_ids)
     rng = np.random.default_rng(0)
@@ -165,12 +165,12 @@ def promise_over_splits(matched: MatchedPoses) -> tuple[float, float, float]:
         tau = gaussian.tau_.numpy()[:, None, None]
         confidence = matched.confidence(tau**2 * matched.covariance, PROTOCOL)[labelled]
         fitted = np.isin(image, chosen)
-        promise = promise_of(RULE)
-        assert promise is not None
-        limit = promised_threshold(confidence[fitted], ~wrong[fitted], image[fitted], *promise)
+        guarantee = risk_guarantee(RULE)
+        assert guarantee is not None
+        limit = guaranteed_threshold(confidence[fitted], ~wrong[fitted], image[fitted], *guarantee)
         keep = confidence[~fitted] >= limit
         share = float(wrong[~fitted][keep].mean()) if keep.any() else 0.0
-        outcomes.append((share > promise[0], float(keep.mean()), share))
+        outcomes.append((share > guarantee[0], float(keep.mean()), share))
     broken, kept, share = np.mean(outcomes, axis=0).tolist()
     return broken, kept, share
 

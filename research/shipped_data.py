@@ -86,14 +86,14 @@ def collect_part(host: Host, splits: Splits, part: Part, work: Path, step: Progr
         dataset = dataset.subset(order[: round(part.share * len(order))])
     if part.mirrored:
         dataset = replace(dataset, records=tuple(Mirrored.of(record) for record in dataset.records))
-    settings = CollectSettings(imgsz=(part.imgsz,), cells_per_object=part.cells, signals=True)
+    settings = CollectSettings(imgsz=(part.imgsz,), cells_per_object=part.cells, context_features=True)
     crew = WorkerPool.of_machine(host.device)
     return collect(host, dataset, work / part.name, settings, named(step, f"collecting {part.name}"), crew)
 
 
 def collect_val(host: Host, splits: Splits, work: Path, step: Progress | None = None) -> MatchStore:
     """The store that calibrates, chooses and evaluates: retained detections with their signals."""
-    settings = CollectSettings(imgsz=(640,), detections=20, signals=True)
+    settings = CollectSettings(imgsz=(640,), detections=20, context_features=True)
     return collect(host, splits.val, work / "val", settings, named(step, "collecting val"))
 
 

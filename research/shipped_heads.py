@@ -40,7 +40,7 @@ from research.shipped_data import PARTS, Splits, arguments, collect_part, collec
 
 SETTINGS = FitSettings(
     train=TrainSettings(epochs=5, learning_rate=1e-3, scale_weight=False, dof=12.0, last=True),
-    head=HeadSettings(claims=True, features=True, bounded=True),
+    head=HeadSettings(overlaps=True, features=True, bounded=True),
     gamma_ks=0.3,
     visibility=False,  # the confidence decides alone
 )

@@ -168,7 +168,7 @@ def joined_poses(family: str = "gaussian", count: int = 2) -> PoseDistributions:
         dispersion=own,
         regions=fit_regions(rng.chisquare(2, (200, 3)), np.ones((200, 3), dtype=bool), np.arange(200)),
         correlation=np.broadcast_to(correlation, (count, 6, 6)),
-        together=5.0,
+        joint_dof=5.0,
     )
 
 
@@ -185,7 +185,7 @@ def test_regions_and_correlation_go_where_the_detections_go() -> None:
     poses = joined_poses(count=3)
     assert np.array_equal(poses[1:].region(0.8), poses.region(0.8)[1:])
     assert PoseDistributions.concatenate([poses[:1], poses[1:]]) == poses
-    other = replace(poses, together=6.0)
+    other = replace(poses, joint_dof=6.0)
     with pytest.raises(HaloposeError, match="different degrees of freedom"):
         PoseDistributions.concatenate([poses, other])
     with pytest.raises(HaloposeError, match="come without regions"):

@@ -66,7 +66,7 @@ class PoseDistributions:
     dispersion: Array | None = None
     correlation: Array | None = None
     regions: Regions | None = field(default=None, metadata=_SHARED)
-    together: float = field(default=math.inf, metadata=_SHARED)
+    joint_dof: float = field(default=math.inf, metadata=_SHARED)
     novelty: Array | None = None
     image_novelty: Array | None = field(default=None, metadata=_BY_IMAGE)
     offset: Array | None = None
@@ -155,7 +155,7 @@ class PoseDistributions:
                 raise HaloposeError(f"{each.name} is given in some parts and missing in others")
             if "shared" in each.metadata:
                 if any(not np.array_equal(value, values[0]) for value in values):
-                    what = "degrees of freedom" if each.name == "together" else each.name
+                    what = "degrees of freedom" if each.name == "joint_dof" else each.name
                     raise HaloposeError(f"the parts have different {what}")
                 joined[each.name] = values[0]
             elif values[0] is not None:
@@ -170,7 +170,7 @@ class PoseDistributions:
         It holds the true keypoint with at least the stated probability, whatever its law: of a detection that
         matches an object, on images like those of calibration (``calibration.conformal``).
         """
-        regions, dispersion = self._promised()
+        regions, dispersion = self._calibrated_regions()
         return np.asarray(dispersion * regions.of_objects(probability, box_area(self.boxes))[..., None, None])
 
     def whole_region(self, probability: float, *, kept: bool = False) -> Array:
@@ -178,10 +178,10 @@ class PoseDistributions:
 
         kept: only those that pruning keeps count.
         """
-        regions, dispersion = self._promised()
+        regions, dispersion = self._calibrated_regions()
         return np.asarray(dispersion * regions.whole_radius(probability, kept))
 
-    def _promised(self) -> tuple[Regions, Array]:
+    def _calibrated_regions(self) -> tuple[Regions, Array]:
         if self.regions is None or self.dispersion is None:
             raise HaloposeError("these poses come without regions: calibrate the heads again with `halopose calibrate`")
         return self.regions, self.dispersion
@@ -194,7 +194,7 @@ class PoseDistributions:
         correlation."""
         size = 2 * self.keypoint_count
         correlation = np.eye(size) if self.correlation is None else self.correlation
-        return JointDistribution(factors(self.scale), correlation, self.dof, self.together)
+        return JointDistribution(factors(self.scale), correlation, self.dof, self.joint_dof)
 
     @property
     def joint_covariance(self) -> Array:
@@ -219,7 +219,7 @@ class PoseDistributions:
         spread = np.where(mask[..., None, None], 0.0, spread)
         gone: dict[str, Any] = {"dof": None, "dispersion": None, "correlation": None, "regions": None}
         gone["offset"] = None
-        return replace(self, keypoints=place, covariance=spread, scale=spread, together=math.inf, **gone)
+        return replace(self, keypoints=place, covariance=spread, scale=spread, joint_dof=math.inf, **gone)
 
     # --- what is unlike the data ------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from halopose.errors import HaloposeError
-from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, promise_of
+from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, risk_guarantee
 
 Area = Literal["annotation", "box"]
 CovarianceKind = Literal["moment", "paper"]
@@ -40,7 +40,7 @@ class Protocol:
     threshold_rule: str = "youden"
     gamma_ks: float = GAMMA_KS
     visibility: bool = False
-    tails: bool = False
+    split_student: bool = False
     covariance: CovarianceKind = "moment"
     min_samples: float = 50.0
     scale_edges: tuple[float, ...] = (32.0**2, 96.0**2)
@@ -50,7 +50,7 @@ class Protocol:
     region_scales: bool = False
 
     def __post_init__(self) -> None:
-        promise_of(self.threshold_rule)
+        risk_guarantee(self.threshold_rule)
         kinds = {"area": Area, "scalarisation": Scalarisation, "covariance": CovarianceKind}
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):

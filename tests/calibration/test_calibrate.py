@@ -33,7 +33,7 @@ from halopose.uncertainty.distributions import Bivariate, StudentT
 from tests.helpers.evaluations import partly_labelled, poses, with_telling_visibility
 
 
-def tails(distribution: Bivariate) -> torch.Tensor:
+def dof_of(distribution: Bivariate) -> torch.Tensor:
     assert isinstance(distribution, StudentT)
     return distribution.dof
 
@@ -57,7 +57,7 @@ def test_cross_fitting_never_uses_an_images_own_data(nu: float | None, folds: in
             moved = before.distributions[name].scale_tril[~same] != after.distributions[name].scale_tril[~same]
             assert moved.any()  # the others do learn from it
         assert torch.equal(
-            tails(before.distributions["student_t"])[same], tails(after.distributions["student_t"])[same]
+            dof_of(before.distributions["student_t"])[same], dof_of(after.distributions["student_t"])[same]
         )
         np.testing.assert_array_equal(before.confidence[same], after.confidence[same])
         np.testing.assert_array_equal(before.threshold[same], after.threshold[same])
@@ -83,7 +83,7 @@ def test_each_fold_is_calibrated_on_the_others() -> None:
         np.testing.assert_allclose(
             distributions.distributions["gaussian"].covariance[mine], expected, rtol=1e-9, atol=1e-9
         )
-        assert (tails(distributions.distributions["student_t"])[mine] == fitted.student.nu_).all()
+        assert (dof_of(distributions.distributions["student_t"])[mine] == fitted.student.nu_).all()
         assert (distributions.threshold[mine] == fitted.threshold).all()
         assert (visible(distributions)[mine] == fitted.visibility_threshold).all()
 
@@ -96,7 +96,7 @@ def test_calibrations_fitted_elsewhere() -> None:
     )
     tau = fitted.gaussian.tau_.numpy()[:, None, None]
     np.testing.assert_allclose(distributions.distributions["gaussian"].covariance, tau**2 * test.covariance, rtol=1e-9)
-    assert (tails(distributions.distributions["student_t"]) == fitted.student.nu_).all()
+    assert (dof_of(distributions.distributions["student_t"]) == fitted.student.nu_).all()
     assert (distributions.threshold == fitted.threshold).all()
     assert distributions.source == "given: gaussian, student, threshold"
     scores = evaluate(test, distributions)
@@ -326,7 +326,7 @@ def test_a_calibration_on_few_objects_says_so_and_what_it_would_take(caplog: pyt
 
 
 def test_a_few_frames_widen_at_once_and_narrow_hardly(caplog: pytest.LogCaptureFixture) -> None:
-    protocol = Protocol(tails=True)
+    protocol = Protocol(split_student=True)
     frames, many = poses(40, 3, None, seed=2), poses(400, 3, None, seed=2)
     fitted = fit_calibrations(frames, protocol)
     wider, narrower = (replace(fitted, gaussian=fitted.gaussian.widened(torch.full((3,), each))) for each in (2.0, 0.5))

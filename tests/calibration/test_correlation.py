@@ -75,11 +75,11 @@ def test_the_density_integrates_to_each_keypoints_own_distribution() -> None:
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / math.sqrt(len(ratio))
 
 
-@pytest.mark.parametrize("together", [3.0, math.inf])
-def test_samples_have_the_marginals_of_every_keypoint(together: float) -> None:
+@pytest.mark.parametrize("joint_dof", [3.0, math.inf])
+def test_samples_have_the_marginals_of_every_keypoint(joint_dof: float) -> None:
     nu = np.array([3.0, 5.0, 9.0, 30.0])
     factors = np.repeat(some_factors(1), 20_000, axis=0)
-    residual = JointDistribution(factors, some_correlation(), nu, together).sample(1, np.random.default_rng(0))[0]
+    residual = JointDistribution(factors, some_correlation(), nu, joint_dof).sample(1, np.random.default_rng(0))[0]
     squared = np.square(whiten(residual, factors)).sum(-1)
     for k in range(KEYPOINTS):  # half the squared length of a circular t is F(2, nu)
         assert stats.kstest(squared[:, k] / 2, stats.f(2, nu[k]).cdf).pvalue > 1e-3
@@ -192,12 +192,12 @@ def test_json_round_trip_and_damage() -> None:
         own_and_shared(np.tile(np.eye(2), (1, KEYPOINTS, 1, 1)), 2 * np.eye(8))
 
 
-@pytest.mark.parametrize("together", [math.inf, 9.0])
-def test_ellipsoids_of_whole_objects_hold_what_they_say(together: float) -> None:
-    nu = None if math.isinf(together) else np.array([5.0, 9.0, 12.0, 30.0])
-    distribution = JointDistribution(some_factors(1), some_correlation(), nu, together)
+@pytest.mark.parametrize("joint_dof", [math.inf, 9.0])
+def test_ellipsoids_of_whole_objects_hold_what_they_say(joint_dof: float) -> None:
+    nu = None if math.isinf(joint_dof) else np.array([5.0, 9.0, 12.0, 30.0])
+    distribution = JointDistribution(some_factors(1), some_correlation(), nu, joint_dof)
     drawn = distribution.sample(4000, np.random.default_rng(5))[:, 0]
-    many = JointDistribution(np.repeat(distribution.scale_tril, 4000, axis=0), distribution.correlation, nu, together)
+    many = JointDistribution(np.repeat(distribution.scale_tril, 4000, axis=0), distribution.correlation, nu, joint_dof)
     for probability in (0.5, 0.95):
         error = math.sqrt(probability * (1 - probability) / 4000)
         assert many.holds(drawn, probability).mean() == pytest.approx(probability, abs=3.5 * error)

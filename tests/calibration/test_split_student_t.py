@@ -22,13 +22,13 @@ def test_each_part_gets_its_own_distribution_and_the_covariance_of_all() -> None
     residual, factors, keep = two_kinds()
     whole = StudentTCalibration(2)
     whole.fit(residual, factors)
-    tails = SplitStudentT.fit(whole, residual, factors, torch.ones_like(keep), keep)
-    assert tails is not None
-    torch.testing.assert_close(tails.kept.tau_, torch.ones(2).double(), atol=0.05, rtol=0)
-    torch.testing.assert_close(tails.pruned.tau_, torch.full((2,), 3.0).double(), atol=0.3, rtol=0)
-    assert float(tails.kept.nu_.min()) > 7 > 4 > float(tails.pruned.nu_.max())
-    distribution = tails(factors, keep)
-    assert torch.equal(distribution.dof[keep[:, 0], 0], tails.kept.nu_[0].expand(int(keep[:, 0].sum())))
+    split_student = SplitStudentT.fit(whole, residual, factors, torch.ones_like(keep), keep)
+    assert split_student is not None
+    torch.testing.assert_close(split_student.kept.tau_, torch.ones(2).double(), atol=0.05, rtol=0)
+    torch.testing.assert_close(split_student.pruned.tau_, torch.full((2,), 3.0).double(), atol=0.3, rtol=0)
+    assert float(split_student.kept.nu_.min()) > 7 > 4 > float(split_student.pruned.nu_.max())
+    distribution = split_student(factors, keep)
+    assert torch.equal(distribution.dof[keep[:, 0], 0], split_student.kept.nu_[0].expand(int(keep[:, 0].sum())))
     torch.testing.assert_close(distribution.covariance, whole(factors).covariance)
     inside = distribution.mahalanobis_cdf(distribution.mahalanobis(residual))
     assert abs(float((inside < 0.5).double().mean()) - 0.5) < 0.02
@@ -49,7 +49,7 @@ def test_a_keypoint_that_is_never_pruned_is_nothing_to_warn_of(caplog: pytest.Lo
     keep[:, 0] = True
     whole = StudentTCalibration(2).fit(residual, factors)
     with caplog.at_level("WARNING", "halopose"):
-        tails = SplitStudentT.fit(whole, residual, factors, torch.ones_like(keep), keep)
-    assert tails is not None
+        split_student = SplitStudentT.fit(whole, residual, factors, torch.ones_like(keep), keep)
+    assert split_student is not None
     assert not caplog.text
-    torch.testing.assert_close(tails.pruned.nu_[0], tails.pruned.nu_[1])  # that of all pruned ones
+    torch.testing.assert_close(split_student.pruned.nu_[0], split_student.pruned.nu_[1])  # that of all pruned ones

@@ -83,14 +83,14 @@ def test_the_traced_model_is_the_framework_and_its_cells_have_their_factors(kind
 
 
 @pytest.mark.parametrize(
-    ("kind", "claims", "features", "bound"),
+    ("kind", "overlaps", "features", "bound"),
     [("11", True, True, 0), ("nas", True, True, 50), ("11", True, False, 0), ("11", False, True, 50)],
 )
 def test_context_features_in_the_graph_are_those_of_the_host(
-    kind: str, claims: bool, features: bool, bound: float
+    kind: str, overlaps: bool, features: bool, bound: float
 ) -> None:
     host = host_of(kind)
-    artifact = artifact_for(host, HeadSettings(claims=claims, features=features))
+    artifact = artifact_for(host, HeadSettings(overlaps=overlaps, features=features))
     if bound:
         artifact = replace(artifact, heads=with_bound(artifact.heads, np.full(host.keypoint_count, bound)))
     batch, _ = host.preprocess([photograph("bus.jpg"), photograph("zidane.jpg")], 192, rectangular=False)
@@ -100,8 +100,8 @@ def test_context_features_in_the_graph_are_those_of_the_host(
         native = host.forward(batch)
         image, row = torch.nonzero(outputs["cells"] >= 0, as_tuple=True)
         cell = outputs["cells"][image, row]
-        signals = host.signals(native, image, cell)
-        sparse = artifact.heads.sparse(native.features, image, cell, signals)
+        context_features = host.context_features(native, image, cell)
+        sparse = artifact.heads.sparse(native.features, image, cell, context_features)
         wanted = artifact.calibrations.gaussian(sparse).scale_tril.float()
     assert len(cell) > 10
     entries = torch.stack([wanted[..., 0, 0], wanted[..., 1, 0], wanted[..., 1, 1]], dim=-1)
@@ -121,7 +121,7 @@ def test_cells_and_shares_of_the_graph_sample_as_torch_does(seed: int) -> None:
 
 def test_dense_heads_have_no_context_features() -> None:
     host = host_of("11")
-    artifact = artifact_for(host, HeadSettings(claims=True))
+    artifact = artifact_for(host, HeadSettings(overlaps=True))
     with pytest.raises(HaloposeError, match="topk"):
         Deployable(host.traceable(), artifact, "dense", TopkSettings())
 

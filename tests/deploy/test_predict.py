@@ -41,7 +41,7 @@ from tests.helpers.models import (
     photograph,
     pose_model,
     wants_end2end,
-    with_tails,
+    with_split_student,
 )
 from tests.helpers.values import present, read_picture
 
@@ -109,11 +109,11 @@ def test_predictions_are_those_of_the_package(kind: str, model_file: Callable[..
 @pytest.mark.parametrize("kind", ["11", "nas"])
 def test_context_features_and_split_student_t_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
     """Heads with context features, and separate distributions for kept and for pruned keypoints."""
-    artifact = artifact_for(host_of(kind), HeadSettings(claims=True, features=True), imgsz=SIZE)
+    artifact = artifact_for(host_of(kind), HeadSettings(overlaps=True, features=True), imgsz=SIZE)
     [first] = UncertainPose(host_of(kind), artifact).predict(photograph(PHOTOGRAPHS[0]), conf=0.4)
     area = box_area(first.boxes) * artifact.layout.area_factor
     confidence = localization_confidence(first.covariance, area, artifact.layout.kappa)
-    artifact = with_tails(artifact, float(np.median(confidence)))
+    artifact = with_split_student(artifact, float(np.median(confidence)))
     path = tmp_path / "model.onnx"
     write_model(build(host_of(kind), artifact, ExportSettings("topk", MANY)), path)
     model, pose = predict.Model(str(path)), UncertainPose(host_of(kind), artifact)

@@ -19,7 +19,7 @@ from halopose.data.tensors import write_tensors
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.uncertainty.heads import HeadSettings, with_bound
-from tests.helpers.models import artifact_for, host_of, with_tails
+from tests.helpers.models import artifact_for, host_of, with_split_student
 from tests.helpers.values import present
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,20 +51,20 @@ def refused(path: Path, says: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_signals_and_tails_are_kept(tmp_path: Path) -> None:
-    artifact = with_tails(artifact_for(host_of(KIND), HeadSettings(claims=True, features=True, width=16)))
+def test_context_features_and_split_student_t_are_kept(tmp_path: Path) -> None:
+    artifact = with_split_student(artifact_for(host_of(KIND), HeadSettings(overlaps=True, features=True, width=16)))
     artifact = replace(artifact, heads=with_bound(artifact.heads, np.linspace(3, 300, len(artifact.layout))))
     artifact.save(tmp_path / "heads.safetensors")
     found = Artifact.load(tmp_path / "heads.safetensors")
     assert found.heads.settings == artifact.heads.settings
-    bounds = [present(present(one.heads.beyond).inverse_bound) for one in (found, artifact)]
+    bounds = [present(present(one.heads.context_head).inverse_bound) for one in (found, artifact)]
     assert torch.equal(*bounds)
     for one, other in zip(found.heads.parameters(), artifact.heads.parameters(), strict=True):
         assert torch.equal(one, other)
-    tails, expected = present(found.calibrations.tails), present(artifact.calibrations.tails)
+    split_student, expected = present(found.calibrations.split_student), present(artifact.calibrations.split_student)
     for name in ("kept", "pruned"):
-        assert torch.equal(getattr(tails, name).nu_, getattr(expected, name).nu_)
-        assert torch.equal(getattr(tails, name).tau_, getattr(expected, name).tau_)
+        assert torch.equal(getattr(split_student, name).nu_, getattr(expected, name).nu_)
+        assert torch.equal(getattr(split_student, name).tau_, getattr(expected, name).tau_)
 
 
 @pytest.mark.parametrize(

@@ -114,17 +114,19 @@ def test_stored_windows_give_the_live_heads_result(data: Path, folder: Path, bat
             torch.testing.assert_close(found[scores.argsort(descending=True)], value, rtol=1e-3, atol=1e-2)
 
 
-def test_stored_signals_are_those_of_the_live_host(data: Path, folder: Path) -> None:
+def test_stored_context_features_equal_those_of_the_live_host(data: Path, folder: Path) -> None:
     host, dataset = host_of(KIND), load_dataset(data, "train")
-    heads = artifact_for(host, HeadSettings(claims=True, features=True)).heads
-    store = collect(host, dataset, folder, replace(SETTINGS, signals=True, batch=3))
+    heads = artifact_for(host, HeadSettings(overlaps=True, features=True)).heads
+    store = collect(host, dataset, folder, replace(SETTINGS, context_features=True, batch=3))
     for record in dataset.records:
         tensors, _ = host.preprocess([record.read()[0]], 64, True)
         output = host.forward(tensors)
         [selection] = host.select(output, conf=0.05, iou=0.7, max_detections=5)
         zero = torch.zeros_like(selection.cell)
         with torch.inference_mode():
-            live = heads.sparse(output.features, zero, selection.cell, host.signals(output, zero, selection.cell))
+            live = heads.sparse(
+                output.features, zero, selection.cell, host.context_features(output, zero, selection.cell)
+            )
         found = []
         for cells in store.cells("detected"):
             mine = cells.of_images(np.array([record.image_id]))

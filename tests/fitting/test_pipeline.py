@@ -23,17 +23,17 @@ from tests.helpers.values import present
 def test_calibration_bounds_heads_that_ask_for_it_whatever_bound_they_had(tmp_path: Path, one_thread: None) -> None:
     """Heads by chance state far too much for some detections: a bound is likelier."""
     host = host_of("11")
-    settings = FitSettings(imgsz=64, train_sizes=(64,), head=HeadSettings(claims=True, features=True, bounded=True))
+    settings = FitSettings(imgsz=64, train_sizes=(64,), head=HeadSettings(overlaps=True, features=True, bounded=True))
     data = load_dataset(write_scenes(tmp_path, host, {"val": 40}), "val")
     store = collect_validation(host, data, tmp_path / "store", settings)
     card = Card(images=ImageRoles(heads=()), settings=settings)
     trained = replace(artifact_for(host, settings.head), card=card)
     found = calibrate_artifact(trained, host, store, "matched").heads
-    bound = present(present(found.beyond).inverse_bound)
+    bound = present(present(found.context_head).inverse_bound)
     assert float(bound.min()) > 0
-    assert not present(present(trained.heads.beyond).inverse_bound).any()  # of the heads that were given
+    assert not present(present(trained.heads.context_head).inverse_bound).any()  # of the heads that were given
     tight = with_bound(trained.heads, np.full(host.keypoint_count, 1e4))
     again = bound_heads(tight, store, store.images, settings.protocol)
-    assert torch.equal(present(present(again.beyond).inverse_bound), bound)
-    plain = replace(trained, heads=artifact_for(host, HeadSettings(claims=True, features=True)).heads)
-    assert present(calibrate_artifact(plain, host, store, "matched").heads.beyond).inverse_bound is None
+    assert torch.equal(present(present(again.context_head).inverse_bound), bound)
+    plain = replace(trained, heads=artifact_for(host, HeadSettings(overlaps=True, features=True)).heads)
+    assert present(calibrate_artifact(plain, host, store, "matched").heads.context_head).inverse_bound is None

@@ -152,7 +152,7 @@ def host_of(kind: str) -> Host:
     return make_host(kind, pose_model(kind))
 
 
-def with_tails(artifact: Artifact, threshold: float = -0.05) -> Artifact:
+def with_split_student(artifact: Artifact, threshold: float = -0.05) -> Artifact:
     """The same with laws of their own, by chance, for kept and for pruned keypoints."""
     fitted, parts = artifact.calibrations, []
     for factor in (0.7, 1.6):
@@ -160,7 +160,7 @@ def with_tails(artifact: Artifact, threshold: float = -0.05) -> Artifact:
         distribution.tau_, distribution.nu_ = factor * fitted.student.tau_, 2 + factor * (fitted.student.nu_ - 2)
         distribution.moment_tau_ = fitted.student.moment_tau_.clone()
         parts.append(distribution)
-    return replace(artifact, calibrations=replace(fitted, threshold=threshold, tails=SplitStudentT(*parts)))
+    return replace(artifact, calibrations=replace(fitted, threshold=threshold, split_student=SplitStudentT(*parts)))
 
 
 def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 64) -> Artifact:
@@ -173,8 +173,8 @@ def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 
         for level in heads.levels:
             nn.init.normal_(level.last.weight, 0.0, 0.3)
             nn.init.normal_(level.last.bias, -1.0, 0.3)
-        if heads.beyond is not None:
-            nn.init.normal_(heads.beyond.last, 0.0, 0.3)
+        if heads.context_head is not None:
+            nn.init.normal_(heads.context_head.last, 0.0, 0.3)
         gaussian, student = GaussianCalibration(count), StudentTCalibration(count)
         gaussian.tau_.uniform_(0.5, 2.0)
         student.tau_.uniform_(0.5, 2.0)

@@ -43,7 +43,7 @@ from tests.helpers.models import (
     photograph,
     pose_model,
     scenes,
-    with_tails,
+    with_split_student,
     write_scenes,
 )
 from tests.helpers.values import present
@@ -208,7 +208,7 @@ def test_identities_tell_models_apart() -> None:
         replace(artifact, heads=heads),
         replace(artifact, calibrations=replace(fitted, student=student)),
         replace(artifact, calibrations=replace(fitted, correlation=None)),
-        with_tails(artifact, fitted.threshold),
+        with_split_student(artifact, fitted.threshold),
     ]
     identities = [json.dumps(UncertainPose(host, each).identity()) for each in (artifact, *others)]
     assert len(set(identities)) == 5

@@ -148,7 +148,7 @@ def test_what_the_default_is_already_is_no_row() -> None:
 
 def as_in_the_paper(artifact: Artifact) -> Artifact:
     """The artifact as rows compare it: one Student-t for all keypoints, kept by their confidence alone."""
-    calibrations = replace(artifact.calibrations, visibility_threshold=None, tails=None)
+    calibrations = replace(artifact.calibrations, visibility_threshold=None, split_student=None)
     return replace(artifact, calibrations=calibrations)
 
 
@@ -220,7 +220,7 @@ def direct(folder: Path, row: AblationVariant) -> tuple[Any, ...]:
     labelled = held_out.labelled
     threshold = select_threshold(confidence[labelled], similarity[labelled] >= row.fit.gamma_ks, row.rule)
     *_, matched = parts_of(folder, row, "evaluation")
-    return matched, replace(calibrated, threshold=threshold, visibility_threshold=None, tails=None)
+    return matched, replace(calibrated, threshold=threshold, visibility_threshold=None, split_student=None)
 
 
 @pytest.mark.parametrize("name", ["isotropic", "last-layer", "assigned", "eigenvalue", "f1"])

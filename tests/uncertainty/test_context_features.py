@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from halopose.arrays import take
 from halopose.uncertainty.context_features import (
-    CLAIMS,
+    MAX_OVERLAPS,
     OVERLAP,
     Candidates,
     ContextFeatures,
@@ -51,7 +51,7 @@ def scene(seed: int, batch: int = 2) -> tuple[list[torch.Tensor], torch.Tensor, 
     return maps, torch.rand((batch, 20), generator=generator), Cells(boxes, keypoints, visibility)
 
 
-def signals_of(
+def context_features_of(
     maps: list[torch.Tensor], scores: torch.Tensor, cells: Cells, image: torch.Tensor, cell: torch.Tensor
 ) -> ContextFeatures:
     """As a host finds them."""
@@ -69,16 +69,16 @@ def iou(one: list[float], other: list[float]) -> float:
 
 
 @given(st.integers(0, 10_000))
-def test_claims_are_weighed_as_a_plain_loop_weighs_them(seed: int) -> None:
-    maps, scores, claims = scene(seed)
-    keypoints = claims.keypoints
+def test_overlaps_equal_a_plain_loop(seed: int) -> None:
+    maps, scores, overlaps = scene(seed)
+    keypoints = overlaps.keypoints
     image, cell = torch.tensor([0, 1, 1]), torch.tensor([3, 0, 17])
-    found = signals_of(maps, scores, claims, image, cell)
-    assert claims.visibility is not None
+    found = context_features_of(maps, scores, overlaps, image, cell)
+    assert overlaps.visibility is not None
     for n, (b, c) in enumerate(zip(image.tolist(), cell.tolist(), strict=True)):
-        box = claims.boxes[b, c].tolist()
-        rivals = [j for j in range(20) if iou(box, claims.boxes[b, j].tolist()) >= OVERLAP]
-        rivals = sorted(rivals, key=lambda j: -float(scores[b, j]))[:CLAIMS]
+        box = overlaps.boxes[b, c].tolist()
+        rivals = [j for j in range(20) if iou(box, overlaps.boxes[b, j].tolist()) >= OVERLAP]
+        rivals = sorted(rivals, key=lambda j: -float(scores[b, j]))[:MAX_OVERLAPS]
         weight = np.array([float(scores[b, j]) for j in rivals])
         apart = (keypoints[b, rivals] - keypoints[b, c]).double().numpy()
         mean = np.average(apart, axis=0, weights=weight)
@@ -87,7 +87,7 @@ def test_claims_are_weighed_as_a_plain_loop_weighs_them(seed: int) -> None:
         np.testing.assert_allclose(found.offset[n], mean, atol=1e-4)
         expected = np.stack([spread[:, 0, 0], spread[:, 0, 1], spread[:, 1, 1]], axis=1)
         np.testing.assert_allclose(found.moment[n], expected, atol=1e-2, rtol=1e-4)
-        seen = np.average(claims.visibility[b, rivals].double().numpy(), axis=0, weights=weight)
+        seen = np.average(overlaps.visibility[b, rivals].double().numpy(), axis=0, weights=weight)
         np.testing.assert_allclose(found.seen[n], seen, atol=1e-5)
 
 
@@ -133,7 +133,7 @@ def test_features_lie_between_those_of_the_cells_around(seed: int) -> None:
 def test_a_cell_alone_agrees_with_itself() -> None:
     maps, scores, cells = scene(1, batch=1)
     apart = Cells(cells.boxes + 100 * torch.arange(20)[None, :, None], cells.keypoints, None)
-    found = signals_of(maps, scores, apart, torch.tensor([0]), torch.tensor([4]))
+    found = context_features_of(maps, scores, apart, torch.tensor([0]), torch.tensor([4]))
     assert float(found.mass[0]) == pytest.approx(float(scores[0, 4]))
     assert float(found.moment.abs().max()) == float(found.offset.abs().max()) == 0
     assert float(found.visibility.abs().max()) == float(found.seen.abs().max()) == 0
@@ -141,7 +141,7 @@ def test_a_cell_alone_agrees_with_itself() -> None:
 
 def test_columns_and_back() -> None:
     maps, scores, cells = scene(2)
-    found = signals_of(maps, scores, cells, torch.tensor([0, 0, 1]), torch.tensor([1, 2, 3]))
+    found = context_features_of(maps, scores, cells, torch.tensor([0, 0, 1]), torch.tensor([1, 2, 3]))
     again = ContextFeatures.of_columns(found.columns())
     assert torch.equal(again.moment, found.moment)
     torch.testing.assert_close(again.features, found.features, atol=2e-3, rtol=2e-3)

@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.uncertainty.context_features import FEW, ContextFeatures
-from halopose.uncertainty.context_head import CLAIM_INPUTS, ContextHead, overlap_inputs
+from halopose.uncertainty.context_head import OVERLAP_INPUTS, ContextHead, overlap_inputs
 from halopose.uncertainty.heads import HeadSettings, with_bound
 from tests.helpers.models import artifact_for, host_of, photograph
 
-BOTH = HeadSettings(claims=True, features=True)
+BOTH = HeadSettings(overlaps=True, features=True)
 SETTINGS = [
     HeadSettings(),
-    HeadSettings("diagonal", claims=True, width=8),
+    HeadSettings("diagonal", overlaps=True, width=8),
     HeadSettings("isotropic", features=True),
     BOTH,
 ]
 
 
-def signals(count: int = 6, keypoints: int = 3, channels: int = 4, scale: float = 1.0) -> ContextFeatures:
+def context_features(count: int = 6, keypoints: int = 3, channels: int = 4, scale: float = 1.0) -> ContextFeatures:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -45,14 +45,14 @@ def signals(count: int = 6, keypoints: int = 3, channels: int = 4, scale: float 
 
 
 def test_inputs_do_not_change_with_the_unit_of_length() -> None:
-    one, two = (overlap_inputs(signals(scale=s), torch.full((6,), 8.0 * s)) for s in (1.0, 2.0))
-    assert one.shape == (6, 3, CLAIM_INPUTS)
+    one, two = (overlap_inputs(context_features(scale=s), torch.full((6,), 8.0 * s)) for s in (1.0, 2.0))
+    assert one.shape == (6, 3, OVERLAP_INPUTS)
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert float(one.abs().max()) < 12
 
 
 def test_arrays_give_what_tensors_give() -> None:
-    given, strides = signals(), torch.full((6,), 16.0)
+    given, strides = context_features(), torch.full((6,), 16.0)
     arrays = ContextFeatures(**{name: value.numpy() for name, value in given.__dict__.items()})
     torch.testing.assert_close(
         torch.from_numpy(overlap_inputs(arrays, strides.numpy())),
@@ -62,21 +62,21 @@ def test_arrays_give_what_tensors_give() -> None:
     )
 
 
-@pytest.mark.parametrize(("channels", "claims"), [(4, True), (4, False), (0, True)])
-def test_it_starts_at_zero_and_sees_what_it_was_given(channels: int, claims: bool) -> None:
+@pytest.mark.parametrize(("channels", "overlaps"), [(4, True), (4, False), (0, True)])
+def test_it_starts_at_zero_and_sees_what_it_was_given(channels: int, overlaps: bool) -> None:
     torch.manual_seed(0)
-    head = ContextHead([5, 7], 3, 2, width=8, channels=channels, claims=claims)
+    head = ContextHead([5, 7], 3, 2, width=8, channels=channels, overlaps=overlaps)
     strides = torch.full((6,), 16.0)
     network = head.weights()
     entered = network.enter(1, torch.randn(6, 7))
-    assert float(network.leave(entered, signals(), strides).detach().abs().max()) == 0
+    assert float(network.leave(entered, context_features(), strides).detach().abs().max()) == 0
     torch.nn.init.normal_(head.last)
-    given, other = signals(), signals()
+    given, other = context_features(), context_features()
     other.features.mul_(2)
     other.moment.mul_(2)
     first = network.leave(entered, given, strides)
     assert first.shape == (6, 3, 2)
-    for name, used in (("features", channels > 0), ("moment", claims)):
+    for name, used in (("features", channels > 0), ("moment", overlaps)):
         changed = ContextFeatures(**{**given.__dict__, name: getattr(other, name)})
         assert torch.equal(network.leave(entered, changed, strides), first) is not used
 
@@ -84,7 +84,7 @@ def test_it_starts_at_zero_and_sees_what_it_was_given(channels: int, claims: boo
 @given(st.integers(0, 10_000))
 def test_a_bound_holds_and_leaves_small_dispersions_alone(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    head = ContextHead([5], 3, 3, width=8, channels=0, claims=True, bounded=True)
+    head = ContextHead([5], 3, 3, width=8, channels=0, overlaps=True, bounded=True)
     head.inverse_bound = torch.from_numpy(rng.uniform(1, 100, 3)).float()
     box = np.cumsum(rng.uniform(2, 60, (6, 2, 2)), 1).reshape(6, 4)
     bound = (box[:, 2:] - box[:, :2]).prod(1)[:, None] / head.inverse_bound.numpy()
@@ -105,7 +105,7 @@ def test_heads_with_a_bound_are_the_same_heads_shrunk() -> None:
     output, cell = host.forward(batch), torch.tensor([0, 700, 740, 5])
     inverse = np.linspace(1, 400, heads.keypoints).astype(np.float32)
     for image in (torch.zeros(4, dtype=torch.long), torch.tensor([0, 1, 0, 1])):  # signals as arrays, as tensors
-        found = host.signals(output, image, cell)
+        found = host.context_features(output, image, cell)
         with torch.inference_mode():
             free = heads.sparse(output.features, image, cell, found)
             loose, tight = (
@@ -128,7 +128,7 @@ def test_cells_of_all_levels_at_once_are_each_level_alone() -> None:
     sizes = [maps.shape[2] * maps.shape[3] for maps in output.features]
     cell = torch.tensor([0, 5, sizes[0] + 3, sizes[0] + sizes[1] + 1])
     image = torch.zeros(4, dtype=torch.long)
-    found = host.signals(output, image, cell)
+    found = host.context_features(output, image, cell)
     with torch.inference_mode():
         together = heads.sparse(output.features, image, cell, found)
         alone = [
@@ -144,11 +144,11 @@ def test_what_is_missing_is_one_line() -> None:
     batch, _ = host.preprocess([photograph("bus.jpg")], 64, rectangular=False)
     output = host.forward(batch)
     zero = torch.zeros(1, dtype=torch.long)
-    with pytest.raises(HaloposeError, match="look beyond their window"):
+    with pytest.raises(HaloposeError, match="context features"):
         heads.sparse(output.features, zero, zero)
     with pytest.raises(HaloposeError, match="no dense form"):
         heads.dense(output.features)
-    with pytest.raises(HaloposeError, match="know the box"):
+    with pytest.raises(HaloposeError, match="context features"):
         with_bound(artifact_for(host).heads, np.ones(heads.keypoints))
 
 
@@ -157,7 +157,7 @@ def test_one_cell_per_object_has_none_to_compare() -> None:
     batch, _ = host.preprocess([photograph("bus.jpg")], 192, rectangular=False)
     zero = torch.zeros(1, dtype=torch.long)
     with pytest.raises(HaloposeError, match="one cell per object"):
-        host.signals(host.forward(batch), zero, zero)
+        host.context_features(host.forward(batch), zero, zero)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -171,17 +171,17 @@ def test_a_few_have_the_factors_of_many(settings: HeadSettings, count: int, imag
     with torch.no_grad():
         for value in heads.parameters():  # last layers are zero at first
             value.add_(0.05 * torch.randn(value.shape, generator=generator))
-    if settings.signals:
+    if settings.context_features:
         heads = with_bound(heads, np.linspace(1, 400, heads.keypoints).astype(np.float32))
     batch, _ = host.preprocess([photograph("bus.jpg")] * images, 192, rectangular=False)
     output = host.forward(batch)
     cell = torch.randint(0, output.scores.shape[1], (count,), generator=generator)
     image = torch.arange(count) % images
-    signals = host.signals(output, image, cell) if settings.signals else None
+    context_features = host.context_features(output, image, cell) if settings.context_features else None
     few = heads.weights(lambda own: own.detach().numpy())
     with torch.inference_mode():
-        expected = heads.sparse(output.features, image, cell, signals)
-        found = heads.sparse(output.features, image, cell, signals, few=few)
+        expected = heads.sparse(output.features, image, cell, context_features)
+        found = heads.sparse(output.features, image, cell, context_features, few=few)
     assert count <= FEW or torch.equal(found, expected)
     size = expected.abs().amax((-1, -2), keepdim=True)
     torch.testing.assert_close(found / size, expected / size, rtol=0, atol=1e-4)
@@ -191,10 +191,17 @@ def test_weights_are_those_of_the_modules() -> None:
     """Arrays are views; tensors are the parameters, so that what is trained are these."""
     heads = artifact_for(host_of("11"), BOTH).heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     tensors, arrays = heads.weights(), heads.weights(lambda own: own.detach().numpy())
-    assert tensors.beyond.last is heads.beyond.last
+    assert tensors.context_head.last is heads.context_head.last
     with torch.no_grad():
         for value in heads.parameters():
             value.fill_(7)
-    beyond = arrays.beyond
-    for array in (*arrays.last[0], *beyond.trunk, beyond.claims, beyond.bias, *beyond.middle, beyond.last):
+    context_head = arrays.context_head
+    for array in (
+        *arrays.last[0],
+        *context_head.trunk,
+        context_head.overlaps,
+        context_head.bias,
+        *context_head.middle,
+        context_head.last,
+    ):
         assert np.all(array == 7)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halopose.calibration.thresholds import promised_threshold, select_threshold
+from halopose.calibration.thresholds import guaranteed_threshold, select_threshold
 from halopose.errors import HaloposeError
 from halopose.types import Array
 from halopose.uncertainty.pruning import (
@@ -17,7 +17,7 @@ from halopose.uncertainty.pruning import (
     ThresholdRule,
     keep_mask,
     localization_confidence,
-    promise_of,
+    risk_guarantee,
     scalarise,
 )
 
@@ -158,11 +158,11 @@ def test_keep_mask_is_its_definition(seed: int) -> None:
 
 
 def test_a_promise_is_read_or_refused() -> None:
-    assert promise_of("youden") is None
-    assert promise_of("risk:0.05@0.95") == (0.05, 0.95)
+    assert risk_guarantee("youden") is None
+    assert risk_guarantee("risk:0.05@0.95") == (0.05, 0.95)
     for rule in ("risk", "risk:2@0.9", "risk:0.1@0.2", "risk:0.1.1@0.9", "roc"):
         with pytest.raises(HaloposeError, match=r"youden, distance, f1, or a promise such as risk:0\.05@0\.95"):
-            promise_of(rule)
+            risk_guarantee(rule)
 
 
 def test_a_promise_keeps_as_much_as_it_can() -> None:
@@ -171,16 +171,16 @@ def test_a_promise_keeps_as_much_as_it_can() -> None:
     confidence = np.where(rng.random(4000) < 0.5, -1.0, -2.0) - 1e-6 * rng.random(4000)
     correct = rng.random(4000) > np.where(confidence > -1.5, 0.01, 0.5)
     images = np.arange(4000) // 10
-    threshold = promised_threshold(confidence, correct, images, 0.05, 0.95)
+    threshold = guaranteed_threshold(confidence, correct, images, 0.05, 0.95)
     kept = confidence >= threshold
     assert kept[confidence > -1.5].all()
     assert 0.5 < kept.mean() < 0.58
     assert (~correct[kept]).mean() < 0.05
     # More certainty keeps less; what is always right is kept whole; what never is, not at all.
-    assert promised_threshold(confidence, correct, images, 0.05, 0.999) >= threshold
-    assert promised_threshold(confidence, np.ones(4000, dtype=bool), images, 0.05, 0.95) == confidence.min()
-    assert promised_threshold(confidence, np.zeros(4000, dtype=bool), images, 0.05, 0.95) == np.inf
-    assert promised_threshold(confidence, correct, np.zeros(4000), 0.05, 0.95) == np.inf
+    assert guaranteed_threshold(confidence, correct, images, 0.05, 0.999) >= threshold
+    assert guaranteed_threshold(confidence, np.ones(4000, dtype=bool), images, 0.05, 0.95) == confidence.min()
+    assert guaranteed_threshold(confidence, np.zeros(4000, dtype=bool), images, 0.05, 0.95) == np.inf
+    assert guaranteed_threshold(confidence, correct, np.zeros(4000), 0.05, 0.95) == np.inf
 
 
 def test_images_that_are_wrong_together_cost_keypoints() -> None:
@@ -191,7 +191,7 @@ def test_images_that_are_wrong_together_cost_keypoints() -> None:
     bad = rng.random(200)[images]
     joined = bad > -confidence * 0.1  # as many are wrong, but whole images of them
     kept = [
-        (confidence >= promised_threshold(confidence, correct, images, 0.04, 0.95)).mean()
+        (confidence >= guaranteed_threshold(confidence, correct, images, 0.04, 0.95)).mean()
         for correct in (apart, joined)
     ]
     assert kept[1] < kept[0]

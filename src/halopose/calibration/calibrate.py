@@ -22,7 +22,7 @@ from halopose.calibration.conformal import fit_regions
 from halopose.calibration.correlation import Correlation, fit_directions
 from halopose.calibration.estimation import Sample
 from halopose.calibration.split_student_t import SplitStudentT
-from halopose.calibration.thresholds import promised_threshold, select_threshold
+from halopose.calibration.thresholds import guaranteed_threshold, select_threshold
 from halopose.data.splits import image_folds
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
@@ -32,7 +32,7 @@ from halopose.protocol import Protocol
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
 from halopose.uncertainty.missing_keypoints import places_among
-from halopose.uncertainty.pruning import Scalarisation, keep_mask, localization_confidence, promise_of
+from halopose.uncertainty.pruning import Scalarisation, keep_mask, localization_confidence, risk_guarantee
 from halopose.uncertainty.regions import Regions
 
 log = logging.getLogger(__name__)
@@ -257,8 +257,8 @@ def limit_narrowing(
         len(matched), ENOUGH_TO_NARROW,
     )  # fmt: skip
     wider = fit_calibrations(matched, protocol, gaussian=fitted.gaussian.widened(factor))
-    tails = None if wider.tails is None else wider.tails.widened(factor)
-    return replace(wider, student=wider.student.widened(factor), tails=tails)
+    split_student = None if wider.split_student is None else wider.split_student.widened(factor)
+    return replace(wider, student=wider.student.widened(factor), split_student=split_student)
 
 
 def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Array) -> Calibrations:
@@ -285,7 +285,7 @@ def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Arra
     visibility = None if matched.visibility is None else source.of(matched.visibility)
     visible = None
     # With a promise the confidence decides alone: that is what was tested.
-    if protocol.visibility and visibility is not None and not promise_of(protocol.threshold_rule):
+    if protocol.visibility and visibility is not None and not risk_guarantee(protocol.threshold_rule):
         shown, among = visibility[labelled], confidence >= threshold
         best = select_threshold(shown, correct, protocol.threshold_rule, among=among)
         if best > shown[among].min(initial=np.inf):
@@ -294,11 +294,11 @@ def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Arra
     scales = _object_scales(source.of(matched.box_area), matched.layout, protocol)
     distance = source.of(matched.distance)
     regions = fit_regions(distance, labelled, image_ids, keep=keep, places=source.places, **scales)
-    tails = None
-    if protocol.tails and known.student is None:
+    split_student = None
+    if protocol.split_student and known.student is None:
         parts = source.of(matched.residual), source.of(matched.scale_tril), labelled, keep
-        tails = SplitStudentT.fit(student, *map(torch.from_numpy, parts))
-    return Calibrations(gaussian, student, threshold, visible, regions, None, tails)
+        split_student = SplitStudentT.fit(student, *map(torch.from_numpy, parts))
+    return Calibrations(gaussian, student, threshold, visible, regions, None, split_student)
 
 
 def _fit_correlation(source: _Source, protocol: Protocol) -> Correlation:
@@ -317,10 +317,10 @@ def _object_scales(area: Array, layout: Keypoints, protocol: Protocol) -> dict[s
 
 def _threshold(confidence: Array, correct: Array, images: Array, labelled: Array, protocol: Protocol) -> float:
     """Threshold on the confidence (n,) of labelled keypoints (M, K) on images (M, K) by the protocol's rule."""
-    promise = promise_of(protocol.threshold_rule)
-    if promise is None:
+    guarantee = risk_guarantee(protocol.threshold_rule)
+    if guarantee is None:
         return select_threshold(confidence, correct, protocol.threshold_rule)
-    threshold = promised_threshold(confidence, correct, images[labelled], *promise)
+    threshold = guaranteed_threshold(confidence, correct, images[labelled], *guarantee)
     if threshold == float("inf"):
         raise HaloposeError(
             f"no threshold keeps the promise {protocol.threshold_rule} on these images: allow more risk, or give "
@@ -407,11 +407,11 @@ def _students_of_folds(
         own = Gaussian(factors * moment[..., None, None]).covariance if calibrations[0].covariance == "moment" else None
         return StudentT(factors * tau[..., None, None], nu, own)
 
-    if all(each.tails is None for each in fitted):
+    if all(each.split_student is None for each in fitted):
         return distribution([each.student for each in fitted])
     return SplitStudentT.joined(
-        distribution([each.student if each.tails is None else each.tails.kept for each in fitted]),
-        distribution([each.student if each.tails is None else each.tails.pruned for each in fitted]),
+        distribution([each.student if each.split_student is None else each.split_student.kept for each in fitted]),
+        distribution([each.student if each.split_student is None else each.split_student.pruned for each in fitted]),
         keep,
     )
 

@@ -50,5 +50,5 @@ def calibrated_poses(
         optional |= {"regions": calibrations.regions, "dispersion": dispersion}
     if calibrations.correlation is not None:
         optional["correlation"] = calibrations.correlation.of_objects(area)
-        optional["together"] = calibrations.correlation.dof
+        optional["joint_dof"] = calibrations.correlation.dof
     return replace(detections, covariance=covariance, scale=scale, dof=dof, keep=keep, **optional)

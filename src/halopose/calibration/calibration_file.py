@@ -217,16 +217,16 @@ class CalibrationFile:
             dispersion=predictions.scale,
             regions=self.regions,
             offset=predictions.offset,
-            **self._together(predictions.boxes),
+            **self._joint_fields(predictions.boxes),
         )
 
-    def _together(self, boxes: Array) -> dict[str, Any]:
+    def _joint_fields(self, boxes: Array) -> dict[str, Any]:
         """How keypoints of detections with boxes (N, 4) err together."""
         if self.correlation is None:
             return {}
         return {
             "correlation": self.correlation.of_objects(box_area(boxes)),
-            "together": self.correlation.dof,
+            "joint_dof": self.correlation.dof,
         }
 
 

@@ -214,7 +214,7 @@ class Calibrations:
     visibility_threshold: float | None = None
     regions: Regions | None = None
     correlation: Correlation | None = None
-    tails: SplitStudentT | None = None
+    split_student: SplitStudentT | None = None
     offset: Tensor | None = None
 
     @classmethod
@@ -226,7 +226,7 @@ class Calibrations:
         """The calibrated law of uncalibrated factors (..., K, 2, 2), of which ``keep`` (..., K) are not pruned."""
         if family == "gaussian":
             return self.gaussian(scale_tril)
-        return self.student(scale_tril) if self.tails is None else self.tails(scale_tril, keep)
+        return self.student(scale_tril) if self.split_student is None else self.split_student(scale_tril, keep)
 
 
 def _tensor(name: str, values: Tensor | Array) -> Tensor:

@@ -160,7 +160,7 @@ def fit_directions(
     matrix = (1 - shrinkage) * matrix + shrinkage * np.eye(size)
     several = labelled.sum(1) > 1
     found = Correlation(matrix, math.inf, shrinkage, int(several.sum()))
-    found = replace(found, dof=_tails(found, survival, direction, labelled))
+    found = replace(found, dof=_fit_dof(found, survival, direction, labelled))
     if not edges:
         return found
     if area is None:
@@ -225,7 +225,7 @@ def _mirrored(matrix: Array, mirror: tuple[int, ...]) -> Array:
     return np.asarray(matrix[np.ix_(index, index)] * sign * sign[:, None])
 
 
-def _tails(found: Correlation, survival: Array, direction: Array, labelled: Array) -> float:
+def _fit_dof(found: Correlation, survival: Array, direction: Array, labelled: Array) -> float:
     """Degrees of freedom under which the ranks are likeliest, infinite if the Gaussian is as likely."""
     rows = np.flatnonzero(labelled.sum(1) > 1)
     if len(rows) > _OBJECTS:

@@ -45,7 +45,7 @@ def select_threshold(confidence: Array, correct: Array, rule: str = "youden", am
     return float(ordered[last[best]])
 
 
-def promised_threshold(confidence: Array, correct: Array, image_ids: Array, risk: float, certainty: float) -> float:
+def guaranteed_threshold(confidence: Array, correct: Array, image_ids: Array, risk: float, certainty: float) -> float:
     """The lowest threshold of which it is certain that at most ``risk`` of the keypoints kept (N,) are wrong.
 
     Learn then test: thresholds are tried from the strictest on, each by a t-test over images (N,), in which a

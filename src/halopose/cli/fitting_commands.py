@@ -193,7 +193,7 @@ def collect(
     if half:
         host.use_half()
     settings = CollectSettings(
-        imgsz=views, detections=detections, batch=batch or batch_for(host.device), signals=context
+        imgsz=views, detections=detections, batch=batch or batch_for(host.device), context_features=context
     )
     dataset = load_dataset(data, split, images=images, otherwise=host.layout)
     crew = WorkerPool.of_machine(host.device, workers, chosen)
@@ -405,8 +405,8 @@ def novelty(
     settings = pipeline.settings_for(known)
     with locked(work), progress() as step:
         how = NoveltySettings(novelty_images)
-        signals = known.heads.settings.signals
-        copies = collect_copies(host, training, work / "copies", known.imgsz, how, step, signals)
+        context_features = known.heads.settings.context_features
+        copies = collect_copies(host, training, work / "copies", known.imgsz, how, step, context_features)
         store = pipeline.collect_validation(host, validation, work / "val", settings, step)
         done = fit_novelty(known, copies, store)
     done.save(output)

@@ -99,11 +99,11 @@ def exponents(text: str, option: str) -> list[float]:
 
 def threshold_rule(text: str | None) -> str | None:
     """A rule for pruning thresholds, checked, or left out."""
-    from halopose.uncertainty.pruning import promise_of
+    from halopose.uncertainty.pruning import risk_guarantee
 
     try:
         if text is not None:
-            promise_of(text)
+            risk_guarantee(text)
     except HaloposeError as error:
         raise typer.BadParameter(str(error)) from None
     return text

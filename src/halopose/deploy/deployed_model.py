@@ -87,7 +87,7 @@ class Deployed:
             found = None if facts.correlation is None else Correlation.from_json(facts.correlation, count)
         except (KeyError, TypeError, ValueError):
             raise HaloposeError(f"{self.path}: the regions or the correlation are damaged: export it again") from None
-        return {"regions": regions, **({} if found is None else {"together": found.dof})}
+        return {"regions": regions, **({} if found is None else {"joint_dof": found.dof})}
 
     def uncalibrated(self, image: Array, settings: Detecting) -> PoseDistributions:
         """Predict poses with the uncalibrated dispersions of the heads: the Gaussian temperature is divided out."""

@@ -61,7 +61,7 @@ class Deployable(nn.Module):
     def __init__(self, model: Traceable, artifact: Artifact, form: Form, settings: TopkSettings) -> None:
         super().__init__()
         self.model = model
-        if form == "dense" and artifact.heads.settings.signals:
+        if form == "dense" and artifact.heads.settings.context_features:
             raise HaloposeError("heads with context features have no dense form: export them as topk")
         self.heads = TopkHeads(artifact, settings) if form == "topk" else DenseHeads(artifact.heads)
         self.register_buffer("temperature", artifact.calibrations.gaussian.tau_.float()[:, None])
@@ -157,15 +157,15 @@ class TopkHeads(nn.Module):
         )
         last = (level.last for level in self.heads.levels if isinstance(level, LevelHead))
         raw = torch.cat([_linear(each, layer) for each, layer in zip(hidden, last, strict=True)], dim=1)
-        if self.heads.beyond is not None:
-            raw = raw + self._beyond(hidden, traced.features, score, said, place.flatten(1))
+        if self.heads.context_head is not None:
+            raw = raw + self._context_correction(hidden, traced.features, score, said, place.flatten(1))
         factors = _entries(_by_keypoint(raw.transpose(1, 2), self.heads), self.heads)
         found = self._bounded((factors * self.strides).permute(0, 3, 1, 2), said, place.flatten(1)), cells
         if self.novelty is None or area is None:
             return found
         return *found, *self.novelty(traced, cells.clamp(min=0), pooled, area)
 
-    def _beyond(
+    def _context_correction(
         self,
         hidden: Sequence[Tensor],
         features: Sequence[Tensor],
@@ -174,7 +174,7 @@ class TopkHeads(nn.Module):
         place: Tensor,
     ) -> Tensor:
         """Correction of the raw parameters (B, M, K * channels) by context features, for candidates (B, M)."""
-        network = self.heads.beyond
+        network = self.heads.context_head
         assert network is not None
         if said is None:
             raise HaloposeError(
@@ -185,19 +185,19 @@ class TopkHeads(nn.Module):
         projected = self._projected(features, images_of(place), points)
         best = Candidates(scores.clamp_min(0.0), said[..., :4], lambda chosen: take(theirs, chosen))
         mine = scores.gather(1, place), own[..., :4], own[..., 4:]
-        signals = context_features_at(features, self.heads.strides, best, mine, keypoints, projected)
+        context_features = context_features_at(features, self.heads.strides, best, mine, keypoints, projected)
         weights, each = network.weights(), (keypoints, self.heads.settings.width)
         entered = [
             weights.enter(level, part.reshape(-1, int(part.shape[2]))).reshape(-1, self.settings.windows, *each)
             for level, part in enumerate(hidden)
         ]
         strides = (self.strides + torch.zeros_like(place)).reshape(-1)
-        added = weights.leave(torch.cat(entered, dim=1).reshape(-1, *each), signals, strides, projected=True)
+        added = weights.leave(torch.cat(entered, dim=1).reshape(-1, *each), context_features, strides, projected=True)
         return added.reshape(-1, int(place.shape[1]), each[0] * int(added.shape[2]))
 
     def _bounded(self, factors: Tensor, said: Tensor | None, place: Tensor) -> Tensor:
         """Factors (B, M, K, 3) of candidates (B, M), limited if the heads have a bound."""
-        network = self.heads.beyond
+        network = self.heads.context_head
         if network is None or network.inverse_bound is None or said is None:
             return factors
         trace = (factors * factors).sum(3).reshape(-1, self.heads.keypoints)
@@ -209,8 +209,8 @@ class TopkHeads(nn.Module):
 
         The layer runs before the gathering where it reduces the number of channels, otherwise after it.
         """
-        assert self.heads.beyond is not None
-        layer = self.heads.beyond.features
+        assert self.heads.context_head is not None
+        layer = self.heads.context_head.features
         if layer is None:
             return points.new_zeros(())
         cell, share = cells_around(features, self.heads.strides, image, points)
@@ -231,7 +231,7 @@ class TopkHeads(nn.Module):
         """Scores and cells of the best cells, at least as many as candidates."""
         several = int(traced.scores.shape[2]) > 1
         confidence = traced.scores.amax(dim=2) if several else traced.scores.flatten(1)
-        least = 0 if self.heads.beyond is None else CANDIDATES
+        least = 0 if self.heads.context_head is None else CANDIDATES
         return best_cells(confidence, max(least, self.settings.candidates))
 
     def _merit(self, traced: Traced, score: Tensor, cell: Tensor, said: Tensor | None) -> Tensor:

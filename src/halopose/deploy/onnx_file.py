@@ -138,8 +138,8 @@ def facts_of(host: Host, traceable: Traceable, artifact: Artifact, settings: Exp
 
 def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
     """Metadata with other calibrations; Student-t scales are relative to the Gaussian temperature."""
-    gaussian, student = fitted.gaussian, fitted.student if fitted.tails is None else fitted.tails.kept
-    pruned = None if fitted.tails is None else fitted.tails.pruned
+    gaussian, student = fitted.gaussian, fitted.student if fitted.split_student is None else fitted.split_student.kept
+    pruned = None if fitted.split_student is None else fitted.split_student.pruned
     tau = gaussian.tau_.double().numpy()
     moment = (student.moment_tau_.double().numpy() / tau).tolist() if student.covariance == "moment" else None
     return replace(

@@ -146,7 +146,7 @@ def calibrate(
     protocol = Protocol(
         area="box",
         visibility=True,
-        tails=True,
+        split_student=True,
         covariance=_covariance(deployed.facts),
         threshold_rule=rule,
         region_scales=region_scales,
@@ -191,15 +191,15 @@ def calibrations_of(facts: Facts) -> Calibrations:
     gaussian = GaussianCalibration(len(tau))
     gaussian.tau_ = tau
     student = _student(facts, facts.student_dof, facts.student_scale)
-    tails = None
+    split_student = None
     if facts.pruned_dof is not None and facts.pruned_scale is not None:
-        tails = SplitStudentT(student, _student(facts, facts.pruned_dof, facts.pruned_scale))
+        split_student = SplitStudentT(student, _student(facts, facts.pruned_dof, facts.pruned_scale))
     threshold = float("-inf") if facts.threshold is None else facts.threshold
     regions = None if facts.regions is None else Regions.from_json(facts.regions, len(tau))
     correlation = None if facts.correlation is None else Correlation.from_json(facts.correlation, len(tau))
     offset = None if facts.offset is None else torch.tensor(facts.offset, dtype=torch.float64)
     visible = facts.visibility_threshold
-    return Calibrations(gaussian, student, threshold, visible, regions, correlation, tails, offset)
+    return Calibrations(gaussian, student, threshold, visible, regions, correlation, split_student, offset)
 
 
 def _student(facts: Facts, dof: list[float], scale: list[float]) -> StudentTCalibration:

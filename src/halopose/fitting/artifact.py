@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -95,14 +95,14 @@ class Artifact:
         write_tensors(path, self._tensors(), self._content())
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        tensors = {f"heads.{name}": value.half() for name, value in self.heads.state_dict().items()}
+        tensors = {f"heads.{_stored_name(name)}": value.half() for name, value in self.heads.state_dict().items()}
         fitted = self.calibrations
         tensors |= {f"gaussian.{name}": value for name, value in fitted.gaussian.state_dict().items()}
         tensors |= {f"student.{name}": value for name, value in fitted.student.state_dict().items()}
         if fitted.offset is not None:
             tensors["offset"] = fitted.offset
-        if fitted.tails is not None:
-            parts = (("kept", fitted.tails.kept), ("pruned", fitted.tails.pruned))
+        if fitted.split_student is not None:
+            parts = (("kept", fitted.split_student.kept), ("pruned", fitted.split_student.pruned))
             tensors |= {
                 f"{part}.{name}": value
                 for part, distribution in parts
@@ -119,7 +119,7 @@ class Artifact:
             "base": list(self.base),
             "layout": self.layout.to_json(),
             "strides": list(self.heads.strides),
-            "head": asdict(self.heads.settings),
+            "head": self.heads.settings.to_json(),
             "templates": [
                 [[list(layer.weight.shape), activation] for layer, activation in level.layers]
                 for level in self.heads.by_level
@@ -157,7 +157,7 @@ class Artifact:
     def _parse(cls, content: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Artifact:
         layout = Keypoints.from_json(content["layout"])
         keypoints = len(layout)
-        settings = HeadSettings(**content["head"])
+        settings = HeadSettings.from_json(content["head"])
         templates = [
             [ConvTemplate(torch.zeros(shape), torch.zeros(shape[0]), activation) for shape, activation in level]
             for level in content["templates"]
@@ -177,7 +177,9 @@ class Artifact:
         modules: dict[str, torch.nn.Module] = {"heads": heads, "gaussian": gaussian, **students}
         for name, module in modules.items():
             prefix = f"{name}."
-            state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
+            state = {
+                _module_name(key[len(prefix) :]): value for key, value in tensors.items() if key.startswith(prefix)
+            }
             if any(not torch.isfinite(value).all() for value in state.values()):
                 raise ValueError("values that are not finite")
             module.load_state_dict(state)
@@ -240,6 +242,16 @@ def host_for(
             host = load_host(base, device=device, unsafe=unsafe, end2end=True)
     artifact.check(host)
     return host
+
+
+def _stored_name(name: str) -> str:
+    """Name in a file of a tensor of the heads."""
+    return name.replace("context_head.overlaps", "beyond.claims").replace("context_head.", "beyond.")
+
+
+def _module_name(name: str) -> str:
+    """The inverse of ``_stored_name``."""
+    return name.replace("beyond.claims", "context_head.overlaps").replace("beyond.", "context_head.")
 
 
 def _offset(given: torch.Tensor | None, keypoints: int) -> torch.Tensor | None:

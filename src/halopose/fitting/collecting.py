@@ -250,7 +250,7 @@ def predicted_bytes(host: Host, dataset: Dataset, settings: CollectSettings) -> 
     )
     objects = sum(len(record.objects) for record in dataset.records)
     rows = objects * settings.cells_per_object * settings.assigned + len(dataset) * settings.detections
-    if settings.signals:
+    if settings.context_features:
         channels = sum(template[0].weight.shape[1] for template in host.pose_templates())
         largest += host.keypoint_count * (2 * channels + 40)
     return rows * (largest + 16 * host.keypoint_count + 256) * len(settings.imgsz)
@@ -310,8 +310,8 @@ def _collect_batch(
         for number, (selection, view, box) in enumerate(zip(selections, views, boxes, strict=True)):
             found.append(_detected_cells(host, number, selection, view, box, size))
     found = [cells for cells in found if len(cells.cell)]
-    if settings.signals:
-        found = [_with_signals(host, output, cells) for cells in found]
+    if settings.context_features:
+        found = [_with_context_features(host, output, cells) for cells in found]
     rows = _with_windows(output, found, reaches)
     if settings.detections:
         rows.append(("image", 0, _image_row(host, output, views, boxes)))
@@ -425,8 +425,8 @@ def _detected_cells(
     return _Cells("detected", torch.full((count,), number), original.cell.cpu(), columns)
 
 
-def _with_signals(host: Host, output: HostOutput, cells: _Cells) -> _Cells:
-    found = host.signals(output, cells.image.to(host.device), cells.cell.to(host.device)).columns()
+def _with_context_features(host: Host, output: HostOutput, cells: _Cells) -> _Cells:
+    found = host.context_features(output, cells.image.to(host.device), cells.cell.to(host.device)).columns()
     return replace(cells, columns=cells.columns | {name: value.cpu() for name, value in found.items()})
 
 

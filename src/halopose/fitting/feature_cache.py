@@ -40,6 +40,9 @@ class NoDetectionError(HaloposeError):
     """Nothing was detected in the images asked for."""
 
 
+_STORED_NAMES = {"context_features": "signals"}  # settings that a manifest stores under another name
+
+
 @dataclass(frozen=True)
 class CollectSettings:
     """How to collect. A view is one image at one input size.
@@ -58,12 +61,13 @@ class CollectSettings:
     iou: float = 0.7
     detections: int = 0
     batch: int = 1
-    signals: bool = False
+    context_features: bool = False
     half: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As a manifest has them; half precision only where it was used."""
-        content = {**asdict(self), "imgsz": list(self.imgsz)}
+        content = {_STORED_NAMES.get(name, name): value for name, value in asdict(self).items()}
+        content["imgsz"] = list(self.imgsz)
         return content if self.half else {name: value for name, value in content.items() if name != "half"}
 
 
@@ -86,10 +90,12 @@ class CachedCells:
     def factors(self, heads: ProbabilisticHeads) -> Tensor:
         """Uncalibrated Cholesky factors (N, K, 2, 2) in input pixels, where the heads live."""
         device = next(heads.parameters()).device
-        signals = None
-        if heads.settings.signals:
-            signals = ContextFeatures.of_columns(self.columns, device) if "signal.score" in self.columns else None
-        return heads.at_windows(self.level, self.windows.to(device).float(), self.inside.to(device), signals)
+        context_features = None
+        if heads.settings.context_features:
+            context_features = (
+                ContextFeatures.of_columns(self.columns, device) if "signal.score" in self.columns else None
+            )
+        return heads.at_windows(self.level, self.windows.to(device).float(), self.inside.to(device), context_features)
 
     def of_images(self, images: Array | None) -> CachedCells:
         """The rows of some images (I,), sorted by id, alone, or all of them."""
@@ -240,7 +246,9 @@ class MatchStore:
 
 def _settings(content: Any) -> CollectSettings:
     """Settings from a manifest; a TypeError or ValueError if they are not that."""
-    settings = CollectSettings(**{**content, "imgsz": tuple(_whole(size) for size in content["imgsz"])})
+    names = {stored: name for name, stored in _STORED_NAMES.items()}
+    given = {names.get(name, name): value for name, value in content.items()}
+    settings = CollectSettings(**{**given, "imgsz": tuple(_whole(size) for size in content["imgsz"])})
     for name in ("cells_per_object", "detections", "batch"):
         _whole(getattr(settings, name))
     if not 0 <= float(settings.conf) <= 1 or not 0 <= float(settings.iou) <= 1:

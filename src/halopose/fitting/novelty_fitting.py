@@ -110,7 +110,7 @@ def collect_copies(
     imgsz: int,
     settings: NoveltySettings | None = None,
     progress: Progress | None = None,
-    signals: bool = False,
+    context_features: bool = False,
 ) -> MatchStore:
     """The store of some training images, chosen by a hash of their ids, and their corrupted copies.
 
@@ -119,7 +119,11 @@ def collect_copies(
     settings = settings or NoveltySettings()
     some = dataset.subset(hashed_order(dataset.image_ids)[: settings.images])
     how = CollectSettings(
-        imgsz=(imgsz,), assigned=False, conf=settings.conf, detections=settings.detections, signals=signals
+        imgsz=(imgsz,),
+        assigned=False,
+        conf=settings.conf,
+        detections=settings.detections,
+        context_features=context_features,
     )
     return collect(host, with_copies(some), folder, how, named(progress, "collecting corrupted copies"))
 

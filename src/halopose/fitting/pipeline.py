@@ -77,7 +77,7 @@ def collect_training(
             imgsz=settings.train_sizes,
             cells_per_object=settings.cells_per_object,
             batch=settings.batch,
-            signals=settings.head.signals,
+            context_features=settings.head.context_features,
         ),
         named(progress, "collecting training images"),
         crew,
@@ -121,7 +121,7 @@ def validation_settings(settings: FitSettings) -> CollectSettings:
         iou=settings.iou,
         detections=DETECTIONS,
         batch=settings.batch,
-        signals=settings.head.signals,
+        context_features=settings.head.context_features,
     )
 
 
@@ -437,7 +437,7 @@ def _with_novelty(
     if min(len(training), how.images) < how.fewest:
         log.info("%d training images are too few to learn what is unlike them: no novelty", len(training))
         return artifact
-    copies = collect_copies(host, training, folder, settings.imgsz, how, progress, settings.head.signals)
+    copies = collect_copies(host, training, folder, settings.imgsz, how, progress, settings.head.context_features)
     calibration = artifact.card.images.of("calibration")
     try:
         return fit_novelty(artifact, copies, val_store, calibration, how)

@@ -126,14 +126,14 @@ class FitSettings:
             area="box",
             gamma_ks=self.gamma_ks,
             visibility=self.visibility,
-            tails=True,
+            split_student=True,
             threshold_rule=self.rule,
             region_scales=self.region_scales,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Settings as JSON values."""
-        return {**asdict(self), "train_sizes": list(self.train_sizes)}
+        return {**asdict(self), "head": self.head.to_json(), "train_sizes": list(self.train_sizes)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> FitSettings:
@@ -146,7 +146,7 @@ class FitSettings:
         given = {
             **content,
             "train": TrainSettings(**content["train"]),
-            "head": HeadSettings(**content["head"]),
+            "head": HeadSettings.from_json(content["head"]),
             "train_sizes": tuple(content["train_sizes"]),
         }
         return cls(**given)

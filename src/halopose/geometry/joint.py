@@ -68,7 +68,7 @@ def solve_jointly(
 def position_ellipsoid(solution: Solution, probability: float, nu: float = math.inf) -> Array:
     """Matrices M (N, 3, 3): (p - position)' M^-1 (p - position) <= 1 holds the true p with a probability.
 
-    nu: degrees of freedom of the keypoints' joint Student-t, ``PoseDistributions.together``. A position is linear
+    nu: degrees of freedom of the keypoints' joint Student-t, ``PoseDistributions.joint_dof``. A position is linear
     in the pixels as far as its covariance is true, and what is linear in a t is a t with as many.
 
     >>> from halopose.geometry.camera import look, project_points

@@ -247,12 +247,12 @@ class Host(ABC):
         return None
 
     @torch.inference_mode()
-    def signals(self, output: HostOutput, image: Tensor, cell: Tensor) -> ContextFeatures:
+    def context_features(self, output: HostOutput, image: Tensor, cell: Tensor) -> ContextFeatures:
         """What the pass gives away about cells (N,) of images (N,) beside the windows around them."""
         said, scores = self.cells(output), output.scores
         if said is None:
             raise HaloposeError(
-                f"{self.description} has one cell per object, none to compare it with: use heads without signals"
+                f"{self.description} has one cell per object, none to compare it with: use heads without context features"
             )
         own, place = pad_by_image(image, cell, len(scores))
         best, cells = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1, sorted=False)

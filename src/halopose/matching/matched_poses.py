@@ -74,12 +74,12 @@ class MatchedPoses:
 
     def like(self, other: MatchedPoses) -> bool:
         """Whether both are of the same keypoints and say the same kinds of things about them."""
-        same_tails = (self.dof is None) == (other.dof is None)
+        same_family = (self.dof is None) == (other.dof is None)
         same_scores = all(
             (getattr(self, name) is None) == (getattr(other, name) is None)
             for name in ("visibility", "correlation", "offset")
         )
-        return self.layout == other.layout and same_tails and same_scores
+        return self.layout == other.layout and same_family and same_scores
 
     def select(self, index: Array) -> MatchedPoses:
         """The true positives at the given indices."""

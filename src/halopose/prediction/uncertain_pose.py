@@ -261,8 +261,8 @@ class UncertainPose:
         counts = [len(selection.scores) for selection in selections]
         cells = torch.cat([each.cell for each in selections])
         numbers = torch.cat([torch.full_like(each.cell, number) for number, each in enumerate(selections)])
-        looks_beyond = self.heads.settings.signals and len(cells) > 0
-        context = self.host.signals(output, numbers, cells) if looks_beyond else None
+        needed = self.heads.settings.context_features and len(cells) > 0
+        context = self.host.context_features(output, numbers, cells) if needed else None
         pooling = None if self.novelty is None else Pooling(len(cells), self.novelty.widths, output.features[0])
         factors = self.heads.sparse(output.features, numbers, cells, context, pooling, self.few)
         size = (int(batch.shape[2]), int(batch.shape[3]))

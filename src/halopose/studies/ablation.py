@@ -105,9 +105,9 @@ def ablation_variants(fit: FitSettings, alphas: Sequence[float] = ALPHAS) -> lis
         AblationVariant("diagonal", "Diagonal dispersion", headed(parameterisation="diagonal")),
         AblationVariant("isotropic", "Isotropic dispersion", headed(parameterisation="isotropic")),
         AblationVariant("last-layer", "Last-layer heads", headed(trunk="last-layer")),
-        AblationVariant("no-claims", "No box disagreement", headed(claims=False)),
+        AblationVariant("no-claims", "No box disagreement", headed(overlaps=False)),
         AblationVariant("no-features", "No neck features at the keypoints", headed(features=False)),
-        AblationVariant("window", "Window features only", headed(claims=False, features=False, bounded=False)),
+        AblationVariant("window", "Window features only", headed(overlaps=False, features=False, bounded=False)),
         AblationVariant("cold-start", "No warm start", headed(warm_start=False)),
         AblationVariant("tails", f"Student-t loss, nu {DOF:g}", trained(dof=DOF)),
         *(

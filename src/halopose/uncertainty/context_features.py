@@ -18,7 +18,7 @@ from torch import Tensor
 from halopose.arrays import Values, alike, at_least, joined, largest, library_of, turned, zeros_like
 
 CANDIDATES = 512  # best cells of an image among which claims are sought
-CLAIMS = 16  # best cells that count for one object; assigners train about ten
+MAX_OVERLAPS = 16  # best cells that count for one object; assigners train about ten
 OVERLAP = 0.6  # IoU from which a box claims the same object
 FEW = 64  # cells up to which numpy beats torch (``make bench`` needs both)
 
@@ -120,19 +120,19 @@ def context_features_at(
     score, boxes, mine = own
     count, width, end = int(mine.shape[1]), int(mine.shape[2]), 2 * keypoints
     box, mine = boxes.reshape(-1, 4), mine.reshape(-1, width)
-    claims = min(CLAIMS, int(best.boxes.shape[1]))
-    weight, place = largest(overlapping_boxes(boxes, best.boxes) * best.scores[:, None], claims)
+    overlaps = min(MAX_OVERLAPS, int(best.boxes.shape[1]))
+    weight, place = largest(overlapping_boxes(boxes, best.boxes) * best.scores[:, None], overlaps)
     mass = weight.sum(2)
-    share = (weight / at_least(mass, 1e-9)[..., None]).reshape(-1, 1, claims)
-    claimed = best.points(place.reshape(-1, count * claims)).reshape(-1, claims, width)
-    apart = claimed[..., :end] - mine[:, None, :end]
+    share = (weight / at_least(mass, 1e-9)[..., None]).reshape(-1, 1, overlaps)
+    overlapping = best.points(place.reshape(-1, count * overlaps)).reshape(-1, overlaps, width)
+    apart = overlapping[..., :end] - mine[:, None, :end]
     mean = share @ apart  # (N, 1, 2K)
     about = apart - mean
     x, y = about[..., :keypoints], about[..., keypoints:]
     moment = share @ joined([x * x, x * y, y * y], 2)
     points = turned(mine[:, :end].reshape(-1, 2, keypoints))
     if width > end:
-        visibility, seen = mine[:, end:], (share @ claimed[..., end:])[:, 0]
+        visibility, seen = mine[:, end:], (share @ overlapping[..., end:])[:, 0]
     else:
         visibility = seen = zeros_like(points[..., 0])
     if features is None:

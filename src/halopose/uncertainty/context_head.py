@@ -29,7 +29,7 @@ from halopose.arrays import (
 )
 from halopose.uncertainty.context_features import ContextFeatures
 
-CLAIM_INPUTS = 15
+OVERLAP_INPUTS = 15
 FLOOR = 1 / 64**2  # squared strides: cells that agree to a pixel or less all look alike
 
 
@@ -43,7 +43,7 @@ class ContextWeights:
 
     trunk: Sequence[Values]
     features: Tensor | None
-    claims: Values | None
+    overlaps: Values | None
     bias: Values
     middle: tuple[Values, Values]
     last: Values
@@ -52,16 +52,18 @@ class ContextWeights:
         """What a level's trunk activations (N, H) bring into the network (N, K, width)."""
         return linear(hidden, self.trunk[level])[:, None] + self.bias[level]
 
-    def leave(self, values: Values, signals: ContextFeatures, strides: Values, *, projected: bool = False) -> Values:
+    def leave(
+        self, values: Values, context_features: ContextFeatures, strides: Values, *, projected: bool = False
+    ) -> Values:
         """Corrections (N, K, outputs) of cells with entered values (N, K, width), of levels with strides (N,).
 
         projected: the signals' features have been through this network's layer for them.
         """
         if self.features is not None:
-            seen = signals.features if projected else F.linear(signals.features, self.features)
+            seen = context_features.features if projected else F.linear(context_features.features, self.features)
             values = values + alike(seen, values)
-        if self.claims is not None:
-            values = values + linear(same_kind(overlap_inputs(signals, strides), values), self.claims)
+        if self.overlaps is not None:
+            values = values + linear(same_kind(overlap_inputs(context_features, strides), values), self.overlaps)
         values = silu(linear(silu(values), *self.middle))
         return turned(turned(values, 0) @ self.last, 0)
 
@@ -84,7 +86,7 @@ class ContextHead(nn.Module):
         *,
         width: int,
         channels: int,
-        claims: bool,
+        overlaps: bool,
         bounded: bool = False,
     ) -> None:
         super().__init__()
@@ -92,7 +94,7 @@ class ContextHead(nn.Module):
         self.by_level = [nn.Linear(into, width, bias=False) for into in hidden]
         self.trunk = nn.ModuleList(self.by_level)
         self.features = nn.Linear(channels, width, bias=False) if channels else None
-        self.claims = nn.Linear(CLAIM_INPUTS, width, bias=False) if claims else None
+        self.overlaps = nn.Linear(OVERLAP_INPUTS, width, bias=False) if overlaps else None
         self.bias = nn.Parameter(0.1 * torch.randn(len(hidden), keypoints, width))
         self.middle = nn.Linear(width, width)
         self.last = nn.Parameter(torch.zeros(keypoints, width, outputs))
@@ -102,7 +104,7 @@ class ContextHead(nn.Module):
         return ContextWeights(
             trunk=[kind(layer.weight) for layer in self.by_level],
             features=None if self.features is None else self.features.weight,
-            claims=None if self.claims is None else kind(self.claims.weight),
+            overlaps=None if self.overlaps is None else kind(self.overlaps.weight),
             bias=kind(self.bias),
             middle=(kind(self.middle.weight), kind(self.middle.bias)),
             last=kind(self.last),
@@ -120,20 +122,25 @@ class ContextHead(nn.Module):
         return 1 / library_of(trace).sqrt(1 + share * trace)
 
 
-def overlap_inputs(signals: ContextFeatures, strides: Values) -> Values:
+def overlap_inputs(context_features: ContextFeatures, strides: Values) -> Values:
     """Signals without the features as numbers of order one (N, K, CLAIM_INPUTS); lengths in strides (N,)."""
-    library, stride, box, points = library_of(signals.box), strides[:, None, None], signals.box, signals.keypoints
-    moment, away = signals.moment / (stride * stride), signals.offset / stride
+    library, stride, box, points = (
+        library_of(context_features.box),
+        strides[:, None, None],
+        context_features.box,
+        context_features.keypoints,
+    )
+    moment, away = context_features.moment / (stride * stride), context_features.offset / stride
     spread = moment[..., ::2] + FLOOR  # xx and yy
     far = away * away
     low, sides = box[:, None, :2], at_least(box[:, 2:] - box[:, :2], 1.0)
     width, height = sides[:, 0], sides[:, 1]
     size = library.sqrt(width * height)
     place = (points - low) / sides[:, None] - 0.5
-    inner = library.minimum(points, signals.extent[:, None] - points)
+    inner = library.minimum(points, context_features.extent[:, None] - points)
     margin = library.minimum(inner[..., 0], inner[..., 1]) / size[:, None]
-    seen = between(stacked([signals.visibility, signals.seen]), 1e-3, 1 - 1e-3)
-    row = stacked([signals.mass, signals.score, size / strides, height / width])
+    seen = between(stacked([context_features.visibility, context_features.seen]), 1e-3, 1 - 1e-3)
+    row = stacked([context_features.mass, context_features.score, size / strides, height / width])
     each = joined([spread, (far[..., 0] + far[..., 1] + FLOOR)[..., None]], 2)
     together = moment[..., 1] / library.sqrt(spread[..., 0] * spread[..., 1])
     return joined(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal
@@ -68,15 +68,28 @@ class HeadSettings:
     parameterisation: Parameterisation = "full"
     trunk: Trunk = "mirrored"
     warm_start: bool = True
-    claims: bool = False
+    overlaps: bool = False
     features: bool = False
     width: int = 64
     bounded: bool = False
 
     @property
-    def signals(self) -> bool:
-        """Whether heads need ``ContextFeatures`` beside their windows."""
-        return self.claims or self.features
+    def context_features(self) -> bool:
+        """Whether the heads need ``ContextFeatures`` in addition to their windows."""
+        return self.overlaps or self.features
+
+    def to_json(self) -> dict[str, Any]:
+        """Settings as JSON values, under the names that artifacts store."""
+        return {"claims" if name == "overlaps" else name: value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> HeadSettings:
+        """Settings from JSON values; missing settings take their defaults.
+
+        Raises:
+            TypeError: A setting is unknown.
+        """
+        return cls(**{"overlaps" if name == "claims" else name: value for name, value in content.items()})
 
 
 def head_settings(
@@ -94,7 +107,7 @@ def head_settings(
         warm_start: Start from the pose head's own weights.
         context: Use all auxiliary features (overlapping boxes and neck features), with a bound on the dispersion.
     """
-    return HeadSettings(parameterisation, trunk, warm_start, claims=context, features=context, bounded=context)
+    return HeadSettings(parameterisation, trunk, warm_start, overlaps=context, features=context, bounded=context)
 
 
 class LevelHead(nn.Module):
@@ -184,7 +197,7 @@ class HeadWeights:
     """What heads apply after their trunks, tensors or arrays; last: weight (K * channels, H) and bias by level."""
 
     last: Sequence[tuple[Values, Values]]
-    beyond: ContextWeights | None
+    context_head: ContextWeights | None
 
 
 class ProbabilisticHeads(nn.Module):
@@ -205,15 +218,15 @@ class ProbabilisticHeads(nn.Module):
         self.levels = nn.ModuleList(self.by_level)
         # How many cells to each side a level's output depends on.
         self.reaches = tuple(sum(convolution.reach for convolution in template) for template in templates)
-        self.beyond = None
-        if self.settings.signals:
-            self.beyond = ContextHead(
+        self.context_head = None
+        if self.settings.context_features:
+            self.context_head = ContextHead(
                 [int(template[-1].weight.shape[0]) for template in templates],
                 keypoints,
                 RAW_CHANNELS[self.settings.parameterisation],
                 width=self.settings.width,
                 channels=sum(int(t[0].weight.shape[1]) for t in templates) if self.settings.features else 0,
-                claims=self.settings.claims,
+                overlaps=self.settings.overlaps,
                 bounded=self.settings.bounded,
             )
 
@@ -224,8 +237,8 @@ class ProbabilisticHeads(nn.Module):
 
     def dense(self, features: Sequence[Tensor]) -> Tensor:
         """Cholesky factors (B, A, K, 2, 2) in input pixels at every cell of all levels."""
-        if self.beyond is not None:
-            raise HaloposeError("heads that look beyond their window have no dense form: use the sparse one")
+        if self.context_head is not None:
+            raise HaloposeError("heads with context features have no dense form: use `sparse`")
         factors = [
             scale_tril_from_raw(level(maps), self.settings.parameterisation, stride).flatten(1, 2)
             for level, maps, stride in zip(self.levels, features, self.strides, strict=True)
@@ -237,7 +250,7 @@ class ProbabilisticHeads(nn.Module):
         features: Sequence[Tensor],
         image: Tensor,
         cell: Tensor,
-        signals: ContextFeatures | None = None,
+        context_features: ContextFeatures | None = None,
         visit: Visit | None = None,
         few: HeadWeights | None = None,
     ) -> Tensor:
@@ -265,17 +278,19 @@ class ProbabilisticHeads(nn.Module):
         if not rows:
             return features[0].new_zeros((0, self.keypoints, 2, 2))
         strides = np.array([self.strides[level] for level in levels], np.float32)
-        return self._factors(_in_order(found, rows), signals, strides, weights)
+        return self._factors(_in_order(found, rows), context_features, strides, weights)
 
-    def at_windows(self, level: int, windows: Tensor, inside: Tensor, signals: ContextFeatures | None = None) -> Tensor:
+    def at_windows(
+        self, level: int, windows: Tensor, inside: Tensor, context_features: ContextFeatures | None = None
+    ) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of windows (N, C, W, W) of one level."""
         weights, strides = self.weights(), np.full(len(windows), self.strides[level], np.float32)
-        return self._factors(self._at_level(level, windows, inside, weights), signals, strides, weights)
+        return self._factors(self._at_level(level, windows, inside, weights), context_features, strides, weights)
 
     def weights(self, kind: Callable[[Any], Values] = lambda own: own) -> HeadWeights:
         """What is applied after the trunks, as tensors of the modules or as another kind of them."""
         last = [(kind(level.last.weight.flatten(1)), kind(level.last.bias)) for level in self.by_level]
-        return HeadWeights(last, None if self.beyond is None else self.beyond.weights(kind))
+        return HeadWeights(last, None if self.context_head is None else self.context_head.weights(kind))
 
     def _at_level(self, level: int, windows: Tensor, inside: Tensor, weights: HeadWeights) -> Found:
         """What windows of one level say alone."""
@@ -283,32 +298,40 @@ class ProbabilisticHeads(nn.Module):
         hidden = alike(self.by_level[level].hidden_at(windows, inside), weight)
         channels = RAW_CHANNELS[self.settings.parameterisation]
         raw = linear(hidden, weight, bias).reshape(-1, self.keypoints, channels)
-        return raw, None if weights.beyond is None else weights.beyond.enter(level, hidden)
+        return raw, None if weights.context_head is None else weights.context_head.enter(level, hidden)
 
-    def _factors(self, found: Found, signals: ContextFeatures | None, strides: Array, weights: HeadWeights) -> Tensor:
+    def _factors(
+        self, found: Found, context_features: ContextFeatures | None, strides: Array, weights: HeadWeights
+    ) -> Tensor:
         """Cholesky factors (N, K, 2, 2) in input pixels of cells of levels with strides (N,)."""
         raw, entered = found
-        if weights.beyond is not None:
-            if signals is None:
+        if weights.context_head is not None:
+            if context_features is None:
                 raise HaloposeError(
                     "these heads use context features, which the store lacks: collect it with --context"
                 )
-            raw = raw + weights.beyond.leave(entered, signals, of_kind(strides, signals.box))
+            raw = raw + weights.context_head.leave(entered, context_features, of_kind(strides, context_features.box))
         factors = scale_tril_from_raw(raw, self.settings.parameterisation, of_kind(strides[:, None], raw))
-        if self.beyond is not None and self.beyond.inverse_bound is not None and signals is not None:
+        if (
+            self.context_head is not None
+            and self.context_head.inverse_bound is not None
+            and context_features is not None
+        ):
             trace = library_of(factors).einsum("nkij,nkij->nk", factors, factors)
-            factors = factors * self.beyond.shrinkage(trace, same_kind(signals.box, raw))[..., None, None]
+            factors = (
+                factors * self.context_head.shrinkage(trace, same_kind(context_features.box, raw))[..., None, None]
+            )
         return torch.as_tensor(factors)
 
 
 def with_bound(heads: ProbabilisticHeads, inverse: Array) -> ProbabilisticHeads:
     """A copy of heads whose dispersions have a bound, one over ``inverse`` (K,), as ``ContextHead`` says."""
     bounded = copy.deepcopy(heads)
-    if bounded.beyond is None:
-        raise HaloposeError("only heads that look beyond their window know the box that a bound is a share of")
+    if bounded.context_head is None:
+        raise HaloposeError("only heads with context features can be bounded: train them with --context")
     bounded.settings = replace(heads.settings, bounded=True)
     stored = torch.from_numpy(inverse).half().float()  # as an artifact stores it
-    bounded.beyond.inverse_bound = stored.clamp(max=LARGEST_INVERSE).to(bounded.beyond.bias.device)
+    bounded.context_head.inverse_bound = stored.clamp(max=LARGEST_INVERSE).to(bounded.context_head.bias.device)
     return bounded
 
 
@@ -333,11 +356,11 @@ def cut_windows(maps: Tensor, image: Values, cell: Values, reach: int) -> tuple[
     down, right = _near(height, reach) * width, _near(width, reach)
     place = down.take(row, axis=0)[:, :, None] + right.take(column, axis=0)[:, None]
     inside = place >= 0
-    beyond = (place.reshape(-1) < 0).nonzero()[0]
+    context_head = (place.reshape(-1) < 0).nonzero()[0]
     place = np.maximum(place + (as_array(image) * (height * width))[:, None, None], 0)
     windows = _features(maps, torch.from_numpy(place.reshape(-1)).to(maps.device))
-    if len(beyond):
-        windows.index_fill_(0, torch.from_numpy(beyond).to(maps.device), 0)
+    if len(context_head):
+        windows.index_fill_(0, torch.from_numpy(context_head).to(maps.device), 0)
     return windows.reshape(*place.shape, channels).permute(0, 3, 1, 2), torch.from_numpy(inside).to(maps.device)
 
 

@@ -34,11 +34,11 @@ class JointDistribution:
     scale_tril: Array
     correlation: Array
     dof: Array | None = None
-    together: float = math.inf
+    joint_dof: float = math.inf
 
     @property
     def _common(self) -> float:
-        return math.inf if self.dof is None else self.together
+        return math.inf if self.dof is None else self.joint_dof
 
     def log_prob(self, residual: Array, labelled: Array | None = None) -> Array:
         """Log-density (N,) in pixels of residuals (N, K, 2) at labelled keypoints (N, K), by default all."""

@@ -17,7 +17,7 @@ from halopose.types import Array
 Scalarisation = Literal["trace", "determinant", "eigenvalue"]
 ThresholdRule = Literal["youden", "distance", "f1"]
 RULES = (*get_args(ThresholdRule), "risk:0.05@0.95")
-_PROMISE = re.compile(r"risk:([0-9.]+)@([0-9.]+)")
+_RISK_RULE = re.compile(r"risk:([0-9.]+)@([0-9.]+)")
 
 GAMMA_KS = 0.5  # a keypoint is reliable if its similarity reaches this, COCO's lowest threshold
 
@@ -41,11 +41,11 @@ def localization_confidence(
     return -scalarise(covariance, scalarisation) / (np.asarray(area)[..., None] * np.asarray(kappa) ** 2)
 
 
-def promise_of(rule: str) -> tuple[float, float] | None:
+def risk_guarantee(rule: str) -> tuple[float, float] | None:
     """Risk and certainty of a rule such as ``risk:0.05@0.95``; None for the rules of ``select_threshold``."""
     if rule in get_args(ThresholdRule):
         return None
-    found = _PROMISE.fullmatch(rule)
+    found = _RISK_RULE.fullmatch(rule)
     try:
         risk, certainty = (float(part) for part in found.groups()) if found else (0.0, 0.0)
     except ValueError:
