@@ -252,7 +252,7 @@ class Host(ABC):
         said, scores = self.cells(output), output.scores
         if said is None:
             raise HaloposeError(
-                f"{self.description} has one cell per object, none to compare it with: use heads without context features"
+                f"{self.description} has one cell per object: use heads without context features"
             )
         own, place = pad_by_image(image, cell, len(scores))
         best, cells = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1, sorted=False)
