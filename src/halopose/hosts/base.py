@@ -251,9 +251,7 @@ class Host(ABC):
         """What the pass gives away about cells (N,) of images (N,) beside the windows around them."""
         said, scores = self.cells(output), output.scores
         if said is None:
-            raise HaloposeError(
-                f"{self.description} has one cell per object: use heads without context features"
-            )
+            raise HaloposeError(f"{self.description} has one cell per object: use heads without context features")
         own, place = pad_by_image(image, cell, len(scores))
         best, cells = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1, sorted=False)
         sides: tuple[Values, ...] = best, cells, scores.gather(1, own), own
