@@ -14,7 +14,7 @@ from benchmarks.runs import Machine, Run, RunError, begin
 from benchmarks.suite import Benchmark, Options, Part, selected
 
 from benchmarks import __main__ as command
-from benchmarks import regressions, suite
+from benchmarks import history, regressions, suite
 
 HERE = Machine("a processor", 2, 8.0, "Linux")
 
@@ -218,3 +218,13 @@ def test_rounds_are_fewer_in_the_short_subset() -> None:
 @pytest.mark.parametrize(("value", "text"), [(3.21, "3.21 s"), (0.0321, "32.1 ms"), (0.5, "500 ms"), (2e-7, "0.2 µs")])
 def test_times_are_written_in_their_unit(value: float, text: str) -> None:
     assert in_time(value) == text
+
+
+def test_the_chart_shows_every_committed_run() -> None:
+    runs = history.runs()
+    assert len(runs) >= 6
+    svg = history.chart(runs)
+    assert all(svg.count(f"{run.date[:10]}, {run.commit}") >= 6 for run in runs)
+    assert history.TARGET.read_text(encoding="utf-8") == svg, "redraw it: python -m benchmarks.history"
+    charted = {name for name, *_ in (*history.FASTER, *history.COSTS)}
+    assert charted <= set(suite.names())
