@@ -70,9 +70,8 @@ def chart(found: Sequence[Run]) -> str:
         parts.append(_mark(8 + number * 330, top + 4, number))
         parts.append(f'<text class="label" x="{18 + number * 330}" y="{top + 8:.0f}">{escape(machine)}</text>')
     first, last = (f"{run.date[:10]}, {run.commit}" for run in (found[0], found[-1]))
-    parts.append(
-        f'<text class="label" x="0" y="{top + 28:.0f}">{len(found)} whole runs, {first} to {last}; dashed: target</text>'
-    )
+    note = f"{len(found)} whole runs, {first} to {last}; dashed: target"
+    parts.append(f'<text class="label" x="0" y="{top + 28:.0f}">{note}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-4 -4 {WIDTH + 8} {top + 40:.0f}" role="img"'
     described = '  aria-label="Ratios of whole benchmark runs over time">'
     return "\n".join([head, described, f"<style>{STYLE}</style>", *parts, "</svg>"]) + "\n"
