@@ -28,6 +28,7 @@ def main() -> None:
     halopose("predict", photographs, "-o", output / "poses")
     halopose(
         "land",
+        "simulate",
         "--weather",
         "dusk",
         "--seed",

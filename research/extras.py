@@ -68,7 +68,7 @@ class Answer:
 FIT = "halopose fit {{data}} --base {{{base}}} -o mine.safetensors --imgsz 64 --epochs 1 --calibration-share 0.5"
 PREDICT = "halopose predict {photo} --base {base} --artifact {heads} -o poses"
 COLLECT = "halopose collect file://{data} --base {base} --sizes 64 -o file://{here}/store"
-LAND = "halopose land --rate 0.2 --no-animation -o landing"
+LAND = "halopose land simulate --rate 0.2 --no-animation -o landing"
 ULTRALYTICS, YOLONAS, ONNX = "halopose[ultralytics]", "halopose[yolonas]", "halopose[onnx]"
 ROOMS = {
     "": Room(
@@ -110,7 +110,7 @@ ROOMS = {
     "landing": Room(
         (Try("halopose world -o world --images 2"), Try(LAND, "halopose-models")),
         "models,ultralytics",
-        (Try("halopose land --rate 0.2 -o landing"), Try(LAND + " --write csv,mcap", "halopose[recordings]")),
+        (Try("halopose land simulate --rate 0.2 -o landing"), Try(LAND + " --write csv,mcap", "halopose[recordings]")),
     ),
     "recordings": Room(
         (Try(LAND + " --write csv,mcap", "halopose-models"), Try(LAND + " --write rerun", "halopose[rerun]")),
@@ -118,7 +118,7 @@ ROOMS = {
         (
             Try(LAND + " --record there --write csv,mcap"),
             Try(
-                "halopose land --frames there/video.mp4 --camera there/camera.yaml --runway there/runway.json "
+                "halopose land replay --frames there/video.mp4 --camera there/camera.yaml --runway there/runway.json "
                 "--attitude there/attitude.csv --no-animation --write csv,mcap -o again"
             ),
         ),

@@ -1,6 +1,6 @@
 """What the runway detector and its heads are worth on real cockpit frames, and what 40 frames of adaptation bring.
 
-    python -m research.real_footage --data ../shared/runway-real -o results/
+    python -m research.real_footage --data runway-real -o results/
 
 The data are a folder with `runway_keypoints.json`, COCO keypoints whose images also say their `sequence`, and
 `images/`. Prints, for each sequence, how often the runway is found at confidence .5, how far its corners are off,

@@ -56,6 +56,11 @@ def inline() -> Iterator[tuple[str, str]]:
             yield page, " ".join(text.split())
 
 
+def commands_of(group: Any) -> list[Any]:
+    """The commands of a group; none of a command."""
+    return list(vars(group).get("commands", {}).values())
+
+
 def options_of(command: Any) -> set[str]:
     return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
@@ -63,7 +68,11 @@ def options_of(command: Any) -> set[str]:
 @pytest.mark.parametrize(("page", "words"), lines("halopose "))
 def test_commands_are_complete_and_valid(page: str, words: list[str]) -> None:
     _, name, *arguments = words
-    COMMANDS[name].make_context(name, arguments)
+    command = COMMANDS[name]
+    if arguments and commands_of(command):
+        name, *arguments = arguments
+        command = command.commands[name]
+    command.make_context(name, arguments)
 
 
 def test_commands_within_sentences_have_their_options() -> None:
@@ -72,13 +81,18 @@ def test_commands_within_sentences_have_their_options() -> None:
         if match := re.match(r"(?:.* )?halopose (?!import)(\w+)(.*)", text):
             name, rest = match.groups()
             assert name in COMMANDS, f"{page}: {text}"
-            assert set(re.findall(r"(?<!\S)--[\w-]+", rest)) <= options_of(COMMANDS[name]), f"{page}: {text}"
+            command = COMMANDS[name]
+            if commands_of(command) and rest.split() and rest.split()[0] in command.commands:
+                command = command.commands[rest.split()[0]]
+            assert set(re.findall(r"(?<!\S)--[\w-]+", rest)) <= options_of(command), f"{page}: {text}"
             seen += 1
     assert seen > 10
 
 
 def test_options_within_sentences_exist_somewhere() -> None:
-    known = set().union(*map(options_of, COMMANDS.values()))
+    known = set().union(
+        *(options_of(command) for group in COMMANDS.values() for command in (group, *commands_of(group)))
+    )
     known |= set(re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in ROOT.glob("research/**/*.py"))))
     for page, text in inline():
         if text.startswith("--"):

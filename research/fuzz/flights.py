@@ -64,7 +64,7 @@ def damaged_flight(folder: Path, rng: random.Random) -> None:
 
 
 def read_flight(folder: Path) -> object:
-    """All of what `halopose land --frames` reads, and the filter over it; nothing is seen in the frames."""
+    """All of what `halopose land replay` reads, and the filter over it; nothing is seen in the frames."""
     lens, site = read_camera(folder / "camera.yaml"), read_runway(folder / "runway.json")
     logs = {kind: folder / f"{kind}.csv" for kind in KINDS}
     frames = open_frames(folder / "frames")

@@ -185,6 +185,7 @@ ANALYSE = "analyse data.yaml --base base.pt -o out"
 PREDICT = "predict photo.jpg --base base.pt --artifact a.safetensors"
 TRACK = "track film.mp4 --base base.pt --artifact a.safetensors -o out"
 TRIANGULATE = "triangulate cameras.toml a.mp4 b.mp4 -o out"
+REPLAY = "land replay --frames film.mp4 --camera camera.yaml --runway KSFO/28R"
 NO_COUNT = ("-1", "1.5", "nan", "many")
 NO_SIZE = ("-640", "0", "31", "640.5", "nan", "inf")
 NO_SIZES = ("", *NO_SIZE, "640,320", "640,640", "640,", "640;320")
@@ -264,7 +265,8 @@ NONSENSE = {
     ("novelty data.yaml --base b.pt --artifact a -o out", "--novelty-images"): NO_COUNT,
     (EVALUATE, "--alarm"): NO_SHARE,
     (PREDICT, "--alarm"): NO_SHARE,
-    ("land", "--alarm"): NO_SHARE,
+    ("land simulate", "--alarm"): NO_SHARE,
+    (REPLAY, "--alarm"): NO_SHARE,
     (TRACK, "--rate"): ("0", "-25", "nan", "inf"),
     (TRACK, "--conf"): NO_SHARE,
     (TRACK, "--score"): NO_SHARE,
@@ -282,11 +284,12 @@ NONSENSE = {
     ("world -o out", "--processes"): ("0", *NO_COUNT),
     ("export", "--windows"): ("0", "1001", *NO_COUNT),
     ("export", "--imgsz"): NO_SIZE,
-    ("land", "--seed"): NO_COUNT,
-    ("land", "--rate"): ("0", "-2", "101", "nan", "inf"),
-    ("land", "--conf"): NO_SHARE,
-    ("land", "--frame-rate"): ("0", "-2", "1001", "nan", "inf"),
-    ("land", "--outage"): ("gnss:60-20", "gnss:20-20", "gnss:nan-20", "gnss:20"),
+    ("land simulate", "--seed"): NO_COUNT,
+    ("land simulate", "--rate"): ("0", "-2", "101", "nan", "inf"),
+    ("land simulate", "--conf"): NO_SHARE,
+    (REPLAY, "--conf"): NO_SHARE,
+    (REPLAY, "--frame-rate"): ("0", "-2", "1001", "nan", "inf"),
+    ("land simulate", "--outage"): ("gnss:60-20", "gnss:20-20", "gnss:nan-20", "gnss:20"),
 }
 
 
@@ -311,13 +314,25 @@ def test_nonsense_is_one_line_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
+def _named(command: str) -> str:
+    """The command without its arguments: two words of a group's."""
+    words = command.split()
+    return " ".join(words[: 2 if words[0] == "land" else 1])
+
+
 def test_every_numeric_option_has_its_nonsense() -> None:
     """So that a new option cannot be forgotten above."""
-    tested = {(command.split()[0], option) for command, option in NONSENSE}
-    functions = [command.callback for command in app.registered_commands]
+    tested = {(_named(command), option) for command, option in NONSENSE}
+    groups = [present(group.typer_instance) for group in app.registered_groups]
+    functions = [
+        (f"{prefix}{present(command.callback).__name__}", present(command.callback))
+        for prefix, commands in [("", app.registered_commands)]
+        + [(f"{group.info.name} ", group.registered_commands) for group in groups]
+        for command in commands
+    ]
     numeric = {
-        (present(function).__name__, f"--{name.replace('_', '-')}")
-        for function in functions
+        (command, f"--{name.replace('_', '-')}")
+        for command, function in functions
         for name, kind in get_type_hints(function).items()
         if kind in (int, float, int | None, float | None)
     }

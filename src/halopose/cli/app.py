@@ -58,9 +58,9 @@ def settings(
         raise typer.Exit
     listen(quiet, verbose)
     if config is not None:
-        context.default_map = read_config(
-            config, [each.callback.__name__ for each in app.registered_commands if each.callback]
-        )
+        commands = [each.callback.__name__ for each in app.registered_commands if each.callback]
+        groups = [str(group.typer_instance.info.name) for group in app.registered_groups if group.typer_instance]
+        context.default_map = read_config(config, commands, groups)
 
 
 COMMANDS = (

@@ -120,17 +120,31 @@ def floats(text: str, option: str) -> list[float]:
     return values
 
 
-def read_config(path: Path, commands: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Options by command from a yaml file, in the names that they have on the command line."""
+def read_config(path: Path, commands: Sequence[str], groups: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Options by command from a yaml file, in the names that they have on the command line.
+
+    A group has its commands, with their options, under its name, such as ``land: {simulate: {rate: 1}}``.
+    """
     from halopose.data.yolo import read_yaml
 
     content = read_yaml(path)
     for command, options in content.items():
-        if command not in commands or not isinstance(options, dict):
+        if command not in (*commands, *groups) or not isinstance(options, dict):
             raise HaloposeError(f"{path}: {command!r} is no command with options, such as fit: {{epochs: 20}}")
+        wrong = next(
+            (name for name, given in options.items() if command in groups and not isinstance(given, dict)), None
+        )
+        if wrong is not None:
+            raise HaloposeError(
+                f"{path}: {command} has commands of its own: give {command}: {{COMMAND: {{{wrong}: ...}}}}"
+            )
+    return {command: _underscored(options) for command, options in content.items()}
+
+
+def _underscored(options: dict[str, Any]) -> dict[str, Any]:
     return {
-        command: {str(name).replace("-", "_"): value for name, value in options.items()}
-        for command, options in content.items()
+        str(name).replace("-", "_"): _underscored(value) if isinstance(value, dict) else value
+        for name, value in options.items()
     }
 
 

@@ -1,262 +1,242 @@
-"""Commands around landings: land flies a simulated or a recorded approach, world draws data sets of runways."""
+"""Commands of the landing plug-in: ``land simulate``, ``land replay`` and ``world``."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
 
-from halopose.cli.options import Seed, finite
+from halopose.cli.options import Seed, add_command, finite
 from halopose.cli.terminal import progress, say
 from halopose.errors import HaloposeError
 
 if TYPE_CHECKING:
-    from halopose.landing.flight import Flight
     from halopose.landing.navigation.sensors import Sensors
-    from halopose.landing.recordings.runway_sites import Site
-    from halopose.prediction.predictor import Predictor
-    from halopose.types import Progress
+    from halopose.landing.outputs import Landing, LandingOutputs
+    from halopose.landing.recordings.logs import Kind
 
-_ILS = ("localizer", "glide_slope")
-_simulated = partial(typer.Option, rich_help_panel="Simulated flights")
-_recorded = partial(typer.Option, rich_help_panel="Recorded flights")
-_OF_SIMULATED = ("seed", "weather", "rate", "without", "outage", "record")
-_OF_RECORDED = ("camera", "runway", "gnss", "ils", "radio", "irs", "truth", "offset", "frame_rate", "closer")
-
-
-def land(
-    context: typer.Context,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for animation, log and page.")] = Path(
-        "landing"
+_Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the page, the log and the animation.")]
+_Prune = Annotated[bool, typer.Option(help="Leave out corners that the artifact marks as unreliable.")]
+_Integrity = Annotated[bool, typer.Option(help="Check the corners of a frame against each other before fusion.")]
+_Alarm = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        callback=finite,
+        help="Do not use out-of-distribution detections, at this false-alarm rate; 0 uses all detections.",
     ),
-    seed: Annotated[int, _simulated(min=0, help="Runway, light, flight and noise.")] = 0,
+]
+_Requirement = Annotated[
+    Literal["lpv-200", "cat-1", "cat-2", "cat-3"],
+    typer.Option(help="Operation whose alert limits and integrity risk apply."),
+]
+_Confidence = Annotated[float, typer.Option(min=0, max=1, help="Lowest score of a detection.")]
+_Base = Annotated[
+    Optional[Path],
+    typer.Option(help="Runway detector, or a folder that `halopose export` wrote; default: the shipped detector."),
+]
+_Artifact = Annotated[Optional[Path], typer.Option(help="Artifact made for --base; default: the shipped artifact.")]
+_Device = Annotated[Optional[str], typer.Option(help="cpu, cuda, cuda:1, mps.")]
+_Widen = Annotated[
+    bool,
+    typer.Option("--widen", help="Enlarge the covariances of out-of-distribution detections; use with --alarm 0."),
+]
+_Animation = Annotated[bool, typer.Option(help="Draw the animation.")]
+_Write = Annotated[
+    Optional[str],
+    typer.Option(help="Also write the positions as: csv, mcap (ROS 2 messages), rerun; comma separated."),
+]
+
+land_app = typer.Typer(
+    name="land",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    rich_markup_mode=None,
+)
+
+
+@land_app.callback()
+def land(context: typer.Context) -> None:
+    """Fly an approach by camera, simulated or recorded. Without a command: land simulate with its defaults."""
+    if context.invoked_subcommand is not None:
+        return
+    say(
+        "halopose land: running `halopose land simulate` with its defaults; "
+        "`halopose land replay --help` is for recorded flights"
+    )
+    command = context.command.get_command(context, "simulate")  # type: ignore[attr-defined]
+    with command.make_context("simulate", [], parent=context) as inner:
+        command.invoke(inner)
+
+
+def simulate(
+    output: _Output = Path("landing"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of runway, light, flight and noise.")] = 0,
     weather: Annotated[
-        Literal["clear", "haze", "dusk", "night", "fog"], _simulated(help="Fog is what the detector never saw.")
+        Literal["clear", "haze", "dusk", "night", "fog"],
+        typer.Option(help="Weather; the shipped detector was not trained on fog."),
     ] = "clear",
-    rate: Annotated[float, _simulated(help="Images a second.")] = 2.0,
+    rate: Annotated[float, typer.Option(help="Frames per second.")] = 2.0,
     without: Annotated[
         str | None,
-        _simulated(
-            help="Sensors to leave out, with commas: gnss, ils, radio, irs (accelerations), attitude (of the IRS)."
+        typer.Option(
+            help="Sensors to leave out, comma separated: gnss, ils, radio, irs (accelerations), attitude (of the IRS)."
         ),
     ] = None,
     outage: Annotated[
-        list[str] | None, _simulated(help="A sensor's outage in seconds, such as gnss:20-60; repeat for more.")
+        list[str] | None, typer.Option(help="Outage of a sensor in seconds, such as gnss:20-60; repeatable.")
     ] = None,
     attitude: Annotated[
-        str,
-        typer.Option(help="Of a simulated flight: irs, or vision to solve for it. Of a recorded one: its csv log."),
+        Literal["irs", "vision"], typer.Option(help="Source of the attitude: irs, or vision to solve for the pose.")
     ] = "irs",
-    prune: Annotated[bool, typer.Option(help="Leave out corners called unreliable.")] = True,
-    integrity: Annotated[bool, typer.Option(help="Check corners against each other before fusing.")] = True,
-    alarm: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=1.0, callback=finite, help="Detections this unlike the data are not used; 0: all are."
-        ),
-    ] = 0.05,
-    requirement: Annotated[
-        Literal["lpv-200", "cat-1", "cat-2", "cat-3"],
-        typer.Option(help="Whose alert limits and integrity risk to hold levels against."),
-    ] = "lpv-200",
-    widen: Annotated[
-        bool,
-        typer.Option("--widen", help="Larger ellipses for what is unlike the data; with --alarm 0 it is used."),
-    ] = False,
-    base: Annotated[Path | None, typer.Option(help="A runway detector; else the one that ships.")] = None,
-    artifact: Annotated[Path | None, typer.Option(help="Its heads; else those that ship.")] = None,
-    animation: Annotated[bool, typer.Option(help="Draw the animation.")] = True,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
     record: Annotated[
-        Path | None, _simulated(help="A folder to write the simulated flight to: film, camera, runway, logs.")
+        Path | None,
+        typer.Option(help="Folder to record the flight to (video, camera, runway, logs) for `land replay`."),
     ] = None,
-    frames: Annotated[
-        Path | None, _recorded(help="Land on these instead: a film, a folder of images or an MCAP file.")
-    ] = None,
-    camera: Annotated[Path | None, _recorded(help="Its calibration: yaml of OpenCV or ROS.")] = None,
-    runway: Annotated[
-        str | None, _recorded(help="A json file with four WGS84 corners, or a known one: KSFO/28R.")
-    ] = None,
-    gnss: Annotated[Path | None, _recorded(help="A csv log of positions.")] = None,
-    ils: Annotated[Path | None, _recorded(help="A csv log of localizer and glide slope.")] = None,
-    radio: Annotated[Path | None, _recorded(help="A csv log of a radio altimeter.")] = None,
-    irs: Annotated[Path | None, _recorded(help="A csv log of accelerations.")] = None,
-    truth: Annotated[Path | None, _recorded(help="A csv log of positions to judge by, never used.")] = None,
-    offset: Annotated[str, _recorded(help="Seconds to add to the frames' times to give the logs', or auto.")] = "0",
-    frame_rate: Annotated[float | None, _recorded(help="Frames a second, where the frames do not say.")] = None,
-    conf: Annotated[float, typer.Option(min=0, max=1, help="Lowest score of a detection.")] = 0.7,
-    closer: Annotated[
-        bool,
-        _recorded("--closer", help="Look again, at their own resolution, at frames larger than the input."),
-    ] = False,
-    write: Annotated[
-        str | None,
-        typer.Option(help="Positions for others to read, with commas: csv, mcap (ROS 2 messages), rerun."),
-    ] = None,
+    prune: _Prune = True,
+    integrity: _Integrity = True,
+    alarm: _Alarm = 0.05,
+    requirement: _Requirement = "lpv-200",
+    conf: _Confidence = 0.7,
+    base: _Base = None,
+    artifact: _Artifact = None,
+    device: _Device = None,
+    widen: _Widen = False,
+    animation: _Animation = True,
+    write: _Write = None,
 ) -> None:
-    """Fly an approach by camera, simulated or recorded: corners, weighted PnP, integrity, fusion; a page."""
-    from halopose.data.files import make_folder, write_json, write_text
-    from halopose.landing import shipped_detectors
-    from halopose.landing.flight import land as fly
-    from halopose.landing.reports import flight_page, flight_pictures
-    from halopose.landing.reports.flight_text import to_text
+    """Simulate an approach: camera images, corners, weighted PnP, integrity, sensor fusion; writes a page and a log."""
+    from halopose.landing import run
+    from halopose.landing.outputs import LandingOutputs
     from halopose.landing.settings import LandingSettings
-    from halopose.landing.summary import summarise
-    from halopose.prediction.uncertain_pose import UncertainPose
+    from halopose.landing.shipped_detectors import check_model_options, load_detector
 
-    if base is not None and artifact is None:
-        raise HaloposeError("give --base and --artifact together: heads belong to one detector")
-    if frame_rate is not None and not 1 / 60 <= frame_rate <= 1000:
-        raise HaloposeError(f"--frame-rate goes from one a minute (0.017) to 1000 a second, got {frame_rate}")
-    choices: dict[str, Any] = {
-        "prune": prune, "integrity": integrity, "alarm": alarm, "requirement": requirement, "conf": conf
-    }  # fmt: skip
-    recorded = {"camera": camera, "runway": runway, "gnss": gnss, "ils": ils, "radio": radio, "irs": irs}
-    _check_options(context, frames, attitude, offset)
-    if frames is None:
-        sensors = _sensors(without, outage or [])
-        mode: Any = attitude  # checked by the settings
-        settings = LandingSettings(
-            seed=seed, weather=weather, rate=rate, attitude=mode, sensors=sensors, **choices
-        )  # fmt: skip
-    wanted = _formats(write)
-    if animation:
-        flight_pictures.check_animation(output / "landing.webp")
-    make_folder(output)
-    detector, heads = shipped_detectors.runway_detector, shipped_detectors.runway_artifact
-    if frames is not None:
-        detector, heads = shipped_detectors.footage_detector, shipped_detectors.footage_artifact
-    model = UncertainPose.load(base or detector(), artifact or heads(), device=device, widen=widen)
-    flight: Flight
-    site: Site | None = None
+    check_model_options(base, artifact, device=device, widen=widen)
+    settings = LandingSettings(
+        seed=seed,
+        weather=weather,
+        rate=rate,
+        attitude=attitude,
+        sensors=_sensors(without, outage or []),
+        prune=prune,
+        integrity=integrity,
+        alarm=alarm,
+        requirement=requirement,
+        conf=conf,
+    )
+    outputs = LandingOutputs(output, animation=animation, formats=_formats(write))
+    outputs.make_folder()
+    model = load_detector(base, artifact, device=device, widen=widen)
     with progress() as step:
-        if frames is not None:
-            given = _Recorded(
-                frames, {**recorded, "attitude": None if attitude in ("irs", "vision") else Path(attitude)}
-            )
-            shown = animation or "rerun" in wanted
-            flight = given.replayed(model, choices, truth, offset, frame_rate, closer, step, pictured=shown)
-            site = given.site
-        else:
-            flight = simulated = fly(model, settings, step)
-            if record is not None:
-                from halopose.landing.recordings.record_flight import record as write_recording
-
-                write_recording(simulated, record)
-    summary = summarise(flight)
-    say(to_text(summary))
-    if frames is not None:
-        _say_doubts(summary)
-    write_json(output / "log.json", {"summary": summary, **flight_page.log_of(flight)})
-    pictured = flight_pictures.draw_film(flight) if animation else []
-    film = flight_pictures.write_film(pictured, output / "landing.webp") if animation else None
-    write_text(output / "landing.html", flight_page.render_page(flight, summary, flight_pictures.stills(pictured)))
-    others = _write(flight, site, wanted, output)
-    written = [path for path in (film, output / "landing.html", output / "log.json", *others) if path]
-    say(f"-> {', '.join(str(path) for path in written)}")
+        landing = run.simulate(model, settings, record_to=record, progress=step)
+    _report(landing, outputs)
 
 
-def _say_doubts(summary: dict[str, Any]) -> None:
-    """What to do where most of what was detected in a recording was not used, in one line."""
-    from halopose.landing.association import NO_RUNWAY, NOT_WHERE_EXPECTED, OUT_OF_DISTRIBUTION
+def replay(
+    frames: Annotated[Path, typer.Option(help="Video, folder of images, or MCAP file.")],
+    camera: Annotated[Path, typer.Option(help="Camera calibration: yaml file of OpenCV or ROS.")],
+    runway: Annotated[str, typer.Option(help="Json file with four WGS84 corners, or a known runway: KSFO/28R.")],
+    output: _Output = Path("landing"),
+    attitude: Annotated[Path | None, typer.Option(help="Csv log of attitudes; else the whole pose is solved.")] = None,
+    gnss: Annotated[Path | None, typer.Option(help="Csv log of positions.")] = None,
+    ils: Annotated[Path | None, typer.Option(help="Csv log of localizer and glide slope.")] = None,
+    radio: Annotated[Path | None, typer.Option(help="Csv log of a radio altimeter.")] = None,
+    irs: Annotated[Path | None, typer.Option(help="Csv log of accelerations.")] = None,
+    truth: Annotated[Path | None, typer.Option(help="Csv log of true positions; used for error figures only.")] = None,
+    offset: Annotated[
+        str, typer.Option(help="Seconds to add to the time stamps of the frames to get log time, or auto.")
+    ] = "0",
+    frame_rate: Annotated[
+        float | None, typer.Option(help="Frames per second, if the frames have no time stamps.")
+    ] = None,
+    roi_refinement: Annotated[
+        bool,
+        typer.Option(
+            "--roi-refinement", help="Detect again in a full-resolution crop, for frames larger than the model input."
+        ),
+    ] = False,
+    prune: _Prune = True,
+    integrity: _Integrity = True,
+    alarm: _Alarm = 0.05,
+    requirement: _Requirement = "lpv-200",
+    conf: _Confidence = 0.7,
+    base: _Base = None,
+    artifact: _Artifact = None,
+    device: _Device = None,
+    widen: _Widen = False,
+    animation: _Animation = True,
+    write: _Write = None,
+) -> None:
+    """Replay a recorded approach: detect the runway in its frames and fuse it with the logged sensors."""
+    from halopose.landing import run
+    from halopose.landing.outputs import LandingOutputs
+    from halopose.landing.recordings.recording import open_recording
+    from halopose.landing.settings import LandingSettings
+    from halopose.landing.shipped_detectors import check_model_options, load_detector
 
-    lost = summary["frames_not_used_because"]
-    detected = summary["frames"] - lost.get(NO_RUNWAY, 0)
-    if 2 * lost.get(OUT_OF_DISTRIBUTION, 0) > summary["frames"]:
-        say("most of what was detected is unlike the data of these heads: use it with --alarm 0 --widen")
-    if 2 * lost.get(NOT_WHERE_EXPECTED, 0) > detected:
-        say(
-            "most of what was detected is not where the runway should be: check the units of the logs (degrees or "
-            "radians, metres or feet), --offset, the camera's mount and which runway it is"
+    if frame_rate is not None and not 1 / 60 <= frame_rate <= 1000:
+        raise HaloposeError(f"--frame-rate takes 0.017 to 1000 frames per second, got {frame_rate}")
+    shift = _offset(offset)
+    if shift == "auto" and attitude is None:
+        raise HaloposeError("--offset auto compares with the attitude: give --attitude with its csv log")
+    check_model_options(base, artifact, device=device, widen=widen)
+    outputs = LandingOutputs(output, animation=animation, formats=_formats(write))
+    given: dict[Kind, Path | None] = {"attitude": attitude, "gnss": gnss, "ils": ils, "radio": radio, "irs": irs}
+    recording = open_recording(
+        frames,
+        camera,
+        runway,
+        logs={kind: path for kind, path in given.items() if path is not None},
+        truth=truth,
+        offset=shift,
+        frame_rate=frame_rate,
+        settings=LandingSettings(prune=prune, integrity=integrity, alarm=alarm, requirement=requirement, conf=conf),
+    )
+    outputs.make_folder()
+    model = load_detector(base, artifact, footage=True, device=device, widen=widen)
+    with progress() as step:
+        landing = run.replay(
+            model, recording, roi_refinement=roi_refinement, keep_images=outputs.need_images, progress=step
         )
+    _report(landing, outputs)
 
 
-def _check_options(context: typer.Context, frames: Path | None, attitude: str, offset: str) -> None:
-    """Refuse options that a flight of the other kind takes: they would change nothing."""
+def _report(landing: Landing, outputs: LandingOutputs) -> None:
+    """Print the summary and the advice, write the files, print their paths."""
+    from halopose.landing.reports.flight_text import to_text
 
-    def named(options: tuple[str, ...]) -> str | None:
-        sources = ((name, context.get_parameter_source(name)) for name in options)
-        given = (name for name, source in sources if source is not None and source.name == "COMMANDLINE")
-        return next((f"--{name.replace('_', '-')}" for name in given), None)
-
-    if frames is None:
-        logged = f"--attitude {attitude}" if attitude not in ("irs", "vision") else None
-        stranger = named(_OF_RECORDED) or logged
-        if stranger:
-            raise HaloposeError(f"{stranger} belongs to a recorded flight: give --frames too")
-        return
-    stranger = named(_OF_SIMULATED) or ("--attitude irs" if attitude == "irs" and named(("attitude",)) else None)
-    if stranger:
-        raise HaloposeError(f"{stranger} belongs to a simulated flight: leave it out with --frames")
-    if offset == "auto" and attitude in ("irs", "vision"):
-        raise HaloposeError("--offset auto takes the turns of the aircraft from --attitude: give its csv log too")
-    if offset != "auto":
-        _seconds(offset)
-
-
-_FORMATS = {"csv": "positions.csv", "mcap": "positions.mcap", "rerun": "landing.rrd"}
-
-
-def _formats(given: str | None) -> list[str]:
-    """What to write beside page and log, checked before anything flies."""
-    from halopose.landing.recordings.optional_packages import need
-
-    wanted = [name.strip() for name in given.split(",")] if given else []
-    for name in wanted:
-        if name not in _FORMATS:
-            raise HaloposeError(f"--write knows {', '.join(_FORMATS)}, not {name!r}")
-    if wanted:
-        need("pymap3d")
-    if "mcap" in wanted:
-        need("mcap_ros2.writer"), need("rosbags.typesys")
-    if "rerun" in wanted:
-        need("rerun", "rerun")
-    return wanted
-
-
-def _write(flight: Flight, site: Site | None, wanted: list[str], output: Path) -> list[Path]:
-    """Write a flight in the wanted formats; a simulated one is laid down at San Francisco."""
-    if not wanted:
-        return []
-    from halopose.landing.recordings.position_log import positions_of, write_csv
-    from halopose.landing.recordings.record_flight import site_of
-    from halopose.landing.recordings.rerun_file import write_rerun
-    from halopose.landing.recordings.ros_messages import write_mcap
-
-    positions = positions_of(flight, site or site_of(flight))
-    paths = {name: output / _FORMATS[name] for name in wanted}
-    if "csv" in paths:
-        write_csv(positions, paths["csv"])
-    if "mcap" in paths:
-        write_mcap(positions, paths["mcap"])
-    if "rerun" in paths:
-        write_rerun(flight, positions, paths["rerun"])
-    return list(paths.values())
+    say(to_text(landing.summary))
+    for line in landing.advice:
+        say(line)
+    say(f"-> {', '.join(str(path) for path in outputs.write(landing))}")
 
 
 def world(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for images, labels and json.")],
-    images: Annotated[int, typer.Option(min=1, max=1_000_000, help="Images of a split.")] = 200,
+    images: Annotated[int, typer.Option(min=1, max=1_000_000, help="Images per split.")] = 200,
     weather: Annotated[
         str | None,
-        typer.Option(help="Weathers, with commas, a split each; else train and val, a third as large, of all but fog."),
+        typer.Option(
+            help="Weathers, comma separated, one split each; default: train, and val with a third of the images, "
+            "in all weathers except fog."
+        ),
     ] = None,
     seed: Seed = 0,
-    empty: Annotated[bool, typer.Option("--empty", help="Land without a runway: nothing is labelled.")] = False,
+    empty: Annotated[bool, typer.Option("--empty", help="Landscapes without a runway and without labels.")] = False,
     footage: Annotated[
         bool,
         typer.Option(
             "--footage",
-            help="As real cameras record: cockpits, rain, lenses, clutter, compression, worn airports.",
+            help="Images like real camera footage: cockpits, rain, lenses, clutter, compression, worn airports.",
         ),
     ] = False,
-    png: Annotated[bool, typer.Option("--png", help="PNG in place of JPEG.")] = False,
-    processes: Annotated[int, typer.Option(min=1, max=256, help="Processes that draw.")] = 1,
+    png: Annotated[bool, typer.Option("--png", help="Write PNG instead of JPEG.")] = False,
+    processes: Annotated[int, typer.Option(min=1, max=256, help="Parallel processes.")] = 1,
 ) -> None:
-    """Draw scenes of runways with exact corners: images, YOLO labels, and COCO json with poses and cameras."""
+    """Render runway scenes with exact corners: images, YOLO labels, and COCO json with poses and cameras."""
     from halopose.data.files import make_folder
     from halopose.landing.world.dataset_writer import write_dataset
     from halopose.landing.world.footage_style import PAVED
@@ -274,81 +254,17 @@ def world(
     say(f"{', '.join(f'{count} {split}' for split, count in counts.items())} -> {data}")
 
 
-class _Recorded:
-    """What a user gave of a recorded flight: frames, and files by the names of their options."""
-
-    def __init__(self, frames: Path, given: dict[str, Any]) -> None:
-        for name in ("camera", "runway"):
-            if given[name] is None:
-                raise HaloposeError(f"--frames needs --{name} too")
-        self.frames, self.given = frames, given
-        self.site: Site | None = None
-
-    def replayed(
-        self,
-        model: Predictor,
-        choices: dict[str, Any],
-        truth: Path | None,
-        offset: str,
-        rate: float | None,
-        closer: bool,
-        step: Progress,
-        *,
-        pictured: bool,
-    ) -> Flight:
-        """The flight, and on the terminal what was not given and what follows from it."""
-        import numpy as np
-
-        from halopose.landing.frame_buffer import FrameBuffer
-        from halopose.landing.recordings import replay as replaying
-        from halopose.landing.recordings.cameras import read_camera
-        from halopose.landing.recordings.frames import open_frames
-        from halopose.landing.recordings.logs import KINDS, measurements, read_log, too_far
-        from halopose.landing.recordings.runway_sites import read_runway
-
-        lens = read_camera(self.given["camera"])
-        self.site = site = read_runway(self.given["runway"])
-        logs = {kind: self.given[kind] for kind in KINDS if self.given[kind] is not None}
-        shift = 0.0 if offset == "auto" else _seconds(offset)
-        frames = open_frames(self.frames, rate=rate, offset=shift)
-        settings = replaying.settings_for(logs, frames.times, **choices)
-        measured = replaying.read_measurements(logs, site, settings)
-        judges = None if truth is None else read_log(truth)
-        if offset != "auto":
-            replaying.check_clocks(frames.times, measured)  # before all frames are looked at
-        far = [] if "gnss" not in logs else [too_far(read_log(logs["gnss"]), site)]
-        far += [] if judges is None else [too_far(judges, site)]
-        for words in (site.note, replaying.missing(logs), *far):
-            if words:
-                say(words)
-        album = FrameBuffer(len(frames.times)) if pictured else None
-        times, seen = replaying.detections_in(model, frames, lens, settings.conf, step, album)
-        found = [lens.rectified(poses) for poses in seen]
-        if offset == "auto":
-            shift = replaying.estimate_offset(times, found, lens, measured)
-            say(f"the frames' clock is {shift:+.2f} s off the logs'")
-            times = times + shift
-        known = None
-        if judges is not None:
-            places = measurements(judges, "gnss", site, _with_gnss(settings.sensors))
-            stamps, values = np.array([m.time for m in places]), np.array([m.value for m in places])
-            known = np.stack([np.interp(times, stamps, axis, np.nan, np.nan) for axis in values.T], axis=1)
-        again = replaying.second_looks(model, frames, lens, seen, settings.conf, step) if closer else None
-        return replaying.replay(
-            times, found, lens, site, measured, settings, truth=known, images=album or (), roi_detector=again
-        )
+add_command(land_app, simulate)
+add_command(land_app, replay)
 
 
-def _with_gnss(sensors: Sensors) -> Sensors:
-    """Sensors with GNSS on board, which positions to judge by are read as."""
-    from dataclasses import replace
-
-    from halopose.landing.navigation.sensors import GNSS
-
-    return replace(sensors, gnss=GNSS)
+def _formats(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
-def _seconds(text: str) -> float:
+def _offset(text: str) -> float | Literal["auto"]:
+    if text == "auto":
+        return "auto"
     try:
         seconds = float(text)
     except ValueError:
@@ -358,32 +274,40 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+# Fields of ``Sensors`` by the name on the command line.
+_SENSORS = {
+    "gnss": ("gnss",),
+    "ils": ("localizer", "glide_slope"),
+    "radio": ("radio",),
+    "irs": ("irs",),
+    "attitude": ("attitude",),
+}
+
+
 def _sensors(without: str | None, outages: list[str]) -> Sensors:
-    """The sensors on board, less those left out, with their outages."""
+    """Return the sensors on board with their outages, from the texts of --without and --outage."""
     from dataclasses import replace
 
     from halopose.landing.navigation.sensors import Sensors
 
     sensors = Sensors()
     for name in (part.strip() for part in without.split(",")) if without else ():
-        sensors = replace(sensors, **dict.fromkeys(_names(name)))
+        sensors = replace(sensors, **dict.fromkeys(_fields(name)))
     for text in outages:
         name, _, interval = (part.strip() for part in text.partition(":"))
         try:
             start, end = (float(value) for value in interval.split("-"))
         except ValueError:
             raise HaloposeError(f"--outage takes a sensor and seconds such as gnss:20-60, got {text!r}") from None
-        for each in _names(name):
-            sensor = getattr(sensors, each)
+        for field in _fields(name):
+            sensor = getattr(sensors, field)
             if sensor is None:
-                raise HaloposeError(f"--outage {text}: {name} is left out of the whole flight already")
-            sensors = replace(sensors, **{each: replace(sensor, outages=(*sensor.outages, (start, end)))})
+                raise HaloposeError(f"--outage {text}: --without already leaves out {name}")
+            sensors = replace(sensors, **{field: replace(sensor, outages=(*sensor.outages, (start, end)))})
     return sensors
 
 
-def _names(name: str) -> tuple[str, ...]:
-    """Fields of ``Sensors`` that a user's name stands for."""
-    known = {"gnss": ("gnss",), "ils": _ILS, "radio": ("radio",), "irs": ("irs",), "attitude": ("attitude",)}
-    if name not in known:
-        raise HaloposeError(f"unknown sensor {name!r}: {', '.join(known)}")
-    return known[name]
+def _fields(name: str) -> tuple[str, ...]:
+    if name not in _SENSORS:
+        raise HaloposeError(f"unknown sensor {name!r}: give {', '.join(_SENSORS)}")
+    return _SENSORS[name]

@@ -41,9 +41,9 @@ class RunwayReader:
 
 def _register(app: typer.Typer) -> None:
     from halopose.cli.options import add_command
-    from halopose.landing.commands import land, world
+    from halopose.landing.commands import land_app, world
 
-    add_command(app, land)
+    app.add_typer(land_app)
     add_command(app, world)
 
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halopose.errors import HaloposeError
+
+if TYPE_CHECKING:
+    from halopose.prediction.predictor import Predictor
 
 # Scenes that the artifact of the runway detector is fitted on; the detector was trained on scenes of another seed.
 RUNWAY_IMAGES = {"train": 1800, "val": 900}
@@ -27,6 +33,51 @@ def footage_detector() -> Path:
 def footage_artifact() -> Path:
     """Return the path of its artifact, calibrated on scenes that look like frames of real cameras."""
     return _packaged("runway-footage-heads.safetensors")
+
+
+def check_model_options(
+    base: Path | None, artifact: Path | None, *, device: str | None = None, widen: bool = False
+) -> None:
+    """Refuse options of a detector that do not fit together.
+
+    Raises:
+        HaloposeError: A checkpoint without its artifact, or an exported folder with options that it has no use for.
+    """
+    if base is None:
+        return
+    if base.is_dir():
+        given = {"artifact": artifact is not None, "device": device is not None, "widen": widen}
+        unused = next((name for name, used in given.items() if used), None)
+        if unused:
+            raise HaloposeError(f"{base} is an exported folder, which has no use for --{unused}: leave it out")
+    elif artifact is None:
+        raise HaloposeError("give --base and --artifact together: an artifact belongs to one detector")
+
+
+def load_detector(
+    base: Path | None = None,
+    artifact: Path | None = None,
+    *,
+    footage: bool = False,
+    device: str | None = None,
+    widen: bool = False,
+) -> Predictor:
+    """Load a runway detector with its artifact.
+
+    Args:
+        base: checkpoint, or a folder that ``halopose export`` wrote; default: the shipped detector.
+        artifact: artifact made for the detector; default: the shipped one.
+        footage: which shipped detector: the one for real cameras, or the one for simulated flights.
+        device: torch device such as "cpu" or "cuda:0".
+        widen: enlarge the covariances of out-of-distribution detections.
+    """
+    from halopose.prediction.uncertain_pose import UncertainPose
+
+    check_model_options(base, artifact, device=device, widen=widen)
+    if base is not None and base.is_dir():
+        return UncertainPose.load(base)
+    detector, heads = (footage_detector, footage_artifact) if footage else (runway_detector, runway_artifact)
+    return UncertainPose.load(base or detector(), artifact or heads(), device=device, widen=widen)
 
 
 def _packaged(name: str) -> Path:

@@ -1,1 +1,23 @@
-"""Flights that others have recorded: cameras, runways and logs from files, replayed through the same filter."""
+"""Recorded flights: cameras, runways, frames and logs from files, replayed through the same filter.
+
+`need` imports packages of the extra ``recordings`` where they are used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from halopose.errors import HaloposeError
+
+
+def need(module: str, extra: str = "recordings") -> Any:
+    """Import a module of an extra.
+
+    Raises:
+        HaloposeError: The extra is not installed; the message says how to install it.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        raise HaloposeError(f"this needs the {extra} extra: pip install 'halopose[{extra}]'") from None

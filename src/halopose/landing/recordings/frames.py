@@ -16,8 +16,8 @@ import numpy as np
 from halopose.data.films import film_facts
 from halopose.data.images import IMAGE_SUFFIXES, VIDEO_SUFFIXES, as_bgr, read_image, read_source
 from halopose.errors import HaloposeError
+from halopose.landing.recordings import need
 from halopose.landing.recordings.logs import read_log
-from halopose.landing.recordings.optional_packages import need
 from halopose.types import Array
 
 _SLOWEST = 1 / 60  # frames a second, as logs have a row a minute or more

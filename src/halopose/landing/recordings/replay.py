@@ -21,7 +21,7 @@ from halopose.landing.association import detect_runways
 from halopose.landing.flight import Flight, Scenario, fuse_vision, fusion_settings_for
 from halopose.landing.frame_buffer import FrameBuffer
 from halopose.landing.navigation.motion_model import InitialState
-from halopose.landing.navigation.sensors import IlsSite, Measurement, Sensors, in_order
+from halopose.landing.navigation.sensors import IlsSite, Measurement, in_order
 from halopose.landing.recordings.cameras import Lens
 from halopose.landing.recordings.frames import Frames
 from halopose.landing.recordings.logs import KINDS, Kind, attitudes_at, measurements, read_log
@@ -43,15 +43,25 @@ _SPAN, _NEAR, _CLEARLY = (
 )  # seconds of a line, seconds about the best, and how much rougher others are
 
 
-def settings_for(logs: Mapping[Kind, Path], times: Array, **choices: Any) -> LandingSettings:
-    """Settings for the logs that there are; without an attitude the whole pose is solved for."""
-    sensors = Sensors()
+def settings_for(
+    logs: Mapping[Kind, Path], times: Array, settings: LandingSettings | None = None, **choices: Any
+) -> LandingSettings:
+    """Settings with the sensors that have a log; without attitudes the whole pose is solved for.
+
+    Args:
+        logs: csv logs by kind.
+        times: times of the frames (N,) in seconds.
+        settings: settings to start from.
+        choices: fields of `LandingSettings` to change.
+    """
+    settings = replace(settings or LandingSettings(), **choices)
+    sensors = settings.sensors
     for kind in KINDS:
         if kind not in logs:
             sensors = replace(sensors, **dict.fromkeys(_SOURCES.get(kind, (kind,))))
     step = float(np.median(np.diff(times))) if len(times) > 1 else 1.0
     rate = min(1 / step if step > 0 else 1.0, TRUTH_RATE)
-    return LandingSettings(rate=rate, attitude="irs" if "attitude" in logs else "vision", sensors=sensors, **choices)
+    return replace(settings, rate=rate, attitude="irs" if "attitude" in logs else "vision", sensors=sensors)
 
 
 def missing(logs: Mapping[Kind, Path]) -> str:
@@ -99,7 +109,7 @@ def detections_in(
     return np.array(times), found
 
 
-def second_looks(
+def roi_detector(
     model: Predictor,
     frames: Frames,
     lens: Lens,

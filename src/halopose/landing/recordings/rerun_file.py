@@ -16,7 +16,7 @@ from scipy.stats import chi2
 from halopose.data.files import make_folder
 from halopose.geometry.camera import Array, camera_pose, rotation_from_angles
 from halopose.landing.flight import Flight
-from halopose.landing.recordings.optional_packages import need
+from halopose.landing.recordings import need
 from halopose.landing.recordings.position_log import Positions
 
 _PLANE, _SPACE = (float(np.sqrt(chi2.ppf(0.95, dof))) for dof in (2, 3))

@@ -24,7 +24,7 @@ from scipy.spatial.transform import Rotation
 from halopose.data.files import make_folder
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Array
-from halopose.landing.recordings.optional_packages import need
+from halopose.landing.recordings import need
 from halopose.landing.recordings.position_log import Positions
 
 POSE, FIX = "geometry_msgs/msg/PoseWithCovarianceStamped", "sensor_msgs/msg/NavSatFix"
