@@ -95,3 +95,19 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 )
 def test_sizes_have_a_unit_that_shows_them(count: float, words: str) -> None:
     assert in_bytes(count) == words
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/out", "memory://out", "gs://bucket", "file:///tmp/out"])
+def test_folders_at_addresses_are_refused(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for make in (make_folder, make_room):
+        with pytest.raises(HaloposeError, match="on this machine"):
+            make(Path(f"{address}/x"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
+def test_json_from_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p.json")
+    with pytest.raises(HaloposeError, match="no regular file"):
+        read_json(tmp_path / "p.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,16 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(HaloposeError, match="cannot write to"), locked(tmp_path / "file"):
         pass
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without links and named pipes")
+@pytest.mark.parametrize("plant", ["symlink", "hardlink", "pipe"])
+def test_a_planted_lock_file_is_refused(plant: str, tmp_path: Path) -> None:
+    target = tmp_path / "precious.txt"
+    target.write_text("kept")
+    (tmp_path / "work").mkdir()
+    name = tmp_path / "work" / ".halopose-lock"
+    {"symlink": name.symlink_to, "hardlink": name.hardlink_to, "pipe": lambda _: os.mkfifo(name)}[plant](target)
+    with pytest.raises(HaloposeError, match=r"halopose-lock: .*(link|seekable)"), locked(tmp_path / "work"):
+        pass
+    assert target.read_text() == "kept"

@@ -151,5 +151,5 @@ def test_files_of_one_name_are_told_by_their_folders(tmp_path: Path) -> None:
 
 def test_yaml_as_deep_as_a_well_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text("[" * 100_000)
-    with pytest.raises(HaloposeError, match="is not yaml"):
+    with pytest.raises(HaloposeError, match="too deeply"):
         load_dataset(tmp_path / "data.yaml", "train")

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from halopose.landing import shipped_detectors
 from tests.helpers.models import ROOT, run_script
 
 CONTENT = b"a checkpoint"
+FROM_WHEEL = hub._from_wheel
 NAME = "yolo11n-pose.pt"
 WEIGHTS = [
     "yolo11n-pose.safetensors",
@@ -71,6 +73,19 @@ def test_the_heads_that_ship_know_their_base_under_any_name(cache: Path) -> None
     (cache / "renamed.pt").write_bytes(b"another")
     assert not hub.is_default_base(cache / "renamed.pt")
     assert not hub.is_default_base(cache / "missing.pt")
+
+
+def test_pip_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source distribution would run foreign code before its hash is known."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr(hub.subprocess, "run", run)
+    assert FROM_WHEEL(NAME, hub.KNOWN[NAME]) is None
+    assert "--only-binary=:all:" in commands[0]
 
 
 def test_a_wrong_download_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def read_config(path: Path, commands: Sequence[str], groups: Sequence[str] = ())
 
     A group has its commands, with their options, under its name, such as ``land: {simulate: {rate: 1}}``.
     """
-    from halopose.data.yolo import read_yaml
+    from halopose.data.bounded_text import read_yaml
 
     content = read_yaml(path)
     for command, options in content.items():

@@ -1,10 +1,8 @@
-"""User files: json in, and whatever is written whole or not at all.
-
-In: paths or addresses. Out: parsed json, or one line that names the file, what is wrong with it and what to do.
-"""
+"""User files: json is read with one-line errors, and files are written completely or not at all."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -24,7 +22,11 @@ from halopose.errors import HaloposeError
 
 
 def read_json(path: Place | str) -> Any:
-    """Parse a json file, or say in one line why it cannot be read."""
+    """Parse a json file.
+
+    Raises:
+        HaloposeError: The file cannot be read or is not complete json.
+    """
     with _text(path) as stream:
         text = stream.read()
         if not text.strip():
@@ -36,7 +38,7 @@ def read_json(path: Place | str) -> Any:
 
 
 def read_entries(path: Place | str) -> Iterator[tuple[str, Any]]:
-    """``Entries`` of a json file that may be too long for memory, with what ``read_json`` says of a bad one."""
+    """Iterate over the `Entries` of a json file that may be too long for memory, with the errors of `read_json`."""
     with _text(path) as stream:
         entries = Entries(stream)
         if entries.empty():
@@ -53,11 +55,15 @@ def _incomplete(path: Place | str, line: int, column: int) -> HaloposeError:
 
 @contextmanager
 def _text(path: Place | str) -> Iterator[IO[str]]:
-    """A file of json opened as text; what goes wrong while it is read is one line."""
+    """Open a json file as text and turn every error while it is read into one line."""
     place = to_place(path)
     try:
-        opened: Any = place.open() if isinstance(place, Address) else place.open("rb")
-        with io.TextIOWrapper(opened, encoding="utf-8-sig") as stream:  # some editors begin a file with a mark
+        if isinstance(place, Address):
+            opened: Any = place.open()
+        else:
+            check_regular(place)
+            opened = place.open("rb")
+        with io.TextIOWrapper(opened, encoding="utf-8-sig") as stream:  # some editors write a byte order mark
             yield stream
     except HaloposeError:
         raise
@@ -65,16 +71,12 @@ def _text(path: Place | str) -> Iterator[IO[str]]:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise HaloposeError(f"{path} is not text: expected json in UTF-8") from None
-    except RecursionError:
+    except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
         raise HaloposeError(f"{path} is json that cannot be read: write it again") from None
-    except ValueError as error:  # a name that no file can have, or a number that none is
-        known = isinstance(place, Address) or "\0" not in str(place)
-        reason = f"{path} is json that cannot be read: write it again"
-        raise HaloposeError(reason if known else f"cannot read {str(path)!r}: {error}") from None
 
 
 def check_regular(path: Path | str) -> None:
-    """Refuse what is there but is no file of bytes: a pipe that nobody writes to would be waited for for ever."""
+    """Refuse what is not a regular file. Reading a named pipe without a writer would wait for ever."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
@@ -86,19 +88,25 @@ def check_regular(path: Path | str) -> None:
 
 
 def in_bytes(count: float) -> str:
-    """A number of bytes in the unit that shows it, such as 3.2 MiB."""
+    """Format a number of bytes with a unit, such as ``3.2 MiB``."""
     units = ("KiB", "MiB", "GiB", "TiB")
     power = min(int(math.log2(max(count, 1)) // 10), len(units))
     return f"{count / 1024**power:.1f} {units[power - 1]}" if power else f"{count:.0f} bytes"
 
 
 def is_file(path: Place | str) -> bool:
-    """Whether there is a file, here or at an address."""
+    """Return whether there is a file, on this machine or at an address."""
     return to_place(path).is_file()
 
 
 def make_folder(path: Path | str) -> Path:
-    """A folder made if need be; refused if nothing can be written there, which is best asked before any work."""
+    """Make a folder and check that files can be written there. Commands call it before they begin to work.
+
+    Raises:
+        HaloposeError: The folder cannot be written to, or it is an address.
+    """
+    if isinstance(to_place(path), Address):
+        raise HaloposeError(f"cannot write to {to_place(path)}: give a folder on this machine and copy it afterwards")
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -109,7 +117,7 @@ def make_folder(path: Path | str) -> Path:
 
 
 def make_room(path: Path | str) -> Path:
-    """The path of a file to be written later, in a folder where that can be done."""
+    """Check that a file can be written later, and make its folder."""
     path = Path(path)
     if path.is_dir():
         raise HaloposeError(f"cannot write {path}: it is a folder, name a file")
@@ -117,8 +125,35 @@ def make_room(path: Path | str) -> Path:
     return path
 
 
+def open_without_links(path: Path, mode: str) -> IO[Any]:
+    """Open a file for writing that nobody may have replaced by a link to another file.
+
+    Args:
+        path: A file that the package itself keeps in an output folder.
+        mode: ``wb`` replaces the file. ``a+`` and ``ab`` keep its content.
+
+    Raises:
+        OSError: The file cannot be opened, or it is a symbolic link, a hard link or not a regular file.
+    """
+    if mode.startswith("w"):
+        path.unlink(missing_ok=True)
+        return open(path, mode.replace("w", "x"))
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        file: IO[Any] = open(path, mode, opener=lambda name, given: os.open(name, given | flags, 0o666))  # noqa: SIM115
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link, remove it", str(path)) from None
+        raise
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        file.close()
+        raise OSError(errno.EPERM, "it is a link to another file or no regular file, remove it", str(path))
+    return file
+
+
 def write_bytes(path: Place | str, content: bytes | memoryview) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     path = to_place(path)
     try:
         if isinstance(path, Address):
@@ -139,12 +174,12 @@ def write_bytes(path: Place | str, content: bytes | memoryview) -> None:
 
 
 def write_text(path: Place | str, text: str) -> None:
-    """Write a file of text in UTF-8 whole or not at all."""
+    """Write a text file in UTF-8 completely or not at all."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Place | str, content: Any, indent: int | None = None) -> None:
-    """Write json whole or not at all; NaN becomes null."""
+    """Write a json file completely or not at all. NaN and infinity become null."""
     write_text(path, json.dumps(_without_nan(content), indent=indent, allow_nan=False) + "\n")
 
 

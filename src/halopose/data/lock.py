@@ -1,7 +1,4 @@
-"""One command at a time in a work folder.
-
-In: a folder. Out: a lock that the system itself lets go of when its process ends, however it ends.
-"""
+"""A lock that lets one command at a time work in a folder. The system releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
-from halopose.data.files import make_folder
+from halopose.data.files import make_folder, open_without_links
 from halopose.data.storage.address import Address, Place, to_place
 from halopose.errors import HaloposeError
 
@@ -20,10 +18,20 @@ _NAME = ".halopose-lock"
 
 @contextmanager
 def locked(folder: Place | str, part: tuple[int, int] = (0, 1)) -> Iterator[Place]:
-    """The folder, made if need be, for this process alone; refused if another command works there.
+    """Make a folder and lock it for this process.
 
-    part: one of several, from 0; each has a lock of its own. At an address nothing can be locked: what is written
-    there is whole or absent, so that a second command costs no more than its time.
+    Addresses cannot be locked. Files there are written completely or not at all, so that a second command only
+    does the work twice.
+
+    Args:
+        folder: Folder on this machine or at an address.
+        part: Index, from 0, and number of the processes that share the work. Each part has a separate lock.
+
+    Yields:
+        The folder.
+
+    Raises:
+        HaloposeError: Another process works in the folder, or it cannot be written to.
     """
     place = to_place(folder)
     if isinstance(place, Address):
@@ -32,9 +40,9 @@ def locked(folder: Place | str, part: tuple[int, int] = (0, 1)) -> Iterator[Plac
     folder = make_folder(place)
     name = _NAME if part[1] == 1 else f"{_NAME}-{part[0] + 1}-of-{part[1]}"
     try:
-        file = open(folder / name, "a+")  # noqa: SIM115, held until the work is done
+        file = _open_current(folder / name)
     except OSError as error:
-        raise HaloposeError(f"cannot write to {folder}: {error.strerror or error}") from None
+        raise HaloposeError(f"cannot write to {folder / name}: {error.strerror or error}") from None
     with file:
         if not _take(file):
             file.seek(0)
@@ -47,15 +55,25 @@ def locked(folder: Place | str, part: tuple[int, int] = (0, 1)) -> Iterator[Plac
         try:
             yield folder
         finally:
-            with suppress(OSError):  # which Windows refuses while it is open
+            with suppress(OSError):  # Windows refuses it while the file is open
                 (folder / name).unlink()
+
+
+def _open_current(path: Path) -> IO[str]:
+    """Open the lock file; again if the process that held it removed it in between."""
+    while True:
+        file = open_without_links(path, "a+")
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        file.close()
 
 
 if sys.platform == "win32":
     import msvcrt
 
     def _take(file: IO[str]) -> bool:
-        """Lock a byte far behind the text, which others may still read."""
+        """Lock a byte far behind the text, so that other processes can read the text."""
         file.seek(2**20)
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)

@@ -16,10 +16,11 @@ import numpy as np
 import yaml
 
 from halopose.data.annotation_checks import Faults
+from halopose.data.bounded_text import read_yaml
 from halopose.data.dataset import Dataset, Objects, Record, image_id
 from halopose.data.files import make_folder, write_text
 from halopose.data.images import IMAGE_SUFFIXES, read_image
-from halopose.data.storage.address import Address, Place, beside, read_together, to_place
+from halopose.data.storage.address import Address, Place, beside, read_many, to_place
 from halopose.data.storage.archive import Member, Stored, find_archives, is_archive, read_samples
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
@@ -118,19 +119,6 @@ def _sigmas(given: Any, count: int, path: Place) -> Array | None:
     return np.asarray(given, dtype=float)
 
 
-def read_yaml(path: Place) -> dict[str, Any]:
-    """A yaml file that holds a mapping, or one line that says why not."""
-    try:
-        content = yaml.safe_load(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError):
-        raise HaloposeError(f"{path} is not yaml: give a YOLO data yaml or COCO json") from None
-    if not isinstance(content, dict):
-        raise HaloposeError(f"{path} is not a YOLO data yaml")
-    return content
-
-
 def _names(content: dict[str, Any], count: int) -> list[str] | None:
     named = content.get("kpt_names")
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
@@ -185,7 +173,7 @@ def _image_files(place: Place, path: Place) -> Sequence[Path | Address]:
 def _with_labels(samples: Sequence[Sample]) -> Iterator[tuple[Stored, str, str]]:
     """Each image, the name of its labels, and their text, empty where there are none."""
     addresses = [_labels_of(image) for image, _ in samples if isinstance(image, Address)]
-    known = read_together([one for one in addresses if isinstance(one, Address)]) if addresses else {}
+    known = read_many([one for one in addresses if isinstance(one, Address)]) if addresses else {}
     for image, text in samples:
         if isinstance(image, Member):
             yield image, f"labels of {image}", text or ""

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from halopose.data.bounded_text import read_yaml
 from halopose.data.dataset import Dataset
 from halopose.data.files import write_bytes
 from halopose.data.yolo import write_yolo
@@ -88,8 +88,7 @@ class OfflineTrainer(PoseTrainer):  # type: ignore[misc]
     """
 
     def get_dataset(self) -> dict[str, Any]:
-        content: dict[str, Any] = yaml.safe_load(Path(self.args.data).read_text(encoding="utf-8"))
-        return content
+        return read_yaml(Path(self.args.data))
 
     def validate(self) -> tuple[dict[str, Any], None]:
         return {}, None

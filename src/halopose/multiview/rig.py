@@ -5,16 +5,15 @@ Formats: OpenCV yaml and xml, Pose2Sim and Anipose toml, Qualisys qca. Positions
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import ArrayLike
 
+from halopose.data.bounded_text import read_toml
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera, project, projection_jacobian, to_camera
 from halopose.geometry.opencv_file import matrix_of, read_opencv
@@ -28,7 +27,6 @@ _UNITS = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 _SUBPIXELS = 64.0  # Qualisys units per pixel
 _FLIP = np.diag([1.0, -1.0, -1.0])  # Qualisys cameras look along minus z, with y up
 _LARGEST_FILE = 1_000_000  # bytes
-_LONGEST_KEY = 2_000  # characters of a toml key; parsing takes quadratic time and memory in its dots
 
 
 @dataclass(frozen=True)
@@ -137,16 +135,8 @@ def read_calibration(path: Path, unit: str | None = None) -> list[CalibratedView
 
 def _toml(path: Path) -> list[CalibratedView]:
     """Pose2Sim and Anipose toml: one table per camera, with rotation vectors."""
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib
-    text = path.read_text(encoding="utf-8")
-    if re.search(rf"[^=#\n\]\[,]{{{_LONGEST_KEY}}}", text):
-        raise ValueError(f"a key has more than {_LONGEST_KEY} characters")
-    content: dict[str, Any] = tomllib.loads(text)
     views = []
-    for key, table in content.items():
+    for key, table in read_toml(path).items():
         if not isinstance(table, dict) or "matrix" not in table:
             continue
         if table.get("fisheye"):

@@ -1,11 +1,12 @@
-"""Addresses behave as paths do, in memory and on a disk; what goes wrong is one line."""
+"""Addresses behave as paths do, in memory and on a disk; errors are one line."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from halopose.data.storage.address import Address, Place, beside, read_together, to_place
+from halopose.data.loading import load_dataset
+from halopose.data.storage.address import Address, Place, beside, read_many, to_place
 from halopose.errors import HaloposeError
 
 fsspec = pytest.importorskip("fsspec")
@@ -39,12 +40,12 @@ def test_what_is_written_is_read(root: Address) -> None:
     assert not file.is_file()
 
 
-def test_many_are_read_together(root: Address) -> None:
+def test_many_are_read_many(root: Address) -> None:
     files = [root / f"{number}.txt" for number in range(5)]
     for number, file in enumerate(files[:4]):
         file.write_bytes(str(number).encode())
-    assert read_together(files) == {str(file): str(number).encode() for number, file in enumerate(files[:4])}
-    assert read_together(files[:1]) == {str(files[0]): b"0"}
+    assert read_many(files) == {str(file): str(number).encode() for number, file in enumerate(files[:4])}
+    assert read_many(files[:1]) == {str(files[0]): b"0"}
     assert sorted(str(found) for found in (root / "[12].txt").glob()) == [str(file) for file in files[1:3]]
 
 
@@ -80,9 +81,29 @@ def test_parts_of_an_address() -> None:
     assert beside(Path("a/b.yaml"), "c") == Path("a/c")
 
 
-def test_an_unknown_kind_is_one_line() -> None:
-    with pytest.raises(HaloposeError, match=r"^cannot open nonsense://x: .*nonsense"):
-        Address("nonsense://x").read_bytes()
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense://x",
+        "reference::file:///tmp/evil.json",
+        "simplecache::s3://bucket/a",
+        "file:///tmp/a::reference://",
+        "reference://x",
+        "REFERENCE://x",
+        "zip://a.zip",
+        "github://a:b@c/d",
+        "local:///etc/passwd",
+    ],
+)
+def test_other_protocols_and_chains_are_refused(url: str, tmp_path: Path) -> None:
+    address = to_place(url)
+    assert isinstance(address, Address)
+    for read in (address.read_bytes, address.is_dir, address.files, address.open, address.glob):
+        with pytest.raises(HaloposeError, match=r"cannot open .*: (chained|\w+ is not one of)"):
+            read()
+    (tmp_path / "data.yaml").write_text(f'kpt_shape: [1, 3]\nval: "{url}"\n')
+    with pytest.raises(HaloposeError, match="cannot open"):
+        load_dataset(tmp_path / "data.yaml", "val")
 
 
 def test_without_fsspec_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

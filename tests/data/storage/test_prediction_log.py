@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,36 @@ def test_a_flipped_bit_drops_what_comes_after_it(tmp_path: Path, place: int) -> 
     assert again.finished <= {"1.jpg"}
     again.close(complete=False)
     assert read(tmp_path) == (entries(1) if again.finished else [])
+
+
+@pytest.mark.parametrize(
+    "line", [[], 3, None, {}, {"done": 3}, {"source": "1.jpg"}, {"source": "1.jpg", "entries": [3]}, {"entries": []}]
+)
+def test_a_line_with_a_valid_checksum_and_wrong_content_is_dropped(line: object, tmp_path: Path) -> None:
+    log = PredictionLog(tmp_path, "settings")
+    log.add("1.jpg", entries(1))
+    log.done("1.jpg")
+    body = json.dumps(line).encode()
+    with (tmp_path / ".predictions.jsonl").open("ab") as file:
+        file.write(b"%08x " % zlib.crc32(body) + body + b"\n")
+    again = PredictionLog(tmp_path, "settings")
+    assert again.finished == {"1.jpg"}
+    again.close(complete=True)
+    assert read(tmp_path) == entries(1)
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="a system without links")
+@pytest.mark.parametrize("kind", ["symlink_to", "hardlink_to"])
+@pytest.mark.parametrize("name", [".predictions.jsonl", ".predictions.kept", "predictions.writing", "predictions.json"])
+def test_planted_links_are_not_followed(name: str, kind: str, tmp_path: Path) -> None:
+    target = tmp_path / "precious.txt"
+    target.write_text("kept")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    getattr(folder / name, kind)(target)
+    for _ in range(2):
+        log = PredictionLog(folder, "settings")
+        log.add("1.jpg", entries(1))
+        log.done("1.jpg")
+        log.close(complete=False)
+    assert target.read_text() == "kept"

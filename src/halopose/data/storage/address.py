@@ -1,7 +1,4 @@
-"""Files by their address: whatever fsspec knows, such as ``s3://``, ``gs://``, ``memory://`` or ``file://``.
-
-In: an address. Out: bytes, and the few methods of a path that data sets and stores use.
-"""
+"""Files at fsspec addresses such as ``s3://``, ``gs://`` or ``memory://``, with the methods of a path."""
 
 from __future__ import annotations
 
@@ -20,20 +17,27 @@ from typing import IO, Any, Union
 
 from halopose.errors import HaloposeError
 
+# Other file systems of fsspec run code (reference), read archives of any size or start programs.
+PROTOCOLS = ("file", "memory", "s3", "gs", "az", "http", "https")
+
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]+(::[a-z0-9+.:/-]*)?:/", re.IGNORECASE)
 _ONE_SLASH = re.compile(r"(?<=[a-z0-9]):/+", re.IGNORECASE)
-_AT_ONCE = 1000  # files asked for together
+_BATCH = 1000  # files of one request
 _STAMPS = ("mtime", "LastModified", "last_modified", "updated", "created", "ETag", "etag")
 
 
 @dataclass(frozen=True)
 class Address:
-    """A file or folder at an address. It behaves as a path does where data sets and stores need one.
+    """A file or folder at an address. It has the methods of a path that datasets and feature caches use.
 
-    >>> (Address("s3://bucket/images") / "1.jpg").name
-    '1.jpg'
-    >>> str(Address("s3://bucket/images/1.jpg").with_suffix(".txt"))
-    's3://bucket/images/1.txt'
+    Attributes:
+        url: The address. Its protocol must be one of `PROTOCOLS` when the address is used.
+
+    Example:
+        >>> (Address("s3://bucket/images") / "1.jpg").name
+        '1.jpg'
+        >>> str(Address("s3://bucket/images/1.jpg").with_suffix(".txt"))
+        's3://bucket/images/1.txt'
     """
 
     url: str
@@ -60,7 +64,7 @@ class Address:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The address, its scheme and folders and name apart."""
+        """Protocol, folders and name."""
         head, scheme, rest = self.url.rpartition("://")
         return (f"{head}{scheme}", *rest.split("/"))
 
@@ -73,30 +77,33 @@ class Address:
         return Address(posixpath.splitext(self.url)[0] + suffix)
 
     def below(self, root: Address) -> str:
-        """The rest of the address behind a folder's."""
+        """Return the path relative to a folder."""
         return posixpath.relpath(self._path, root._path)
 
     def read_bytes(self) -> bytes:
         return bytes(self._files.cat_file(self._path))
 
     def part(self, begin: int, end: int) -> bytes:
-        """Some of the bytes, without the others."""
+        """Return the bytes from `begin` to `end` without fetching the others."""
         return bytes(self._files.cat_file(self._path, start=begin, end=end))
 
     def open(self) -> IO[bytes]:
-        """For reading from the beginning on."""
+        """Open the file for reading."""
         return self._files.open(self._path, "rb")
 
     def write_bytes(self, content: bytes | memoryview) -> None:
-        """Whole or not at all: object stores do no other, and elsewhere a second name is moved to this one."""
+        """Write the file completely or not at all.
+
+        Object stores replace a file atomically. On a disk the content goes to a second file, which is then renamed.
+        """
         files, path = self._files, self._path
         files.makedirs(posixpath.dirname(path), exist_ok=True)
-        if not hasattr(files, "mv_file") or "file" not in _names(files):
+        if not hasattr(files, "mv_file") or "file" not in _protocols(files):
             files.pipe_file(path, bytes(content))
             return
-        beside = posixpath.join(posixpath.dirname(path), f".{posixpath.basename(path)}.{os.getpid()}")
-        files.pipe_file(beside, bytes(content))
-        files.mv(beside, path)
+        temporary = posixpath.join(posixpath.dirname(path), f".{posixpath.basename(path)}.{os.getpid()}")
+        files.pipe_file(temporary, bytes(content))
+        files.mv(temporary, path)
 
     def is_file(self) -> bool:
         return bool(self._files.isfile(self._path))
@@ -108,22 +115,22 @@ class Address:
         self._files.rm_file(self._path)
 
     def stamp(self) -> tuple[int, int]:
-        """Size, and a number that changes when the file is written again."""
+        """Return the size and a number that changes when the file is written again."""
         facts = self._files.info(self._path)
-        said = next((facts[name] for name in _STAMPS if facts.get(name)), "")
-        digest = hashlib.sha256(str(said).encode()).hexdigest()
+        changed = next((facts[name] for name in _STAMPS if facts.get(name)), "")
+        digest = hashlib.sha256(str(changed).encode()).hexdigest()
         return int(facts.get("size") or 0), int(digest[:12], 16)
 
     def files(self) -> list[Address]:
-        """All files below a folder."""
+        """Return all files below a folder."""
         return [self._at(path) for path in self._files.find(self._path)]
 
     def glob(self) -> list[Address]:
-        """The files that an address with ``*``, ``?`` or ``[`` stands for."""
+        """Return the files that match an address with ``*``, ``?`` or ``[``."""
         return [self._at(str(path)) for path in self._files.glob(self._path)]
 
     def local(self) -> Path:
-        """A copy here for as long as this process lives, made once."""
+        """Return a copy on this machine. It is made once and removed when this process ends."""
         size, stamp = self.stamp()
         key = hashlib.sha256(f"{self.url} {size} {stamp}".encode()).hexdigest()[:24]
         copy = _copies() / f"{key}-{self.name}"
@@ -143,7 +150,7 @@ class Address:
         return str(_opened(self.url, os.getpid())[1])
 
     def _at(self, path: str) -> Address:
-        """The address of another path in the same place."""
+        """Return the address of another path in the same file system."""
         scheme = self.url[: self.url.rindex("://") + 3]
         return Address(scheme + (path if scheme.startswith("file") else path.lstrip("/")))
 
@@ -151,22 +158,29 @@ class Address:
 Place = Union[Path, Address]
 
 
-def read_together(addresses: Sequence[Address]) -> dict[str, bytes]:
-    """The bytes of many files by their addresses, asked for together; those that are not there are left out."""
+def read_many(addresses: Sequence[Address]) -> dict[str, bytes]:
+    """Read many files of one file system with few requests.
+
+    Returns:
+        The bytes of each file by its address. Missing files are left out.
+    """
     found: dict[str, bytes] = {}
-    for begin in range(0, len(addresses), _AT_ONCE):
-        some = addresses[begin : begin + _AT_ONCE]
-        content = some[0]._files.cat([one._path for one in some], on_error="omit")
-        by_path = content if isinstance(content, dict) else {some[0]._path: content}
-        found |= {one.url: bytes(by_path[one._path]) for one in some if one._path in by_path}
+    for begin in range(0, len(addresses), _BATCH):
+        batch = addresses[begin : begin + _BATCH]
+        content = batch[0]._files.cat([address._path for address in batch], on_error="omit")
+        by_path = content if isinstance(content, dict) else {batch[0]._path: content}
+        found |= {address.url: bytes(by_path[address._path]) for address in batch if address._path in by_path}
     return found
 
 
 def to_place(given: Path | str | Address) -> Place:
-    """An address if it looks like one, else a path; a ``Path`` of an address has lost a slash.
+    """Return an address if the text has a protocol, else a path.
 
-    >>> to_place(Path("s3://bucket/images"))
-    Address(url='s3://bucket/images')
+    A ``Path`` made of an address has lost a slash, which is restored.
+
+    Example:
+        >>> to_place(Path("s3://bucket/images"))
+        Address(url='s3://bucket/images')
     """
     if isinstance(given, Address):
         return given
@@ -178,7 +192,7 @@ def to_place(given: Path | str | Address) -> Place:
 
 
 def beside(place: Place, name: str) -> Place:
-    """What a file at ``place`` means by ``name``: an address, an absolute path, or something in its own folder."""
+    """Resolve a name that a file mentions: an address, an absolute path or a path relative to the file's folder."""
     named = to_place(name)
     if isinstance(named, Address):
         return named
@@ -187,7 +201,12 @@ def beside(place: Place, name: str) -> Place:
 
 @lru_cache(maxsize=4096)
 def _opened(url: str, process: int) -> tuple[Any, str]:
-    """The file system of an address and the path in it; connections are those of one process."""
+    """Return the file system of an address and the path in it. Each process has its own connections."""
+    protocol = url.partition(":")[0].lower()
+    if "::" in url:
+        raise HaloposeError(f"cannot open {url}: chained addresses (::) are refused, give a plain address")
+    if protocol not in PROTOCOLS:
+        raise HaloposeError(f"cannot open {url}: {protocol} is not one of {', '.join(PROTOCOLS)}")
     try:
         import fsspec
     except ImportError:
@@ -199,14 +218,14 @@ def _opened(url: str, process: int) -> tuple[Any, str]:
     return files, path
 
 
-def _names(files: Any) -> tuple[str, ...]:
+def _protocols(files: Any) -> tuple[str, ...]:
     named = files.protocol
     return (named,) if isinstance(named, str) else tuple(named)
 
 
 @lru_cache(maxsize=1)
 def _copies() -> Path:
-    """A folder that goes when the process that made it does; the ones it forks share it."""
+    """Return a temporary folder that is removed when the process that made it ends. Forked processes share it."""
     folder, owner = Path(tempfile.mkdtemp(prefix="halopose-")), os.getpid()
 
     def remove() -> None:

@@ -1,6 +1,6 @@
-"""predictions.json, written as results come: a stopped run loses nothing, and the next one goes on.
+"""The file predictions.json, written while results arrive. A stopped run loses nothing and the next run resumes.
 
-In: entries of one source after the other. Out: a COCO results file; memory does not grow with it.
+Memory does not grow with the number of results.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from halopose.data.files import open_without_links
 from halopose.errors import HaloposeError
 
 _NAME = "predictions.json"
@@ -20,9 +21,17 @@ _PARTIAL = ".predictions.jsonl"
 
 
 class PredictionLog:
-    """Results of a run in a folder. ``settings``: all that results depend on; other settings start anew.
+    """Results of a run in a folder.
 
-    A source (an image, or a whole film) is kept once ``done`` was called for it.
+    Results of a source (an image or a whole film) are kept once `done` was called for it.
+
+    Args:
+        folder: Output folder.
+        settings: Everything that the results depend on. A run with other settings starts from the beginning.
+
+    Attributes:
+        path: The results file.
+        finished: Sources that are complete.
     """
 
     def __init__(self, folder: Path, settings: Any) -> None:
@@ -34,75 +43,103 @@ class PredictionLog:
             self._write({"key": self._key}, mode="wb")
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """What a run before wrote, as far as its lines are as they were written."""
+        """Iterate over the lines of the log up to the first one that is damaged."""
         with open(self._partial, "rb") as file:
             for line in file:
-                seal, _, body = line.rstrip(b"\n").partition(b" ")
-                if seal != _seal(body):
+                checksum, _, body = line.rstrip(b"\n").partition(b" ")
+                if checksum != _checksum(body):
                     return
-                yield json.loads(body)
+                try:
+                    content = json.loads(body)
+                except (ValueError, RecursionError):
+                    return
+                if not _is_line(content):
+                    return
+                yield content
 
     def _recover(self) -> set[str]:
-        """Sources that an earlier run with these settings finished; what it had of others is dropped."""
+        """Return the sources that an earlier run with these settings finished, and drop results of others."""
         if not self._partial.is_file() or next(self._lines(), {}).get("key") != self._key:
             return set()
         done = {line["done"] for line in self._lines() if "done" in line}
         kept = self._partial.with_suffix(".kept")
-        with open(kept, "wb") as file:
-            for line in self._lines():
-                if "key" in line or line.get("done", line.get("source")) in done:
-                    file.write(_sealed(line))
-        os.replace(kept, self._partial)
+        try:
+            with open_without_links(kept, "wb") as file:
+                for line in self._lines():
+                    if "key" in line or line.get("done", line.get("source")) in done:
+                        file.write(_with_checksum(line))
+            os.replace(kept, self._partial)
+        except OSError as error:
+            raise HaloposeError(f"cannot write {kept}: {error.strerror or error}") from None
         return done
 
     def _write(self, content: dict[str, Any], mode: str = "ab") -> None:
         try:
-            with open(self._partial, mode) as file:
-                file.write(_sealed(content))
+            with open_without_links(self._partial, mode) as file:
+                file.write(_with_checksum(content))
         except OSError as error:
             raise HaloposeError(
-                f"cannot write {self._partial}: {error.strerror or error}; free some space and run it again, it goes on"
+                f"cannot write {self._partial}: {error.strerror or error}; free some space and run it again to resume"
             ) from None
 
     def add(self, source: str, entries: list[dict[str, Any]]) -> None:
-        """Entries of one image of a source."""
+        """Add the entries of one image of a source."""
         self._write({"source": source, "entries": entries})
 
     def done(self, source: str) -> None:
-        """The source is complete."""
+        """Mark a source as complete."""
         self._write({"done": source})
         self.finished.add(source)
 
     def close(self, complete: bool) -> int:
-        """Write predictions.json of the sources that are done; their number.
+        """Write predictions.json with the results of the complete sources.
 
-        complete: forget how far it came, as there is nothing to go on with.
+        Args:
+            complete: Whether the run is finished, so that there is nothing to resume.
+
+        Returns:
+            The number of complete sources.
         """
         temporary = self.path.with_suffix(".writing")
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write("[")
+            with open_without_links(temporary, "wb") as file:
+                file.write(b"[")
                 first = True
                 for line in self._lines():
                     if line.get("source") in self.finished:
                         for entry in line["entries"]:
-                            file.write(("\n" if first else ",\n") + json.dumps(entry))
+                            file.write((("\n" if first else ",\n") + json.dumps(entry)).encode())
                             first = False
-                file.write("\n]\n")
+                file.write(b"\n]\n")
             os.replace(temporary, self.path)
             if complete:
                 self._partial.unlink()
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            if temporary.is_file():
+                temporary.unlink()
             raise HaloposeError(f"cannot write {self.path}: {error.strerror or error}") from None
         return len(self.finished)
 
 
-def _seal(body: bytes) -> bytes:
+def _is_line(content: Any) -> bool:
+    """Return whether a line has the form in which this class writes lines."""
+    if not isinstance(content, dict):
+        return False
+    names = ("key", "done", "source")
+    entries = content.get("entries", [])
+    return (
+        sum(isinstance(content.get(name), str) for name in names) == 1
+        and ("source" in content) == ("entries" in content)
+        and isinstance(entries, list)
+        and all(isinstance(entry, dict) for entry in entries)
+    )
+
+
+def _checksum(body: bytes) -> bytes:
     return b"%08x" % zlib.crc32(body)
 
 
-def _sealed(content: dict[str, Any]) -> bytes:
-    """A line that shows whether it is as it was written."""
+def _with_checksum(content: dict[str, Any]) -> bytes:
+    """Return a line of the log with its checksum."""
     body = json.dumps(content).encode()
-    return _seal(body) + b" " + body + b"\n"
+    return _checksum(body) + b" " + body + b"\n"

@@ -52,7 +52,7 @@ try:
     from ultralytics.utils.loss import PoseLoss26, v8PoseLoss
     from ultralytics.utils.nms import non_max_suppression
 
-    from halopose.hosts.ultralytics.assignment import assigned
+    from halopose.hosts.ultralytics.assignment import assign_cells
     from halopose.hosts.ultralytics.traceable_yolo import TraceablePose, cells_of
     from halopose.hosts.ultralytics.weights import read_model
 except ImportError as error:
@@ -167,7 +167,7 @@ class UltralyticsHost(Host):
             empty = torch.zeros(0, dtype=torch.long, device=self.device)
             return Assignment(empty, empty, empty)
         batch = self._training_batch(output, targets, counts)
-        return assigned(self._criterion(sigmas), output.raw[1], batch, output.keypoints)
+        return assign_cells(self._criterion(sigmas), output.raw[1], batch, output.keypoints)
 
     def _criterion(self, sigmas: tuple[float, ...]) -> Any:
         """The framework's own training criterion, made for a stand-in so that the model itself gains nothing."""
