@@ -90,10 +90,11 @@ def test_every_flipped_bit_in_a_header_is_refused(tmp_path: Path) -> None:
             damaged = bytearray(content)
             damaged[header + place] ^= 4
             try:
-                assert read(bytes(damaged), tmp_path) == expected  # a bit that says the same, such as a space
-            except HaloposeError as error:
+                found = read(bytes(damaged), tmp_path)
+            except HaloposeError:
                 refused += 1
-                assert "\n" not in str(error)
+            else:
+                assert found == expected  # a bit without a meaning
     assert refused > 80
 
 
@@ -122,7 +123,7 @@ def test_labels_are_found_in_a_folder_and_under_other_names(tmp_path: Path) -> N
     "names", [("a.jpg", "a.png"), ("a.jpg", "a.seg.png"), ("a.jpg", "a.txt", "a.TXT"), ("a.jpg", "./a.jpg")]
 )
 def test_colliding_samples_are_refused(names: tuple[str, ...], tmp_path: Path) -> None:
-    with pytest.raises(HaloposeError, match="sample|label files"):
+    with pytest.raises(HaloposeError, match=r"sample|label files"):
         read(archive_of(dict.fromkeys(names, b"x")), tmp_path)
 
 

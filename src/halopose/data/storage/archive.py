@@ -168,7 +168,7 @@ def _with_labels(
     archive: Place, images: dict[str, Member], texts: dict[str, str], labels: bool
 ) -> Iterator[tuple[Member, str | None]]:
     """Pair images with the texts of their labels."""
-    for key, image in images.items():
+    for image in images.values():
         sample = images.get(_sample(image.file))
         if sample is not None and sample is not image:
             raise HaloposeError(f"{archive}: {sample.file} and {image.file} are images of one sample: remove one")
