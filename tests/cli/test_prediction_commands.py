@@ -368,6 +368,6 @@ def test_evaluate_under_shift(work: Path, novel: Path, tmp_path: Path) -> None:
     assert "| blur 5 |" in said
     alarms = json.loads((tmp_path / "metrics.json").read_text())["novelty"]
     assert alarms["images"]["count"] == 6
-    assert re.search(r"novelty at 5 % flags .* of detections and .* of images", said)
-    assert "Unlike the data" in (tmp_path / "report.html").read_text()
+    assert re.search(r"alarms at 5 %: .* of detections and .* of images", said)
+    assert "Out-of-distribution alarms" in (tmp_path / "report.html").read_text()
     assert "</html>" in (tmp_path / "shift.html").read_text()

@@ -1,4 +1,4 @@
-"""The page of fine-tuning: its sentence follows from the intervals, its numbers are the scores' own."""
+"""The page of fine-tuning: the outcome follows from the intervals, the numbers are those of the scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from halopose.evaluation.metrics import LEVELS
 from halopose.evaluation.scores import AXES
-from halopose.reports.finetuning_report import coverage_plots, render_finetuning, sentence, table, to_text
+from halopose.reports.finetuning_report import coverage_plots, outcome, render_finetuning, table, to_text
 from halopose.studies.finetuning_study import REPORT_METRICS, BaseModelScores, differences
 from tests.helpers.html_pages import EVIL, parsed
 
@@ -31,62 +31,61 @@ def scored(**bases: tuple[float, float]) -> dict[str, BaseModelScores]:
 
 
 def test_improved_and_due_to_poks() -> None:
-    text = sentence(scored(before=(0.06, 0.7), poks=(0.02, 0.68), oks=(0.061, 0.7)))
-    assert text.startswith("Fine-tuning with pOKS lowers the Gaussian ACE from 0.0600 to 0.0200 (−0.0400 ± 0.00")
-    assert re.search(r"\), due to pOKS: the control ends at 0.0610, 0.0410 ± 0.00\d\d higher; AP", text)
-    assert re.search(r"; AP falls by 0.0200 ± 0.00\d\d, and is 0.0200 ± 0.00\d\d below the control\.$", text)
-    assert len(re.findall(r"\.(?!\d)", text)) == 1, "one sentence"
+    text = outcome(scored(before=(0.06, 0.7), poks=(0.02, 0.68), oks=(0.061, 0.7)))
+    assert re.search(r"pOKS lowers .*ACE from 0.0600 to 0.0200 \(−0.0400 ± 0.00", text)
+    assert re.search(r"control reaches 0.0610, 0.0410 ± 0.00\d\d above pOKS\. The change is due to pOKS", text)
+    assert re.search(r"AP falls by 0.0200 ± 0.00\d\d.* 0.0200 ± 0.00\d\d below the control\.$", text)
 
 
-def test_improved_in_part_by_training_on() -> None:
-    text = sentence(scored(before=(0.06, 0.7), poks=(0.02, 0.7), oks=(0.04, 0.7)))
-    assert ", in part due to pOKS: the control ends at 0.0400, 0.0200 ±" in text
-    assert "; a change in AP is not decided (0.0000 ± 0.00" in text
+def test_improved_in_part_by_longer_training() -> None:
+    text = outcome(scored(before=(0.06, 0.7), poks=(0.02, 0.7), oks=(0.04, 0.7)))
+    assert re.search("control reaches 0.0400, 0.0200 ± .* above.* partly due to pOKS", text)
+    assert "AP does not change significantly (0.0000 ± 0.00" in text
 
 
 def test_improved_but_the_control_too() -> None:
-    text = sentence(scored(before=(0.06, 0.7), poks=(0.02, 0.72), oks=(0.021, 0.72)))
+    text = outcome(scored(before=(0.06, 0.7), poks=(0.02, 0.72), oks=(0.021, 0.72)))
     assert "lowers the Gaussian ACE" in text
-    assert ", but so does the control, which ends at 0.0210, not decidedly higher or lower (+0.0010" in text
-    assert "; AP rises by 0.0200 ±" in text
-    assert "due to" not in text
-    better = sentence(scored(before=(0.06, 0.7), poks=(0.04, 0.7), oks=(0.02, 0.7)))
-    assert ", but the framework's own loss does so even more: the control ends at 0.0200, 0.0200 ±" in better
+    assert re.search(r"control reaches 0.0210, not significantly different \(\+0.0010", text)
+    assert "not shown to be due to pOKS" in text
+    assert "AP rises by 0.0200 ±" in text
+    better = outcome(scored(before=(0.06, 0.7), poks=(0.04, 0.7), oks=(0.02, 0.7)))
+    assert re.search("control reaches 0.0200, 0.0200 ± .* below pOKS.* not due to pOKS", better)
 
 
 def test_improved_but_the_control_is_between() -> None:
-    text = sentence(scored(before=(0.06, 0.7), poks=(0.052, 0.7), oks=(0.056, 0.7)))
-    assert ", but not decidedly more than the control, which ends at 0.0560, not decidedly" in text
+    text = outcome(scored(before=(0.06, 0.7), poks=(0.052, 0.7), oks=(0.056, 0.7)))
+    assert re.search("control reaches 0.0560.* not shown to be due to pOKS", text)
 
 
-def test_worse_is_said_too() -> None:
-    text = sentence(scored(before=(0.02, 0.7), poks=(0.06, 0.7), oks=(0.02, 0.7)))
+def test_a_worse_result() -> None:
+    text = outcome(scored(before=(0.02, 0.7), poks=(0.06, 0.7), oks=(0.02, 0.7)))
     assert "raises the Gaussian ACE from 0.0200 to 0.0600 (+0.0400" in text
-    assert ", due to pOKS" in text
+    assert "is due to pOKS" in text
 
 
-def test_not_decided() -> None:
-    text = sentence(scored(before=(0.06, 0.7), poks=(0.059, 0.7), oks=(0.06, 0.7)))
-    assert text.startswith("That fine-tuning with pOKS changes the Gaussian ACE is not decided (0.0600 before, 0.0590")
+def test_no_significant_change() -> None:
+    text = outcome(scored(before=(0.06, 0.7), poks=(0.059, 0.7), oks=(0.06, 0.7)))
+    assert re.search(r"pOKS does not significantly change .*0.0600 before, 0.0590 after", text)
     assert "due to" not in text
-    assert "; the control ends at 0.0600, not decidedly higher or lower (" in text
-    assert "; a change in AP is not decided (" in text
+    assert "control reaches 0.0600, not significantly different (" in text
+    assert "AP does not change significantly (" in text
 
 
 @pytest.mark.parametrize("loss", ["poks", "oks"])
 def test_no_control(loss: str) -> None:
     bases = {"before": (0.06, 0.7), loss: (0.02, 0.68)}
-    text = sentence(scored(**bases))
+    text = outcome(scored(**bases))
     assert "lowers the Gaussian ACE" in text
-    assert ("without a control it is open" in text) == (loss == "poks")
-    assert "the control" not in text
+    assert ("Without a control" in text) == (loss == "poks")
+    assert "The control" not in text
 
 
-def test_what_cannot_be_drawn_again_is_not_decided() -> None:
+def test_a_single_draw_is_not_significant() -> None:
     made = scored(before=(0.06, 0.7), poks=(0.02, 0.7))
     for one in made.values():
         one.draws["ap"] = one.draws["ap"][:1]
-    assert "a change in AP is not decided" in sentence(made)
+    assert "AP does not change significantly" in outcome(made)
 
 
 def test_table_holds_every_shown_metric_and_bold_is_decided() -> None:

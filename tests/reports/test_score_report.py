@@ -1,4 +1,4 @@
-"""The page is whole, inert and right: nothing from outside, nothing from names run, the best marked."""
+"""The page is complete, inert and right: no external resources, no code from names, the best values marked."""
 
 from __future__ import annotations
 
@@ -148,7 +148,10 @@ def test_page_reads_without_script() -> None:
     scores = replace(scores, calibration=replace(scores.calibration, source="5 folds"))
     text = render_report(scores, title="Run 7").split("<script")[0]
     assert "<h1>Run 7</h1>" in text
-    assert "1,234 images, 5,678 matched instances, 9,999 keypoints. Calibration: 5 folds." in text
+    summary = re.search(r'class="summary">([^<]*)', text)
+    assert summary
+    for words in ("1,234 images", "5,678 detections", "0.5", "9,999 labelled keypoints", "5 folds"):
+        assert words in summary[1]
     assert "given predictions" in text
 
 

@@ -1,1 +1,1 @@
-"""What people look at: pages, charts, tables and pictures."""
+"""Reports: html pages, charts, tables and pictures."""

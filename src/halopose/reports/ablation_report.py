@@ -1,7 +1,4 @@
-"""Ablation results for readers: a markdown text, a flat csv, and a page that needs nothing but a browser.
-
-In: the results of ``studies.ablation.ablate``. Out: strings.
-"""
+"""Reports of an ablation study: markdown, csv and a self-contained html page."""
 
 from __future__ import annotations
 
@@ -33,13 +30,13 @@ COLUMNS = {
     "pruned.student_t.nll": ("NLL, Student-t", "After pruning"),
 }
 REGIMES = {"gaussian": "Gaussian", "student_t": "Student-t"}
-_KINDS = ("gaussian", "uncalibrated")  # colours of the default and of what it is compared with
+_KINDS = ("gaussian", "uncalibrated")  # colours of the default and of the row compared with it
 _CSV_FIELDS = ("estimate", "low", "high", "difference", "difference_low", "difference_high")
 
 
 @dataclass(frozen=True)
 class AblationCell:
-    """A metric of a row as text, and its difference to the default; ``significant`` if its interval excludes zero."""
+    """A metric of a row and its difference to the default as text; ``significant`` if the interval excludes zero."""
 
     value: str
     margin: str
@@ -68,10 +65,10 @@ def _named(results: Sequence[AblationResult], name: str) -> AblationResult | Non
 
 
 def evidence(judged: JudgedFinding) -> list[str]:
-    """A finding's parts in words, each with its difference and interval."""
+    """Evidence for a finding: each part with its difference, interval and verdict."""
     return [
         f"{part.text}: {signed(part.difference)} ({part.verdict}"
-        + (f"; another seed moves it by {number(abs(part.by_seed), 4)})" if part.by_seed is not None else ")")
+        + (f"; another seed changes it by {number(abs(part.by_seed), 4)})" if part.by_seed is not None else ")")
         for part in judged.parts
     ]
 
@@ -86,7 +83,7 @@ class PaperTable:
 
 
 def summaries(results: Sequence[AblationResult]) -> list[PaperTable]:
-    """What pruning changes, how scalarisations rank, what threshold rules keep (paper, tables 2, 4 and 5)."""
+    """Effect of pruning, of the scalarisation and of the threshold rule (tables 2, 4 and 5 of the paper)."""
     found = {result.name: result for result in results}
     if DEFAULT not in found:
         return []
@@ -124,7 +121,7 @@ def _pruned(result: AblationResult, regime: str, title: str) -> list[str]:
 
 
 def _values(result: AblationResult, metrics: Sequence[str]) -> list[str]:
-    """Each with half of its interval."""
+    """Metrics as text, each with half the width of its interval."""
     return [
         f"{number(result.estimate[metric], digits)} ± {number(result.margin(metric), digits)}"
         for metric, digits in ((metric, digits_of(metric)) for metric in metrics)
@@ -132,17 +129,18 @@ def _values(result: AblationResult, metrics: Sequence[str]) -> list[str]:
 
 
 def notes(results: Sequence[AblationResult]) -> list[str]:
-    """What a reader must know to read the numbers."""
+    """Notes on data and intervals."""
     counts = results[0].counts
     lines = [
-        f"{counts['images']} evaluation images, {counts['keypoints']} keypoints, all rows on the same.",
-        "± is half a 95 % interval by bootstrap over images; differences are to the default and paired: both "
-        "rows on the same resampled images. Of twenty intervals one misses by chance.",
+        f"All rows are evaluated on the same {counts['images']} images with {counts['keypoints']} keypoints of "
+        "detections that match an annotated object with OKS >= 0.5.",
+        "± is half the width of a 95 % interval by bootstrap over images. Differences to the default are paired: both "
+        "rows use the same resampled images. On average one of twenty intervals misses the true value.",
     ]
     if _named(results, OTHER_SEED) is not None:
         lines.append(
-            "These intervals are for the choice of images, not for the chance in training: what another seed "
-            "alone changes is in the last row."
+            "The intervals cover the choice of images, not the variation due to training. "
+            "The last row shows the effect of another seed."
         )
     return lines
 
@@ -180,7 +178,7 @@ def _markdown_table(head: list[str], rows: list[list[str]], align: str = "--:") 
 
 
 def to_csv(results: Sequence[AblationResult]) -> str:
-    """A line per row and metric, all metrics."""
+    """One line per row and metric."""
     default = _named(results, DEFAULT)
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")

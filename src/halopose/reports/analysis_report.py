@@ -1,7 +1,4 @@
-"""The analysis of residuals as one html page that needs nothing but a browser.
-
-In: the content of analysis.json, as analysed or as read back. Out: the page's text.
-"""
+"""Self-contained html page of a residual analysis, from the content of analysis.json."""
 
 from __future__ import annotations
 
@@ -21,14 +18,15 @@ def render_analysis(result: dict[str, Any], title: str = "Residuals before heads
     """The page (html) of an analysis."""
     missing = [key for key in _NEEDED if key not in result]
     if missing:
-        raise HaloposeError(f"this is not the content of an analysis: {missing[0]} is missing")
+        raise HaloposeError(f"not the content of an analysis: {missing[0]} is missing")
     result = rounded(result)
     return page(
         "analysis.html",
         title=title,
         summary=(
-            f"{result['images']:,} images, {result['matched_instances']:,} matched instances, "
-            f"{result['keypoints']:,} keypoints, {result['assigned_cells']:,} cells assigned in training."
+            f"{result['images']:,} images, {result['matched_instances']:,} detections that match an annotated object "
+            f"with OKS >= {result['settings']['oks_threshold']:g}, {result['keypoints']:,} labelled keypoints, "
+            f"{result['assigned_cells']:,} cells assigned in training."
         ),
         advice=result["recommendations"],
         survival=[_survival(result["tails"][kind], label) for kind, label in _TAILS.items()],
@@ -45,7 +43,7 @@ def render_analysis(result: dict[str, Any], title: str = "Residuals before heads
     )
 
 
-_TAILS = {"constant": "One spread per keypoint", "binned": "Spread explained by bins"}
+_TAILS = {"constant": "One scale per keypoint", "binned": "Scale by bins"}
 _WEIGHTS = (("alpha", 1), ("effective", 2), ("distance", 3), ("effective_scaled", 2), ("distance_scaled", 3))
 
 
@@ -59,20 +57,22 @@ def _survival(tail: dict[str, Any], title: str) -> Plot:
             ("Student-t", "student_t", "student_t"),
         )
     ]
-    x, y = Axis.log("radius in deviations", 0.1, 30), Axis.log("share of residuals beyond", 1e-5, 1)
+    x, y = Axis.log("radius in standard deviations", 0.1, 30), Axis.log("share of residuals beyond", 1e-5, 1)
     return Plot(title, x, y, curves)
 
 
 def _dependence(tables: dict[str, dict[str, Any]]) -> list[Plot]:
-    """All to one scale."""
+    """Bar charts with a common y axis."""
     largest = max(value for table in tables.values() for value in table["normalized"] if value is not None)
-    y = Axis.linear("relative spread", 0, 1.05 * largest)
+    y = Axis.linear("relative scale", 0, 1.05 * largest)
     return [_bins(name, table, y) for name, table in tables.items()]
 
 
 def _bins(name: str, table: dict[str, Any], y: Axis) -> Plot:
     names = [f"{float(f'{edge:.2g}'):g}" for edge in table["edges"]]
-    x = Axis.of_bins(_BIN_LABELS[name], len(names) - (name != "level"), names)  # a level is a bin by itself
+    x = Axis.of_bins(
+        _BIN_LABELS[name], len(names) - (name != "level"), names
+    )  # levels are named bins, others have edges
     bars = [(k - 0.4, k + 0.4, value) for k, value in enumerate(table["normalized"]) if value is not None]
     return Plot(f"{name.capitalize()}: {table['normalized_ratio']:.1f}-fold", x, y, bars=bars)
 
@@ -103,12 +103,12 @@ def _downweighting(found: dict[str, Any]) -> Plot:
     edges, share = found["histogram"]["edges"], found["histogram"]["share"]
     heights = np.array(share, dtype=float) / max(*share, 1e-12)
     bars = list(zip(edges[:-1], edges[1:], heights.tolist(), strict=True))
-    x, y = Axis.linear("u = |r| / (s κ)", 0, 5), Axis.linear("weight left, w(u)", 0, 1.05)
+    x, y = Axis.linear("u = |r| / (s κ)", 0, 5), Axis.linear("weight w(u)", 0, 1.05)
     return Plot("Downweighting", x, y, curves, bars)
 
 
 def _keypoint_rows(result: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Name and figures of each keypoint: count, nu twice, gain, ratio, correlation, correlation with the limb."""
+    """Name and values of each keypoint: count, nu twice, gain, ratio, correlation, correlation along the limb."""
     constant, binned = result["tails"]["constant"], result["tails"]["binned"]
     image, limb = result["shape"]["image"], result["shape"].get("limb")
     rows = []
@@ -127,7 +127,7 @@ def _starred(frame: dict[str, Any], name: str, k: int) -> str:
 
 
 def _correlation_rows(result: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Name and, for each other keypoint, text and background of the correlation; only the lower triangle."""
+    """Name, and text and background colour of the correlation with each keypoint before it."""
     rows = []
     for k, (name, row) in enumerate(
         zip(result["keypoint_names"], result["keypoint_correlation"]["matrix"], strict=True)
@@ -157,11 +157,11 @@ def _strongest(result: dict[str, Any]) -> str:
 
 
 def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures that stand beside the advice."""
+    """Key figures beside the recommendations."""
     binned, found = result["tails"]["binned"], result["downweighting"]
     return [
-        ("Median ν, spread explained", freedom(binned["nu_median"])),
-        ("Beyond 3 deviations", f"{100 * binned['beyond_3']['empirical']:.1f}\N{NO-BREAK SPACE}%"),
-        ("All but ignored by OKS", f"{100 * found['ignored_share']:.1f}\N{NO-BREAK SPACE}%"),
-        ("Their part of the squared error", f"{100 * found['ignored_energy']:.0f}\N{NO-BREAK SPACE}%"),
+        ("Median ν, scale by bins", freedom(binned["nu_median"])),
+        ("Beyond 3 standard deviations", f"{100 * binned['beyond_3']['empirical']:.1f}\N{NO-BREAK SPACE}%"),
+        ("Weight under OKS below 0.1", f"{100 * found['ignored_share']:.1f}\N{NO-BREAK SPACE}%"),
+        ("Their share of the squared error", f"{100 * found['ignored_energy']:.0f}\N{NO-BREAK SPACE}%"),
     ]

@@ -1,7 +1,4 @@
-"""Example pictures where the truth is known: residual lines and NLL, before and after pruning.
-
-In: a predictor and an annotated image. Out: the picture, or None where nothing matches.
-"""
+"""Example pictures of annotated images: residual lines and NLL, before and after pruning."""
 
 from __future__ import annotations
 
@@ -22,9 +19,15 @@ from halopose.types import Array
 
 
 def draw_example(model: Predictor, record: Record, **options: Any) -> Array | None:
-    """Matched detections of one image, all keypoints on the left, those kept on the right.
+    """Draw the matched detections of one image, with all keypoints on the left and the kept ones on the right.
 
-    options: of ``UncertainPose.predict``.
+    Args:
+        model: the predictor.
+        record: the annotated image.
+        options: options of ``Predictor.predict``.
+
+    Returns:
+        The picture, or None if no detection matches or the image cannot be read.
     """
     try:
         image, objects = record.read()

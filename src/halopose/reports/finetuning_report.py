@@ -1,7 +1,4 @@
-"""What fine-tuning did to a base, as one html page that needs nothing but a browser.
-
-In: the scores of ``studies.finetuning_study.finetune``. Out: the page's text.
-"""
+"""Self-contained html page that compares a fine-tuned base model with the original and a control."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def render_finetuning(scores: dict[str, BaseModelScores], title: str) -> str:
         "finetune.html",
         title=title,
         summary=" ".join(_about(scores)),
-        lead=sentence(scores),
+        lead=outcome(scores),
         bases=[_capital(name) for name in scores],
         pairs=[" − ".join(_LOSSES[name] for name in pair.split(" - ")) for pair in differences(scores)],
         rows=table(scores),
@@ -35,9 +32,9 @@ def render_finetuning(scores: dict[str, BaseModelScores], title: str) -> str:
 
 
 def _about(scores: dict[str, BaseModelScores]) -> list[str]:
-    lines = [f"The base before, and fine-tuned with {_LOSSES[_tuned(scores)]}."]
+    lines = [f"The base model before and after fine-tuning with {_LOSSES[_tuned(scores)]}."]
     if "poks" in scores and "oks" in scores:
-        lines.append("The control is tuned alike with the framework's own loss, OKS.")
+        lines.append("The control is fine-tuned in the same way with the framework's own loss, OKS.")
     return lines
 
 
@@ -45,59 +42,60 @@ def _tuned(scores: dict[str, BaseModelScores]) -> str:
     return "poks" if "poks" in scores else "oks"
 
 
-def sentence(scores: dict[str, BaseModelScores]) -> str:
-    """What happened to the Gaussian ACE, whether pOKS did it, and what it costs in AP."""
+def outcome(scores: dict[str, BaseModelScores]) -> str:
+    """Sentences on the change of the Gaussian ACE, its cause, and the change in AP."""
     tuned = _tuned(scores)
     change = scores[tuned].minus(scores["before"], _ACE)
-    return f"{_change(scores, tuned, change)}{_cause(scores, tuned, change)}; {_price(scores, tuned)}."
+    sentences = [_change(scores, tuned, change), *_cause(scores, tuned, change), *_accuracy(scores, tuned)]
+    return " ".join(sentences)
 
 
 def _change(scores: dict[str, BaseModelScores], tuned: str, change: Difference) -> str:
     first, last = (number(scores[name].estimate[_ACE], 4) for name in ("before", tuned))
     if not change.significant:
         return (
-            f"That fine-tuning with {_LOSSES[tuned]} changes the Gaussian ACE is not decided "
-            f"({first} before, {last} after: {signed(change)})"
+            f"Fine-tuning with {_LOSSES[tuned]} does not significantly change the Gaussian ACE "
+            f"({first} before, {last} after: {signed(change)})."
         )
     verb = "lowers" if change.value < 0 else "raises"
-    return f"Fine-tuning with {_LOSSES[tuned]} {verb} the Gaussian ACE from {first} to {last} ({signed(change)})"
+    return f"Fine-tuning with {_LOSSES[tuned]} {verb} the Gaussian ACE from {first} to {last} ({signed(change)})."
 
 
-def _cause(scores: dict[str, BaseModelScores], tuned: str, change: Difference) -> str:
-    """By the control, which was trained as long on the same images: what it does too is not due to the loss."""
+def _cause(scores: dict[str, BaseModelScores], tuned: str, change: Difference) -> list[str]:
+    """Attribution of the change by the control, which was trained equally long on the same images."""
     if tuned != "poks":
-        return ""
+        return []
     if "oks" not in scores:
-        return (
-            ", and without a control it is open whether pOKS or longer training does it" if change.significant else ""
-        )
+        return ["Without a control the cause is unknown: pOKS or longer training."] if change.significant else []
     drift = scores["oks"].minus(scores["before"], _ACE)
     rest = scores["oks"].minus(scores["poks"], _ACE)
-    end = f"ends at {number(scores['oks'].estimate[_ACE], 4)}, {_beside(rest, 'higher', 'lower')}"
-    if not change.significant:
-        return f"; the control {end}"
-    along = drift.significant and drift.value * change.value > 0
-    if rest.significant and rest.value * change.value > 0:
-        return f", but the framework's own loss does so even more: the control {end}"
-    if rest.significant:
-        return f", {'in part due' if along else 'due'} to pOKS: the control {end}"
-    return f", but {'so does' if along else 'not decidedly more than'} the control, which {end}"
+    sentences = [f"The control reaches {number(scores['oks'].estimate[_ACE], 4)}, {_compared(rest)} pOKS."]
+    if change.significant:
+        also = drift.significant and drift.value * change.value > 0
+        if not rest.significant:
+            cause = "not shown to be due to pOKS"
+        elif rest.value * change.value > 0:
+            cause = "not due to pOKS: the framework's own loss has a larger effect"
+        else:
+            cause = "partly due to pOKS" if also else "due to pOKS"
+        sentences.append(f"The change is {cause}.")
+    return sentences
 
 
-def _price(scores: dict[str, BaseModelScores], tuned: str) -> str:
-    price = scores[tuned].minus(scores["before"], "ap")
-    text = f"a change in AP is not decided ({signed(price)})"
-    if price.significant:
-        text = f"AP {'falls' if price.value < 0 else 'rises'} by {_size(price)}"
-    if tuned == "oks" or "oks" not in scores:
-        return text
-    return f"{text}, and is {_beside(scores[tuned].minus(scores['oks'], 'ap'), 'above', 'below')} the control"
+def _accuracy(scores: dict[str, BaseModelScores], tuned: str) -> list[str]:
+    change = scores[tuned].minus(scores["before"], "ap")
+    sentences = [f"AP does not change significantly ({signed(change)})."]
+    if change.significant:
+        sentences = [f"AP {'falls' if change.value < 0 else 'rises'} by {_size(change)}."]
+    if tuned == "poks" and "oks" in scores:
+        sentences.append(f"It is {_compared(scores[tuned].minus(scores['oks'], 'ap'))} the control.")
+    return sentences
 
 
-def _beside(difference: Difference, above: str, below: str) -> str:
+def _compared(difference: Difference) -> str:
     if not difference.significant:
-        return f"not decidedly {above} or {below} ({signed(difference)})"
-    return f"{_size(difference)} {above if difference.value > 0 else below}"
+        return f"not significantly different ({signed(difference)}) from"
+    return f"{_size(difference)} {'above' if difference.value > 0 else 'below'}"
 
 
 def _size(difference: Difference) -> str:
@@ -105,7 +103,7 @@ def _size(difference: Difference) -> str:
 
 
 def table(scores: dict[str, BaseModelScores]) -> list[tuple[str, list[tuple[str, str]], list[tuple[str, bool]]]]:
-    """Of each metric its name, value and margin of each base, and each paired difference and if it is decided."""
+    """Name of each metric, value and margin by model, and paired differences with their significance."""
     between = differences(scores)
     rows = []
     for metric, name in REPORT_METRICS.items():
@@ -129,15 +127,15 @@ def to_text(scores: dict[str, BaseModelScores]) -> str:
 
 
 def coverage_plots(scores: dict[str, BaseModelScores]) -> list[Plot]:
-    """Empirical less nominal coverage by regime, jointly and along each axis; all to one scale."""
-    shown = slice(2, None, 4)  # of 99 levels, up to the last
+    """Empirical minus nominal coverage by regime, joint and along each axis, with a common y axis."""
+    shown = slice(2, None, 4)  # every fourth of the 99 levels, with the last
     errors = {
         (regime, axis): [np.asarray(one.coverage[regime][axis])[shown] - LEVELS[shown] for one in scores.values()]
         for regime in _REGIMES
         for axis in AXES
     }
-    every = np.array(list(errors.values()))
-    low, high = (1.05 * float(edge) for edge in (np.nanmin(every, initial=-0.01), np.nanmax(every, initial=0.01)))
+    values = np.array(list(errors.values()))
+    low, high = (1.05 * float(edge) for edge in (np.nanmin(values, initial=-0.01), np.nanmax(values, initial=0.01)))
     x, y = Axis.linear("nominal", 0, 1), Axis.linear("empirical − nominal coverage", low, high)
     plots = []
     for (regime, axis), drawn in errors.items():

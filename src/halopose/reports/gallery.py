@@ -1,7 +1,4 @@
-"""A page of pictures that lie beside it, with links to other pages; in the style of all pages.
-
-In: parts with text, a link and pictures. Out: html.
-"""
+"""Html page with sections of text, links and pictures; the picture files are beside the page."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from halopose.reports.html import page
 
 @dataclass(frozen=True)
 class GallerySection:
-    """A section: pictures are (address, caption)."""
+    """A section with pictures (address, caption) and an optional link."""
 
     title: str
     text: str
@@ -23,5 +20,5 @@ class GallerySection:
 
 
 def render_gallery(title: str, summary: str, parts: Sequence[GallerySection]) -> str:
-    """The whole page."""
+    """The page (html)."""
     return page("gallery.html", title=title, summary=summary, parts=parts)

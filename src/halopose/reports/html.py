@@ -1,7 +1,4 @@
-"""What html pages share: numbers as text, and templates filled in so that a browser needs nothing else.
-
-In: numbers, differences, the content of a template. Out: text.
-"""
+"""Shared parts of html reports: formatting of numbers, and self-contained pages from templates."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from halopose.evaluation.bootstrap import Difference
 
 
 def number(value: float | None, digits: int) -> str:
-    """With so many decimals and a true minus, but for zero; a dash where there is none."""
+    """A number with this many decimals and a minus sign; a dash if it is unknown. Zero has no sign."""
     if value is None or not math.isfinite(value):
         return "–"
     text = f"{value:.{digits}f}"
@@ -26,17 +23,17 @@ def number(value: float | None, digits: int) -> str:
 
 
 def freedom(dof: float | None, digits: int = 1) -> str:
-    """Degrees of freedom; of a Student-t that is a Gaussian they are without bound."""
+    """Degrees of freedom; infinite at the upper bound of the fit, where a Student-t is a Gaussian."""
     return "∞" if dof is not None and dof >= NU_MAX else number(dof, digits)
 
 
 def digits_of(metric: str) -> int:
-    """Decimals of a metric, by its name in metrics.json: the same on every page and in the terminal."""
+    """Decimals of a metric by its name in metrics.json, on pages and in the terminal."""
     return 3 if metric.endswith(("nll", "kept_fraction", "skill")) else 4
 
 
 def percent(share: float | None) -> str:
-    """A share with one decimal, a dash where there is none; 0 and 100 only where it is nothing or all."""
+    """A share in per cent with one decimal; 0 and 100 without, only if exact. A dash if it is unknown."""
     if share is None or not math.isfinite(share):
         return "–"
     if share in (0, 1):
@@ -45,7 +42,7 @@ def percent(share: float | None) -> str:
 
 
 def signed(difference: Difference, digits: int = 4) -> str:
-    """With sign and margin; what is compared may also agree to the last bit."""
+    """A difference with sign and margin; "same" if both values are identical."""
     if not difference.value and not difference.margin:
         return "same"
     sign = "+" if difference.value > 0 else ""
@@ -53,7 +50,7 @@ def signed(difference: Difference, digits: int = 4) -> str:
 
 
 def page(template: str, **content: Any) -> str:
-    """A template of the package with its content, escaped."""
+    """Fill in a template of the package; the content is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("halopose.reports"),
         autoescape=True,
@@ -62,17 +59,17 @@ def page(template: str, **content: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     text = environment.get_template(template).render(css=asset("report.css"), **content)
-    # A name may hold half of a surrogate pair, which a utf-8 file cannot.
+    # A name may contain half of a surrogate pair, which utf-8 cannot encode.
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def asset(name: str) -> Markup:
-    """A style sheet or script of the package, as it is."""
+    """A style sheet or script of the package, without escaping."""
     return Markup((resources.files("halopose.reports") / "templates" / name).read_text(encoding="utf-8"))
 
 
 def embedded(content: Any) -> Markup:
-    """Json that cannot end its script element: ascii only, and no character that html looks for."""
+    """Json that cannot end its script element: ascii only, with <, > and & escaped."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,6 +1,6 @@
-"""Plots for html pages; templates/chart.html draws them as SVG, without scripts.
+"""Plots of html pages, drawn as SVG by templates/chart.html without scripts.
 
-In: values in units of their own. Out: shares of a plot's sides, with the texts of its axes.
+Values are converted to positions between 0 and 1 along the axes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Axis:
-    """From low to high. names: texts of the ticks that are more than their numbers; such have no grid."""
+    """An axis.
+
+    Attributes:
+        label: text of the axis.
+        low: value at the start.
+        high: value at the end.
+        ticks: values of the ticks.
+        names: texts of the ticks if they are not numbers; such an axis has no grid.
+        logarithmic: whether the scale is logarithmic.
+    """
 
     label: str
     low: float
@@ -30,22 +39,22 @@ class Axis:
 
     @classmethod
     def linear(cls, label: str, low: float, high: float) -> Axis:
-        """With round ticks."""
+        """A linear axis with round ticks."""
         return cls(label, low, high, linear_ticks(low, high))
 
     @classmethod
     def log(cls, label: str, low: float, high: float) -> Axis:
-        """With ticks even in the logarithm, or nearly."""
+        """A logarithmic axis."""
         return cls(label, low, high, decade_ticks(low, high), logarithmic=True)
 
     @classmethod
     def of_bins(cls, label: str, count: int, names: Sequence[str]) -> Axis:
-        """Bins at 0, 1, ... with a name each; one name more than bins is for their edges."""
+        """Bins at 0, 1, ...; ``names`` of the bins, or of their edges if there is one more."""
         start = -0.5 if len(names) > count else 0.0
         return cls(label, -0.5, count - 0.5, [start + number for number in range(len(names))], names)
 
     def share(self, values: ArrayLike) -> Array:
-        """How far along the axis, 0 at its low end and 1 at its high one; not finite where nowhere."""
+        """Positions along the axis: 0 at its start, 1 at its end, not finite for values that have no position."""
         found, ends = np.asarray(values, dtype=float), np.array([self.low, self.high])
         if self.logarithmic:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -53,16 +62,23 @@ class Axis:
         return np.asarray((found - ends[0]) / (ends[1] - ends[0]))
 
     def marks(self) -> list[tuple[float, str]]:
-        """Share and text of each tick."""
+        """Position and text of each tick."""
         texts = self.names or [tick_text(tick) for tick in self.ticks]
         return list(zip(self.share(self.ticks).tolist(), texts, strict=True))
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through x, y (n,) with, if given, an interval at each point; ``kind`` picks its colour.
+    """A line.
 
-    Without a label it is not in the legend. marked: each point has a mark.
+    Attributes:
+        label: text in the legend; empty for none.
+        kind: name of the colour.
+        x: (n,) x values.
+        y: (n,) y values.
+        low: (n,) lower ends of intervals.
+        high: (n,) upper ends of intervals.
+        marked: whether each point has a mark.
     """
 
     label: str
@@ -76,7 +92,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves over bars; a bar is left and right in x, and height in y."""
+    """Curves and bars; a bar is (left, right, height)."""
 
     title: str
     x: Axis
@@ -85,31 +101,31 @@ class Plot:
     bars: Sequence[tuple[float, float, float]] = ()
 
     def keys(self) -> list[tuple[str, str]]:
-        """Kind and label of every curve that the legend names."""
+        """Kind and label of every curve in the legend."""
         return [(curve.kind, curve.label) for curve in self.curves if curve.label]
 
     def line(self, curve: Curve) -> list[list[float]]:
-        """Shares (x, y) of the line, cut at the frame; over what is not a number it goes straight on."""
+        """Positions (x, y) of the line, clipped to the frame. Points that are not finite are skipped."""
         points = self._points(curve)
         return clipped(points[np.isfinite(points).all(1)]).tolist()
 
     def dots(self, curve: Curve) -> list[list[float]]:
-        """Shares (x, y) of the marks in the frame."""
+        """Positions (x, y) of the marks inside the frame."""
         points = self._points(curve)
         return points[_framed(points)].tolist() if curve.marked else []
 
     def intervals(self, curve: Curve) -> list[list[float]]:
-        """Shares (x, low, high) of the intervals, cut at the frame."""
+        """Positions (x, low, high) of the intervals, clipped to the frame."""
         if curve.low is None or curve.high is None:
             return []
         points = self._points(curve)
         ends = [self.y.share(curve.low), self.y.share(curve.high)]
-        # Below a logarithmic axis is minus infinity; of what has no interval there is nothing to draw.
+        # The position of 0 on a logarithmic axis is minus infinity. A point without an interval is NaN.
         drawn = _framed(points) & ~np.isnan(ends).any(0)
         return np.column_stack([points[:, 0], *np.clip(ends, 0, 1)])[drawn].tolist()
 
     def columns(self) -> list[list[float]]:
-        """Shares (left, right, height) of the bars, cut at the frame."""
+        """Positions (left, right, height) of the bars, clipped to the frame."""
         sides = np.reshape(np.array(self.bars, dtype=float), (-1, 3))
         shares = np.column_stack([self.x.share(sides[:, :2]), self.y.share(sides[:, 2])])
         return np.clip(shares[np.isfinite(shares).all(1)], 0, 1).tolist()
@@ -119,17 +135,17 @@ class Plot:
 
 
 def _framed(points: Array) -> Array:
-    slack = 1e-9  # of a value on the border
+    slack = 1e-9  # for values on the border
     return np.asarray(((points >= -slack) & (points <= 1 + slack)).all(1))
 
 
 def clipped(points: Array) -> Array:
-    """A line (n, 2) cut at the unit square; where it leaves and returns over one side, along that side."""
+    """Clip a line (n, 2) to the unit square. Between leaving and entering, the result runs along the border."""
     for axis, sign, offset in ((0, 1, 0), (0, -1, 1), (1, 1, 0), (1, -1, 1)):
         depth = sign * points[:, axis] + offset
         (last,) = np.nonzero((depth[:-1] < 0) != (depth[1:] < 0))
-        way = depth[last] / (depth[last] - depth[last + 1])
-        crossing = points[last] + way[:, None] * (points[last + 1] - points[last])
+        fraction = depth[last] / (depth[last] - depth[last + 1])
+        crossing = points[last] + fraction[:, None] * (points[last + 1] - points[last])
         crossing[:, axis] = (1 - sign) // 2
         inside = np.insert(depth >= 0, last + 1, True)
         points = np.insert(points, last + 1, crossing, axis=0)[inside]
@@ -137,7 +153,7 @@ def clipped(points: Array) -> Array:
 
 
 def linear_ticks(low: float, high: float) -> list[float]:
-    """Three to seven round numbers from low to high."""
+    """Three to seven round numbers between low and high."""
     least = (high - low) / 6 * 0.999
     power = 10.0 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least)
@@ -146,7 +162,7 @@ def linear_ticks(low: float, high: float) -> list[float]:
 
 
 def decade_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten between two positive numbers, with some between them if they are few."""
+    """Powers of ten between two positive numbers, with intermediate ticks if there are few."""
     decades = math.log10(high / low)
     factors = (1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3.5 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -156,7 +172,7 @@ def decade_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float) -> str:
-    """Short; very small and very large numbers as powers of ten."""
+    """Short text of a number; very small and very large numbers as powers of ten."""
     if not value or 1e-3 <= abs(value) < 1e5:
         return f"{value:g}".replace("-", "−")
     factor, power = f"{value:.3e}".split("e")

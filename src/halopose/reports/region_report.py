@@ -1,7 +1,4 @@
-"""Regions, the joint law and alarms in the report: tables, and the correlation drawn on a skeleton.
-
-In: ``Scores``. Out: rows of texts, and a picture's points and links in shares of its width.
-"""
+"""Regions, joint distribution and alarms in the report: tables, and the correlation drawn on a skeleton."""
 
 from __future__ import annotations
 
@@ -9,14 +6,13 @@ import math
 from dataclasses import dataclass
 
 from halopose.calibration.calibrate import DISTRIBUTIONS
-from halopose.evaluation.region_scores import ALARM_RATES, REGION_LEVELS
 from halopose.evaluation.scores import Scores
 from halopose.keypoints import COCO_NAMES
 from halopose.reports.html import number
 
-_WEAK = 0.15  # correlations below are not drawn
+_WEAK = 0.15  # weaker correlations are not drawn
 _HEIGHT = 1.5
-# A person who faces the viewer, with a head large enough to see it.
+# A person facing the viewer, with an enlarged head.
 _PERSON = (
     (50, 20), (59, 10), (41, 10), (69, 15), (31, 15), (68, 40), (32, 40), (78, 63), (22, 63), (84, 85), (16, 85),
     (61, 87), (39, 87), (64, 115), (36, 115), (66, 143), (34, 143),
@@ -47,7 +43,7 @@ class Skeleton:
 
 
 def region_rows(scores: Scores) -> list[tuple[str, list[tuple[str, str]], str]]:
-    """Name, held share with its margin at every level, and count: overall, whole objects, scales, keypoints."""
+    """Name, coverage with its margin at every level, and count: overall, whole objects, object scales, keypoints."""
     if scores.regions is None:
         return []
     found = scores.regions
@@ -59,25 +55,25 @@ def region_rows(scores: Scores) -> list[tuple[str, list[tuple[str, str]], str]]:
 
 
 def _cells(shares: tuple[float, ...], margins: tuple[float, ...]) -> list[tuple[str, str]]:
-    """In per cent, each with what it is uncertain by."""
+    """Shares in per cent, each with its margin."""
     return [
         (number(100 * share, 1), f"± {number(100 * margin, 1)}" if math.isfinite(margin) else "")
         for share, margin in zip(shares, margins, strict=True)
     ]
 
 
-def before_keypoints(scores: Scores) -> int:
-    """How many of ``region_rows`` come before those of single keypoints."""
+def rows_before_keypoints(scores: Scores) -> int:
+    """Number of ``region_rows`` before those of single keypoints."""
     return 0 if scores.regions is None else 3 + sum(one.count > 0 for one in scores.regions.per_scale.values())
 
 
-def sizes(scores: Scores) -> list[str]:
-    """Median radius of a keypoint's region in pixels, by level."""
+def region_sizes(scores: Scores) -> list[str]:
+    """Median radius of the keypoint regions in pixels, by level."""
     return [] if scores.regions is None else [number(size, 1) for size in scores.regions.size]
 
 
 def joint_rows(scores: Scores) -> list[tuple[str, str, str, str]]:
-    """Law, NLL of independent keypoints, joint NLL, and the gain with its margin."""
+    """Distribution, NLL of independent keypoints, joint NLL, and the gain with its margin."""
     if scores.joint is None:
         return []
     return [
@@ -92,16 +88,16 @@ def joint_rows(scores: Scores) -> list[tuple[str, str, str, str]]:
 
 
 def alarm_rows(scores: Scores) -> list[tuple[str, list[tuple[str, str]], str]]:
-    """Name, share flagged with its standard error at every rate, and count: detections, then images."""
+    """Name, share flagged with its standard error at every rate, and count, for detections and images."""
     if scores.novelty is None:
         return []
     found = scores.novelty
-    groups = [(f"Detections, confidence {found.confidence:g}", found.detections), ("Images", found.images)]
+    groups = [(f"Detections, confidence >= {found.confidence:g}", found.detections), ("Images", found.images)]
     return [(name, _cells(one.share, one.error), f"{one.count:,}") for name, one in groups]
 
 
 def held_rows(scores: Scores) -> list[tuple[str, list[str]]]:
-    """What 95 % ellipses of detections hold that are not flagged at every rate, and that are."""
+    """Coverage of the 95 % ellipses at every rate, over detections that are not flagged and that are."""
     if scores.novelty is None:
         return []
     groups = {"Not flagged": scores.novelty.held_kept, "Flagged": scores.novelty.held_flagged}
@@ -130,11 +126,8 @@ def skeletons(scores: Scores) -> list[Skeleton]:
 
 
 def _places(names: tuple[str, ...]) -> tuple[list[tuple[float, float]], float]:
-    """Where keypoints stand, x and y over the width, and the height: persons as they are, others in a ring."""
+    """Positions of the keypoints and height of the picture, over its width: a person, or a circle."""
     if names == COCO_NAMES:
         return [(x / 100, y / 100) for x, y in _PERSON], _HEIGHT
     turns = [math.pi * (0.75 - 2 * k / len(names)) for k in range(len(names))]
     return [(0.5 + 0.4 * math.cos(turn), 0.5 + 0.4 * math.sin(turn)) for turn in turns], 1.0
-
-
-LEVELS, RATES = REGION_LEVELS, ALARM_RATES

@@ -1,7 +1,4 @@
-"""A page that shows a scene in space: persons with the ellipsoids of their keypoints, and the cameras.
-
-In: a ``ReconstructedScene``. Out: one html file that needs nothing else.
-"""
+"""Self-contained html page of a reconstructed scene: persons with the ellipsoids of their keypoints, and cameras."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from halopose.multiview.scene import ReconstructedScene
 from halopose.reports.html import asset, embedded, page
 from halopose.types import Array
 
-_MOST_FRAMES = 600  # that a page carries; of longer scenes every so many
+_MAX_FRAMES = 600  # frames on a page; longer scenes are subsampled
 
 
 def render_reconstruction(scene: ReconstructedScene, title: str = "Scene") -> str:
-    """The page of a scene."""
-    step = max(1, -(-scene.frames // _MOST_FRAMES))
+    """The page (html) of a scene."""
+    step = max(1, -(-scene.frames // _MAX_FRAMES))
     known = [person.place[np.isfinite(person.place).all(-1)] for person in scene.persons]
-    every = np.concatenate(known) if known else np.zeros((1, 3))
+    points = np.concatenate(known) if known else np.zeros((1, 3))
     content = {
         "persons": [_person(person.identity, person.frames, person, step) for person in scene.persons],
         "cameras": [_camera(view.name, view.position, view.rotation) for view in scene.views],
@@ -28,18 +25,18 @@ def render_reconstruction(scene: ReconstructedScene, title: str = "Scene") -> st
         "names": scene.layout.names,
         "frames": list(range(0, scene.frames, step)),
         "rate": scene.rate / step,
-        "centre": np.median(every, axis=0).round(3).tolist(),
+        "centre": np.median(points, axis=0).round(3).tolist(),
     }
     count = len(scene.persons)
     summary = (
         f"{count} {'person' if count == 1 else 'persons'} in {scene.frames} frames by {len(scene.views)} cameras. "
-        "Ellipses hold each keypoint with 95 % probability, as seen from where you look."
+        "Each ellipse contains its keypoint with 95 % probability, in the current view."
     )
     return page("scene.html", title=title, summary=summary, data=embedded(content), script=asset("scene.js"))
 
 
 def _person(identity: int, frames: Array, person: Any, step: int) -> dict[str, Any]:
-    """Keypoints and covariances in millimetres by frame; null where unknown."""
+    """Keypoints and covariances in millimetres by frame; null if unknown."""
     rows = {}
     for n, frame in enumerate(frames.astype(int).tolist()):
         if frame % step:

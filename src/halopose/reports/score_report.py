@@ -1,7 +1,6 @@
-"""The report: one html page that needs nothing but a browser, not even a network.
+"""Self-contained html report of an evaluation.
 
-In: ``Scores``, as evaluated or as read back. Out: the page's text, with verdict and tables in the html itself and
-the plots drawn by its script from the metrics embedded in it.
+Verdict and tables are in the html. A script draws the plots from the embedded metrics.
 """
 
 from __future__ import annotations
@@ -13,21 +12,30 @@ from typing import Any
 import numpy as np
 
 from halopose.calibration.calibrate import DISTRIBUTIONS
+from halopose.evaluation.region_scores import ALARM_RATES, REGION_LEVELS
 from halopose.evaluation.scores import METRICS, DistributionScores, Interval, PrunedScores, Scores
-from halopose.reports import region_report
 from halopose.reports.html import asset, digits_of, embedded, freedom, number, page, percent
+from halopose.reports.region_report import (
+    alarm_rows,
+    held_rows,
+    joint_rows,
+    region_rows,
+    region_sizes,
+    rows_before_keypoints,
+    skeletons,
+)
 from halopose.reports.score_text import TITLES
 from halopose.reports.verdict import coverage_at, verdict
 from halopose.types import Array
 from halopose.uncertainty.regions import CONDITION
 
-_DIGITS = 5  # what a plot can show; keeps the page small
+_DIGITS = 5  # significant digits in the page, enough for plots
 _HIGHER_IS_BETTER = ("akp",)
 
 
 @dataclass(frozen=True)
 class ScoreCell:
-    """A number of the main table as shown, its bootstrap interval, and whether it is the row's best."""
+    """A number of the main table as text, its bootstrap interval, and whether it is the best of its row."""
 
     text: str
     interval: str
@@ -50,15 +58,15 @@ def render_report(scores: Scores, title: str = "Pose uncertainty report") -> str
         baselines=_baselines(scores),
         pruning=_pruning_table(scores),
         condition=CONDITION,
-        region_levels=region_report.LEVELS,
-        regions=region_report.region_rows(scores),
-        region_cut=region_report.before_keypoints(scores),
-        region_sizes=region_report.sizes(scores),
-        joint=region_report.joint_rows(scores),
-        skeletons=region_report.skeletons(scores),
-        alarm_rates=region_report.RATES,
-        alarms=region_report.alarm_rows(scores),
-        alarms_held=region_report.held_rows(scores),
+        region_levels=REGION_LEVELS,
+        regions=region_rows(scores),
+        region_cut=rows_before_keypoints(scores),
+        region_sizes=region_sizes(scores),
+        joint=joint_rows(scores),
+        skeletons=skeletons(scores),
+        alarm_rates=ALARM_RATES,
+        alarms=alarm_rows(scores),
+        alarms_held=held_rows(scores),
         settings=_settings(scores),
         moments=_moments(scores),
         parameters=_parameters(scores),
@@ -66,7 +74,7 @@ def render_report(scores: Scores, title: str = "Pose uncertainty report") -> str
 
 
 def rounded(content: Any) -> Any:
-    """Plain json content: numbers at five significant digits; NaN and infinity become null."""
+    """Json content with numbers at five significant digits; NaN and infinity become null."""
     if isinstance(content, dict):
         return {str(key): rounded(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
@@ -79,13 +87,16 @@ def rounded(content: Any) -> Any:
 
 
 def _summary(scores: Scores) -> str:
-    counts = f"{scores.images:,} images, {scores.matched_instances:,} matched instances, "
     source = scores.calibration.source
-    return f"{counts}{scores.keypoints:,} keypoints." + (f" Calibration: {source}." if source else "")
+    return (
+        f"{scores.images:,} images, {scores.matched_instances:,} detections that match an annotated object with "
+        f"OKS >= {scores.settings['oks_threshold']:g}, {scores.keypoints:,} labelled keypoints."
+        + (f" Calibration: {source}." if source else "")
+    )
 
 
 def main_table(scores: Scores) -> list[tuple[str, list[ScoreCell]]]:
-    """Label and cells of each metric: the laws over all keypoints, then the laws after pruning."""
+    """Label and cells of each metric: the distributions over all keypoints, then after pruning."""
     return [
         (
             TITLES[key],
@@ -96,7 +107,7 @@ def main_table(scores: Scores) -> list[tuple[str, list[ScoreCell]]]:
 
 
 def _cells(part: Scores | PrunedScores, key: str, decimals: int) -> list[ScoreCell]:
-    """One metric by law; laws that read the same as the best are best too."""
+    """One metric by distribution; all values with the same text as the best are marked as best."""
     distributions: list[DistributionScores] = [part.distribution(name) for name in DISTRIBUTIONS]
     values = [distribution.metric(key) for distribution in distributions]
     known = [value for value in values if math.isfinite(value)]
@@ -116,7 +127,7 @@ def _interval(ends: Interval | None, decimals: int) -> str:
 
 
 def _baselines(scores: Scores) -> list[tuple[str, str, str]]:
-    """What AKP is compared with: label, value, interval."""
+    """References for AKP: label, value, interval."""
     keys = {
         "akp_random": "AKP of a random ranking",
         "akp_visibility": "AKP of the visibility score",
@@ -129,7 +140,7 @@ def _baselines(scores: Scores) -> list[tuple[str, str, str]]:
 
 
 def _pruning_table(scores: Scores) -> list[tuple[str, str, str]]:
-    """Ways to prune: name, share kept, share of those that are reliable."""
+    """Pruning rules: name, share kept, share of the kept keypoints that are reliable."""
     return [(rule.name, percent(rule.kept_fraction), percent(rule.reliability)) for rule in scores.pruned.rules]
 
 
@@ -147,7 +158,7 @@ def _setting(value: Any) -> str:
 
 
 def _moments(scores: Scores) -> list[tuple[str, list[tuple[str, list[list[str]]]]]]:
-    """Second moments by part of the data: what the residuals have, then what each law predicts."""
+    """Second moments of the residuals and of each distribution, before and after pruning."""
     result = []
     for label, part in (("All keypoints", scores), ("After pruning", scores.pruned)):
         matrices = [("Residuals", part.distribution("uncalibrated").curves.moments_empirical)]
@@ -161,7 +172,7 @@ def _matrix(matrix: Array) -> list[list[str]]:
 
 
 def _parameters(scores: Scores) -> list[tuple[str, list[str]]]:
-    """Median calibration parameters (tau, nu, tau of the Student-t) by keypoint."""
+    """Calibration parameters by keypoint: tau of the Gaussian, nu and tau of the Student-t; medians over folds."""
     calibration = scores.calibration
     columns = ((calibration.tau, number), (calibration.nu, freedom), (calibration.tau_t, number))
     return [

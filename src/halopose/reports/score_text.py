@@ -1,7 +1,4 @@
-"""Scores as text: a table for the terminal and a flat csv.
-
-In: ``Scores``. Out: strings.
-"""
+"""Scores as text: a table for the terminal, and csv."""
 
 from __future__ import annotations
 
@@ -24,10 +21,11 @@ _DISTRIBUTIONS = DISTRIBUTIONS | {"uncalibrated": "as given"}
 
 
 def to_text(scores: Scores) -> str:
-    """The three laws side by side, before and after pruning, and the ranking."""
+    """Table of the three distributions before and after pruning, ranking, pruning and alarms."""
     pruned = scores.pruned
     lines = [
-        f"{scores.matched_instances} matched instances, {scores.keypoints} keypoints, {scores.images} images",
+        f"{scores.matched_instances} matched instances, {scores.keypoints} keypoints, {scores.images} images "
+        f"(matched: OKS >= {scores.settings['oks_threshold']:g})",
         f"{'':10}" + "".join(f"{_DISTRIBUTIONS[name]:>22}" for name in DISTRIBUTIONS),
         f"{'':10}" + f"{'all':>13}{'pruned':>9}" * len(DISTRIBUTIONS),
     ]
@@ -47,17 +45,17 @@ def to_text(scores: Scores) -> str:
     lines.append(f"pruning keeps {percent(pruned.kept_fraction)} of keypoints")
     for rule in pruned.rules:
         kept, correct = percent(rule.kept_fraction), percent(rule.reliability)
-        lines.append(f"  {rule.name:24}keeps {kept:>7}, {correct:>7} of those reliable")
+        lines.append(f"  {rule.name:24}keeps {kept:>7}, {correct:>7} of them reliable")
     if scores.novelty is not None:
         at = ALARM_RATES.index(ALARM)
         parts = ((name, getattr(scores.novelty, name)) for name in ("detections", "images"))
         shares = (f"{percent(one.share[at])} ± {percent(one.error[at])} of {name}" for name, one in parts)
-        lines.append(f"novelty at {ALARM} % flags {' and '.join(shares)}")
+        lines.append(f"out-of-distribution alarms at {ALARM} %: {' and '.join(shares)}")
     return "\n".join(lines)
 
 
 def to_csv(scores: Scores) -> str:
-    """One row per law, pruning and group: overall, each keypoint, each scale."""
+    """Csv with one row per distribution, pruning and group (overall, keypoint or object scale)."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["regime", "pruned", "group", "name", "count", *METRICS])

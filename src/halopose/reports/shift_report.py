@@ -1,7 +1,4 @@
-"""What a shift does to stated uncertainty, as one html page that needs nothing but a browser, and as text.
-
-In: a ``Shift``. Out: the page's text, and a table for the terminal.
-"""
+"""Reports of a shift study: a self-contained html page, and a markdown table."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from halopose.reports.plots import Axis, Curve, Plot
 from halopose.studies.shift_study import CLEAN, ShiftResult, ShiftStep, SignalAuroc
 
 HEAD = ("", "detections", "in 95 %", "not flagged", "ACE", "not flagged", "AKP", "error, px", "sigma, px",
-        "alarms", "images", "wrong", "not flagged")  # fmt: skip
+        "flagged", "images flagged", "wrong", "not flagged")  # fmt: skip
 
 
 def table(shift: ShiftResult) -> list[list[str]]:
-    """A row of texts per step, in the order of ``HEAD``."""
+    """One row of texts per step, in the order of ``HEAD``."""
     return [
         [
             _name(row),
@@ -36,7 +33,7 @@ def table(shift: ShiftResult) -> list[list[str]]:
 
 
 def to_text(shift: ShiftResult) -> str:
-    """The table as markdown, and how well each signal ranks."""
+    """The table as markdown, and the AUROC of each signal."""
     lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     lines += [f"| {' | '.join(row)} |" for row in table(shift)]
     lines += ["", *(ranking_text(one) for one in shift.rankings)]
@@ -44,7 +41,7 @@ def to_text(shift: ShiftResult) -> str:
 
 
 def ranking_text(one: SignalAuroc) -> str:
-    """AUROC of one signal in words."""
+    """AUROC of one signal with its interval."""
     ends = f"{number(one.low, 3)} to {number(one.high, 3)}"
     return f"{one.group}: AUROC of the {one.signal} {number(one.auroc, 3)} ({ends})"
 
@@ -58,7 +55,7 @@ def render_shift(shift: ShiftResult, title: str) -> str:
     return page(
         "shift.html",
         title=title,
-        summary=f"Detections of confidence {shift.conf:g} and more; alarms at {100 * shift.alarm:g} %.",
+        summary=f"Detections with confidence >= {shift.conf:g}. Nominal false-alarm rate {100 * shift.alarm:g} %.",
         head=HEAD,
         rows=table(shift),
         rankings=[

@@ -1,5 +1,5 @@
 "use strict";
-// Plays the stills of a film; without it the first of them is shown.
+// Plays the frames of a film; without scripts the first frame is shown.
 (() => {
   const film = JSON.parse(document.getElementById("stills").textContent);
   const stills = film.stills.map((source) => Object.assign(new Image(), { src: source }));
@@ -15,7 +15,7 @@
   async function show(number) {
     const turn = asked += 1;
     await stills[number].decode();
-    if (turn !== asked) return;  // another was asked for meanwhile
+    if (turn !== asked) return;  // a later frame was requested meanwhile
     for (const { image, canvas, context } of layers) {
       context.drawImage(stills[number], 0, 0, canvas.width, canvas.height);
       if (image.isConnected) image.replaceWith(canvas);

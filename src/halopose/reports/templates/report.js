@@ -1,5 +1,5 @@
 "use strict";
-// Draws the plots from the metrics embedded in the page. Text from the data only ever becomes a text node.
+// Draws the plots from the metrics embedded in the page. Text from the data is inserted as text nodes only.
 (() => {
   const metrics = JSON.parse(document.getElementById("metrics").textContent);
   const LABELS = { uncalibrated: "Uncalibrated", gaussian: "Gaussian", student_t: "Student-t" };
@@ -39,7 +39,7 @@
   };
   const plainName = (name) => name.replaceAll("_", " ");
 
-  // --- scales: {map, ticks}; `shape` bends the axis ---------------------------------------------------
+  // --- scales: {map, ticks}; `shape` is the transform of the axis ---------------------------------------------------
   const SHAPES = { linear: (v) => v, log: Math.log, asinh: Math.asinh };
   function scale(shape, low, high, from, to) {
     const bend = SHAPES[shape];
@@ -103,7 +103,7 @@
       layer.append(svg("line", { class: "ideal", x1: x(low), y1: y(low), x2: x(high), y2: y(high) }));
     }
     const series = spec.series.map((one) => ({ ...one, points: pairs(one, x, y) })).filter((one) => one.points.length);
-    // Calibrations that agree lie on each other: dashes go above the solid line, small marks above large ones.
+    // Equal calibrations overlap: dashes are drawn above solid lines, small marks above large ones.
     for (const one of [...series].reverse()) {
       if (spec.line !== false) layer.append(svg("path", { class: `line ${one.regime}`, "stroke-dasharray": DASHES[one.regime], d: pathOf(one.points) }));
     }
@@ -200,8 +200,8 @@
     const side = (label) => ({ shape: "linear", range: [0, 1], ticks: [0, 0.25, 0.5, 0.75, 1], format: (v) => 100 * v, label });
     return {
       title: axis === "joint" ? "Joint: ellipse" : `${axis}: interval`, series, diagonal: true, start: 94,
-      x: { ...side("nominal, %"), read: (v) => `${percent(v, 0)} region holds` },
-      y: { ...side("holds, %"), read: (v) => percent(v) },
+      x: { ...side("nominal, %"), read: (v) => `${percent(v, 0)} region contains` },
+      y: { ...side("coverage, %"), read: (v) => percent(v) },
     };
   }
 
@@ -209,7 +209,7 @@
     const root = (values) => (values || []).map((value) => (known(value) && value > 0 ? Math.sqrt(value) : null));
     const of = (regime) => (curves(regime).variance || {})[axis] || {};
     const make = (list) => list.map((regime) => ({ regime, xs: root(of(regime).predicted), ys: root(of(regime).empirical) }));
-    // The range is that of all regimes, so that it stays put when one is hidden.
+    // The range covers all regimes, so that it does not change when one is hidden.
     const values = make(REGIMES).flatMap((one) => [...one.xs, ...one.ys]).filter(known);
     const limits = values.length ? [Math.min(...values) / 1.15, Math.max(...values) * 1.15] : [0.1, 10];
     const side = (label) => ({ shape: "log", range: limits, ticks: decadeTicks(limits[0], limits[1], false), format: signif, label });
@@ -237,7 +237,7 @@
     const side = (label) => ({ shape: "asinh", range: limits, ticks: decadeTicks(limits[0], limits[1], true), format: signif, label });
     return {
       title: axis === "joint" ? "Joint: distance" : `${axis}: standardised`, series: make(regimes()), diagonal: true, marks: 1.7, line: false,
-      x: { ...side("quantile of the law"), read: (v) => `law ${signif(v)}, residuals` },
+      x: { ...side("quantile of the distribution"), read: (v) => `expected ${signif(v)}, residuals` },
       y: { ...side("quantile of the residuals"), read: signif },
     };
   }
@@ -262,7 +262,7 @@
       const value = (row) => (known(row.values[0]) ? sign * row.values[0] : Infinity);
       rows.sort((a, b) => value(a) - value(b) || 0);
     }
-    // Zero means something for errors only: NLL and AKP are points on their own range.
+    // Bars start at zero for errors only; NLL and AKP are points on their own range.
     const asBars = state.metric === "ace" || state.metric === "ence";
     const every = labels.flatMap((name) => REGIMES.map((regime) => at(regime, name)));
     const limits = asBars ? [0, Math.max(...every.filter(known), 1e-6) * 1.04] : range(every, 0.06);
@@ -339,18 +339,18 @@
   function heatCell(value, count) {
     if (!known(value)) return html("td", { class: "few", title: "no samples" }, "·");
     const points = 100 * value - 95;
-    // Square root: a few points off must show beside a cell that is wildly off.
+    // Square root, so that small deviations are visible beside large ones.
     const strength = Math.min(Math.sqrt(Math.abs(points) / 25), 1) * 0.72;
     const text = (points > 0 ? "+" : "") + minus(points.toFixed(1));
     const style = `background:color-mix(in srgb, var(--${points < 0 ? "over" : "under"}) ${(100 * strength).toFixed(1)}%, transparent)`;
-    return html("td", { class: count < 100 ? "few" : null, style, title: `holds ${percent(value)} of ${count} keypoints` }, text);
+    return html("td", { class: count < 100 ? "few" : null, style, title: `contains ${percent(value)} of ${count} keypoints` }, text);
   }
 
   // --- pruning ----------------------------------------------------------------------------------------
   function pruningPlots() {
     const curve = metrics.pruning_curve || {};
     const kept = curve.kept || [];
-    // The mean over a handful of keypoints is noise that would set the scale.
+    // The mean over few keypoints is too noisy to set the scale.
     const settled = (values) => (values || []).filter((_, i) => kept[i] >= 0.03 || kept.length < 20);
     const chosen = metrics.pruned.kept_fraction;
     const xAxis = { shape: "linear", range: [0, 1], ticks: [0, 0.25, 0.5, 0.75, 1], format: (v) => 100 * v, label: "kept, %", read: (v) => `${percent(v, 0)} kept` };
@@ -378,7 +378,7 @@
       byId("pruning-readout").replaceChildren("Keep ", bold(percent(kept[i], 0)), ": ", bold(percent(curve.reliability[i])), " reliable, NLL ",
         bold(fixed(curve.nll[i], 3)), ", threshold ", bold(signif(curve.threshold[i])));
       slider.setAttribute("aria-valuetext", `${percent(kept[i], 0)} kept`);
-      // A curve may lack a point; the other plot still follows.
+      // A curve may lack a point.
       shows.forEach((show, which) => { if (known([curve.reliability, curve.nll][which][i])) show(indexAmongKnown([curve.reliability, curve.nll][which], i)); });
     };
     slider.oninput = read;
@@ -403,7 +403,7 @@
     for (const regime of REGIMES) {
       const button = html("button", { type: "button", "aria-pressed": true }, key(regime), LABELS[regime]);
       button.addEventListener("click", () => {
-        // The last one stays: an empty plot says nothing.
+        // At least one stays on.
         if (state.on.has(regime) && state.on.size === 1) return;
         if (!state.on.delete(regime)) state.on.add(regime);
         button.setAttribute("aria-pressed", state.on.has(regime));
@@ -417,7 +417,7 @@
     const shown = names.map((name, k) => k).filter((k) => ((metrics.curves.gaussian || {}).qq_keypoints || {})[names[k]]);
     const select = byId("qq-keypoint");
     select.append(html("option", { value: -1 }, "all keypoints"), ...shown.map((k) => html("option", { value: k }, plainName(names[k]))));
-    // Start with the keypoint worst calibrated: there the laws differ most, and all three can be shown.
+    // Start with the worst calibrated keypoint: the distributions differ most there, and all three can be shown.
     state.keypoint = shown.reduce((worst, k) => (worst < 0 || ace(names[k]) > ace(names[worst]) ? k : worst), -1);
     select.value = state.keypoint;
     select.addEventListener("change", () => { state.keypoint = Number(select.value); drawQq(); });

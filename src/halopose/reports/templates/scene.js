@@ -1,5 +1,5 @@
 "use strict";
-// A scene seen from far away (orthographic), so that a covariance projects to an ellipse exactly.
+// Orthographic view of a scene, in which a covariance projects to an ellipse exactly.
 (() => {
   const scene = JSON.parse(document.getElementById("scene").textContent);
   const canvas = document.getElementById("stage"), context = canvas.getContext("2d");
@@ -15,7 +15,7 @@
     return [[-sy, cy, 0], [-cy * sp, -sy * sp, cp], [cy * cp, sy * cp, sp]];  // right, up, towards the eye
   };
   const dot = (a, b) => a[0] * b[0] + a[1] * b[1] + a[2] * b[2];
-  let palette = {};  // of one drawing: the theme may change before the next
+  let palette = {};  // for one drawing; the theme may change before the next
   const colour = (name) => palette[name] ??= (canvas.style.color = `var(${name})`, getComputedStyle(canvas).color);
   const side = (name) => name.includes("left") ? "--student_t" : name.includes("right") ? "--uncalibrated" : "--gaussian";
 
