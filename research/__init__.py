@@ -1,1 +1,1 @@
-"""Experiments: long commands whose figures stand in docs/results.md. None of them is a test."""
+"""Commands that produce the figures in docs/. README.md maps every figure to its command. None of them is a test."""

@@ -1,13 +1,14 @@
-"""What a second look at a frame's own resolution brings to a camera of 1920 x 1152 pixels, from 2 to 6 km.
+"""Region-of-interest refinement on frames of 1920 x 1152 pixels at distances from 2 to 6 km.
 
     python -m research.closer_look --scenes 100
 
-Scenes of seeds of their own, in all weathers of training. Every frame is looked at once, shrunk to the detector's
-input; again in a part at its own resolution, where the first look found the runway; and again where a filter
-expects it that knows the position to 30 m and the attitude as an IRS does, errors of that size included.
-`--before BASE HEADS` looks once with another detector. Prints how often the runway landed on is found, the error
-of its corners in pixels of the frame, how many of them lie in their 95 % ellipses, and the error of the distance
-with the attitude known (`solve_position`), with intervals of resampled scenes.
+Uses scenes with separate seeds, in all weathers of training. Three detections are compared: on the frame at the
+detector's input size; on a crop at full resolution around the first detection; and on a crop around the position that
+a filter predicts, with 30 m of position error and the attitude error of an IRS. `--before BASE HEADS` uses another
+detector for the first.
+
+Prints the share of runways found, the corner error in frame pixels, the share of corners in their 95 % ellipses, and
+the distance error with known attitude (`solve_position`). Intervals resample scenes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from halopose.landing.world.scenes import TRAINING_WEATHERS, Scene, SceneSetting
 from halopose.poses import PoseDistributions
 from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
-from research.shipped_results import markdown
+from research.tables import markdown
 
 CAMERA = Camera.from_fov(1920, 1152, np.radians(30))
 LIMIT, DRAWS, SEED = 5.991, 2000, 8_000_000

@@ -1,8 +1,8 @@
-"""``make demo``: calibrated ellipses on photographs, a landing by camera, a report on data whose truth is known.
+"""``make demo``: ellipses on photographs, a landing by camera, and a report on data whose distribution is known.
 
     python -m research.demo -o demo
 
-The photographs come with the ultralytics package; YOLO11n-pose is fetched by ``halopose.hosts.model_zoo``.
+The photographs come with the ultralytics package. ``halopose.hosts.model_zoo`` fetches YOLO11n-pose.
 """
 
 from __future__ import annotations

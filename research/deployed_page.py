@@ -1,10 +1,10 @@
-"""The exported page in a real browser: time to the first ellipses, frames a second, parity with Python, pictures.
+"""The exported page in a real browser: time to the first ellipses, frames/s, parity with Python, screenshots.
 
     halopose export --web -o deployed
     pip install playwright        # and Chromium, from your system's packages
     python -m research.deployed_page deployed --chromium /usr/bin/chromium -o pages
 
-A film of a photograph that ships with ultralytics stands in for the camera.
+A film made of a photograph that comes with ultralytics replaces the camera.
 """
 
 from __future__ import annotations

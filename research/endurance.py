@@ -1,10 +1,10 @@
-"""A long run and a bad one: memory over many frames, and a folder in which some files are damaged.
+"""Memory over many frames, and a folder in which some files are damaged.
 
     python -m research.endurance
 
-Prints how many of 500 images, 5 of them damaged, end with a result, the exit code, and how the memory of the
-process grows over 2,000 frames of a film, for ``halopose predict`` and for ``UncertainPose.stream``. The model is
-the runway detector that ships, at a small input size: what could grow does not depend on it. Linux only.
+Prints how many of 500 images get a result when 5 of them are damaged, and the exit status. Then prints how the memory
+of the process grows over 2,000 frames of a film, for ``halopose predict`` and for ``UncertainPose.stream``. The model
+is the shipped runway detector at a small input size. Linux only.
 """
 
 from __future__ import annotations

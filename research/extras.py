@@ -1,10 +1,10 @@
-"""Each extra alone, in a virtual environment of its own: its commands work, others say in one line what they need.
+"""Test every optional dependency group alone: its commands work, other commands say in one line what is missing.
 
     python -m research.extras -o build/extras
     python -m research.extras -o build/extras --only onnx,ray
 
-Prints a table and fails where an answer is not the expected one. What is finished stands in ``results.json`` and
-is not tried again; every environment is deleted after use.
+Each extra gets a virtual environment, which is deleted afterwards. Prints a table and fails if an answer is not the
+expected one. Finished extras are kept in ``results.json`` and not tried again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures for the documentation, drawn with matplotlib from the ``Scores`` that ``evaluate`` returns."""
+"""Charts for the documentation, drawn with matplotlib from the ``Scores`` that ``evaluate`` returns."""
 
 from __future__ import annotations
 

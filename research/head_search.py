@@ -1,11 +1,11 @@
-"""What helps the heads that ship: one change at a time, judged on the val images that are there to choose by.
+"""Search settings of the shipped heads: change one at a time and score the change on the selection images.
 
     python -m research.head_search --data pose.yaml --extra extra.yaml --many many.yaml --work work/ -o s.md
 
-Heads train on ``IMAGES`` photographs at 640 unless a row says otherwise, and are scored on the choosing images of
-``shipped_data``, with calibrations cross-fitted over five folds of them; the evaluation images are never touched.
-Rows are compared with the first by the same bootstrap resamples of images. A rerun keeps finished rows. Skill over
-the number of photographs is drawn beside the table, and drawn on to all that train2017 has.
+Heads train on ``IMAGES`` photographs at 640 pixels unless a row says otherwise. They are scored on the selection
+images of ``shipped_data`` with calibrations cross-fitted over five folds; the evaluation images are not used. Every
+row is compared with the first by the same bootstrap resamples of images. A rerun keeps finished rows. A chart shows
+skill over the number of photographs, extrapolated to all of train2017.
 """
 
 from __future__ import annotations

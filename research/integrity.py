@@ -1,12 +1,14 @@
-"""Figures of docs/landing.md on integrity: alarms without a fault, single wrong corners, protection levels.
+"""Integrity figures of docs/landing.md: false alarms, single wrong corners, protection levels.
 
     python -m research.integrity
 
-Simulates frames of four corners with Gaussian noise and an attitude of 0.7 mrad on a three-degree approach (1,200
-px focal length, 2,500 by 45 m): 20,000 a cell without a fault, 2,000 with one corner off by 3 to 50 standard
-deviations in a random direction. Prints the rate of alarms over the stated one, what became of the wrong corners,
-the levels against alert limits (a Stanford diagram's regions, counted), the bias of runways that are not flat, and
-what side edges and threshold as lines add to corners.
+Simulates frames of four corners with Gaussian noise and an attitude error of 0.7 mrad on a three-degree approach. The
+focal length is 1,200 px, the runway 2,500 m by 45 m. A cell has 20,000 frames without a fault, or 2,000 frames with
+one corner off by 3 to 50 standard deviations in a random direction.
+
+Prints the measured over the stated alarm rate, the outcome of wrong corners, protection levels against alert limits
+(the regions of a Stanford diagram), the bias from runways that are not flat, and the gain from side edges and
+threshold as lines.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from halopose.geometry.pnp import solve_position
 from halopose.landing.requirements import REQUIREMENTS, count_stanford, path_axes
 from halopose.landing.runway import RUNWAY_EDGES, runway_corners
 from halopose.landing.settings import LandingSettings
-from research.shipped_results import markdown
+from research.tables import markdown
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = runway_corners(2500.0, 45.0)

@@ -3,11 +3,11 @@
     python -m research.kills --kills 20
     python -m research.kills --kills 4 --ranks 2
 
-With ``--ranks``: kill -9 of one rank of ``collect`` and of ``train`` under torchrun, and both run again; the store
-is compared with that of one process, the heads with those of as many ranks that nobody disturbed.
+With ``--ranks``, one process of ``collect`` and of ``train`` under torchrun is killed (kill -9), and both run again.
+The feature cache is compared with that of one process, and the heads with those of an undisturbed process group.
 
-The data are the two photographs that come with ultralytics, cut into views and labelled with the base's own
-predictions plus noise; nothing else is needed.
+The data are two photographs that come with ultralytics, cut into views and labelled with the base model's predictions
+plus noise.
 """
 
 from __future__ import annotations

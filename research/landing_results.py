@@ -1,10 +1,10 @@
-"""Figures of docs/landing.md: the shipped runway detector over approaches that nothing was trained on.
+"""Figures of docs/landing.md: the shipped runway detector over approaches that were not used in training.
 
     python -m research.landing_results --work work/ -o results/
 
-Flies approaches in every weather and prints the position error of weighted, unweighted and OpenCV's PnP,
-the consistency of vision and of the fused track with calibrated and uncalibrated covariances, and what fog does.
-Intervals are 95 %, by bootstrap over approaches. Sightings are kept in the work folder: a rerun is quick.
+Flies approaches in every weather. Prints the position error of weighted, unweighted and OpenCV's PnP, the consistency
+of vision and of the fused track with calibrated and uncalibrated covariances, and the effect of fog. Intervals are
+95 %, by bootstrap over approaches. Detections are kept in the work folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from halopose.poses import PoseDistributions
 from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.protocol import Protocol
 from halopose.types import Array
-from research.shipped_results import cell, markdown
+from research.tables import cell, markdown
 from research.vision_distribution import CornerErrorDistribution, corner_distribution, unit_errors
 
 RATE = 1.0

@@ -1,12 +1,12 @@
-"""Do covariances hold on film that nothing was fitted on? Four calibrated cameras, each predicted from the others.
+"""Covariances on film of four calibrated cameras: each camera is predicted from the three others.
 
     pip download --no-deps pose2sim==0.10.49 && unzip pose2sim-0.10.49-py3-none-any.whl -d pose2sim
     python -m research.multiview --data pose2sim/Pose2Sim -o build/multiview
 
-The demos of Pose2Sim (BSD-3-Clause) are not part of this repository: a person on a treadmill in 100 frames at 60
-Hz, face blurred; in the second demo another person is rendered into the films. Poses are predicted once and kept
-in the output. Errors of neighbouring frames are nearly the same, so intervals come from resampling series: one
-keypoint of one person in one camera is one series.
+The demos of Pose2Sim (BSD-3-Clause) are not part of this repository. The first shows a person on a treadmill in 100
+frames at 60 Hz, with a blurred face. In the second, another person is rendered into the films. Poses are predicted
+once and kept in the output folder. Errors of neighbouring frames are nearly equal, so intervals resample series; a
+series is one keypoint of one person in one camera.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Figures of docs/landing.md on faults: what the navigator does when sensors lie, alone and in pairs.
+"""Fault figures of docs/landing.md: the navigator under wrong sensors, one and two at a time.
 
     python -m research.navigation_faults --work work/
 
-Flies the last 6 km with IRS, GNSS, ILS, radio altimeter and vision (1 Hz; 4 % of the distance off along the line
-of sight and .2 % across, about half of it for 18 s), 20 seeds of each fault from the 40th
-second on, and 200 flights without a fault. Errors are held against the levels, five standard deviations of the
-position and of what it would be without any one source, and against five standard deviations of the overbound.
-Rows are kept in the work folder: a rerun goes on where it stopped.
+Flies the last 6 km with IRS, GNSS, ILS, radio altimeter and vision at 1 Hz. Vision errs by 4 % of the distance along
+the line of sight and 0.2 % across; half of the error lasts for 18 s. Every fault begins in the 40th second and is
+flown with 20 seeds; 200 flights have no fault.
+
+Errors are compared with the protection levels, with five standard deviations of the position with and without each
+source, and with five standard deviations of the overbound. A rerun keeps finished rows in the work folder.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from halopose.landing.navigation.sensors import (
 )
 from halopose.landing.requirements import path_axes
 from halopose.landing.world.approach import fly
-from research.shipped_results import markdown
+from research.tables import markdown
 
 START = 40.0  # seconds, of every fault
 STEP = 0.5  # seconds between the instants looked at

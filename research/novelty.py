@@ -1,10 +1,10 @@
-"""Figures of docs/novelty.md for runways: what a gate fitted on generic corruptions does in fog, and its rivals.
+"""Out-of-distribution figures of docs/novelty.md for runways: the gate in fog, and other methods.
 
     python -m research.novelty --work work/
 
-Tests the runway heads that ship on scenes of other seeds: fog, every weather that novelty was calibrated on, and
-land without a runway. What is drawn and collected stays in the work folder, which may be that of
-``research.runway_heads``, from whose scenes rivals have their thresholds: a rerun is quick.
+Tests the shipped runway heads on scenes of other seeds: fog, every weather of the calibration, and land without a
+runway. The gate was fitted on generic corruptions. Scenes and feature caches stay in the work folder, which may be
+that of ``research.runway_heads``: other methods get their thresholds from its calibration scenes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from halopose.types import Array, Progress, named
 from research.novelty_rivals import CONFIDENCES, passes_cost, rival_table, seen_again, wrong
 from research.runway_heads import PLAIN as PLAIN_SCENES
 from research.runway_heads import calibration_scenes, calibration_store, drawn
-from research.shipped_results import markdown
+from research.tables import markdown
 
 COUNTS = {"fog": 200, "bare": 80}
 OF_WEATHER = 100

@@ -1,7 +1,7 @@
-"""What else could tell foggy detections from usual ones: rivals of the gate, all on the same detections.
+"""Other methods that could tell detections in fog from usual ones, all on the same detections.
 
-In: rows of fog, of the weathers of training, of calibration scenes, and of training scenes with their copies. Out:
-a table, every rival with its threshold at 95 % of the calibration detections, and with its cost.
+Every method is a row of a table, with its threshold at 95 % of the calibration detections and its cost. The inputs are
+detections in fog, in the weathers of training, in calibration scenes, and in training scenes with corrupted copies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from halopose.studies.shift_study import auroc
 from halopose.types import Array, Progress
 from halopose.uncertainty.novelty import COMPONENTS, Novelty, combined_distance
 from research.rivals import VIEWS, augmented, seen, spread
-from research.shipped_results import markdown
+from research.tables import markdown
 
 CONFIDENCES = (0.25, 0.7)
 SETS = ("fog", *TRAINING_WEATHERS, "val")

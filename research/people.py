@@ -1,8 +1,8 @@
-"""The picture that the README opens with: two people, and where their keypoints are believed to be.
+"""Draw the picture of the README: two people and the ellipses of their keypoints.
 
     python -m research.people -o docs/images/people.jpg
 
-The photographs are in the public domain (examples/photographs/README.md); the model is YOLO11n-pose as published.
+The photographs are in the public domain (examples/photographs/README.md). The model is the published YOLO11n-pose.
 """
 
 from __future__ import annotations

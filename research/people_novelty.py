@@ -1,9 +1,10 @@
-"""Novelty for the heads that ship, on COCO persons: false alarms, a ladder of corruptions, and what ranks errors.
+"""Fit and test the out-of-distribution model of the shipped heads on COCO persons.
 
     python -m research.people_novelty --data coco-pose/data.yaml --work work/ -o heads.safetensors
 
-Fits novelty on training photographs and corrupted copies of them. Every figure is of the evaluation images of
-``shipped_data``, under calibrations and p-values from the choosing images; what is written has p-values from both.
+The model is fitted on training photographs and corrupted copies of them. Prints false-alarm rates, flagged shares for
+corruptions of increasing strength, and how well scores rank errors. Every figure is of the evaluation images of
+``shipped_data``, with calibrations and p-values from the selection images. The written artifact has p-values from both.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from halopose.types import Array
 from research.novelty import flagged_cells
 from research.shipped_data import arguments, load_splits
 from research.shipped_heads import SETTINGS
-from research.shipped_results import markdown
+from research.tables import markdown
 
 COPIED = 580  # training photographs that are corrupted
 LADDER = 150  # evaluation images on the ladder

@@ -1,15 +1,15 @@
-"""What the runway detector and its heads are worth on real cockpit frames, and what 40 frames of adaptation bring.
+"""Figures of docs/landing.md: the runway detector and its heads on real cockpit frames.
 
     python -m research.real_footage --data runway-real -o results/
 
-The data are a folder with `runway_keypoints.json`, COCO keypoints whose images also say their `sequence`, and
-`images/`. Prints, for each sequence, how often the runway is found at confidence .5, how far its corners are off,
-and how many of them lie in their 95 % ellipses: as shipped, and calibrated on 40 frames of the other sequence,
-without and with means (`halopose calibrate`, with and without `--offset`), and on the first 40 frames of the same
-sequence. Neighbouring frames show nearly the same picture, so that they are no independent samples: intervals come
-from resampling blocks of ten consecutive frames, and even those are of one approach. What is unlike the
-data by novelty (`--alarm`) and widened for it (`--widen`) stands beside. Two controls: frames whose
-runway is painted over, where nothing should be found, and mirrored ones.
+The data folder holds `images/` and `runway_keypoints.json`, COCO keypoints whose images also name their `sequence`.
+Prints for each sequence the share of runways found at confidence 0.5, the corner error, and the share of corners in
+their 95 % ellipses. Heads are used as shipped; calibrated on 40 frames of the other sequence, with and without means
+(`halopose calibrate --offset`); and calibrated on the first 40 frames of the same sequence. Out-of-distribution flags
+(`--alarm`) and widened ellipses (`--widen`) are printed too.
+
+Neighbouring frames are nearly equal, so intervals resample blocks of ten consecutive frames. There are two controls:
+frames whose runway is painted over, and mirrored frames.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Figures of docs/regions.md: do regions hold, is the promise of pruning kept, and what does the joint law change.
+"""Figures of docs/regions.md: coverage of conformal regions, the guarantee of pruning, the joint distribution.
 
     python -m research.regions --data coco-pose/data.yaml --work work/ -o results/
 
-The shipped heads of YOLO11n-pose on val images that they were not trained on: calibrated anew on those that
-settings were chosen on, measured on the others. The shipped runway detector on 1,000 clear and hazy scenes
-of a seed of their own. Stores are kept in the work folder.
+Persons: the shipped heads of YOLO11n-pose on val images that they were not trained on, calibrated on the selection
+images and measured on the others. Runways: the shipped detector on 1,000 clear and hazy scenes with a separate seed.
+Feature caches are kept in the work folder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from halopose.types import Array
 from halopose.uncertainty.joint_distribution import JointDistribution, joint_covariance
 from halopose.uncertainty.pruning import risk_guarantee
 from halopose.uncertainty.whitening import whiten
-from research.shipped_results import markdown
+from research.tables import markdown
 
 PROTOCOL = Protocol(area="box", bootstrap=200)
 RULE = "risk:0.05@0.95"

@@ -1,7 +1,7 @@
-"""What a user without heads has: a constant covariance per keypoint, and test-time augmentation.
+"""Uncertainty without heads: a constant covariance per keypoint, and test-time augmentation.
 
-In: a host, annotated images, the detections of the frozen base. Out: covariances (N, K, 2, 2) in original pixels
-for the same detections, so that every rival is scored on the same residuals.
+Each method returns covariances (N, K, 2, 2) in original pixels for the same detections of the frozen base model, so
+that all methods are scored on the same residuals.
 """
 
 from __future__ import annotations

@@ -5,14 +5,16 @@
     python -m research.runway_detector --plan parallel --start runway.safetensors --work c/ -o more.safetensors
     python -m research.runway_detector --plan parts --start more.safetensors --work d/ -o footage.safetensors
 
-The first plan starts from YOLO11n-pose and trains with the framework's own trainer on clear, hazy, dusk and
-night scenes, about an hour on two cores. The second goes on from its result and made the detector that flies in
-simulation: scenes as real cameras record them beside, then parallel runways and land without one; four hours on
-one core. The third and the fourth made the one for real cameras: many more scenes, a third of them far away and
-most of these with a parallel runway; then parts of large pictures as well, and more of haze and dusk. Two runs of
-each go side by side, on scenes of their own, and weights are averaged with those that they began with; half an
-hour and three quarters on two cores. All print corner AP and pixel errors on scenes of other seeds, with fog
-beside. A rerun goes on after the last whole epoch.
+1. `plain` starts from YOLO11n-pose and trains with the framework's trainer on clear, hazy, dusk and night scenes.
+2. `footage` adds scenes as real cameras record them, then parallel runways and land without a runway. It made the
+   detector for simulated flights.
+3. `parallel` trains on many more scenes; a third of them are far away, and most of these have a parallel runway.
+4. `parts` adds parts of large pictures, and more haze and dusk. It made the detector for real cameras.
+
+Plans 3 and 4 train two runs in parallel on different scenes and average their weights with those of the start. Every
+plan prints corner AP and pixel errors on scenes of other seeds, and in fog. A rerun continues after the last whole
+epoch. On two cores plan 1 takes about one hour and plan 2 four hours.
+
 The result derives from an AGPL-3.0 checkpoint and stays under that licence.
 """
 

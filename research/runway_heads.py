@@ -1,16 +1,18 @@
-"""Make the runway heads that ship: for simulated flights or for real cameras, calibrated, with novelty.
+"""Train the shipped runway heads: for simulated flights or for real cameras, calibrated, with OOD model.
 
     python -m research.runway_heads --work work/ -o heads.safetensors
     python -m research.runway_heads --recorded --work other/ -o footage-heads.safetensors
 
-Heads for simulated flights learn from 1,800 scenes of the plain world and 1,200 of footage, novelty from copies
-of 300 plain ones. Drawing is cheap, so 1,600 further scenes of the plain world, in the four weathers of training,
-give temperatures, thresholds, regions and correlation by object scale, and the p-values of novelty. Those for real
-cameras, which have a detector of their own, learn from plain scenes, parts of large pictures and footage where
-pavement may begin before the threshold, with the loss of a Student-t, and are calibrated on 800 scenes of footage
-where it does so as often as at real airports; novelty is from copies of 900 plain ones. What is drawn and
-collected stays in the work folder: a rerun goes on where it stopped. The figures on each card are of scenes of its
-world that neither heads nor calibration have seen.
+Heads for simulated flights train on 1,800 plain scenes and 1,200 scenes of footage. Their out-of-distribution model is
+fitted on copies of 300 plain scenes. Another 1,600 plain scenes in the four weathers of training give temperatures,
+thresholds, regions, correlation by object scale, and p-values.
+
+Heads for real cameras (`--recorded`) have another detector. They train with a Student-t loss on plain scenes, parts of
+large pictures, and footage where pavement may begin before the threshold. They are calibrated on 800 scenes of
+footage where it does so as often as at real airports. Their out-of-distribution model uses copies of 900 plain scenes.
+
+The figures on each card are of scenes that neither heads nor calibration have seen. A rerun continues from the work
+folder.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The images behind the heads that ship: which train the heads, which choose the recipe, which are looked at once.
+"""The images behind the shipped heads: for training, for selecting settings, and for evaluation.
 
     python -m research.shipped_data --data pose.yaml --extra extra.yaml --many many.yaml --work work/
 
-Collects all of it, resuming what was begun. The first yaml has the splits train, train_small (256 px) and val; the
-second has further training photographs, the third tens of thousands more at 256 px. Heads train on no image of
-val. By a hash of its id a val image either helps to choose (two in five) or is scored once, at the end;
-calibrations are cross-fitted over all of them.
+Collects features of all of them; resumable. The first yaml has the splits train, train_small (256 px) and val. The
+second has further training photographs, the third tens of thousands more at 256 px. Heads train on no image of val. A
+hash of its id decides whether a val image is for selection (two in five) or for evaluation. Calibrations are
+cross-fitted over all val images.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Make the heads that ship with the package: YOLO11n-pose on COCO persons.
+"""Train the shipped heads of YOLO11n-pose on COCO persons.
 
     python -m research.shipped_heads --data a.yaml --extra b.yaml --many c.yaml --work w/ -o heads.safetensors
 
-The images are those of ``shipped_data``: heads train on none of val. Their bound is fitted on the choosing images,
-the artifact is calibrated on all of val. Its figures are of the evaluation images, each scored with what was
-fitted on the other folds of val.
-The settings come from research/head_search.py.
+The images are those of ``shipped_data``. The bound of the heads is fitted on the selection images, and the artifact is
+calibrated on all of val. Its figures are of the evaluation images, each scored with what was fitted on the other folds
+of val. The settings come from research/head_search.py.
 """
 
 from __future__ import annotations

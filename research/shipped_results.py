@@ -1,11 +1,10 @@
-"""The tables and figures of docs/results.md for the heads that ship, beside what a user has without them.
+"""Tables and figures of docs/results.md for the shipped heads, beside methods without heads.
 
     python -m research.shipped_results --data coco-pose/data.yaml --work work/ -o results/
 
-Every figure is of the evaluation images, each scored with calibrations fitted on the other folds of val; what
-rivals have to choose beside is chosen on the choosing images. Writes results.md (tables 1, 2, 4 and 5 of the
-paper, the rivals, figures per scale), figures as png, metrics.json and report.html. About fifteen minutes, nearly
-all of it for the rival that runs the base nine times.
+Every figure is of the evaluation images, each scored with calibrations fitted on the other folds of val. Settings of
+the other methods are chosen on the selection images. Writes results.md (tables 1, 2, 4 and 5 of the paper, other
+methods, figures per scale), figures as png, metrics.json and report.html. Takes about 15 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.files import write_text
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.metrics import expected_normalized_calibration_error, variance_bins
-from halopose.evaluation.scores import DistributionScores, MetricSummary, Scores
+from halopose.evaluation.scores import MetricSummary, Scores
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import predictions_of
@@ -41,6 +40,7 @@ from research import rivals
 from research.figures import TITLES, calibration_figure
 from research.shipped_data import Splits, arguments, collect_val, load_splits
 from research.shipped_heads import SETTINGS, scored
+from research.tables import cell, markdown, short
 
 BOTH_DISTRIBUTIONS = ("ACE, Gaussian", "Student-t", "ENCE, Gaussian", "Student-t", "NLL, Gaussian", "Student-t")
 SCALARISATIONS: tuple[Scalarisation, ...] = ("trace", "determinant", "eigenvalue")
@@ -104,8 +104,8 @@ class Study:
             right = right_distribution_ence(part.residual, covariance, part.labelled)
             low, high = np.percentile(right, [2.5, 97.5])
             lines.append(
-                f"ENCE, Gaussian, {name}: {_short(ence, 3)}; residuals dealt out anew among the persons: "
-                f"{_short(float(right.mean()), 3)} ({_short(low, 3)} to {_short(high, 3)})."
+                f"ENCE, Gaussian, {name}: {short(ence, 3)}; residuals dealt out anew among the persons: "
+                f"{short(float(right.mean()), 3)} ({short(low, 3)} to {short(high, 3)})."
             )
         return "\n".join(lines)
 
@@ -249,34 +249,16 @@ def both_distributions(gaussian: MetricSummary, student: MetricSummary) -> list[
     return [cell(distribution, metric) for metric in ("ace", "ence", "nll") for distribution in (gaussian, student)]
 
 
-def cell(scores: MetricSummary | Scores, name: str) -> str:
-    """A figure by its name, with its interval where it was resampled."""
-    digits = 2 if name == "nll" else 3
-    text = _short(getattr(scores, name), digits)
-    interval = scores.interval.get(name) if isinstance(scores, (DistributionScores, Scores)) else None
-    return text if interval is None else f"{text} ({_short(interval[0], digits)} to {_short(interval[1], digits)})"
-
-
-def _short(value: float, digits: int) -> str:
-    text = f"{value:.{digits}f}"
-    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def core_table(scores: Scores) -> str:
     rows = [
         [title, *(cell(scores.distribution(name), key) for key in ("ace", "ace_x", "ace_y", "ence", "nll", "akp"))]
         for name, title in TITLES.items()
     ]
-    rows.append(["*paper, Nano, Gaussian*", "*.058*", "", "", "*.057*", "*5.62*", "*.935*"])
-    rows.append(["*paper, Nano, Student-t*", "*.002*", "", "", "*.043*", "*5.50*", "*.935*"])
+    rows.append(["*paper, Nano, Gaussian*", "*0.058*", "", "", "*0.057*", "*5.62*", "*0.935*"])
+    rows.append(["*paper, Nano, Student-t*", "*0.002*", "", "", "*0.043*", "*5.50*", "*0.935*"])
     ranking = (
         f"\n\nRanking: visibility score {cell(scores, 'akp_visibility')}, random {cell(scores, 'akp_random')}, "
-        f"skill {cell(scores, 'akp_skill')}; the paper's Nano: random .791, skill .689."
+        f"skill {cell(scores, 'akp_skill')}; the paper's Nano: random 0.791, skill 0.689."
     )
     return markdown(["", "ACE", "ACE x", "ACE y", "ENCE", "NLL", "AKP"], rows) + ranking
 
@@ -289,8 +271,8 @@ def pruning_table(scores: Scores) -> str:
             digits = 2 if key == "nll" else 3
             row += [cell(pruned, key), f"{pruned.metric(key) - whole.metric(key):+.{digits}f}"]
         rows.append(row)
-    rows.append(["*paper, Nano, Gaussian*", "*.054*", "*-.004*", "*.047*", "*-.010*", "*5.35*", "*-.27*"])
-    rows.append(["*paper, Nano, Student-t*", "*.005*", "*+.003*", "*.049*", "*+.005*", "*5.25*", "*-.25*"])
+    rows.append(["*paper, Nano, Gaussian*", "*0.054*", "*-.004*", "*0.047*", "*-.010*", "*5.35*", "*-.27*"])
+    rows.append(["*paper, Nano, Student-t*", "*0.005*", "*+.003*", "*0.049*", "*+.005*", "*5.25*", "*-.25*"])
     kept = f"Keeps {100 * scores.pruned.kept_fraction:.0f} % of keypoints.\n\n"
     return kept + markdown(["", "ACE", "change", "ENCE", "change", "NLL", "change"], rows)
 
@@ -314,9 +296,9 @@ def rival_table(heads: Scores, others: dict[str, Scores], cost: dict[str, float]
 
 def scalarisation_table(variants: dict[str, Scores]) -> str:
     paper = {
-        "trace": ("*.935*", "*.935*"),
-        "determinant": ("*.935*", "*.934*"),
-        "eigenvalue": ("*.933*", "*.933*"),
+        "trace": ("*0.935*", "*0.935*"),
+        "determinant": ("*0.935*", "*0.934*"),
+        "eigenvalue": ("*0.933*", "*0.933*"),
     }
     rows = [
         [name, cell(variants[name].gaussian, "akp"), cell(variants[name].student_t, "akp"), *cells]

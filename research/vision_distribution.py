@@ -1,12 +1,12 @@
-"""The law of vision's errors in flight, as ``LandingSettings`` believes it: measured, and written as settings.
+"""Fit the distribution of vision errors in flight, which ``LandingSettings`` states as settings.
 
-In: errors of corners and of fixes, in standard deviations that are stated of them, flight by flight. Out: the
-likeliest parameters, in words. ``research.landing_results --persistence`` flies and prints them.
+``research.landing_results --persistence`` flies approaches, fits the parameters and prints them. The errors of corners
+and of position fixes are in units of their stated standard deviations, flight by flight.
 
-Along each axis an error is white, and a Gauss-Markov part that lasts. Each of the two is times a factor that is
-drawn once for a flight from an inverse gamma law; given them both are Gaussian, and the likelihood is its mean
-over their laws. The factor of the white part can be learnt in flight. That of the other cannot, so that its
-variance is stated as its mean over flights: what is likeliest of most would be too little for all together.
+The error along each axis is a white part plus a Gauss-Markov part. Each part has a variance factor, drawn once per
+flight from an inverse gamma distribution. Given the factors both parts are Gaussian; the likelihood averages over
+them. The factor of the white part can be estimated in flight. The other cannot, so its variance is stated as the mean
+over flights.
 """
 
 from __future__ import annotations

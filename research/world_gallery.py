@@ -1,4 +1,4 @@
-"""A contact sheet of the synthetic world: weathers down, distances across, corners drawn on request.
+"""A contact sheet of the synthetic world: weathers down, distances across, corners optional.
 
 python -m research.world_gallery -o world.png --seed 0 --corners
 python -m research.world_gallery -o footage.jpg --footage    # as real cameras record them

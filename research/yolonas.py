@@ -1,10 +1,9 @@
-"""Train YOLO-NAS-Pose Nano with LibreYOLO's own trainer, give it uncertainty, and print the paper's figures.
+"""Train YOLO-NAS-Pose Nano with LibreYOLO's trainer, add uncertainty heads, and print the paper's figures.
 
     python -m research.yolonas --imgsz 256 --epochs 25 --work work/
 
-No weights that one may pass on exist, so it starts from chance, on near runways or on --data with splits train
-and val. The heads learn from train, a fifth of val calibrates, the rest evaluates. Run again, it goes on where it
-stopped.
+No weights may be redistributed, so training starts from random weights, on near runways or on --data with splits train
+and val. The heads train on train. A fifth of val calibrates, the rest evaluates. A rerun continues where it stopped.
 """
 
 from __future__ import annotations
