@@ -1,13 +1,14 @@
-"""Detections of films told apart by their names; writing films is in test_sources.py."""
+"""Detections grouped by film, and films written completely or not at all."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from halopose.data.films import by_film
+from halopose.data.films import FilmWriter, by_film
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 
@@ -37,3 +38,29 @@ def test_what_is_no_film_is_refused_at_once(names: tuple[str, ...]) -> None:
     with pytest.raises(HaloposeError, match=r"p\.json") as error:
         by_film("p.json", *detections(*names))
     assert "\n" not in str(error.value)
+
+
+def test_a_film_that_lacks_frames_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: OpenCV writes on without an error."""
+    frames = np.random.default_rng(0).integers(0, 256, (30, 48, 64, 3), dtype=np.uint8)
+    write = FilmWriter._is_complete
+
+    def cut(film: FilmWriter) -> bool:
+        content = film._partial.read_bytes()
+        film._partial.write_bytes(content[: len(content) // 2])
+        return write(film)
+
+    monkeypatch.setattr(FilmWriter, "_is_complete", cut)
+    with pytest.raises(HaloposeError, match="disk may be full"), FilmWriter(tmp_path / "a.mp4", 5) as film:
+        for frame in frames:
+            film.write(frame)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / ".a.partial.mp4").symlink_to(tmp_path / "precious")
+    with FilmWriter(tmp_path / "a.mp4", 5) as film:
+        film.write(np.zeros((48, 64, 3), np.uint8))
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "precious"]

@@ -1,8 +1,4 @@
-"""Films: how many frames one has, an annotated one written beside, and predictions frame by frame.
-
-In: a path, or parsed predictions. Out: rate and length, a writer that leaves a whole film or none, frames in
-order.
-"""
+"""Films: frame rate and length, writing of annotated films, and predictions frame by frame."""
 
 from __future__ import annotations
 
@@ -20,42 +16,63 @@ from halopose.poses import PoseDistributions
 from halopose.types import Array
 
 _FRAME = re.compile(r"(.*)_([0-9]{6,9})$")
-MOST_FRAMES = 1_000_000  # eleven hours at 25 a second
+MAX_FRAMES = 1_000_000  # eleven hours at 25 frames per second
 
 
 def film_facts(path: Path) -> tuple[float, int]:
-    """Frames a second, and how many frames the container says there are; 25 and 0 where it does not say."""
+    """Read the header of a film.
+
+    Returns:
+        Frames per second, 25 if unknown, and number of frames, 0 if unknown or more than `MAX_FRAMES`.
+    """
     if path.exists():
-        check_regular(path)  # opening a pipe would wait for ever
+        check_regular(path)  # opening a named pipe would wait for ever
     capture = cv2.VideoCapture(str(path))
     try:
         rate, count = capture.get(cv2.CAP_PROP_FPS), capture.get(cv2.CAP_PROP_FRAME_COUNT)
     finally:
         capture.release()
-    return (rate if 0 < rate <= 1000 else 25.0, int(count) if 0 < count < 2**31 else 0)
+    return (rate if 0 < rate <= 1000 else 25.0, int(count) if 0 < count <= MAX_FRAMES else 0)
 
 
 class FilmWriter:
-    """An mp4 film; frames of another size than the first are refused. Whole or not there."""
+    """Writes an mp4 film completely or not at all. All frames must have the size of the first.
+
+    Args:
+        path: The film.
+        rate: Frames per second.
+
+    Raises:
+        HaloposeError: On leaving the context, if the film on the disk lacks frames, as on a full disk.
+    """
 
     def __init__(self, path: Path, rate: float) -> None:
-        self.path, self._rate = path, rate
+        self.path, self._rate, self._count = path, rate, 0
         self._partial = path.with_name(f".{path.stem}.partial{path.suffix}")
         self._writer: cv2.VideoWriter | None = None
         self._shape: tuple[int, ...] = ()
 
     def write(self, frame: Array) -> None:
-        """Append a frame (h, w, 3), BGR."""
+        """Append a BGR frame (h, w, 3)."""
         if self._writer is None:
-            self._shape = frame.shape
-            self._partial.parent.mkdir(parents=True, exist_ok=True)
-            code = cv2.VideoWriter.fourcc(*"mp4v")
-            self._writer = cv2.VideoWriter(str(self._partial), code, self._rate, (frame.shape[1], frame.shape[0]))
-            if not self._writer.isOpened():
-                raise HaloposeError(f"cannot write the film {self.path}: choose another --output")
-        if frame.shape != self._shape:
+            self._open(frame)
+        if frame.shape != self._shape or self._writer is None:
             raise HaloposeError(f"{self.path.stem} changes its size from {self._shape} to {frame.shape}: split it")
         self._writer.write(frame)
+        self._count += 1
+
+    def _open(self, frame: Array) -> None:
+        self._shape = frame.shape
+        try:
+            self._partial.parent.mkdir(parents=True, exist_ok=True)
+            if self._partial.is_symlink() or self._partial.is_file():  # OpenCV would follow a link
+                self._partial.unlink()
+        except OSError as error:
+            raise HaloposeError(f"cannot write the film {self.path}: {error.strerror or error}") from None
+        code = cv2.VideoWriter.fourcc(*"mp4v")
+        self._writer = cv2.VideoWriter(str(self._partial), code, self._rate, (frame.shape[1], frame.shape[0]))
+        if not self._writer.isOpened():
+            raise HaloposeError(f"cannot write the film {self.path}: choose another --output")
 
     def __enter__(self) -> FilmWriter:
         return self
@@ -66,18 +83,39 @@ class FilmWriter:
         if self._writer is None:
             return
         self._writer.release()
-        if kind is None:
+        if kind is None and self._is_complete():
             self._partial.replace(self.path)
-        elif self._partial.is_file():  # a folder there is somebody else's
+            return
+        if self._partial.is_file():  # a folder there belongs to somebody else
             self._partial.unlink()
+        if kind is None:
+            raise HaloposeError(f"cannot write the film {self.path}: the disk may be full, free some space")
+
+    def _is_complete(self) -> bool:
+        """Return whether the film can be read to its end. OpenCV does not report errors of writing."""
+        capture = cv2.VideoCapture(str(self._partial))
+        try:
+            count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+            if count < self._count:
+                return False
+            capture.set(cv2.CAP_PROP_POS_FRAMES, count - 1)
+            return bool(capture.read()[0])
+        finally:
+            capture.release()
 
 
 def by_film(
     path: Path | str, content: list[dict[str, Any]], poses: PoseDistributions
 ) -> dict[str, list[PoseDistributions]]:
-    """Frames of every film by its name, from the ``file_name`` of each detection, such as ``clip_000012``.
+    """Group detections by film and frame.
 
-    Films are in the order in which they appear first.
+    Args:
+        path: Name of the predictions in messages.
+        content: Detections with a ``file_name`` such as ``clip_000012``.
+        poses: The same detections.
+
+    Returns:
+        The frames of each film by its name, in the order of first appearance.
     """
     if not content:
         raise HaloposeError(f"{path} holds no detection")
@@ -86,8 +124,8 @@ def by_film(
         raise HaloposeError(f"{path}: a detection has no file_name of a film's frame, such as clip_000012")
     film = np.array([match[1] for match in names if match])
     frame = np.array([int(match[2]) for match in names if match])
-    if frame.max(initial=0) > MOST_FRAMES:
-        raise HaloposeError(f"{path}: frame {frame.max()} is beyond what a film has, up to {MOST_FRAMES}")
+    if frame.max(initial=0) > MAX_FRAMES:
+        raise HaloposeError(f"{path}: frame {frame.max()} is larger than {MAX_FRAMES}, the most frames of a film")
     result = {}
     for name in dict.fromkeys(film.tolist()):
         rows = np.flatnonzero(film == name)

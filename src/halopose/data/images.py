@@ -1,7 +1,6 @@
-"""Reading images from wherever they come: paths, globs, folders, arrays, PIL images, videos, streams; writing one.
+"""Read images from paths, patterns, folders, arrays, PIL images, tensors, films and streams, and write images.
 
-In: a source. Out: BGR uint8 arrays (h, w, 3) with a name, one at a time. Grey, 16-bit, transparent and
-EXIF-rotated files all become that.
+Every image becomes a BGR uint8 array (h, w, 3). Grey, 16-bit, transparent and EXIF-rotated files are converted.
 """
 
 from __future__ import annotations
@@ -18,20 +17,27 @@ import cv2
 import numpy as np
 
 from halopose.data.files import check_regular, write_bytes
+from halopose.data.image_header import check_pixels, read_header
 from halopose.data.storage.archive import Stored
 from halopose.errors import HaloposeError
 from halopose.types import Array
 
 log = logging.getLogger(__name__)
 
-WHOLE_FILM = 0.95  # containers state the number of frames roughly
+COMPLETE_FILM = 0.95  # share of the stated frames; containers state their number roughly
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"}
 VIDEO_SUFFIXES = {".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".gif", ".mpeg", ".mpg"}
 
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image (h, w, 3) in BGR, a name for its results, and the file it was read from, if it was."""
+    """An image with a name.
+
+    Attributes:
+        name: Name of its results.
+        pixels: BGR uint8 array (h, w, 3).
+        path: The file it was read from, if any.
+    """
 
     name: str
     pixels: Array
@@ -39,12 +45,12 @@ class NamedImage:
 
 
 def read_image(path: Stored | str) -> Array:
-    """BGR uint8 image of a file, or one line that says why not."""
+    """Read a file as a BGR uint8 image (h, w, 3)."""
     return decode_image(read_encoded(path), path)
 
 
 def read_encoded(path: Stored | str) -> bytes:
-    """The bytes of an image's file, here, at an address or in an archive."""
+    """Read the bytes of an image file on this machine, at an address or in an archive."""
     if isinstance(path, (str, Path)):
         check_regular(path)
         path = Path(path)
@@ -55,21 +61,45 @@ def read_encoded(path: Stored | str) -> bytes:
 
 
 def decode_image(encoded: bytes, path: Stored | str) -> Array:
-    """BGR uint8 image of a file's bytes; ``path`` names it in messages."""
-    content = np.frombuffer(encoded, np.uint8)
-    if not content.size:
+    """Decode the bytes of an image file. The header is checked first.
+
+    Args:
+        encoded: Content of the file.
+        path: Name of the file in messages.
+
+    Returns:
+        BGR uint8 image (h, w, 3), the first page of files that have several.
+
+    Raises:
+        HaloposeError: The file is empty, damaged, of an unknown format, or has more pixels than `pixel_budget`.
+    """
+    if not encoded:
         raise HaloposeError(f"image {path} is an empty file: remove it or copy it again")
-    try:
-        image = cv2.imdecode(content, cv2.IMREAD_COLOR)
-    except cv2.error:  # OpenCV refuses absurd sizes in this way
-        image = None
-    if image is None or not image.size:
-        raise HaloposeError(f"image {path} is damaged or of an unknown kind: remove it or copy it again")
+    header = read_header(encoded)
+    image = None
+    if header is not None:
+        check_pixels(header.width, header.height, f"image {path}")
+        try:
+            image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
+        except cv2.error:  # OpenCV raises it for some damaged files
+            image = None
+    if header is None or image is None or not image.size:
+        raise HaloposeError(f"image {path} is damaged or of an unknown format: remove it or copy it again")
+    if header.pages > 1:
+        log.warning("image %s has several pages or frames: only the first is used", path)
+    if header.damaged:
+        log.warning("image %s is damaged or cut: parts of it may be grey or wrong, copy it again", path)
     return np.asarray(image)
 
 
 def write_image(path: Path | str, image: Array, quality: int | None = None) -> None:
-    """Write a BGR uint8 image whole or not at all, as the suffix says; ``quality`` of a JPEG is 0 to 100."""
+    """Write an image completely or not at all.
+
+    Args:
+        path: The suffix chooses the format.
+        image: BGR uint8 array (h, w, 3).
+        quality: Quality of a JPEG, 0 to 100.
+    """
     options = [] if quality is None else [cv2.IMWRITE_JPEG_QUALITY, quality]
     encoded, content = cv2.imencode(Path(path).suffix, image, options)
     if not encoded:
@@ -78,13 +108,18 @@ def write_image(path: Path | str, image: Array, quality: int | None = None) -> N
 
 
 def as_bgr(image: Any, where: str = "image") -> Array:
-    """BGR uint8 (h, w, 3) of an array in OpenCV's convention (h, w[, c]) or of a PIL image."""
+    """Convert an image to BGR uint8 (h, w, 3).
+
+    Args:
+        image: Array (h, w) or (h, w, c) in OpenCV's channel order, uint8 or uint16, or a PIL image.
+        where: Name of the image in messages.
+    """
     if type(image).__module__.split(".")[0] == "PIL":
         from PIL import ImageOps
 
         if image.mode in ("F", "I"):
             raise HaloposeError(
-                f"{where} has the mode {image.mode}, whose range nobody states: convert it to RGB or to 16 bits"
+                f"{where} has the mode {image.mode}, whose range is unknown: convert it to RGB or to 16 bits"
             )
         if image.mode.startswith("I;16"):
             return as_bgr(np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16), where)
@@ -104,7 +139,7 @@ def as_bgr(image: Any, where: str = "image") -> Array:
 
 
 def _from_tensor(tensor: Any) -> Array:
-    """BGR uint8 (N, h, w, 3) of a tensor as torch has them: ([N,] 3, h, w), RGB, uint8 or 0 to 1."""
+    """Convert an RGB tensor (3, h, w) or (N, 3, h, w), uint8 or float from 0 to 1, to BGR uint8 (N, h, w, 3)."""
     array = tensor.detach().cpu().numpy()
     array = array[None] if array.ndim == 3 else array
     if array.ndim != 4 or array.shape[1] != 3 or not array.size:
@@ -119,7 +154,15 @@ def _from_tensor(tensor: Any) -> Array:
 
 
 def read_source(source: Any) -> Iterator[NamedImage]:
-    """Every image of a source: path, glob, folder, video, stream number or address, array, tensor, PIL, a list."""
+    """Iterate over the images of a source.
+
+    Args:
+        source: Path, pattern, folder, film, camera number, stream address, array, tensor, PIL image, or an iterable
+            of these. A folder stands for the images and films directly in it.
+
+    Yields:
+        Each image. Frames of a film are named ``clip_000012``.
+    """
     if isinstance(source, (bool, np.bool_, bytes, bytearray, memoryview)):
         raise HaloposeError(
             f"cannot take images from {type(source).__name__}: give a path, an array, a PIL image, a tensor, "
@@ -130,7 +173,7 @@ def read_source(source: Any) -> Iterator[NamedImage]:
     if isinstance(source, int) or (isinstance(source, str) and "://" in source):
         yield from _frames(source, f"stream_{source}")
     elif isinstance(source, (str, Path)):
-        paths = _paths(str(source))
+        paths = [Path(source)] if _is_plain(str(source)) else find_files(str(source), recursive=False)
         for path, name in zip(paths, distinct_names(paths), strict=True):
             if _is_video(path):
                 check_regular(path)
@@ -152,18 +195,19 @@ def read_source(source: Any) -> Iterator[NamedImage]:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """Names for the results of files: their stems, if no two of them are alike.
+    """Choose names for the results of files.
 
-    Else their paths below the folder that holds them all, such as ``a/bus`` and ``b/bus``; and if those are alike
-    too, with their suffixes.
+    Returns:
+        The stems of the files, if they differ. Otherwise paths relative to the common folder, such as ``a/bus`` and
+        ``b/bus``. If these are not distinct either, the same with suffixes.
     """
-    whole = [Path(os.path.abspath(path)) for path in paths]
-    folder = os.path.commonpath([path.parent for path in whole])
-    below = [path.relative_to(folder) for path in whole]
+    absolute = [Path(os.path.abspath(path)) for path in paths]
+    folder = os.path.commonpath([path.parent for path in absolute])
+    below = [path.relative_to(folder) for path in absolute]
     for names in ([path.stem for path in paths], [path.with_suffix("").as_posix() for path in below]):
-        folded = [name.casefold() for name in names]  # some file systems do not tell capitals
+        folded = [name.casefold() for name in names]  # some file systems ignore case
         films = {name for name, path in zip(folded, paths, strict=True) if _is_video(path)}
-        frames = {name.rpartition("_")[0] for name in folded}  # clip_000012, beside clip.mp4
+        frames = {name.rpartition("_")[0] for name in folded}  # clip_000012, next to clip.mp4
         if len(set(folded)) == len(paths) and films.isdisjoint(frames):
             return names
     return [path.as_posix() for path in below]
@@ -173,23 +217,36 @@ def _is_video(path: Path) -> bool:
     return path.suffix.lower() in VIDEO_SUFFIXES
 
 
-def refuse_empty(text: str) -> None:
-    """An empty path would be the current folder, which nobody meant."""
+def _is_plain(text: str) -> bool:
+    """Return whether a text names one file, which may be missing."""
+    return bool(text) and not os.path.isdir(text) and (os.path.exists(text) or not any(c in text for c in "*?["))
+
+
+def find_files(text: str, recursive: bool) -> list[Path]:
+    """Find the files of a path or pattern.
+
+    Args:
+        text: A file, a folder or a pattern with ``*``, ``?``, ``[`` or ``**``. An existing file with such a name
+            comes first.
+        recursive: Whether a folder stands for all images and films below it or only for those directly in it.
+
+    Raises:
+        HaloposeError: There is no such file, or the folder or pattern has no images.
+    """
     if not text:
         raise HaloposeError("an empty path names no file: give an image, a folder (. is this one), or a pattern")
-
-
-def _paths(source: str) -> list[Path]:
-    refuse_empty(source)
-    path = Path(source)
-    if os.path.isdir(path):  # which says no to names that no file can have
-        found = sorted(p for p in path.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES)
-    elif any(letter in source for letter in "*?[") and not os.path.exists(path):
-        found = sorted(Path(p) for p in glob.glob(source, recursive=True) if Path(p).is_file())
-    else:
+    path = Path(text)
+    if os.path.isdir(path):  # unlike Path.is_dir, false for names that no file can have
+        suffixes = IMAGE_SUFFIXES | VIDEO_SUFFIXES
+        found = sorted(p for p in (path.rglob("*") if recursive else path.iterdir()) if p.suffix.lower() in suffixes)
+    elif not _is_plain(text):
+        found = sorted(Path(name) for name in glob.glob(text, recursive=True) if Path(name).is_file())
+    elif os.path.exists(path):
         return [path]
+    else:
+        raise HaloposeError(f"no file {path}: give an image, a folder, a pattern, a video or a stream")
     if not found:
-        raise HaloposeError(f"no images in {source}")
+        raise HaloposeError(f"no images in {text}")
     return found
 
 
@@ -197,6 +254,7 @@ def _frames(source: str | int, name: str) -> Iterator[NamedImage]:
     capture = cv2.VideoCapture(source)
     if not capture.isOpened():
         raise HaloposeError(f"cannot open video {source}: check the path or address")
+    check_pixels(capture.get(cv2.CAP_PROP_FRAME_WIDTH), capture.get(cv2.CAP_PROP_FRAME_HEIGHT), f"video {source}")
     expected = capture.get(cv2.CAP_PROP_FRAME_COUNT) if isinstance(source, str) and "://" not in source else 0.0
     try:
         number = 0
@@ -210,5 +268,5 @@ def _frames(source: str | int, name: str) -> Iterator[NamedImage]:
         capture.release()
     if not number:
         raise HaloposeError(f"video {source} has no readable frame")
-    if number < WHOLE_FILM * expected < 2**31:
+    if number < COMPLETE_FILM * expected < 2**31:
         log.warning("video %s ends after %d of %d frames: it may be damaged", source, number, expected)

@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from halopose.data.files import make_folder, open_without_links
+from halopose.data.files import make_folder
 from halopose.data.storage.address import Address, Place, to_place
+from halopose.data.storage.own_files import open_without_links
 from halopose.errors import HaloposeError
 
 _NAME = ".halopose-lock"

@@ -1,11 +1,7 @@
-"""What a user names on the command line, as a list of files to go through one after the other.
-
-In: files, folders, patterns, streams, standard input. Out: sources with distinct names, each known to be there.
-"""
+"""The files, films and streams that the arguments of a command name, each with a distinct name."""
 
 from __future__ import annotations
 
-import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halopose.data.images import (
-    IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
     NamedImage,
     decode_image,
     distinct_names,
+    find_files,
     read_image,
     read_source,
-    refuse_empty,
 )
 from halopose.errors import HaloposeError
 from halopose.types import Array
@@ -30,7 +25,13 @@ STDIN = "-"
 
 @dataclass(frozen=True)
 class Source:
-    """One image, film or stream; ``name`` is unlike all others and has no suffix."""
+    """One image, film or stream.
+
+    Attributes:
+        name: Distinct name without suffix.
+        path: The file; None for a stream and for standard input.
+        stream: Camera number or address of a stream.
+    """
 
     name: str
     path: Path | None = None
@@ -42,13 +43,13 @@ class Source:
 
     @property
     def file_name(self) -> str:
-        """The file's name; with folders where two files of a run have one name."""
+        """Name of the file, with folders if two files of a run have the same name."""
         if self.path is None or self.name == self.path.stem:
             return self.name if self.path is None else self.path.name
         return self.name if self.name.endswith(self.path.name) else self.name + self.path.suffix
 
     def images(self) -> Iterator[NamedImage]:
-        """The image, or the frames one by one."""
+        """Iterate over the image or the frames."""
         if self.stream is not None:
             yield from read_source(self.stream)
         elif self.path is None:
@@ -61,11 +62,20 @@ class Source:
 
 
 def find_sources(given: Sequence[str]) -> list[Source]:
-    """Every file of what is given, folders with all that is below them; what is not there is said at once."""
+    """Find all sources that the arguments name.
+
+    Args:
+        given: Files, folders (with all subfolders), patterns, cameras, stream addresses, or ``-`` for standard input.
+
+    Raises:
+        HaloposeError: An argument names no file.
+    """
     streams = [Source(f"stream_{text}", stream=_stream(text)) for text in given if _stream(text) is not None]
-    paths = [path for text in given if text != STDIN and _stream(text) is None for path in _files(text)]
+    paths = [
+        path for text in given if text != STDIN and _stream(text) is None for path in find_files(text, recursive=True)
+    ]
     files: dict[str, Path] = {}
-    for path in paths:  # one file may be named in several ways
+    for path in paths:  # several arguments may name the same file
         files.setdefault(os.path.realpath(path), path)
     paths = list(files.values())
     names = distinct_names(paths) if paths else []
@@ -74,27 +84,10 @@ def find_sources(given: Sequence[str]) -> list[Source]:
 
 
 def _stream(text: str) -> str | int | None:
-    """The number of a camera, or an address; None for a path."""
+    """Return the number of a camera or the address of a stream; None for a path."""
     if text.isascii() and text.isdigit():
         return int(text)
     return text if "://" in text else None
-
-
-def _files(text: str) -> list[Path]:
-    refuse_empty(text)
-    path = Path(text)
-    if os.path.isdir(path):  # which says no to names that no file can have
-        wanted = IMAGE_SUFFIXES | VIDEO_SUFFIXES
-        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in wanted)
-    elif any(letter in text for letter in "*?[") and not os.path.exists(path):
-        found = sorted(Path(file) for file in glob.glob(text, recursive=True) if Path(file).is_file())
-    elif os.path.exists(path):
-        return [path]
-    else:
-        raise HaloposeError(f"no file {path}: give an image, a folder, a pattern, a video or a stream")
-    if not found:
-        raise HaloposeError(f"no images in {text}")
-    return found
 
 
 def _standard_input() -> Array:

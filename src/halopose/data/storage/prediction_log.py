@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from halopose.data.files import open_without_links
+from halopose.data.storage.own_files import open_without_links
 from halopose.errors import HaloposeError
 
 _NAME = "predictions.json"
