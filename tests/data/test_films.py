@@ -11,6 +11,7 @@ import pytest
 from halopose.data.films import FilmWriter, by_film
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
+from halopose.types import Array
 
 
 def detections(*names: str) -> tuple[list[dict[str, Any]], PoseDistributions]:
@@ -40,6 +41,11 @@ def test_what_is_no_film_is_refused_at_once(names: tuple[str, ...]) -> None:
     assert "\n" not in str(error.value)
 
 
+def write_all(film: FilmWriter, frames: Array) -> None:
+    for frame in frames:
+        film.write(frame)
+
+
 def test_a_film_that_lacks_frames_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk: OpenCV writes on without an error."""
     frames = np.random.default_rng(0).integers(0, 256, (30, 48, 64, 3), dtype=np.uint8)
@@ -52,8 +58,7 @@ def test_a_film_that_lacks_frames_is_refused(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(FilmWriter, "_is_complete", cut)
     with pytest.raises(HaloposeError, match="disk may be full"), FilmWriter(tmp_path / "a.mp4", 5) as film:
-        for frame in frames:
-            film.write(frame)
+        write_all(film, frames)
     assert not list(tmp_path.iterdir())
 
 

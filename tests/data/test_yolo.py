@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halopose.data.dataset import Objects
+from halopose.data.dataset import Objects, image_ids
 from halopose.data.images import write_image
 from halopose.data.loading import load_dataset
 from halopose.data.yolo import label_rows, write_yolo
@@ -153,3 +153,19 @@ def test_yaml_as_deep_as_a_well_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text("[" * 100_000)
     with pytest.raises(HaloposeError, match="too deeply"):
         load_dataset(tmp_path / "data.yaml", "train")
+
+
+def test_files_with_one_number_have_distinct_ids(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for kind in ("images", "labels"):
+        (tmp_path / kind).mkdir()
+    for name in ("1.png", "01.png", "1.bmp", "2.png"):
+        write_image(tmp_path / "images" / name, np.zeros((8, 8, 3), np.uint8))
+    (tmp_path / "data.yaml").write_text("train: images\nkpt_shape: [1, 3]\n")
+    found = {record.path.name: record.image_id for record in load_dataset(tmp_path / "data.yaml", "train").records}
+    assert len(set(found.values())) == 4
+    assert found["2.png"] == 2
+    with caplog.at_level("WARNING", logger="halopose"):
+        ids = image_ids(["1.jpg", "01.jpg", "1.png", "2.jpg", "a/1.jpg"])
+    assert len(set(ids)) == 5
+    assert ids[3] == 2
+    assert "3 file names have the same number" in caplog.text

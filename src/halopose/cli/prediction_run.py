@@ -12,7 +12,7 @@ import numpy as np
 
 from halopose.cli.terminal import progress, say
 from halopose.data.coco import Numbering
-from halopose.data.dataset import image_id
+from halopose.data.dataset import image_id, image_ids
 from halopose.data.films import FilmWriter, film_facts
 from halopose.data.images import NamedImage, write_image
 from halopose.data.sources import Source
@@ -50,6 +50,7 @@ class _Run:
         told = (asdict(each) if each else None for each in (ids, drawing))
         settings = [*model.identity(), model.family, options, *told, joint, alarm]
         self.log = PredictionLog(folder, settings)
+        self.numbers: dict[str, int] = {}
 
     def source(self, source: Source, step: Progress) -> None:
         """Everything about one source; an error leaves nothing of it behind."""
@@ -92,7 +93,7 @@ class _Run:
         name = file_name if image.path is not None else image.name
         if self.ids is not None and name not in self.ids.images:
             raise HaloposeError(f"the truth knows no image called {name}: leave --truth off, or give the right one")
-        identity = image_id(name) if self.ids is None else self.ids.images[name]
+        identity = self.numbers.get(name, image_id(name)) if self.ids is None else self.ids.images[name]
         of_image: dict[str, Any] = {"image_id": identity, "file_name": name}
         if self.alarm is not None and poses.image_novelty is not None:
             of_image["image_novelty"] = float(poses.image_novelty[0])
@@ -156,6 +157,8 @@ def predict_sources(
     the data, at that rate of false alarms.
     """
     one = _Run(model, folder, drawing, ids, joint, alarm, options)
+    names = [source.file_name for source in sources]
+    one.numbers = dict(zip(names, image_ids(names), strict=True))
     left = [source for source in sources if source.file_name not in one.log.finished]
     if len(left) < len(sources):
         say(f"{len(sources) - len(left)} of {len(sources)} were done before: going on")

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halopose.errors import printable
+
 if TYPE_CHECKING:
     from halopose.evaluation.scores import Scores
     from halopose.fitting.feature_cache import MatchStore
@@ -25,7 +27,7 @@ def say(text: str, always: bool = False) -> None:
     """A line for the user, in characters that a terminal has; only if ``always`` where the user wants quiet."""
     if not _quiet or always:
         encoding = sys.stdout.encoding or "utf-8"
-        sys.stdout.write(text.translate(_PLAIN).encode(encoding, errors="replace").decode(encoding) + "\n")
+        sys.stdout.write(printable(text).translate(_PLAIN).encode(encoding, errors="replace").decode(encoding) + "\n")
         sys.stdout.flush()
 
 
@@ -79,6 +81,7 @@ def progress() -> Iterator[Progress]:
     with Bars(*columns, disable=not interactive) as bars:
 
         def step(what: str, done: int, total: int) -> None:
+            what = printable(what)
             name = what.split(" (")[0]
             if name not in tasks:
                 tasks[name] = bars.add_task(what, total=total)

@@ -1,11 +1,10 @@
-"""Annotated images: records in a fixed order, whose image and objects are read when asked for.
-
-Nothing is ever augmented.
-"""
+"""Annotated images in a fixed order. Images and objects are read when they are needed and never augmented."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,10 +18,21 @@ from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Objects:
-    """Annotated objects of one image in original pixels: boxes (M, 4) xyxy, area (M,), as in GroundTruth."""
+    """Annotated objects of one image, in original pixels.
+
+    Attributes:
+        boxes: Boxes (M, 4) xyxy.
+        class_ids: Classes (M,).
+        keypoints: Keypoints (M, K, 2).
+        labelled: Whether each keypoint is labelled (M, K).
+        area: Object areas (M,).
+        crowd: Whether each object is a crowd (M,).
+    """
 
     boxes: Array
     class_ids: Array
@@ -35,13 +45,21 @@ class Objects:
         return len(self.boxes)
 
     def select(self, index: Array | slice) -> Objects:
-        """The objects of an index or mask; a slice shares their memory."""
+        """Return the objects of an index or mask. A slice shares memory."""
         return Objects(*(getattr(self, column.name)[index] for column in fields(self)))
 
 
 @dataclass(frozen=True)
 class Record:
-    """One image: where it is, its id, and its objects, normalised by the image's size if ``relative``."""
+    """One annotated image.
+
+    Attributes:
+        path: Where the image is.
+        image_id: Its id.
+        objects: Its objects.
+        relative: Whether boxes and keypoints are fractions of the image's sides.
+        area_factor: Factor from box area to object area for relative objects.
+    """
 
     path: Stored
     image_id: int
@@ -50,19 +68,20 @@ class Record:
     area_factor: float
 
     def state(self, encoded: bytes | None = None) -> list[Any]:
-        """What a later run compares to see whether labels or pixels have changed.
+        """Return what a later run compares to detect changed labels or pixels.
 
-        encoded: the bytes of the image's file, where they have been read already.
+        Args:
+            encoded: Content of the image file, if it was read already.
         """
         try:
             stamp = self._stamp()
-            pixels = hashlib.sha256(self.path.read_bytes() if encoded is None else encoded).hexdigest()
+            pixels = hashlib.sha256(read_encoded(self.path) if encoded is None else encoded).hexdigest()
         except (OSError, ValueError):
             return [self.image_id, self._labels(), 0, 0, ""]
         return [self.image_id, self._labels(), *stamp, pixels]
 
     def _stamp(self) -> tuple[int, int]:
-        """Size of the image's file, and a number that changes when it is written again."""
+        """Return the size of the image file and a number that changes when it is written again."""
         if not isinstance(self.path, Path):
             return self.path.stamp()
         found = self.path.stat()
@@ -75,9 +94,9 @@ class Record:
         return digest.hexdigest()
 
     def is_as_it_was(self, state: Any) -> bool:
-        """Whether labels and pixels are those of an earlier ``state``; a file that is gone cannot have changed.
+        """Return whether labels and pixels are those of an earlier `state`. A missing file counts as unchanged.
 
-        Only a file whose size or time differs is read.
+        A file is read only if its size or time differs.
         """
         if not isinstance(state, list) or len(state) != 5:
             return False
@@ -91,16 +110,16 @@ class Record:
         return [now[0], now[1], now[4]] == [state[0], state[1], state[4]]
 
     def read(self, encoded: bytes | None = None) -> tuple[Array, Objects]:
-        """The image (h, w, 3) and its objects in pixels; ``encoded`` as for ``state``."""
+        """Read the image (h, w, 3) and its objects in pixels. `encoded` as for `state`."""
         image = self.pixels(encoded)
         return image, self.objects_in(image.shape)
 
     def pixels(self, encoded: bytes | None = None) -> Array:
-        """The image (h, w, 3)."""
+        """Read the image (h, w, 3)."""
         return decode_image(read_encoded(self.path) if encoded is None else encoded, self.path)
 
     def objects_in(self, shape: tuple[int, ...]) -> Objects:
-        """Its objects in pixels of an image of ``shape`` (h, w, ...)."""
+        """Return the objects in pixels of an image of ``shape`` (h, w, ...)."""
         if not self.relative:
             return self.objects
         size = np.array([shape[1], shape[0]], dtype=float)
@@ -111,9 +130,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Records in a fixed order, and the keypoints they are annotated with.
+    """Annotated images and their keypoints.
 
-    area: how the objects' areas are known, in words.
+    Attributes:
+        records: Images in a fixed order.
+        layout: The annotated keypoints.
+        area: Source of the object areas, in words.
     """
 
     records: tuple[Record, ...]
@@ -124,7 +146,7 @@ class Dataset:
         return len(self.records)
 
     def subset(self, image_ids: Array) -> Dataset:
-        """Only the given images."""
+        """Return the dataset of the given images."""
         wanted = set(image_ids.tolist())
         return replace(self, records=tuple(r for r in self.records if r.image_id in wanted))
 
@@ -134,7 +156,7 @@ class Dataset:
 
     @classmethod
     def join(cls, parts: Sequence[Dataset]) -> Dataset:
-        """Several data sets of the same keypoints as one; an image may appear once."""
+        """Join datasets with the same keypoints. Each image may appear once."""
         if any(len(part.layout) != len(parts[0].layout) for part in parts):
             raise HaloposeError("the splits have different numbers of keypoints")
         joined = replace(parts[0], records=tuple(record for part in parts for record in part.records))
@@ -144,11 +166,36 @@ class Dataset:
 
 
 def image_id(name: Path | str) -> int:
-    """COCO's number if a file's name is one, else a hash of the name: the same for the same name everywhere.
+    """Return the image id of a file name.
 
-    A name may begin with folders, where files of one name must be told apart; it is then always hashed.
+    Args:
+        name: File name, or a path if files in several folders have the same name. Paths are always hashed.
+
+    Returns:
+        The number if the name is one, as in COCO (12 for ``000012.jpg``), else a hash of the name.
     """
     file = Path(name)
     if file.parent == Path() and file.stem.isascii() and file.stem.isdigit() and len(file.stem) <= 15:
         return int(file.stem)
-    return int(hashlib.sha256(file.as_posix().encode("utf-8", "surrogatepass")).hexdigest()[:12], 16)
+    return _hashed(file)
+
+
+def image_ids(names: Sequence[str]) -> list[int]:
+    """Return distinct image ids of distinct file names.
+
+    Names that have the same number, such as ``1.jpg``, ``01.jpg`` and ``1.png``, are hashed.
+    """
+    ids = [image_id(name) for name in names]
+    counts = Counter(ids)
+    shared = [name for name, identity in zip(names, ids, strict=True) if counts[identity] > 1]
+    if shared:
+        log.warning(
+            "%d file names have the same number as another, such as %s: their image ids are hashes",
+            len(shared),
+            shared[0],
+        )
+    return [_hashed(Path(n)) if counts[identity] > 1 else identity for n, identity in zip(names, ids, strict=True)]
+
+
+def _hashed(name: Path) -> int:
+    return int(hashlib.sha256(name.as_posix().encode("utf-8", "surrogatepass")).hexdigest()[:12], 16)

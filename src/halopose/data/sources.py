@@ -65,7 +65,7 @@ def find_sources(given: Sequence[str]) -> list[Source]:
     """Find all sources that the arguments name.
 
     Args:
-        given: Files, folders (with all subfolders), patterns, cameras, stream addresses, or ``-`` for standard input.
+        given: Files, folders with all subfolders, patterns, cameras, stream addresses, or ``-``, standard input.
 
     Raises:
         HaloposeError: An argument names no file.

@@ -55,12 +55,12 @@ def read_yolo(path: Place, split: str, otherwise: Keypoints | None = None) -> Da
     _check_name(content.get("path"), path)
     root = _root(path, content)
     samples = _samples(root, content[split], path)
-    shared = _shared_names(root, content, path)
+    shared = _shared_ids(root, content, path)
     faults = Faults(str(path))
     records = tuple(
         Record(
             image,
-            image_id(_below(image, root) if image.name in shared else image.name),
+            image_id(_below(image, root)) if image_id(image.name) in shared else image_id(image.name),
             _read_labels(name, text, count, dimensions, faults),
             relative=True,
             area_factor=layout.area_factor,
@@ -82,26 +82,30 @@ def _root(path: Place, content: dict[str, Any]) -> Place:
         raise HaloposeError(f"{path}: its path is no folder's name: mend it") from None
 
 
-def _shared_names(root: Place, content: dict[str, Any], path: Place) -> set[str]:
-    """Names that several files of the data set have, in whichever split: such images are told by their paths.
+def _shared_ids(root: Place, content: dict[str, Any], path: Place) -> set[int]:
+    """Return ids that the names of several files of the dataset share, in any split. These files get ids by path.
 
-    Images of archives are not among them: their names tell samples apart, as WebDataset has it.
+    Images of archives do not count: their names are distinct, as in WebDataset.
     """
     files: set[Stored] = set()
     for key in content.keys() - NO_SPLITS:
-        with suppress(HaloposeError):  # a split that is not there is not asked for
+        with suppress(HaloposeError):  # an unused split may be missing
             files |= {image for image, _ in _samples(root, content[key], path, archives=False)}
-    counts = Counter(file.name for file in files)
-    return {name for name, count in counts.items() if count > 1}
+    counts = Counter(image_id(file.name) for file in files)
+    return {identity for identity, count in counts.items() if count > 1}
 
 
 def _below(file: Stored, root: Place) -> str:
-    """The path of a file as the data set names it, the same wherever the data set lies."""
+    """Return the path of a file in the dataset, which does not depend on where the dataset is.
+
+    It has at least one folder, so that its id is a hash.
+    """
     if isinstance(file, Member):
         return file.file
     if isinstance(file, Address):
         return file.below(root) if isinstance(root, Address) else str(file)
-    return Path(os.path.relpath(file, str(root))).as_posix()
+    below = Path(os.path.relpath(file, str(root))).as_posix()
+    return below if "/" in below else f"images/{below}"
 
 
 def _mirror(given: Any, count: int) -> list[int] | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
 
@@ -285,6 +287,26 @@ def refusal(path: object, error: Exception, unsafe: bool) -> HaloposeError:
     code = any(words in str(error).lower() for words in REFUSED_TYPES) and _is_pickled(path)
     hint = "; if you trust it, allow that with --unsafe (unsafe=True)" if code and not unsafe else ""
     return HaloposeError(f"cannot load {path} ({reason}){hint}")
+
+
+def check_checkpoint(path: Path | str) -> None:
+    """Refuse a zipped checkpoint whose entries are larger than the file: torch never compresses them."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            total = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return  # refused by torch with a reason
+    if total > Path(path).stat().st_size:
+        raise HaloposeError(f"{path} unpacks to {total} bytes, more than the file has: get it again")
+
+
+def check_weights(path: object, tensors: Iterable[Tensor]) -> None:
+    """Refuse weights that repeat a small storage, such as a tensor with stride 0: a copy would fill the memory."""
+    for tensor in tensors:
+        if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise HaloposeError(f"{path} has weights that are larger than their data: get it again")
 
 
 def _is_pickled(path: object) -> bool:

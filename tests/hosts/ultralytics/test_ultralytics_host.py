@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,21 @@ def test_a_checkpoint_whose_parts_are_not_what_they_are_named_is_one_line(
     monkeypatch.setattr("halopose.hosts.ultralytics.ultralytics_host.load_model", lambda *_: model)
     with pytest.raises(HaloposeError, match=r"mine.pt is damaged \(TypeError\)"):
         UltralyticsHost.load(tmp_path / "mine.pt")
+
+
+def test_weights_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
+    """A tensor with stride 0 takes four bytes in the file and gigabytes once it is copied."""
+    model = pose_model("11")
+    first = next(model.parameters())
+    first.data = torch.zeros(1).as_strided((30_000, 30_000), (0, 0))
+    torch.save({"model": model}, tmp_path / "large.pt")
+    torch.save({"model": pose_model("11")}, tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "packed.pt", "w", 8) as packed:
+        for entry in whole.infolist():
+            packed.writestr(entry.filename, whole.read(entry))
+        packed.writestr("archive/data/bomb", bytes(50_000_000))
+    for name in ("large.pt", "packed.pt"):
+        with pytest.raises(HaloposeError, match=name) as error:
+            UltralyticsHost.load(tmp_path / name)
+        one_line(error)
+        assert "larger than" in str(error.value) or "more than" in str(error.value)

@@ -29,6 +29,8 @@ from halopose.hosts.base import (
     Placer,
     Selection,
     Targets,
+    check_checkpoint,
+    check_weights,
     fingerprint,
     laid_in,
     refusal,
@@ -292,6 +294,7 @@ def _letterboxed(image: Array, transform: LetterBox, params: dict[str, Any], roo
 def load_model(path: str, unsafe: bool) -> PoseModel:
     if path.endswith(".safetensors"):
         return read_model(path)
+    check_checkpoint(path)
     try:
         checkpoint, _ = torch_safe_load(path, safe_only=not unsafe)
     except LOAD_ERRORS as error:
@@ -299,6 +302,12 @@ def load_model(path: str, unsafe: bool) -> PoseModel:
     model = checkpoint.get("ema") or checkpoint.get("model") if isinstance(checkpoint, dict) else None
     if not isinstance(model, nn.Module):
         raise HaloposeError(f"{path} holds no model: give a trained YOLO pose checkpoint")
+    try:
+        check_weights(path, model.state_dict().values())
+    except HaloposeError:
+        raise
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # a damaged pickle, refused by the host
+        pass
     return model
 
 

@@ -28,6 +28,8 @@ from halopose.hosts.base import (
     Placer,
     Selection,
     Targets,
+    check_checkpoint,
+    check_weights,
     fingerprint,
     refusal,
 )
@@ -284,6 +286,7 @@ def _template(block: ConvBNReLU) -> ConvTemplate:
 
 
 def _load_checkpoint(path: Path | str, unsafe: bool) -> dict[Any, Any]:
+    check_checkpoint(path)
     try:
         with safe_globals(_plain_numpy()):
             checkpoint = torch.load(path, map_location="cpu", weights_only=not unsafe)
@@ -305,6 +308,7 @@ def _weights(checkpoint: Mapping[Any, Any], path: Path | str) -> dict[str, Tenso
     weights = {str(name).removeprefix("module."): w for name, w in state.items() if isinstance(w, Tensor)}
     if not LibreYOLONAS.is_pose_state_dict(weights):
         raise HaloposeError(f"{path} holds no YOLO-NAS-Pose weights: give a trained pose checkpoint")
+    check_weights(path, weights.values())
     return weights
 
 
