@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def believed(scene: Scene) -> Viewpoint:
-    """Where a filter believes to be, off by as much as it says."""
+    """Position and attitude that a filter would state, with errors of the stated size."""
     rng = np.random.default_rng([scene.seed, 9])
     place, turns = scene.position + PLACE * rng.standard_normal(3), ATTITUDE * rng.standard_normal(3)
     spread = PLACE**2 * np.eye(3), np.diag(np.square(ATTITUDE[::-1]))  # about x rolls, about z yaws
@@ -91,7 +91,7 @@ def believed(scene: Scene) -> Viewpoint:
 
 
 def table(rows: dict[str, Array]) -> str:
-    """What every way finds, (N, 3) each, in a line."""
+    """One line: what each kind of detection finds, (N, 3) each."""
     cells = []
     for way, found in rows.items():
         seen = found[np.isfinite(found[:, 1])]
@@ -109,7 +109,7 @@ def table(rows: dict[str, Array]) -> str:
 
 
 def compared(twice: Array, other: Array, second: str, name: str) -> str:
-    """Errors of the distance over those of another way, where both found the runway."""
+    """Ratio of distance errors of two kinds of detection, over frames where both found the runway."""
     both = np.isfinite(twice[:, 1]) & np.isfinite(other[:, 1])
     ratio = bootstrap([twice[both, 1], other[both, 1]], lambda a, b: rms(a) / rms(b))
     numbers = f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})"
@@ -117,7 +117,7 @@ def compared(twice: Array, other: Array, second: str, name: str) -> str:
 
 
 def judged(scene: Scene, poses: PoseDistributions) -> Array:
-    """Mean corner error, relative error of the distance, share of corners in their ellipses; NaN if unseen."""
+    """Mean corner error, relative distance error, share of corners in their ellipses; NaN if not detected."""
     truth = corners_in_image(scene)[0]
     size = np.linalg.norm(np.ptp(truth, axis=0))
     away = np.linalg.norm(poses.mean.mean(1) - truth.mean(0), axis=1)

@@ -56,7 +56,7 @@ def halopose(*arguments: object) -> None:
 
 
 def by_photograph(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Detections by the name of their picture."""
+    """Detections by picture name."""
     found: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         found.setdefault(Path(entry["file_name"]).stem, []).append(entry)
@@ -64,7 +64,7 @@ def by_photograph(entries: list[dict[str, Any]]) -> dict[str, list[dict[str, Any
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
-    """Detections with the spread of their most and least certain keypoints, in pixels."""
+    """Detections with the standard deviation of their most and least certain keypoints, in pixels."""
     lines = [f"{'photograph':12}{'person':>8}{'score':>8}{'kept':>8}{'best px':>9}{'median px':>11}{'worst px':>10}"]
     for name, detections in found.items():
         for number, entry in enumerate(detections):

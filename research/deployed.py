@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def print_parity(source: Path, weights: Path | None, count: int) -> None:
-    """A row a base: largest differences over all photographs, and how many detections were kept by both."""
+    """One row per base model: largest differences over all photographs, and detections kept by both."""
     paths = sorted(path for path in source.iterdir() if path.is_file())
     step = max(len(paths) // count, 1)
     images = [image for path in paths[::step][:count] for image in read_source(path)]
@@ -83,7 +83,7 @@ class Base:
 
 
 def bases(weights: Path | None) -> Iterator[Base]:
-    """Architectures with weights at hand, and YOLO-NAS by chance; YOLO12 by chance is left to the tests.
+    """Architectures with available weights, and YOLO-NAS with random weights; tests cover YOLO12.
 
     At this size its scores are all but 1 and its boxes fill the image: which is which cannot be told any more.
     """
@@ -123,7 +123,7 @@ def row(base: Base, images: list[NamedImage]) -> str:
         both, others = both + same * len(torch_poses), others + (not same) * len(torch_poses)
         if not same or not len(torch_poses):
             continue
-        # By box: chance gives scores so close to each other that runtimes differ in their order.
+        # Matched by box: random weights give nearly equal scores, whose order differs between runtimes.
         order = np.abs(ours.boxes[:, None] - torch_poses.boxes).sum(2).argmin(1)
         expected = torch_poses.covariance[order]
         gap = np.abs(predict.covariances(ours.factors) - expected) / np.abs(expected).max((2, 3), keepdims=True)
@@ -136,7 +136,7 @@ def row(base: Base, images: list[NamedImage]) -> str:
 
 
 def artifact_for(host: Host) -> Artifact:
-    """The shipped heads where they fit, else heads whose dispersions vary by chance."""
+    """The shipped heads where they fit, else heads with random dispersions."""
     shipped = Artifact.load(shipped_artifact())
     if shipped.fits(host):
         return shipped
@@ -149,7 +149,7 @@ def artifact_for(host: Host) -> Artifact:
 
 
 def confidence_of_few(host: Host, image: NamedImage) -> float:
-    """A confidence that some twenty cells pass, for a base by chance."""
+    """A confidence that about 20 cells pass, for a base model with random weights."""
     batch, _ = host.preprocess([image.pixels], 640, rectangular=True)
     return float(host.forward(batch).scores.flatten().topk(20).values[-1])
 
@@ -158,7 +158,7 @@ def confidence_of_few(host: Host, image: NamedImage) -> float:
 
 
 def print_int8(data: Path, work: Path) -> None:
-    """ACE and ENCE of the shipped heads: in float, in half, and in 8 bits before and after calibration.
+    """ACE and ENCE of the shipped heads in float, half, and 8 bits before and after calibration.
 
     All calibrations are of the choosing images, since the shipped one has seen the evaluation images.
     """
@@ -184,7 +184,7 @@ def print_int8(data: Path, work: Path) -> None:
 
 
 def ranges_from(dataset: Dataset) -> Iterator[NamedImage]:
-    """Images for the ranges of activations."""
+    """Images that determine the ranges of activations."""
     return (NamedImage("", record.pixels()) for record in dataset.records)
 
 

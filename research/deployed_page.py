@@ -32,7 +32,7 @@ SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """As the page's own server serves it, its log included."""
+    """Serve the page and keep the log."""
     opened = serve.server(str(folder), 0)
     threading.Thread(target=opened.serve_forever, daemon=True).start()
     yield f"http://localhost:{opened.server_port}"
@@ -40,7 +40,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def write_film(path: Path) -> None:
-    """An endless film: the photograph, drifting."""
+    """An endless film of the moving photograph."""
     image = cv2.resize(read_image(PHOTOGRAPH), (480, 640))
     with path.open("wb") as file:
         for step in range(60):
@@ -97,7 +97,7 @@ def check_camera(page: Page, address: str) -> None:
 
 
 def check_picture(page: Page, address: str, deployed: Path) -> None:
-    """Covariances of the page against those of the runtime in Python, on a picture without loss."""
+    """Covariances of the page against those of the runtime in Python, on a losslessly compressed picture."""
     page.goto(f"{address}/?picture=check.png")
     page.wait_for_function("window.halopose.poses.length > 0", timeout=60_000)
     poses = page.evaluate("window.halopose.poses")

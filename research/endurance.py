@@ -52,7 +52,7 @@ main()
 
 
 def write_film(path: Path, frames: int) -> None:
-    """Noise and a moving square, so that no two frames are alike."""
+    """Noise and a moving square; no two frames are equal."""
     rng = np.random.default_rng(0)
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 25, (96, 64))
     for number in range(frames):
@@ -90,7 +90,7 @@ def bad_day(images: int, damaged: int) -> None:
 
 
 def memory(script: str, words: list[str]) -> list[tuple[int, float]]:
-    """Frames done and MiB that the process holds."""
+    """Number of finished frames and memory of the process in MiB."""
     done = subprocess.run([sys.executable, "-c", RESIDENT + script, *words], capture_output=True, text=True, check=True)
     lines = re.findall(r"^(\d+) (\d+\.\d+)$", done.stdout + done.stderr, re.MULTILINE)
     return [(int(frame), float(size)) for frame, size in lines]

@@ -203,7 +203,7 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 def answers(extra: str, inputs: dict[str, str], wheel: dict[str, Path]) -> Iterator[Answer]:
-    """What every command of a room says, in an environment that goes afterwards."""
+    """Output of every command in a temporary environment."""
     room = ROOMS[extra]
     with tempfile.TemporaryDirectory(prefix="halopose-extra-") as name:
         folder = Path(name)
@@ -249,7 +249,7 @@ def programs(environment: Path) -> Path:
 
 
 def wheels(folder: Path) -> dict[str, Path]:
-    """Both distributions of this checkout, built anew."""
+    """Build both distributions of this checkout."""
     shutil.rmtree(folder, ignore_errors=True)
     for source, out in ((ROOT, "halopose"), (ROOT / "models", "models")):
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder / out)]

@@ -53,7 +53,7 @@ def calibration_figure(scores: Scores, others: dict[str, Scores], folder: Path) 
 
 
 def learning_figure(counts: Array, skill: Array, line: tuple[float, float, float], whole: int, path: Path) -> None:
-    """Skill (C, 1 + draws) over numbers of photographs (C,), and on along a line in log2 to so many of them.
+    """Skill (C, 1 + draws) over numbers of photographs (C,), extrapolated linearly in log2 to a given number.
 
     line: what a doubling brings, skill at ``whole`` and its margin.
     """
@@ -102,7 +102,7 @@ def _variance(axes: Axes, scores: Scores) -> None:
 
 
 def _qq(axes: Axes, scores: Scores) -> None:
-    """Gaussian over all keypoints; Student-t laws differ by keypoint, so each has a line of its own."""
+    """One line for the Gaussian over all keypoints; one line per keypoint for Student-t distributions."""
     for curve in scores.student_t.curves.qq_keypoints.values():
         axes.plot(*_roots(curve["joint"]), color=COLOURS["student_t"], alpha=0.25)
     if scores.gaussian.curves.qq is not None:

@@ -38,7 +38,7 @@ from research.shipped_data import PARTS, Part, Splits, arguments, collect_part, 
 from research.shipped_heads import SETTINGS
 
 IMAGES = 4000
-FIRST = "both signals"
+FIRST = "both context features"
 DRAWS = 300
 SCORES = ("skill", "ace", "ence", "nll")
 PLAIN = HeadSettings()
@@ -126,7 +126,7 @@ def amount(row: Row) -> Row:
 
 
 def learnt(curve: dict[int, list[float]], path: Path) -> str:
-    """What another doubling of the photographs brings, and all of train2017 would; drawn into a file.
+    """Gain from doubling the photographs, measured and extrapolated to train2017; draws a chart.
 
     curve: skill and its bootstrap draws by the number of photographs. Intervals are of images, not of seeds.
     """
@@ -160,7 +160,7 @@ def heads_of(host: Host, row: Row, stores: list[MatchStore], splits: Splits) -> 
 
 
 def images_of(splits: Splits, row: Row) -> Array:
-    """So many photographs, the same ones and more for a larger number, and all small ones."""
+    """A number of photographs, nested for increasing numbers, and all small ones."""
     large = np.concatenate([splits.heads["train"].image_ids, splits.heads["extra"].image_ids])
     small = [splits.heads[name].image_ids for name in ("train_small", "many") if name in splits.heads]
     return np.concatenate([hashed_order(large)[: row.images], *small])
@@ -213,7 +213,7 @@ def finished(path: Path, row: Row) -> dict[str, list[float]] | None:
 
 
 def read_back(row: Row) -> dict[str, object]:
-    """The row as json gives it back."""
+    """The row after a round trip through JSON."""
     return {**asdict(row), "parts": list(row.parts)}
 
 

@@ -97,7 +97,7 @@ def run(folder: Path, name: str, kill_after: float | None) -> bool:
 
 
 def kill_ranks(folder: Path, ranks: int, kills: int, generator: random.Random) -> None:
-    """Ranks of collect and of train killed so many times each."""
+    """Kill processes of collect and of train a given number of times each."""
     data, base = str(folder / "data" / "data.yaml"), ["--base", str(find_base())]
     collect = ["collect", data, *base, "--sizes", "320", "--workers", "1", "-o"]
     torchrun(1, [*collect, str(folder / "one")])
@@ -114,14 +114,14 @@ def kill_ranks(folder: Path, ranks: int, kills: int, generator: random.Random) -
 
 
 def killed_often(ranks: int, words: list[str], kills: int, generator: random.Random) -> int:
-    """Kill one rank of each of so many runs, then let one finish; how many were killed before they were done."""
+    """Kill one process of each run, then let one run finish; returns how many were killed before the end."""
     killed = sum(torchrun(ranks, words, generator) for _ in range(kills))
     torchrun(ranks, words)
     return killed
 
 
 def torchrun(ranks: int, words: list[str], killer: random.Random | None = None) -> bool:
-    """Run a command in so many ranks of one thread; a killer kills one of them, which ends them all."""
+    """Run a command in several processes of one thread; killing one of them ends all."""
     begin = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [*begin, "-m", "halopose", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -150,7 +150,7 @@ def digest_of(folder: Path) -> dict[str, str]:
 
 
 def make_data(folder: Path) -> None:
-    """Views of the photographs with YOLO labels: the base's predictions plus noise."""
+    """Views of the photographs with YOLO labels: the base model's predictions plus noise."""
     host = load_host(find_base())
     generator = np.random.default_rng(0)
     assets = Path(ultralytics.__file__).parent / "assets"

@@ -339,7 +339,7 @@ def nis_cell(tracks: Sequence[FusedTrack], digits: int = 2) -> str:
 
 
 def blind_cell(count: int) -> str:
-    """NIS of the other sensors in flights of seeds that nothing else has."""
+    """NIS of the other sensors in flights with separate seeds."""
     tracks = []
     for seed in range(3000, 3000 + count):
         approach = fly(seed, "clear", TRUTH_RATE)
@@ -370,7 +370,7 @@ def _nees_at(flight: SimulatedFlight) -> Array:
 
 
 def persistence_table(model: UncertainPose, work: Path) -> str:
-    """What ``LandingSettings`` believes of vision, measured on flights of other seeds than all the rest.
+    """Parameters of the vision errors for ``LandingSettings``, fitted on flights with separate seeds.
 
     Errors are taken about the truth with the true attitude and camera, in their own standard deviations.
     """
@@ -413,7 +413,7 @@ def lag_table(errors: Sequence[Array]) -> str:
 
 
 def weather_table(flights: Mapping[Any, list[SimulatedFlight]]) -> str:
-    """By weather: how often vision is there, trusted, and outside of its ellipsoid, and beyond its levels."""
+    """By weather: share of frames with vision, trusted, outside the ellipsoid, and beyond protection levels."""
     rows = []
     for weather, group in flights.items():
         seen = np.concatenate([flight.corner_detections.seen for flight in group])

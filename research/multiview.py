@@ -84,7 +84,7 @@ def tallest(scene: ReconstructedScene) -> int:
 
 
 def person_of(scene: ReconstructedScene) -> Array:
-    """Identity of the person of each sighting (N,), 0 where it is none."""
+    """Identity of the person of each detection (N,), 0 for none."""
     place = scene.points.place.reshape(-1, 17, 3)
     frame = scene.gathered.frame.reshape(-1, 17)[:, 0]
     result = np.zeros(len(place), dtype=np.int64)
@@ -173,7 +173,7 @@ def _differ(sigma: Array, ratio: float) -> Array:
 
 
 def _ways(gathered: SceneObservations) -> list[tuple[SceneObservations, dict[str, Any]]]:
-    """All pixels alike; by the base's own score; by covariance as a Gaussian; and robust, with exclusion."""
+    """Weights: equal; by the base model's score; by Gaussian covariance; robust with exclusion."""
     seen = gathered.observations
     score = np.maximum(gathered.scores, 1e-3)[..., None, None]
     by_score = ViewObservations(seen.pixels, 100 * np.eye(2) / score**2, seen.used)

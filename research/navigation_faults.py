@@ -136,7 +136,7 @@ def main() -> None:
 
 
 def outcomes(case: Case, count: int, work: Path) -> list[Outcome]:
-    """Outcomes of so many seeds, from a file if they are there already."""
+    """Outcomes by seed, from a file if it exists."""
     path = work / f"{case.name.replace('/', ' per ').replace(' ', '-')}.json"
     known = [Outcome(**each) for each in json.loads(path.read_text())] if path.is_file() else []
     for seed in range(len(known), count):
@@ -160,7 +160,7 @@ def flown(case: Case, seed: int) -> Outcome:
 
 
 def camera(truth: TrueTrajectory, seed: int, case: Case) -> list[Measurement]:
-    """Fixes at 1 Hz whose errors follow the law that the navigator believes, but for the fault."""
+    """Fixes at 1 Hz whose errors follow the navigator's error model, except for the fault."""
     rng = np.random.default_rng([seed, 40])
     times = np.arange(0.25, truth.times[-1], 1.0)
     positions = truth.position(times)

@@ -114,7 +114,7 @@ def collected(host: Host, data: Mapping[str, Scenes], work: Path, step: Progress
 
 
 def rows_by_name(artifact: Artifact, stores: Mapping[str, MatchStore]) -> dict[str, Rows]:
-    """What novelty sees of their detections."""
+    """Inputs of the out-of-distribution model for these detections."""
     return {name: rows_of(artifact, store, PLAIN.conf) for name, store in stores.items()}
 
 
@@ -135,7 +135,7 @@ def copied_store(host: Host, work: Path, step: Progress) -> MatchStore:
 
 
 def gate_table(artifact: Artifact, found: dict[str, Rows]) -> str:
-    """What the gate keeps in fog at the alarm of 5 %, beside the prototype's rules."""
+    """Detections that the gate keeps in fog at a false-alarm rate of 5 %, beside other rules."""
     novelty = artifact.novelty
     assert novelty is not None
     fog, seen = found["fog"], [found[name] for name in TRAINING_WEATHERS]

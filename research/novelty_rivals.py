@@ -70,7 +70,7 @@ def cells(value: Mapping[str, Array], found: Mapping[str, Rows]) -> list[str]:
 
 
 def rules(artifact: Artifact, train: Rows) -> dict[str, Rule]:
-    """What the literature offers on the same features, all fitted on the same training images."""
+    """Methods of the literature on the same features, fitted on the same training images."""
     novelty = artifact.novelty
     assert novelty is not None
     usual = train.select(np.flatnonzero(train.clean & (train.poses.scores >= 0.25)))

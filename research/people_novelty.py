@@ -104,7 +104,7 @@ def ranking_table(shift: ShiftResult) -> str:
 
 
 def learnt_note(artifact: Artifact, store: MatchStore, conf: float = 0.25) -> str:
-    """What a logistic function learns that is taught nothing but which keypoints of val lie outside.
+    """A logistic regression that predicts which keypoints of val lie outside their ellipse.
 
     It is given the keypoint, the stated covariance, scores and the box, and asked about folds of images that it
     was not fitted on: if it ranks them by little more than chance, so does whatever knows less.
@@ -126,7 +126,7 @@ def learnt_note(artifact: Artifact, store: MatchStore, conf: float = 0.25) -> st
 
 
 def _inputs(found: Rows) -> Array:
-    """What is known of every keypoint (N, K, D), each number of order one, and which keypoint it is."""
+    """Features of every keypoint (N, K, D), scaled to order one, with one-hot keypoint index."""
     boxes, shape = found.poses.boxes, found.labelled.shape
     sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 1.0)
     spread = np.trace(found.poses.covariance, axis1=2, axis2=3)

@@ -139,7 +139,7 @@ def found_in(store: MatchStore, artifact: Artifact, images: Array) -> MatchedPos
 
 
 def widened_poses(host: Host, artifact: Artifact, data: Dataset) -> PoseDistributions:
-    """Everything found in all frames, with covariances widened where it is unlike the data (``--widen``)."""
+    """All detections, with covariances widened where they are out of distribution (``--widen``)."""
     model = UncertainPose(host, artifact, widen=True)
     parts = []
     for record in data.records:
@@ -149,7 +149,7 @@ def widened_poses(host: Host, artifact: Artifact, data: Dataset) -> PoseDistribu
 
 
 def unlike(widened: PoseDistributions, store: MatchStore, images: Array) -> dict[str, Any]:
-    """Which detections of a sequence are flagged as unlike the data, and what their widened ellipses hold."""
+    """Detections flagged as out of distribution, and coverage of their widened ellipses."""
     poses = widened[np.isin(np.asarray(widened.image_ids), images)]
     matched = match_poses(poses, store.ground_truth(images))
     distance = np.square(whiten(matched.residual, np.linalg.cholesky(matched.covariance))).sum(-1)

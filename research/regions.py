@@ -90,7 +90,7 @@ def matched_of(artifact: Artifact, store: MatchStore, images: Array | None = Non
 
 
 def persons(data: Path, work: Path, output: Path) -> str:
-    """Regions of the shipped heads, their size beside constant covariances, pruning with a promise, joint NLL."""
+    """Regions of the shipped heads, their size beside constant covariances, pruning with a guarantee, joint NLL."""
     artifact, host = Artifact.load(model_zoo.shipped_artifact()), load_host(model_zoo.find_base())
     settings = FitSettings(imgsz=artifact.imgsz, head=artifact.heads.settings)
     store = collected(host, load_dataset(data, "val"), work / "store-persons", settings)
@@ -119,7 +119,7 @@ def persons(data: Path, work: Path, output: Path) -> str:
         [
             "### Persons\n\n" + markdown(head, rows),
             markdown(["median radius, px", *head[1:]], size_rows(seen, unseen, found.size)),
-            f"gain of the joint law in nats a keypoint: {', '.join(gains)}; joint t with {scores.joint.dof:.0f} "
+            f"joint gain in nats per keypoint: {', '.join(gains)}; joint t with {scores.joint.dof:.0f} "
             f"degrees of freedom, shrinkage {scores.joint.shrinkage:.2f}",
             f"{RULE} over {SPLITS} random halves: broken in {100 * broken:.1f} %, keeps {100 * kept:.0f} %, "
             f"{100 * wrong:.1f} % of those wrong",
@@ -152,7 +152,7 @@ def size_rows(seen: MatchedPoses, unseen: MatchedPoses, heads: tuple[float, ...]
 
 
 def guarantee_over_splits(matched: MatchedPoses) -> tuple[float, float, float]:
-    """How often more of what is kept is wrong than promised, the share kept and of that the share wrong."""
+    """Share of splits that break the pruning guarantee, the share kept, and the share of wrong kept keypoints."""
     images = np.unique(matched.image_ids)
     rng = np.random.default_rng(0)
     labelled = matched.labelled

@@ -99,7 +99,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages, how many images make a step, how many trainings run side by side, and what is left of the start.
+    """The stages, how many images make a step, how many trainings run in parallel, and what is left of the start.
 
     Each run sees scenes of its own, on a core of its own, which is nearly twice as fast as one run on two. The
     detector is the mean of their weights, with a share ``kept`` of those that all began with: on the scenes
@@ -201,7 +201,7 @@ def main() -> None:
 
 
 def draw(work: Path, world: str, split: str, count: int, seed: int = SEED) -> Path:
-    """The data yaml of a split, drawn where it is not there yet."""
+    """The data yaml of a split, drawn if it does not exist."""
     weather = {split: WEATHERS[world]} if world in WEATHERS else None
     folder = work / "scenes" / split
     return write_dataset(folder, {split: count}, seed, weather, WORLDS[world], processes=PROCESSES)

@@ -35,7 +35,7 @@ MIRROR = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
 
 @dataclass(frozen=True)
 class Part:
-    """Images of a split at one input size: all of them or a share, as they are or mirrored; cells an object."""
+    """Images of a split at one input size: all of them or a share, as they are or mirrored; cells per object."""
 
     split: str
     imgsz: int
@@ -79,7 +79,7 @@ def load_splits(data: Path, extra: Path | None, many: Path | None = None) -> Spl
 
 
 def collect_part(host: Host, splits: Splits, part: Part, work: Path, step: Progress | None = None) -> MatchStore:
-    """A store that the heads train on: label-assigned cells with their signals."""
+    """Feature cache for training: label-assigned cells with context features."""
     dataset = splits.heads[part.split]
     if part.share < 1:
         order = hashed_order(dataset.image_ids)
@@ -92,7 +92,7 @@ def collect_part(host: Host, splits: Splits, part: Part, work: Path, step: Progr
 
 
 def collect_val(host: Host, splits: Splits, work: Path, step: Progress | None = None) -> MatchStore:
-    """The store that calibrates, chooses and evaluates: retained detections with their signals."""
+    """Feature cache for calibration, selection and evaluation: retained detections with context features."""
     settings = CollectSettings(imgsz=(640,), detections=20, context_features=True)
     return collect(host, splits.val, work / "val", settings, named(step, "collecting val"))
 

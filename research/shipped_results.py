@@ -92,7 +92,7 @@ class Study:
         return self._score(self._detections(), self.protocol)
 
     def variance_note(self) -> str:
-        """ENCE of the evaluation images and of all of val, beside what a sample like each shows of a right law."""
+        """ENCE of the evaluation images and of all of val, beside the ENCE of samples whose distribution is exact."""
         matched = match_poses(self._detections(), self.store.ground_truth(), self.protocol)
         distributions = cross_fitted(matched, self.protocol)
         lines = []
@@ -214,7 +214,7 @@ def passes_cost(host: Host, artifact: Artifact, splits: Splits, count: int) -> d
 
 
 def shrinkage_table(study: Study) -> str:
-    """How strongly a keypoint's temperature leans on all of them, cross-fitted on the choosing images."""
+    """Pooling strength of the temperatures, cross-fitted on the selection images."""
     matched = study.choosing_matches()
     rows = []
     for least in (1, 50, 200, 400, 800):

@@ -27,7 +27,7 @@ from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
-_QUANTILES = (np.arange(8) + 0.5) / 8  # of the factors' laws, over which the likelihood is averaged
+_QUANTILES = (np.arange(8) + 0.5) / 8  # of the factors' distributions, over which the likelihood is averaged
 _HALF = (0.5, 0.5, 0.5)
 
 

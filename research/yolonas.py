@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def near_runways(folder: Path) -> Path:
-    """A set that is learnt from chance in minutes."""
+    """A data set that random weights can learn in minutes."""
     settings = SceneSettings(distance=(300.0, 1500.0))
     return write_dataset(folder, {"train": 400, "val": 400}, seed=5, settings=settings)
 
@@ -92,7 +92,7 @@ def train_base(arguments: argparse.Namespace, keypoints: int) -> Path:
 
 
 def newest(weights: Path) -> Path | None:
-    """The newest whole checkpoint: the trainer writes in place, so that a kill may leave one cut."""
+    """The newest complete checkpoint; a killed trainer may leave a truncated file."""
     for path in sorted(weights.glob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             torch.load(path, map_location="cpu", weights_only=True)

@@ -117,7 +117,7 @@ def test_research_commands_exist_with_their_options(page: str, words: list[str])
 
 
 def test_targets_of_make_exist() -> None:
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     shown = [words[1] for _, words in lines("make ")] + [t.split()[1] for _, t in inline() if t.startswith("make ")]
     assert shown
     assert set(shown) <= set(targets)
