@@ -1,4 +1,4 @@
-"""The motion of the picture is found from the background, not from what moves before it."""
+"""Image motion is estimated from the background, not from moving objects."""
 
 import cv2
 import numpy as np
@@ -25,7 +25,7 @@ def test_a_shift_with_turn_and_zoom_is_found_again() -> None:
     np.testing.assert_allclose(warp.offset, expected, atol=0.5)
 
 
-def test_a_wall_without_corners_tells_nothing() -> None:
+def test_an_image_without_corners_gives_no_warp() -> None:
     background = CameraMotion()
     grey = np.full((100, 100, 3), 90, np.uint8)
     assert [background.update(grey, np.zeros((0, 4))) for _ in range(2)] == [None, None]

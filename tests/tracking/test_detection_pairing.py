@@ -1,4 +1,4 @@
-"""Similarity of keypoint distributions against sampling, and pairs that are the best of all."""
+"""Similarity of keypoint distributions against sampling, and optimal pairs."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def test_expected_oks_is_the_mean_of_sampled_oks() -> None:
     assert (found.near >= found.expected).all()
 
 
-def test_what_is_certain_equals_oks() -> None:
+def test_without_uncertainty_similarity_is_oks() -> None:
     rng = np.random.default_rng(1)
     place, seen, nothing = rng.normal(0, 5, (1, 3, 2)), rng.normal(0, 5, (1, 3, 2)), np.zeros((1, 3, 2, 2))
     found = similarity(place, nothing, seen, nothing, np.ones((1, 3), dtype=bool), np.full((1, 3), 4.0))
@@ -33,7 +33,7 @@ def test_what_is_certain_equals_oks() -> None:
     np.testing.assert_allclose([found.expected[0, 0], found.near[0, 0]], oks)
 
 
-def test_pairs_are_the_best_in_all_and_what_is_far_is_left_alone() -> None:
+def test_pairs_are_optimal_and_distant_detections_stay_unpaired() -> None:
     expected = np.array([[0.9, 0.8, 0.0], [0.85, 0.1, 0.0]])
     assert pair(Similarity(expected, expected), 0.05) == [(0, 1), (1, 0)]
     assert pair(Similarity(expected, expected), 0.86) == [(0, 0)]

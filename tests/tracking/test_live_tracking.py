@@ -1,4 +1,4 @@
-"""What was known at the time: nothing that is written of a frame depends on a later one."""
+"""Causal tracks: nothing depends on later frames."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ FILM = synthesize_film(Film(frames=30, persons=2, missed=0.15, seed=4))
 
 
 def written(frames: list[PoseDistributions], count: int) -> tuple[list[str], list[object]]:
-    """The rows of csv and json of the first frames."""
+    """CSV rows and JSON entries of the first frames."""
     tracks = track_live(frames, LAYOUT, rate=30.0)
     rows = [row for row in tracks.to_csv().splitlines()[1:] if int(row.split(",")[0]) < count]
     return rows, [entry for entry in tracks.to_json() if entry["frame"] < count]
@@ -40,7 +40,7 @@ def test_changing_later_frames_changes_nothing_earlier(count: int, seed: int) ->
     assert written(FILM.frames[:count], count) == expected
 
 
-def test_it_is_what_the_tracker_says() -> None:
+def test_tracks_are_the_output_of_the_tracker() -> None:
     tracks, tracker = track_live(FILM.frames, LAYOUT, rate=30.0), Tracker(LAYOUT, 30.0)
     for number, poses in enumerate(FILM.frames):
         identities, known = tracker.update(poses)
@@ -58,6 +58,6 @@ def test_velocities_are_those_of_the_walk() -> None:
     assert np.abs(tracks.velocity[one].mean((0, 1)) - way).max() < 0.5 * np.abs(way).max()
 
 
-def test_nobody_is_told() -> None:
-    with pytest.raises(HaloposeError, match="no object is seen often enough"):
+def test_a_film_without_tracks_is_refused() -> None:
+    with pytest.raises(HaloposeError, match="--confirm"):
         track_live([FILM.frames[0]], LAYOUT, rate=30.0)

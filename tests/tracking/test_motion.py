@@ -1,4 +1,4 @@
-"""The filter against filterpy, its weights against scipy, its smoother against all frames solved at once."""
+"""Filter against filterpy, smoother against one least-squares solution of all frames."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ MOTION = Motion(np.array([1.0, 4.0]), np.array(0.4), np.array(0.3))
 
 
 def walk(frames: int, seed: int, dof: float | None = None, motion: Motion = MOTION) -> tuple[MeasurementSeries, Array]:
-    """Two keypoints that move and err as the model says, a quarter not seen; and where they are (T, 2, 2)."""
+    """Two keypoints drawn from the model, a quarter unobserved, and their true positions (T, 2, 2)."""
     rng = np.random.default_rng(seed)
     size, step = 100.0, 1 / RATE
     place, speed = np.array([[0.0, 0.0], [50.0, 80.0]]), rng.normal(0, 20, (2, 2))
@@ -72,7 +72,7 @@ def test_the_filter_equals_filterpy() -> None:
 
 
 def test_the_smoother_equals_all_frames_solved_at_once() -> None:
-    """Of a linear Gaussian model the posterior is one big least squares problem."""
+    """The posterior of a linear Gaussian model is one least-squares problem."""
     measured, _ = walk(6, 1)
     smoothed, _ = run_smoother(measured, MOTION)
     causal = run_filter(measured, MOTION)
@@ -104,7 +104,7 @@ def test_the_smoother_equals_all_frames_solved_at_once() -> None:
 
 @pytest.mark.parametrize("dof", [None, 4.0])
 def test_errors_are_as_large_as_stated(dof: float | None) -> None:
-    """Of both ways, of frames that were seen and of those that were bridged; and smoothing is worth it."""
+    """For observed and for bridged frames; and smoothing reduces the error."""
     squared, bridged, ratio = [], [], []
     for seed in range(12):
         measured, truth = walk(60, seed, dof)
@@ -146,7 +146,7 @@ def test_the_likelihood_prefers_the_truth() -> None:
 
 
 def test_a_moving_camera_is_taken_out() -> None:
-    """The same walk, seen by a camera that turns: smoothed places move with the picture, nothing else changes."""
+    """The same walk seen by a rotating camera: the smoothed positions move with the image."""
     measured, _ = walk(30, 7)
     turn = np.array([[0.9, -0.1], [0.1, 0.9]])
     offsets = np.random.default_rng(0).normal(0, 30, (30, 2))
@@ -166,6 +166,6 @@ def test_a_moving_camera_is_taken_out() -> None:
     there, _ = run_smoother(moving, replace(MOTION, share=np.array(0.0)))
     here, _ = run_smoother(measured, replace(MOTION, share=np.array(0.0)))
     expected = np.einsum("tij,tkj->tki", moved_by, here.place[0]) + shift[:, None]
-    # Accelerations are in pixels of each frame, so that a picture that shrinks makes them a little larger.
+    # Accelerations are in pixels of each frame, so that a shrinking image makes them slightly larger.
     assert np.abs(there.place[0] - expected)[:5].max() < 1.0
     assert np.isfinite(still.mean).all()

@@ -1,4 +1,4 @@
-"""What a film teaches: how fast keypoints accelerate, and which part of their errors lasts."""
+"""Fit of the motion model: accelerations and correlated errors."""
 
 import numpy as np
 

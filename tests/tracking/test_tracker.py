@@ -1,4 +1,4 @@
-"""A tracker that runs live: what it says of who is out of sight, and that it does not slow down."""
+"""Causal tracker: undetected objects, and constant cost per frame."""
 
 from unittest.mock import Mock
 

@@ -1,4 +1,4 @@
-"""Films of known truth: errors as large as stated, gaps bridged, and who is who."""
+"""Tracks of synthetic films: calibrated errors, bridged gaps, identities."""
 
 import csv
 import io
@@ -78,13 +78,13 @@ def test_mistakes_are_told() -> None:
     empty = PoseDistributions(
         np.zeros((0, 4)), np.zeros(0), np.zeros((0, 17, 2)), np.zeros((0, 17, 2, 2)), np.zeros((0, 17, 2, 2))
     )
-    with pytest.raises(HaloposeError, match="no object is seen often enough"):
+    with pytest.raises(HaloposeError, match="track"):
         track([empty] * 5, LAYOUT, rate=25.0)
-    with pytest.raises(HaloposeError, match="a warp for each of the 1 frames"):
+    with pytest.raises(HaloposeError, match="warp"):
         track([empty], LAYOUT, rate=25.0, warps=[])
-    with pytest.raises(HaloposeError, match="frames a second"):
+    with pytest.raises(HaloposeError, match="frame rate"):
         Tracker(LAYOUT, 0.0)
-    with pytest.raises(HaloposeError, match="tracker of 3 keypoints"):
+    with pytest.raises(HaloposeError, match="3 keypoints"):
         Tracker(Keypoints.of(3), 25.0).update(empty)
-    with pytest.raises(HaloposeError, match="confirm of 1 or more"):
+    with pytest.raises(HaloposeError, match="confirm"):
         TrackSettings(confirm=0)

@@ -24,10 +24,13 @@ from halopose.cli.terminal import progress, say
 from halopose.errors import HaloposeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from halopose.keypoints import Keypoints
     from halopose.poses import PoseDistributions
-    from halopose.tracking.motion import Warp
-    from halopose.tracking.tracks import PoseTracks
+    from halopose.tracking.frame_store import FrameStore
+    from halopose.tracking.motion import Motion, Warp
+    from halopose.tracking.tracks import PoseTracks, TrackWindow
     from halopose.types import Progress
 
 Film = Annotated[Path, typer.Argument(help="A film, or predictions.json of one from `halopose predict`.")]
@@ -65,11 +68,12 @@ def track(
     unsafe: Unsafe = False,
 ) -> None:
     """Follow objects through a film: identities, keypoints filtered and smoothed with their covariances."""
-    from halopose.data.files import make_folder, write_json, write_text
+    from halopose.data.files import make_folder
     from halopose.data.films import film_facts
-    from halopose.tracking.live_tracking import track_live
+    from halopose.tracking.live_tracking import track_live_windows
+    from halopose.tracking.track_files import TrackWriter
     from halopose.tracking.tracker import TrackSettings
-    from halopose.tracking.tracks import track as run
+    from halopose.tracking.tracks import NO_TRACK, WINDOW, track_windows
 
     if not film.is_file():
         raise HaloposeError(f"no file {film}: give a film, or predictions.json of one")
@@ -80,6 +84,7 @@ def track(
     written = [path for path in (drawn, folder / "tracks.json", folder / "tracks.csv") if path]
     if film.resolve() in [path.resolve() for path in written]:
         raise HaloposeError(f"what is written would take the place of {film}: choose another --output")
+    frames: Sequence[PoseDistributions]
     if listed:
         frames, layout = read_frames(film)
         warps, seconds = None, rate or 25.0
@@ -97,26 +102,31 @@ def track(
         layout, seconds = model.layout, rate or film_facts(film)[0]
         with progress() as step:
             frames, warps = _predicted(model, film, camera_motion, step, conf=conf, iou=iou, imgsz=imgsz)
-    follow = track_live if causal else run
-    tracks = follow(frames, layout, rate=seconds, settings=settings, warps=warps)
-    write_json(folder / "tracks.json", tracks.to_json())
-    write_text(folder / "tracks.csv", tracks.to_csv())
-    _tell(tracks, len(frames), "assumed" if causal else "learnt")
-    if drawn:
-        with progress() as step:
-            _draw(tracks, film, drawn, seconds, probability, step)
+    follow = track_live_windows if causal else track_windows
+    windows = follow(frames, layout, rate=seconds, settings=settings, warps=warps, window=WINDOW)
+    figures = _Figures()
+    with TrackWriter(folder) as writer, _Drawing(film, drawn, seconds, probability) as drawing, progress() as step:
+        for window in windows:
+            if window.tracks is not None:
+                writer.add(window.tracks)
+                figures.add(window.tracks)
+            drawing.add(window, step)
+        if figures.motion is None:
+            raise HaloposeError(NO_TRACK)
+    figures.tell(len(frames), "assumed" if causal else "learnt")
     say(f"-> {', '.join(map(str, written))}")
 
 
 def _predicted(
     model: Any, film: Path, camera_motion: bool, step: Progress, **options: Any
-) -> tuple[list[PoseDistributions], list[Warp | None] | None]:
+) -> tuple[FrameStore, list[Warp | None] | None]:
     """Poses of every frame, and how the picture moved where that is asked for."""
     from halopose.data.films import film_facts
     from halopose.tracking.camera_motion import CameraMotion
+    from halopose.tracking.frame_store import FrameStore
 
     count, background = film_facts(film)[1], CameraMotion()
-    frames: list[PoseDistributions] = []
+    frames = FrameStore()
     warps: list[Warp | None] = []
     for number, (image, poses) in enumerate(model.stream(film, **options), 1):
         frames.append(poses)
@@ -141,33 +151,66 @@ def read_frames(path: Path) -> tuple[list[PoseDistributions], Keypoints]:
     return next(iter(films.values())), Keypoints.of(poses.keypoint_count)
 
 
-def _tell(tracks: PoseTracks, frames: int, how: str) -> None:
-    import numpy as np
+class _Figures:
+    """Figures of the tracks over all windows."""
 
-    motion = tracks.motion
-    count = len(np.unique(tracks.track_ids))
-    say(f"{count} tracks in {frames} frames; {1 - tracks.observed.mean():.0%} of their keypoints bridged")
-    say(
-        f"{how}: {float(motion.share):.0%} of the errors' variance lasts, for {float(motion.memory):.2g} s; "
-        f"accelerations {motion.acceleration.min():.2g} to {motion.acceleration.max():.2g} sizes / s^1.5"
-    )
+    def __init__(self) -> None:
+        self.identities: set[int] = set()
+        self.observed = self.keypoints = 0
+        self.motion: Motion | None = None
+
+    def add(self, tracks: PoseTracks) -> None:
+        self.identities.update(tracks.track_ids.tolist())
+        self.observed += int(tracks.observed.sum())
+        self.keypoints += tracks.observed.size
+        self.motion = tracks.motion
+
+    def tell(self, frames: int, how: str) -> None:
+        motion = self.motion
+        if motion is None:
+            return
+        bridged = 1 - self.observed / max(self.keypoints, 1)
+        say(f"{len(self.identities)} tracks in {frames} frames; {bridged:.0%} of their keypoints bridged")
+        say(
+            f"{how}: {float(motion.share):.0%} of the errors' variance lasts, for {float(motion.memory):.2g} s; "
+            f"accelerations {motion.acceleration.min():.2g} to {motion.acceleration.max():.2g} sizes / s^1.5"
+        )
 
 
-def _draw(tracks: PoseTracks, film: Path, target: Path, rate: float, probability: float, step: Progress) -> None:
-    from halopose.data.films import FilmWriter
-    from halopose.data.images import read_source
+class _Drawing:
+    """Annotated film, drawn window by window; without a target nothing is drawn."""
 
-    last = int(tracks.frames.max()) + 1
-    with FilmWriter(target, rate) as writer:
-        for number, image in enumerate(read_source(film)):
-            rows = tracks.rows(frame=number)
-            labels = [f"#{identity}" for identity in tracks.track_ids[rows]]
-            shown = tracks.poses[rows].plot(
-                image.pixels,
-                probability=probability,
-                names=tracks.layout.names,
-                limbs=tracks.layout.limbs,
-                labels=labels,
-            )
-            writer.write(shown)
-            step("drawing", number + 1, max(last, number + 1))
+    def __init__(self, film: Path, target: Path | None, rate: float, probability: float) -> None:
+        from halopose.data.films import FilmWriter
+        from halopose.data.images import read_source
+
+        self._writer = None if target is None else FilmWriter(target, rate)
+        self._images = iter(()) if target is None else iter(read_source(film))
+        self._probability = probability
+
+    def __enter__(self) -> _Drawing:
+        if self._writer is not None:
+            self._writer.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._writer is not None:
+            self._writer.__exit__(*error)
+
+    def add(self, window: TrackWindow, step: Progress) -> None:
+        """Draw the frames of a window."""
+        if self._writer is None:
+            return
+        for number, image in zip(range(window.start, window.stop), self._images, strict=False):
+            picture, tracks = image.pixels, window.tracks
+            if tracks is not None:
+                rows = tracks.rows(frame=number)
+                picture = tracks.poses[rows].plot(
+                    picture,
+                    probability=self._probability,
+                    names=tracks.layout.names,
+                    limbs=tracks.layout.limbs,
+                    labels=[f"#{identity}" for identity in tracks.track_ids[rows]],
+                )
+            self._writer.write(picture)
+            step("drawing", number + 1, max(window.stop, number + 1))

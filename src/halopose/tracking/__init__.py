@@ -1,1 +1,1 @@
-"""Keypoints over time: who is who, filters whose noise is each keypoint's own covariance, and smoothed tracks."""
+"""Keypoints over time: identities, filters that use the covariance of each keypoint, and smoothed tracks."""

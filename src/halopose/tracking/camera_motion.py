@@ -1,7 +1,4 @@
-"""How the picture moves from frame to frame because the camera does.
-
-In: one frame after the other, with boxes of what moves by itself. Out: a ``Warp`` from the frame before to each.
-"""
+"""Estimate the image motion that a moving camera causes between successive frames."""
 
 from __future__ import annotations
 
@@ -11,19 +8,27 @@ import numpy as np
 from halopose.tracking.motion import Warp
 from halopose.types import Array
 
-_WIDTH = 480  # pixels to which frames are reduced
+_WIDTH = 480  # frames are reduced to this width in pixels
 _CORNERS = 300
-_FEWEST = 12  # corners that must be found again
+_FEWEST = 12  # smallest number of matched corners
 
 
 class CameraMotion:
-    """Follows corners of the background and fits a shift with turn and zoom to them, outliers left out."""
+    """Tracks background corners and fits shift, rotation and zoom to them, with outlier rejection."""
 
     def __init__(self) -> None:
         self._before: Array | None = None
 
     def update(self, image: Array, boxes: Array) -> Warp | None:
-        """The warp from the last frame to this image, boxes (N, 4) left out; None if it cannot be told."""
+        """Warp from the previous frame to this image.
+
+        Args:
+            image: BGR image (h, w, 3).
+            boxes: Boxes (N, 4) of moving objects, whose corners are ignored.
+
+        Returns:
+            The warp, or None if there are too few corners.
+        """
         scale = min(1.0, _WIDTH / image.shape[1])
         small = cv2.resize(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), None, fx=scale, fy=scale)
         before, self._before = self._before, small

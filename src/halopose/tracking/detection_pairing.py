@@ -1,7 +1,4 @@
-"""Which detection is which known object: the similarity of keypoint distributions, and the best pairing of all.
-
-In: where N objects are expected and M detections are seen, keypoints and covariances of both. Out: pairs.
-"""
+"""Match detections to known objects by the similarity of their keypoint distributions."""
 
 from __future__ import annotations
 
@@ -14,11 +11,13 @@ from halopose.types import Array
 
 
 class Similarity(NamedTuple):
-    """Of N objects and M detections (N, M): OKS that is ``expected`` under both laws, and how ``near`` they are.
+    """Similarity of N objects and M detections.
 
-    ``near`` is OKS with the tolerance of each keypoint widened by both covariances: 1 where the means agree,
-    however uncertain they are. It tells whether two may be one; the expected OKS, which is less where less is
-    known, tells which of several are.
+    Attributes:
+        expected: Expected OKS (N, M) under both distributions. It decreases with uncertainty and selects the best
+            of several candidates.
+        near: OKS (N, M) with tolerances widened by both covariances. It is 1 where the means agree and decides
+            whether a pair is possible.
     """
 
     expected: Array
@@ -28,11 +27,18 @@ class Similarity(NamedTuple):
 def similarity(
     place: Array, spread: Array, seen: Array, covariance: Array, used: Array, tolerance: Array
 ) -> Similarity:
-    """Of objects (N, K, 2) with covariances (N, K, 2, 2) and detections (M, K, 2) with theirs (M, K, 2, 2).
+    """Similarity of objects and detections.
 
-    used (M, K): keypoints that count; tolerance (M, K): OKS's own, object size times kappa, in pixels. For a
-    residual that is normal with covariance S about d, the mean of exp(-|r|^2 / 2 t^2) is
+    For a normal residual with mean d and covariance S, the expectation of exp(-|r|^2 / 2 t^2) is
     t^2 / sqrt|S + t^2 I| exp(-d' (S + t^2 I)^-1 d / 2).
+
+    Args:
+        place: Keypoints (N, K, 2) of the objects.
+        spread: Covariances (N, K, 2, 2) of the objects.
+        seen: Keypoints (M, K, 2) of the detections.
+        covariance: Covariances (M, K, 2, 2) of the detections.
+        used: Whether a keypoint of a detection is used (M, K).
+        tolerance: OKS tolerance (M, K) in pixels: object size times kappa.
     """
     square = tolerance**2
     dx, dy = np.moveaxis(seen[None] - place[:, None], -1, 0)
@@ -45,7 +51,7 @@ def similarity(
 
 
 def pair(similar: Similarity, least: float) -> list[tuple[int, int]]:
-    """Pairs (object, detection) of the largest expected OKS in all, among those that are near enough."""
+    """Pairs (object, detection) with the largest total expected OKS; ``near`` must reach ``least``."""
     value = np.where(similar.near >= least, similar.expected, -1.0)
     rows, columns = linear_sum_assignment(value, maximize=True)
     return [(int(a), int(b)) for a, b in zip(rows, columns, strict=True) if value[a, b] >= 0]

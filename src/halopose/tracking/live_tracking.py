@@ -1,12 +1,12 @@
-"""Tracks of a film as they were known at the time: what ``Tracker`` says after each frame, kept.
+"""Causal tracks of a film: the output of ``Tracker`` after each frame.
 
-In: the poses of each frame. Out: ``PoseTracks`` in which nothing depends on a later frame: an object appears once
-it is confirmed and stays until it is given up, its box is the last that was seen, and its motion is not learnt.
+Nothing depends on later frames: an object appears once it is confirmed and stays until its track ends, its box is that
+of its last detection, and the motion model is not fitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.tracking.motion import Motion, Warp
 from halopose.tracking.tracker import Tracker, TrackSettings
-from halopose.tracking.tracks import NO_TRACK, PoseTracks, is_certain, least_certain
+from halopose.tracking.tracks import NO_TRACK, PoseTracks, TrackWindow, check_warps, is_certain, least_certain
 from halopose.types import Array
 
 
@@ -29,42 +29,90 @@ def track_live(
     motion: Motion | None = None,
     warps: Sequence[Warp | None] | None = None,
 ) -> PoseTracks:
-    """Follow the objects of a film as if it were seen live; arguments as of ``tracks.track``.
+    """Track the objects of a film causally.
 
-    motion: known from elsewhere; else that of ``Motion.typical``.
+    Args:
+        frames: Poses of each frame.
+        layout: Keypoint layout.
+        rate: Frame rate in frames per second.
+        settings: Thresholds of the tracker.
+        motion: Motion and error model; default ``Motion.typical``.
+        warps: Image motion before each frame, if the camera moves.
 
+    Raises:
+        HaloposeError: No object is confirmed.
+
+    Example:
     >>> from halopose.tracking.synthetic_films import Film, synthesize_film
     >>> frames = synthesize_film(Film(frames=12, missed=0.0)).frames
     >>> whole, part = (track_live(frames[:count], Keypoints.of(17), rate=30.0) for count in (12, 8))
     >>> bool((whole.poses.keypoints[: len(part)] == part.poses.keypoints).all())
     True
     """
-    if warps is not None and len(warps) != len(frames):
-        raise HaloposeError(f"give a warp for each of the {len(frames)} frames, got {len(warps)}")
+    for window in track_live_windows(frames, layout, rate=rate, settings=settings, motion=motion, warps=warps):
+        if window.tracks is not None:
+            return window.tracks
+    raise HaloposeError(NO_TRACK)
+
+
+def track_live_windows(
+    frames: Sequence[PoseDistributions],
+    layout: Keypoints,
+    *,
+    rate: float,
+    settings: TrackSettings | None = None,
+    motion: Motion | None = None,
+    warps: Sequence[Warp | None] | None = None,
+    window: int | None = None,
+) -> Iterator[TrackWindow]:
+    """Track the objects of a film causally, one window of frames after the other; windows change no result.
+
+    Args:
+        frames: Poses of each frame.
+        layout: Keypoint layout.
+        rate: Frame rate in frames per second.
+        settings: Thresholds of the tracker.
+        motion: Motion and error model; default ``Motion.typical``.
+        warps: Image motion before each frame, if the camera moves.
+        window: Number of frames in a window; None for the whole film.
+
+    Yields:
+        Windows that cover all frames in order.
+    """
+    check_warps(frames, warps)
     tracker = Tracker(layout, rate, settings, motion)
-    least = 0.0
+    least, start = 0.0, 0
     classes: dict[int, int] = {}
     parts: list[tuple[PoseDistributions, Array, Array, Array]] = []
     for number, poses in enumerate(frames):
         identities, known = tracker.update(poses, None if warps is None else warps[number])
-        least = max(least, least_certain([poses], layout))
-        if not len(identities):
-            continue
-        rows, found = tracker.seen_as, tracker.seen_as >= 0
-        if poses.class_ids is not None:
-            for identity, row in zip(identities[found].tolist(), rows[found].tolist(), strict=True):
-                classes.setdefault(identity, int(poses.class_ids[row]))
-        observed = np.zeros(known.keypoints.shape[:2], dtype=bool)
-        observed[found] = np.asarray(poses.keep)[rows[found]] if tracker.settings.prune else True
-        shown = replace(
-            known,
-            keep=is_certain(known.covariance, tracker.size, layout, least),
-            class_ids=np.array([classes.get(identity, 1) for identity in identities.tolist()]),
-            image_ids=np.full(len(identities), number),
-        )
-        parts.append((shown, identities, observed, tracker.velocity))
+        if len(poses):
+            least = max(least, least_certain([poses], layout))
+        if len(identities):
+            rows, found = tracker.seen_as, tracker.seen_as >= 0
+            if poses.class_ids is not None:
+                for identity, row in zip(identities[found].tolist(), rows[found].tolist(), strict=True):
+                    classes.setdefault(identity, int(poses.class_ids[row]))
+            observed = np.zeros(known.keypoints.shape[:2], dtype=bool)
+            observed[found] = np.asarray(poses.keep)[rows[found]] if tracker.settings.prune else True
+            shown = replace(
+                known,
+                keep=is_certain(known.covariance, tracker.size, layout, least),
+                class_ids=np.array([classes.get(identity, 1) for identity in identities.tolist()]),
+                image_ids=np.full(len(identities), number),
+            )
+            parts.append((shown, identities, observed, tracker.velocity))
+        if number + 1 == len(frames) or (window and number + 1 - start == window):
+            yield TrackWindow(start, number + 1, _joined(parts, rate, layout, tracker.motion))
+            start, parts = number + 1, []
+
+
+def _joined(
+    parts: Sequence[tuple[PoseDistributions, Array, Array, Array]], rate: float, layout: Keypoints, motion: Motion
+) -> PoseTracks | None:
+    """Tracks from the output of successive frames."""
     if not parts:
-        raise HaloposeError(NO_TRACK)
-    together = PoseDistributions.concatenate([part[0] for part in parts])
+        return None
+    poses = PoseDistributions.concatenate([part[0] for part in parts])
     identities, observed, velocity = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
-    return PoseTracks(together, together, identities, observed, velocity, rate, layout, tracker.motion)
+    return PoseTracks(poses, poses, identities, observed, velocity, rate, layout, motion)

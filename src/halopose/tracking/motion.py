@@ -1,13 +1,14 @@
-"""How keypoints move and err over time: a Kalman filter with the covariance of every keypoint in every frame.
+"""Motion and error model of keypoints: Kalman filter and smoother that use the covariance of every keypoint.
 
-In: keypoints (T, K, D) of one object, factors (T, K, D, D) of their predicted dispersions, which of them count.
-Out: filtered and smoothed places with covariances. D is 2 in an image and 3 in space.
+Keypoints have D = 2 (image) or D = 3 (space) coordinates. The state of a keypoint is a position x, a velocity v and a
+correlated error u. The acceleration is white noise. The measurement is
 
-A keypoint has a place x, a velocity v and a lasting error u, each of D numbers: velocities change by white noise,
-and what is seen is x + sqrt(share) L u + sqrt(1 - share) L n, with L L^T the predicted dispersion, n new in each
-frame and u correlated over ``memory`` seconds. Both have unit variance, so that the error in one frame is what the
-model states; but only the new part averages out over frames. Under a Student-t the new part has the variance 1 /
-weight in a frame, with the weight that the residual makes likely: an outlier counts for little.
+    x + sqrt(share) L u + sqrt(1 - share) L n,
+
+where L L^T is the predicted dispersion, n is white noise and u is correlated over ``memory`` seconds. Both have unit
+variance: the error of one frame has the predicted dispersion, but only the white part averages out over frames. Under
+a Student-t the white part has the variance 1 / weight. The weight follows from the residual, so that outliers have
+little influence.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ import numpy as np
 
 from halopose.types import Array
 
-_WEIGHT_STEPS = 3  # of the fixed point for an outlier's weight in the filter
+_WEIGHT_STEPS = 3  # fixed-point iterations for the weights in the filter
 _PASSES = 3  # of the smoother, with weights from the smoothed residuals
-_SPEED = 3.0  # object sizes a second: standard deviation of a velocity that nothing is known of
+_SPEED = 3.0  # object sizes per second: standard deviation of an unknown velocity
 _LEAST_WEIGHT = 1e-6
 
 
 @dataclass(frozen=True)
 class Motion:
-    """What is learnt of a film: how much keypoints accelerate, and how their errors last.
+    """Parameters of the motion and error model. Leading batch axes are allowed in all three.
 
-    acceleration (K,): root of the spectral density of the accelerations, in object sizes / s^1.5. share: part of
-    the error's variance that lasts, from 0 to 1; memory: seconds in which its correlation falls to 1 / e. All
-    three may have axes before these, for trying many at once.
+    Attributes:
+        acceleration: Square roots (K,) of the spectral density of the accelerations, in object sizes / s^1.5.
+        share: Fraction of the error variance that is correlated over time, from 0 to 1.
+        memory: Correlation time in seconds, in which the correlation falls to 1 / e.
     """
 
     acceleration: Array
@@ -40,29 +42,30 @@ class Motion:
 
     @classmethod
     def typical(cls, keypoints: int) -> Motion:
-        """For a person of whom nothing is known yet; ``fit_motion`` learns it from the film."""
+        """Default for persons; ``fit_motion`` estimates the parameters from a film."""
         return cls(np.full(keypoints, 3.0), np.array(0.5), np.array(0.3))
 
 
 class State(NamedTuple):
-    """Place, velocity and lasting error: mean (..., 3 D) and covariance (..., 3 D, 3 D)."""
+    """Position, velocity and correlated error: mean (..., 3 D) and covariance (..., 3 D, 3 D)."""
 
     mean: Array
     covariance: Array
 
     @property
     def dimension(self) -> int:
+        """Number of coordinates D."""
         return int(self.mean.shape[-1]) // 3
 
     @property
     def place(self) -> tuple[Array, Array]:
-        """Mean (..., D) and covariance (..., D, D) of the place."""
+        """Mean (..., D) and covariance (..., D, D) of the position."""
         size = self.dimension
         return self.mean[..., :size], self.covariance[..., :size, :size]
 
 
 class Warp(NamedTuple):
-    """Motion of the picture itself between two frames: place -> linear @ place + offset."""
+    """Motion of the image between two frames: position -> linear @ position + offset."""
 
     linear: Array
     offset: Array
@@ -70,10 +73,16 @@ class Warp(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasurementSeries:
-    """What was seen of one object in T frames.
+    """Measurements of one object in T frames.
 
-    seen (T, K, D); factor (T, K, D, D), lower triangular; used (T, K); nu (T, K), None for a Gaussian; size: of
-    the object, in the units of what is seen; step: seconds between frames; warps: T or none.
+    Attributes:
+        seen: Keypoints (T, K, D).
+        factor: Lower triangular factors (T, K, D, D) of the predicted dispersions.
+        used: Whether a keypoint is used (T, K).
+        nu: Degrees of freedom (T, K) of the Student-t, or None for the Gaussian.
+        size: Size of the object in the units of the keypoints.
+        step: Seconds between frames.
+        warps: Image motion before each frame: T entries, or empty.
     """
 
     seen: Array
@@ -88,7 +97,7 @@ class MeasurementSeries:
         return len(self.seen)
 
     def first(self, frames: int) -> MeasurementSeries:
-        """Its beginning."""
+        """The first frames."""
         return replace(
             self,
             seen=self.seen[:frames],
@@ -100,7 +109,14 @@ class MeasurementSeries:
 
 
 class Filtered(NamedTuple):
-    """States (T, K) after each frame and before it, and the weights (T, K) of what was seen."""
+    """Result of the filter.
+
+    Attributes:
+        after: States (T, K) after the measurement of each frame.
+        before: States (T, K) before the measurement of each frame.
+        transitions: Transition matrices (T, 3 D, 3 D) from the previous frame.
+        weight: Weights (T, K) of the measurements.
+    """
 
     after: State
     before: State
@@ -109,7 +125,7 @@ class Filtered(NamedTuple):
 
 
 def begin(seen: Array, used: Array, size: Array | float) -> State:
-    """States (..., K) of objects seen for the first time (..., K, D); what does not count may be anywhere near."""
+    """Initial states (..., K) from the first keypoints (..., K, D); unused keypoints start at the object's centre."""
     dimension = seen.shape[-1]
     used = used[..., None]
     count = np.maximum(used.sum(-2, keepdims=True), 1)
@@ -123,7 +139,15 @@ def begin(seen: Array, used: Array, size: Array | float) -> State:
 
 
 def predict(state: State, motion: Motion, size: Array | float, step: float, warp: Warp | None = None) -> State:
-    """States (..., K) a step of so many seconds later, before anything is seen."""
+    """Predict the states (..., K) one time step later.
+
+    Args:
+        state: States.
+        motion: Motion and error model.
+        size: Sizes of the objects.
+        step: Time step in seconds.
+        warp: Image motion during the step.
+    """
     change = transition(motion, step, state.dimension, warp)
     mean = (change @ state.mean[..., None])[..., 0]
     if warp is not None:
@@ -134,7 +158,7 @@ def predict(state: State, motion: Motion, size: Array | float, step: float, warp
 
 
 def transition(motion: Motion, step: float, dimension: int, warp: Warp | None = None) -> Array:
-    """Matrix (..., 3 D, 3 D) that takes the mean of a state over a step."""
+    """Transition matrix (..., 3 D, 3 D) of the state mean over a time step."""
     linear = np.eye(dimension) if warp is None else warp.linear
     change = np.zeros((*motion.memory.shape, 3 * dimension, 3 * dimension))
     place, velocity, error = (slice(i * dimension, (i + 1) * dimension) for i in range(3))
@@ -145,7 +169,7 @@ def transition(motion: Motion, step: float, dimension: int, warp: Warp | None = 
 
 
 def _process_noise(density: Array, memory: Array, step: float, dimension: int) -> Array:
-    """What a step adds to the covariance (..., 3 D, 3 D)."""
+    """Process noise covariance (..., 3 D, 3 D) of a time step."""
     variance = density**2
     lost = np.broadcast_to(-np.expm1(-2 * step / memory), variance.shape)
     small = np.zeros((*variance.shape, 3, 3))
@@ -159,9 +183,19 @@ def _process_noise(density: Array, memory: Array, step: float, dimension: int) -
 def update(
     state: State, motion: Motion, seen: Array, factor: Array, used: Array, nu: Array | None, weight: Array | None
 ) -> tuple[State, Array]:
-    """States (..., K) after a frame, and the weights (..., K) it was given.
+    """Update the states (..., K) with the measurements of a frame.
 
-    ``weight``: already known weights; else they are found from the residuals. What is not used changes nothing.
+    Args:
+        state: Predicted states.
+        motion: Motion and error model.
+        seen: Keypoints (..., K, D).
+        factor: Factors (..., K, D, D) of the predicted dispersions.
+        used: Whether a keypoint is used (..., K).
+        nu: Degrees of freedom (..., K), or None for the Gaussian.
+        weight: Known weights (..., K); default weights from the residuals.
+
+    Returns:
+        Updated states, and the weights (..., K).
     """
     shape = state.mean.shape[:-1]
     if weight is not None:
@@ -175,7 +209,7 @@ def update(
 
 
 def expected_weight(state: State, motion: Motion, seen: Array, factor: Array, nu: Array | None) -> Array:
-    """What a Student-t makes of the new errors of known states (..., K): (nu + D) / (nu + E of their squares)."""
+    """Expected Student-t weights (..., K) given the states: (nu + D) / (nu + expected squared white error)."""
     if nu is None:
         return np.ones(state.mean.shape[:-1])
     _, spread = _explained(state, motion, factor)
@@ -187,7 +221,10 @@ def expected_weight(state: State, motion: Motion, seen: Array, factor: Array, nu
 
 
 def _explained(state: State, motion: Motion, factor: Array) -> tuple[Array, Array]:
-    """Covariance (..., 3 D, D) of state and place with lasting error, and of the latter (..., D, D)."""
+    """Covariance (..., 3 D, D) of state and explained measurement, and covariance (..., D, D) of the latter.
+
+    The explained measurement is the position plus the correlated error.
+    """
     size = state.dimension
     lasting = np.sqrt(motion.share)[..., None, None] * factor
     cross = state.covariance[..., :size] + state.covariance[..., 2 * size :] @ np.swapaxes(lasting, -1, -2)
@@ -195,21 +232,21 @@ def _explained(state: State, motion: Motion, factor: Array) -> tuple[Array, Arra
 
 
 def _observed(state: State, motion: Motion, factor: Array, weight: Array) -> tuple[Array, Array]:
-    """Covariance of state and what is seen (..., 3 D, D), and of what is seen (..., D, D)."""
+    """Covariance (..., 3 D, D) of state and measurement, and covariance (..., D, D) of the measurement."""
     cross, spread = _explained(state, motion, factor)
     new = ((1 - motion.share) / weight)[..., None, None] * (factor @ np.swapaxes(factor, -1, -2))
     return cross, spread + new
 
 
 def _innovation(state: State, motion: Motion, seen: Array, factor: Array) -> Array:
-    """What is seen less what place and lasting error explain (..., D)."""
+    """Measurement minus position and correlated error (..., D)."""
     size = state.dimension
     error = np.sqrt(motion.share)[..., None] * (factor @ state.mean[..., 2 * size :, None])[..., 0]
     return np.asarray(seen - state.mean[..., :size] - error)
 
 
 def _corrected(state: State, motion: Motion, seen: Array, factor: Array, weight: Array, used: Array) -> State:
-    """The Kalman update with new errors of known weight."""
+    """Kalman update with known weights of the white errors."""
     cross, total = _observed(state, motion, factor, weight)
     gain = np.where(used[..., None, None], cross @ np.linalg.inv(total), 0.0)
     mean = state.mean + (gain @ _innovation(state, motion, seen, factor)[..., None])[..., 0]
@@ -218,7 +255,13 @@ def _corrected(state: State, motion: Motion, seen: Array, factor: Array, weight:
 
 
 def run_filter(measured: MeasurementSeries, motion: Motion, weights: Array | None = None) -> Filtered:
-    """Go through the frames once; ``weights`` (T, K) where they are known."""
+    """Filter all frames.
+
+    Args:
+        measured: Measurements of one object.
+        motion: Motion and error model.
+        weights: Known weights (T, K); default weights from the residuals.
+    """
     filled = np.nan_to_num(measured.seen)
     state = begin(filled[0], measured.used[0], measured.size)
     before, after, found, changes = [], [], [], []
@@ -239,9 +282,13 @@ def run_filter(measured: MeasurementSeries, motion: Motion, weights: Array | Non
 
 
 def log_likelihood(measured: MeasurementSeries, motion: Motion) -> Array:
-    """Of all that was seen, but for a constant, for many motions at once: (G, K) of accelerations (G, K).
+    """Log-likelihoods (G, K) of the measurements for G motion models, up to a constant.
 
-    Each frame's is that of a Gaussian, or of a Student-t with the predicted covariance as its scale.
+    The innovation of each frame is Gaussian, or Student-t with the predicted covariance as its scale.
+
+    Args:
+        measured: Measurements of one object.
+        motion: Motion models with a leading axis G.
     """
     filled = np.nan_to_num(measured.seen)
     first = begin(filled[0], measured.used[0], measured.size)
@@ -263,16 +310,23 @@ def log_likelihood(measured: MeasurementSeries, motion: Motion) -> Array:
             nu = measured.nu[frame]
             likely = (nu + state.dimension) * np.log1p(distance / nu)
             weight = (nu + state.dimension) / (nu + distance)
-        if frame:  # of the first nothing was known
+        if frame:  # the first frame initialises the state
             total -= np.where(used, 0.5 * (likely + np.log(np.linalg.det(spread))), 0.0)
         state = _corrected(state, motion, seen, factor, weight, used)
     return total
 
 
 def run_smoother(measured: MeasurementSeries, motion: Motion) -> tuple[State, Filtered]:
-    """States (T, K) given all frames, and the filtered ones, by Rauch, Tung and Striebel's backward pass.
+    """Rauch-Tung-Striebel smoother.
 
-    Under a Student-t the weights are found again from the smoothed states, which know more than the filter did.
+    Under a Student-t the weights are computed again from the smoothed states, which are more accurate.
+
+    Args:
+        measured: Measurements of one object.
+        motion: Motion and error model.
+
+    Returns:
+        Smoothed states (T, K) and the result of the causal filter.
     """
     causal = filtered = run_filter(measured, motion)
     smoothed = _backward(filtered)

@@ -1,10 +1,7 @@
-"""Learns from a film how its keypoints move and how long their errors last, by the likelihood of what is seen.
+"""Estimate the motion and error model of a film by maximum likelihood on a grid.
 
-In: what was seen of each object, as ``MeasurementSeries``. Out: the ``Motion`` under which it is most likely.
-
-Every value of a grid goes through the film at once. The stated covariances tell how large errors are; motion is
-what is smooth over many frames, an error that lasts is not as smooth, a new one not at all: so all three can be
-told apart.
+The parameters are identifiable because the predicted covariances fix the size of the errors, and because motion is
+smooth over many frames, correlated errors over few, and white errors not at all.
 """
 
 from __future__ import annotations
@@ -14,19 +11,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from halopose.tracking.motion import MeasurementSeries, Motion, log_likelihood
+from halopose.tracking.tracker import Track
 from halopose.types import Array
 
 _ACCELERATIONS = np.geomspace(0.1, 30.0, 6)  # object sizes / s^1.5
 _SHARES = np.array([0.05, 0.3, 0.6, 0.9, 0.97])
 _MEMORIES = np.array([0.1, 0.4, 1.6])  # seconds
 _FINER = np.array([0.5, 0.71, 1.0, 1.41, 2.0])  # times the accelerations found first
-_FRAMES = 400  # of a film that are looked at
-_LEAST_FRAMES = 10  # of an object that says something
-_ALIKE = 1.0  # natural logarithms by which keypoints' accelerations differ, before the film says otherwise
+FIT_FRAMES = 400  # largest number of frames used
+_LEAST_FRAMES = 10  # shortest usable track
+_ALIKE = 1.0  # prior standard deviation of the keypoints' log accelerations around their mean
 
 
 def fit_motion(tracks: Sequence[MeasurementSeries], keypoints: int) -> Motion:
-    """The most likely ``Motion`` of the objects of a film; the typical one if it is too short to tell."""
+    """Most likely ``Motion`` of the objects of a film; ``Motion.typical`` if the tracks are too short.
+
+    Args:
+        tracks: Measurements of the objects.
+        keypoints: Number of keypoints.
+    """
     chosen = _enough(tracks)
     if not chosen:
         return Motion.typical(keypoints)
@@ -36,9 +39,19 @@ def fit_motion(tracks: Sequence[MeasurementSeries], keypoints: int) -> Motion:
     return _best(chosen, Motion(finer.acceleration * motion.acceleration, finer.share, finer.memory), len(_FINER))
 
 
+def longest(tracks: Sequence[Track]) -> list[Track]:
+    """Longest tracks that ``fit_motion`` needs: it uses at most ``FIT_FRAMES`` frames in total."""
+    chosen: list[Track] = []
+    for one in sorted(tracks, key=lambda one: len(one.span), reverse=True):
+        if sum(len(other.span) for other in chosen) >= FIT_FRAMES:
+            break
+        chosen.append(one)
+    return chosen
+
+
 def _enough(tracks: Sequence[MeasurementSeries]) -> list[MeasurementSeries]:
-    """The longest objects, up to so many frames in all."""
-    left, chosen = _FRAMES, []
+    """The longest tracks, up to the largest number of frames in total."""
+    left, chosen = FIT_FRAMES, []
     for track in sorted(tracks, key=len, reverse=True):
         if left < _LEAST_FRAMES or len(track) < _LEAST_FRAMES:
             break
@@ -48,7 +61,7 @@ def _enough(tracks: Sequence[MeasurementSeries]) -> list[MeasurementSeries]:
 
 
 def _grid(accelerations: Array, shares: Array, memories: Array) -> Motion:
-    """All combinations (G,), the acceleration running fastest."""
+    """All combinations (G,), with the acceleration as the fastest index."""
     memory, share, acceleration = (
         part.reshape(-1, 1) for part in np.meshgrid(memories, shares, accelerations, indexing="ij")
     )
@@ -56,9 +69,12 @@ def _grid(accelerations: Array, shares: Array, memories: Array) -> Motion:
 
 
 def _best(tracks: Sequence[MeasurementSeries], grid: Motion, fastest: int) -> Motion:
-    """Share and memory of all keypoints together; under them the acceleration of each, drawn towards their mean.
+    """Best share and memory for all keypoints, and the acceleration of each keypoint, shrunk towards their mean.
 
-    fastest: how many accelerations there are.
+    Args:
+        tracks: Measurements of the objects.
+        grid: Grid of motion models.
+        fastest: Number of accelerations in the grid.
     """
     likely = np.sum([log_likelihood(track, grid) for track in tracks], axis=0)
     shape = (-1, fastest, likely.shape[1])
@@ -76,7 +92,7 @@ def _best(tracks: Sequence[MeasurementSeries], grid: Motion, fastest: int) -> Mo
 
 
 def _peak(place: Array, height: Array, best: Array) -> Array:
-    """Where parabolas through the best (K,) of heights (A, K) and its neighbours are highest."""
+    """Positions (K,) of the maxima of parabolas through the best (K,) of the heights (A, K) and its neighbours."""
     inner = np.clip(best, 1, len(place) - 2)
     columns = np.arange(len(best))
     below, at, above = (height[inner + shift, columns] for shift in (-1, 0, 1))

@@ -1,7 +1,4 @@
-"""Films whose truth is known: persons walk, and their detections err by the law that is stated with them.
-
-In: a size and a nature. Out: the poses of every frame, where the keypoints are in truth, and who is who.
-"""
+"""Synthetic films with known truth: walking persons, with errors drawn from the stated distributions."""
 
 from __future__ import annotations
 
@@ -15,19 +12,27 @@ from halopose.poses import PoseDistributions
 from halopose.types import Array
 
 _SWING = np.array([2, 2, 2, 2, 2, 3, 3, 8, 8, 16, 16, 3, 3, 9, 9, 18, 18]) / 100  # of the height
-_STRIDE = 0.9  # seconds of half a step
-_BEFORE = 40  # steps that lasting errors have gone on for when the film begins
+_STRIDE = 0.9  # duration of half a step in seconds
+_BEFORE = 40  # steps of correlated noise before the film starts
 
 
 @dataclass(frozen=True)
 class Film:
-    """Size and nature of a synthetic film.
+    """Parameters of a synthetic film.
 
-    height: of a person, in pixels. dof: of the errors, None for Gaussian. share and memory: part of their variance
-    that lasts, and for how long, in seconds. hidden: part of the time that a keypoint is hidden, when its errors
-    are four times as large and it is pruned. outliers: part of the keypoints that lie anywhere on the person.
-    missed: part of the detections that are missing. crossing: persons walk through each other, each hidden for a
-    while.
+    Attributes:
+        frames: Number of frames.
+        persons: Number of persons.
+        rate: Frame rate in frames per second.
+        height: Height of a person in pixels.
+        dof: Degrees of freedom of the errors, or None for the Gaussian.
+        share: Fraction of the error variance that is correlated over time.
+        memory: Correlation time of the errors in seconds.
+        hidden: Fraction of time that a keypoint is hidden: its errors are four times as large, and it is pruned.
+        outliers: Fraction of keypoints at a random position on the person.
+        missed: Fraction of missing detections.
+        crossing: Whether the persons cross and hide each other.
+        seed: Seed of the random numbers.
     """
 
     frames: int = 300
@@ -46,7 +51,14 @@ class Film:
 
 @dataclass(frozen=True)
 class SyntheticFilm:
-    """Poses of each frame; truth (T, P, 17, 2); owner of each detection of each frame; visible (T, P, 17)."""
+    """A synthetic film with its truth.
+
+    Attributes:
+        frames: Poses of each frame.
+        truth: True keypoints (T, P, 17, 2).
+        owners: Person of each detection, for each frame.
+        visible: Whether a keypoint is visible (T, P, 17).
+    """
 
     frames: list[PoseDistributions]
     truth: Array
@@ -55,7 +67,7 @@ class SyntheticFilm:
 
 
 def synthesize_film(film: Film | None = None) -> SyntheticFilm:
-    """Detections of walking persons, with the law of their errors stated as it is."""
+    """Generate detections of walking persons with the true distribution of their errors."""
     film = film or Film()
     rng = np.random.default_rng(film.seed)
     truth = _walks(film, rng)
@@ -77,9 +89,9 @@ def synthesize_film(film: Film | None = None) -> SyntheticFilm:
 
 
 def _walks(film: Film, rng: np.random.Generator) -> Array:
-    """Keypoints (T, P, 17, 2) of persons who walk to and fro, arms and legs swinging, with pauses."""
+    """Keypoints (T, P, 17, 2) of persons who walk back and forth with swinging arms and legs."""
     time = np.arange(film.frames)[:, None] / film.rate
-    if film.crossing:  # one after the other from both sides, meeting in the middle
+    if film.crossing:  # from both sides, so that they meet in the middle
         way = np.where(np.arange(film.persons) % 2 == 0, 1.0, -1.0)
         middle = film.frames / film.rate / 2
         behind = (time - middle) * 0.5 - 0.6 * (np.arange(film.persons) // 2)
@@ -101,7 +113,7 @@ def _walks(film: Film, rng: np.random.Generator) -> Array:
 
 
 def _intervals(rng: np.random.Generator, shape: tuple[int, ...], part: float, length: int) -> Array:
-    """Where (T, P, 17) something is on that covers a part of the time, for so many frames each time."""
+    """Random intervals (T, P, 17) of ``length`` frames that cover a fraction ``part`` of the time."""
     begins = rng.random(shape) < part / max(length, 1)
     on = np.zeros(shape, dtype=bool)
     for shift in range(min(length, shape[0])):
@@ -110,7 +122,7 @@ def _intervals(rng: np.random.Generator, shape: tuple[int, ...], part: float, le
 
 
 def _factors(film: Film, rng: np.random.Generator, shape: tuple[int, ...], hidden: Array) -> Array:
-    """Factors (T, P, 17, 2, 2) whose sizes, aspects and directions change, as those of heads do."""
+    """Factors (T, P, 17, 2, 2) with varying size, aspect and direction."""
     area = PERSON_AREA_FACTOR * 0.45 * film.height**2
     base = 0.5 * np.sqrt(area) * COCO_SIGMAS
     spread = np.exp(_slow(rng, shape, film.rate) * 0.35 + 0.2 * rng.normal(size=shape)) * base
@@ -127,7 +139,7 @@ def _slow(rng: np.random.Generator, shape: tuple[int, ...], rate: float) -> Arra
 
 
 def _lasting(rng: np.random.Generator, shape: tuple[int, ...], stays: float) -> Array:
-    """Standard normal numbers, each correlated with the one before (axis 0)."""
+    """Standard normal numbers, each correlated with its predecessor along axis 0."""
     fresh = np.sqrt(1 - stays**2) * rng.normal(size=(shape[0] + _BEFORE, *shape[1:]))
     fresh[0] = rng.normal(size=shape[1:])
     for step in range(1, len(fresh)):
@@ -136,7 +148,7 @@ def _lasting(rng: np.random.Generator, shape: tuple[int, ...], stays: float) -> 
 
 
 def _errors(film: Film, rng: np.random.Generator, factor: Array) -> Array:
-    """Errors (T, P, 17, 2): a part of them lasts and is Gaussian, the rest is new in each frame."""
+    """Errors (T, P, 17, 2): a correlated Gaussian part and a white part."""
     shape = factor.shape[:-1]
     new = rng.normal(size=shape)
     if film.dof is not None:
@@ -147,7 +159,7 @@ def _errors(film: Film, rng: np.random.Generator, factor: Array) -> Array:
 
 
 def _behind(truth: Array, film: Film) -> Array:
-    """Who (T, P) is hidden by somebody in front of them, those with the higher number."""
+    """Whether a person is hidden (T, P) by a person with a higher number."""
     centre = truth.mean(2)
     apart = np.abs(centre[:, :, None, 0] - centre[:, None, :, 0])
     before = np.tri(truth.shape[1], k=-1, dtype=bool).T

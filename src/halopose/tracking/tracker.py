@@ -1,8 +1,6 @@
-"""Follows objects from frame to frame: predicts where each keypoint will be seen, pairs, and updates.
+"""Causal tracker: predicts the keypoints of each object, matches detections to objects, and updates the filter.
 
-In: the poses of one frame after the other. Out: which object each detection is, and filtered poses as they come.
-
-Needs nothing of the frames to come, so that it runs live; ``tracks`` smooths both ways once a film is over.
+It uses no later frames and can run live; ``tracks`` smooths a finished film.
 """
 
 from __future__ import annotations
@@ -19,17 +17,20 @@ from halopose.tracking.detection_pairing import pair, similarity
 from halopose.tracking.motion import Motion, State, Warp, begin, predict, update
 from halopose.types import Array
 
-_SIZE_MEMORY = 0.9  # how much of an object's known size stays, from one detection to the next
+_SIZE_MEMORY = 0.9  # weight of the previous size of an object at each detection
 
 
 @dataclass(frozen=True)
 class TrackSettings:
-    """When a track begins, ends, and takes a detection.
+    """Settings of the tracker.
 
-    score: of a detection that may begin a track; those below it only continue one. confirm: detections after which
-    a track is shown. gap: seconds that an object may be out of sight. similarity: OKS, its tolerance widened by
-    the covariances, from which a detection may be an object. duplicate: OKS with an object that is seen already,
-    above which a detection begins no track. prune: leave pruned keypoints out.
+    Attributes:
+        score: Smallest confidence of a detection that starts a track; weaker detections only continue tracks.
+        confirm: Number of detections after which a track is reported.
+        gap: Seconds that an object may be undetected.
+        similarity: Smallest OKS of object and detection, with tolerances widened by the covariances.
+        duplicate: OKS with a detected object above which a detection starts no track.
+        prune: Whether to ignore pruned keypoints.
     """
 
     score: float = 0.25
@@ -41,14 +42,21 @@ class TrackSettings:
 
     def __post_init__(self) -> None:
         if self.confirm < 1 or not self.gap >= 0 or not all(0 <= x <= 1 for x in (self.score, self.similarity)):
-            raise HaloposeError("a track takes confirm of 1 or more, gap of 0 or more, score and similarity up to 1")
+            raise HaloposeError(
+                "invalid track settings: confirm must be 1 or more, gap 0 or more, score and similarity from 0 to 1"
+            )
 
 
 @dataclass
 class Track:
-    """One object: the number of its detection in every frame from its first to now, -1 where it was not seen.
+    """Track of one object.
 
-    seen: how often it was; unseen: frames since. Both are counted as frames come, however long the track is.
+    Attributes:
+        identity: Number of the object.
+        first: First frame.
+        rows: Index of its detection in every frame since ``first``, -1 where it was not detected.
+        seen: Number of detections.
+        unseen: Number of frames since the last detection.
     """
 
     identity: int
@@ -63,20 +71,27 @@ class Track:
             self.add(row)
 
     def add(self, row: int) -> None:
-        """The next frame: the number of its detection, or -1."""
+        """Append a frame: the index of the detection, or -1."""
         self.rows.append(row)
         self.seen += row >= 0
         self.unseen = 0 if row >= 0 else self.unseen + 1
 
     @property
     def span(self) -> list[int]:
-        """``rows`` up to the last time it was seen."""
+        """``rows`` up to the last detection."""
         return self.rows[: len(self.rows) - self.unseen]
 
 
 class Tracker:
-    """Tracks of one film or stream.
+    """Tracker of one film or stream.
 
+    Args:
+        layout: Keypoint layout.
+        rate: Frame rate in frames per second.
+        settings: Thresholds.
+        motion: Motion and error model; default ``Motion.typical``.
+
+    Example:
     >>> from halopose.keypoints import Keypoints
     >>> spread = np.tile(4 * np.eye(2), (1, 17, 1, 1))
     >>> standing = np.random.default_rng(0).uniform(0, 100, (1, 17, 2))
@@ -97,7 +112,7 @@ class Tracker:
         motion: Motion | None = None,
     ) -> None:
         if not rate > 0:
-            raise HaloposeError(f"a film has more than 0 frames a second, got {rate}")
+            raise HaloposeError(f"the frame rate must be positive, got {rate}")
         self.layout, self.step, self.settings = layout, 1 / rate, settings or TrackSettings()
         self.motion = motion or Motion.typical(len(layout))
         self.ended: list[Track] = []
@@ -113,18 +128,23 @@ class Tracker:
 
     @property
     def tracks(self) -> list[Track]:
-        """All tracks so far that were seen often enough, in the order of their identities."""
-        every = [*self.ended, *self._live]
-        return sorted((t for t in every if t.seen >= self.settings.confirm), key=lambda track: track.identity)
+        """Confirmed tracks in the order of their identities."""
+        tracks = [*self.ended, *self._live]
+        return sorted((t for t in tracks if t.seen >= self.settings.confirm), key=lambda track: track.identity)
 
     def update(self, poses: PoseDistributions, warp: Warp | None = None) -> tuple[Array, PoseDistributions]:
-        """Take the poses of the next frame; identities (N,) and filtered poses of all objects that are known now.
+        """Process the poses of the next frame.
 
-        warp: how the picture moved since the last frame, if the camera did.
+        Args:
+            poses: Poses of the frame.
+            warp: Image motion since the last frame, if the camera moves.
+
+        Returns:
+            Identities (N,) and filtered poses of all confirmed objects.
         """
         if poses.keypoint_count != len(self.layout):
-            raise HaloposeError(f"a tracker of {len(self.layout)} keypoints, and poses of {poses.keypoint_count}")
-        if not len(poses) and not self._live:  # long films may have long times without anybody
+            raise HaloposeError(f"the tracker has {len(self.layout)} keypoints, the poses have {poses.keypoint_count}")
+        if not len(poses) and not self._live:  # fast path for long times without objects
             self._frame += 1
             return self._nobody
         self._state = predict(self._state, self.motion, self._size, self.step, warp)
@@ -137,7 +157,7 @@ class Tracker:
         return self._known()
 
     def _pairs(self, poses: PoseDistributions) -> list[tuple[int, int]]:
-        """Tracks and detections that belong together: first the surer detections, then the others."""
+        """Pairs of tracks and detections: confident detections are matched first."""
         used, tolerance = self._used(poses), self._tolerance(poses)
         place, spread = self._state.place
         similar = similarity(place, spread, poses.mean, poses.covariance, used, tolerance)
@@ -151,7 +171,7 @@ class Tracker:
         return found
 
     def _used(self, poses: PoseDistributions) -> Array:
-        """Keypoints that count (N, K); all of them where none is kept."""
+        """Whether a keypoint is used (N, K); all keypoints of a pose without kept keypoints are used."""
         keep = np.asarray(poses.keep, dtype=bool) if self.settings.prune else np.ones(poses.keypoints.shape[:2], bool)
         return keep | ~keep.any(1, keepdims=True)
 
@@ -230,21 +250,21 @@ class Tracker:
 
     @property
     def velocity(self) -> Array:
-        """Velocities (N, K, 2) in pixels a second of the objects that the last update gave."""
+        """Velocities (N, K, 2), in pixels per second, of the objects that the last update returned."""
         return self._state.mean[self._shown, :, 2:4]
 
     @property
     def size(self) -> Array:
-        """Their sizes (N,) in pixels."""
+        """Sizes (N,) of these objects in pixels."""
         return self._size[self._shown]
 
     @property
     def seen_as(self) -> Array:
-        """The number of the detection (N,) in the last frame that each of them is, -1 where it was not seen."""
+        """Index of the detection (N,) of each of these objects in the last frame, -1 where it was not detected."""
         rows = np.array([track.rows[-1] for track in self._live], dtype=np.int64)
         return rows[self._shown]
 
 
 def sizes(poses: PoseDistributions, layout: Keypoints) -> Array:
-    """Sizes (N,) of detected objects in pixels: root of the box's area times the area factor."""
+    """Sizes (N,) of detected objects in pixels: square root of box area times area factor."""
     return np.sqrt(np.maximum(box_area(poses.boxes) * layout.area_factor, 1.0))
