@@ -363,7 +363,7 @@ def test_evaluate_under_shift(work: Path, novel: Path, tmp_path: Path) -> None:
     said = run("evaluate", work / "data.yaml", *base(work), "--artifact", novel, *how, *shift, "-o", tmp_path)
     steps = json.loads((tmp_path / "shift.json").read_text())["rows"]
     assert [(row["name"], row["severity"]) for row in steps] == [
-        ("as they are", 0), ("blur", 1), ("blur", 3), ("blur", 5), ("data", 0)
+        ("unchanged", 0), ("blur", 1), ("blur", 3), ("blur", 5), ("data", 0)
     ]  # fmt: skip
     assert "| blur 5 |" in said
     alarms = json.loads((tmp_path / "metrics.json").read_text())["novelty"]

@@ -295,11 +295,11 @@ def test_refusals(base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Pat
             tune(base, given, tmp_path / "out.pt", tmp_path, replace(QUICK, **options), device=device)
         assert not (tmp_path / "out.pt").exists()
 
-    refused("freeze 0, 1", freeze=3)
-    refused("one device", device="0,1")
+    refused("freeze 3", freeze=3)
+    refused("several devices", device="0,1")
     refused("5 keypoints, the model 4", replace(dataset, layout=Keypoints.of(5)))
     other = replace(dataset.records[0], path=Path("image.jp2"))
-    refused("no .jp2 files", replace(dataset, records=(other,)))
+    refused("jp2", replace(dataset, records=(other,)))
     weights = {name: value * float("nan") for name, value in host.model.state_dict().items()}
     save_file(weights, tmp_path / "weights.safetensors")
     with pytest.raises(HaloposeError, match="diverged"):

@@ -63,7 +63,7 @@ def test_persons_stand_on_their_feet() -> None:
 def test_alarms_are_on_the_page_where_the_artifact_has_novelty() -> None:
     scores = replace(real_scores(), novelty=NOVELTY)
     (name, cells, count), (images, _, of_images) = alarm_rows(scores)
-    assert (name, images, count, of_images) == ("Detections, confidence >= 0.25", "Images", "1,234", "400")
+    assert (name, images, count, of_images) == ("Detections, confidence ≥ 0.25", "Images", "1,234", "400")
     assert cells == [("1.2", "± 0.4"), ("4.8", "± 0.8"), ("9.2", "")]
     assert held_rows(scores) == [
         ("Not flagged", ["94.0", "94.1", "94.2"]),

@@ -1,1 +1,1 @@
-"""Fine-tuning of base models with the frameworks' own trainers, with or without the pOKS loss."""
+"""Fine-tuning of base models with the trainers of their frameworks, with or without the pOKS loss."""

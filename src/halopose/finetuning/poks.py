@@ -1,7 +1,7 @@
-"""The bounded batch-wise loss of Gaussian residual fine-tuning, pOKS (paper, appendix B).
+"""pOKS, the bounded batch-wise loss of Gaussian residual fine-tuning (paper, appendix B).
 
-In: residuals of the labelled keypoints of a batch, over object scale. Out: one number in [0, 1]. The mean over
-objects stands inside the exponential, so that each keypoint has the optimum of a constant-variance Gaussian.
+The mean over objects is inside the exponential. Each keypoint therefore has the optimum of a Gaussian with constant
+variance.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ _SMALLEST_AREA = 1e-9
 
 
 def residual_energy(residual: Tensor, area: Tensor, sigmas: Tensor) -> Tensor:
-    """e (N, K) = |r|^2 / (2 s^2 kappa^2) of residuals (N, K, 2), area s^2 (N,) and sigmas (K,), kappa = 2 sigma.
+    """Energy e = |r|^2 / (2 s^2 kappa^2) with kappa = 2 sigma, in float32 or better.
 
-    In float32 or better: half precision overflows at a residual of 256 pixels.
+    Half precision would overflow at a residual of 256 pixels.
+
+    Args:
+        residual: (N, K, 2) residuals r.
+        area: (N,) object areas s^2.
+        sigmas: (K,) keypoint sigmas.
+
+    Returns:
+        (N, K) energies.
     """
     dtype = torch.promote_types(residual.dtype, torch.float32)
     scale = area.to(dtype).clamp_min(_SMALLEST_AREA)[:, None] * (2 * sigmas.to(dtype)).square()
@@ -23,18 +31,23 @@ def residual_energy(residual: Tensor, area: Tensor, sigmas: Tensor) -> Tensor:
 
 
 def poks_loss(energy: Tensor, labelled: Tensor, weight: Tensor | None = None) -> Tensor:
-    """1 - mean_k exp(-mean_i e_ik), over the objects i that have keypoint k and the keypoints that any has.
+    """pOKS loss 1 - mean_k exp(-mean_i e_ik), a number in [0, 1].
 
-    energy and labelled (N, K); weight (N,) of the inner means, for a framework that weighs its cells.
+    The inner mean is over objects i with keypoint k labelled, the outer mean over keypoints with a labelled object.
+    Without a labelled keypoint the loss and its gradient are 0.
 
-    Where ``torch.distributed`` runs, the means are over the batches of all processes together, and each process's
-    gradient is scaled so that the mean over processes, which DistributedDataParallel takes, is the gradient of
-    that common loss. All processes must then call, one without objects with N = 0. Without any labelled keypoint
-    the loss is 0, with a gradient of 0.
+    With ``torch.distributed`` the means are over the batches of all processes. The gradient of each process is
+    scaled so that the mean over processes (DistributedDataParallel) is the gradient of the common loss. All processes
+    must call this function; a process without objects calls it with N = 0.
+
+    Args:
+        energy: (N, K) energies.
+        labelled: (N, K) whether the keypoint is labelled.
+        weight: (N,) weights of the inner means, for frameworks that weight their cells.
     """
     share = torch.ones_like(energy) if weight is None else weight.to(energy.dtype)[:, None].expand_as(energy)
     share = torch.where(labelled, share, 0.0)
-    used = torch.where(share > 0, energy, 0.0)  # not only a product: an unlabelled energy may be infinite
+    used = torch.where(share > 0, energy, 0.0)  # a product would be NaN where an unlabelled energy is infinite
     count, total = _over_processes(share.sum(0), (share * used).sum(0))
     present = count > 0
     similarity = torch.exp(-total / torch.where(present, count, 1.0))
@@ -43,7 +56,7 @@ def poks_loss(energy: Tensor, labelled: Tensor, weight: Tensor | None = None) ->
 
 
 def _over_processes(count: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums (K,) over all processes; the gradient flows into this process's part, times their number."""
+    """Sums (K,) over all processes. The gradient flows into the part of this process, times the world size."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not distributed or torch.distributed.get_world_size() == 1:
         return count, total
@@ -55,10 +68,10 @@ def _over_processes(count: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PoksLoss(nn.Module):
-    """The loss in the form in which pose frameworks call a keypoint loss.
+    """pOKS with the call signature of a keypoint loss in pose frameworks.
 
-    ``forward`` takes predicted (N, K, 2 or more) and true keypoints (N, K, 2 or more), labelled (N, K) and
-    area (N,) or (N, 1), in any common unit of length, and weight (N,) or (N, 1) if cells have one.
+    Args:
+        sigmas: (K,) keypoint sigmas.
     """
 
     def __init__(self, sigmas: Tensor) -> None:
@@ -69,6 +82,15 @@ class PoksLoss(nn.Module):
     def forward(
         self, predicted: Tensor, true: Tensor, labelled: Tensor, area: Tensor, weight: Tensor | None = None
     ) -> Tensor:
+        """pOKS loss of a batch.
+
+        Args:
+            predicted: (N, K, 2 or more) predicted keypoints, in any unit of length.
+            true: (N, K, 2 or more) true keypoints in the same unit.
+            labelled: (N, K) whether the keypoint is labelled.
+            area: (N,) or (N, 1) object areas in the squared unit.
+            weight: (N,) or (N, 1) weights of the cells.
+        """
         self._called = True
         dtype = torch.promote_types(predicted.dtype, torch.float32)
         residual = true[..., :2].to(dtype) - predicted[..., :2].to(dtype)
@@ -76,7 +98,7 @@ class PoksLoss(nn.Module):
         return poks_loss(energy, labelled.bool(), None if weight is None else weight.detach().flatten())
 
     def end_batch(self) -> None:
-        """Join the other processes' sums if this one's batch had no objects; call once after every batch."""
+        """Join the sums of the other processes if this batch had no objects. Call once after every batch."""
         if not self._called:
             nothing = torch.zeros((0, len(self.sigmas)), device=self.sigmas.device)
             poks_loss(nothing, nothing.bool())

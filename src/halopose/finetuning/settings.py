@@ -1,7 +1,4 @@
-"""What the frameworks' trainers share when they fine-tune a base: settings, names of results, safe checkpoints.
-
-In: a base, a data set, settings. Out: a name for the result, and files that are whole or not there.
-"""
+"""Shared parts of the trainers: settings, digests of inputs, frozen batch statistics and safe checkpoints."""
 
 from __future__ import annotations
 
@@ -30,11 +27,22 @@ Loss = Literal["poks", "oks"]
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """How to fine-tune: ``loss`` is pOKS or the framework's own. freeze: so many first layers stay as they are.
+    """Settings of fine-tuning.
 
-    sigma: of all keypoints in the loss, where the base was trained with another than the data state; the scores
-    take the data's. mirror: mirror half of the images, where names tell left from right. workers: processes that
-    load images.
+    Attributes:
+        loss: pOKS, or OKS for the loss of the framework.
+        sigma: sigma of all keypoints in the loss, if the base model was trained with another sigma than that of the
+            data. Scores use the sigmas of the data.
+        epochs: number of epochs.
+        learning_rate: learning rate.
+        warmup_epochs: epochs of learning-rate warm-up.
+        imgsz: input size in pixels.
+        batch: batch size.
+        freeze: number of first layers that are not trained.
+        mirror: mirror half of the images, if the keypoint names distinguish left and right.
+        seed: seed of the training.
+        workers: number of processes that load images.
+        amp: mixed precision (bfloat16).
     """
 
     loss: Loss = "poks"
@@ -52,12 +60,12 @@ class FinetuneSettings:
 
 
 def tuning_key(host: Host, dataset: Dataset, settings: FinetuneSettings) -> str:
-    """A name for what fine-tuning yields, which depends on the base, the labelled images and the settings."""
+    """Digest of base model, labelled images and settings, which determine the result."""
     return data_key(host, [dataset], asdict(replace(settings, workers=0)))
 
 
 def data_key(host: Host, datasets: Sequence[Dataset], settings: Any) -> str:
-    """A name for what depends on the base, all labels of some data sets, and settings."""
+    """Digest of base model, all labels of the data sets, and settings."""
     parts = [sorted(host.fingerprints), list(datasets[0].layout.sigmas), settings]
     digest = hashlib.sha256(json.dumps(parts).encode())
     for record in (record for dataset in datasets for record in dataset.records):
@@ -69,23 +77,23 @@ def data_key(host: Host, datasets: Sequence[Dataset], settings: Any) -> str:
 
 
 class KeptBatchNorm(nn.BatchNorm2d):
-    """Normalisation that keeps its statistics while the model trains."""
+    """Batch normalisation that stays in evaluation mode during training."""
 
     def train(self, mode: bool = True) -> KeptBatchNorm:
         return super().train(False)
 
 
 def keep_statistics(model: M) -> M:
-    """The model, to be fine-tuned: statistics of a few batches would change it more than the loss does."""
+    """Freeze the batch statistics. Those of a few batches would change the model more than the loss does."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.__class__ = KeptBatchNorm  # differs in a method alone
+            module.__class__ = KeptBatchNorm  # differs in one method only
             module.eval()
     return model
 
 
 def write_checkpoint(path: Path, content: Any) -> None:
-    """Whole or not at all. From memory: of a full disk torch itself says no more than "iostream error"."""
+    """Write a checkpoint atomically, from memory: for a full disk torch reports only "iostream error"."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_bytes(path, buffer.getbuffer())
@@ -93,9 +101,9 @@ def write_checkpoint(path: Path, content: Any) -> None:
 
 @contextmanager
 def trainer_in(folder: Path) -> Iterator[None]:
-    """While a framework's trainer runs, which writes files of its own: what the disk refuses it is one line."""
+    """Report file errors of the trainer inside the context as a HaloposeError."""
     try:
         yield
     except OSError as error:
         reason = f"{error.strerror or error} ({error.filename or folder})"
-        raise HaloposeError(f"fine-tuning stopped, {reason}: mend that and run it again, it goes on") from None
+        raise HaloposeError(f"fine-tuning stopped: {reason}; fix this and run the command again to resume") from None

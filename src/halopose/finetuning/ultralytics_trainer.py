@@ -1,7 +1,6 @@
-"""Fine-tuning an Ultralytics pose model with its own trainer, with its own or the pOKS keypoint loss.
+"""Fine-tuning of an Ultralytics pose model with the Ultralytics trainer and its own or the pOKS keypoint loss.
 
-In: a checkpoint and annotated images. Out: a checkpoint that differs from the first in weights alone; it
-works without a network.
+The result is a checkpoint that differs from the original in the weights only. No network access is needed.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ except ImportError as error:
         f"this needs the ultralytics extra ({error.name or error}): pip install 'halopose[ultralytics]'"
     ) from None
 
-_WEIGHTS = "tuned.safetensors"  # averaged, of the last epoch
-_STATE = "state.pt"  # all that the next epoch needs
+_WEIGHTS = "tuned.safetensors"  # averaged weights of the last epoch
+_STATE = "state.pt"  # state that the next epoch needs
 
 
 class _Poks:
-    """A pose criterion whose keypoint regression term is pOKS; assignment and all other terms stay."""
+    """A pose criterion with pOKS as keypoint regression term; assignment and other terms are unchanged."""
 
     keypoint_loss: Any
 
@@ -60,20 +59,20 @@ class _Poks:
 
     def loss(self, preds: Any, batch: Any) -> Any:
         result = super().loss(preds, batch)  # type: ignore[misc]
-        self.keypoint_loss.end_batch()  # the framework asks for no keypoint loss where a batch has no objects
+        self.keypoint_loss.end_batch()  # the framework does not call the keypoint loss for a batch without objects
         return result
 
 
 class PoksPoseLoss(_Poks, v8PoseLoss):  # type: ignore[misc]
-    """For v8, 11 and 12."""
+    """pOKS criterion of YOLOv8, 11 and 12."""
 
 
 class PoksPoseLoss26(_Poks, PoseLoss26):  # type: ignore[misc]
-    """For 26, whose flow-based term (RLE) stays beside it."""
+    """pOKS criterion of YOLO26, with its flow-based term (RLE)."""
 
 
 class PoksModel(PoseModel):  # type: ignore[misc]
-    """A pose model that is trained with pOKS."""
+    """A pose model trained with pOKS."""
 
     def init_criterion(self) -> Any:
         kind = PoksPoseLoss26 if isinstance(self.model[-1], Pose26) else PoksPoseLoss
@@ -82,9 +81,9 @@ class PoksModel(PoseModel):  # type: ignore[misc]
 
 
 class OfflineTrainer(PoseTrainer):  # type: ignore[misc]
-    """The framework's trainer; it fetches and validates nothing, and keeps the last epoch's averaged weights.
+    """The trainer of the framework without downloads and validation. It keeps the averaged weights of the last epoch.
 
-    Not the best epoch's: choosing one on the validation images would favour the tuned model in the comparison.
+    Selecting the best epoch on the validation images would favour the fine-tuned model in the comparison.
     """
 
     def get_dataset(self) -> dict[str, Any]:
@@ -105,10 +104,10 @@ class OfflineTrainer(PoseTrainer):  # type: ignore[misc]
 
 
 class FineTuner(OfflineTrainer):
-    """It goes on after the last whole epoch if it was stopped."""
+    """A trainer that resumes after the last complete epoch."""
 
     def save_model(self) -> bool:
-        """After every epoch all that the next one needs, in a form that loads safely."""
+        """Save the state that the next epoch needs, in a form that loads without unpickling code."""
         state = {
             "epoch": self.epoch,
             "model": unwrap_model(self.model).state_dict(),
@@ -130,7 +129,7 @@ class FineTuner(OfflineTrainer):
 
     @property
     def _state(self) -> Path:
-        return Path(self.save_dir).parent / _STATE  # the framework clears its own folder for several processes
+        return Path(self.save_dir).parent / _STATE  # with several processes the framework clears its own folder
 
 
 def tune(
@@ -144,9 +143,20 @@ def tune(
     unsafe: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Fine-tune the base on a data set and write the result to ``output``.
+    """Fine-tune a base model. Resumable after every complete epoch.
 
-    A rerun with the same base, data and settings goes on after the last whole epoch, or returns at once.
+    Args:
+        base: checkpoint of the base model.
+        dataset: annotated images.
+        output: file for the fine-tuned checkpoint.
+        work: folder for data and states.
+        settings: settings of the fine-tuning.
+        device: device, as the framework names it.
+        unsafe: allow checkpoints that contain code.
+        progress: called after every epoch.
+
+    Raises:
+        HaloposeError: The base model is fused, does not fit the data, or the training diverged.
     """
     model = load_model(str(base), unsafe)
     host = UltralyticsHost(model, description=base.name)
@@ -179,39 +189,39 @@ def _train(
     device: str | None,
     progress: Progress | None,
 ) -> None:
-    """Run the trainer, which leaves its state in the folder."""
+    """Run the trainer, which writes its state to the folder."""
     overrides = {
-        "model": "base",  # a name only: the model is given below
+        "model": "base",  # only a name; the model is set below
         "data": str(data),
         "project": str(folder.resolve()),
         "name": "run",
         "exist_ok": True,
         "epochs": settings.epochs,
         "batch": settings.batch,
-        "nbs": settings.batch,  # else it adds up 64 images before each step, and a short tuning makes a dozen
+        "nbs": settings.batch,  # by default gradients of 64 images are accumulated, too few steps for a short run
         "imgsz": settings.imgsz,
-        "optimizer": "AdamW",  # "auto" would choose the learning rate itself
+        "optimizer": "AdamW",  # "auto" would override the learning rate
         "lr0": settings.learning_rate,
         "warmup_epochs": settings.warmup_epochs,
-        "warmup_bias_lr": 0.0,  # the default, 0.1, is for training from scratch
+        "warmup_bias_lr": 0.0,  # the default 0.1 is for training from scratch
         "freeze": settings.freeze,
         "seed": settings.seed,
         "workers": settings.workers,
-        "amp": "bf16" if settings.amp else False,  # the check before float16 would fetch a model
+        "amp": "bf16" if settings.amp else False,  # the check for float16 would download a model
         "device": device or "cpu",
-        "mosaic": 0.0,  # as in the last epochs of a training
+        "mosaic": 0.0,  # as in the last epochs of a full training
         "fliplr": 0.5 if settings.mirror and dataset.layout.mirror else 0.0,
         "val": False,
         "save": True,
         "plots": False,
         "verbose": False,
     }
-    threads = torch.get_num_threads()  # the framework leaves a core idle
+    threads = torch.get_num_threads()  # the framework would leave one core idle
     with _quiet(), trainer_in(folder):
         trainer = FineTuner(overrides=overrides)
         trainer.add_callback("on_train_start", lambda _: torch.set_num_threads(threads))
         trainer.model = _trainable(model, settings)
-        if progress is not None and not trainer.ddp:  # several processes are started afresh, without us
+        if progress is not None and not trainer.ddp:  # several processes are new and have no callback
             trainer.add_callback(
                 "on_train_epoch_end",
                 lambda t: progress(f"fine-tuning ({_losses(t.tloss)})", t.epoch + 1, settings.epochs),
@@ -226,7 +236,7 @@ def _trainable(model: PoseModel, settings: FinetuneSettings) -> PoseModel:
     tuned = keep_statistics(copy.deepcopy(model).float().requires_grad_(True))
     tuned.criterion = None
     if settings.loss == "poks":
-        tuned.__class__ = PoksModel  # differs in a method alone
+        tuned.__class__ = PoksModel  # differs in one method only
     return tuned
 
 
@@ -235,7 +245,7 @@ def _losses(items: Any) -> str:
 
 
 class _quiet:
-    """The framework logs every setting and layer; warnings still show."""
+    """Suppress log messages of the framework below warnings."""
 
     def __enter__(self) -> None:
         self.level = LOGGER.level
@@ -246,7 +256,7 @@ class _quiet:
 
 
 def save_tuned(model: PoseModel, weights: Path, output: Path) -> None:
-    """Write the base with other weights, in float32, as a checkpoint that loads safely."""
+    """Write the base model with new weights in float32, as a checkpoint that loads safely."""
     tuned = copy.deepcopy(model).float().eval()
     state = load_file(weights)
     if not all(bool(torch.isfinite(value).all()) for value in state.values()):

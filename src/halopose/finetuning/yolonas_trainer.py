@@ -1,7 +1,6 @@
-"""Fine-tuning a YOLO-NAS-Pose model with LibreYOLO's own trainer, with its own or the pOKS keypoint loss.
+"""Fine-tuning of a YOLO-NAS-Pose model with the LibreYOLO trainer and its own or the pOKS keypoint loss.
 
-In: a checkpoint of LibreYOLO or SuperGradients and annotated images. Out: a LibreYOLO checkpoint that differs
-from the first in weights alone.
+The result is a LibreYOLO checkpoint that differs from the original in the weights only.
 """
 
 from __future__ import annotations
@@ -49,29 +48,29 @@ except ImportError as error:
     ) from None
 
 _WEIGHTS, _STATE = "tuned.safetensors", "state.pt"
-_LARGE = {"dfl_loss_weight": 0.5, "pose_reg_loss_weight": 10.0}  # the framework's own for Medium and Large
+_LARGE = {"dfl_loss_weight": 0.5, "pose_reg_loss_weight": 10.0}  # values of the framework for Medium and Large
 
 
 class PoksPoseLoss(YoloNASPoseLoss):  # type: ignore[misc]
-    """The framework's criterion with pOKS as its keypoint regression; assignment and all other terms stay.
+    """The criterion of the framework with pOKS as keypoint regression term; other terms are unchanged.
 
-    The framework's own term is a mean of 1 - OKS over assigned cells, weighted by the scores that the assigner
-    gives them; the same weights stand in the means of pOKS. An object has up to 13 cells, some far off with a
-    score near zero, which would saturate an unweighted mean. The area is the framework's too, 0.53 of the box.
+    The original term is a mean of 1 - OKS over assigned cells, weighted by the scores of the assigner. pOKS uses the
+    same weights: an object has up to 13 cells, and distant cells with a score near zero would saturate an unweighted
+    mean. The object area is 0.53 of the box, as in the framework.
     """
 
     poks: PoksLoss
 
     @classmethod
     def from_plain(cls, criterion: YoloNASPoseLoss) -> PoksPoseLoss:
-        """The same criterion, changed in place: the trainer builds it from its settings, on its device."""
+        """Convert in place the criterion that the trainer built from its settings on its device."""
         criterion.__class__ = cls
         criterion.poks = PoksLoss(criterion.oks_sigmas)
         return criterion
 
     def forward(self, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
         result: tuple[Tensor, Tensor] = super().forward(outputs, targets)
-        self.poks.end_batch()  # the framework asks for no keypoint loss where no cell is assigned
+        self.poks.end_batch()  # the framework does not call the keypoint loss if no cell is assigned
         return result
 
     def _keypoint_loss(self, **terms: Any) -> tuple[Tensor, Tensor]:
@@ -83,22 +82,22 @@ class PoksPoseLoss(YoloNASPoseLoss):  # type: ignore[misc]
 
 
 class FineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
-    """The framework's trainer, which a rerun lets go on; the last epoch's averaged weights are read from memory.
+    """The trainer of the framework, resumable after every epoch. The averaged weights of the last epoch are kept.
 
-    Not the best epoch's: choosing one on the validation images would favour the tuned model in the comparison.
+    Selecting the best epoch on the validation images would favour the fine-tuned model in the comparison.
     """
 
     def _build_dataset(self, img_files: list[Path], label_files: list[Path], preproc: Any) -> Any:
-        # The framework would replace any folder called images, one above our own as well.
-        ours = [path.parent.parent / "labels" / f"{path.stem}.txt" for path in img_files]
-        return super()._build_dataset(img_files, ours, preproc)
+        # The framework would replace every folder called images in the path, also a parent folder.
+        labels = [path.parent.parent / "labels" / f"{path.stem}.txt" for path in img_files]
+        return super()._build_dataset(img_files, labels, preproc)
 
     def _train_epoch(self, epoch: int) -> Any:
         _seed(self.config.seed, epoch)
         return super()._train_epoch(epoch)
 
     def _save_checkpoint(self, epoch: int, *arguments: Any, **options: Any) -> None:
-        """After every epoch, what a rerun goes on with."""
+        """Save the state that the next epoch needs."""
         state = {
             "epoch": epoch,
             "model": self.model.state_dict(),
@@ -108,8 +107,8 @@ class FineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
         }
         write_checkpoint(self._state, state)
 
-    def go_on(self) -> None:
-        """Train, after the last whole epoch if there is one."""
+    def resume_and_train(self) -> None:
+        """Train, from the last complete epoch if there is one."""
         if self._state.is_file():
             state = torch.load(self._state, map_location=self.device, weights_only=True)
             self.setup()
@@ -126,7 +125,7 @@ class FineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
 
 
 class PoksFineTuner(FineTuner):
-    """The same with pOKS."""
+    """The trainer with pOKS."""
 
     loss_fn: Any
 
@@ -146,18 +145,30 @@ def tune(
     unsafe: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Fine-tune the base on a data set and write the result to ``output``.
+    """Fine-tune a base model. Resumable after every complete epoch.
 
-    A rerun with the same base, data and settings goes on after the last whole epoch, or returns at once.
-    ``settings.freeze`` counts the model's parts: 1 is the backbone, 2 the neck as well.
+    Args:
+        base: checkpoint of the base model.
+        dataset: annotated images.
+        output: file for the fine-tuned checkpoint.
+        work: folder for data and states.
+        settings: settings of the fine-tuning; ``freeze`` 1 freezes the backbone, 2 also the neck.
+        device: device.
+        unsafe: allow checkpoints that contain code.
+        progress: called after every epoch.
+
+    Raises:
+        HaloposeError: A setting or a file format is not supported, or the training diverged.
     """
     if settings.freeze not in range(3):
-        raise HaloposeError(f"YOLO-NAS can freeze 0, 1 (backbone) or 2 (and neck) parts, not {settings.freeze}")
+        raise HaloposeError(
+            f"YOLO-NAS cannot freeze {settings.freeze} parts: give 0, 1 (backbone) or 2 (backbone and neck)"
+        )
     if device and "," in device:
-        raise HaloposeError(f"YOLO-NAS is fine-tuned on one device, not on {device}: give one")
+        raise HaloposeError(f"YOLO-NAS cannot be fine-tuned on several devices ({device}): give one")
     unread = {record.path.suffix.lower() for record in dataset.records} - IMG_FORMATS
     if unread:
-        raise HaloposeError(f"LibreYOLO's trainer reads no {', '.join(sorted(unread))} files: convert them")
+        raise HaloposeError(f"the LibreYOLO trainer cannot read {', '.join(sorted(unread))} files: convert them")
     host = YoloNASHost.load(base, unsafe=unsafe)
     host.check_layout(dataset.layout)
     data = write_yolo(dataset, work / "data", host.class_names, dimensions=3)
@@ -186,16 +197,16 @@ def _train(
             callbacks=progress and _reporter(progress),
             **_overrides(host, layout, data, folder, settings),
             device=device,
-            workers=0 if device == "cpu" else settings.workers,  # they would take the cores that train
+            workers=0 if device == "cpu" else settings.workers,  # on a CPU they would compete with the training
         )
-        trainer.go_on()
+        trainer.resume_and_train()
     return _tuned_weights(host, trainer)
 
 
 def _overrides(
     host: YoloNASHost, layout: Keypoints, data: Path, folder: Path, settings: FinetuneSettings
 ) -> dict[str, Any]:
-    """The trainer's settings; what is not here is the framework's recipe, which has no mosaic for poses."""
+    """Settings of the trainer. All others are those of the framework, which has no mosaic for poses."""
     stride = host.strides[-1]
     return {
         "size": host.model.config,
@@ -215,7 +226,7 @@ def _overrides(
         "lr0": settings.learning_rate,
         "warmup_epochs": settings.warmup_epochs,
         "freeze": settings.freeze or None,
-        "flip_prob": 0.5 if settings.mirror else 0.0,  # and only where the data say how to mirror
+        "flip_prob": 0.5 if settings.mirror else 0.0,  # only if the data define the mirrored keypoints
         "seed": settings.seed,
         "amp": settings.amp,
         "amp_dtype": "bfloat16",
@@ -225,7 +236,7 @@ def _overrides(
 
 
 def _seed(seed: int, epoch: int) -> None:
-    """The trainer draws from three generators; an epoch is the same after a rerun."""
+    """Seed the three generators of the trainer, so that an epoch is the same after resuming."""
     state = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
     random.seed(state)
     np.random.seed(state)  # noqa: NPY002
@@ -241,7 +252,7 @@ def _reporter(progress: Progress) -> Callable[[Any], None]:
 
 
 class _NoTerminal(io.StringIO):
-    """Standard error that says it is no terminal: the trainer then draws no bars into ours."""
+    """Standard error that is no terminal, so that the trainer draws no progress bars."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -255,7 +266,7 @@ class _NoTerminal(io.StringIO):
 
 
 def _tuned_weights(host: YoloNASHost, trainer: FineTuner) -> dict[str, Tensor]:
-    """The averaged weights; those that were never trained stay bit for bit, which averaging would round."""
+    """The averaged weights. Frozen weights are returned unchanged, because averaging would round them."""
     last, averaged = trainer.model.state_dict(), trainer.ema_model.ema.state_dict()
     return {
         name: before if torch.equal(last[name].cpu(), before) else averaged[name].cpu().contiguous()
@@ -264,7 +275,7 @@ def _tuned_weights(host: YoloNASHost, trainer: FineTuner) -> dict[str, Tensor]:
 
 
 def save_tuned(host: YoloNASHost, weights: Path, imgsz: int, output: Path) -> None:
-    """Write the base with other weights as a LibreYOLO checkpoint that loads safely."""
+    """Write the base model with new weights as a LibreYOLO checkpoint that loads safely."""
     state = load_file(weights)
     if not all(bool(torch.isfinite(value).all()) for value in state.values()):
         raise HaloposeError("fine-tuning diverged (weights are not finite): lower the learning rate")

@@ -25,7 +25,7 @@ def render_analysis(result: dict[str, Any], title: str = "Residuals before heads
         title=title,
         summary=(
             f"{result['images']:,} images, {result['matched_instances']:,} detections that match an annotated object "
-            f"with OKS >= {result['settings']['oks_threshold']:g}, {result['keypoints']:,} labelled keypoints, "
+            f"with OKS ≥ {result['settings']['oks_threshold']:g}, {result['keypoints']:,} labelled keypoints, "
             f"{result['assigned_cells']:,} cells assigned in training."
         ),
         advice=result["recommendations"],

@@ -92,7 +92,7 @@ def alarm_rows(scores: Scores) -> list[tuple[str, list[tuple[str, str]], str]]:
     if scores.novelty is None:
         return []
     found = scores.novelty
-    groups = [(f"Detections, confidence >= {found.confidence:g}", found.detections), ("Images", found.images)]
+    groups = [(f"Detections, confidence ≥ {found.confidence:g}", found.detections), ("Images", found.images)]
     return [(name, _cells(one.share, one.error), f"{one.count:,}") for name, one in groups]
 
 

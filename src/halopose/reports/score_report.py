@@ -90,7 +90,7 @@ def _summary(scores: Scores) -> str:
     source = scores.calibration.source
     return (
         f"{scores.images:,} images, {scores.matched_instances:,} detections that match an annotated object with "
-        f"OKS >= {scores.settings['oks_threshold']:g}, {scores.keypoints:,} labelled keypoints."
+        f"OKS ≥ {scores.settings['oks_threshold']:g}, {scores.keypoints:,} labelled keypoints."
         + (f" Calibration: {source}." if source else "")
     )
 

@@ -55,7 +55,7 @@ def render_shift(shift: ShiftResult, title: str) -> str:
     return page(
         "shift.html",
         title=title,
-        summary=f"Detections with confidence >= {shift.conf:g}. Nominal false-alarm rate {100 * shift.alarm:g} %.",
+        summary=f"Detections with confidence ≥ {shift.conf:g}. Nominal false-alarm rate {100 * shift.alarm:g} %.",
         head=HEAD,
         rows=table(shift),
         rankings=[
