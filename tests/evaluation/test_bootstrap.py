@@ -1,4 +1,4 @@
-"""Resampled images: margins by their definition, and differences paired image by image."""
+"""Bootstrap over images: margins by definition, and paired differences."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_image_is_drawn_once_on_average() -> None:
 
 
 def test_the_error_of_a_share_is_that_of_resampled_images() -> None:
-    """Images of one to five samples, all of an image alike: a binomial error would be too small."""
+    """Images of one to five samples, equal within an image: a binomial error would be too small."""
     rng = np.random.default_rng(0)
     image = np.repeat(np.arange(300), rng.integers(1, 6, 300))
     hits = (rng.random(300) < 0.2)[image]
@@ -96,7 +96,7 @@ def test_difference_is_decided_by_its_interval() -> None:
 
 
 def test_differences_are_of_the_same_draws() -> None:
-    """What two models share, such as hard images, cancels."""
+    """Effects that both models share, such as hard images, cancel."""
     rng = np.random.default_rng(0)
     shared, own = rng.normal(size=500), 0.1 * rng.normal(size=500)
     one = Model({"nll": 3.0, "nll2": 2.0}, {"nll": 3 + shared, "nll2": 2 + shared})

@@ -1,4 +1,4 @@
-"""The protocol on data whose law is known: flaws are mended, shards merge, pruning is only a selection."""
+"""The protocol on data from known distributions: calibration repairs errors, shards join, pruning selects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.helpers.evaluations import (
     with_telling_visibility,
 )
 
-# --- the right law passes, calibration mends the others ---------------------------------------------------
+# --- the right distribution passes, calibration repairs the others ---------------------------------------------------
 
 
 @pytest.mark.parametrize("nu", [None, 5], ids=["gaussian", "student-t"])
@@ -85,7 +85,7 @@ def test_shards_of_predictions_merge_to_the_whole(tmp_path: Path) -> None:
 
 
 def plots(curves: DistributionCurves) -> list[Any]:
-    """Plot data that pruned and unpruned keypoints both have."""
+    """Plot data that exist with and without pruning."""
     return [
         curves.coverage,
         {axis: vars(points) for axis, points in curves.variance.items()},
@@ -95,7 +95,7 @@ def plots(curves: DistributionCurves) -> list[Any]:
 
 
 def numbers(scores: Any) -> dict[str, Any]:
-    """All of a law but its plot data, to be compared with NaN beside NaN."""
+    """Scores of a distribution without plot data, comparable with NaN."""
     groups = {
         name: {member: vars(one) for member, one in getattr(scores, name).items()}
         for name in ("per_keypoint", "per_scale")
@@ -119,7 +119,7 @@ def test_pruning_alters_nothing_but_the_selection(nu: float | None, visibility: 
     share = kept[matched.labelled].mean()
     assert 0.05 < share < 0.95
     assert scores.pruned.kept_fraction == pytest.approx(share, rel=1e-12)
-    # Pruned metrics and their intervals are those of the kept keypoints under the same laws ...
+    # Pruned metrics and their intervals are those of the kept keypoints under the same distributions ...
     selected = evaluate(replace(matched, labelled=matched.labelled & kept), distributions, protocol)
     # ... and the metrics of everything do not know of the threshold.
     nothing = replace(distributions, threshold=np.full(len(matched), -np.inf), visibility_threshold=None)
@@ -147,7 +147,7 @@ def test_pruning_raises_reliability() -> None:
 
 
 def rules_by_hand(matched: MatchedPoses, distributions: DistributionSet) -> dict[str, Array]:
-    """Labelled keypoints (n,) that each way to prune keeps."""
+    """Labelled keypoints (n,) that each pruning rule keeps."""
     confident = (distributions.confidence >= distributions.threshold[:, None])[matched.labelled]
     assert matched.visibility is not None
     assert distributions.visibility_threshold is not None
@@ -201,7 +201,7 @@ def test_the_visibility_threshold_is_the_mean_of_the_folds_that_have_one() -> No
 
 
 def test_everything_pruned_is_still_an_answer() -> None:
-    """A threshold chosen elsewhere may prune all of this data."""
+    """A threshold chosen elsewhere may prune all keypoints."""
     matched = poses(30, 3)
     pruned = evaluate(matched, as_given(matched, threshold=np.inf), Protocol(bootstrap=3)).pruned
     assert pruned.kept_fraction == 0
@@ -257,7 +257,7 @@ def test_bootstrap_reports_progress() -> None:
 
 
 def test_bootstrap_resamples_images_not_keypoints() -> None:
-    """All keypoints of an image share their fate: with the errors of images alike, intervals are wider."""
+    """Errors are equal within an image, so that intervals over images are wider."""
     matched = poses(600, 4, seed=12, images=60)
     shared = np.exp(np.random.default_rng(0).normal(0, 0.6, matched.image_ids.max() + 1))[matched.image_ids]
     clustered = replace(matched, residual=matched.residual * shared[:, None, None])

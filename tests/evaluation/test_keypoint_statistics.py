@@ -1,4 +1,4 @@
-"""KeypointStatistics by their definitions, weights as copies, and every flaw of a law seen by some diagnostic."""
+"""Keypoint statistics against their definitions, weights as copies, and diagnostics that detect every flaw."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def overall(statistics: KeypointStatistics) -> MetricSummary:
 
 
 def diagnose(distribution: Bivariate, matched: MatchedPoses) -> tuple[MetricSummary, DistributionCurves]:
-    """Scalars and plot data of one law."""
+    """Scalars and plot data of one distribution."""
     statistics = statistics_of(distribution, matched)
     return overall(statistics), curves_of(statistics, np.nonzero(matched.labelled)[1], matched.layout.names)
 
@@ -53,12 +53,12 @@ def qq_ratio(curves: DistributionCurves, axis: str, low: float, high: float, nam
     return float(np.mean((points.empirical / points.expected)[start:stop]))
 
 
-# --- the right law passes, every flaw is seen -------------------------------------------------------------
+# --- the right distribution passes, every flaw is detected ---------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=[None, 5], ids=["gaussian", "student-t"])
 def truthful(request: pytest.FixtureRequest) -> MatchedPoses:
-    """200,000 keypoints that follow the law predicted for them."""
+    """200,000 keypoints that follow their predicted distribution."""
     return poses(50_000, 4, request.param, seed=1)
 
 
@@ -93,7 +93,7 @@ def test_every_diagnostic_sees_a_scale_error(truthful: MatchedPoses, factor: flo
 
 
 def test_coverage_and_qq_see_a_wrong_tail(truthful: MatchedPoses) -> None:
-    """The covariance is right, the shape is not: variance calibration alone would be content."""
+    """The covariance is right and the shape is wrong: variance calibration alone does not detect it."""
     distribution = stated_distribution(truthful)
     flawed: Bivariate
     if isinstance(distribution, StudentT):
@@ -135,7 +135,7 @@ def test_marginals_and_nll_see_swapped_axes(truthful: MatchedPoses) -> None:
 
 @pytest.mark.parametrize("nu", [None, 4])
 def test_statistics_are_their_definitions(nu: float | None) -> None:
-    """Coverage by the paper's own inequalities (eqs. 25, 26 and appendix D.1), Q-Q by appendix D.2."""
+    """Coverage by the inequalities of the paper (eqs. 25, 26 and appendix D.1), Q-Q by appendix D.2."""
     matched = partly_labelled(poses(400, 3, nu, seed=3))
     distribution = stated_distribution(matched)
     scalars, curves = diagnose(distribution, matched)
@@ -216,7 +216,7 @@ def test_resampling_is_copying(seed: int, nu: float | None) -> None:
 
 
 def test_nothing_drawn_has_no_metrics() -> None:
-    """As little as an empty group has: a zero would pass for a measurement and narrow the interval."""
+    """An empty group gives NaN: a zero would look like a measurement and narrow the interval."""
     matched = poses(20, 3)
     statistics = statistics_of(stated_distribution(matched), matched)
     for name, value in statistics.resampled(np.zeros(60, dtype=int)).items():
@@ -244,7 +244,7 @@ def test_taking_a_part_is_measuring_the_part(seed: int, nu: float | None) -> Non
 
 @pytest.mark.parametrize("nu", [None, 4])
 def test_measuring_in_blocks_is_measuring_the_distribution(nu: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every column against the law's own methods on all rows at once, blocks of 7 objects against one of all."""
+    """Every column against the methods of the distribution, in blocks of 7 objects and in one block."""
     matched = partly_labelled(poses(100, 3, nu, seed=8))
     distribution, protocol = stated_distribution(matched), Protocol(scalarisation="determinant")
     mask = torch.from_numpy(matched.labelled)
@@ -268,7 +268,7 @@ def test_measuring_in_blocks_is_measuring_the_distribution(nu: float | None, mon
 
 
 def test_several_groupings_are_each_one_alone() -> None:
-    """Sums by cell add up in another order: the mean NLL may differ in its last bits."""
+    """Sums by cell are added in another order, so the mean NLL may differ in its last bits."""
     matched = partly_labelled(poses(300, 4, 4, seed=5))
     statistics = statistics_of(stated_distribution(matched), matched)
     instance, keypoint = np.nonzero(matched.labelled)

@@ -1,4 +1,4 @@
-"""Scores of regions and of the joint law, against direct counting and known truth."""
+"""Scores of regions and of the joint distribution, against direct counting and a known truth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.values import present
 
 
 def together(instances: int, keypoints: int = 3, seed: int = 0) -> tuple[MatchedPoses, Array]:
-    """True positives whose keypoints err together, partly labelled, and their correlation."""
+    """True positives with correlated keypoints, partly labelled, and their correlation."""
     matched = partly_labelled(poses(instances, keypoints, seed=seed, images=instances))
     loads = np.random.default_rng(seed).normal(size=(2 * keypoints, 2))
     correlation = whitened_correlation((loads @ loads.T + 0.5 * np.eye(2 * keypoints))[None])[0]

@@ -1,4 +1,4 @@
-"""Measured true positives: draws equal copies of the drawn images, also where some images have no match."""
+"""Resampled metrics equal metrics of copied images, also if some images have no match."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANDOM = ("akp_random", "akp_skill")  # a draw of its own order
 
 
 def true_positives(images: Array, seed: int, nu: float | None = None) -> MatchedPoses:
-    """Three instances of four keypoints in each image, correctly described but for a factor."""
+    """Three instances of four keypoints per image, correctly described up to a factor."""
     matched = with_telling_visibility(partly_labelled(poses(3 * len(images), 4, nu, seed, flaw=1.2), seed, 0.8))
     return replace(matched, image_ids=np.repeat(images, 3))
 
@@ -45,7 +45,7 @@ def measured(matched: MatchedPoses, images: Array | None = None, protocol: Proto
 @pytest.mark.parametrize("visibility", [False, True])
 @pytest.mark.parametrize("nu", [None, 4])
 def test_draws_are_copies_of_the_drawn_images(seed: int, visibility: bool, nu: float | None) -> None:
-    """Images 10, 11 and 40 have no match: a draw that holds them holds fewer keypoints."""
+    """Images 10, 11 and 40 have no match, so that draws with them have fewer keypoints."""
     images = np.arange(10, 41)
     protocol = Protocol(visibility=visibility)
     matched = true_positives(images[2:-1], seed=seed, nu=nu)
@@ -118,7 +118,7 @@ def test_plot_data_are_those_of_the_evaluation() -> None:
 
 
 def test_a_draw_without_keypoints_says_nothing() -> None:
-    """One image of many has all the matches: most draws of two images hold none of them."""
+    """One of many images has all the matches, so that most draws of two images have none."""
     matched = true_positives(np.array([5]), seed=0)
     one = measured(matched, images=np.arange(12))
     draws = list(one.draws(6))
@@ -167,7 +167,7 @@ class Model(PairedMetrics):
 
 
 def test_models_that_match_in_different_images_are_paired() -> None:
-    """The same residuals but for two images: differences are far surer than the metrics themselves."""
+    """Residuals that differ on two images only: differences have much smaller margins than the metrics."""
     images = np.arange(60)
     matched = true_positives(images, seed=0)
     fewer = matched.select(np.flatnonzero(~np.isin(matched.image_ids, [3, 50])))

@@ -1,4 +1,4 @@
-"""Scores as json: nothing is lost on the way, documented keys are there, and damage is one line."""
+"""Scores as json: lossless, with the documented keys, and with one-line errors for damaged content."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.helpers.mangling import mangled, refusal
 
 
 def assert_same(one: Scores, other: Scores) -> None:
-    """Equal in every number, NaN beside NaN, and in types that json would confuse."""
+    """Equal in every number including NaN, and in types."""
     np.testing.assert_equal(asdict(one), asdict(other))
     assert one.settings == other.settings
     assert one.cells.count.dtype == other.cells.count.dtype
@@ -116,7 +116,7 @@ def test_any_numbers_survive_json_text(
 
 
 def test_documented_keys_are_there() -> None:
-    """docs/files.md and the paper's tables are read from these."""
+    """The keys that docs/files.md documents."""
     content = with_everything().to_json()
     metrics = ("ace", "ace_x", "ace_y", "ence", "ence_x", "ence_y", "nll", "akp")
     assert metrics == METRICS

@@ -1,4 +1,4 @@
-"""The loss of Gaussian residual fine-tuning against its formula, its gradient, and itself over processes."""
+"""pOKS against its formula, its gradient, and over several processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def loss_of(data: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def formula(data: dict[str, torch.Tensor]) -> float:
-    """Appendix B in loops over plain numbers."""
+    """Appendix B in loops."""
     residual, labelled = data["residual"].tolist(), data["labelled"].tolist()
     area, sigmas = data["area"].tolist(), data["sigmas"].tolist()
     similarities = []
@@ -70,7 +70,7 @@ def test_whole_weights_are_copies(shape: tuple[int, int], seed: int) -> None:
 
 @given(st.tuples(st.integers(1, 6), st.integers(1, 5)), seeds)
 def test_gradient_is_the_analytic_one(shape: tuple[int, int], seed: int) -> None:
-    """d L / d r_ik = exp(-E_k) r_ik / (|K*| |B_k| s_i^2 kappa_k^2) for labelled keypoints, else nothing."""
+    """d L / d r_ik = exp(-E_k) r_ik / (|K*| |B_k| s_i^2 kappa_k^2) for labelled keypoints, else 0."""
     data = batch(*shape, seed)
     residual = data["residual"].requires_grad_()
     loss_of(data).backward()
@@ -142,7 +142,7 @@ def test_unlabelled_keypoints_may_be_anything() -> None:
 PROCESSES = """
 import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 from halopose.finetuning.poks import PoksLoss
-from tests.hosts.test_poks import batch, loss_of
+from tests.finetuning.test_poks import batch, loss_of
 
 def work(rank, path, split):
     dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
@@ -167,7 +167,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("split", [3, 0])
 def test_two_processes_equal_one(tmp_path: Any, split: int) -> None:
-    """Also when one of them has no object: loss as of the whole batch, gradient so after DDP's mean."""
+    """Loss and DDP-averaged gradient equal those of the whole batch, also if one process has no object."""
     run_script(PROCESSES, tmp_path / "meet", split)
     data = batch(7, 4, seed=5)
     data["labelled"][:, 3] = False

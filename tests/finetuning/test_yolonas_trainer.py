@@ -1,4 +1,4 @@
-"""Fine-tuning YOLO-NAS: only the keypoint term changes, and the framework's trainer runs as asked."""
+"""Fine-tuning of YOLO-NAS: only the keypoint term changes, and the trainer runs with the given settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def label(x: float, y: float, seen: list[int]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint as SuperGradients writes it, which is not the form in which the trainer writes."""
+    """A checkpoint as SuperGradients writes it, which differs from that of the trainer."""
     path = tmp_path_factory.mktemp("base") / "base.pth"
     torch.save({"net": pose_model("nas", (KEYPOINTS, 3)).state_dict()}, path)
     return path
@@ -56,7 +56,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def host() -> YoloNASHost:
-    """A base that says more about itself than its weights do."""
+    """A base model with metadata beyond its weights."""
     model = pose_model("nas", (KEYPOINTS, 3))
     return YoloNASHost(model, sigmas=[0.3] * KEYPOINTS, oks_factor=False, class_names=["runway"])
 
@@ -74,7 +74,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def weights(path: Path) -> dict[str, Tensor]:
-    """Read without any of our own code."""
+    """Read a checkpoint without our code."""
     content = torch.load(path, weights_only=True)
     return content.get("net") or content["model"]
 
@@ -93,7 +93,7 @@ def criterion(loss: type[Any] | None = None) -> Any:
 
 
 def targets(objects: list[list[float]], side: int = 96) -> Tensor:
-    """A batch of two images (2, 100, 5 + 3 K) with objects on the first alone."""
+    """A batch of two images (2, 100, 5 + 3 K) with objects on the first only."""
     batch = torch.zeros(2, 100, 5 + 3 * KEYPOINTS)
     for number, row in enumerate(objects):
         batch[0, number] = torch.tensor(row) * torch.tensor([1, *[side] * 4, *[side, side, 1] * KEYPOINTS])
@@ -105,7 +105,7 @@ def forward(model: torch.nn.Module, side: int = 96) -> Any:
 
 
 def poks_by_hand(terms: dict[str, Tensor]) -> float:
-    """Keypoint by keypoint, object by object, in numpy's double precision."""
+    """By keypoint and object, in double precision."""
     predicted, true, seen, area = (
         terms[name].detach().double().numpy()
         for name in ("predicted_coords", "target_coords", "target_visibility", "area")
@@ -145,7 +145,7 @@ def test_only_the_keypoint_term_changes() -> None:
 
 
 def test_weights_of_cells_stand_in_the_means() -> None:
-    """As they weigh the framework's own term; a cell without score has no part."""
+    """The weights are those of the original term; a cell with weight 0 has no effect."""
     generator = torch.Generator().manual_seed(1)
     terms: dict[str, Any] = {
         "predicted_coords": 20 * torch.rand(6, KEYPOINTS, 2, generator=generator),
@@ -173,7 +173,7 @@ def test_weights_of_cells_stand_in_the_means() -> None:
 
 @pytest.mark.parametrize("seen", [None, [0, 0, 0, 0]])
 def test_a_batch_without_objects_or_keypoints(seen: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss of 0; and sums once a batch, for which other processes wait."""
+    """The loss is 0; the sums are joined once per batch for the other processes."""
     sums: list[int] = []
 
     def counted(*terms: Any) -> Any:
@@ -195,7 +195,7 @@ def test_a_batch_without_objects_or_keypoints(seen: list[int] | None, monkeypatc
 def test_the_trainer_uses_it(
     host: YoloNASHost, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pOKS by hand on the batches that the trainer feeds, and a checkpoint that everyone can load."""
+    """pOKS by hand on the batches of the trainer, and a checkpoint that loads elsewhere."""
     calls: list[tuple[dict[str, Tensor], float]] = []
     batches: list[Tensor] = []
     original, whole = PoksPoseLoss._keypoint_loss, PoksPoseLoss.forward
@@ -247,7 +247,7 @@ class Terminal(io.StringIO):
 
 
 def test_the_control(base: Path, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The framework's own loss: the same result after a kill, frozen parts bit for bit, and no bars."""
+    """The framework's own loss: the same result after a kill, frozen parts unchanged, no progress bars."""
     monkeypatch.setattr(PoksPoseLoss, "forward", None)  # would fail if it were used
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
@@ -310,7 +310,7 @@ def test_refusals(base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Pat
 def test_a_disk_that_refuses_is_one_line(
     base: Path, host: YoloNASHost, dataset: Dataset, tmp_path: Path, full_disk: Callable[[int | None], None]
 ) -> None:
-    """Nothing half-written stays; and a rerun gets further where there is room."""
+    """No partial files remain, and a rerun continues when there is space."""
     work, output, weights = (tmp_path / name for name in ("work", "out.pt", "weights.safetensors"))
 
     def refused(match: str, action: Callable[..., None], *given: Any) -> None:
@@ -326,7 +326,7 @@ def test_a_disk_that_refuses_is_one_line(
     run = next(work.glob("tuning-*")) / "run"
     shutil.rmtree(run)
     run.write_text("in the way")
-    refused("fine-tuning stopped, File exists .*run", *tuning)
+    refused("fine-tuning stopped: File exists .*run", *tuning)
     full_disk(None)
     save_file(host.model.state_dict(), weights)
     refused(r"cannot write .*out\.pt: File exists", save_tuned, host, weights, 64, run / "out.pt")

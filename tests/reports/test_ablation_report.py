@@ -1,4 +1,4 @@
-"""Tables and page of an ablation: every number is the results' own, and the page is whole and inert."""
+"""Tables and page of an ablation: the numbers are those of the results, the page is complete and inert."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ METRICS = {*REPORT_METRICS, *(f"{regime}.ace{suffix}" for regime in REGIMES for 
 
 
 def scored(**bases: tuple[float, float]) -> dict[str, BaseModelScores]:
-    """Bases by name with (Gaussian ACE, AP); draws have independent noise, so differences 1.4 times as much."""
+    """Models by name with (Gaussian ACE, AP) and independent noise in their draws."""
     made = {}
     for seed, (name, (ace, ap)) in enumerate(bases.items()):
         generator = np.random.default_rng(seed)

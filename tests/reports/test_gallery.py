@@ -1,4 +1,4 @@
-"""A page of pictures: whole, escaped, and in the dress of all pages."""
+"""A page of pictures: complete, escaped, with the common style."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as text, and pages that hold hostile content."""
+"""Numbers as text, and pages with hostile content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts: values fall where their axes say, lines stay on their way and in the frame, ticks are round."""
+"""Plots: positions follow the axes, lines are clipped to the frame, ticks are round."""
 
 import math
 import re

@@ -25,7 +25,7 @@ EVIL = "</script><img src=x onerror=alert(1)>\u2028{{ 7 * 7 }}"
 
 
 def without_values(names: tuple[str, ...] = ("nose", "left_eye")) -> Scores:
-    """The second scale has no samples, nothing is pruned, and some numbers are none."""
+    """The second scale has no samples, nothing is pruned, and some numbers are missing."""
     scores = replace(real_scores(names, edges=(1e9,), instances=60, prune=False), akp_skill=math.nan)
     assert math.isnan(scores.gaussian.per_scale["large"].ace)
     assert scores.pruned.threshold == -math.inf
@@ -37,7 +37,7 @@ def without_values(names: tuple[str, ...] = ("nose", "left_eye")) -> Scores:
 
 
 def shuffled(scores: Scores, seed: int) -> Scores:
-    """Other numbers in every metric, no two alike, as they seldom are."""
+    """Different numbers in every metric."""
     generator = np.random.default_rng(seed)
     for distribution in DISTRIBUTIONS:
         for change in (with_distribution, with_pruned_distribution):

@@ -1,4 +1,4 @@
-"""Scores as text: every number of the csv and of the table is the scores' own."""
+"""Scores as text: every number of csv and table is that of the scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of an ablation are what the pipeline itself computes, their differences are paired, and reruns resume."""
+"""Rows of an ablation equal those of the pipeline, differences are paired, and reruns resume."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def results(data: Path, folder: Path) -> dict[str, AblationResult]:
 
 @pytest.fixture(scope="module")
 def fitted(data: Path, folder: Path) -> tuple[Artifact, Scores]:
-    """What ``pipeline.fit`` makes of the same data, in the same work folder."""
+    """The result of ``pipeline.fit`` on the same data in the same work folder."""
     training, validation = (load_dataset(data, split) for split in ("train", "val"))
     return pipeline.fit(host_of("11"), training, validation, folder / "work", SETTINGS)
 
@@ -147,7 +147,7 @@ def test_what_the_default_is_already_is_no_row() -> None:
 
 
 def as_in_the_paper(artifact: Artifact) -> Artifact:
-    """The artifact as rows compare it: one Student-t for all keypoints, kept by their confidence alone."""
+    """The artifact as rows compare it: one Student-t for all keypoints, pruned by confidence only."""
     calibrations = replace(artifact.calibrations, visibility_threshold=None, split_student=None)
     return replace(artifact, calibrations=calibrations)
 
@@ -195,7 +195,7 @@ def test_intervals_are_those_of_an_evaluation(
 
 
 def parts_of(folder: Path, row: AblationVariant, images: str) -> tuple[Any, ...]:
-    """Heads of a row, and true positives of the calibration or the evaluation images, step by step."""
+    """Heads of a row, and true positives of the calibration or evaluation images, step by step."""
     host, store = host_of("11"), MatchStore(folder / "work" / "val")
     heads, _ = pipeline.train_heads(host, [MatchStore(folder / "work" / "train")], row.fit)
     split = split_validation(store.images, row.fit.calibration_share)
@@ -206,7 +206,7 @@ def parts_of(folder: Path, row: AblationVariant, images: str) -> tuple[Any, ...]
 
 
 def direct(folder: Path, row: AblationVariant) -> tuple[Any, ...]:
-    """True positives, and what is fitted for them, without any of the code under test."""
+    """True positives and fitted calibrations, without the code under test."""
     heads, store, split, held_out = parts_of(folder, row, "calibration")
     calibrated = pipeline.calibrate_heads(heads, store, split[0], row.fit)
     confidence = localization_confidence(
@@ -243,7 +243,7 @@ def test_other_rows_are_direct_calls(results: dict[str, AblationResult], folder:
 
 
 def brute_force(matched: MatchedPoses, fitted: Any, row: AblationVariant, edges: Any) -> dict[str, Array]:
-    """Metrics of every resampling, evaluated on copies of the resampled images' true positives."""
+    """Metrics of every resampling, evaluated on copies of the true positives of the resampled images."""
     protocol = replace(row.protocol, scale_edges=tuple(edges))
     images = np.unique(matched.image_ids)
     picks = np.random.default_rng(0).integers(len(images), size=(DRAWS, len(images)))
@@ -397,7 +397,7 @@ def test_a_run_killed_with_its_workers_resumes_to_the_same_rows(
 
 
 class Deadly:
-    """A host that ends the process it is unpacked in, as a lack of memory would."""
+    """A host that kills the process that unpickles it, as an out-of-memory error would."""
 
     device = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Verdicts follow from intervals alone, by their definition, and never claim more than a seed would change."""
+"""Verdicts follow from intervals and from the effect of another seed."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ OPPOSITE = {"reproduced": "contradicted", "contradicted": "reproduced", "not dec
 
 
 def result(name: str, values: dict[str, Any], noise: float = 0.0, seed: int = 0) -> AblationResult:
-    """A row whose draws are its values and noise."""
+    """A row whose draws are its values plus noise."""
     generator = np.random.default_rng(seed)
     draws = {metric: value + noise * generator.normal(size=50) for metric, value in values.items()}
     return AblationResult(name, name, values, draws, {}, [], {"keypoints": 5000})
@@ -111,7 +111,7 @@ def test_findings_are_about_rows_and_metrics_that_there_are() -> None:
 
 
 def test_what_the_paper_reports_is_reproduced_and_its_opposite_contradicted() -> None:
-    """Figures of the paper's tables for the nano model, with the signs turned round for the second half."""
+    """Values of the tables of the paper for the nano model, with opposite signs for the second half."""
     metrics = {
         "gaussian.ace": 0.0582, "gaussian.ence": 0.0570, "gaussian.nll": 5.62, "gaussian.akp": 0.935,
         "student_t.ace": 0.0016, "student_t.nll": 5.50, "gaussian.ence_x": 0.06, "gaussian.ence_y": 0.06,

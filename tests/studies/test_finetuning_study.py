@@ -1,4 +1,4 @@
-"""Fine-tuning: only the keypoint term changes, the framework's trainer runs offline, and the scores are right."""
+"""Fine-tuning: only the keypoint term changes, the trainer runs offline, and the scores are right."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_batch_without_objects() -> None:
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A data set and the base that it was labelled with."""
+    """A data set and the base model that labelled it."""
     folder = tmp_path_factory.mktemp("finetune")
     model = pose_model("11")
     torch.save({"model": model}, folder / "base.pt")
@@ -169,7 +169,7 @@ def test_the_control_without_heads(tmp_path: Path) -> None:
 
 
 def test_a_killed_tuning_goes_on(scenes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the last whole epoch; once finished, nothing is trained again."""
+    """Resume after the last complete epoch; a finished run is not repeated."""
     data, base = scenes
     dataset = load_dataset(data, "train")
     settings = FinetuneSettings(epochs=3, imgsz=64, batch=4, learning_rate=1e-3)
@@ -211,7 +211,7 @@ def test_a_killed_tuning_goes_on(scenes: tuple[Path, Path], tmp_path: Path, monk
 def test_a_disk_that_refuses_is_one_line(
     scenes: tuple[Path, Path], tmp_path: Path, full_disk: Callable[[int | None], None]
 ) -> None:
-    """Nothing half-written stays; and a rerun gets further where there is room."""
+    """No partial files remain, and a rerun continues when there is space."""
     data, base = scenes
     work, output = tmp_path / "work", tmp_path / "out.pt"
 
@@ -227,7 +227,7 @@ def test_a_disk_that_refuses_is_one_line(
     run = next(work.glob("tuning-*")) / "run"
     shutil.rmtree(run)
     run.write_text("in the way")
-    refused("fine-tuning stopped, Not a directory .*run")
+    refused("fine-tuning stopped: Not a directory .*run")
     run.unlink()
     full_disk(None)
     refused(r"cannot write .*out\.pt: File exists", base / "out.pt")
@@ -264,7 +264,7 @@ def test_refusals(scenes: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_scores_are_those_of_the_matching(scenes: tuple[Path, Path], tmp_path: Path) -> None:
-    """AR at OKS .5 counted by hand from our own matching, which equals pycocotools' elsewhere."""
+    """AR at OKS 0.5 counted by hand from our matching, which equals that of pycocotools."""
     data, base = scenes
     host = load_host(base)
     store: MatchStore = collect_validation(host, load_dataset(data, "val"), tmp_path, FitSettings(imgsz=64, conf=0.001))

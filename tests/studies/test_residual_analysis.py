@@ -1,4 +1,4 @@
-"""The analysis of residuals: known laws are recognised, rules follow, and the page holds together."""
+"""Residual analysis: known distributions are recognised, the rules follow, and the page is complete."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def world(
     shared: float = 0.0,
     seed: int = 0,
 ) -> ResidualSample:
-    """Residuals of a known law; ``shared`` is the correlation between keypoints."""
+    """Residuals of a known distribution; ``shared`` is the correlation between keypoints."""
     generator = np.random.default_rng(seed)
     noise = generator.normal(size=(count, 3, 2)) * np.sqrt(1 - shared)
     noise += np.sqrt(shared) * generator.normal(size=(count, 1, 2))
@@ -111,7 +111,7 @@ def test_heavy_tails_are_recognised() -> None:
 
 
 def test_varying_spread_alone_is_not_called_heavy_tails() -> None:
-    """Gaussian within bins: constant spread looks heavy, explained spread does not."""
+    """Gaussian within bins: heavy-tailed with a constant scale, not with a scale by bins."""
     residuals = world(12000)
     assert residuals.visibility is not None
     factor = np.where(residuals.visibility < 0.5, 3.0, 0.5)
@@ -160,7 +160,7 @@ def test_correlation_of_keypoints(shared: float) -> None:
 
 
 def test_shift_is_mended_by_the_right_weights() -> None:
-    """Inference keeps cells in proportion to confidence: alpha 1 is right, by construction."""
+    """Inference keeps cells in proportion to confidence, so alpha 1 is right by construction."""
     everything = world(20000)
     spread = 1.2 - everything.confidence
     everything = replace(everything, normalized=everything.normalized * spread[:, None, None])

@@ -1,4 +1,4 @@
-"""The ladder of corruptions on small scenes, its numbers against plain ones, and its page."""
+"""The shift study on small scenes: values against direct computation, and the page."""
 
 from __future__ import annotations
 

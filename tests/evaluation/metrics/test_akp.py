@@ -1,4 +1,4 @@
-"""Average precision against pycocotools, to the last case, and AKP's own properties."""
+"""Average precision against pycocotools, and properties of AKP."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def through_pycocotools(confidence: Array, correct: Array, positives: int) -> float:
-    """The real COCOeval.accumulate on one image whose detections are the samples."""
+    """COCOeval.accumulate on one image whose detections are the samples."""
     evaluation = COCOeval(iouType="keypoints")
     parameters = Params(iouType="keypoints")
     parameters.imgIds, parameters.catIds = [1], [1]
@@ -46,7 +46,7 @@ def through_pycocotools(confidence: Array, correct: Array, positives: int) -> fl
 
 
 def random_case(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-    """Confidences, with ties or without, and correctness from none to all right."""
+    """Confidences with or without ties, and correctness from none to all."""
     confidence = rng.integers(0, max(n // 3, 1), n).astype(float) if rng.random() < 0.5 else rng.random(n)
     return confidence, rng.random(n) < rng.choice([0.0, 0.02, 0.3, 0.7, 0.98, 1.0])
 
@@ -54,7 +54,7 @@ def random_case(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
 @settings(max_examples=100)
 @given(SEEDS)
 def test_average_precision_equals_pycocotools(seed: int) -> None:
-    """Thirty cases an example: empty, tiny and large ones, with and without positives never found."""
+    """Thirty cases per example: empty, small and large, with and without objects that are never found."""
     rng = np.random.default_rng(seed)
     for n in [0, 1, 2, *rng.integers(3, 60, 22), *rng.integers(60, 500, 5)]:
         confidence, correct = random_case(rng, n)
@@ -142,7 +142,7 @@ def test_falling_order_keeps_ties_in_order(seed: int, n: int) -> None:
 
 @given(SEEDS, st.lists(st.integers(0, 200), min_size=1, max_size=6), st.sampled_from([0.05, 0.5, 0.95, 1.0]))
 def test_rankings_together_are_each_one_alone(seed: int, sizes: list[int], share: float) -> None:
-    """Looked at from the misses, to the last bit what looking at every hit of one ranking gives."""
+    """The computation from misses equals that from the hits of single rankings, bit for bit."""
     rng = np.random.default_rng(seed)
     parts = [np.where(rng.random(size) < share, rng.uniform(0.45, 1, size), 0.0) for size in sizes]
     together = keypoint_precisions(grade(np.concatenate(parts)), np.array(sizes))

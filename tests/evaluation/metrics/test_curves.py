@@ -25,12 +25,12 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def by_loop(probability: Array, weight: Array | None) -> Array:
-    """Eqs. 25 and 26: the share of samples whose region is no larger than the nominal one."""
+    """Eqs. 25 and 26: share of samples whose region is at most the nominal one."""
     return np.array([np.average(probability <= level, weights=weight) for level in LEVELS])
 
 
 def awkward(rng: np.random.Generator, n: int) -> Array:
-    """Probabilities anywhere, on the levels, and one step of floating point beside them."""
+    """Random probabilities, probabilities on the levels, and their neighbours in floating point."""
     on = rng.choice(LEVELS, n)
     ends = rng.choice([0.0, 1.0], n)
     choices = np.stack([rng.random(n), on, np.nextafter(on, 0), np.nextafter(on, 1), ends])

@@ -60,7 +60,7 @@ def test_weights_are_copies(seed: int, n: int, bins: int) -> None:
 
 @given(SEEDS, st.integers(30, 400))
 def test_weights_are_copies_when_predictions_tie(seed: int, n: int) -> None:
-    """Ties in the predicted variance, as of a constant covariance per keypoint, keep the order given."""
+    """Ties in the predicted variance keep the given order, as for a constant covariance per keypoint."""
     rng = np.random.default_rng(seed)
     predicted, squared = rng.integers(1, 4, n).astype(float), rng.exponential(1, n)
     weight = rng.integers(0, 4, n)
