@@ -221,6 +221,19 @@ def test_logs_in_other_units_say_what_to_check(land: Callable[..., Any], tmp_pat
     )
 
 
+def test_a_parallel_runway_makes_detections_ambiguous(land: Callable[..., Any], tmp_path: Path) -> None:
+    """Another runway at the same place: whatever fits the one fits the other, and nothing is used."""
+    there = tmp_path / "approach"
+    land("simulate", "--record", there)
+    (there / "other.json").write_text((there / "runway.json").read_text())
+    files = "--frames", there / "video.mp4", "--camera", there / "camera.yaml", "--runway", there / "runway.json"
+    given = *files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv"
+    assert land("replay", *given)[0]["summary"]["trusted"] > 0
+    log, _ = land("replay", *given, "--others", there / "other.json")
+    assert log["summary"]["trusted"] == 0
+    assert any("ambiguous" in reason for reason in log["summary"]["frames_not_used_because"])
+
+
 def test_nothing_detected_is_a_flight_too(land: Callable[..., Any]) -> None:
     log, said = land("simulate", model=Blind())
     assert log["summary"]["runway_detected"] == log["summary"]["trusted"] == 0

@@ -130,7 +130,7 @@ def test_wrong_csv_is_one_line(tmp_path: Path, rows: list[str], header: str, wor
 def test_wrong_labelme_is_one_line(tmp_path: Path) -> None:
     folder = labelme(tmp_path, "a", shape("runway", CORNERS))
     (tmp_path / "b.json").write_text("{}")
-    with pytest.raises(HaloposeError, match="no shapes"):
+    with pytest.raises(HaloposeError, match="LabelMe"):
         load_dataset(folder, "")
     (tmp_path / "b.json").write_text(json.dumps({"shapes": [], "imageWidth": 3, "imageHeight": 3}))
     with pytest.raises(HaloposeError, match="no image beside"):
@@ -139,3 +139,17 @@ def test_wrong_labelme_is_one_line(tmp_path: Path) -> None:
     labelme(tmp_path, "a", {"label": "runway"})
     with pytest.raises(HaloposeError, match="no points"):
         load_dataset(folder, "")
+
+
+def test_sizes_and_shapes_that_are_no_numbers_are_one_line(tmp_path: Path) -> None:
+    path = lard(tmp_path, row("images/one.png", read_lines(CORNERS)).replace("120", "inf"))
+    with pytest.raises(HaloposeError, match="finite"):
+        load_dataset(path, "")
+    path = lard(tmp_path, row("images/one.png" + "x" * 200_000, read_lines(CORNERS)))
+    with pytest.raises(HaloposeError, match="csv"):
+        load_dataset(path, "")
+    folder = picture(tmp_path / "bars" / "a.png").parent
+    for content in ({"shapes": [None]}, {"shapes": [], "imageWidth": float("inf"), "imageHeight": 1}):
+        (folder / "a.json").write_text(json.dumps(content))
+        with pytest.raises(HaloposeError, match=r"a\.json"):
+            load_dataset(folder, "")

@@ -140,6 +140,13 @@ def replay(
     camera: Annotated[Path, typer.Option(help="Camera calibration: yaml file of OpenCV or ROS.")],
     runway: Annotated[str, typer.Option(help="Json file with four WGS84 corners, or a known runway: KSFO/28R.")],
     output: _Output = Path("landing"),
+    others: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another runway nearby, given like --runway; repeatable. Other runways of the airport in the built-in "
+            "table are known."
+        ),
+    ] = None,
     attitude: Annotated[Path | None, typer.Option(help="Csv log of attitudes; else the whole pose is solved.")] = None,
     gnss: Annotated[Path | None, typer.Option(help="Csv log of positions.")] = None,
     ils: Annotated[Path | None, typer.Option(help="Csv log of localizer and glide slope.")] = None,
@@ -190,6 +197,7 @@ def replay(
         camera,
         runway,
         logs={kind: path for kind, path in given.items() if path is not None},
+        others=others or (),
         truth=truth,
         offset=shift,
         frame_rate=frame_rate,

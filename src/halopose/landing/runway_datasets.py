@@ -75,8 +75,8 @@ def read_lard(path: Path) -> Dataset:
         try:
             width, height = int(float(row["width"])), int(float(row["height"]))
             corners = np.array([float(row[name]) for name in _LARD]).reshape(4, 2)
-        except ValueError:
-            raise HaloposeError(f"{path}, line {number}: a size or corner is no number") from None
+        except (ValueError, OverflowError):
+            raise HaloposeError(f"{path}, line {number}: a size or corner is not a finite number") from None
         records.append(_record(file, row["image"], [corners], width, height))
     return _dataset(path, records)
 
@@ -87,8 +87,8 @@ def _rows(path: Path) -> list[dict[str, str]]:
             rows = list(csv.DictReader(file, delimiter=";"))
     except OSError as error:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise HaloposeError(f"{path} is not text: give a csv file of LARD") from None
+    except (UnicodeDecodeError, csv.Error):
+        raise HaloposeError(f"{path} is not a csv file: give the metadata of LARD") from None
     if not rows or any(None in row or None in row.values() for row in rows):
         raise HaloposeError(f"{path} has no rows, or rows of different lengths: give a csv file of LARD")
     return rows
@@ -99,13 +99,14 @@ def read_labelme(folder: Path) -> Dataset:
     records = []
     for path in sorted(folder.glob("*.json")):
         content = read_json(path)
-        if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
-            raise HaloposeError(f"{path} is no LabelMe file: it has no shapes")
-        runways = [_polygon(path, shape) for shape in content["shapes"] if shape.get("label") == RUNWAY]
+        shapes = content.get("shapes") if isinstance(content, dict) else None
+        if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
+            raise HaloposeError(f"{path} is not a LabelMe file: it has no list of shapes")
+        runways = [_polygon(path, shape) for shape in shapes if shape.get("label") == RUNWAY]
         try:
             size = int(content["imageWidth"]), int(content["imageHeight"])
-        except (KeyError, TypeError, ValueError):
-            raise HaloposeError(f"{path} does not say imageWidth and imageHeight") from None
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise HaloposeError(f"{path} needs imageWidth and imageHeight as numbers of pixels") from None
         records.append(_record(_image_beside(path), path.stem, [each for each in runways if each is not None], *size))
     return _dataset(folder, records)
 
@@ -125,7 +126,7 @@ def _polygon(path: Path, shape: dict[str, Any]) -> Array | None:
     """Its four corners; None of a runway that is cut by the image's border into another shape."""
     try:
         points = np.asarray(shape["points"], dtype=np.float64)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise HaloposeError(f"{path}: a shape has no points") from None
     return points if points.shape == (4, 2) and np.isfinite(points).all() else None
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from halopose.landing.association import NO_RUNWAY
 from halopose.landing.flight import Flight
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.requirements import LEVEL_AXES, count_stanford
@@ -51,6 +52,8 @@ def summarise(flight: Flight) -> dict[str, Any]:
     judged = consistency(flight.nees, 3) if flight.has_truth else None
     return {
         "frames": len(flight.frame_times),
+        "frames_with_detections": len(flight.frame_times)
+        - sum(reason == NO_RUNWAY for reason in flight.corner_detections.reasons),
         "runway_detected": int(flight.corner_detections.seen.sum()),
         "position_solved": int(solved.sum()),
         "trusted": int(trusted.sum()),

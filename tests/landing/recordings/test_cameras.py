@@ -128,6 +128,7 @@ def test_a_rounded_rotation_becomes_the_nearest_one(tmp_path: Path) -> None:
         (("data: [1200,", "data: [.nan,"), "takes finite numbers, got nan"),
         (("image_width: 640", "image_width: 640.5"), "whole number of pixels, got 640.5"),
         (("image_width: 640", "image_width: .inf"), "whole number of pixels, got inf"),
+        (("image_width: 640", f"image_width: 1{'0' * 400}"), "whole number of pixels"),
         (
             ("pitch_deg: -6.5", "rotation: [0, -1, 0, 0, 0, 1, 1, 0, 0]"),
             "camera.yaml: the mount's rotation mirrors",

@@ -1,5 +1,8 @@
 """Frames of folders and MCAP files with their times; another size than the calibration's is one line."""
 
+import struct
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,18 +35,28 @@ def folder_of(path: Path, times: tuple[float, ...] = TIMES) -> Path:
     return path
 
 
-def mcap_of(path: Path, kind: str = "sensor_msgs/msg/CompressedImage") -> Path:
+def mcap_of(path: Path, kind: str = "sensor_msgs/msg/CompressedImage", images: Sequence[bytes] = ()) -> Path:
     """As a camera driver records: PNG images on one topic, and another topic that must not be mixed in."""
     with path.open("wb") as file:
         writer: Any = Writer(file)
         schema = writer.register_msgdef(kind, definition(kind))
-        for time, picture in zip(TIMES, pictures(), strict=True):
-            coded = cv2.imencode(".png", picture)[1].tobytes()
+        encoded = images or [cv2.imencode(".png", picture)[1].tobytes() for picture in pictures()]
+        for time, coded in zip(TIMES, encoded, strict=False):
             for topic, data in (("/nose", coded), ("/tail", b"")):
                 message = {"header": header(time, "camera"), "format": "png", "data": data}
                 writer.write_message(topic, schema, message, log_time=round(time * 1e9))
         writer.finish()
     return path
+
+
+def test_an_image_of_absurd_size_is_one_line(tmp_path: Path) -> None:
+    """A PNG header that claims 100,000 x 100,000 pixels."""
+    claimed = struct.pack(">II", 100_000, 100_000)
+    head = b"IHDR" + claimed + b"\x08\x02\x00\x00\x00"
+    coded = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+    path = mcap_of(tmp_path / "flight.mcap", images=[coded])
+    with pytest.raises(HaloposeError, match="too large"):
+        open_frames(path)
 
 
 @pytest.mark.parametrize("form", ["folder", "mcap"])

@@ -7,7 +7,7 @@ import pytest
 
 from halopose.errors import HaloposeError
 from halopose.landing.navigation.sensors import Sensors
-from halopose.landing.recordings.logs import Kind, attitudes_at, measurements, read_log, too_far
+from halopose.landing.recordings.logs import Kind, attitudes_at, held, measurements, read_log, too_far
 from halopose.landing.recordings.runway_sites import Site
 from halopose.landing.runway import runway_corners
 
@@ -49,6 +49,17 @@ def test_positions_too_far_away_are_left_out_and_counted(tmp_path: Path) -> None
     assert too_far(read_log(tmp_path / "log.csv"), SITE) == ""
 
 
+def test_repeated_positions_of_sample_and_hold_are_left_out_and_counted(tmp_path: Path) -> None:
+    """A receiver of 5 Hz, logged at 10 Hz."""
+    head = "time_s,latitude_deg,longitude_deg,height_m\n"
+    rows = [f"{n / 10},{37.6 + 1e-5 * (n // 2)},-122.3,9" for n in range(20)]
+    assert len(read(tmp_path, head + "\n".join(rows) + "\n", "gnss")) == 10
+    assert "10 of 20 rows" in held(read_log(tmp_path / "log.csv"), SITE)
+    fresh = [f"{n / 10},{37.6 + 1e-5 * n},-122.3,9" for n in range(20)]
+    assert len(read(tmp_path, head + "\n".join(fresh) + "\n", "gnss")) == 20
+    assert held(read_log(tmp_path / "log.csv"), SITE) == ""
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
@@ -75,6 +86,12 @@ def test_positions_too_far_away_are_left_out_and_counted(tmp_path: Path) -> None
         ("radio", "time_s,height_m\n0,7000\n", "in feet"),
         ("radio", "time_s,height_m\n0,70\n1000,60\n", "in seconds"),
         ("ils", "time_s,localizer_deg,glide_slope_deg\n0,75,0\n", "check its unit"),
+        ("radio", f"time_s,height_m\n0,{'7' * 200_000}\n", "not a csv file"),
+        (
+            "irs",
+            "time_s,acceleration_x_mps2,acceleration_y_mps2,acceleration_z_mps2\n0,0.3,0.1,-9.7\n1,0.2,0,-9.9\n",
+            "without gravity",
+        ),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, kind: Kind, text: str, words: str) -> None:

@@ -1,5 +1,6 @@
 """A simulated approach written to files and read back is the same flight; what cannot be is said in one line."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from halopose.landing.flight import SimulatedFlight, draw_initial_state, simulat
 from halopose.landing.navigation.sensors import in_order
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.frames import open_frames
+from halopose.landing.recordings.input_checks import check_inputs
 from halopose.landing.recordings.logs import Kind, measurements, read_log
 from halopose.landing.recordings.record_flight import record
 from halopose.landing.recordings.replay import (
@@ -212,6 +214,29 @@ def test_what_cannot_be_is_one_line(recorded: Recorded, change: dict[str, Any], 
     with pytest.raises(HaloposeError, match=words) as caught:
         recorded.again(**change)
     assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_height_datum_and_a_magnetic_heading_are_named(recorded: Recorded) -> None:
+    def checked(source: str, error: tuple[float, float, float]) -> list[str]:
+        wrong = [replace(m, value=m.value + error) if m.source == source else m for m in recorded.measured]
+        return check_inputs(recorded.times, recorded.seen, recorded.lens, recorded.site, wrong)
+
+    assert checked("gnss", (0.0, 0.0, 0.0)) == []
+    assert checked("gnss", (0.0, 60.0, 0.0)) == []
+    [height] = checked("gnss", (0.0, 0.0, -32.0))
+    assert re.search(r"3\d m below", height)
+    [heading] = checked("attitude", (np.radians(-13.0), 0.0, 0.0))
+    assert "-13." in heading or "-12.9" in heading
+    assert "magnetic" in heading
+
+
+def test_detections_that_were_discarded_are_counted(recorded: Recorded) -> None:
+    wrong = [
+        replace(m, value=m.value + np.array([0.0, 250.0, 0.0])) if m.source == "gnss" else m for m in recorded.measured
+    ]
+    summary = summarise(recorded.again(start=None, measured=wrong))
+    assert summary["frames_with_detections"] == len(recorded.times)
+    assert f"detections in {len(recorded.times)}" in to_text(summary)
 
 
 @pytest.mark.parametrize("kind", ["attitude", "gnss", "ils", "radio", "irs"])

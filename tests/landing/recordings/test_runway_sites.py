@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
-from halopose.landing.recordings.runway_sites import Site, _table, from_table, read_runway, runway_content
+from halopose.landing.recordings.runway_sites import (
+    Site,
+    _table,
+    corners_seen_from,
+    from_table,
+    other_runways,
+    read_runway,
+    runway_content,
+)
 from halopose.landing.runway import runway_corners
 
 
@@ -50,6 +58,21 @@ def test_runways_of_the_table_are_as_long_as_published(airport: str) -> None:
         assert row["source"].startswith("OurAirports")
 
 
+def test_other_runways_of_the_airport_are_known(tmp_path: Path) -> None:
+    """28L is 229 m to the left of 28R; a file with the corners of 28R has the same neighbours."""
+    site = from_table("KSFO", "28R")
+    (tmp_path / "runway.json").write_text(json.dumps(runway_content(site)))
+    for start in (site, read_runway(tmp_path / "runway.json")):
+        others = other_runways(start)
+        assert sorted(other.designator for other in others) == ["01L", "01R", "10R"]
+        parallel = corners_seen_from(start, next(other for other in others if other.designator == "10R"))
+        np.testing.assert_allclose(np.abs(parallel[:, 1].mean()), 229, atol=3)
+        assert parallel[1, 1] < parallel[0, 1]  # near right is to the right of near left
+        assert parallel[2:, 0].min() > parallel[:2, 0].max()  # and far corners are farther
+    nowhere = Site("28", runway_corners(2500.0, 45.0), 37.61, -120.0, 4.0, np.radians(298.0))
+    assert other_runways(nowhere) == []
+
+
 CORNERS = runway_content(Site("28R", runway_corners(2500.0, 45.0), 37.61, -122.36, 4.0, np.radians(298.0)))["corners"]
 
 
@@ -62,6 +85,7 @@ def swapped(corners: list[dict[str, float]]) -> list[dict[str, float]]:
     [
         ({"corners": swapped(CORNERS)}, "are latitude and longitude swapped"),
         ({"corners": CORNERS[:3]}, "corners are four"),
+        ({"corners": [*CORNERS[:3], {"latitude": 10**400, "longitude": 2, "height": 3}]}, "corner 4 needs"),
         ({"corners": [CORNERS[i] for i in (1, 0, 3, 2)]}, "left and right corners are exchanged"),
         ({"corners": [CORNERS[i] for i in (0, 2, 1, 3)]}, "near left, near right"),
         ({"corners": [*CORNERS[:3], {"latitude": 1, "longitude": 2}]}, "corner 4 needs"),

@@ -19,7 +19,10 @@ def test_terminal_and_page_agree_to_the_digit() -> None:
         for value in re.findall(r"\d+\.\d+(?:\N{NO-BREAK SPACE}%)?", line):
             assert value in cells, line
     counts = re.findall(r"\d+", lines[0])
-    assert counts == [str(summary[key]) for key in ("frames", "runway_detected", "position_solved", "trusted")]
+    assert counts == [
+        str(summary[key])
+        for key in ("frames", "frames_with_detections", "runway_detected", "position_solved", "trusted")
+    ]
     assert set(counts) <= set(cells)
 
 

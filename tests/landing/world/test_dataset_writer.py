@@ -169,3 +169,13 @@ def test_labels_list_the_runway_landed_on_first() -> None:
     )
     first = np.array(yolo_labels(scene).splitlines()[0].split(), float)[5:].reshape(4, 3)
     np.testing.assert_allclose(first[:, :2] * (640, 384), corners_in_image(scene)[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("quality", [95, 0])
+def test_a_truncated_image_is_drawn_again(tmp_path: Path, quality: int) -> None:
+    write_dataset(tmp_path, {"clear": 1}, seed=3, settings=SMALL, quality=quality)
+    before = contents(tmp_path)
+    [image] = (tmp_path / "images" / "clear").iterdir()
+    image.write_bytes(image.read_bytes()[:300])
+    write_dataset(tmp_path, {"clear": 1}, seed=3, settings=SMALL, quality=quality)
+    assert contents(tmp_path) == before

@@ -154,10 +154,10 @@ def _size(path: Path, content: dict[str, Any], name: str) -> int:
         raise HaloposeError(f"{path} has no image_{name}: a calibration is of one image size, say which")
     try:
         size = float(value)  # 640.0 of some writers, '640' of xml
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         size = 0.0
     if not size.is_integer() or size <= 0:
-        raise HaloposeError(f"{path}: image_{name} takes a whole number of pixels, got {value!r}")
+        raise HaloposeError(f"{path}: image_{name} takes a whole number of pixels, got {str(value)[:40]}")
     return int(size)
 
 

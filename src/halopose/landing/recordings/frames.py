@@ -105,12 +105,20 @@ def _mcap_images(path: Path) -> Iterator[tuple[float, Array]]:
         if topic != (found or topic):
             continue
         found = topic
-        pixels = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_UNCHANGED) if coded else None
-        if pixels is None:
-            raise HaloposeError(f"{path}: an image of {found} cannot be decoded")
-        yield seconds, np.asarray(as_bgr(pixels))
+        yield seconds, _decode(coded, f"{path}: an image of {found}")
     if found is None:
         raise HaloposeError(f"{path} has no sensor_msgs/CompressedImage: record compressed images")
+
+
+def _decode(coded: bytes, where: str) -> Array:
+    """Decode an image; cv2 raises for images beyond its limit of pixels, and returns None for damaged ones."""
+    try:
+        pixels = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_UNCHANGED) if coded else None
+    except cv2.error:
+        pixels = None
+    if pixels is None:
+        raise HaloposeError(f"{where} cannot be decoded: it is damaged or too large")
+    return np.asarray(as_bgr(pixels))
 
 
 def _mcap_messages(path: Path) -> Iterator[tuple[str, float, bytes]]:

@@ -32,6 +32,8 @@ Kind = Literal["attitude", "gnss", "ils", "radio", "irs"]
 KINDS: tuple[Kind, ...] = ("attitude", "gnss", "ils", "radio", "irs")
 _FARTHEST = 200e3  # metres from the threshold beyond which a position is a mistake
 _LARGEST = {"pitch": math.radians(60), "roll": math.radians(90), "localizer": 0.7, "glide_slope": 0.5}
+_GRAVITY = (8.0, 12.0)  # m/s2, where the median acceleration of an approach cannot be without gravity
+_HELD = 1 / 3  # share of repeated positions from which a log is sample and hold
 _HIGHEST = 5000.0  # metres by a radio altimeter, which ends at half of that
 
 
@@ -85,6 +87,8 @@ def read_log(path: Path | str) -> Log:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise HaloposeError(f"{path} is not text: give a csv file") from None
+    except csv.Error as error:
+        raise HaloposeError(f"{path} is not a csv file of numbers ({error})") from None
     if len(rows) < 2:
         raise HaloposeError(f"{path} has no rows: it needs a header and at least one")
     header = [name.strip() for name in rows[0]]
@@ -155,6 +159,7 @@ def _attitude(log: Log, site: Site) -> Parts:
 
 def _gnss(log: Log, site: Site) -> Parts:
     positions = _positions(log, site)
+    positions = np.where(_repeated(positions)[:, None], np.nan, positions)
     known = np.isfinite(positions).all(1)
     if not known.any():
         raise HaloposeError(f"{log.path} has no whole position in any row: give another log, or leave it out")
@@ -175,6 +180,28 @@ def _positions(log: Log, site: Site) -> Array:
     if float(np.nanmax(np.abs(places[:, 0]), initial=0.0)) > 90:
         raise HaloposeError(f"{log.path}: a latitude beyond 90 degrees: are latitude and longitude swapped?")
     return site.from_wgs84(places)
+
+
+def _repeated(positions: Array) -> Array:
+    """Which rows (N,) repeat the position before, if a logger wrote positions more often than the receiver gave them.
+
+    Repeats are not measurements. A few equal rows are no sign of sample and hold and stay.
+    """
+    same = np.zeros(len(positions), dtype=bool)
+    same[1:] = (positions[1:] == positions[:-1]).all(1)
+    moving = len(positions) > 1 and float(np.nanmax(np.ptp(positions, axis=0), initial=0.0)) > 0
+    return same if moving and same.sum() > _HELD * len(positions) else np.zeros_like(same)
+
+
+def held(log: Log, site: Site) -> str:
+    """Return one line about a log of positions that repeats them (sample and hold), or an empty text."""
+    count = int(_repeated(_positions(log, site)).sum())
+    if not count:
+        return ""
+    return (
+        f"{log.path}: {count} of {len(log.times)} rows repeat the position before (sample and hold): repeats are "
+        "left out; log each position once, with the time it is valid at"
+    )
 
 
 def too_far(log: Log, site: Site) -> str:
@@ -200,8 +227,14 @@ def _radio(log: Log, _: Site) -> Parts:
 
 
 def _irs(log: Log, _: Site) -> Parts:
-    columns = [log.column(f"acceleration_{axis}_mps2") for axis in "xyz"]
-    return [("irs", np.stack(columns, axis=1))]
+    values = np.stack([log.column(f"acceleration_{axis}_mps2") for axis in "xyz"], axis=1)
+    usual = float(np.nanmedian(np.linalg.norm(values, axis=1)))
+    if _GRAVITY[0] < usual < _GRAVITY[1]:
+        raise HaloposeError(
+            f"{log.path}: the median acceleration is {usual:.2f} m/s2, close to gravity: give accelerations in runway "
+            "axes without gravity, not the specific force in body axes"
+        )
+    return [("irs", values)]
 
 
 _READERS: dict[Kind, Callable[[Log, Site], Parts]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -17,8 +17,9 @@ from halopose.landing.navigation.sensors import GNSS, Measurement
 from halopose.landing.recordings import replay as replaying
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.frames import Frames, open_frames
-from halopose.landing.recordings.logs import Kind, Log, measurements, read_log, too_far
-from halopose.landing.recordings.runway_sites import Site, read_runway
+from halopose.landing.recordings.input_checks import check_inputs
+from halopose.landing.recordings.logs import Kind, Log, held, measurements, read_log, too_far
+from halopose.landing.recordings.runway_sites import Site, corners_seen_from, other_runways, read_runway
 from halopose.landing.settings import LandingSettings
 from halopose.prediction.predictor import Predictor
 from halopose.types import Array, Progress
@@ -34,6 +35,8 @@ class Recording:
         frames: images with time stamps in log time, or not yet if `estimate_offset` is set.
         lens: camera with its mount.
         site: the runway.
+        others: corners (4, 3) of the other runways nearby, in the axes of the site; a detection that fits one of them
+            as well is not used.
         measured: measurements of all logs in runway axes, in order of time.
         settings: settings with the sensors that have a log.
         truth: log of true positions, used for error figures only.
@@ -43,6 +46,7 @@ class Recording:
     frames: Frames
     lens: Lens
     site: Site
+    others: tuple[Array, ...]
     measured: tuple[Measurement, ...]
     settings: LandingSettings
     truth: Log | None = None
@@ -55,6 +59,7 @@ def open_recording(
     runway: Path | str,
     *,
     logs: Mapping[Kind, Path] | None = None,
+    others: Sequence[Path | str] = (),
     truth: Path | str | None = None,
     offset: float | Literal["auto"] = 0.0,
     frame_rate: float | None = None,
@@ -67,6 +72,7 @@ def open_recording(
         camera: camera calibration, a yaml file of OpenCV or ROS.
         runway: json file with four WGS84 corners, or a runway of the table such as ``KSFO/28R``.
         logs: csv logs by kind: attitude, gnss, ils, radio, irs.
+        others: other runways nearby, given like ``runway``; those of the same airport in the table are known.
         truth: csv log of true positions, used for error figures only.
         offset: seconds to add to frame time to get log time, or "auto" to estimate them.
         frame_rate: frames per second, if the frames have no time stamps.
@@ -77,6 +83,7 @@ def open_recording(
     """
     logs = dict(logs or {})
     lens, site = read_camera(camera), read_runway(runway)
+    nearby = [*other_runways(site), *(read_runway(other) for other in others)]
     automatic = offset == "auto"
     if automatic and "attitude" not in logs:
         raise HaloposeError("offset auto compares with the attitude: give a log of the attitude")
@@ -87,11 +94,13 @@ def open_recording(
     if not automatic:
         replaying.check_clocks(opened.times, measured)
     far = [] if "gnss" not in logs else [too_far(read_log(logs["gnss"]), site)]
+    far += [] if "gnss" not in logs else [held(read_log(logs["gnss"]), site)]
     far += [] if judges is None else [too_far(judges, site)]
     for words in (site.note, replaying.missing(logs), *far):
         if words:
             log.info("%s", words)
-    return Recording(opened, lens, site, tuple(measured), found, judges, automatic)
+    seen_from = tuple(corners_seen_from(site, other) for other in nearby)
+    return Recording(opened, lens, site, seen_from, tuple(measured), found, judges, automatic)
 
 
 def fly_recording(
@@ -111,6 +120,8 @@ def fly_recording(
         shift = replaying.estimate_offset(times, found, lens, recording.measured)
         log.info("the clock of the frames is %+.2f s off the clock of the logs", shift)
         times = times + shift
+    for words in check_inputs(times, found, lens, recording.site, recording.measured):
+        log.info("%s", words)
     detector = replaying.roi_detector(model, frames, lens, seen, settings.conf, progress) if roi_refinement else None
     return replaying.replay(
         times,
@@ -121,6 +132,7 @@ def fly_recording(
         settings,
         truth=_true_positions(recording, times),
         images=images or (),
+        others=recording.others,
         roi_detector=detector,
     )
 

@@ -26,6 +26,7 @@ from halopose.landing.recordings import need
 
 _LENGTHS, _WIDTHS = (250.0, 6500.0), (8.0, 120.0)  # metres that a runway may have
 _STEEPEST = 0.03  # slope
+_SAME_PLACE, _SAME_HEADING = 60.0, math.radians(1.0)  # of one runway in the table and in a file
 _DOUBTFUL = 20.0  # metres between the table's ends and the published length
 
 
@@ -111,6 +112,36 @@ def read_runway(given: Path | str) -> Site:
     return from_table(str(content["airport"]), designator)
 
 
+def other_runways(site: Site) -> list[Site]:
+    """Return the other runways of the table at the airport of a site; none if the table does not have the site.
+
+    A site of surveyed corners counts as a runway of the table if its threshold agrees within 60 m, and its heading within a degree.
+    """
+    for row in _table():
+        near = np.array([[float(row[f"{end}_latitude"]), float(row[f"{end}_longitude"])] for end in ("low", "high")])
+        if np.abs(near - (site.latitude, site.longitude)).min(0).max() > 0.5:  # degrees
+            continue
+        for end in ("low", "high"):
+            known = from_table(row["airport"], row[f"{end}_end"])
+            starts = np.stack([np.zeros(3), known.corners[:2].mean(0)])  # the landing threshold and the pavement
+            apart = np.linalg.norm(site.from_wgs84(known.to_wgs84(starts))[:, :2], axis=1)
+            if apart.min() < _SAME_PLACE and _angle(known.heading - site.heading) < _SAME_HEADING:
+                rows = [each for each in _table() if each["airport"] == row["airport"] and each is not row]
+                return [from_table(each["airport"], each["low_end"]) for each in rows]
+    return []
+
+
+def corners_seen_from(site: Site, other: Site) -> Array:
+    """Corners (4, 3) of another runway in the axes of a site, near and far as seen in its landing direction."""
+    corners = site.from_wgs84(other.to_wgs84(other.corners))
+    return corners if _angle(other.heading - site.heading) <= math.pi / 2 else corners[[2, 3, 0, 1]]
+
+
+def _angle(difference: float) -> float:
+    """Size of an angle in radians, at most pi."""
+    return abs((difference + math.pi) % math.tau - math.pi)
+
+
 def from_table(airport: str, designator: str) -> Site:
     """A runway of the table, landed on in the direction of its designator."""
     named = [row for row in _table() if row["airport"] == airport.upper()]
@@ -154,7 +185,7 @@ def from_lard(path: Path | str, airport: str, designator: str) -> Site:
     try:
         given = [runways[designator][name]["coordinate"] for name in "CDBA"]
         places = np.array([[float(each[key]) for key in ("latitude", "longitude", "altitude")] for each in given])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise HaloposeError(
             f"{path}: {airport}/{designator} needs corners A to D, each with a coordinate: latitude, longitude, "
             "altitude"
@@ -213,7 +244,7 @@ def _corners(path: Path | str, given: Any) -> Array:
     for number, corner in enumerate(given, start=1):
         try:
             rows.append([float(corner[key]) for key in ("latitude", "longitude", "height")])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise HaloposeError(
                 f"{path}: corner {number} needs latitude and longitude in degrees and height in metres"
             ) from None

@@ -13,7 +13,8 @@ from halopose.reports.html import number, percent
 
 LABELS = {
     "frames": "frames of the camera",
-    "runway_detected": "frames with the runway detected",
+    "frames_with_detections": "frames with a detection",
+    "runway_detected": "frames with the runway identified",
     "position_solved": "frames with a position",
     "trusted": "frames with a trusted position",
     "truth_known": "frames with a known truth, which errors are of",
@@ -59,8 +60,9 @@ def said(key: str, value: Any) -> str:
 def to_text(summary: dict[str, Any]) -> str:
     """The summary for the terminal."""
     lines = [
-        f"{summary['frames']} frames: runway detected in {summary['runway_detected']}, position solved in "
-        f"{summary['position_solved']}, trusted in {summary['trusted']}"
+        f"{summary['frames']} frames: detections in {summary['frames_with_detections']}, runway identified in "
+        f"{summary['runway_detected']}, position solved in {summary['position_solved']}, trusted in "
+        f"{summary['trusted']}"
     ]
     if np.isnan(summary["fused_nees"]):
         lines.append(

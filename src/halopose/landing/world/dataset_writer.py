@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
+from os import SEEK_END
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -39,6 +40,7 @@ from halopose.landing.world.scenes import (
 
 FLIP_INDEX = (1, 0, 3, 2)
 _PER_SPLIT = 1_000_000
+_JPEG_END, _PNG_END = b"\xff\xd9", b"IEND\xaeB`\x82"
 
 
 def write_dataset(
@@ -146,9 +148,19 @@ def _make(task: _Task) -> Scene:
     """The scene of a task, whose image is on disk afterwards, whole or not at all."""
     seed, weather, settings, path, quality = task
     scene = sample_scene(seed, weather, settings)
-    if not path.exists():
+    if not _is_whole(path):
         write_image(path, render_scene(scene), quality or None)
     return scene
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a JPEG or PNG file exists and ends as its format demands."""
+    end = _JPEG_END if path.suffix == ".jpg" else _PNG_END
+    if not path.is_file() or path.stat().st_size < len(end):
+        return False
+    with path.open("rb") as file:
+        file.seek(-len(end), SEEK_END)
+        return file.read() == end
 
 
 # --- labels -----------------------------------------------------------------------------------------------
