@@ -52,7 +52,8 @@ def check_inputs(
     if known.sum() < _FEWEST:
         return []
     difference = (_directions(lens, expected) - _directions(lens, seen))[known]
-    distance = np.linalg.norm(eye - site.corners.mean(0), axis=1)[known]
+    apart = np.linalg.norm(eye[:, None] - site.corners, axis=2)  # (N, 4)
+    distance = 1 / np.mean(1 / apart, axis=1)[known]  # at which a shift moves the mean of the four corners
     lines = []
     height = _constant(difference[:, 1] * distance, difference[:, 1])
     if abs(height) > _HEIGHT_M:

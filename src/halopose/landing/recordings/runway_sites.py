@@ -115,7 +115,8 @@ def read_runway(given: Path | str) -> Site:
 def other_runways(site: Site) -> list[Site]:
     """Return the other runways of the table at the airport of a site; none if the table does not have the site.
 
-    A site of surveyed corners counts as a runway of the table if its threshold agrees within 60 m, and its heading within a degree.
+    A site of surveyed corners counts as a runway of the table if its threshold agrees within 60 m, and its heading
+    within a degree.
     """
     for row in _table():
         near = np.array([[float(row[f"{end}_latitude"]), float(row[f"{end}_longitude"])] for end in ("low", "high")])
