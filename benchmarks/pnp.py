@@ -10,6 +10,7 @@ from benchmarks.interleave import Comparison, compare
 from halopose.geometry.attitude import solve_with_attitude
 from halopose.geometry.camera import Camera, exp_so3, look, perturb, pose_jacobian, project_points
 from halopose.geometry.integrity import assess
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.landing.runway import runway_corners
 
@@ -29,7 +30,10 @@ def compare_one(rounds: int = 50) -> tuple[Comparison, float]:
     start = (start_rotation[:1], start_position[:1])
 
     def ours() -> list[float]:
-        return [float(solve_pose(CAMERA, CORNERS, one[None], covariance[:1], start=start).cost[0]) for one in pixels]
+        return [
+            float(solve_pose(Observations(CAMERA, CORNERS, one[None], covariance[:1]), start=start).cost[0])
+            for one in pixels
+        ]
 
     def peer() -> list[float]:
         return [_by_scipy(one, factor, start[0][0], start[1][0]) for one in pixels]
@@ -43,7 +47,7 @@ def compare_many(rounds: int = 5) -> Comparison:
     """A thousand frames without a start; both poses of the plane are refined."""
     _, _, pixels, covariance = _frames(FRAMES)
     return compare(
-        lambda: solve_pose(CAMERA, CORNERS, pixels, covariance),
+        lambda: solve_pose(Observations(CAMERA, CORNERS, pixels, covariance)),
         lambda: [_by_opencv(one) for one in pixels],
         rounds,
     )
@@ -57,7 +61,7 @@ def compare_position(rounds: int = 50) -> tuple[Comparison, float]:
 
     def ours() -> list[float]:
         seen = [(one[None], covariance[:1], rotation[:1]) for one in pixels]
-        return [float(solve_position(CAMERA, CORNERS, *one).cost[0]) for one in seen]
+        return [float(solve_position(Observations(CAMERA, CORNERS, *one)).cost[0]) for one in seen]
 
     def peer() -> list[float]:
         return [_position_by_scipy(one, factor, rotation[0], start) for one in pixels]
@@ -77,7 +81,7 @@ def compare_fix(rounds: int = 50) -> Comparison:
 
     def ours() -> None:
         for one in pixels:
-            assess(CAMERA, CORNERS, one[None], covariance[:1], rotation[:1], attitude=attitude)
+            assess(Observations(CAMERA, CORNERS, one[None], covariance[:1], rotation[:1], attitude_covariance=attitude))
 
     def peer() -> None:
         for one in pixels:
@@ -91,9 +95,9 @@ def _by_subsets(pixels: np.ndarray, covariance: np.ndarray, rotation: np.ndarray
     """Solve with all corners for the check, again for the protection levels, and without each corner."""
     all_corners, without_one = np.ones((1, 4), dtype=bool), ~np.eye(4, dtype=bool)
     for _ in range(2):
-        solve_with_attitude(CAMERA, CORNERS, pixels, covariance, rotation, attitude, mask=all_corners)
+        solve_with_attitude(Observations(CAMERA, CORNERS, pixels, covariance, rotation, attitude, mask=all_corners))
     found, spread, turned = (np.repeat(array, 4, axis=0) for array in (pixels, covariance, rotation))
-    solve_with_attitude(CAMERA, CORNERS, found, spread, turned, attitude, mask=without_one)
+    solve_with_attitude(Observations(CAMERA, CORNERS, found, spread, turned, attitude, mask=without_one))
 
 
 def _position_by_scipy(pixels: np.ndarray, factor: np.ndarray, rotation: np.ndarray, start: np.ndarray) -> float:

@@ -19,6 +19,7 @@ import cv2
 import numpy as np
 
 from halopose import UncertainPose
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_pose
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.ros_messages import fill, pose_message
@@ -36,7 +37,7 @@ def located(model: UncertainPose, image: Array, lens: Lens, corners: Array, stam
     if not len(poses):
         return None
     best = [int(np.argmax(poses.scores))]
-    found = solve_pose(lens.camera, corners, poses.keypoints[best], poses.covariance[best])
+    found = solve_pose(Observations(lens.camera, corners, poses.keypoints[best], poses.covariance[best]))
     if not found.converged[0]:
         return None
     return pose_message(stamp, "runway", found.position[0], found.rotation[0].T, found.covariance[0])

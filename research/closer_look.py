@@ -22,6 +22,7 @@ import numpy as np
 
 from halopose.cli.terminal import progress, say
 from halopose.geometry.camera import Camera
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_position
 from halopose.landing import shipped_detectors
 from halopose.landing.association import Viewpoint
@@ -128,7 +129,7 @@ def judged(scene: Scene, poses: PoseDistributions) -> Array:
     spread = poses.covariance[best]
     distance = np.einsum("ki,ki->k", residual, np.linalg.solve(spread[0], residual[..., None])[..., 0])
     rotation, eye = scene.camera_pose()
-    found = solve_position(CAMERA, scene.runway.corners(), poses.mean[best], spread, rotation[None])
+    found = solve_position(Observations(CAMERA, scene.runway.corners(), poses.mean[best], spread, rotation[None]))
     off = (np.linalg.norm(found.position[0]) - np.linalg.norm(eye)) / np.linalg.norm(eye)
     return np.array([np.hypot(*residual.T).mean(), off, (distance <= LIMIT).mean()])
 

@@ -19,13 +19,15 @@ import numpy as np
 
 from halopose.cli.terminal import say
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import Array, Camera, exp_so3, look, project_points
+from halopose.geometry.camera import Camera, exp_so3, look, project_points
 from halopose.geometry.integrity import Assessment, Risks, Verdict, assess
 from halopose.geometry.lines import Lines
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_position
 from halopose.landing.requirements import REQUIREMENTS, count_stanford, path_axes
 from halopose.landing.runway import RUNWAY_EDGES, runway_corners
 from halopose.landing.settings import LandingSettings
+from halopose.types import Array
 from research.tables import markdown
 
 CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
@@ -62,7 +64,11 @@ def frames(distance: float, sigma: float, count: int, seed: int) -> tuple[Array,
 
 
 def judge(pixels: Array, covariance: Array, turned: Array) -> Assessment:
-    return assess(CAMERA, CORNERS, pixels, covariance, turned, attitude=ATTITUDE**2 * np.eye(3), risks=RISKS, axes=AXES)
+    return assess(
+        Observations(CAMERA, CORNERS, pixels, covariance, turned, attitude_covariance=ATTITUDE**2 * np.eye(3)),
+        risks=RISKS,
+        axes=AXES,
+    )
 
 
 def alarm_table(count: int) -> str:
@@ -86,12 +92,12 @@ def fault_table(count: int) -> str:
             corner, angle = rng.integers(4, size=count), rng.uniform(0, 2 * np.pi, count)
             pixels[np.arange(count), corner] += 2 * size * np.stack([np.cos(angle), np.sin(angle)], axis=1)
             found = judge(pixels, covariance, turned)
-            mended = found.verdict == Verdict.MENDED
+            mended = found.verdict == Verdict.POINT_EXCLUDED
             right = found.excluded == corner
             error = np.abs((found.solution.position - position) @ AXES.T)
             beyond = found.trusted & (error > found.levels).any(1)
             shares = (
-                found.verdict == Verdict.FITS, mended & right, mended & ~right, ~found.trusted, beyond
+                found.verdict == Verdict.CONSISTENT, mended & right, mended & ~right, ~found.trusted, beyond
             )  # fmt: skip
             rows.append([f"{distance:,.0f} m, {size:g} sigma", *(f"{100 * share.mean():.1f} %" for share in shares)])
     head = [
@@ -150,7 +156,7 @@ def slope_table() -> str:
         spread = np.broadcast_to(4 * np.eye(2), (1, 4, 2, 2))
         cells = []
         for points in (flat, true):
-            off = solve_position(CAMERA, points, pixels, spread, rotation).position[0] - eye
+            off = solve_position(Observations(CAMERA, points, pixels, spread, rotation)).position[0] - eye
             cells.append(f"{off[0]:+.1f} m along, {off[2]:+.1f} m up")
         rows.append([name, *cells])
     return markdown(["exact pixels from 3 km", "as flat, from the threshold", "with its own corners"], rows)
@@ -165,7 +171,7 @@ def line_table(count: int) -> str:
         for name, edges in (("corners", ()), ("and sides", RUNWAY_EDGES[:2]), ("and threshold", RUNWAY_EDGES)):
             lines = seen_lines(np.array(edges), exact, position, count) if edges else None
             found = solve_with_attitude(
-                CAMERA, CORNERS, pixels, covariance, turned, ATTITUDE**2 * np.eye(3), lines=lines
+                Observations(CAMERA, CORNERS, pixels, covariance, turned, ATTITUDE**2 * np.eye(3), lines=lines)
             )
             error = (found.position - position)[found.converged]
             spread = found.covariance[found.converged][:, :3, :3]

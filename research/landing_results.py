@@ -26,6 +26,7 @@ from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import collect_validation, evaluate_artifact
 from halopose.fitting.settings import FitSettings
 from halopose.geometry.camera import rotation_from_angles
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.hosts import model_zoo as hub
 from halopose.landing import shipped_detectors
@@ -248,8 +249,8 @@ def _positions(flight: SimulatedFlight, *, weighted: bool, full: bool) -> Array:
     )
     known = (world.camera, world.runway.corners(), corner_detections.pixels, spread)
     if full:
-        return solve_pose(*known).position
-    return solve_position(*known, given_rotation(flight)).position
+        return solve_pose(Observations(*known)).position
+    return solve_position(Observations(*known, given_rotation(flight))).position
 
 
 def given_rotation(flight: SimulatedFlight) -> Array:

@@ -22,7 +22,6 @@ import numpy as np
 
 from halopose.cli.terminal import say
 from halopose.data.files import write_text
-from halopose.geometry.camera import Array
 from halopose.landing.flight import draw_initial_state, true_trajectory
 from halopose.landing.navigation.fusion import FusedTrack, fuse
 from halopose.landing.navigation.motion_model import FusionSettings
@@ -44,6 +43,7 @@ from halopose.landing.navigation.sensors import (
 )
 from halopose.landing.requirements import path_axes
 from halopose.landing.world.approach import fly
+from halopose.types import Array
 from research.tables import markdown
 
 START = 40.0  # seconds, of every fault

@@ -20,12 +20,14 @@ import argparse
 import numpy as np
 from scipy.stats import chi2
 
-from halopose.geometry.camera import Array, Camera, exp_so3, log_so3, look, project, project_points
+from halopose.geometry.camera import Camera, exp_so3, log_so3, look, project, project_points
 from halopose.geometry.integrity import ambiguous
 from halopose.geometry.object_pose import solve_pnp
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import Solution, solve_pose, solve_position
 from halopose.geometry.propagation import fixed_rotation_covariance
 from halopose.landing.runway import runway_corners
+from halopose.types import Array
 
 RUNWAY_CAMERA = Camera(1200.0, 1200.0, 319.5, 191.5, 640, 384)
 CORNERS = runway_corners(2500.0, 45.0)
@@ -90,9 +92,9 @@ def runway_row(unknown: str, distance: float, low: float, high: float, solves: i
 def solve_runway(unknown: str, pixels: Array, covariance: Array, rotation: Array) -> Solution:
     """The full pose, or the position with known attitude."""
     if unknown == "pose":
-        return solve_pose(RUNWAY_CAMERA, CORNERS, pixels, covariance)
+        return solve_pose(Observations(RUNWAY_CAMERA, CORNERS, pixels, covariance))
     turned = np.broadcast_to(rotation, (len(pixels), 3, 3))
-    return solve_position(RUNWAY_CAMERA, CORNERS, pixels, covariance, turned)
+    return solve_position(Observations(RUNWAY_CAMERA, CORNERS, pixels, covariance, turned))
 
 
 def object_row(name: str, points: Array, errors: str, stated: str, solves: int, seed: int) -> str:

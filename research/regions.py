@@ -35,6 +35,7 @@ from halopose.fitting.pipeline import collect_validation, predictions_of
 from halopose.fitting.settings import FitSettings
 from halopose.geometry.camera import Camera, project_points
 from halopose.geometry.joint import position_ellipsoid, solve_jointly
+from halopose.geometry.observations import Observations
 from halopose.hosts import model_zoo
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
@@ -261,7 +262,9 @@ def positions(
             ("the joint Gaussian", together[n], np.inf),
             ("the joint Student-t", together[n], dof),
         ):
-            solution = solve_jointly(camera, points, pixels, joint_covariance(covariance, matrix), rotation[None])
+            solution = solve_jointly(
+                Observations(camera, points, pixels, joint_covariance(covariance, matrix), rotation[None])
+            )
             if solution.converged[0]:
                 away = solution.position[0] - eye
                 region = position_ellipsoid(solution, 0.95, nu)[0]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Mask = NDArray[np.bool_]
 Family = Literal["gaussian", "student-t"]
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, of how much
 Counter = Callable[[int, int], None]  # the same without the name

@@ -6,6 +6,7 @@ from scipy.optimize import least_squares
 
 from halopose.geometry.attitude import solve_with_attitude
 from halopose.geometry.camera import Camera, look, perturb, project_points
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_position
 from halopose.types import Array
 from tests.helpers.approaches import rectangle
@@ -31,7 +32,7 @@ def simulated(count: int, seed: int, attitude: Array = ATTITUDE) -> tuple[Array,
 
 def test_it_is_the_pose_that_fits_corners_and_attitude_best() -> None:
     pixels, covariance, given = simulated(5, 1)
-    solution = solve_with_attitude(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE)
+    solution = solve_with_attitude(Observations(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE))
     for n in range(5):
         whiten, prior = (
             np.linalg.inv(np.linalg.cholesky(covariance[n])),
@@ -54,7 +55,7 @@ def test_errors_have_the_covariance_that_it_says() -> None:
     covariance = np.broadcast_to(covariance.mean(0), covariance.shape)
     rng = np.random.default_rng(3)
     pixels = PIXELS + (np.linalg.cholesky(covariance) @ rng.normal(size=(2000, 4, 2, 1)))[..., 0]
-    solution = solve_with_attitude(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE)
+    solution = solve_with_attitude(Observations(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE))
     error = solution.position - POSITION
     spread = np.sqrt(np.diagonal(np.median(solution.covariance, axis=0))[:3])
     np.testing.assert_allclose(error.std(0), spread, rtol=0.1)
@@ -67,8 +68,8 @@ def test_an_exact_attitude_changes_nothing() -> None:
     pixels, covariance, given = simulated(20, 4)
     mask = np.ones((20, 4), dtype=bool)
     mask[::2, 1] = False
-    sure = solve_with_attitude(CAMERA, CORNERS, pixels, covariance, given, 1e-18 * np.eye(3), mask=mask)
-    plain = solve_position(CAMERA, CORNERS, pixels, covariance, given, mask=mask)
+    sure = solve_with_attitude(Observations(CAMERA, CORNERS, pixels, covariance, given, 1e-18 * np.eye(3), mask=mask))
+    plain = solve_position(Observations(CAMERA, CORNERS, pixels, covariance, given, mask=mask))
     np.testing.assert_allclose(sure.position, plain.position, atol=0.02)
     np.testing.assert_allclose(sure.cost, plain.cost, rtol=1e-4)
     np.testing.assert_allclose(sure.covariance[:, :3, :3], plain.covariance[:, :3, :3], rtol=1e-2)
@@ -78,9 +79,9 @@ def test_what_is_masked_out_may_hold_anything() -> None:
     pixels, covariance, given = simulated(4, 6)
     mask = np.ones((4, 4), dtype=bool)
     mask[:, 2] = False
-    known = solve_with_attitude(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE, mask=mask)
+    known = solve_with_attitude(Observations(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE, mask=mask))
     pixels[:, 2], covariance[:, 2] = np.nan, np.nan
-    solution = solve_with_attitude(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE, mask=mask)
+    solution = solve_with_attitude(Observations(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE, mask=mask))
     np.testing.assert_allclose(solution.position, known.position, rtol=1e-6)
     np.testing.assert_allclose(solution.covariance, known.covariance, rtol=1e-4, atol=1e-12)
 
@@ -88,8 +89,8 @@ def test_what_is_masked_out_may_hold_anything() -> None:
 def test_what_has_no_position_still_has_none() -> None:
     pixels, covariance, given = simulated(3, 5)
     pixels[1] = np.nan
-    solution = solve_with_attitude(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE)
+    solution = solve_with_attitude(Observations(CAMERA, CORNERS, pixels, covariance, given, ATTITUDE))
     assert solution.converged.tolist() == [True, False, True]
     assert np.isnan(solution.position[1]).all()
-    nothing = solve_with_attitude(CAMERA, CORNERS, pixels[[1]], covariance[[1]], given[[1]], ATTITUDE)
+    nothing = solve_with_attitude(Observations(CAMERA, CORNERS, pixels[[1]], covariance[[1]], given[[1]], ATTITUDE))
     assert not nothing.converged.any()

@@ -7,6 +7,7 @@ from scipy.stats import binom, kstest
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import exp_so3, look, project_points
 from halopose.geometry.integrity import Risks, Verdict, ambiguous, assess, consistency
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.landing.settings import CornerCorrelation
 from halopose.types import Array
@@ -30,8 +31,8 @@ def noisy(
 def test_good_corners_give_uniform_probabilities() -> None:
     seen = sight(1500.0, 2000, np.random.default_rng(1))
     for solution, dof in (
-        (solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance), 2),
-        (solve_position(CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations), 5),
+        (solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance)), 2),
+        (solve_position(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations)), 5),
     ):
         assert (solution.dof == dof).all()
         assert kstest(consistency(solution), "uniform").pvalue > 1e-3
@@ -41,7 +42,7 @@ def test_nothing_to_check_and_nothing_solved() -> None:
     seen = sight(1500.0, 2, np.random.default_rng(2))
     mask = np.array([[True, False, True, False], [True, False, False, False]])
     solution = solve_position(
-        CAMERA, CORNERS, seen.exact[None].repeat(2, 0), seen.covariance, seen.rotations, mask=mask
+        Observations(CAMERA, CORNERS, seen.exact[None].repeat(2, 0), seen.covariance, seen.rotations, mask=mask)
     )
     assert consistency(solution)[0] == pytest.approx(1.0, abs=1e-3)
     assert consistency(solution)[1] == 0
@@ -56,7 +57,7 @@ def test_alarms_without_a_fault_are_as_rare_as_said_at_any_distance(
     pixels, covariance, turned, _ = noisy(distance, sigma, 4000, 7, spread)
     attitude = spread**2 * np.eye(3) if spread else None
     risks = Risks(false_alarm=0.02)
-    found = assess(CAMERA, CORNERS, pixels, covariance, turned, attitude=attitude, risks=risks)
+    found = assess(Observations(CAMERA, CORNERS, pixels, covariance, turned, attitude_covariance=attitude), risks=risks)
     low, high = binom.ppf((1e-3, 1 - 1e-3), 4000, 0.02)
     assert low / 2 < found.alarmed.sum() <= high
     assert np.isfinite(found.levels[found.trusted]).all()
@@ -79,24 +80,27 @@ def test_runways_that_slope_or_are_displaced_or_short_are_solved_without_bias(co
     exact = project_points(CAMERA, rotation[:1], eye[None], corners)
     pixels = exact + 0.5 * rng.normal(size=(4000, 4, 2))
     covariance = np.broadcast_to(0.25 * np.eye(2), (4000, 4, 2, 2))
-    assert np.abs(assess(CAMERA, corners, exact, covariance[:1], rotation[:1]).solution.position - eye).max() < 1e-3
-    found = assess(CAMERA, corners, pixels, covariance, rotation)
+    assert (
+        np.abs(assess(Observations(CAMERA, corners, exact, covariance[:1], rotation[:1])).solution.position - eye).max()
+        < 1e-3
+    )
+    found = assess(Observations(CAMERA, corners, pixels, covariance, rotation))
     error = found.solution.position[found.trusted] - eye
     spread = found.solution.covariance[found.trusted][:, :3, :3]
     inside = np.einsum("ni,nij,nj->n", error, np.linalg.inv(spread), error) < 7.815
     assert abs(inside.mean() - 0.95) < 0.015
-    wrong = assess(CAMERA, CORNERS, exact, 16 * covariance[:1], rotation[:1])
+    wrong = assess(Observations(CAMERA, CORNERS, exact, 16 * covariance[:1], rotation[:1]))
     assert np.linalg.norm(wrong.solution.position[0] - eye) > flat
 
 
 def test_shares_and_levels_are_those_of_real_solves() -> None:
     """Near enough for everything to be linear, leaving a point out lowers the cost and widens as foretold."""
     pixels, covariance, turned, _ = noisy(800.0, 0.02, 50, 3)
-    found = assess(CAMERA, CORNERS, pixels, covariance, turned)
+    found = assess(Observations(CAMERA, CORNERS, pixels, covariance, turned))
     for corner in range(4):
         mask = np.ones((50, 4), dtype=bool)
         mask[:, corner] = False
-        without = solve_position(CAMERA, CORNERS, pixels, covariance, turned, mask=mask)
+        without = solve_position(Observations(CAMERA, CORNERS, pixels, covariance, turned, mask=mask))
         np.testing.assert_allclose(found.statistic - without.cost, found.shares[:, corner], rtol=2e-2, atol=1e-3)
 
 
@@ -108,13 +112,13 @@ def test_a_wrong_corner_is_left_out_or_the_frame_is_not_trusted(with_attitude: b
     pixels = seen.pixels.copy()
     pixels[::2, wrong] += [25.0, -20.0]
     rotation = seen.rotations if with_attitude else None
-    result = assess(CAMERA, points, pixels, seen.covariance, rotation)
+    result = assess(Observations(CAMERA, points, pixels, seen.covariance, rotation))
     assert ((result.excluded[::2] == wrong) | ~result.trusted[::2]).all()
     assert (result.excluded[::2] == wrong).mean() > 0.5
     assert (result.excluded[1::2] == -1).mean() > 0.97
     assert ((~result.mask).sum(1) == (result.excluded >= 0)).all()
     assert not result.mask[result.excluded == wrong, wrong].any()
-    mended = result.verdict == Verdict.MENDED
+    mended = result.verdict == Verdict.POINT_EXCLUDED
     error = np.abs(result.solution.position - seen.position)[mended]
     deviation = np.sqrt(np.diagonal(result.solution.covariance, axis1=1, axis2=2)[mended, :3])
     assert (error < 4.5 * deviation).mean() > 0.97
@@ -128,9 +132,8 @@ def test_what_is_trusted_has_a_position_however_wrong_a_corner_is(check: bool) -
     rng = np.random.default_rng(10)
     pixels[np.arange(2000), rng.integers(4, size=2000)] += rng.uniform(-60, 60, size=(2000, 2))
     own, shared = CornerCorrelation(0.1, 0.77, 0.36).parts(covariance)
-    found = assess(
-        CAMERA, CORNERS, pixels, own, turned, attitude=4.9e-7 * np.eye(3), shared=shared, check=check
-    )  # fmt: skip
+    given = Observations(CAMERA, CORNERS, pixels, own, turned, 4.9e-7 * np.eye(3), shared=shared)
+    found = assess(Observations(given), check=check)
     numbers = np.concatenate([found.solution.position, found.solution.covariance.reshape(-1, 36)], axis=1)
     solved = np.asarray(np.isfinite(numbers).all(1))
     assert solved[found.trusted].all()
@@ -145,8 +148,8 @@ def test_trusted_frames_hardly_ever_drop_the_wrong_corner(size: float) -> None:
     pixels = pixels.copy()
     corner, angle = rng.integers(4, size=4000), rng.uniform(0, 2 * np.pi, 4000)
     pixels[np.arange(4000), corner] += 2.0 * size * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    found = assess(CAMERA, CORNERS, pixels, covariance, turned)
-    mended = found.verdict == Verdict.MENDED
+    found = assess(Observations(CAMERA, CORNERS, pixels, covariance, turned))
+    mended = found.verdict == Verdict.POINT_EXCLUDED
     assert mended.any()
     assert (found.excluded[mended] != corner[mended]).mean() < 0.01
     assert (np.abs(found.solution.position - position)[found.trusted] < found.levels[found.trusted]).all()
@@ -156,11 +159,11 @@ def test_four_corners_cannot_spare_one_for_a_pose() -> None:
     seen = sight(1500.0, 2, np.random.default_rng(4))
     pixels = seen.pixels.copy()
     pixels[:, 0] += [0.0, 40.0]
-    result = assess(CAMERA, CORNERS, pixels, seen.covariance)
+    result = assess(Observations(CAMERA, CORNERS, pixels, seen.covariance))
     assert (result.excluded == -1).all()
     assert not result.trusted.any()
-    assert result.reasons == [Verdict.CONTRADICTION.reason] * 2
-    unchecked = assess(CAMERA, CORNERS, pixels, seen.covariance, check=False)
+    assert result.reasons == [Verdict.INCONSISTENT.reason] * 2
+    unchecked = assess(Observations(CAMERA, CORNERS, pixels, seen.covariance), check=False)
     assert unchecked.trusted.all()
     assert np.isinf(unchecked.levels).all()
 
@@ -169,10 +172,10 @@ def test_every_frame_may_have_its_own_runway() -> None:
     seen = sight(1500.0, 4, np.random.default_rng(5))
     pixels = seen.pixels.copy()
     pixels[1, 3] += [20.0, 20.0]
-    shared = assess(CAMERA, CORNERS, pixels, seen.covariance, seen.rotations)
-    own = assess(CAMERA, np.tile(CORNERS, (4, 1, 1)), pixels, seen.covariance, seen.rotations)
+    shared = assess(Observations(CAMERA, CORNERS, pixels, seen.covariance, seen.rotations))
+    own = assess(Observations(CAMERA, np.tile(CORNERS, (4, 1, 1)), pixels, seen.covariance, seen.rotations))
     assert own.verdict.tolist() == shared.verdict.tolist()
-    assert shared.verdict[[0, 2, 3]].tolist() == [Verdict.FITS] * 3
+    assert shared.verdict[[0, 2, 3]].tolist() == [Verdict.CONSISTENT] * 3
     assert shared.alarmed[1]
     np.testing.assert_allclose(own.solution.position, shared.solution.position, rtol=1e-9)
 
@@ -190,7 +193,7 @@ def test_errors_pass_the_levels_unnoticed_no_more_often_than_the_risk(with_attit
         for corner in range(4):
             pixels = seen.pixels.copy()
             pixels[:, corner] += size * np.array([0.8, -0.6])
-            found = assess(CAMERA, points, pixels, seen.covariance, rotation, risks=risks)
+            found = assess(Observations(CAMERA, points, pixels, seen.covariance, rotation), risks=risks)
             beyond = (np.abs(found.solution.position - seen.position) > found.levels).any(1)
             worst = max(worst, np.mean(beyond & found.trusted))
     assert fault * worst <= risk
@@ -198,8 +201,8 @@ def test_errors_pass_the_levels_unnoticed_no_more_often_than_the_risk(with_attit
 
 def test_across_the_path_range_and_height_cancel() -> None:
     pixels, covariance, turned, position = noisy(4000.0, 2.0, 2000, 9)
-    found = assess(CAMERA, CORNERS, pixels, covariance, turned)
-    across = assess(CAMERA, CORNERS, pixels, covariance, turned, axes=ACROSS)
+    found = assess(Observations(CAMERA, CORNERS, pixels, covariance, turned))
+    across = assess(Observations(CAMERA, CORNERS, pixels, covariance, turned), axes=ACROSS)
     error = found.solution.position - position
     assert (error @ ACROSS[0]).std() < 0.5 * error[:, 2].std()
     assert np.median(across.levels) < 0.5 * np.median(found.levels[:, 2])
@@ -208,12 +211,12 @@ def test_across_the_path_range_and_height_cancel() -> None:
 def test_levels_grow_as_the_risk_falls_and_are_infinite_without_a_check() -> None:
     seen = sight(1500.0, 3, np.random.default_rng(8))
     given = (CAMERA, CORNERS, seen.pixels, seen.covariance)
-    loose = assess(*given, seen.rotations, risks=Risks(integrity=1e-3))
-    tight = assess(*given, seen.rotations, risks=Risks(integrity=1e-9))
+    loose = assess(Observations(*given, seen.rotations), risks=Risks(integrity=1e-3))
+    tight = assess(Observations(*given, seen.rotations), risks=Risks(integrity=1e-9))
     assert (tight.levels > loose.levels).all()
-    alone = assess(*given)  # four corners of a pose: none can be spared
+    alone = assess(Observations(*given))  # four corners of a pose: none can be spared
     assert np.isinf(alone.levels).all()
-    nothing = assess(*given, seen.rotations, mask=np.zeros((3, 4), dtype=bool))
+    nothing = assess(Observations(*given, seen.rotations, mask=np.zeros((3, 4), dtype=bool)))
     assert np.isinf(nothing.levels).all()
     assert "too few points" in nothing.reasons[0]
 
@@ -222,22 +225,24 @@ def test_an_uncertain_camera_widens_levels_and_covariances() -> None:
     seen = sight(1500.0, 20, np.random.default_rng(8))
     given = (CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations)
     spread = np.diag(np.square([6.0, 6.0, 2.0, 2.0, 0, 0, 0, 0, 0]))
-    sure = assess(*given, attitude=1e-8 * np.eye(3))
-    unsure = assess(*given, attitude=1e-8 * np.eye(3), intrinsics=spread)
+    sure = assess(Observations(*given, attitude_covariance=1e-8 * np.eye(3)))
+    unsure = assess(Observations(*given, attitude_covariance=1e-8 * np.eye(3), intrinsics_covariance=spread))
     assert (unsure.levels > sure.levels).all()
     variances = [np.diagonal(found.solution.covariance, axis1=1, axis2=2)[:, :3] for found in (sure, unsure)]
     assert (variances[1] > variances[0]).all()
     # A principal point that is off moves the corners as a turned camera does: the position follows as foretold.
     moved = project_points(CAMERA, seen.rotation, seen.position, CORNERS)[None] + [2.0, 0.0]
-    found = assess(CAMERA, CORNERS, moved, seen.covariance[:1], seen.rotations[:1], intrinsics=spread)
+    found = assess(
+        Observations(CAMERA, CORNERS, moved, seen.covariance[:1], seen.rotations[:1], intrinsics_covariance=spread)
+    )
     error = found.solution.position[0] - seen.position
     assert error @ np.linalg.solve(found.solution.covariance[0, :3, :3], error) < 3.0
 
 
 def test_two_poses_of_like_cost_are_ambiguous() -> None:
     near, far = (sight(d, 50, np.random.default_rng(9), high=h) for d, h in ((1500.0, 0.4), (4000.0, 2.5)))
-    assert not ambiguous(solve_pose(CAMERA, CORNERS, near.pixels, near.covariance)).any()
-    unsure = solve_pose(CAMERA, CORNERS, far.pixels, far.covariance)
+    assert not ambiguous(solve_pose(Observations(CAMERA, CORNERS, near.pixels, near.covariance))).any()
+    unsure = solve_pose(Observations(CAMERA, CORNERS, far.pixels, far.covariance))
     assert ambiguous(unsure).any()
     gap = unsure.alternative.cost - unsure.cost
     assert (ambiguous(unsure, 0.01) == (unsure.converged & (np.exp(-gap / 2) > 0.01))).all()

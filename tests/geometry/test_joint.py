@@ -7,9 +7,10 @@ import pytest
 from scipy.optimize import least_squares
 
 from halopose.errors import HaloposeError
-from halopose.geometry.attitude import own_blocks, solve_with_attitude
-from halopose.geometry.camera import Array, Camera, exp_so3, look, perturb, pose_difference, project, project_points
+from halopose.geometry.attitude import solve_with_attitude
+from halopose.geometry.camera import Camera, exp_so3, look, perturb, pose_difference, project, project_points
 from halopose.geometry.joint import position_ellipsoid, solve_jointly
+from halopose.geometry.observations import Observations, diagonal_blocks
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.geometry.propagation import (
     monte_carlo_covariance,
@@ -17,6 +18,7 @@ from halopose.geometry.propagation import (
     position_covariance,
     unscented_covariance,
 )
+from halopose.types import Array
 from halopose.uncertainty.joint_distribution import joint_covariance, own_and_shared, whitened_correlation
 from tests.helpers.approaches import rectangle
 
@@ -44,16 +46,22 @@ def noisy(count: int, seed: int = 1) -> tuple[Array, Array]:
 
 def test_independent_points_are_solved_as_ever() -> None:
     pixels, joint = noisy(20)
-    blocks = own_blocks(joint)
+    blocks = diagonal_blocks(joint)
     alone = joint_covariance(blocks, np.eye(8))
-    found, expected = solve_jointly(CAMERA, CORNERS, pixels, alone), solve_pose(CAMERA, CORNERS, pixels, blocks)
+    found, expected = (
+        solve_jointly(Observations(CAMERA, CORNERS, pixels, alone)),
+        solve_pose(Observations(CAMERA, CORNERS, pixels, blocks)),
+    )
     np.testing.assert_allclose(found.position, expected.position, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(found.cost, expected.cost, rtol=1e-5)
     np.testing.assert_allclose(found.covariance, expected.covariance, rtol=1e-3, atol=1e-9)
     turned = np.broadcast_to(TURN, (20, 3, 3))
-    found = solve_jointly(CAMERA, CORNERS, pixels, alone, turned)
+    found = solve_jointly(Observations(CAMERA, CORNERS, pixels, alone, turned))
     np.testing.assert_allclose(
-        found.position, solve_position(CAMERA, CORNERS, pixels, blocks, turned).position, rtol=1e-5, atol=1e-4
+        found.position,
+        solve_position(Observations(CAMERA, CORNERS, pixels, blocks, turned)).position,
+        rtol=1e-5,
+        atol=1e-4,
     )
 
 
@@ -62,8 +70,8 @@ def test_common_causes_and_a_joint_covariance_say_the_same() -> None:
     pixels, joint = noisy(10)
     own, shared = own_and_shared(np.repeat(covariance, 10, axis=0), correlation)
     turned, attitude = np.broadcast_to(TURN, (10, 3, 3)), 1e-6 * np.eye(3)
-    first = solve_with_attitude(CAMERA, CORNERS, pixels, own, turned, attitude, shared=shared)
-    second = solve_jointly(CAMERA, CORNERS, pixels, joint, turned, attitude=attitude)
+    first = solve_with_attitude(Observations(CAMERA, CORNERS, pixels, own, turned, attitude, shared=shared))
+    second = solve_jointly(Observations(CAMERA, CORNERS, pixels, joint, turned, attitude_covariance=attitude))
     np.testing.assert_allclose(first.position, second.position, rtol=1e-5, atol=1e-3)
     np.testing.assert_allclose(first.covariance, second.covariance, rtol=1e-3, atol=1e-9)
 
@@ -73,7 +81,7 @@ def test_the_spread_of_solutions_is_as_stated(given: bool) -> None:
     count = 1500
     pixels, joint = noisy(count)
     turned = np.broadcast_to(TURN, (count, 3, 3)) if given else None
-    found = solve_jointly(CAMERA, CORNERS, pixels, joint, turned)
+    found = solve_jointly(Observations(CAMERA, CORNERS, pixels, joint, turned))
     assert found.converged.all()
     change = pose_difference(TURN, EYE, found.rotation, found.position)
     stated = position_covariance if given else pose_covariance
@@ -89,7 +97,7 @@ def test_sigma_points_and_draws_take_it_too() -> None:
     expected = pose_covariance(CAMERA, TURN[None], EYE[None], CORNERS, joint)[0]
 
     def solve(seen: Array) -> object:
-        return solve_jointly(CAMERA, CORNERS, seen, np.broadcast_to(joint[0], (len(seen), 8, 8)))
+        return solve_jointly(Observations(CAMERA, CORNERS, seen, np.broadcast_to(joint[0], (len(seen), 8, 8))))
 
     exact = project_points(CAMERA, TURN, EYE, CORNERS)
     for found in (
@@ -104,18 +112,20 @@ def test_masked_points_may_be_anything() -> None:
     mask = np.tile([True, True, False, True], (3, 1))
     turned = np.broadcast_to(TURN, (3, 3, 3))
     some = np.repeat(mask[0], 2)
-    expected = solve_jointly(CAMERA, CORNERS[mask[0]], pixels[:, mask[0]], joint[:, some][..., some], turned)
+    expected = solve_jointly(
+        Observations(CAMERA, CORNERS[mask[0]], pixels[:, mask[0]], joint[:, some][..., some], turned)
+    )
     pixels[:, 2] = 1e7
-    found = solve_jointly(CAMERA, CORNERS, pixels, joint, turned, mask=mask)
+    found = solve_jointly(Observations(CAMERA, CORNERS, pixels, joint, turned, mask=mask))
     np.testing.assert_allclose(found.position, expected.position, rtol=1e-6, atol=1e-4)
 
 
 def test_mistakes_are_named() -> None:
     pixels, joint = noisy(2)
     with pytest.raises(HaloposeError, match=r"\(2, 8, 8\)"):
-        solve_jointly(CAMERA, CORNERS, pixels, own_blocks(joint))
-    with pytest.raises(HaloposeError, match="takes a given rotation"):
-        solve_jointly(CAMERA, CORNERS, pixels, joint, attitude=np.eye(3))
+        solve_jointly(Observations(CAMERA, CORNERS, pixels, diagonal_blocks(joint)))
+    with pytest.raises(HaloposeError, match="given rotation"):
+        solve_jointly(Observations(CAMERA, CORNERS, pixels, joint, attitude_covariance=np.eye(3)))
 
 
 @pytest.mark.parametrize("nu", [np.inf, 8.0])
@@ -129,7 +139,7 @@ def test_positions_lie_in_their_ellipsoids_as_often_as_said(nu: float) -> None:
         noise *= np.sqrt((nu - 2) / rng.chisquare(nu, size=count))[:, None]
     pixels = project_points(CAMERA, TURN, EYE, CORNERS) + noise.reshape(count, 4, 2)
     turned = np.broadcast_to(TURN, (count, 3, 3))
-    found = solve_jointly(CAMERA, CORNERS, pixels, np.broadcast_to(joint, (count, 8, 8)), turned)
+    found = solve_jointly(Observations(CAMERA, CORNERS, pixels, np.broadcast_to(joint, (count, 8, 8)), turned))
     away = found.position - EYE
     for probability in (0.5, 0.95, 0.99):
         region = position_ellipsoid(found, probability, nu)
@@ -151,8 +161,8 @@ def test_both_poses_of_a_plane_are_weighed_by_the_joint_distribution() -> None:
     exact = project(camera, tag @ exp_so3(np.array([0.2, 0.1, 0.0])).T + [0.0, 0.0, 3.0])
     pixels = exact + np.random.default_rng(6).multivariate_normal(np.zeros(8), joint, 100).reshape(-1, 4, 2)
     together = np.broadcast_to(joint, (100, 8, 8))
-    found = solve_jointly(camera, tag, pixels, together, ground=False)
-    apart = solve_pose(camera, tag, pixels, own_blocks(together), ground=False)
+    found = solve_jointly(Observations(camera, tag, pixels, together), ground=False)
+    apart = solve_pose(Observations(camera, tag, pixels, diagonal_blocks(together)), ground=False)
     both = np.flatnonzero(np.isfinite(found.alternative.cost))
     assert len(both) > 50
     assert (found.cost[both] <= found.alternative.cost[both]).all()

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import solve_with_attitude
-from halopose.geometry.camera import INTRINSICS, Array, Camera, exp_so3, look, perturb, project_points
+from halopose.geometry.camera import INTRINSICS, Camera, exp_so3, look, perturb, project_points
 from halopose.geometry.lines import Lines, line_intrinsics_jacobian, line_residuals, lines_of_corners
+from halopose.geometry.observations import Observations
+from halopose.types import Array
 from tests.helpers.approaches import RECTANGLE_EDGES, rectangle
 
 PLAIN = Camera(1200.0, 1190.0, 319.5, 191.5, 640, 384)
@@ -116,8 +118,8 @@ def test_solves_with_lines_spread_as_they_say_and_far_less(uncertain: bool) -> N
         shift = off * wrong[:, None, None, :2] + wrong[:, None, None, 2:4]
         lines = Lines(lines.stations + shift, lines.covariance, lines.ends)
     frames = PLAIN, CORNERS, pixels, spread, given, attitude
-    alone = solve_with_attitude(*frames, intrinsics=lens)
-    both = solve_with_attitude(*frames, intrinsics=lens, lines=lines)
+    alone = solve_with_attitude(Observations(*frames, intrinsics_covariance=lens))
+    both = solve_with_attitude(Observations(*frames, intrinsics_covariance=lens, lines=lines))
     assert both.converged.all()
     assert (both.dof == 11).all()
     error = both.position - position

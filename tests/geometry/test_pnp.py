@@ -13,6 +13,7 @@ from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera, look, perturb, pose_difference, project_points
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import Failure, Solution, solve_pose, solve_position
 from halopose.types import Array
 from tests.helpers.approaches import CAMERA, CORNERS, LENS, covariances, rectangle, sight
@@ -78,8 +79,8 @@ def scipy_minimum(
 def test_exact_pixels_give_the_exact_pose(distance: float, camera: Camera) -> None:
     seen = sight(distance, 1, np.random.default_rng(0), camera=camera)
     for solution in (
-        solve_pose(camera, CORNERS, seen.exact[None], seen.covariance),
-        solve_position(camera, CORNERS, seen.exact[None], seen.covariance, seen.rotations),
+        solve_pose(Observations(camera, CORNERS, seen.exact[None], seen.covariance)),
+        solve_position(Observations(camera, CORNERS, seen.exact[None], seen.covariance, seen.rotations)),
     ):
         assert solution.reasons == ["solved"]
         np.testing.assert_allclose(solution.position[0], seen.position, atol=1e-6)
@@ -94,8 +95,8 @@ def test_the_minimum_equals_scipy(seed: int, distance: float, distorted: bool, n
     seen = sight(distance, 1, np.random.default_rng(seed), high=0.6, camera=camera)
     tails = None if nu is None else np.full(4, nu)
     for free, solution in (
-        (6, solve_pose(camera, CORNERS, seen.pixels, seen.covariance, nu=tails)),
-        (3, solve_position(camera, CORNERS, seen.pixels, seen.covariance, seen.rotations, nu=tails)),
+        (6, solve_pose(Observations(camera, CORNERS, seen.pixels, seen.covariance, nu=tails))),
+        (3, solve_position(Observations(camera, CORNERS, seen.pixels, seen.covariance, seen.rotations, nu=tails))),
     ):
         frame = (camera, CORNERS, seen.pixels[0], seen.covariance[0])
         pose = (solution.rotation[0], solution.position[0])
@@ -107,7 +108,7 @@ def test_the_minimum_equals_scipy(seed: int, distance: float, distorted: bool, n
 
 def test_equal_weights_without_noise_in_the_model_equal_opencv() -> None:
     seen = sight(1500.0, 20, np.random.default_rng(3), low=0.5, high=0.5)
-    solution = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
+    solution = solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance))
     for frame, pixels in enumerate(seen.pixels):
         _, vector, offset = cv2.solvePnP(CORNERS, pixels, CAMERA.matrix, None, flags=cv2.SOLVEPNP_IPPE)
         vector, offset = cv2.solvePnPRefineLM(CORNERS, pixels, CAMERA.matrix, None, vector, offset)
@@ -117,7 +118,7 @@ def test_equal_weights_without_noise_in_the_model_equal_opencv() -> None:
 
 def test_points_off_a_plane_start_from_opencv() -> None:
     seen = sight(1500.0, 5, np.random.default_rng(4), points=SOLID)
-    solution = solve_pose(CAMERA, SOLID, seen.pixels, seen.covariance)
+    solution = solve_pose(Observations(CAMERA, SOLID, seen.pixels, seen.covariance))
     assert solution.converged.all()
     assert (solution.dof == 6).all()
     assert max(scaled_distance(solution, frame, seen.position) for frame in range(5)) < 5
@@ -126,7 +127,7 @@ def test_points_off_a_plane_start_from_opencv() -> None:
 def test_a_runway_that_is_not_quite_flat() -> None:
     bent = CORNERS + np.array([0.0, 0.4, 12.0, 11.0])[:, None] * [0.0, 0.0, 1.0]
     seen = sight(1500.0, 1, np.random.default_rng(4), points=bent)
-    solution = solve_pose(CAMERA, bent, seen.exact[None], seen.covariance)
+    solution = solve_pose(Observations(CAMERA, bent, seen.exact[None], seen.covariance))
     np.testing.assert_allclose(solution.position[0], seen.position, atol=1e-5)
 
 
@@ -134,7 +135,9 @@ def test_a_runway_that_is_not_quite_flat() -> None:
 def test_two_corners_suffice_with_the_attitude_given(count: int) -> None:
     seen = sight(1500.0, 1, np.random.default_rng(5))
     mask = np.arange(4)[None] < count
-    solution = solve_position(CAMERA, CORNERS, seen.exact[None], seen.covariance, seen.rotations, mask=mask)
+    solution = solve_position(
+        Observations(CAMERA, CORNERS, seen.exact[None], seen.covariance, seen.rotations, mask=mask)
+    )
     np.testing.assert_allclose(solution.position[0], seen.position, atol=1e-6)
     assert solution.dof[0] == 2 * count - 3
 
@@ -146,8 +149,10 @@ def test_two_corners_suffice_with_the_attitude_given(count: int) -> None:
 def test_a_frame_alone_equals_the_frame_in_a_batch(distance: float) -> None:
     seen = sight(distance, 250, np.random.default_rng(6))
     solvers: tuple[Callable[..., Solution], ...] = (
-        lambda pixels, covariance, rotation: solve_pose(CAMERA, CORNERS, pixels, covariance),
-        lambda pixels, covariance, rotation: solve_position(CAMERA, CORNERS, pixels, covariance, rotation),
+        lambda pixels, covariance, rotation: solve_pose(Observations(CAMERA, CORNERS, pixels, covariance)),
+        lambda pixels, covariance, rotation: solve_position(
+            Observations(CAMERA, CORNERS, pixels, covariance, rotation)
+        ),
     )
     for solve in solvers:
         batch = solve(seen.pixels, seen.covariance, seen.rotations)
@@ -165,8 +170,10 @@ def test_a_mask_equals_leaving_the_point_out() -> None:
     seen = sight(1500.0, 8, rng, points=MANY)
     mask = np.ones((8, 6), dtype=bool)
     mask[:, 5] = False
-    masked = solve_pose(CAMERA, MANY, np.where(mask[..., None], seen.pixels, np.nan), seen.covariance, mask=mask)
-    without = solve_pose(CAMERA, MANY[:5], seen.pixels[:, :5], seen.covariance[:, :5])
+    masked = solve_pose(
+        Observations(CAMERA, MANY, np.where(mask[..., None], seen.pixels, np.nan), seen.covariance, mask=mask)
+    )
+    without = solve_pose(Observations(CAMERA, MANY[:5], seen.pixels[:, :5], seen.covariance[:, :5]))
     np.testing.assert_allclose(masked.position, without.position, rtol=1e-6)
     np.testing.assert_allclose(masked.covariance, without.covariance, rtol=1e-5, atol=1e-12)
     assert (masked.dof == 4).all()
@@ -175,8 +182,8 @@ def test_a_mask_equals_leaving_the_point_out() -> None:
 def test_no_frames_give_no_answers() -> None:
     empty = (np.zeros((0, 4, 2)), np.zeros((0, 4, 2, 2)))
     for solution in (
-        solve_pose(CAMERA, CORNERS, *empty),
-        solve_position(CAMERA, CORNERS, *empty, np.zeros((0, 3, 3))),
+        solve_pose(Observations(CAMERA, CORNERS, *empty)),
+        solve_position(Observations(CAMERA, CORNERS, *empty, np.zeros((0, 3, 3)))),
     ):
         assert solution.position.shape == (0, 3)
         assert solution.covariance.shape == (0, 6, 6)
@@ -188,7 +195,7 @@ def test_planes_and_other_points_may_share_a_batch() -> None:
     mask = np.ones((3, 6), dtype=bool)
     mask[1, 4:] = False  # only the corners
     mask[2, 2:] = False
-    solution = solve_pose(CAMERA, SOLID, np.tile(seen.exact, (3, 1, 1)), seen.covariance, mask=mask)
+    solution = solve_pose(Observations(CAMERA, SOLID, np.tile(seen.exact, (3, 1, 1)), seen.covariance, mask=mask))
     assert solution.failure.tolist() == [0, 0, Failure.TOO_FEW_POINTS]
     np.testing.assert_allclose(solution.position[:2], np.tile(seen.position, (2, 1)), atol=1e-5)
 
@@ -198,16 +205,16 @@ def test_every_frame_may_have_its_own_runway() -> None:
     seen = sight(1500.0, 3, rng)
     points = np.stack([rectangle(length, 45.0) for length in (2000.0, 2500.0, 3000.0)])
     pixels = project_points(CAMERA, seen.rotations, np.tile(seen.position, (3, 1)), points)
-    solution = solve_pose(CAMERA, points, pixels, seen.covariance)
+    solution = solve_pose(Observations(CAMERA, points, pixels, seen.covariance))
     np.testing.assert_allclose(solution.position, np.tile(seen.position, (3, 1)), atol=1e-5)
 
 
 def test_a_start_is_taken_up() -> None:
     seen = sight(1500.0, 50, np.random.default_rng(9))
-    cold = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
+    cold = solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance))
     rotation, position = perturb(seen.rotation, seen.position, np.array([80.0, 5, 5, 0.01, 0.01, 0.01]))
     start = (np.tile(rotation, (50, 1, 1)), np.tile(position, (50, 1)))
-    warm = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance, start=start)
+    warm = solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance), start=start)
     assert max(scaled_distance(cold, frame, warm.position[frame]) for frame in range(50)) < 1e-3
     assert np.isinf(warm.alternative.cost).all()
 
@@ -222,14 +229,16 @@ def test_noisy_solves_spread_as_the_covariance_says(distance: float, attitude: s
     high = 0.3 if distance == 4000.0 and attitude == "estimated" else 1.0
     seen = sight(distance, 1000, np.random.default_rng(11), high=high)
     if attitude == "estimated":
-        solution = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
-        expected = solve_pose(CAMERA, CORNERS, seen.exact[None], seen.covariance[:1]).covariance[0]
+        solution = solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance))
+        expected = solve_pose(Observations(CAMERA, CORNERS, seen.exact[None], seen.covariance[:1])).covariance[0]
         change = pose_difference(seen.rotation, seen.position, solution.rotation, solution.position)
         size = 6
     else:
-        solution = solve_position(CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations)
+        solution = solve_position(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotations))
         rotation = seen.rotation[None]
-        expected = solve_position(CAMERA, CORNERS, seen.exact[None], seen.covariance[:1], rotation).covariance[0]
+        expected = solve_position(
+            Observations(CAMERA, CORNERS, seen.exact[None], seen.covariance[:1], rotation)
+        ).covariance[0]
         change = solution.position - seen.position
         size = 3
     assert solution.converged.all()
@@ -247,8 +256,8 @@ def test_student_t_resists_outliers_and_admits_its_spread(nu: float) -> None:
     heavy = np.sqrt(nu / rng.chisquare(nu, (2000, 4, 1)))
     pixels = seen.exact + (seen.pixels - seen.exact) * heavy
     tails = np.full(4, nu)
-    robust = solve_position(CAMERA, CORNERS, pixels, seen.covariance, seen.rotations, nu=tails)
-    plain = solve_position(CAMERA, CORNERS, pixels, seen.covariance, seen.rotations)
+    robust = solve_position(Observations(CAMERA, CORNERS, pixels, seen.covariance, seen.rotations, nu=tails))
+    plain = solve_position(Observations(CAMERA, CORNERS, pixels, seen.covariance, seen.rotations))
     error = robust.position - seen.position
     assert (error**2).mean(0)[0] < ((plain.position - seen.position) ** 2).mean(0)[0]
     distance = np.einsum("ni,nij,nj->n", error, np.linalg.inv(robust.covariance[:, :3, :3]), error)
@@ -257,15 +266,15 @@ def test_student_t_resists_outliers_and_admits_its_spread(nu: float) -> None:
 
 def test_many_degrees_of_freedom_are_the_gaussian() -> None:
     seen = sight(1500.0, 6, np.random.default_rng(13))
-    gaussian = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
-    student = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance, nu=np.full((6, 4), 1e9))
+    gaussian = solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance))
+    student = solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance, nu=np.full((6, 4), 1e9)))
     np.testing.assert_allclose(student.cost, gaussian.cost, rtol=1e-5)
     np.testing.assert_allclose(student.covariance, gaussian.covariance, rtol=1e-3, atol=1e-9)
 
 
 def test_the_other_pose_of_the_plane_is_a_minimum_too() -> None:
     seen = sight(4000.0, 20, np.random.default_rng(14))
-    solution = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
+    solution = solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance))
     other = solution.alternative
     assert np.isfinite(other.cost).all()
     assert (other.cost > solution.cost).all()
@@ -301,8 +310,8 @@ def both(pixels: Array, covariance: Array, mask: Array | None = None, points: Ar
     """The pose and the position of frames as seen at 1,500 m."""
     seen = sight(1500.0, len(pixels), np.random.default_rng(0))
     return (
-        solve_pose(CAMERA, points, pixels, covariance, mask=mask),
-        solve_position(CAMERA, points, pixels, covariance, seen.rotations, mask=mask),
+        solve_pose(Observations(CAMERA, points, pixels, covariance, mask=mask)),
+        solve_position(Observations(CAMERA, points, pixels, covariance, seen.rotations, mask=mask)),
     )
 
 
@@ -324,7 +333,7 @@ def test_bad_frames_fail_alone_and_say_why() -> None:
         assert all(refused(solution, frame, failure) for frame, failure in enumerate(expected))
         assert solution.failure[6] == 0
         assert solution.reasons[0] == Failure.NOT_FINITE.reason
-    alone = solve_pose(CAMERA, CORNERS, seen.pixels[6:], seen.covariance[6:])
+    alone = solve_pose(Observations(CAMERA, CORNERS, seen.pixels[6:], seen.covariance[6:]))
     np.testing.assert_allclose(both(pixels, covariance, mask)[0].position[6], alone.position[0], rtol=1e-9)
 
 
@@ -333,7 +342,7 @@ def test_what_is_masked_out_may_be_anything() -> None:
     pixels, covariance = seen.pixels.copy(), seen.covariance.copy()
     pixels[0, 3], covariance[0, 3] = np.nan, -1.0
     mask = np.array([[True, True, True, False]])
-    solution = solve_position(CAMERA, CORNERS, pixels, covariance, seen.rotations, mask=mask)
+    solution = solve_position(Observations(CAMERA, CORNERS, pixels, covariance, seen.rotations, mask=mask))
     assert solution.converged.all()
 
 
@@ -350,12 +359,12 @@ def test_what_is_masked_out_may_lie_behind_the_camera(count: int, nu: Array | No
     tails = None if nu is None else nu[:4]
     for masked, without in (
         (
-            solve_position(camera, passed, pixels, covariance, seen.rotations, mask=mask, nu=nu),
-            solve_position(camera, CORNERS, seen.pixels, seen.covariance, seen.rotations, nu=tails),
+            solve_position(Observations(camera, passed, pixels, covariance, seen.rotations, mask=mask, nu=nu)),
+            solve_position(Observations(camera, CORNERS, seen.pixels, seen.covariance, seen.rotations, nu=tails)),
         ),
         (
-            solve_pose(camera, passed, pixels, covariance, mask=mask, nu=nu),
-            solve_pose(camera, CORNERS, seen.pixels, seen.covariance, nu=tails),
+            solve_pose(Observations(camera, passed, pixels, covariance, mask=mask, nu=nu)),
+            solve_pose(Observations(camera, CORNERS, seen.pixels, seen.covariance, nu=tails)),
         ),
     ):
         assert masked.reasons == without.reasons == ["solved"] * count
@@ -373,19 +382,19 @@ def test_coincident_and_collinear_pixels_are_refused(count: int) -> None:
         for noise in (0.0, 0.2):
             frames = seen.pixels.copy()
             frames[0] = pixels + noise * rng.normal(size=(4, 2))
-            solution = solve_pose(CAMERA, CORNERS, frames, seen.covariance)
+            solution = solve_pose(Observations(CAMERA, CORNERS, frames, seen.covariance))
             assert not solution.converged[0]
             assert np.isnan(solution.position[0]).all()
             assert solution.converged[1:].all()
     frames[0] = spot + 0.2 * rng.normal(size=(4, 2))
-    solution = solve_position(CAMERA, CORNERS, frames, seen.covariance, seen.rotations)
+    solution = solve_position(Observations(CAMERA, CORNERS, frames, seen.covariance, seen.rotations))
     assert not solution.converged[0]
 
 
 @pytest.mark.parametrize("points", [np.linspace(0, 1, 4)[:, None] * [2500.0, 45.0, 0.0], np.zeros((4, 3))])
 def test_collinear_and_coincident_points_are_refused(points: Array) -> None:
     seen = sight(1500.0, 3, np.random.default_rng(18))
-    solution = solve_pose(CAMERA, points, seen.pixels, seen.covariance)
+    solution = solve_pose(Observations(CAMERA, points, seen.pixels, seen.covariance))
     assert all(refused(solution, frame, Failure.DEGENERATE) for frame in range(3))
     if not points.any():
         assert not both(seen.pixels, seen.covariance, points=points)[1].converged.any()
@@ -394,27 +403,27 @@ def test_collinear_and_coincident_points_are_refused(points: Array) -> None:
 def test_an_attitude_that_looks_away_is_refused() -> None:
     seen = sight(1500.0, 3, np.random.default_rng(19))
     backwards = np.tile(look(seen.position, seen.position - [100.0, 0.0, 0.0]), (3, 1, 1))
-    solution = solve_position(CAMERA, CORNERS, seen.pixels, seen.covariance, backwards)
+    solution = solve_position(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance, backwards))
     assert not solution.converged.any()
     solution = solve_pose(
-        CAMERA, CORNERS, seen.pixels, seen.covariance, start=(backwards, np.tile(seen.position, (3, 1)))
+        Observations(CAMERA, CORNERS, seen.pixels, seen.covariance), start=(backwards, np.tile(seen.position, (3, 1)))
     )
     assert refused(solution, 0, Failure.BEHIND_CAMERA)
     attitude = seen.rotations.copy()
     attitude[1, 0, 0] = np.nan
-    solution = solve_position(CAMERA, CORNERS, seen.pixels, seen.covariance, attitude)
+    solution = solve_position(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance, attitude))
     assert solution.failure.tolist() == [0, Failure.NOT_FINITE, 0]
 
 
 def test_left_and_right_swapped_is_a_view_from_below() -> None:
     seen = sight(1500.0, 3, np.random.default_rng(20))
-    solution = solve_pose(CAMERA, CORNERS, seen.pixels[:, [1, 0, 3, 2]], seen.covariance)
+    solution = solve_pose(Observations(CAMERA, CORNERS, seen.pixels[:, [1, 0, 3, 2]], seen.covariance))
     assert all(refused(solution, frame, Failure.BELOW_GROUND) for frame in range(3))
 
 
 def test_noise_as_large_as_the_runway_is_refused() -> None:
     seen = sight(4000.0, 40, np.random.default_rng(21), low=8.0, high=12.0)
-    solution = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
+    solution = solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance))
     error = np.linalg.norm(solution.position - seen.position, axis=1)
     deviation = np.sqrt(solution.covariance[:, :3, :3].trace(axis1=1, axis2=2))
     with np.errstate(invalid="ignore"):
@@ -429,7 +438,7 @@ def test_no_input_gives_a_confident_answer_that_does_not_fit(seed: int) -> None:
     rng = np.random.default_rng(seed)
     pixels = rng.uniform([0, 0], [640, 384], (20, 4, 2)) if rng.random() < 0.5 else rng.normal(200, 3, (20, 4, 2))
     covariance = np.stack([covariances(rng, 4, 1e-3, 3.0) for _ in range(20)])
-    solution = solve_pose(CAMERA, CORNERS, pixels, covariance)
+    solution = solve_pose(Observations(CAMERA, CORNERS, pixels, covariance))
     for frame in np.flatnonzero(solution.converged):
         at = cost_of(
             CAMERA, CORNERS, pixels[frame], covariance[frame], solution.rotation[frame], solution.position[frame]
@@ -442,10 +451,10 @@ def test_no_input_gives_a_confident_answer_that_does_not_fit(seed: int) -> None:
 def test_wrong_shapes_are_refused() -> None:
     seen = sight(1500.0, 2, np.random.default_rng(22))
     with pytest.raises(HaloposeError, match=r"pixels should have shape \(N, K, 2\)"):
-        solve_pose(CAMERA, CORNERS, seen.pixels[0], seen.covariance)
-    with pytest.raises(HaloposeError, match=r"covariances should have shape \(2, 4, 2, 2\), got \(1, 4, 2, 2\)"):
-        solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance[:1])
+        solve_pose(Observations(CAMERA, CORNERS, seen.pixels[0], seen.covariance))
+    with pytest.raises(HaloposeError, match=r"covariances.*\(1, 4, 2, 2\)"):
+        solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance[:1]))
     with pytest.raises(HaloposeError, match="rotations should have shape"):
-        solve_position(CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotation)
+        solve_position(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance, seen.rotation))
     with pytest.raises(HaloposeError, match="must be finite"):
-        solve_pose(CAMERA, CORNERS * np.nan, seen.pixels, seen.covariance)
+        solve_pose(Observations(CAMERA, CORNERS * np.nan, seen.pixels, seen.covariance))

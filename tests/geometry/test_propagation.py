@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import INTRINSICS, Mount, body_pose, exp_so3, perturb, pose_difference, project_points
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_pose, solve_position
 from halopose.geometry.propagation import (
     body_covariance,
@@ -46,9 +47,9 @@ def test_the_solver_reports_these_very_covariances(seed: int, distance: float, d
     camera = LENS if distorted else CAMERA
     seen = sight(distance, 1, np.random.default_rng(seed), camera=camera)
     frame = (CORNERS, seen.covariance)
-    full = solve_pose(camera, CORNERS, seen.exact[None], seen.covariance)
+    full = solve_pose(Observations(camera, CORNERS, seen.exact[None], seen.covariance))
     assert_alike(full.covariance, pose_covariance(camera, *pose_of(seen), *frame), 1e-6)
-    alone = solve_position(camera, CORNERS, seen.exact[None], seen.covariance, seen.rotations)
+    alone = solve_position(Observations(camera, CORNERS, seen.exact[None], seen.covariance, seen.rotations))
     assert_alike(alone.covariance[:, :3, :3], fixed_rotation_covariance(camera, *pose_of(seen), *frame), 1e-6)
 
 
@@ -86,8 +87,10 @@ def test_sigma_points_and_samples_agree_with_the_first_order(form: str, distance
     def solve(pixels: Array) -> Any:
         each = np.broadcast_to(seen.covariance[0], (*pixels.shape, 2))
         if form == "pose":
-            return solve_pose(CAMERA, CORNERS, pixels, each)
-        return solve_position(CAMERA, CORNERS, pixels, each, np.broadcast_to(seen.rotation, (len(pixels), 3, 3)))
+            return solve_pose(Observations(CAMERA, CORNERS, pixels, each))
+        return solve_position(
+            Observations(CAMERA, CORNERS, pixels, each, np.broadcast_to(seen.rotation, (len(pixels), 3, 3)))
+        )
 
     size = 6 if form == "pose" else 3
     first = solve(seen.exact[None]).covariance[0, :size, :size]
@@ -100,7 +103,9 @@ def test_pixels_without_a_pose_have_no_spread() -> None:
     seen = sight(4000.0, 1, np.random.default_rng(3))
 
     def solve(pixels: Array) -> Any:
-        return solve_pose(CAMERA, CORNERS, pixels, np.broadcast_to(100 * seen.covariance[0], (*pixels.shape, 2)))
+        return solve_pose(
+            Observations(CAMERA, CORNERS, pixels, np.broadcast_to(100 * seen.covariance[0], (*pixels.shape, 2)))
+        )
 
     with pytest.raises(HaloposeError, match="no covariance"):
         unscented_covariance(solve, seen.exact, 100 * seen.covariance[0])
@@ -114,8 +119,10 @@ def test_errors_of_the_intrinsics_add_as_said() -> None:
     def found(parameters: Array) -> Array:
         named: dict[str, Any] = dict(zip(INTRINSICS[:4], parameters[:4], strict=True))
         camera = replace(LENS, **named, distortion=tuple(parameters[4:]))
-        pose = solve_pose(camera, CORNERS, seen.exact[None], seen.covariance)
-        position = solve_position(camera, CORNERS, seen.exact[None], seen.covariance, seen.rotations).position[0]
+        pose = solve_pose(Observations(camera, CORNERS, seen.exact[None], seen.covariance))
+        position = solve_position(
+            Observations(camera, CORNERS, seen.exact[None], seen.covariance, seen.rotations)
+        ).position[0]
         change = pose_difference(seen.rotation, seen.position, pose.rotation[0], pose.position[0])
         return np.concatenate([change, position - seen.position])
 
@@ -141,7 +148,7 @@ def test_errors_of_attitude_and_mount_carry_over_to_the_aircraft() -> None:
     believed_mount = exp_so3(_draw(rng, mounting, FRAMES)[:, 3:]) @ mount.rotation
     believed_arm = mount.lever_arm + lever * rng.normal(size=(FRAMES, 3))
     camera_rotation = believed_mount @ believed_body
-    solution = solve_position(CAMERA, CORNERS, seen.pixels, seen.covariance, camera_rotation)
+    solution = solve_position(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance, camera_rotation))
     position = solution.position - np.einsum("nj,nji->ni", believed_arm, believed_body)
     attitude = camera_attitude_covariance(irs, seen.rotation[None], mounting)
     camera = position_covariance(CAMERA, *pose_of(seen), CORNERS, seen.covariance[:1], attitude=attitude)
@@ -163,7 +170,7 @@ def test_the_full_pose_moves_to_the_aircraft_with_the_mount_s_errors() -> None:
     seen = sight(500.0, FRAMES, rng, high=0.5)
     mount = Mount.looking(pitch=-0.05, lever_arm=[20.0, 2.0, 4.0])
     spread = np.diag([0.1, 0.1, 0.1, 2e-3, 2e-3, 2e-3]) ** 2
-    solution = solve_pose(CAMERA, CORNERS, seen.pixels, seen.covariance)
+    solution = solve_pose(Observations(CAMERA, CORNERS, seen.pixels, seen.covariance))
     body, aircraft = body_pose(seen.rotation, seen.position, mount)
     error = rng.normal(size=(FRAMES, 6)) * np.sqrt(np.diag(spread))
     turned = np.swapaxes(exp_so3(error[:, 3:]) @ mount.rotation, 1, 2) @ solution.rotation

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from halopose.errors import HaloposeError
-
-Array = NDArray[np.float64]
+from halopose.types import Array
 
 INTRINSICS = ("fx", "fy", "cx", "cy", "k1", "k2", "p1", "p2", "k3")  # order of the intrinsics' Jacobian
 _FLIP = np.diag([1.0, -1.0, -1.0])  # forward-left-up to forward-right-down, and back

@@ -1,11 +1,7 @@
-"""One linearisation of a frame's residuals, and what every solution without one point would have been.
+"""One linearisation of the residuals of a frame, and all solutions that leave out one point.
 
-In: what was solved, and its solution. Out: a ``Linear`` with the position's covariance with all points and without
-each, and how much of the chi-square goes with each point.
-
-What is known with an error, the attitude and the camera's intrinsics, is unknown too, with a prior, and so is what
-makes points err together: the rows of different points stay independent, and leaving one out is taking its rows
-from the normal matrix.
+Errors of the rotation and of the intrinsics, and causes shared by the points, become unknowns with a prior. The rows
+of different points are then independent, and leaving out a point subtracts its rows from the normal matrix.
 """
 
 from __future__ import annotations
@@ -14,52 +10,41 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halopose.geometry.camera import (
-    Array,
-    Camera,
-    intrinsics_jacobian,
-    pose_jacobian,
-    project_points,
-    to_camera,
-)
+from halopose.geometry.camera import intrinsics_jacobian, pose_jacobian, project_points, to_camera
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import Solution
-from halopose.geometry.pnp_refine import Mask
+from halopose.types import Array
 
 
 @dataclass(frozen=True)
-class Linear:
-    """Covariances of the position with all points (N, 3, 3) and without each (N, K, 3, 3), and shares (N, K).
+class Linearisation:
+    """Solutions with all points and without each of them; infinite where there is none.
 
-    A share is how much lower the chi-square is without the point: under no fault a chi-square with two degrees of
-    freedom. ``separation`` (N, K, 3) is how far the position moves. What cannot be solved is infinite.
+    Attributes:
+        covariance: of the position with all points (N, 3, 3).
+        covariance_without: of the position without each point (N, K, 3, 3).
+        separation: change of the position when a point is left out (N, K, 3).
+        shares: decrease of the chi-square when a point is left out (N, K). Without a fault it is chi-square with two
+            degrees of freedom.
     """
 
     covariance: Array
-    without: Array
+    covariance_without: Array
     separation: Array
     shares: Array
 
 
-def linearise(
-    camera: Camera,
-    points: Array,
-    pixels: Array,
-    covariance: Array,
-    solution: Solution,
-    mask: Mask,
-    *,
-    rotation: Array | None = None,
-    attitude: Array | None = None,
-    intrinsics: Array | None = None,
-    shared: Array | None = None,
-) -> Linear:
-    """Linearise at solutions (N) that all converged; the rest is what they were solved from."""
-    turned = solution.rotation if rotation is None else rotation
-    jacobian, prior = _unknowns(camera, points, turned, solution.position, rotation, attitude, intrinsics, shared)
-    residual = pixels - project_points(camera, turned, solution.position, points)
+def linearise(observations: Observations, solution: Solution) -> Linearisation:
+    """Linearise at the solutions of N frames, all of which have converged."""
+    given, mask = observations.R_cam_world, observations.used
+    R_cam_world = solution.rotation if given is None else given
+    jacobian, prior = _unknowns(observations, R_cam_world, solution.position)
+    residual = observations.pixels - project_points(
+        observations.camera, R_cam_world, solution.position, observations.points
+    )
     used = mask[..., None, None]
-    factor = np.linalg.inv(np.linalg.cholesky(np.where(used, covariance, np.eye(2))))
-    # Not times zero: what is masked out may be anything, even behind the camera.
+    factor = np.linalg.inv(np.linalg.cholesky(np.where(used, observations.covariance, np.eye(2))))
+    # np.where instead of a product with zero: masked points may be NaN or behind the camera.
     rows = np.where(used, factor @ jacobian, 0.0)
     left = np.where(used[..., 0], (factor @ residual[..., None])[..., 0], 0.0)
     normals = np.swapaxes(rows, -1, -2) @ rows  # (N, K, P, P)
@@ -74,30 +59,25 @@ def linearise(
     shares = np.square(left).sum(-1) + kept - gained[:, None]
     separation = np.where(used[..., 0], moved[..., :3] - step[:, None, :3], 0.0)
     finite = np.isfinite(others[..., 0, 0]) & mask
-    return Linear(inverse[:, :3, :3], others[..., :3, :3], separation, np.where(finite, np.maximum(shares, 0.0), 0.0))
+    shares = np.where(finite, np.maximum(shares, 0.0), 0.0)
+    return Linearisation(inverse[:, :3, :3], others[..., :3, :3], separation, shares)
 
 
-def _unknowns(
-    camera: Camera,
-    points: Array,
-    turned: Array,
-    position: Array,
-    rotation: Array | None,
-    attitude: Array | None,
-    intrinsics: Array | None,
-    shared: Array | None,
-) -> tuple[Array, Array]:
-    """Jacobian (N, K, 2, P) by the position, then by all else in units of its spread, and the prior (P, P)."""
-    by_pose = pose_jacobian(camera, turned, position, points)
+def _unknowns(observations: Observations, R_cam_world: Array, p_world: Array) -> tuple[Array, Array]:
+    """Return the Jacobian (N, K, 2, P) by position and scaled error sources, and the prior (P, P)."""
+    camera, points = observations.camera, observations.points
+    by_pose = pose_jacobian(camera, R_cam_world, p_world, points)
     parts, free = [by_pose[..., :3]], 3
-    if rotation is None:
+    if observations.R_cam_world is None:
         parts, free = [by_pose], 6
-    elif attitude is not None:
-        parts.append(by_pose[..., 3:] @ root_of(attitude)[:, None])
-    if intrinsics is not None:
-        parts.append(intrinsics_jacobian(camera, to_camera(turned, position, points)) @ root_of(intrinsics))
-    if shared is not None:
-        parts.append(shared)
+    elif observations.attitude_covariance is not None:
+        spread = np.broadcast_to(observations.attitude_covariance, (len(observations), 3, 3))
+        parts.append(by_pose[..., 3:] @ root_of(spread)[:, None])
+    if observations.intrinsics_covariance is not None:
+        by_lens = intrinsics_jacobian(camera, to_camera(R_cam_world, p_world, points))
+        parts.append(by_lens @ root_of(observations.intrinsics_covariance))
+    if observations.shared is not None:
+        parts.append(observations.shared)
     jacobian = np.concatenate(parts, axis=-1)
     prior = np.zeros(jacobian.shape[-1])
     prior[free:] = 1.0
@@ -105,13 +85,13 @@ def _unknowns(
 
 
 def root_of(covariance: Array) -> Array:
-    """A factor R of covariances (..., m, m) = R R', also of those that know something exactly."""
+    """Return R with covariance (..., m, m) = R R'; the covariance may be singular."""
     values, vectors = np.linalg.eigh(covariance)
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :])
 
 
 def scaled_inverse(matrices: Array) -> Array:
-    """Inverses of positive definite (..., P, P), their diagonals scaled to one first; infinite where singular."""
+    """Invert positive definite matrices (..., P, P) after scaling their diagonals to one; infinite where singular."""
     diagonal = np.einsum("...ii->...i", matrices)
     sound = (diagonal > 0).all(-1)
     size = matrices.shape[-1]

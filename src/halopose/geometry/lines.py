@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array, Camera, intrinsics_jacobian, normalise, skew, undistort
+from halopose.geometry.camera import Camera, intrinsics_jacobian, normalise, skew, undistort
+from halopose.types import Array
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from halopose.errors import HaloposeError
-from halopose.geometry.attitude import block_diagonal, own_blocks
-from halopose.geometry.camera import Array, Camera, log_so3, skew
+from halopose.geometry.camera import Camera, log_so3, skew
 from halopose.geometry.joint import solve_jointly
+from halopose.geometry.observations import Observations, block_diagonal, diagonal_blocks
 from halopose.geometry.pnp import solve_pose
-from halopose.geometry.pnp_refine import Mask
+from halopose.types import Array, Mask
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ def solve_pnp(
     if joint is not None and nu is not None:
         raise HaloposeError("a joint covariance is that of a Gaussian: leave nu out, or give covariances (N, K, 2, 2)")
     solution = (
-        solve_pose(camera, points, pixels, blocks, mask=kept, nu=nu, ground=False)
+        solve_pose(Observations(camera, points, pixels, blocks, mask=kept, nu=nu), ground=False)
         if joint is None
-        else solve_jointly(camera, points, pixels, _definite(joint, kept), mask=kept, ground=False)
+        else solve_jointly(Observations(camera, points, pixels, _definite(joint, kept), mask=kept), ground=False)
     )
     rotation, position = solution.rotation, solution.position
     result = ObjectPose(
@@ -127,7 +127,7 @@ def _covariances(given: Array, frames: int, count: int) -> tuple[Array, Array | 
         return np.broadcast_to(given, shape), None
     if given.shape in ((2 * count, 2 * count), (frames, 2 * count, 2 * count)):
         joint = np.broadcast_to(given, (frames, 2 * count, 2 * count))
-        return own_blocks(joint), joint
+        return diagonal_blocks(joint), joint
     raise HaloposeError(
         f"covariances of {count} points should have shape {shape}, {(frames, 2 * count, 2 * count)}, or the same "
         f"without the first axis, or be one variance; got {given.shape}"

@@ -15,19 +15,10 @@ from collections.abc import Callable
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.geometry.attitude import block_diagonal
-from halopose.geometry.camera import (
-    Array,
-    Camera,
-    Mount,
-    intrinsics_jacobian,
-    pose_difference,
-    pose_jacobian,
-    skew,
-    to_camera,
-)
+from halopose.geometry.camera import Camera, Mount, intrinsics_jacobian, pose_difference, pose_jacobian, skew, to_camera
+from halopose.geometry.observations import block_diagonal
 from halopose.geometry.pnp import Solution
-from halopose.geometry.pnp_refine import Mask
+from halopose.types import Array, Mask
 
 Solver = Callable[[Array], Solution]  # pixels (M, K, 2) to M poses
 

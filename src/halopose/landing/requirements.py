@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array
+from halopose.types import Array
 
 Operation = Literal["lpv-200", "cat-1", "cat-2", "cat-3"]
 LEVEL_AXES = ("along the path", "lateral", "across the path")  # order of the axes and of all levels

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array, Camera, Mount, exp_so3
+from halopose.geometry.camera import Camera, Mount, exp_so3
 from halopose.geometry.integrity import Risks
 from halopose.landing.navigation.sensors import (
     VISION_DRIFT,
@@ -23,6 +23,7 @@ from halopose.landing.navigation.sensors import (
 )
 from halopose.landing.requirements import Operation, Requirement, requirement
 from halopose.landing.world.scenes import Weather, check_weather
+from halopose.types import Array
 
 TRUTH_RATE = 100.0  # Hz, that of the IRS
 

@@ -6,15 +6,15 @@ frame by frame, and the measurement that a navigator takes of each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from halopose.geometry.attitude import step_with_attitude
 from halopose.geometry.camera import Camera, Mount, body_pose, pose_difference, rotation_from_angles
 from halopose.geometry.integrity import Assessment, Verdict, assess
+from halopose.geometry.observations import Observations
 from halopose.geometry.propagation import body_covariance
 from halopose.landing.association import CornerDetections, Viewpoint
 from halopose.landing.navigation.sensors import Measurement, vision
@@ -179,18 +179,18 @@ class VisionModel:
         own, shared = self.settings.corner_correlation.parts(
             corner_detections.covariance * self.settings.corner_variance_factor
         )
-        position, _, total = step_with_attitude(
+        observations = Observations(
             self.camera,
             self.corners,
             corner_detections.pixels,
             own,
             self.rotation[rows],
             self.attitude_covariance[rows],
-            (expected + arm)[None],
-            intrinsics=self.intrinsics,
+            intrinsics_covariance=self.intrinsics,
             shared=shared,
             mask=fixes.mask,
         )
+        position, _, total = step_with_attitude(observations, (expected + arm)[None])
         spread, carried = self.select(rows).aircraft_covariance(total, self.rotation[rows])
         return vision(
             [time], position - arm, spread, carried, self.settings.persistent_share, self.settings.variance_factor
@@ -232,25 +232,25 @@ def solve(corner_detections: CornerDetections, vision_model: VisionModel, frames
 
 def _assessed(corner_detections: CornerDetections, vision_model: VisionModel, frames: int) -> Assessment:
     """What ``geometry`` makes of the corners."""
-    settings, mask = vision_model.settings, usable_corners(corner_detections, vision_model.settings)
-    spread = corner_detections.covariance * settings.corner_variance_factor
-    shown = vision_model.camera, vision_model.corners
-    limits: dict[str, Any] = {"risks": settings.risks(frames), "axes": path_axes()}
-    if not vision_model.uses_given_attitude:
-        return assess(*shown, corner_detections.pixels, spread, mask=mask, **limits, check=settings.integrity)
-    spread, shared = settings.corner_correlation.parts(spread)
-    return assess(
-        *shown,
+    settings = vision_model.settings
+    observations = Observations(
+        vision_model.camera,
+        vision_model.corners,
         corner_detections.pixels,
-        spread,
-        rotation=vision_model.rotation,
-        attitude=vision_model.attitude_covariance,
-        intrinsics=vision_model.intrinsics,
-        shared=shared,
-        mask=mask,
-        **limits,
-        check=settings.integrity,
+        corner_detections.covariance * settings.corner_variance_factor,
+        mask=usable_corners(corner_detections, settings),
     )
+    if vision_model.uses_given_attitude:
+        own, shared = settings.corner_correlation.parts(observations.covariance)
+        observations = replace(
+            observations,
+            covariance=own,
+            R_cam_world=vision_model.rotation,
+            attitude_covariance=vision_model.attitude_covariance,
+            intrinsics_covariance=vision_model.intrinsics,
+            shared=shared,
+        )
+    return assess(observations, risks=settings.risks(frames), axes=path_axes(), check=settings.integrity)
 
 
 def usable_corners(corner_detections: CornerDetections, settings: LandingSettings) -> Array:
@@ -271,9 +271,9 @@ def angle_axes(attitudes: Array) -> Array:
 
 
 _WORDS = {
-    Verdict.FITS: "solved",
-    Verdict.MENDED: "solved without a corner that does not fit the others",
-    Verdict.CONTRADICTION: "not trusted: the corners do not fit the runway, whichever one is left out",
+    Verdict.CONSISTENT: "solved",
+    Verdict.POINT_EXCLUDED: "solved without a corner that does not fit the others",
+    Verdict.INCONSISTENT: "not trusted: the corners do not fit the runway, whichever one is left out",
     Verdict.UNCLEAR: "not trusted: one corner is wrong, and it is not clear which",
 }
 

@@ -9,7 +9,6 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from halopose.errors import HaloposeError
-from halopose.geometry.pnp_refine import Mask
 from halopose.keypoints import Keypoints
 from halopose.multiview.person_matching import LIKENESS, group_people
 from halopose.multiview.rig import CalibratedView
@@ -17,7 +16,7 @@ from halopose.multiview.triangulation import Points, ViewObservations, triangula
 from halopose.poses import PoseDistributions
 from halopose.tracking.motion import MeasurementSeries, run_smoother
 from halopose.tracking.motion_fitting import fit_motion
-from halopose.types import Array
+from halopose.types import Array, Mask
 
 _NEAR = 0.5  # metres: largest median motion of a person's keypoints between two detections
 _GAP = 1.0  # seconds that a person may be undetected

@@ -10,9 +10,8 @@ from scipy.stats import chi2
 
 from halopose.geometry.camera import normalise, to_camera
 from halopose.geometry.linear import scaled_inverse
-from halopose.geometry.pnp_refine import Mask
 from halopose.multiview.rig import CalibratedView
-from halopose.types import Array
+from halopose.types import Array, Mask
 
 _STEPS = 20
 _FIRST_DAMPING = 1e-3

@@ -15,6 +15,7 @@ from scipy.stats import chi2, f
 
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import body_pose, camera_pose, rotation_from_angles
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_position
 from halopose.landing.association import CornerDetections, expected_corners
 from halopose.landing.flight import Flight, Scenario, SimulatedFlight
@@ -111,12 +112,14 @@ def fix(world: Any, corner_detections: CornerDetections, attitude: Array) -> Vis
     body = rotation_from_angles(*attitude.T)
     rotation = camera_pose(body, np.zeros((count, 3)), world.mount)[0]
     solution = solve_position(
-        world.camera,
-        world.runway.corners(),
-        corner_detections.pixels,
-        corner_detections.covariance,
-        rotation,
-        mask=keep,
+        Observations(
+            world.camera,
+            world.runway.corners(),
+            corner_detections.pixels,
+            corner_detections.covariance,
+            rotation,
+            mask=keep,
+        )
     )
     position = body_pose(rotation, solution.position, world.mount)[1]
     covariance = solution.covariance[:, :3, :3]

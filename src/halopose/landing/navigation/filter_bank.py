@@ -16,8 +16,6 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import chdtri
 
-from halopose.geometry.camera import Array
-from halopose.geometry.pnp_refine import Mask
 from halopose.landing.navigation.gnss_drift import GnssDriftMonitor
 from halopose.landing.navigation.motion_model import (
     EYE,
@@ -33,6 +31,7 @@ from halopose.landing.navigation.motion_model import (
 )
 from halopose.landing.navigation.noise_scale import NoiseScale
 from halopose.landing.navigation.sensors import SIZES, Measurement, Source
+from halopose.types import Array, Mask
 
 _WIDEST = np.square([1e4] * 3 + [100.0] * 3)  # variances beyond which nothing is searched for, m^2 and m^2/s^2
 

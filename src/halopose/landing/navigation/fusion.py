@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import chi2
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array
 from halopose.landing.navigation.motion_model import (
     MOTION,
     POSITION,
@@ -31,6 +30,7 @@ from halopose.landing.navigation.navigator import (
     run,
 )
 from halopose.landing.navigation.sensors import DeferredMeasurement, Measurement, Source, TrueTrajectory, in_order
+from halopose.types import Array
 
 
 @dataclass(frozen=True)

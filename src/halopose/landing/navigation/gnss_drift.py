@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from halopose.geometry.camera import Array
 from halopose.landing.navigation.motion_model import POSITION, STATES
+from halopose.types import Array
 
 EVERY = 5.0  # seconds between the instants from which on there might be a drift
 LONGEST = 60.0  # seconds for which one is looked for, and longer if it looks like one

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array
 from halopose.landing.navigation.sensors import (
     ATTITUDE,
     GLIDE_SLOPE,
@@ -36,6 +35,7 @@ from halopose.landing.navigation.sensors import (
     Measurement,
     Source,
 )
+from halopose.types import Array
 
 STATES = 24
 POSITION, VELOCITY = slice(0, 3), slice(3, 6)

@@ -34,13 +34,12 @@ from functools import cached_property
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array
-from halopose.geometry.pnp_refine import Mask
 from halopose.landing.navigation.filter_bank import FilterBank, Innovation
 from halopose.landing.navigation.motion_model import BIAS, MOTION, POSITION, VELOCITY, FusionSettings, InitialState
 from halopose.landing.navigation.noise_scale import NoiseScale
 from halopose.landing.navigation.sensors import SIZES, DeferredMeasurement, Measurement, Source
 from halopose.landing.requirements import path_axes
+from halopose.types import Array, Mask
 
 _AXES = path_axes()
 _SEES: dict[Source, tuple[int, ...]] = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halopose.geometry.camera import Array
+from halopose.types import Array
 
 # Beyond these no flight was among those measured: what is farther off is a fault, and not to be got used to.
 SMALLEST, LARGEST = 0.4, 2.5

@@ -20,7 +20,7 @@ from scipy.interpolate import CubicHermiteSpline
 from scipy.signal import lfilter
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array
+from halopose.types import Array
 
 Source = Literal["irs", "gnss", "localizer", "glide_slope", "radio", "attitude", "vision"]
 FaultKind = Literal["step", "ramp", "stuck", "noise"]

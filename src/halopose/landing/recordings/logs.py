@@ -24,9 +24,9 @@ import numpy as np
 
 from halopose.data.files import write_text
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array
 from halopose.landing.navigation.sensors import Measurement, Sensors, Source, in_order
 from halopose.landing.recordings.runway_sites import Site
+from halopose.types import Array
 
 Kind = Literal["attitude", "gnss", "ils", "radio", "irs"]
 KINDS: tuple[Kind, ...] = ("attitude", "gnss", "ils", "radio", "irs")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array, camera_pose, normalise, rotation_from_angles, to_camera
+from halopose.geometry.camera import camera_pose, normalise, rotation_from_angles, to_camera
+from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_pose
-from halopose.geometry.pnp_refine import Mask
 from halopose.landing.association import detect_runways
 from halopose.landing.flight import Flight, Scenario, fuse_vision, fusion_settings_for
 from halopose.landing.frame_buffer import FrameBuffer
@@ -31,7 +31,7 @@ from halopose.landing.settings import TRUTH_RATE, LandingSettings
 from halopose.landing.vision_fix import VisionModel
 from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import Predictor
-from halopose.types import Progress
+from halopose.types import Array, Mask, Progress
 
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 15.0, 8.0, 5.0])  # m and m/s, about where the flight seems to begin
 _SOURCES: dict[Kind, tuple[str, ...]] = {"ils": ("localizer", "glide_slope")}  # of a log, if not by its name
@@ -195,7 +195,9 @@ def start_from(
         if not len(poses):
             continue
         best = slice(int(np.argmax(poses.scores)), int(np.argmax(poses.scores)) + 1)
-        found = solve_pose(vision_model.camera, vision_model.corners, poses.mean[best], poses.covariance[best])
+        found = solve_pose(
+            Observations(vision_model.camera, vision_model.corners, poses.mean[best], poses.covariance[best])
+        )
         if found.converged[0]:
             wide = spread.copy()
             wide[:3, :3] += 9 * found.covariance[0, :3, :3]

@@ -14,10 +14,11 @@ from scipy.spatial.transform import Rotation
 from scipy.stats import chi2
 
 from halopose.data.files import make_folder
-from halopose.geometry.camera import Array, camera_pose, rotation_from_angles
+from halopose.geometry.camera import camera_pose, rotation_from_angles
 from halopose.landing.flight import Flight
 from halopose.landing.recordings import need
 from halopose.landing.recordings.position_log import Positions
+from halopose.types import Array
 
 _PLANE, _SPACE = (float(np.sqrt(chi2.ppf(0.95, dof))) for dof in (2, 3))
 _TURN = np.linspace(0, 2 * np.pi, 33)

@@ -23,9 +23,9 @@ from scipy.spatial.transform import Rotation
 
 from halopose.data.files import make_folder
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array
 from halopose.landing.recordings import need
 from halopose.landing.recordings.position_log import Positions
+from halopose.types import Array
 
 POSE, FIX = "geometry_msgs/msg/PoseWithCovarianceStamped", "sensor_msgs/msg/NavSatFix"
 DEVIATION = "halopose_msgs/msg/IlsDeviation"

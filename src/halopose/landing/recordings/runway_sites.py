@@ -21,8 +21,8 @@ import numpy as np
 
 from halopose.data.files import read_json
 from halopose.errors import HaloposeError
-from halopose.geometry.camera import Array
 from halopose.landing.recordings import need
+from halopose.types import Array
 
 _LENGTHS, _WIDTHS = (250.0, 6500.0), (8.0, 120.0)  # metres that a runway may have
 _STEEPEST = 0.03  # slope

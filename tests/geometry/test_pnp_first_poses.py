@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from halopose.geometry import pnp
 from halopose.geometry.camera import Camera
-from halopose.geometry.pnp_start import collinear, first_poses, principal, with_linear_position
+from halopose.geometry.observations import Observations
+from halopose.geometry.pnp import collinear, first_poses, principal, with_linear_position
 from halopose.types import Array
 from tests.helpers.approaches import CAMERA, CORNERS, LENS, sight
 
@@ -18,7 +19,7 @@ SOLID = np.concatenate([CORNERS, [[300.0, 200.0, 60.0], [900.0, -150.0, 90.0]]])
 
 def posed(camera: Camera, points: Array, pixels: Array, covariance: Array) -> tuple[Array, Array]:
     """The first poses of frames as rotations (M, 3, 3) and positions (M, 3)."""
-    problem, failure = pnp._prepare(camera, points, pixels, covariance, None, None, 4)
+    problem, failure = pnp._prepare(Observations(camera, points, pixels, covariance), 4)
     repeated, first = first_poses(problem, *principal(problem), failure > 0)
     rotation, centre = first.unpacked()
     return rotation.transpose(2, 0, 1), (repeated.centre - np.einsum("ijn,in->jn", rotation, centre)).T
@@ -54,7 +55,7 @@ def test_points_that_are_no_plane_have_one_pose() -> None:
 @given(SEEDS)
 def test_the_true_rotation_has_the_true_position(seed: int) -> None:
     seen = sight(1500.0, 1, np.random.default_rng(seed))
-    problem, _ = pnp._prepare(CAMERA, CORNERS, seen.exact[None], seen.covariance, None, None, 2)
+    problem, _ = pnp._prepare(Observations(CAMERA, CORNERS, seen.exact[None], seen.covariance), 2)
     rotation, centre = with_linear_position(problem, seen.rotation[..., None]).unpacked()
     position = problem.centre[:, 0] - rotation[..., 0].T @ centre[:, 0]
     np.testing.assert_allclose(position, seen.position, rtol=1e-6)
@@ -66,7 +67,7 @@ def test_the_true_rotation_has_the_true_position(seed: int) -> None:
 )
 def test_points_along_a_line_are_told(points: Array, line: bool) -> None:
     seen = sight(1500.0, 2, np.random.default_rng(2))
-    problem, _ = pnp._prepare(CAMERA, points, seen.pixels, seen.covariance, None, None, 4)
+    problem, _ = pnp._prepare(Observations(CAMERA, points, seen.pixels, seen.covariance), 4)
     extent, axes = principal(problem)
     assert (collinear(extent) == line).all()
     np.testing.assert_allclose(np.square(np.einsum("jin,jkn->ikn", axes, problem.points)).mean(1), extent, atol=1e-6)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from halopose.geometry import pnp
 from halopose.geometry.camera import Camera, perturb
-from halopose.geometry.pnp_refine import Pose, evaluate, refine
+from halopose.geometry.observations import Observations
+from halopose.geometry.pnp import Pose, evaluate, refine
 from halopose.types import Array
 from tests.helpers.approaches import CAMERA, CORNERS, LENS, sight
 
@@ -23,7 +24,7 @@ def started(
     """A problem and poses at a distance from its minima."""
     rng = np.random.default_rng(seed)
     seen = sight(1500.0, frames, rng, camera=camera)
-    problem, _ = pnp._prepare(camera, CORNERS, seen.pixels, seen.covariance, None, nu, 4)
+    problem, _ = pnp._prepare(Observations(camera, CORNERS, seen.pixels, seen.covariance, nu=nu), 4)
     change = away * rng.choice([-1.0, 1.0], (frames, 6))
     rotation, position = perturb(seen.rotations, np.tile(seen.position, (frames, 1)), change)
     return problem, Pose.at(rotation.transpose(1, 2, 0), position.T, problem.centre)
