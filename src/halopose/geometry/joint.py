@@ -62,7 +62,7 @@ def position_ellipsoid(solution: Solution, probability: float, nu: float = math.
     Args:
         solution: N poses or positions.
         probability: probability that an ellipsoid contains the true position.
-        nu: degrees of freedom of the keypoints' joint Student-t (``PoseDistributions.joint_dof``); infinite for a Gaussian.
+        nu: degrees of freedom of the keypoints' joint Student-t (``joint_dof``); infinite for a Gaussian.
 
     Example:
         >>> from halopose.geometry.camera import Camera, look, project_points
