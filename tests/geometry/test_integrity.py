@@ -133,7 +133,7 @@ def test_what_is_trusted_has_a_position_however_wrong_a_corner_is(check: bool) -
     pixels[np.arange(2000), rng.integers(4, size=2000)] += rng.uniform(-60, 60, size=(2000, 2))
     own, shared = CornerCorrelation(0.1, 0.77, 0.36).parts(covariance)
     given = Observations(CAMERA, CORNERS, pixels, own, turned, 4.9e-7 * np.eye(3), shared=shared)
-    found = assess(Observations(given), check=check)
+    found = assess(given, check=check)
     numbers = np.concatenate([found.solution.position, found.solution.covariance.reshape(-1, 36)], axis=1)
     solved = np.asarray(np.isfinite(numbers).all(1))
     assert solved[found.trusted].all()
