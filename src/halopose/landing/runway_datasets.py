@@ -1,8 +1,8 @@
-"""Runways annotated by others: LARD's csv files, BARS' folders and json, as data sets of four corners.
+"""Read runway data sets of other projects as four corners per runway.
 
-In: a csv file of LARD (``image``, ``x_A`` ... ``y_D``, separated by semicolons), a folder of images with a LabelMe
-json beside each, or COCO instances whose runways are polygons of four points. Out: a ``Dataset``. All of them list
-corners in orders of their own: near ones are those lower in the image, left and right are the image's.
+Formats: the csv metadata of LARD (``image``, ``x_A`` ... ``y_D``, separated by semicolons), folders of images with
+LabelMe json files as in BARS, and COCO instances whose runways are polygons of four points. Corners are sorted: the
+near ones are lower in the image, left and right are those of the image.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Camera files: calibrations as OpenCV and ROS write them, with how the camera is mounted if they say so.
+"""Read camera calibrations of OpenCV and ROS, with an optional mount.
 
-In: a yaml file. Out: a ``Lens``. Pinhole and Brown-Conrady lenses are solved with as they are; keypoints of a
-fisheye lens are first moved, with their covariances, to where a pinhole camera would have seen them.
+Pinhole and Brown-Conrady cameras are used unchanged. Keypoints of a fisheye camera are first moved, with their
+covariances, to the pixels of a pinhole camera.
 """
 
 from __future__ import annotations

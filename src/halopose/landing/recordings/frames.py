@@ -1,7 +1,4 @@
-"""Frames of a recording with their times: of a film, a folder of images, or an MCAP file.
-
-In: a path, perhaps a rate and an offset. Out: ``Frames``, whose images are read one after the other.
-"""
+"""Read time-stamped frames of a video, a folder of images, or an MCAP file, one image at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from halopose.landing.recordings import need
 from halopose.landing.recordings.logs import read_log
 from halopose.types import Array
 
-_SLOWEST = 1 / 60  # frames a second, as logs have a row a minute or more
+_SLOWEST = 1 / 60  # frames per second
 TIMES = "times.csv"  # beside the images of a folder: time_s, one row an image, by names, of which 2 is before 10
 
 
@@ -28,7 +25,7 @@ TIMES = "times.csv"  # beside the images of a folder: time_s, one row an image, 
 class Frames:
     """Times (N,) in seconds of the logs' clock, and images in the same order.
 
-    Of a film the number of frames is what its container says: take what ``images`` gives.
+    For a video, the number of times follows the container; ``images`` may yield fewer.
     """
 
     path: Path

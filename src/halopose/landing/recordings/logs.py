@@ -1,8 +1,7 @@
-"""Logs of a flight's sensors: csv files whose column names say quantity and unit, as measurements in runway axes.
+"""Read csv logs of sensors as measurements in runway axes, in order of time.
 
-In: csv files and the ``Site`` of a runway. Out: ``Measurement``s in order of time.
-
-Every log has a column ``time_s``, which never goes back. Angles end in ``_deg`` or ``_rad``, lengths in ``_m``.
+Column names state quantity and unit: angles end in ``_deg`` or ``_rad``, lengths in ``_m``. Every log has a column
+``time_s``, which never decreases.
 
     attitude  heading (from true north) or yaw (right of the landing direction), pitch, roll
     gnss      latitude_deg, longitude_deg, height_m above the same level as the runway's heights, or x_m, y_m, z_m

@@ -1,7 +1,4 @@
-"""A flight as others read it: positions in runway axes, on the earth, and as deviations that an ILS would show.
-
-In: a ``Flight`` and the ``Site`` of its runway. Out: ``Positions``, frame by frame, and a csv file of it.
-"""
+"""Convert a fused track to positions in runway axes, on the earth, and as ILS deviations; write them as csv."""
 
 from __future__ import annotations
 
@@ -27,12 +24,22 @@ _ILS_LIMITS = np.radians([35.0, 8.0])  # degrees beyond which an ILS serves no d
 class Positions:
     """The fused track at N frames.
 
-    position (N, 3), covariance (N, 3, 3): in runway axes; enu, enu_covariance: east, north, up of the threshold;
-    places (N, 3): latitude and longitude in degrees, height in metres. body (N, 3, 3): from the aircraft's axes,
-    forward, left, up, to runway axes, NaN where nobody knows the attitude; turn_variance (3,): of turns about yaw,
-    pitch and roll. deviations (N, 2): localizer and glide slope in radians, left of the centreline and above the
-    path, with sigma (N, 2). overbound (N, 3, 3): the covariance if GNSS also drifts away unnoticed. valid (N,):
-    the position is there, unflagged and where an ILS serves; flags (N) in words.
+    Attributes:
+        times: frame times (N,) in seconds.
+        position: positions (N, 3) in runway axes.
+        covariance: covariances (N, 3, 3) in runway axes.
+        enu: positions (N, 3) east, north and up of the threshold.
+        enu_covariance: covariances (N, 3, 3) in east, north, up.
+        places: latitude and longitude in degrees, height in metres (N, 3).
+        body: rotations (N, 3, 3) from body axes (forward, left, up) to runway axes; NaN without an attitude.
+        turn_variance: variances (3,) of yaw, pitch and roll.
+        deviations: localizer (left) and glide slope (above) deviations (N, 2) in radians.
+        sigma: standard deviations (N, 2) of the deviations.
+        overbound: covariances (N, 3, 3) that include an undetected GNSS drift.
+        levels: protection levels (N, 3) in metres.
+        valid: whether a position (N,) is finite, without a flag, and inside the coverage of an ILS.
+        flags: flags (N) in words.
+        site: the runway.
     """
 
     times: Array

@@ -1,7 +1,4 @@
-"""A simulated approach written as others would have recorded it: film, camera, runway and logs.
-
-In: a ``SimulatedFlight`` with its images. Out: a folder that ``halopose land --frames`` takes.
-"""
+"""Write a simulated approach as a recording (video, camera, runway, logs) for ``halopose land replay``."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ ORIGIN = (37.6135380, -122.3571600, 4.0)  # latitude, longitude and height, as a
 
 
 def site_of(flight: Flight) -> Site:
-    """The flight's runway, laid down somewhere on the earth in the direction that its designator says."""
+    """Place the runway of a flight at San Francisco, in the direction of its designator."""
     heading = np.radians(10.0 * int(flight.scenario.designator[:2]))
     return Site(flight.scenario.designator, flight.scenario.corners, *ORIGIN, float(heading))
 
 
 def record(flight: SimulatedFlight, folder: Path) -> Path:
-    """Write everything into a folder; truth goes into a log of its own."""
+    """Write all files into a folder; the true positions are a separate log."""
     make_folder(folder)
     site = site_of(flight)
     _, measured = simulate_sensors(flight.approach, flight.truth, flight.settings)

@@ -1,8 +1,4 @@
-"""A recorded approach through the same filter as a simulated one.
-
-In: detections at frame times, a ``Lens``, a ``Site`` and measurements from logs. Out: a ``Flight``, without truth
-where none is given.
-"""
+"""Fuse detections of a recorded approach with its logs, in the same filter as a simulated approach."""
 
 from __future__ import annotations
 
@@ -123,7 +119,7 @@ def roi_detector(
         for number, (_, image) in enumerate(frames.images()):
             yield image
             if progress:
-                progress("looking closer", number + 1, len(first))
+                progress("refining", number + 1, len(first))
 
     return RoiDetector(RoiRefiner(model, conf), first, shown(), lens.rectified, lens.bent)
 
@@ -268,8 +264,11 @@ def estimate_offset(
 ) -> float:
     """Seconds to add to the frames' times so that the runway, seen without the aircraft's turns, moves least.
 
-    The best detection's middle is turned back by the attitude at every offset up to 2 s; the wrong ones leave the
-    turns in it, and the right one leaves a smooth approach. Refused where none of them is clearly the smoothest.
+    Each offset up to 2 s is tried: the direction of the best detection is rotated back by the attitude at that
+    offset. A wrong offset leaves the rotations of the aircraft in the directions. The smoothest one wins.
+
+    Raises:
+        HaloposeError: No offset is clearly smoother than the others.
     """
     seen = [n for n, poses in enumerate(detections) if len(poses)]
     if len(seen) < 10:

@@ -1,8 +1,4 @@
-"""A flight as a Rerun recording: what the camera saw, corners with ellipses, and the aircraft over the runway.
-
-In: a ``Flight`` and its ``Positions``. Out: a ``.rrd`` file for the Rerun viewer. Ellipses and ellipsoids hold
-95 %.
-"""
+"""Write a flight as a Rerun file: camera images, corners with 95 % ellipses, and the track over the runway."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ _BLUE, _ORANGE, _GREY = (40, 120, 220), (230, 130, 20), (140, 140, 140)
 
 
 def write_rerun(flight: Flight, positions: Positions, path: Path) -> Path:
-    """Write everything that a flight saw and believed, on the timeline ``flight`` in seconds."""
+    """Write detections, vision fixes and the fused track on the timeline ``flight`` in seconds."""
     rr = need("rerun", "rerun")
     make_folder(path.parent)
     recording = rr.RecordingStream("halopose")

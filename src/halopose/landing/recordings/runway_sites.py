@@ -1,10 +1,7 @@
-"""Runways on the earth: four corners in WGS84, or one of a table of real ones, as runway axes and back.
-
-In: a json file, or an airport and a designator. Out: a ``Site`` with corners in runway axes, which takes positions
-to latitude, longitude and height and to east, north, up at the threshold (by pymap3d).
+"""Runways on the earth: read four WGS84 corners, or a runway of the built-in table, and convert positions.
 
 The table (``runways.csv``) holds facts of OurAirports, which are in the public domain: ends, elevations above sea
-level, displaced thresholds, widths. Its coordinates are good to some metres: for navigation give surveyed corners.
+level, displaced thresholds, widths. Its coordinates are accurate to some metres: for navigation give surveyed corners.
 """
 
 from __future__ import annotations

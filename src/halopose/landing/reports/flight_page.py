@@ -1,4 +1,4 @@
-"""A landing as one html page that needs nothing but a browser, and as a log.
+"""Render a landing as one self-contained html page, and as a log.
 
 In: a ``Flight``, a summary of it, and perhaps its animation. Out: the page's text, or the log's json content.
 """

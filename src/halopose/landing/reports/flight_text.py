@@ -1,7 +1,4 @@
-"""A landing's summary as text: labels in words with units, and the rounding that terminal and page share.
-
-In: what ``summarise`` gives. Out: texts.
-"""
+"""Format the summary of a landing: labels with units, and the rounding that terminal and page share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A synthetic world of approaches: scenes, their pictures, flights, and data sets of them on disk.
+"""Write data sets of rendered runway scenes: YOLO-pose labels, and COCO json with pose, camera and runway.
 
-In: seeds. Out: images with exact runway corners, as YOLO-pose labels and as COCO json that also holds the pose,
-the camera and the runway. The same seed gives the same data, whatever the number of processes.
+The same seed gives the same data for any number of processes.
 """
 
 from __future__ import annotations
@@ -55,10 +54,20 @@ def write_dataset(
 ) -> Path:
     """Write splits of single frames and return the path of their data.yaml.
 
-    counts: images per split. weather: weathers of a split, taken in turn; by default a split named after a
-    weather holds that one and any other the weathers of training. Images that exist already are kept, so that a
-    broken run goes on where it stopped, and a split can be made longer; a split that was drawn with another seed,
-    weather, settings or quality is refused. quality: of JPEG; 0 writes PNG.
+    Whole images that exist are kept: an interrupted run resumes, and a split can be extended.
+
+    Args:
+        folder: folder of the data set.
+        counts: images per split.
+        seed: seed of all scenes.
+        weather: weathers of a split, taken in turn; default: the weather that the split is named after, else all
+            training weathers.
+        settings: distribution of the scenes.
+        processes: parallel processes.
+        quality: JPEG quality; 0 writes PNG.
+
+    Raises:
+        HaloposeError: A split exists with another seed, weather, settings or quality.
     """
     folder, settings = Path(folder), settings or SceneSettings()
     suffix = ".jpg" if quality else ".png"
