@@ -1,11 +1,11 @@
-"""A Kalman filter over a film, fed with the covariance of every keypoint in every frame.
+"""Kalman filter that uses the predicted covariance of every keypoint in every frame.
 
 python examples/filter_keypoints.py
 
-The film is made here: the camera moves over a photograph while a pillar passes before the person. Where a keypoint
-is hidden the model says so by a large covariance, and the filter goes by the frames before. With one fixed
-covariance per keypoint (the mean of those predicted, more than one would know without them) it gains less. The
-truth is what the same model finds in the untouched photograph, moved as the camera was.
+The film is synthetic: the camera moves over a photograph while a pillar hides parts of the person. Hidden keypoints
+get a large covariance, so that the filter relies on earlier frames. A filter with one fixed covariance per keypoint
+(the mean of the predicted ones) improves less. The truth is the prediction on the original photograph, transformed
+by the motion of the camera.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from halopose.data.images import read_image
 from halopose.types import Array
 
 FRAMES, RATE = 60, 25.0
-ACCELERATION = 1000.0  # pixels / s^2, how much the motion may change
+ACCELERATION = 1000.0  # pixels / s^2, standard deviation of the acceleration
 PHOTO = Path(__file__).parent / "photographs" / "photographer.jpg"
 
 
 def film(photo: Array, rng: np.random.Generator) -> Iterator[tuple[Array, Array]]:
-    """Frames, and the motion (2, 3) of the photograph in each."""
+    """Yield frames and the motion (2, 3) of the photograph in each of them."""
     for n in range(FRAMES):
         angle = 2 * np.pi * n / FRAMES
         zoom = 0.8 + 0.1 * np.sin(angle)
@@ -36,7 +36,7 @@ def film(photo: Array, rng: np.random.Generator) -> Iterator[tuple[Array, Array]
 
 
 def smooth(measured: Array, covariance: Array) -> Array:
-    """Filter (T, K, 2) under constant velocity from measurements and their covariances (T, K, 2, 2)."""
+    """Filter measurements (T, K, 2) with covariances (T, K, 2, 2) under a constant-velocity model."""
     step = 1 / RATE
     move = np.block([[np.eye(2), step * np.eye(2)], [np.zeros((2, 2)), np.eye(2)]])
     push = np.vstack([step**2 / 2 * np.eye(2), step * np.eye(2)])
@@ -54,7 +54,7 @@ def smooth(measured: Array, covariance: Array) -> Array:
 
 
 def main() -> dict[str, float]:
-    """Root-mean-square errors in pixels: of the frames alone, with fixed covariances, with those predicted."""
+    """Root-mean-square errors in pixels: single frames, fixed covariances, predicted covariances."""
     model = UncertainPose.load()
     photo = read_image(PHOTO)
     still = model.predict(photo)[0].keypoints[0]

@@ -1,6 +1,6 @@
-"""Poses of a photograph, how sure the model is of each keypoint, and a picture of it.
+"""Predict the poses of a photograph, print the uncertainty of each keypoint, and draw a picture.
 
-python examples/quickstart.py                  # a photograph that comes with the examples
+python examples/quickstart.py                  # photograph in the examples folder
 python examples/quickstart.py my-photo.jpg
 """
 
@@ -14,7 +14,7 @@ from halopose import UncertainPose
 from halopose.data.images import read_image
 
 photo = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "photographs" / "astronaut.jpg"
-model = UncertainPose.load()  # YOLO11n-pose as it is, with heads that ship
+model = UncertainPose.load()  # YOLO11n-pose with the shipped heads
 poses = model.predict(photo)[0]
 
 names = model.layout.names
@@ -24,7 +24,7 @@ for person in range(len(poses)):
     for k, name in enumerate(names):
         x, y = poses.keypoints[person, k]
         across, along = np.sqrt(np.linalg.eigvalsh(poses.covariance[person, k]))
-        verdict = "" if keep[person, k] else "   not to be relied on"
+        verdict = "" if keep[person, k] else "   pruned (unreliable)"
         print(f"  {name:15} at {x:6.1f} {y:6.1f}, off by {across:5.1f} to {along:5.1f} px{verdict}")
 
 picture = f"{photo.stem}-poses.png"

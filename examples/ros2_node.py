@@ -1,11 +1,11 @@
-"""A ROS 2 node that says where the camera is, with a covariance, whenever it sees the runway.
+"""ROS 2 node that publishes the camera pose with a covariance whenever it detects the runway.
 
-    python examples/ros2_node.py    # without ROS: one drawn frame, as a message
+    python examples/ros2_node.py    # without ROS: the message of one rendered frame
     python examples/ros2_node.py --camera camera.yaml --runway KSFO/28R --topic /camera/compressed
 
-Takes `sensor_msgs/CompressedImage`, gives `geometry_msgs/PoseWithCovarianceStamped` in the frame `runway`: x along
-the landing direction, y left, z up, from the threshold. The pose is that of the camera's optical frame. All six
-degrees of freedom come from the four corners; `halopose land` is what fuses them with other sensors.
+Subscribes to `sensor_msgs/CompressedImage` and publishes `geometry_msgs/PoseWithCovarianceStamped` in the frame
+`runway`: origin at the threshold, x along the landing direction, y left, z up. The pose is that of the camera's optical
+frame. All six degrees of freedom come from the four corners; `halopose land` fuses them with other sensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONFIDENCE = 0.7
 
 
 def located(model: UncertainPose, image: Array, lens: Lens, corners: Array, stamp: Mapping[str, int]) -> Any:
-    """The camera's pose as a message's content, or None where no runway is seen or no pose fits it."""
+    """Content of the pose message, or None if no runway is detected or no pose fits."""
     poses = lens.rectified(model.predict(image, conf=CONFIDENCE)[0])
     if not len(poses):
         return None
@@ -44,7 +44,7 @@ def located(model: UncertainPose, image: Array, lens: Lens, corners: Array, stam
 
 
 def spin(model: UncertainPose, lens: Lens, corners: Array, topic: str) -> None:
-    """Run as a node until it is stopped."""
+    """Run as a ROS 2 node until interrupted."""
     import rclpy
     from geometry_msgs.msg import PoseWithCovarianceStamped
     from sensor_msgs.msg import CompressedImage
@@ -70,7 +70,7 @@ def main() -> dict[str, Any] | None:
     parser.add_argument("--runway", default="KSFO/28R")
     parser.add_argument("--topic", default="/camera/compressed")
     options = parser.parse_args()
-    model = UncertainPose.load_base("runway-footage")  # heads that are calibrated for real cameras
+    model = UncertainPose.load_base("runway-footage")  # calibrated for real cameras
     if options.camera is not None:
         spin(model, read_camera(options.camera), read_runway(options.runway).corners, options.topic)
         return None
@@ -80,12 +80,12 @@ def main() -> dict[str, Any] | None:
         model, render_scene(scene), Lens(scene.camera), scene.runway.corners(), now
     )
     if content is None:
-        print("no runway seen")
+        print("no runway detected")
         return None
     place = content["pose"]["pose"]["position"]
     sigma = np.sqrt(np.diag(np.reshape(content["pose"]["covariance"], (6, 6))))[:3]
     for axis, true, spread in zip("xyz", scene.camera_pose()[1].tolist(), sigma.tolist(), strict=True):
-        print(f"{axis} {place[axis]:9.1f} m, stated standard deviation {spread:6.1f} m, in truth {true:9.1f} m")
+        print(f"{axis} {place[axis]:9.1f} m, predicted standard deviation {spread:6.1f} m, truth {true:9.1f} m")
     return content
 
 

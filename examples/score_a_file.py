@@ -1,9 +1,9 @@
-"""Whether the covariances in somebody's file can be trusted.
+"""Check whether the covariances in a prediction file are calibrated.
 
-python examples/score_a_file.py                                # on data whose true distribution is known
-python examples/score_a_file.py predictions.json truth.json    # on yours, see docs/files.md
+python examples/score_a_file.py                                # on synthetic data with known truth
+python examples/score_a_file.py predictions.json truth.json    # on your files, see docs/files.md
 
-`halopose score predictions.json truth.json -o report/` is the same as a command, with a page of charts.
+`halopose score predictions.json truth.json -o report/` does the same and writes a report with charts.
 """
 
 import json
@@ -18,7 +18,7 @@ from halopose.matching.matched_poses import match_poses
 
 if len(sys.argv) > 2:
     predictions, truth = map(Path, sys.argv[1:3])
-else:  # persons whose keypoints are off by 1.5 times what their covariances say, with heavy tails
+else:  # the errors are 1.5 times as large as stated, with heavy tails
     folder = Path(mkdtemp())
     predictions, truth = folder / "predictions.json", folder / "truth.json"
     for path, content in zip((truth, predictions), synthesize(World(dof=4, overconfidence=1.5)), strict=True):

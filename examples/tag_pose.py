@@ -1,11 +1,10 @@
-"""How sure is the pose of an AprilTag, or of a chessboard? Corners with covariances, then PnP.
+"""Pose of an AprilTag and of a chessboard with covariance: corners with covariances, then PnP.
 
     python examples/tag_pose.py
 
-Both are rendered at a known pose with noise, found by OpenCV, and each corner gets a covariance from the image
-itself: where the edges around it are weak or all of one direction, it is known less well that way. `solve_pnp`
-takes them as OpenCV's `solvePnP` takes points, and the error is told beside the standard deviations that were
-stated before.
+Both are rendered at a known pose with noise and detected by OpenCV. The covariance of a corner follows from the image
+gradients around it: it is large along directions with weak edges. `solve_pnp` takes corners as OpenCV's `solvePnP`
+does, with covariances. The script prints the pose error next to the predicted standard deviation.
 """
 
 from __future__ import annotations
@@ -20,25 +19,27 @@ from halopose.types import Array
 CAMERA = Camera.from_opencv([[900, 0, 480], [0, 900, 360], [0, 0, 1]], size=(960, 720))
 RVEC, TVEC = np.array([2.75, 0.35, -0.2]), np.array([0.03, -0.02, 0.7])  # tilted, 70 cm away
 NOISE = 6.0  # grey levels
-REACH = 4  # pixels to each side of a corner that tell where it is
-# Pixels: what blur leaves, however strong the edges. It moves a corner with one dark side, not a crossing of four.
+REACH = 4  # pixels on each side of a corner that are used
+# Smallest standard deviation in pixels. Blur shifts the corner of one dark square, but not the crossing of four.
 FLOORS = {"AprilTag": 0.25, "chessboard": 0.05}
 
 
 def photograph(picture: Array, corners: Array, rng: np.random.Generator) -> Array:
-    """An image of a flat picture whose outer corners (4, 3) lie in the object's plane."""
+    """Render a flat picture whose outer corners are at (4, 3) in object coordinates."""
     high, wide = picture.shape
     seen = project(CAMERA, corners @ exp_so3(RVEC).T + TVEC)
     source = np.array([[0, 0], [wide, 0], [wide, high], [0, high]], dtype=np.float32) - 0.5
     warp = cv2.getPerspectiveTransform(source, seen.astype(np.float32))
-    finer = np.array([[4, 0, 1.5], [0, 4, 1.5], [0, 0, 1]]) @ warp  # four times as fine, then averaged
+    finer = (
+        np.array([[4, 0, 1.5], [0, 4, 1.5], [0, 0, 1]]) @ warp
+    )  # rendered at four times the resolution, then averaged
     large = cv2.warpPerspective(picture, finer, (4 * CAMERA.width, 4 * CAMERA.height), borderValue=255)
     image = cv2.resize(large, (CAMERA.width, CAMERA.height), interpolation=cv2.INTER_AREA)
     return np.clip(image * 0.7 + 30 + rng.normal(0, NOISE, image.shape), 0, 255).astype(np.uint8)
 
 
 def corner_covariances(image: Array, corners: Array, floor: float) -> Array:
-    """Covariances (K, 2, 2) of refined corners: noise over the squared gradients around each, and a floor."""
+    """Covariances (K, 2, 2) of corners: noise over the squared gradients around each, plus a floor."""
     smooth = cv2.GaussianBlur(image.astype(np.float64), (0, 0), 1.0)
     gradient = np.stack([cv2.Sobel(smooth, cv2.CV_64F, 1, 0), cv2.Sobel(smooth, cv2.CV_64F, 0, 1)], -1) / 8
     result = []
@@ -77,7 +78,7 @@ def main() -> dict[str, ObjectPose]:
     for name, (image, points, find) in objects.items():
         seen = find(image)
         if name == "chessboard" and seen[0, 0] > seen[6, 0]:
-            seen = seen[::-1]  # the board looks alike upside down
+            seen = seen[::-1]  # the board is symmetric under a half turn
         poses[name] = solve_pnp(points, seen, corner_covariances(image, seen, FLOORS[name]), CAMERA)
     return poses
 
@@ -87,4 +88,4 @@ if __name__ == "__main__":
         error, stated = 1000 * np.abs(pose.tvec - TVEC), 1000 * np.sqrt(np.diag(pose.covariance)[:3])
         print(f"{name}: chi-square {pose.cost:.1f} of {pose.dof}, ambiguity {pose.ambiguity:.2f}")
         for axis, off, sigma in zip("xyz", error, stated, strict=True):
-            print(f"  {axis}: off by {off:.2f} mm, stated standard deviation {sigma:.2f} mm")
+            print(f"  {axis}: error {off:.2f} mm, predicted standard deviation {sigma:.2f} mm")

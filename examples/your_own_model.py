@@ -1,10 +1,10 @@
-"""Heads for a model of your own: fit them, keep them in a file, load them again, predict.
+"""Fit heads for your own model, save and load them, and predict.
 
 python examples/your_own_model.py [folder]
 
-"Your own" is here a detector of runways with four keypoints, and its data are drawn first, so that nothing else is
-needed. With a model of yours, `base` is its checkpoint and `data` the data.yaml it was trained with. These are far
-too few images for good heads, or to learn what is unlike them (novelty_images): this runs in half a minute.
+The model here is a runway detector with four keypoints, and its data are rendered first. For your model, set `base` to
+its checkpoint and `data` to the data.yaml it was trained with. The example uses far too few images for good heads or an
+out-of-distribution model (`novelty_images`), so that it runs in half a minute. The command
 `halopose fit data.yaml --base mine.pt` does the same.
 """
 
@@ -22,13 +22,13 @@ folder = Path(sys.argv[1] if len(sys.argv) > 1 else "your-own-model")
 data = write_dataset(folder / "data", {"train": 40, "val": 40}, seed=5)
 base = runway_detector()
 
-training = TrainSettings(epochs=12, batch=32)  # small batches, for there are few cells
+training = TrainSettings(epochs=12, batch=32)  # small batches, because there are few cells
 settings = FitSettings(training, imgsz=320, train_sizes=(320,), calibration_share=0.5, novelty_images=0)
 artifact, scores = fit(
     load_host(base), load_dataset(data, "train"), load_dataset(data, "val"), folder / "work", settings
 )
 artifact.save(folder / "heads.safetensors")
-print(f"calibration error on images that nothing was fitted on: {scores.gaussian.ace:.3f}")
+print(f"calibration error on held-out images: {scores.gaussian.ace:.3f}")
 
 model = UncertainPose.load(base, folder / "heads.safetensors")
 for image, poses in model.stream(folder / "data" / "images" / "val"):

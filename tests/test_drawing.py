@@ -1,4 +1,4 @@
-"""Pictures: what appears where, and what stays as it was."""
+"""Drawing: positions of ellipses, limbs, legends and alarms, and unchanged inputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pictures of poses with their probability ellipses, as in the paper's figures.
-
-In: an image and a ``PoseDistributions``, and the truth where it is known. Out: the annotated image, BGR.
-"""
+"""Draw poses with probability ellipses on BGR images."""
 
 from __future__ import annotations
 
@@ -31,14 +28,19 @@ _ALARM = (70, 70, 245)
 
 @dataclass(frozen=True)
 class Truth:
-    """Annotated keypoints (N, K, 2) of the drawn detections, and which are labelled (N, K)."""
+    """Annotations of the drawn detections.
+
+    Attributes:
+        keypoints: Annotated keypoints (N, K, 2).
+        labelled: Whether a keypoint is labelled (N, K).
+    """
 
     keypoints: Array
     labelled: Array
 
 
 def distribution_of(poses: PoseDistributions) -> Bivariate:
-    """The predicted law over (N, K)."""
+    """Predicted distribution with batch shape (N, K)."""
     factors = scale_tril_from_covariance(torch.from_numpy(poses.scale.astype(np.float64)))
     if poses.dof is None:
         return Gaussian(factors)
@@ -59,14 +61,26 @@ def draw_poses(
     labels: Sequence[str] | None = None,
     alarm: float | None = None,
 ) -> Array:
-    """The image with limbs, ellipses of the given probability, and residuals with NLL where truth is known.
+    """Draw limbs and probability ellipses on a copy of the image.
 
-    Pruned keypoints are thin, grey and faint, or left out with ``show_pruned=False``. boxes: with scores. legend:
-    what the colours mean and what the ellipses hold. labels: a word for each detection, above its box. alarm:
-    frame and name what is unlike the data at that rate.
+    Args:
+        image: BGR image (h, w, 3).
+        poses: Poses to draw.
+        probability: Probability that an ellipse contains the keypoint.
+        truth: Annotations; residuals with their NLL are drawn.
+        show_pruned: Whether to draw pruned keypoints (thin, grey and faint).
+        limbs: Pairs of keypoints to connect; default COCO limbs for 17 keypoints.
+        names: Keypoint names, which select the colours of left and right.
+        boxes: Whether to draw boxes with scores.
+        legend: Whether to draw a legend.
+        labels: Text above the box of each detection.
+        alarm: Rate at which out-of-distribution detections and images are marked.
+
+    Raises:
+        HaloposeError: The probability does not lie between 0 and 1.
     """
     if not 0 < probability < 1:
-        raise HaloposeError(f"an ellipse holds with a probability between 0 and 1, got {probability}")
+        raise HaloposeError(f"probability must lie between 0 and 1, got {probability}")
     canvas = np.ascontiguousarray(image).copy()
     if not len(poses):
         if alarm is not None:
@@ -77,7 +91,7 @@ def draw_poses(
         limbs = COCO_LIMBS if poses.keypoint_count == len(COCO_SIGMAS) else ()
     width = max(1, round(max(image.shape[:2]) / 640))
     axes, angles = (value.numpy() for value in distribution_of(poses).ellipse(probability))
-    certain = (poses.scale == 0).all((-2, -1))  # a known place is a dot
+    certain = (poses.scale == 0).all((-2, -1))  # drawn as a dot
     axes, angles = np.where(certain[..., None], 0.0, axes), np.where(certain, 0.0, angles)
     _draw_limbs(canvas, poses, limbs, width)
     _fill_ellipses(canvas, poses, axes, angles, names)
@@ -101,7 +115,7 @@ def draw_poses(
 
 
 def _draw_pruned(canvas: Array, poses: PoseDistributions, axes: Array, angles: Array) -> None:
-    """Keypoints not to be relied on, half transparent."""
+    """Draw pruned keypoints half transparent."""
     layer = canvas.copy()
     for n, k in np.argwhere(~np.asarray(poses.keep)):
         _outline(layer, poses.mean[n, k], axes[n, k], angles[n, k], _PRUNED, 1)
@@ -116,7 +130,7 @@ def _draw_boxes(canvas: Array, poses: PoseDistributions, width: int) -> None:
 
 
 def _draw_alarms(canvas: Array, poses: PoseDistributions, alarm: float) -> None:
-    """Red frames around detections that are unlike the data, and around an image that is."""
+    """Draw red frames around out-of-distribution detections and images."""
     width = max(1, round(max(canvas.shape[:2]) / 640))
     for n in np.flatnonzero(~poses.in_distribution(alarm)):
         box = poses.boxes[n]
@@ -126,24 +140,24 @@ def _draw_alarms(canvas: Array, poses: PoseDistributions, alarm: float) -> None:
             round(float(np.clip(box[3], 0, 2**20))) - 5 * width,
         )
         assert poses.novelty is not None
-        _write(canvas, f"unlike the data, p = {poses.novelty[n]:.3f}", place, _LIMB, width)
+        _write(canvas, f"out of distribution, p = {poses.novelty[n]:.3f}", place, _LIMB, width)
     image = poses.image_novelty
     if image is not None and len(image) == 1 and image[0] <= alarm:
         high, wide = canvas.shape[:2]
         cv2.rectangle(canvas, (0, 0), (wide - 1, high - 1), _ALARM, 4 * width)
-        text = f"image unlike the data, p = {image[0]:.3f}"
+        text = f"image out of distribution, p = {image[0]:.3f}"
         _write(canvas, text, (8 * width, high - 10 * width), _LIMB, width)
 
 
 def _draw_legend(
     canvas: Array, poses: PoseDistributions, probability: float, names: tuple[str, ...] | None, width: int
 ) -> None:
-    """Top left: the colours, and what an ellipse promises."""
+    """Draw the legend at the top left: colours, and probability of the ellipses."""
     used = {_colour(k, poses.keypoint_count, names) for k in range(poses.keypoint_count)}
     rows = [(side, colour) for side, colour in _SIDES.items() if colour in used]
     rows += [("pruned", _PRUNED), (f"ellipses hold {100 * probability:g} %", _LIMB)]
     high, wide = min(canvas.shape[0], (18 * len(rows) + 10) * width), min(canvas.shape[1], 190 * width)
-    canvas[:high, :wide] = (0.45 * canvas[:high, :wide]).astype(canvas.dtype)  # so that text is read on any picture
+    canvas[:high, :wide] = (0.45 * canvas[:high, :wide]).astype(canvas.dtype)  # keeps the text readable
     for number, (text, colour) in enumerate(rows):
         height = round((number + 1) * 18 * width)
         cv2.circle(canvas, (9 * width, height - 4 * width), 4 * width, colour, cv2.FILLED, cv2.LINE_AA)
@@ -151,7 +165,7 @@ def _draw_legend(
 
 
 def _write(canvas: Array, text: str, place: tuple[int, int], colour: tuple[int, int, int], width: int) -> None:
-    """Text with a dark edge, readable on any picture."""
+    """Draw text with a dark edge."""
     _edged(canvas, text, place, 0.42 * max(1.0, width * 0.9), colour, (30, 30, 30), width)
 
 
@@ -164,7 +178,7 @@ def _edged(
     edge: tuple[int, int, int],
     width: int,
 ) -> None:
-    """Text on copies of itself beside it: thicker strokes would be set wider by newer releases of OpenCV."""
+    """Draw text over shifted copies of itself: newer releases of OpenCV space thick strokes differently."""
     around = [(x, y, edge) for x in (-1, 0, 1) for y in (-1, 0, 1) if x or y]
     for x, y, shade in (*around, (0, 0, colour)):
         spot = (place[0] + x * width, place[1] + y * width)
@@ -198,7 +212,7 @@ def _draw_limbs(canvas: Array, poses: PoseDistributions, limbs: tuple[tuple[int,
 def _fill_ellipses(
     canvas: Array, poses: PoseDistributions, axes: Array, angles: Array, names: tuple[str, ...] | None
 ) -> None:
-    """Translucent insides, blended once so that overlapping ellipses do not turn opaque."""
+    """Fill ellipses; one blending step keeps overlapping ellipses translucent."""
     assert poses.keep is not None
     layer = canvas.copy()
     for n, k in np.argwhere(poses.keep):
@@ -221,7 +235,7 @@ def _ellipse(
 
 
 def _draw_residuals(canvas: Array, poses: PoseDistributions, truth: Truth, width: int, show_pruned: bool) -> None:
-    """Lines from prediction to truth, with the NLL in nats."""
+    """Draw lines from prediction to truth, with the NLL in nats."""
     assert poses.keep is not None
     residual = truth.keypoints - poses.mean
     nll = -distribution_of(poses).log_prob(torch.from_numpy(residual)).numpy()

@@ -1,4 +1,4 @@
-// The page: a picture, a film or the camera on a canvas, ellipses over it, and controls that act at once.
+// Web page: draws an image, a film or the camera with probability ellipses.
 
 import { describe, ellipse } from "./pose.js";
 
@@ -6,7 +6,7 @@ const LIMBS = [
   [15, 13], [13, 11], [16, 14], [14, 12], [11, 12], [5, 11], [6, 12], [5, 6], [5, 7], [6, 8], [7, 9], [8, 10],
   [0, 1], [0, 2], [1, 3], [2, 4],
 ];
-const COLOURS = { left: "#5ac850", right: "#f58c3c", middle: "#3cb4eb", gone: "#a0a0a0" };
+const COLOURS = { left: "#5ac850", right: "#f58c3c", middle: "#3cb4eb", pruned: "#a0a0a0" };
 const IOU = 0.7;
 
 const at = (id) => document.getElementById(id);
@@ -14,21 +14,21 @@ const view = at("view"), pen = view.getContext("2d"), grab = document.createElem
 const worker = new Worker("worker.js", { type: "module" });
 
 let facts = null;
-let source = null; // a picture or a video element
-let stream = null; // of the camera
-let frame = null; // what the poses belong to, so that they never lag behind the picture
+let source = null; // image or video element
+let stream = null; // camera stream
+let frame = null; // frame of the poses; it is drawn with them, so that poses never lag behind
 let found = [];
 let waiting = false, number = 0;
 const arrivals = [];
 
-// What scripts may look at.
+// Values for scripts and tests.
 window.halopose = { poses: [], frames: 0, rate: 0, ready: null, first: null };
 
 worker.onmessage = ({ data }) => {
   if (data.kind === "problem") return say(data.text, true);
   if (data.kind === "ready") return ready(data);
   waiting = false;
-  if (data.number === number) { // else another source has been chosen since
+  if (data.number === number) { // otherwise the source has changed
     found = data.found;
     swap();
     count(data.milliseconds);
@@ -44,7 +44,7 @@ function ready(data) {
   at("sizes").innerHTML = sizes.map((size) => `<label><input type="radio" name="size" value="${size}"><span>${size}</span></label>`).join("");
   setSize(facts.imgsz);
   at("sizes").addEventListener("change", again);
-  say(`Ready, on ${data.runtime}. Nothing leaves this machine.`);
+  say(`Ready (${data.runtime}). No data leave this computer.`);
   window.halopose.ready = performance.now();
   const wanted = new URLSearchParams(location.search);
   if (wanted.has("size")) setSize(Number(wanted.get("size")));
@@ -71,7 +71,7 @@ async function startCamera() {
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: 640 }, facingMode: "user" }, audio: false });
   } catch (error) {
-    return say(`No camera: ${error.message}`, true);
+    return say(`Cannot open the camera: ${error.message}`, true);
   }
   const video = newVideo();
   video.srcObject = stream;
@@ -105,7 +105,7 @@ async function openAddress(address, film = false, name = address) {
   try {
     await (film ? element.play() : element.decode());
   } catch {
-    return say(`${name} is no picture or film that this browser can read.`, true);
+    return say(`This browser cannot read ${name} as an image or a video.`, true);
   }
   if (film) setSize(320);
   use(element);
@@ -121,7 +121,7 @@ function use(element) {
   next();
 }
 
-// Frames: one at a time through the worker; while it computes, nothing queues up.
+// Frames are sent to the worker one at a time; there is no queue.
 
 function next() {
   if (waiting || !source || !facts) return;
@@ -165,7 +165,7 @@ function count(milliseconds) {
   window.halopose.rate = moving ? (1000 * (arrivals.length - 1)) / (now - arrivals[0]) : 0;
   window.halopose.frames += 1;
   at("rate").textContent = moving ? window.halopose.rate.toFixed(1) : Math.round(milliseconds);
-  at("unit").textContent = moving ? "frames a second" : "milliseconds";
+  at("unit").textContent = moving ? "frames per second" : "milliseconds";
 }
 
 // Drawing
@@ -198,9 +198,9 @@ function drawPose(pose, family, probability, all, unit) {
   const size = Math.sqrt(Math.max((pose.box[2] - pose.box[0]) * (pose.box[3] - pose.box[1]), 1));
   pose.keypoints.forEach(([x, y], k) => {
     if (!pose.keep[k] && !all) return;
-    const [right, down] = facts.offset ? facts.offset[k] : [0, 0]; // where errors were found to be biased
+    const [right, down] = facts.offset ? facts.offset[k] : [0, 0]; // offset of the mean in units of the square root of the box area
     const { major, minor, angle } = ellipse(pose.scale[k], pose.dof[k], probability);
-    const colour = pose.keep[k] ? COLOURS[side(facts.keypoint_names[k])] : COLOURS.gone;
+    const colour = pose.keep[k] ? COLOURS[side(facts.keypoint_names[k])] : COLOURS.pruned;
     pen.strokeStyle = pen.fillStyle = colour;
     pen.lineWidth = (pose.keep[k] ? 1.6 : 0.8) * unit;
     pen.beginPath();

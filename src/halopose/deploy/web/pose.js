@@ -1,7 +1,7 @@
-// From pixels to the model's input and from its outputs to poses: predict.py once more, for the browser.
-// In: RGBA pixels, the outputs of the graph, facts.json. Out: poses in pixels of the picture. No DOM, no state.
+// Preprocessing and postprocessing of predict.py for the browser: pure functions without DOM access.
+// Pixels are RGBA; poses are in pixels of the image.
 
-// Before the model
+// Preprocessing
 
 export function prepare(pixels, width, height, facts, imgsz) {
   const largest = Math.max(facts.strides[facts.strides.length - 1], 32);
@@ -21,7 +21,7 @@ export function prepare(pixels, width, height, facts, imgsz) {
   return { data, dims: [1, 3, box.size[1], box.size[0]], box };
 }
 
-// In the middle, with as little padding as the coarsest level allows.
+// Centred, padded to multiples of the coarsest stride.
 function placeMiddle(width, height, size, largest) {
   const ratio = Math.min(size / height, size / width);
   const inner = [Math.max(even(width * ratio), 1), Math.max(even(height * ratio), 1)];
@@ -32,21 +32,21 @@ function placeMiddle(width, height, size, largest) {
   };
 }
 
-// In the upper left corner of a square, never larger than 640.
+// In the upper left corner of a square, at most 640 pixels large.
 function placeCorner(width, height, size) {
   const ratio = Math.min(Math.min(size, 640) / height, Math.min(size, 640) / width);
   const inner = [Math.max(even(width * ratio), 1), Math.max(even(height * ratio), 1)];
   return { shape: [width, height], inner, gain: [ratio, ratio], pad: [0, 0], size: [size, size] };
 }
 
-// Python rounds halves to even.
+// Round halves to even, as Python does.
 function even(value) {
   const low = Math.floor(value);
   return value - low === 0.5 ? low + (low % 2) : Math.round(value);
 }
 
-// RGB of RGBA at another size, in the whole numbers of OpenCV, or of PIL with antialiasing: the browser's own smoothing
-// is not the one that the model was calibrated with.
+// Resize RGBA to RGB with the integer arithmetic of OpenCV, or of PIL with antialiasing. The browser's own resizing
+// differs from the one that the model was calibrated with.
 function resize(pixels, width, height, newWidth, newHeight, antialias) {
   const across = antialias ? taps(width, newWidth) : neighbours(width, newWidth);
   const down = antialias ? taps(height, newHeight) : neighbours(height, newHeight);
@@ -79,7 +79,7 @@ function resize(pixels, width, height, newWidth, newHeight, antialias) {
   return result;
 }
 
-// The two old pixels beside each new one, with weights of 11 bits.
+// The two source pixels next to each target pixel, with 11-bit weights.
 function neighbours(old, count) {
   return Array.from({ length: count }, (_, place) => {
     const centre = Math.fround((place + 0.5) * (old / count) - 0.5);
@@ -90,7 +90,7 @@ function neighbours(old, count) {
   });
 }
 
-// The old pixels under a triangle as wide as a new one, with weights of 22 bits.
+// The source pixels under a triangle filter as wide as a target pixel, with 22-bit weights.
 function taps(old, count) {
   const scale = old / count, reach = Math.max(scale, 1);
   return Array.from({ length: count }, (_, place) => {
@@ -103,9 +103,9 @@ function taps(old, count) {
   });
 }
 
-// After the model
+// Postprocessing
 
-// Detections {box, score, keypoints [[x, y]], visibility, factors [[l11, l21, l22]]} that the framework would keep.
+// Detections kept by the framework: {box, score, keypoints [[x, y]], visibility, factors [[l11, l21, l22]]}.
 export function select(facts, outputs, box, conf, iou) {
   const found = facts.layout === "yolonas" ? candidatesNAS(facts, outputs, box, conf)
     : facts.layout === "ultralytics-end2end" ? rowsEndToEnd(facts, outputs, conf)
@@ -116,7 +116,7 @@ export function select(facts, outputs, box, conf, iou) {
   const result = [];
   for (const one of kept.slice(0, 300)) {
     const row = outputs.cells ? rows.get(one.cell) : one.cell;
-    if (row === undefined) continue; // beyond the cells that have factors
+    if (row === undefined) continue; // this cell has no factors
     result.push(inPicture(facts, outputs.factors.data, row, one, box));
   }
   return result;
@@ -154,7 +154,7 @@ function rowsEndToEnd(facts, outputs, conf) {
   return found;
 }
 
-// Clipped to the picture before suppression, as LibreYOLO does.
+// Clips to the image before suppression, as LibreYOLO does.
 function candidatesNAS(facts, outputs, box, conf) {
   const count = outputs.scores.dims[1], classes = outputs.scores.dims[2], keypoints = facts.keypoint_names.length;
   const found = [];
@@ -201,7 +201,7 @@ function overlap(a, b) {
 }
 
 function inPicture(facts, factors, row, one, box) {
-  const clip = facts.layout !== "yolonas"; // LibreYOLO leaves keypoints where they are
+  const clip = facts.layout !== "yolonas"; // LibreYOLO does not clip keypoints
   const place = (value, axis) => {
     const original = (value - box.pad[axis]) / box.gain[axis];
     return clip ? Math.min(Math.max(original, 0), box.shape[axis]) : original;
@@ -220,9 +220,9 @@ function inPicture(facts, factors, row, one, box) {
   };
 }
 
-// The law
+// Output distribution
 
-// Covariance and scale as [xx, xy, yy] of each keypoint, a Student-t's degrees of freedom, and which to keep.
+// Covariance and scale of each keypoint as [xx, xy, yy], degrees of freedom of the Student-t, and which to keep.
 export function describe(facts, found, family) {
   const area = Math.max((found.box[2] - found.box[0]) * (found.box[3] - found.box[1]), 1) * facts.area_factor;
   const threshold = facts.threshold === null ? -Infinity : facts.threshold;
@@ -232,7 +232,7 @@ export function describe(facts, found, family) {
   found.factors.forEach(([a, b, c], k) => {
     const gaussian = [a * a, a * b, b * b + c * c];
     keep.push(-(gaussian[0] + gaussian[2]) / (area * (2 * facts.sigmas[k]) ** 2) >= threshold && visible(k));
-    const own = keep[k] || facts.pruned_dof === null; // pruned keypoints may have a law of their own
+    const own = keep[k] || facts.pruned_dof === null; // pruned keypoints may have another distribution
     const wide = family === "student-t" ? (own ? facts.student_scale[k] : facts.pruned_scale[k]) ** 2 : 1;
     dof.push(family === "student-t" ? (own ? facts.student_dof[k] : facts.pruned_dof[k]) : null);
     const moment = facts.student_moment === null ? (wide * dof[k]) / (dof[k] - 2) : facts.student_moment[k] ** 2;
@@ -242,7 +242,7 @@ export function describe(facts, found, family) {
   return { ...found, covariance, scale, dof, keep };
 }
 
-// Semi-axes, longer first, and the longer one's angle, of the region that holds a probability.
+// Ellipse that contains the keypoint with a probability: semi-axes, longer first, and angle of the longer one.
 export function ellipse([xx, xy, yy], dof, probability) {
   const log = Math.log1p(-probability);
   const radius = dof === null ? -2 * log : dof * Math.expm1((-2 / dof) * log);

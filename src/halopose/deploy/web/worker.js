@@ -1,4 +1,4 @@
-// Runs the model away from the page, so that the page never stalls. WebGPU where there is, WASM else.
+// Runs the model in a worker, so that the page stays responsive. Uses WebGPU if available, otherwise WASM.
 
 import { prepare, select } from "./pose.js";
 
@@ -12,7 +12,7 @@ async function start() {
       await open("./ort/ort.webgpu.min.mjs", model, "webgpu");
       return "WebGPU";
     } catch (error) {
-      session = null; // a driver that promises more than it can do
+      session = null; // the driver does not support the model: use WASM
     }
   }
   await open("./ort/ort.wasm.min.mjs", model, "wasm");
@@ -26,12 +26,12 @@ async function open(library, model, provider) {
   ort.env.logLevel = "error";
   session = await ort.InferenceSession.create(model, { executionProviders: [provider] });
   Tensor = ort.Tensor;
-  await run(prepare(new Uint8ClampedArray(4 * 64 * 64), 64, 64, facts, 320)); // the first run is slow: let it be this one
+  await run(prepare(new Uint8ClampedArray(4 * 64 * 64), 64, 64, facts, 320)); // warm-up: the first run is slow
 }
 
 function run({ data, dims, box }) {
   const feeds = { images: new Tensor("float32", data, dims) };
-  if (facts.novelty) { // the model is told where the image lies in its input
+  if (facts.novelty) { // edges of the image in the input
     const [left, top] = box.pad;
     feeds.area = new Tensor("float32", [left, top, left + box.inner[0], top + box.inner[1]], [1, 4]);
   }
@@ -45,11 +45,11 @@ self.onmessage = async ({ data: { number, pixels, width, height, imgsz, conf, io
     const found = select(facts, await run(input), input.box, conf, iou);
     self.postMessage({ kind: "poses", number, found, milliseconds: performance.now() - begin });
   } catch (error) {
-    self.postMessage({ kind: "problem", text: `The model could not run: ${error.message}` });
+    self.postMessage({ kind: "problem", text: `Cannot run the model: ${error.message}` });
   }
 };
 
 start().then(
   (runtime) => self.postMessage({ kind: "ready", facts, runtime }),
-  (error) => self.postMessage({ kind: "problem", text: `The model could not be loaded: ${error.message}` }),
+  (error) => self.postMessage({ kind: "problem", text: `Cannot load the model: ${error.message}` }),
 );
