@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from halopose.calibration.estimation.profile import Pass
 from scipy import optimize
 
 from benchmarks.interleave import Comparison, compare
 from halopose.calibration.estimation import Sample, student_parameters
-from halopose.calibration.estimation.profile import Pass
 from halopose.uncertainty.distributions import StudentT
 
 KEYPOINTS = 17

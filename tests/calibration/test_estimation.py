@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from halopose.calibration.estimation import NU_MAX, NU_MIN, Sample, likeliest_bound, profile, student_parameters
-from halopose.calibration.estimation.profile import Pass
+from halopose.calibration.estimation import NU_MAX, NU_MIN, Sample, likeliest_bound, student_parameters
 from halopose.types import Array
 from tests.helpers.samples import column
 
@@ -106,56 +105,6 @@ def test_a_keypoint_is_fitted_as_well_among_others(seed: int, n: int, rows: str)
             for nu, tau in ((values[keypoint] for values in together), (value[0] for value in alone))
         )
         assert found == pytest.approx(reference, abs=1e-9)
-
-
-@settings(max_examples=60)
-@given(SEEDS, st.floats(2.05, 200), st.floats(-1, 1))
-def test_a_pass_knows_the_profile_around_it(seed: int, nu: float, step: float) -> None:
-    """Against another pass, within the error that decides whether there has to be one."""
-    distance = 2 * np.random.default_rng(seed).f(2, nu, (3000, 2))
-    sample = Sample(torch.from_numpy(distance), torch.ones(3000, 2, dtype=torch.float64))
-    here, steps = np.full(2, np.log(nu)), np.full(2, step)
-    seen, other = Pass.at(sample, here), Pass.at(sample, here + steps).here
-    moved, error = seen.shifted(steps), seen.error(steps)
-    assert (np.abs(moved.powers[0] - other.powers[0]) <= error + 1e-8).all()
-    assert (np.abs(moved.growth - other.growth) <= abs(step) * error + 1e-8).all()
-
-
-@settings(max_examples=40)
-@given(SEEDS, st.integers(1, 3000), st.sampled_from([1, 5, 1500]), st.integers(-6, 6), st.floats(2.05, 500))
-def test_short_sums_are_those_of_every_digit(seed: int, n: int, keypoints: int, log_size: int, nu: float) -> None:
-    """Products of sixteen and powers of half the digits, with rows that are not labelled."""
-    rng = np.random.default_rng(seed)
-    n = min(n, 300_000 // keypoints)
-    labelled = np.concatenate([np.ones((1, keypoints), dtype=bool), rng.random((n - 1, keypoints)) < 0.8])
-    size = 10.0**log_size
-    distance = np.where(labelled, size * 2 * rng.f(2, nu, (n, keypoints)), 0.0)
-    short = Sample.of_distances(torch.from_numpy(distance), torch.from_numpy(labelled))
-    whole = Sample.of_distances(torch.from_numpy(distance), torch.from_numpy(labelled))
-    vars(whole)["plain"] = False
-    log_scale = np.log(size * nu) + rng.normal(0, 0.5, keypoints)
-    one, other = (Pass.at(sample, log_scale) for sample in (short, whole))
-    np.testing.assert_allclose(one.growth, other.growth, rtol=1e-10, atol=1e-13)
-    np.testing.assert_allclose(one.powers[0], other.powers[0], rtol=1e-12)
-    np.testing.assert_allclose(one.powers[1:], other.powers[1:], rtol=1e-5)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_student_t_is_the_same_whatever_the_number_of_threads(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "_FEWEST_BLOCKS", 1)
-    rng = np.random.default_rng(3)
-    distance = torch.from_numpy(2 * rng.f(2, [2.5, 4, 9, 30, 200], (150_001, 5)))
-    weight = torch.from_numpy(rng.random((150_001, 5))) if weighted else torch.ones_like(distance)
-    before, found = torch.get_num_threads(), []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        try:
-            found.append(torch.stack(student_parameters(Sample(distance, weight))))
-            assert torch.get_num_threads() == threads
-        finally:
-            torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("excess", [-1e-3, -1e-6, 0, 1e-8, 1e-7, 1e-6, 3e-6, 1e-5, 1e-4, 1e-3, 1e-2])
