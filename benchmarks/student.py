@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from halopose.calibration.estimation.profile import Pass
 from scipy import optimize
 
 from benchmarks.interleave import Comparison, compare
@@ -19,13 +18,6 @@ def _sample(nu: float) -> Sample:
     factors = torch.eye(2, dtype=torch.float64).expand(1_000_000 // KEYPOINTS, KEYPOINTS, 2, 2)
     dof = torch.full((KEYPOINTS,), nu, dtype=torch.float64)
     return Sample.of(StudentT(1.3 * factors, dof).sample(1)[0], factors)
-
-
-def compare_pass(nu: float, rounds: int = 15) -> Comparison:
-    """One evaluation of the likelihood of all residuals, the least that a fit needs. Peer: the whole fit."""
-    sample = _sample(nu)
-    log_scale = np.full(KEYPOINTS, np.log(nu))
-    return compare(lambda: Pass.at(sample, log_scale), lambda: student_parameters(sample), rounds)
 
 
 def compare_student(nu: float, rounds: int = 5) -> tuple[Comparison, float]:

@@ -109,7 +109,7 @@ def _protocol_stages(options: Options) -> Iterator[Row]:
 
 
 def _student(options: Options) -> Iterator[Row]:
-    from benchmarks.student import compare_pass, compare_student
+    from benchmarks.student import compare_student
 
     for dof in STUDENT_DOF:
         if options.short and dof != 4.0:
@@ -117,10 +117,6 @@ def _student(options: Options) -> Iterator[Row]:
         found, gap = compare_student(dof, options.rounds(5))
         what = f"17 Student-t families on 1,000,000 residuals, nu {dof:g}"
         yield speedup(f"student.nu-{dof:g}", what, found, f"scipy; its likelihood is better by {gap:.0e} nats at most")
-        if not options.short:
-            found = compare_pass(dof, options.rounds(15))
-            what = "limit: one pass over the residuals"
-            yield speedup(f"student.limit-{dof:g}", what, found, "the whole fit", better="")
 
 
 def _predicting(name: str, heads: str) -> Callable[[Options], Iterator[Row]]:

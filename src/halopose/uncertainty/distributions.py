@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.polynomial import chebyshev
 from scipy import special
 from torch import Tensor
 
@@ -27,11 +25,6 @@ RAW_CHANNELS: dict[Parameterisation, int] = {"full": 3, "diagonal": 2, "isotropi
 LOG_SIZE_BOUND = 8.0  # geometric-mean standard deviation within exp(+-8) strides
 LOG_ASPECT_BOUND = 2.0  # ratio of the two diagonal entries within exp(+-4)
 SHEAR_BOUND = 8.0  # off-diagonal entry within 8 geometric-mean standard deviations
-_DEGREE = 24  # of the polynomial of a Student-t's tail
-_LARGEST = 20.0  # degrees of freedom up to which that is enough
-_FEWEST = 200  # values for each kind of degrees of freedom that are worth a polynomial
-_FURTHEST = 1e150  # whose square is finite
-_STRIDE = 16  # of what is looked at to learn the kinds
 
 
 def scale_tril_from_raw(
@@ -276,42 +269,8 @@ def _cdf_slope_in_dof(value: Tensor, dof: Tensor) -> Tensor:
 
 
 def student_cdf(dof: Array, value: Array) -> Array:
-    """Probability (..., V) of less than each value (..., V) under degrees of freedom (...), to thirteen digits.
-
-    With w = t / sqrt(nu + t^2) the tail beyond t is (1 - w^2)^(nu / 2) times a function of w that is analytic
-    beyond -1, of which over [0, 1] a polynomial leaves nothing. That takes a few dozen calls of scipy's for each
-    of few degrees of freedom, as of folds and keypoints, whatever the number of values.
-    """
-    kinds = np.unique(dof.reshape(-1)[::_STRIDE])
-    if not kinds.size or kinds[-1] > _LARGEST or dof.size < _FEWEST * kinds.size:
-        return np.asarray(special.stdtr(dof[..., None], value))
-    number = np.minimum(np.searchsorted(kinds, dof), len(kinds) - 1)
-    if not np.array_equal(kinds.take(number), dof):
-        return np.asarray(special.stdtr(dof[..., None], value))
-    columns = np.moveaxis(value, -1, 0)  # every number a keypoint serves all of its values
-    size = np.minimum(np.abs(columns), _FURTHEST)
-    total = dof + np.square(size)
-    place = 2 * size / np.sqrt(total) - 1
-    tail = np.zeros_like(place)
-    for coefficient in _coefficients(tuple(kinds.tolist()))[::-1]:
-        np.multiply(tail, place, out=tail)
-        np.add(tail, coefficient.take(number), out=tail)
-    tail *= (dof / total) ** (dof / 2)
-    return np.moveaxis(np.where(columns > 0, 1 - tail, tail), 0, -1)
-
-
-@lru_cache(maxsize=8)  # blocks of one law come after each other
-def _coefficients(kinds: tuple[float, ...]) -> Array:
-    """Of powers of 2 w - 1 (DEGREE + 1, n), by degrees of freedom (n,)."""
-    dof, nodes = np.array(kinds), chebyshev.chebpts1(_DEGREE + 1)
-    share = (1 + nodes[:, None]) / 2  # w
-    inside = (1 - share) * (1 + share)
-    values = special.stdtr(dof, -share * np.sqrt(dof / inside)) / inside ** (dof / 2)
-    series = np.linalg.solve(chebyshev.chebvander(nodes, _DEGREE), values)
-    powers = np.zeros((_DEGREE + 1, _DEGREE + 1))  # of Chebyshev's polynomials
-    for order, one in enumerate(np.eye(_DEGREE + 1)):
-        powers[: order + 1, order] = chebyshev.cheb2poly(one)
-    return np.asarray(powers @ series)
+    """Student-t CDF of values (..., V) with degrees of freedom (...)."""
+    return np.asarray(special.stdtr(dof[..., None], value))
 
 
 class _StudentCdf(torch.autograd.Function):
