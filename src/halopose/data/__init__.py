@@ -1,1 +1,1 @@
-"""Annotated images and files: what the user has on disk, as checked arrays and back."""
+"""Annotated images and user files, read into checked arrays and written back."""

@@ -1,7 +1,4 @@
-"""Annotations that cannot be what they should: a few are left out and named, many refuse the whole file.
-
-In: a line for each, with its reason. Out: a warning, or one line that says what to do.
-"""
+"""Unusable annotations: a few are left out with a warning, many refuse the whole file."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Faults:
-    """Counts the faults of one source.
+    """Counts the unusable annotations of one file.
 
     >>> faults = Faults("data.yaml")
     >>> faults.seen(100)
@@ -25,7 +22,7 @@ class Faults:
     Traceback (most recent call last):
         ...
     halopose.errors.HaloposeError: data.yaml: 20 of 100 objects have a box without width or height (first: \
-labels/1.txt, line 0): mend them
+labels/1.txt, line 0): correct them
     """
 
     def __init__(self, source: str) -> None:
@@ -33,18 +30,23 @@ labels/1.txt, line 0): mend them
         self._places: dict[str, list[str]] = {}
 
     def seen(self, count: int) -> None:
-        """So many more annotations were looked at."""
+        """Count annotations that were checked."""
         self._total += count
 
     def add(self, reason: str, place: str) -> None:
-        """One annotation is unusable, for this reason."""
+        """Note an unusable annotation.
+
+        Args:
+            reason: What is wrong, such as "a box without width or height".
+            place: Where it is.
+        """
         self._places.setdefault(reason, []).append(place)
 
     def judge(self) -> None:
-        """Warn of the few that are left out, or refuse the many."""
+        """Warn about unusable annotations, or raise if they are more than `MANY` of all."""
         count = sum(map(len, self._places.values()))
         for reason, places in self._places.items():
             line = f"{self._source}: {len(places)} of {self._total} objects have {reason} (first: {places[0]})"
             if count > MANY * self._total:
-                raise HaloposeError(f"{line}: mend them")
+                raise HaloposeError(f"{line}: correct them")
             log.warning("%s: left out", line)

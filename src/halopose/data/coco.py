@@ -1,7 +1,6 @@
 """COCO json: annotated poses, and detections with covariances.
 
-In: paths of user files. Out: checked arrays. Anything wrong becomes one line that names the file, the place
-and what to do.
+Every mistake in a file becomes one line that names the file, the entry and what to do.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def read_ground_truth(path: Place | str, sigmas: Sequence[float] | None = None) 
     return read_annotated(path, sigmas).truth
 
 
-# From categories to others, and what then becomes of an annotation; None where they stay as they are.
+# From categories to others, and what then becomes of an annotation; None to leave them unchanged.
 Conversion = Callable[[list[Any]], Optional[tuple[list[Any], Callable[[Any], Any]]]]
 
 
@@ -98,7 +97,7 @@ def _read_head(path: Place | str) -> tuple[Array, tuple[str | None, ...], list[A
         if value is LIST:
             lists.add(key)
             if lists >= _LISTS and key == "annotations":
-                break  # they come last, so that nothing else is to be read
+                break  # they come last: nothing else is needed
         elif key == "images":
             images.append(value)
             if len(images) == CHUNK:
@@ -129,7 +128,7 @@ def parse_ground_truth(
 def _parse(
     path: Place | str, images: Array, annotations: Iterable[Any], layout: Keypoints, categories: list[Any]
 ) -> GroundTruth:
-    """Ground truth of images (I,); of the annotations only so many are held at once."""
+    """Ground truth of images (I,); at most `CHUNK` annotations are held at once."""
     if not len(images):
         raise HaloposeError(f"{path} lists no images")
     if len(np.unique(images)) != len(images):
@@ -260,7 +259,8 @@ def read_predictions(
     """Read COCO keypoint results that carry ``covariance`` [[xx, xy, yy], ...K] per detection.
 
     Optional per detection: ``scale`` (like covariance) and ``dof`` [...K] for a Student-t, ``correlation``
-    (2K x 2K) of all coordinates x1, y1, x2, ..., ``keep`` [...K], ``offset`` [[x, y], ...K] of the law's mean from
+    (2K x 2K) of all coordinates x1, y1, x2, ..., ``keep`` [...K], ``offset`` [[x, y], ...K] of the
+    distribution's mean from
     the keypoints, and ``bbox`` xywh; a missing box is the keypoints' extent, as in pycocotools. classes: ids that
     detections may have; else those that objects of the truth have.
     """
@@ -312,7 +312,7 @@ def parse_predictions(
 
 
 def _offset(path: Place | str, content: list[Any], count: int) -> Array:
-    """Offsets (N, K, 2) of the laws' means from the keypoints."""
+    """Offsets (N, K, 2) of the distributions' means from the keypoints."""
     given = _floats([entry["offset"] for entry in content])
     if given is None or given.shape != (len(content), count, 2) or not np.isfinite(given).all():
         raise HaloposeError(f"{path}: offset is [[x, y], ...] of {count} keypoints in every detection")

@@ -1,7 +1,4 @@
-"""A data set from whatever describes it: a YOLO data yaml, or COCO json with its images.
-
-In: a path and a split. Out: a ``Dataset``.
-"""
+"""Load a dataset from a YOLO data yaml or from COCO json with its images."""
 
 from __future__ import annotations
 
@@ -27,12 +24,13 @@ from halopose.types import Array
 def load_dataset(
     source: Path | str, split: str, *, images: Path | str | None = None, otherwise: Keypoints | None = None
 ) -> Dataset:
-    """A split of a YOLO data yaml, several joined by commas, or COCO json with its images.
+    """Load a dataset. Plug-ins may read further formats.
 
-    source, and images of COCO json: paths, or addresses of fsspec; images may be tar archives, ``{00..99}.tar``.
-
-    Runways may also be a csv file of LARD, or a folder of images with LabelMe files as BARS has them. otherwise:
-    keypoints of the model, for what the data do not state.
+    Args:
+        source: YOLO data yaml or COCO json, as a path or address.
+        split: Split of the yaml, or several joined by commas.
+        images: Folder or tar archives (``{00..99}.tar``) with the images of COCO json.
+        otherwise: Keypoints of the model, for what the data does not state.
     """
     place = to_place(source)
     reader = dataset_reader(place) if isinstance(place, Path) else None

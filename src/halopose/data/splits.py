@@ -1,7 +1,4 @@
-"""Parts of a set of images that have nothing to do with the values of their ids.
-
-In: image ids. Out: the same order, folds and parts on every machine.
-"""
+"""Reproducible folds and splits of images that do not depend on the values of their ids."""
 
 from __future__ import annotations
 
@@ -51,10 +48,15 @@ def part_of_images(images: Array, fraction: float) -> Array:
 
 
 def check_unseen(images: Array, seen: Array, of: str) -> None:
-    """Refuse images (I,) that something was fitted on. of: it and what is to be done, in words.
+    """Refuse images that something was fitted on.
 
-    Images are known by their numbers, and data sets of different makers begin to count alike: where some numbers
-    coincide that is said, where most do the images are the same.
+    Ids of different datasets may coincide by chance. A few shared ids give a warning; if most are shared, the images
+    are the same.
+
+    Args:
+        images: Image ids (I,).
+        seen: Ids of the images used before.
+        of: First part of the error message: what was fitted and what to do.
     """
     shared = len(np.intersect1d(images, seen))
     if 2 * shared > len(images):

@@ -1,7 +1,4 @@
-"""Poses whose true distribution is known: for trying the protocol out, for tests and for benchmarks.
-
-In: a size, a law and a flaw. Out: COCO ground truth and predictions with covariances, as json content.
-"""
+"""Synthetic poses with a known true distribution, for tests, benchmarks and trying out the protocol."""
 
 from __future__ import annotations
 
@@ -28,10 +25,12 @@ TEMPLATE = np.array(
 
 @dataclass(frozen=True)
 class World:
-    """Size and nature of a synthetic data set.
+    """Settings of a synthetic dataset.
 
-    dof: degrees of freedom of the residuals, None for Gaussian. overconfidence: true standard deviation
-    over the reported one. ankle_overconfidence: the same again for ankles of small persons.
+    Attributes:
+        dof: Degrees of freedom of the residuals, None for Gaussian.
+        overconfidence: True standard deviation divided by the reported one.
+        ankle_overconfidence: Further factor for ankles of small persons.
     """
 
     images: int = 600

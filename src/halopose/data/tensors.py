@@ -1,6 +1,6 @@
-"""Tensors and json in one safetensors file, sealed by a checksum: artifacts, shards, states of a training.
+"""Tensors and json in one safetensors file with a checksum: artifacts, cache shards and training states.
 
-In: tensors and plain content. Out: a file that is whole or not there, and refused if a single bit of it changed.
+Files are written completely or not at all, and refused if a single bit changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""YOLO data sets: a data yaml with label files read, and any data set written as one for a framework's trainer.
-
-In: a yaml and a split, or a data set. Out: a data set, or a folder of images, labels and a yaml.
-"""
+"""YOLO datasets: read a data yaml with label files, and write any dataset as one for a framework's trainer."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ def _root(path: Place, content: dict[str, Any]) -> Place:
     except HaloposeError:
         raise
     except (OSError, UnicodeError, RuntimeError, ValueError):  # a name that no file system has
-        raise HaloposeError(f"{path}: its path is no folder's name: mend it") from None
+        raise HaloposeError(f"{path}: its path is no valid folder name: correct it") from None
 
 
 def _shared_ids(root: Place, content: dict[str, Any], path: Place) -> set[int]:
@@ -186,6 +183,8 @@ def _with_labels(samples: Sequence[Sample]) -> Iterator[tuple[Stored, str, str]]
             yield image, str(labels), _decoded(known.get(str(labels), b""), str(labels))
         else:
             labels = _labels_of(image)
+            if labels.is_fifo():  # reading it would wait for ever
+                raise HaloposeError(f"cannot read labels {labels}: it is no regular file")
             try:
                 yield image, str(labels), _decoded(labels.read_bytes(), str(labels))
             except FileNotFoundError:
@@ -264,7 +263,7 @@ def _sound(values: Array, count: int, dimensions: int, file: str, faults: Faults
 def write_yolo(dataset: Dataset, folder: Path, class_names: Sequence[str], dimensions: int) -> Path:
     """Links to the images, labels of our own and a yaml; its path. dimensions: 3 with visibility, else 2.
 
-    The user's own folder stays as it is (a framework would write a cache there). Crowds are no targets.
+    The user's folder is unchanged (a framework would write a cache there). Crowds are no targets.
     Labelled keypoints outside of the image count as unlabelled: frameworks drop the whole image otherwise.
     """
     images, labels = make_folder(folder / "images"), make_folder(folder / "labels")

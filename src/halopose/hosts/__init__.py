@@ -1,1 +1,1 @@
-"""Hosts: the only places that know a framework. Everything else sees the contract in ``hosts.base``."""
+"""Hosts: the only modules that know a framework. All other code uses the interface in ``hosts.base``."""

@@ -53,10 +53,13 @@ REFUSED_TYPES = ("unsupported global", "references types outside")
 
 @dataclass(frozen=True)
 class HostOutput:
-    """What one forward pass yields, per anchor cell (A cells over all levels, finest level first).
+    """Result of one forward pass for A cells over all levels, finest level first.
 
-    features: a map (B, C, H, W) per level; scores (B, A), the confidence that ranks detections; keypoints
-    (B, A, K, 2) before any clipping; raw: the framework's own output, for its assigner and post-processing.
+    Attributes:
+        features: A map (B, C, H, W) per level.
+        scores: Confidence (B, A) that ranks detections.
+        keypoints: Keypoints (B, A, K, 2) before clipping.
+        raw: The framework's output, for its assigner and post-processing.
     """
 
     features: tuple[Tensor, ...]
@@ -145,9 +148,10 @@ def laid_in(room: Array | None, shape: tuple[int, ...]) -> Array:
 
 
 class Host(ABC):
-    """A frozen pose model. Subclasses leave its parameters, buffers and outputs exactly as they are.
+    """A frozen pose model. Subclasses never change its parameters, buffers and outputs.
 
-    layout: what the checkpoint says of its keypoints; what the data say goes with the data.
+    Attributes:
+        layout: Keypoints as the checkpoint describes them.
     """
 
     strides: tuple[int, ...]
@@ -250,7 +254,7 @@ class Host(ABC):
 
     @torch.inference_mode()
     def context_features(self, output: HostOutput, image: Tensor, cell: Tensor) -> ContextFeatures:
-        """What the pass gives away about cells (N,) of images (N,) beside the windows around them."""
+        """Compute the context features of cells (N,) of images (N,)."""
         said, scores = self.cells(output), output.scores
         if said is None:
             raise HaloposeError(f"{self.description} has one cell per object: use heads without context features")

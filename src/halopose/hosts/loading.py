@@ -1,7 +1,4 @@
-"""The host for a base, whatever framework it is of.
-
-In: the path of a checkpoint, or a model. Out: a ``Host``. Frameworks are imported only for their own bases.
-"""
+"""Load the host of a base model. Each framework is imported only for its own models."""
 
 from __future__ import annotations
 

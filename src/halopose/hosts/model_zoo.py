@@ -1,7 +1,7 @@
-"""Finding what halopose ships weights for: checkpoints in a cache or the network, our own in ``halopose_models``.
+"""Models that load by name: checkpoints from the cache or the network, and files of ``halopose_models``.
 
-In: a checkpoint's name. Out: the path of a file; of a fetched one only if its SHA-256 is the known one.
-The package ``halopose_models`` is AGPL-3.0, a distribution of its own, and may be missing.
+A downloaded file is used only if its SHA-256 is the known one. The package ``halopose_models`` (AGPL-3.0) is separate
+and may be missing.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def is_default_base(path: Path) -> bool:
 
 
 def shipped_artifact(name: str = DEFAULT_BASE) -> Path:
-    """The heads that ship for a known base."""
+    """Return the path of the shipped heads of a base model."""
     return packaged_file(_known(name).artifact)
 
 

@@ -1,6 +1,6 @@
-"""What a host gives to be traced: the framework's own output, and what the heads and their choice of cells need.
+"""Model form that hosts give to the exporter: the framework's output plus inputs of the probabilistic heads.
 
-In: an input batch (B, 3, H, W). Out: ``Traced``. Batch and image size stay free: sizes are read off the tensors.
+Batch and image sizes stay dynamic: they are read from the tensors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Traceable(nn.Module):
     layout: Layout
     output_names: tuple[str, ...]
     visibility: bool
-    fewest_cells: int  # an input must have so many
+    fewest_cells: int  # the fewest cells that an input may have
 
     @abstractmethod
     def forward(self, images: Tensor) -> Traced:

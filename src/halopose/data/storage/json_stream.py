@@ -1,7 +1,4 @@
-"""Json too long for memory: an object's lists entry by entry, or a list's own, as the standard library reads them.
-
-In: an open file of text. Out: its entries, one at a time; only the one being read is in memory.
-"""
+"""Read json that is too long for memory entry by entry, with the results of the standard library."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class Entries:
             self._fail()
 
     def empty(self) -> bool:
-        """Whether there is nothing but space."""
+        """Return whether the text is empty except for white space."""
         return not self._peek()
 
     def _object(self) -> Iterator[tuple[str, Any]]:

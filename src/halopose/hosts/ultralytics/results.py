@@ -1,8 +1,4 @@
-"""Poses as the framework's own ``Results``, which also carry the distribution.
-
-In: ``PoseDistributions``. Out: a ``Results`` whose covariances follow its boxes and keypoints through slicing and
-``.cpu()``, ``.numpy()``, ``.to()``.
-"""
+"""Convert poses to Ultralytics' ``Results``, with covariances that follow indexing, ``.cpu()`` and ``.numpy()``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A YOLO-Pose model as Ultralytics' own exporter traces it, with the neck's features and the cells chosen beside.
-
-In: a fused model, frozen. Out: a ``Traceable`` copy; the model itself is left alone.
-"""
+"""A YOLO-Pose model as Ultralytics' exporter traces it, with neck features and chosen cells as extra outputs."""
 
 from __future__ import annotations
 

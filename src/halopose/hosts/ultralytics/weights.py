@@ -1,7 +1,6 @@
-"""Ultralytics pose models as safetensors: weights in half precision, architecture and names as JSON beside them.
+"""Ultralytics pose models as safetensors: half-precision weights, with architecture and names as JSON.
 
-In: a trained ``PoseModel``, or such a file. Out: the other. Nothing is unpickled, and of an architecture only the
-framework's own layers are built: any file is safe to read.
+Nothing is unpickled and only layers of the framework are built, so that any file is safe to read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A YOLO-NAS-Pose model as LibreYOLO's own exporter traces it, with the neck's features beside.
-
-In: a frozen model. Out: a ``Traceable`` copy; the model itself is left alone.
-"""
+"""A YOLO-NAS-Pose model as LibreYOLO's exporter traces it, with the neck features as extra outputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""YOLO-NAS-Pose (Nano, Small, Medium, Large), as LibreYOLO carries it on from SuperGradients.
+"""YOLO-NAS-Pose (Nano, Small, Medium, Large) as LibreYOLO carries it on from SuperGradients.
 
-Only this folder imports libreyolo (MIT, an optional extra). Checkpoints of both are loaded as plain weights,
-nothing is fetched, and the model runs as LibreYOLO's own predictor runs it: unfused, square, on BGR images.
+Only this folder imports libreyolo (MIT, an optional extra). Checkpoints of both are loaded as plain weights. The model
+runs as in LibreYOLO's predictor: unfused, square, on BGR images.
 """
 
 from __future__ import annotations
