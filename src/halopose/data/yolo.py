@@ -183,7 +183,7 @@ def _with_labels(samples: Sequence[Sample]) -> Iterator[tuple[Stored, str, str]]
             yield image, str(labels), _decoded(known.get(str(labels), b""), str(labels))
         else:
             labels = _labels_of(image)
-            if labels.is_fifo():  # reading it would wait for ever
+            if Path(str(labels)).is_fifo():  # reading it would wait for ever
                 raise HaloposeError(f"cannot read labels {labels}: it is no regular file")
             try:
                 yield image, str(labels), _decoded(labels.read_bytes(), str(labels))
