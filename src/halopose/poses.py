@@ -1,8 +1,4 @@
-"""The hub: predicted poses with their distributions, and annotated poses, as plain numpy arrays.
-
-Everything that predicts makes a ``PoseDistributions``, everything that scores, draws or exports takes one.
-All coordinates are pixels of the original image.
-"""
+"""Predicted poses with their distributions, and annotated poses, as NumPy arrays in pixels of the original image."""
 
 from __future__ import annotations
 
@@ -30,19 +26,26 @@ _BY_IMAGE = {"by image": True}  # of fields that have an entry for every image
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PoseDistributions:
-    """N detections of K keypoints, of one image or, with ``image_ids``, of many.
+    """N detections of K keypoints, of one image or, with ``image_ids``, of several.
 
-    boxes (N, 4) xyxy; scores (N,); keypoints (N, K, 2), the base model's own; covariance and scale
-    (N, K, 2, 2); dof (N, K) for a Student-t, also given as (K,) where all detections share it, None for a
-    Gaussian; visibility (N, K) or None; keep (N, K), the pruning mask (a pruned keypoint keeps its coordinates);
-    class_ids (N,) or None, counted from 1 as COCO's categories are; image_ids (N,) or None;
-    novelty (N,), the share of calibration detections that are as unlike the data, or None; image_novelty (I,), the
-    same of the I whole images these are from; offset (N, K, 2), by which the law's mean is off the keypoints, or
-    None where they are its mean.
-
-    Where the calibration has them: dispersion (N, K, 2, 2), the heads' own before any calibration, which
-    ``regions`` are multiples of; correlation (N, 2K, 2K), how whitened residuals of different keypoints go
-    together, in the order x1, y1, x2, ...; together, the degrees of freedom of the joint Student-t.
+    Attributes:
+        boxes: Boxes (N, 4), x1 y1 x2 y2.
+        scores: Detection scores (N,).
+        keypoints: Keypoints (N, K, 2) of the base model.
+        covariance: Covariances (N, K, 2, 2).
+        scale: Scale matrices (N, K, 2, 2); the covariances if the distribution is Gaussian.
+        dof: Degrees of freedom (N, K) of a Student-t, or (K,) if all detections share them; None for a Gaussian.
+        visibility: Visibility scores (N, K), or None.
+        keep: Keypoints (N, K) that pruning keeps; a pruned keypoint keeps its coordinates.
+        class_ids: Class (N,) counted from 1 as COCO categories are, or None.
+        image_ids: Image (N,), or None.
+        dispersion: Dispersions (N, K, 2, 2) of the heads before calibration, or None; ``regions`` are multiples of it.
+        correlation: Correlation (N, 2K, 2K) of whitened residuals in the order x1, y1, x2, ..., or None.
+        regions: Conformal regions, or None.
+        joint_dof: Degrees of freedom of the joint Student-t.
+        novelty: Out-of-distribution p-values (N,), small for unusual detections, or None.
+        image_novelty: The same of the I whole images, (I,), or None.
+        offset: Mean (N, K, 2) of the distribution minus the keypoint, or None where it is zero.
 
     >>> spread = np.tile(4 * np.eye(2), (1, 3, 1, 1))  # one detection of three keypoints, 2 px each way
     >>> box, score = np.array([[0.0, 0.0, 10.0, 20.0]]), np.array([0.9])
@@ -140,12 +143,19 @@ class PoseDistributions:
 
     @property
     def mean(self) -> Array:
-        """Where keypoints are expected (N, K, 2): the base's own, unless its errors were found to be biased."""
+        """Mean (N, K, 2) of the distributions: the keypoints, plus ``offset`` if calibration found a bias."""
         return self.keypoints if self.offset is None else np.asarray(self.keypoints + self.offset)
 
     @classmethod
     def concatenate(cls, parts: Sequence[PoseDistributions]) -> PoseDistributions:
-        """Join detections of several images; the parts must have the same keypoints and the same law."""
+        """Join detections of several images.
+
+        Args:
+            parts: Poses with the same keypoints, distribution and optional fields.
+
+        Raises:
+            HaloposeError: There are no parts, or they differ in their optional fields.
+        """
         if not parts:
             raise HaloposeError("nothing to concatenate: give at least one PoseDistributions")
         joined: dict[str, Any] = {}
@@ -165,18 +175,33 @@ class PoseDistributions:
     # --- regions with a guarantee ---------------------------------------------------------------------------
 
     def region(self, probability: float) -> Array:
-        """Matrices M (N, K, 2, 2): the region is (y - mean)' M^-1 (y - mean) <= 1.
+        """Conformal regions of single keypoints.
 
-        It holds the true keypoint with at least the stated probability, whatever its law: of a detection that
-        matches an object, on images like those of calibration (``calibration.conformal``).
+        The region of a keypoint is (y - mean)' M^-1 (y - mean) <= 1. It contains the true keypoint with at least the
+        given probability, whatever the distribution, for a detection that matches an object on images like those
+        of calibration.
+
+        Args:
+            probability: Coverage between 0 and 1.
+
+        Returns:
+            Matrices M (N, K, 2, 2).
+
+        Raises:
+            HaloposeError: The poses have no regions, or calibration had too few images for this probability.
         """
         regions, dispersion = self._calibrated_regions()
         return np.asarray(dispersion * regions.of_objects(probability, box_area(self.boxes))[..., None, None])
 
     def whole_region(self, probability: float, *, kept: bool = False) -> Array:
-        """Matrices (N, K, 2, 2) as ``region`` has, larger ones: they hold all keypoints of an object at once.
+        """Conformal regions that contain all keypoints of an object at once.
 
-        kept: only those that pruning keeps count.
+        Args:
+            probability: Coverage between 0 and 1.
+            kept: Count only the keypoints that pruning keeps.
+
+        Returns:
+            Matrices (N, K, 2, 2) as in ``region``.
         """
         regions, dispersion = self._calibrated_regions()
         return np.asarray(dispersion * regions.whole_radius(probability, kept))
@@ -186,12 +211,11 @@ class PoseDistributions:
             raise HaloposeError("these poses come without regions: calibrate the heads again with `halopose calibrate`")
         return self.regions, self.dispersion
 
-    # --- all keypoints together -----------------------------------------------------------------------------
+    # --- joint distribution -----------------------------------------------------------------------------
 
     @property
     def joint(self) -> JointDistribution:
-        """The joint law of each detection's residuals, truth less prediction; independent keypoints without any
-        correlation."""
+        """Joint distribution of each detection's residuals; keypoints are independent if there is no correlation."""
         size = 2 * self.keypoint_count
         correlation = np.eye(size) if self.correlation is None else self.correlation
         return JointDistribution(factors(self.scale), correlation, self.dof, self.joint_dof)
@@ -202,14 +226,26 @@ class PoseDistributions:
         return joint_covariance(self.covariance, self.joint.correlation)
 
     def sample(self, count: int, seed: int = 0) -> Array:
-        """Whole poses (count, N, K, 2) that might be the true ones."""
+        """Draw whole poses from the joint distribution.
+
+        Args:
+            count: Number of draws.
+            seed: Seed of the random generator.
+
+        Returns:
+            Keypoints (count, N, K, 2).
+        """
         return self.mean + self.joint.sample(count, np.random.default_rng(seed))
 
     def given(self, known: Array) -> PoseDistributions:
-        """The same detections with some keypoints known: ``known`` (N, K, 2) has their places, NaN elsewhere.
+        """Condition the joint distribution on known keypoints.
 
-        The others move to where they are expected then, with the covariance that is left, as Gaussians; that of a
-        known one is zero. Regions and correlation say nothing of what is left and are gone.
+        Args:
+            known: True positions (N, K, 2) of the known keypoints; NaN elsewhere.
+
+        Returns:
+            Detections with Gaussian conditional means and covariances; the covariance of a known keypoint is zero.
+            Regions and correlation are removed.
         """
         if known.shape != self.keypoints.shape:
             raise HaloposeError(f"known should have shape {self.keypoints.shape}, got {known.shape}")
@@ -217,24 +253,31 @@ class PoseDistributions:
         mean, spread = self.joint.given(known - self.mean, mask).moments()
         place = np.where(mask[..., None], known, self.mean + mean)
         spread = np.where(mask[..., None, None], 0.0, spread)
-        gone: dict[str, Any] = {"dof": None, "dispersion": None, "correlation": None, "regions": None}
-        gone["offset"] = None
-        return replace(self, keypoints=place, covariance=spread, scale=spread, joint_dof=math.inf, **gone)
+        removed: dict[str, Any] = {"dof": None, "dispersion": None, "correlation": None, "regions": None}
+        removed["offset"] = None
+        return replace(self, keypoints=place, covariance=spread, scale=spread, joint_dof=math.inf, **removed)
 
-    # --- what is unlike the data ------------------------------------------------------------------------------
+    # --- out of distribution ------------------------------------------------------------------------------
 
     def in_distribution(self, alarm: float = 0.05) -> Array:
-        """Detections (N,) that are like what was calibrated on: on such data all but a share ``alarm`` are.
+        """Detections that are in distribution.
 
-        >>> spread = np.tile(np.eye(2), (2, 1, 1, 1))
-        >>> given = np.zeros((2, 4)), np.ones(2), np.zeros((2, 1, 2)), spread, spread
-        >>> PoseDistributions(*given, novelty=np.array([0.4, 0.01])).in_distribution(alarm=0.05).tolist()
-        [True, False]
+        Args:
+            alarm: False-alarm rate: the share of in-distribution detections that are flagged.
+
+        Returns:
+            Mask (N,), False for out-of-distribution detections.
+
+        Example:
+            >>> spread = np.tile(np.eye(2), (2, 1, 1, 1))
+            >>> given = np.zeros((2, 4)), np.ones(2), np.zeros((2, 1, 2)), spread, spread
+            >>> PoseDistributions(*given, novelty=np.array([0.4, 0.01])).in_distribution(alarm=0.05).tolist()
+            [True, False]
         """
         if not 0 <= alarm <= 1:
             raise HaloposeError(f"an alarm rate lies between 0 and 1, got {alarm}")
         if self.novelty is None:
-            raise HaloposeError("these poses say nothing of novelty: add it to their artifact with `halopose novelty`")
+            raise HaloposeError("these poses have no novelty p-values: add them with `halopose novelty`")
         return np.asarray(self.novelty > alarm)
 
     def plot(self, image: Array, *, probability: float = 0.95, **options: Any) -> Array:
@@ -246,7 +289,8 @@ class PoseDistributions:
     def to_json(self, correlation: bool = False) -> list[dict[str, Any]]:
         """COCO results entries with covariances and the pruning mask, as ``halopose score`` reads them.
 
-        correlation: with that of all 2K coordinates, where there is one; it is (2K, 2K) in every detection.
+        Args:
+            correlation: Add the correlation (2K, 2K) of all coordinates, if there is one.
         """
         n, k = self.keypoints.shape[:2]
         visibility = np.ones((n, k)) if self.visibility is None else self.visibility
