@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Artifact": "halopose.fitting.artifact",
-    "FitSettings": "halopose.fitting.pipeline",
+    "FitSettings": "halopose.fitting.settings",
     "Gaussian": "halopose.uncertainty.distributions",
     "GaussianCalibration": "halopose.calibration.calibrators",
     "GroundTruth": "halopose.poses",

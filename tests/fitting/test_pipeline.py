@@ -1,5 +1,5 @@
 """What a whole fit tells the user, and the bound that calibration gives heads; that it fits is in
-tests/test_uncertain_pose.py."""
+tests/prediction/test_uncertain_pose.py."""
 
 from dataclasses import replace
 from pathlib import Path
