@@ -138,7 +138,7 @@ def test_calibrating_on_training_images_is_refused(
     assert "among those the heads were trained on" in line
 
 
-@pytest.mark.parametrize("command", ["fit", "fit runways", "report", "train", "calibrate", "evaluate", "predict"])
+@pytest.mark.parametrize("command", ["fit", "report", "train", "calibrate", "evaluate", "predict"])
 def test_outputs_that_cannot_be_written_are_refused_before_any_work(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -150,15 +150,14 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(
     )
     arguments = {
         "fit": ("fit", work / "data.yaml", *base(work), "-o", inside),
-        "fit runways": ("fit", "-o", inside),
         "report": ("fit", work / "data.yaml", *base(work), "-o", tmp_path / "a.safetensors", "--report", folder),
-        "train": ("train", work / "a" / "train", *base(work), "-o", inside),
-        "calibrate": ("calibrate", work / "a" / "val", *base(work), *heads, "-o", inside),
+        "train": ("train", work / "a-work" / "train", *base(work), "-o", inside),
+        "calibrate": ("calibrate", work / "a-work" / "val", *base(work), *heads, "-o", inside),
         "evaluate": ("evaluate", work / "data.yaml", *base(work), *heads, "--split", "test", "-o", folder),
         "predict": ("predict", ASSETS / "bus.jpg", *base(work), *heads, "-o", folder),
     }[command]
     for late in (
-        "landing.world.dataset.write_dataset", "fitting.pipeline.fit", "fitting.pipeline.train_heads",
+        "fitting.pipeline.fit", "fitting.pipeline.train_heads",
         "fitting.pipeline.calibrate_artifact", "fitting.pipeline.collect_validation",
         "prediction.uncertain_pose.UncertainPose.stream",
     ):  # fmt: skip
@@ -191,8 +190,32 @@ def test_fit_into_a_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refused(monkeypatch, capsys, "fit", "-o", ".").endswith("it is a folder, name a file\n")
+    (tmp_path / "data.yaml").touch()
+    line = refused(monkeypatch, capsys, "fit", "data.yaml", "--base", "base.pt", "-o", ".")
+    assert "folder" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["data.yaml"]
+
+
+def test_fit_without_data_explains_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(monkeypatch, capsys, "fit")
+    assert "--base" in line
+    assert "yaml" in line
     assert not list(tmp_path.iterdir())
+
+
+def test_fit_never_works_in_a_folder_of_other_files(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The work folder is named after the artifact; a data set of the user there is refused and left alone."""
+    (tmp_path / "mine-work" / "train" / "images").mkdir(parents=True)
+    words = "fit", work / "data.yaml", *base(work), "-o", tmp_path / "mine.safetensors"
+    line = refused(monkeypatch, capsys, *words)
+    assert "mine-work" in line
+    assert "--work" in line
+    assert not (tmp_path / "mine.safetensors").exists()
 
 
 def test_calibrating_anew_is_as_the_heads_were_made(work: Path, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from halopose.cli.app import app
+from halopose.cli.tracking_commands import read_frames
 from halopose.data.coco import parse_predictions
 from halopose.data.dataset import Dataset
 from halopose.data.films import FilmWriter, film_facts
@@ -70,7 +73,7 @@ def test_predict_keeps_pictures_of_equal_names_apart(
     for folder in ("a", "b"):
         assert (tmp_path / "out" / folder / "bus.jpg").is_file()
     line = refused(monkeypatch, capsys, "predict", tmp_path / "a", *heads, "-o", tmp_path / "a")
-    assert line.endswith("would take its place: choose another --output\n")
+    assert "would replace the source" in line
     assert (tmp_path / "a" / "bus.jpg").read_bytes() == (ASSETS / "bus.jpg").read_bytes()
 
 
@@ -81,7 +84,7 @@ def test_predict_refuses_missing_and_foreign_things(
     artifact = "--artifact", work / "a.safetensors"
     assert "no file" in refused(monkeypatch, capsys, "predict", tmp_path / "no.jpg", *base(work), *artifact)
     assert not (tmp_path / "poses").exists()
-    assert "give --artifact" in refused(monkeypatch, capsys, "predict", ASSETS, *base(work))
+    assert "--artifact" in refused(monkeypatch, capsys, "predict", ASSETS, *base(work))
     torch.save({"model": pose_model("11", seed=5)}, tmp_path / "other.pt")
     line = refused(monkeypatch, capsys, "predict", ASSETS, "--base", tmp_path / "other.pt", *artifact)
     assert "made for another base" in line
@@ -94,7 +97,7 @@ def test_predict_on_a_full_disk_is_one_line(
     heads = "--artifact", work / "a.safetensors"
     line = refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *base(work), *heads, "-o", tmp_path)
     assert line.startswith(f"halopose: cannot write {tmp_path}")
-    assert line.endswith("File too large; free some space and run it again, it goes on\n")
+    assert line.endswith("File too large; free some space and run it again, it resumes\n")
     assert not list(tmp_path.glob("*.jpg"))
 
 
@@ -139,7 +142,7 @@ def test_a_truth_without_the_image_is_refused(
     (tmp_path / "truth.json").write_text(json.dumps({"images": [{"id": 1, "file_name": "other.jpg"}]}))
     heads = *base(work), "--artifact", work / "a.safetensors", "--truth", tmp_path / "truth.json"
     line = refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *heads, "-o", tmp_path / "out")
-    assert "knows no image called bus.jpg" in line
+    assert "no image bus.jpg" in line
 
 
 def test_predict_finds_the_head_and_the_names_of_the_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +190,7 @@ def test_the_visibility_threshold_is_the_artifacts_or_the_users(work: Path, tmp_
     kept = {}
     for option in ((), ("--visibility", 0), ("--visibility", 0.3)):
         run("predict", ASSETS / "bus.jpg", *base(work), "--artifact", tmp_path / "a.safetensors", *option,
-            "-o", tmp_path / "out")  # fmt: skip
+            "-o", tmp_path / "out", "--exist-ok")  # fmt: skip
         content = json.loads((tmp_path / "out" / "predictions.json").read_text())
         kept[option[1:]] = parse_predictions("p", content, None)
     visibility = present(kept[()].visibility)
@@ -230,7 +233,7 @@ def test_a_stopped_run_keeps_what_is_done_and_goes_on(
     monkeypatch.setattr(UncertainPose, "predict", interrupted)
     stopped = CliRunner().invoke(app, [str(word) for word in words])
     assert stopped.exit_code != 0
-    assert "the same command goes on" in stopped.output
+    assert "same command resumes" in stopped.output
     entries = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert {entry["file_name"] for entry in entries} == {"a.jpg", "b.jpg"}
     assert "2 of 3 were done before" in run(*words)
@@ -246,7 +249,7 @@ def test_a_film_becomes_a_film(work: Path, tmp_path: Path) -> None:
             film.write(image)
     heads = *base(work), "--artifact", work / "a.safetensors"
     output = run("predict", tmp_path / "clip.mp4", ASSETS / "bus.jpg", *heads, "-o", tmp_path / "out")
-    assert re.search(r"clip: 3 frames, \d+ ms a frame", output)
+    assert re.search(r"clip: 3 frames, \d+ ms/frame", output)
     assert film_facts(tmp_path / "out" / "clip.mp4") == (10.0, 3)
     assert (tmp_path / "out" / "bus.jpg").is_file()
 
@@ -256,7 +259,7 @@ def test_the_shipped_heads_are_found_for_their_base(
 ) -> None:
     """Given with --base alone, the base that the shipped heads are for needs no --artifact; others do."""
     words = ("predict", ASSETS / "bus.jpg", *base(work), "-o", tmp_path / "out")
-    assert "give --artifact" in refused(monkeypatch, capsys, *words)
+    assert "--artifact" in refused(monkeypatch, capsys, *words)
     monkeypatch.setattr(model_zoo, "is_default_base", lambda path: True)
     monkeypatch.setattr(model_zoo, "shipped_artifact", lambda: work / "a.safetensors")
     run(*words)
@@ -266,7 +269,7 @@ def test_the_shipped_heads_are_found_for_their_base(
 def test_an_uncalibrated_artifact_is_refused_unless_insisted_on(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("train", work / "a" / "train", *base(work), "--epochs", 1, "-o", tmp_path / "heads.safetensors")
+    run("train", work / "a-work" / "train", *base(work), "--epochs", 1, "-o", tmp_path / "heads.safetensors")
     words = *base(work), "--artifact", tmp_path / "heads.safetensors", "-o", tmp_path / "out"
     for command in (("predict", ASSETS / "bus.jpg"), ("evaluate", work / "data.yaml", "--split", "test")):
         assert "not calibrated" in refused(monkeypatch, capsys, *command, *words)
@@ -288,8 +291,15 @@ def test_options_from_a_file(
     )
     run("--config", tmp_path / "config.yaml", *words)
     assert "dof" in json.loads((tmp_path / "out" / "predictions.json").read_text())[0]
-    (tmp_path / "config.yaml").write_text("pradict: {}\n")
-    assert "no command with options" in refused(monkeypatch, capsys, "--config", tmp_path / "config.yaml", *words)
+    mistakes = {"pradict: {}": "predict", "predict: {confidence: 0.9}": "conf", "predict: 3": "epochs"}
+    for content, advice in mistakes.items():
+        (tmp_path / "config.yaml").write_text(content)
+        line = refused(monkeypatch, capsys, *words, "--config", tmp_path / "config.yaml")
+        assert "config.yaml" in line
+        assert advice in line
+    (tmp_path / "config.yaml").write_text("predict: {exist_ok: true, conf: 0.89}")
+    run(*words, "--config", tmp_path / "config.yaml")
+    assert all(entry["score"] >= 0.89 for entry in json.loads((tmp_path / "out" / "predictions.json").read_text()))
 
 
 def test_quiet_says_nothing_and_models_are_listed(work: Path, tmp_path: Path) -> None:
@@ -322,7 +332,7 @@ def test_calibrating_anew_ranks_novelty_among_the_same_images(work: Path, novel:
     before, after = Artifact.load(novel), Artifact.load(tmp_path / "c.safetensors")
     assert before.novelty is not None
     assert after.novelty is not None
-    assert f"novelty is a rank among {len(after.novelty.known)} detections in these images now" in said
+    assert f"refer to {len(after.novelty.known)} detections" in said
     assert list(present(after.card.novelty).calibration) == sorted(after.card.images.of("calibration"))
     assert not set(present(after.card.novelty).calibration) & set(present(before.card.novelty).calibration)
     assert torch.equal(before.novelty.centre, after.novelty.centre)  # what was fitted stays
@@ -352,7 +362,7 @@ def test_predict_flags_what_is_unlike_the_data(
     flagged = [entry for entry in entries if not entry["in_distribution"]]
     assert all((entry["novelty"] <= 0.5) == (entry in flagged) for entry in entries)
     assert all(0 < entry["image_novelty"] <= 1 for entry in entries)
-    assert f"{len(flagged)} unlike the data" in said
+    assert f"{len(flagged)} out of distribution" in said
     error = refused(monkeypatch, capsys, *arguments, "--artifact", work / "a.safetensors", "-o", tmp_path / "no")
     assert "halopose novelty" in error
 
@@ -371,3 +381,116 @@ def test_evaluate_under_shift(work: Path, novel: Path, tmp_path: Path) -> None:
     assert re.search(r"alarms at 5 %: .* of detections and .* of images", said)
     assert "Out-of-distribution alarms" in (tmp_path / "report.html").read_text()
     assert "</html>" in (tmp_path / "shift.html").read_text()
+
+
+def test_films_are_never_written_over_sources_or_foreign_films(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before any work, also where the output folder is reached by a link."""
+    film = small_film(tmp_path / "clip.mp4")
+    content = film.read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "other").mkdir()
+    shutil.copy(film, tmp_path / "other" / "clip.avi")
+    monkeypatch.setattr(UncertainPose, "predict", lambda *given, **more: pytest.fail("too late"))
+    heads = *base(work), "--artifact", work / "a.safetensors"
+    for folder in (tmp_path, tmp_path / "link"):
+        assert "replace the source" in refused(monkeypatch, capsys, "predict", film, *heads, "-o", folder)
+    line = refused(monkeypatch, capsys, "predict", tmp_path / "other" / "clip.avi", *heads, "-o", tmp_path)
+    assert "clip.mp4 exists already" in line
+    assert film.read_bytes() == content
+    assert not (tmp_path / "predictions.json").exists()
+
+
+def small_film(path: Path, frames: int = 3) -> Path:
+    image = cv2.resize(read_picture(ASSETS / "bus.jpg"), (96, 128))
+    with FilmWriter(path, 10) as film:
+        for _ in range(frames):
+            film.write(image)
+    return path
+
+
+def test_a_json_of_a_film_knows_its_frame_rate(work: Path, tmp_path: Path) -> None:
+    heads = *base(work), "--artifact", work / "a.safetensors"
+    run("predict", small_film(tmp_path / "clip.mp4"), *heads, "-o", tmp_path / "out", "--no-pictures")
+    assert not (tmp_path / "out" / "clip.mp4").exists()
+    said = run("track", tmp_path / "out" / "predictions.json", "-o", tmp_path / "tracks")
+    assert "--rate" not in said
+    assert read_frames(tmp_path / "out" / "predictions.json")[2] == 10
+
+
+def test_later_runs_into_a_folder_are_numbered(work: Path, tmp_path: Path) -> None:
+    """Unless the folder is to be written again; a second process in the folder is refused."""
+    words = "predict", ASSETS / "bus.jpg", *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path / "out"
+    run(*words)
+    before = (tmp_path / "out" / "predictions.json").read_bytes()
+    assert "out2" in run(*words, "--conf", 0.9)
+    assert "out3" in run(*words)
+    assert (tmp_path / "out" / "predictions.json").read_bytes() == before
+    assert (tmp_path / "out3" / "predictions.json").read_bytes() == before
+    run(*words, "--exist-ok", "--conf", 0.9)
+    assert (tmp_path / "out" / "predictions.json").read_bytes() == (tmp_path / "out2" / "predictions.json").read_bytes()
+    assert not (tmp_path / "out4").exists()
+
+
+def test_a_second_process_in_the_folder_is_refused(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "predict", ASSETS / "bus.jpg", *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path / "out"
+    hold = (
+        "import sys, time\nfrom halopose.data.lock import locked\n"
+        "with locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold, tmp_path / "out"], stdout=subprocess.PIPE) as process:
+        assert present(process.stdout).read(4) == b"held"
+        assert str(process.pid) in refused(monkeypatch, capsys, *words)
+        process.kill()
+    assert not (tmp_path / "out" / "predictions.json").exists()
+    run(*words)
+
+
+def test_a_stopped_run_is_resumed_only_for_the_same_files(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replaced image is predicted again; another folder with the same names is another run."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for name in ("1", "2", "3"):
+            shutil.copy(ASSETS / "bus.jpg", tmp_path / folder / f"{name}.jpg")
+    heads = *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path / "out"
+    whole, calls = UncertainPose.predict, [0]
+
+    def interrupted(model: Any, image: Array, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise KeyboardInterrupt
+        return whole(model, image, **options)
+
+    monkeypatch.setattr(UncertainPose, "predict", interrupted)
+    assert CliRunner().invoke(app, [str(word) for word in ("predict", tmp_path / "a", *heads)]).exit_code != 0
+    assert "3 of 3" in run("predict", tmp_path / "b", *heads)
+    assert len({e["file_name"] for e in json.loads((tmp_path / "out2" / "predictions.json").read_text())}) == 3
+    assert calls == [6]
+    cv2.imwrite(str(tmp_path / "a" / "1.jpg"), np.zeros((64, 64, 3), np.uint8))
+    assert "1 of 3 were done before" in run("predict", tmp_path / "a", *heads)
+    entries = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert calls == [8]
+    assert {entry["file_name"] for entry in entries} >= {"2.jpg", "3.jpg"}
+    assert not (tmp_path / "out3").exists()
+
+
+@pytest.mark.parametrize("name", ["yolo11s-pose.pt", "person", "missing.pt"])
+def test_a_base_that_is_no_file_and_no_name_is_refused_with_the_known_names(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", "--base", name)
+    for word in (f"no file {name}", "yolo11n-pose", "runway", "halopose fit"):
+        assert word in line
+    (tmp_path / "model.onnx").write_bytes(b"x")
+    assert "--deployed" in refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", "--base", "model.onnx")
+
+
+def test_names_of_models_have_any_case_and_may_end_in_pt() -> None:
+    assert model_zoo.find_model("YOLO11n-Pose.pt") == model_zoo.find_model("yolo11n-pose") != None  # noqa: E711
+    assert model_zoo.find_model("Runway") is not None

@@ -22,12 +22,13 @@ from halopose.cli import (
     studies_commands,
     tracking_commands,
 )
-from halopose.cli.options import add_command, read_config
+from halopose.cli.options import Program, add_command, read_config
 from halopose.cli.terminal import listen, say
 from halopose.errors import HaloposeError
 from halopose.plugins import load_plugins
 
 app = typer.Typer(
+    cls=Program,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     pretty_exceptions_enable=False,
@@ -46,7 +47,8 @@ def settings(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
     config: Annotated[
-        Path | None, typer.Option(help="Yaml with options by command, such as fit: {epochs: 20}.")
+        Path | None,
+        typer.Option(help="Yaml file with options by command, such as fit: {epochs: 20}. Also after the command."),
     ] = None,
 ) -> None:
     """Calibrated predictive distributions for the keypoints of pose models."""
@@ -58,9 +60,7 @@ def settings(
         raise typer.Exit
     listen(quiet, verbose)
     if config is not None:
-        commands = [each.callback.__name__ for each in app.registered_commands if each.callback]
-        groups = [str(group.typer_instance.info.name) for group in app.registered_groups if group.typer_instance]
-        context.default_map = read_config(config, commands, groups)
+        context.default_map = read_config(config, getattr(context.command, "commands", {}))
 
 
 COMMANDS = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from halopose.cli.options import ArtifactElseShipped, BaseElseShipped, files_or_shipped
+from halopose.cli.options import ArtifactElseShipped, BaseElseShipped
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.errors import HaloposeError
 
@@ -46,7 +46,6 @@ def export(
     from halopose.deploy.graph import TopkSettings
     from halopose.prediction.uncertain_pose import UncertainPose
 
-    base, artifact = files_or_shipped(base, artifact)
     if half and int8:
         raise HaloposeError("give --half or --int8, not both")
     onnx_file.require_onnx()

@@ -44,10 +44,8 @@ from halopose.cli.options import (
     ValImages,
     WarmStart,
     Workers,
-    files_or_shipped,
-    given,
-    named_files,
     refuse_with_deployed,
+    required_files,
     sizes,
 )
 from halopose.cli.options import share as checked_share
@@ -112,7 +110,9 @@ def fit(
     from halopose.data.files import make_folder, make_room
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
+    from halopose.fitting.work_folder import work_folder
     from halopose.fitting.workers import WorkerPool, batch_for, ranks
+    from halopose.hosts import model_zoo
     from halopose.hosts.loading import load_host
     from halopose.uncertainty.heads import head_settings
 
@@ -121,8 +121,7 @@ def fit(
             "fit needs annotated images and a trained pose model: halopose fit DATA.yaml --base MODEL.pt. DATA is "
             "a YOLO data yaml with train and val splits, or COCO keypoint json with --images and --val"
         )
-    named, _ = named_files(base, None)
-    base = given(named, "base")
+    base = Path(model_zoo.resolve(base, None)[0] or base)
     if ranks():
         raise HaloposeError("fit is for one process: under torchrun run collect, train and evaluate one by one")
     settings = replace(
@@ -138,9 +137,8 @@ def fit(
         novelty_images=novelty_images,
     )
     make_room(output)
-    work = work or output.with_suffix("")
-    if work == output:
-        raise HaloposeError(f"{output} is the work folder too: name the artifact {output}.safetensors")
+    work = work_folder(output, work)
+    say(f"work folder: {work}")
     report = report or output.with_name(f"{output.stem}-report")
     make_folder(report)
     with locked(work):
@@ -307,8 +305,9 @@ def calibrate(
         refuse_with_deployed(context, "share", "end2end", "device", "unsafe")
         calibrate_deployed(store, deployed, split, images, offset=offset, **changes)
         return
-    base, artifact = named_files(base, artifact)
-    base, artifact, output = given(base, "base"), given(artifact, "artifact"), given(output, "output")
+    base, artifact = required_files(base, artifact)
+    if output is None:
+        raise HaloposeError("give --output, the calibrated artifact to write")
     trained = Artifact.load(artifact)
     host = host_for(trained, base, device=device, unsafe=unsafe, end2end=end2end)
     make_room(output)
@@ -331,6 +330,7 @@ def _store_of(given: Path, split: str, images: Path | None, trained: Artifact, h
     from halopose.data.loading import load_dataset
     from halopose.fitting import pipeline
     from halopose.fitting.feature_cache import MatchStore
+    from halopose.fitting.work_folder import work_folder
     from halopose.plugins import dataset_reader
 
     if dataset_reader(given) is None and (given.is_dir() or not given.exists()):
@@ -344,7 +344,7 @@ def _store_of(given: Path, split: str, images: Path | None, trained: Artifact, h
         trained, conf=made.conf, iou=made.iou, batch=made.batch, cells_per_object=made.cells_per_object
     )
     with progress() as step:
-        return pipeline.collect_validation(host, dataset, output.with_suffix("") / "store", settings, step)
+        return pipeline.collect_validation(host, dataset, work_folder(output) / "store", settings, step)
 
 
 def _changes(before: Artifact, after: Artifact) -> list[str]:
@@ -391,13 +391,14 @@ def novelty(
     from halopose.fitting.artifact import Artifact, host_for
     from halopose.fitting.novelty_fitting import collect_copies, fit_novelty
     from halopose.fitting.settings import NoveltySettings
+    from halopose.fitting.work_folder import work_folder
     from halopose.hosts import model_zoo
 
-    base, artifact = files_or_shipped(base, artifact)
-    known = Artifact.load(artifact or model_zoo.shipped_artifact())
-    host = host_for(known, base or model_zoo.find_base(), device=device, unsafe=unsafe, end2end=end2end)
+    base, artifact = model_zoo.model_files(base, artifact)
+    known = Artifact.load(artifact)
+    host = host_for(known, base, device=device, unsafe=unsafe, end2end=end2end)
     make_room(output)
-    work = work or output.with_suffix("")
+    work = work_folder(output, work)
     training, validation = two_datasets(data, train, val, images, val_images, known.layout)
     validation = validation.subset(np.setdiff1d(validation.image_ids, known.card.images.of("evaluation", "heads")))
     if not len(validation):

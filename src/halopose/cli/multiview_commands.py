@@ -56,9 +56,9 @@ def triangulate(
     views = read_calibration(cameras, unit)
     listed = len(films) == 1 and films[0].suffix.lower() == ".json"
     if listed:
-        poses, layout = _read(films[0], views)
-        seconds = rate or 25.0
-        if rate is None:
+        poses, layout, known_rate = _read(films[0], views)
+        seconds = rate or known_rate or 25.0
+        if rate is None and known_rate is None:
             say("the json does not say how fast the films are: 25 frames a second, or give --rate")
     else:
         if len(films) != len(views):
@@ -92,11 +92,11 @@ def triangulate(
     say(f"-> {', '.join(map(str, (*files, *recordings)))}")
 
 
-def _read(path: Path, views: list[CalibratedView]) -> tuple[list[list[PoseDistributions]], Keypoints]:
+def _read(path: Path, views: list[CalibratedView]) -> tuple[list[list[PoseDistributions]], Keypoints, float | None]:
     """Poses of every camera's film, found by the cameras' names; if it has none of them, as the films appear."""
     from halopose.data.coco import parse_predictions
     from halopose.data.files import read_json
-    from halopose.data.films import by_film
+    from halopose.data.films import by_film, frame_rate
     from halopose.keypoints import Keypoints
 
     content = read_json(path)
@@ -106,10 +106,10 @@ def _read(path: Path, views: list[CalibratedView]) -> tuple[list[list[PoseDistri
     if len(missing) == len(views) == len(films):
         told = ", ".join(f"{film} of {view.name}" for film, view in zip(films, views, strict=True))
         say(f"films have other names than cameras, and are taken in the order of the json: {told}")
-        return list(films.values()), Keypoints.of(every.keypoint_count)
+        return list(films.values()), Keypoints.of(every.keypoint_count), frame_rate(path, content)
     if missing:
         raise HaloposeError(f"{path} has films {', '.join(films)}, but none of camera {missing[0]}")
-    return [films[view.name] for view in views], Keypoints.of(every.keypoint_count)
+    return [films[view.name] for view in views], Keypoints.of(every.keypoint_count), frame_rate(path, content)
 
 
 def _offsets(text: str, views: list[CalibratedView], poses: list[list[PoseDistributions]]) -> np.ndarray | None:

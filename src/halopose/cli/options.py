@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from halopose.errors import HaloposeError
 
@@ -17,27 +18,51 @@ MANY = 100_000  # resamplings or epochs that nobody waits for
 SMALLEST, LARGEST = 32, 16384  # input sizes; the smallest is the stride of the coarsest level
 
 
-class Grouped(TyperCommand):
-    """A command whose help lists options by their panel, without rich."""
+class Program(TyperGroup):
+    """The group of all commands; ``--config`` may stand before or after the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Move ``--config`` to the front."""
+        moved: list[str] = []
+        rest: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                rest += [word, *words]
+            elif word == "--config":
+                moved += [word, *islice(words, 1)]
+            else:
+                (moved if word.startswith("--config=") else rest).append(word)
+        return super().parse_args(ctx, [*moved, *rest])
+
+
+class PanelCommand(TyperCommand):
+    """A command whose help groups options by their panel."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """One section for each panel; what names none is under Arguments or Options."""
+        """Write one section for each panel; parameters without a panel are under Arguments or Options."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for given in self.get_params(ctx):
-            usual = "Arguments" if given.param_type_name == "argument" else "Options"
-            record = given.get_help_record(ctx)
+        for parameter in self.get_params(ctx):
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            record = parameter.get_help_record(ctx)
             if record is not None:
-                panels.setdefault(getattr(given, "rich_help_panel", None) or usual, []).append(record)
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
         for name, records in panels.items():
             if records:
                 with formatter.section(name):
                     formatter.write_dl(records)
 
 
-def add_command(app: typer.Typer, command: Callable[..., None]) -> None:
-    """Add a command whose help groups its options; the summary is the first line of its docstring."""
+def add_command(app: typer.Typer, command: Callable[..., None], panel: str | None = None) -> None:
+    """Add a command to the command line; its summary is the first line of its docstring.
+
+    Args:
+        app: The Typer application.
+        command: Function of the command.
+        panel: Group of commands in ``halopose --help``.
+    """
     summary = (command.__doc__ or "").splitlines()[0]  # in full, where click would shorten it
-    app.command(cls=Grouped, short_help=summary)(command)
+    app.command(cls=PanelCommand, short_help=summary, rich_help_panel=panel)(command)
 
 
 def finite(value: float) -> float:
@@ -120,32 +145,57 @@ def floats(text: str, option: str) -> list[float]:
     return values
 
 
-def read_config(path: Path, commands: Sequence[str], groups: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Options by command from a yaml file, in the names that they have on the command line.
+def read_config(path: Path, commands: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Read options by command from a yaml file, in the names that they have on the command line.
 
-    A group has its commands, with their options, under its name, such as ``land: {simulate: {rate: 1}}``.
+    Args:
+        path: The yaml file.
+        commands: Commands of the program by name.
+
+    Returns:
+        Values by command and parameter.
+
+    Raises:
+        HaloposeError: A command or an option is unknown.
     """
     from halopose.data.bounded_text import read_yaml
 
-    content = read_yaml(path)
-    for command, options in content.items():
-        if command not in (*commands, *groups) or not isinstance(options, dict):
-            raise HaloposeError(f"{path}: {command!r} is no command with options, such as fit: {{epochs: 20}}")
-        wrong = next(
-            (name for name, given in options.items() if command in groups and not isinstance(given, dict)), None
-        )
-        if wrong is not None:
-            raise HaloposeError(
-                f"{path}: {command} has commands of its own: give {command}: {{COMMAND: {{{wrong}: ...}}}}"
-            )
-    return {command: _underscored(options) for command, options in content.items()}
+    return {name: _options(path, name, options, commands) for name, options in read_yaml(path).items()}
 
 
-def _underscored(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        str(name).replace("-", "_"): _underscored(value) if isinstance(value, dict) else value
-        for name, value in options.items()
-    }
+def _options(path: Path, name: object, options: Any, commands: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked options of one command; a group has its commands under its name."""
+    if name not in commands or not isinstance(options, dict):
+        advice = _nearest(str(name), commands)
+        raise HaloposeError(f"{path}: {name!r} is no command with options, such as fit: {{epochs: 20}}{advice}")
+    command = commands[str(name)]
+    inner = getattr(command, "commands", None)
+    if inner is not None:
+        return {str(key): _options(path, key, value, inner) for key, value in options.items()}
+    known = _parameters(command)
+    for option in options:
+        if _plain(option) not in known:
+            raise HaloposeError(f"{path}: {name} has no option {option!r}{_nearest(_plain(option), known)}")
+    return {known[_plain(option)]: value for option, value in options.items()}
+
+
+def _parameters(command: Any) -> dict[str, str]:
+    """Return the names of a command's parameters by what may stand for them in a configuration file."""
+    names: dict[str, str] = {}
+    for parameter in command.params:
+        if parameter.name not in ("help", "config"):
+            names |= {_plain(word): parameter.name for word in (parameter.name, *parameter.opts)}
+    return names
+
+
+def _plain(option: object) -> str:
+    return str(option).lstrip("-").replace("-", "_")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return advice that names the most similar known word."""
+    found = get_close_matches(name, list(known), 1, 0.5)
+    return f": did you mean {found[0].replace('_', '-')!r}?" if found else ""
 
 
 def sizes(text: str, option: str = "train-sizes") -> tuple[int, ...]:
@@ -295,42 +345,36 @@ ArtifactElseShipped = Annotated[
 ]
 
 
-def given(path: Path | None, option: str) -> Path:
-    """A path that is needed where no deployed folder is given."""
-    if path is None:
-        raise HaloposeError(f"give --{option}, or --deployed with a folder that `halopose export` wrote")
-    return path
-
-
-def named_files(base: Path | None, artifact: Path | None) -> tuple[Path | None, Path | None]:
-    """Base and artifact, where a name that `halopose models` lists may stand for them."""
-    from halopose.hosts import model_zoo
-
-    found, heads = model_zoo.resolve(base, artifact)
-    return None if found is None else Path(found), None if heads is None else Path(heads)
-
-
-def files_or_shipped(base: Path | None, artifact: Path | None) -> tuple[Path | None, Path | None]:
-    """The same for commands that have a model without either; a base of one's own needs heads of its own."""
-    from halopose.hosts import model_zoo
-
-    base, artifact = named_files(base, artifact)
-    if base is not None and artifact is None and not model_zoo.is_default_base(base):
-        raise HaloposeError("the shipped heads are for YOLO11n-pose: give --artifact for your base")
-    return base, artifact
-
-
 def refuse_with_deployed(context: typer.Context, *options: str) -> None:
-    """Refuse what a deployed folder would ignore: its base and heads are in it, and its runtime is fixed."""
+    """Refuse options that an exported folder would ignore: base model, heads and runtime are fixed there."""
     taken = [
         option
         for option in ("base", "artifact", *options)
         if getattr(context.get_parameter_source(option), "name", "DEFAULT") != "DEFAULT"
     ]
     if {"base", "artifact"} & set(taken):
-        raise HaloposeError("a deployed folder has its base and heads in it: leave --base and --artifact out")
+        raise HaloposeError("an exported folder contains its base model and heads: leave --base and --artifact out")
     if taken:
         name = taken[0].replace("_", "-")
         raise HaloposeError(
-            f"--{name} does nothing with a deployed folder: leave it out, or use the model it was exported from"
+            f"--{name} has no effect with an exported folder: leave it out, or use the model it was exported from"
         )
+
+
+def required_files(base: Path | None, artifact: Path | None) -> tuple[Path, Path]:
+    """Return the files of a model that has no default, or refuse the missing one.
+
+    Args:
+        base: ``--base``: a path or a name.
+        artifact: ``--artifact``: a path or a name; the name of a base model implies it.
+    """
+    from halopose.hosts import model_zoo
+
+    for name, value in (("base", base or artifact), ("artifact", artifact or base)):
+        if value is None:
+            raise HaloposeError(f"give --{name}, or --deployed with a folder that `halopose export` wrote")
+    if base is None:
+        found = model_zoo.resolve(None, artifact)[0]
+        if found is None:
+            raise HaloposeError("give --base, or --deployed with a folder that `halopose export` wrote")
+    return model_zoo.model_files(base, artifact)

@@ -31,11 +31,9 @@ from halopose.cli.options import (
     Visibility,
     Workers,
     between,
-    files_or_shipped,
     finite,
-    given,
-    named_files,
     refuse_with_deployed,
+    required_files,
 )
 from halopose.cli.terminal import progress, say, say_skipped, write_scores
 from halopose.errors import HaloposeError
@@ -106,8 +104,7 @@ def evaluate(
         refuse_with_deployed(context, "pictures", "shift", "against", "kinds", "alarm", *OF_TORCH, "workers", "batch")
         evaluate_deployed(data, deployed, output, split, images, imgsz, conf, iou, bootstrap, area, overlap, visibility)
         return
-    base, artifact = named_files(base, artifact)
-    base, artifact = given(base, "base"), given(artifact, "artifact")
+    base, artifact = required_files(base, artifact)
     model = UncertainPose.load_base(
         base,
         artifact,
@@ -184,7 +181,7 @@ def predict(
     artifact: ArtifactElseShipped = None,
     deployed: Deployed = None,
     truth: Annotated[
-        Path | None, typer.Option(help="COCO json that says the ids of images, by file names, and of classes.")
+        Path | None, typer.Option(help="COCO json that states the ids of images, by file name, and of classes.")
     ] = None,
     family: Family = "gaussian",
     conf: Confidence = 0.25,
@@ -192,60 +189,59 @@ def predict(
     imgsz: OtherSize = None,
     visibility: Visibility = None,
     probability: Annotated[
-        float, typer.Option(callback=between, help="Probability that an ellipse holds, between 0 and 1.")
+        float, typer.Option(callback=between, help="Probability of the drawn ellipses, between 0 and 1.")
     ] = 0.95,
     hide_pruned: Annotated[bool, typer.Option("--hide-pruned", help="Do not draw pruned keypoints.")] = False,
-    boxes: Annotated[bool, typer.Option("--boxes", help="Draw boxes and scores too.")] = False,
-    legend: Annotated[bool, typer.Option("--legend", help="Draw what the colours mean.")] = False,
+    boxes: Annotated[bool, typer.Option("--boxes", help="Draw boxes and scores.")] = False,
+    legend: Annotated[bool, typer.Option("--legend", help="Draw a legend of the colours.")] = False,
     pictures: Annotated[bool, typer.Option(help="Write annotated pictures and films.")] = True,
-    joint: Annotated[bool, typer.Option("--joint", help="Write how keypoints err together, too.")] = False,
+    joint: Annotated[bool, typer.Option("--joint", help="Write the correlation of keypoints as well.")] = False,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="Replace an earlier run in the output folder; else folders are numbered.")
+    ] = False,
     alarm: Alarm = None,
-    widen: Annotated[bool, typer.Option("--widen", help="Larger ellipses for what is unlike the data.")] = False,
+    widen: Annotated[
+        bool, typer.Option("--widen", help="Enlarge the covariances of out-of-distribution detections.")
+    ] = False,
     uncalibrated: Uncalibrated = False,
     half: Half = False,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Predict poses with their distributions: annotated pictures and films, and a json that `score` reads."""
-    from halopose.cli.prediction_run import Drawing, predict_sources
-    from halopose.data.coco import read_numbering
-    from halopose.data.files import make_folder
+    """Predict poses with their distributions: annotated pictures and films, and a json that `score` reads.
+
+    Example: halopose predict photos/ film.mp4 -o poses
+    """
     from halopose.data.sources import find_sources
-    from halopose.prediction.deployed_pose import DeployedPose
+    from halopose.prediction.predict_files import PictureSettings, PredictSettings, predict_files
     from halopose.prediction.uncertain_pose import UncertainPose
 
-    found = find_sources(sources)
-    ids = None if truth is None else read_numbering(truth)
-    if deployed is not None and half:
-        raise HaloposeError("a deployed folder has its own precision: export it with --half, or leave it out here")
-    model: UncertainPose | DeployedPose
+    find_sources(sources)  # a missing file is refused before a model is loaded
     if deployed is not None:
+        if half:
+            raise HaloposeError("an exported folder has a fixed precision: export it with --half, or leave --half out")
         refuse_with_deployed(context, "widen", *OF_TORCH)
-        model = UncertainPose.load(folder_of(deployed), family=family, visibility_threshold=visibility)
-    else:
-        base, artifact = files_or_shipped(base, artifact)
-        model = UncertainPose.load(
-            base,
-            artifact,
-            family=family,
-            visibility_threshold=visibility,
-            device=device,
-            unsafe=unsafe,
-            end2end=end2end,
-            uncalibrated=uncalibrated,
-            widen=widen,
-        )
+        base = folder_of(deployed)
+    model = UncertainPose.load(
+        base,
+        artifact,
+        family=family,
+        visibility_threshold=visibility,
+        device=device,
+        unsafe=unsafe,
+        end2end=end2end,
+        uncalibrated=uncalibrated,
+        widen=widen,
+    )
     if half and isinstance(model, UncertainPose):
         model.host.use_half()
-    if alarm is not None and not model.has_novelty:
-        raise HaloposeError(
-            "this artifact has no out-of-distribution model, which --alarm needs: add one with `halopose novelty`"
-        )
-    drawing = Drawing(probability, not hide_pruned, boxes, legend, alarm) if pictures else None
-    options = {"conf": conf, "iou": iou, "imgsz": imgsz}
-    skipped = predict_sources(model, found, make_folder(output), drawing, ids, joint=joint, alarm=alarm, **options)
-    if skipped:
+    shown = PictureSettings(probability, not hide_pruned, boxes, legend) if pictures else None
+    settings = PredictSettings(conf, iou, imgsz, shown, joint, alarm, exist_ok)
+    written = predict_files(model, sources, output, settings, truth=truth, progress=progress)
+    say(f"{written.done} of {written.sources} -> {written.folder}")
+    if written.skipped:
+        say(f"{len(written.skipped)} could not be read")
         raise typer.Exit(1)
 
 

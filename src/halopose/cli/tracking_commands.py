@@ -17,7 +17,6 @@ from halopose.cli.options import (
     OtherSize,
     Unsafe,
     between,
-    files_or_shipped,
     refuse_with_deployed,
 )
 from halopose.cli.terminal import progress, say
@@ -86,9 +85,9 @@ def track(
         raise HaloposeError(f"what is written would take the place of {film}: choose another --output")
     frames: Sequence[PoseDistributions]
     if listed:
-        frames, layout = read_frames(film)
-        warps, seconds = None, rate or 25.0
-        if rate is None:
+        frames, layout, known_rate = read_frames(film)
+        warps, seconds = None, rate or known_rate or 25.0
+        if rate is None and known_rate is None:
             say("the json does not say how fast the film is: 25 frames a second, or give --rate")
     else:
         from halopose.prediction.uncertain_pose import UncertainPose
@@ -96,8 +95,6 @@ def track(
         if deployed is not None:
             refuse_with_deployed(context, "device", "unsafe")
             base = folder_of(deployed)
-        else:
-            base, artifact = files_or_shipped(base, artifact)
         model = UncertainPose.load(base, artifact, family="student-t", device=device, unsafe=unsafe)
         layout, seconds = model.layout, rate or film_facts(film)[0]
         with progress() as step:
@@ -136,11 +133,11 @@ def _predicted(
     return frames, warps if camera_motion else None
 
 
-def read_frames(path: Path) -> tuple[list[PoseDistributions], Keypoints]:
+def read_frames(path: Path) -> tuple[list[PoseDistributions], Keypoints, float | None]:
     """Poses of each frame of one film in a predictions.json, whose file names end in the numbers of the frames."""
     from halopose.data.coco import parse_predictions
     from halopose.data.files import read_json
-    from halopose.data.films import by_film
+    from halopose.data.films import by_film, frame_rate
     from halopose.keypoints import Keypoints
 
     content = read_json(path)
@@ -148,7 +145,7 @@ def read_frames(path: Path) -> tuple[list[PoseDistributions], Keypoints]:
     films = by_film(path, content, poses)
     if len(films) > 1:
         raise HaloposeError(f"{path} holds {len(films)} films: track one at a time, give the film itself")
-    return next(iter(films.values())), Keypoints.of(poses.keypoint_count)
+    return next(iter(films.values())), Keypoints.of(poses.keypoint_count), frame_rate(path, content)
 
 
 class _Figures:

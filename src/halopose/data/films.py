@@ -104,6 +104,16 @@ class FilmWriter:
             capture.release()
 
 
+def frame_rate(path: Path | str, content: list[dict[str, Any]]) -> float | None:
+    """Return the frames per second that the detections of a film state; None if they state nothing."""
+    rate = next((entry["frame_rate"] for entry in content if "frame_rate" in entry), None)
+    if rate is None:
+        return None
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 10000:
+        raise HaloposeError(f"{path}: frame_rate should be a number of frames per second up to 10000, got {rate!r}")
+    return float(rate)
+
+
 def by_film(
     path: Path | str, content: list[dict[str, Any]], poses: PoseDistributions
 ) -> dict[str, list[PoseDistributions]]:

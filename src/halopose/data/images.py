@@ -158,7 +158,7 @@ def read_source(source: Any) -> Iterator[NamedImage]:
 
     Args:
         source: Path, pattern, folder, film, camera number, stream address, array, tensor, PIL image, or an iterable
-            of these. A folder stands for the images and films directly in it.
+            of these. A folder stands for the images and films below it.
 
     Yields:
         Each image. Frames of a film are named ``clip_000012``.
@@ -173,7 +173,7 @@ def read_source(source: Any) -> Iterator[NamedImage]:
     if isinstance(source, int) or (isinstance(source, str) and "://" in source):
         yield from _frames(source, f"stream_{source}")
     elif isinstance(source, (str, Path)):
-        paths = [Path(source)] if _is_plain(str(source)) else find_files(str(source), recursive=False)
+        paths = [Path(source)] if _is_plain(str(source)) else find_files(str(source))
         for path, name in zip(paths, distinct_names(paths), strict=True):
             if _is_video(path):
                 check_regular(path)
@@ -222,13 +222,12 @@ def _is_plain(text: str) -> bool:
     return bool(text) and not os.path.isdir(text) and (os.path.exists(text) or not any(c in text for c in "*?["))
 
 
-def find_files(text: str, recursive: bool) -> list[Path]:
+def find_files(text: str) -> list[Path]:
     """Find the files of a path or pattern.
 
     Args:
         text: A file, a folder or a pattern with ``*``, ``?``, ``[`` or ``**``. An existing file with such a name
-            comes first.
-        recursive: Whether a folder stands for all images and films below it or only for those directly in it.
+            comes first. A folder stands for all images and films below it.
 
     Raises:
         HaloposeError: There is no such file, or the folder or pattern has no images.
@@ -238,7 +237,7 @@ def find_files(text: str, recursive: bool) -> list[Path]:
     path = Path(text)
     if os.path.isdir(path):  # unlike Path.is_dir, false for names that no file can have
         suffixes = IMAGE_SUFFIXES | VIDEO_SUFFIXES
-        found = sorted(p for p in (path.rglob("*") if recursive else path.iterdir()) if p.suffix.lower() in suffixes)
+        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes)
     elif not _is_plain(text):
         found = sorted(Path(name) for name in glob.glob(text, recursive=True) if Path(name).is_file())
     elif os.path.exists(path):

@@ -71,9 +71,7 @@ def find_sources(given: Sequence[str]) -> list[Source]:
         HaloposeError: An argument names no file.
     """
     streams = [Source(f"stream_{text}", stream=_stream(text)) for text in given if _stream(text) is not None]
-    paths = [
-        path for text in given if text != STDIN and _stream(text) is None for path in find_files(text, recursive=True)
-    ]
+    paths = [path for text in given if text != STDIN and _stream(text) is None for path in find_files(text)]
     files: dict[str, Path] = {}
     for path in paths:  # several arguments may name the same file
         files.setdefault(os.path.realpath(path), path)

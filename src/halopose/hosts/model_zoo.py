@@ -54,14 +54,24 @@ def named_models() -> tuple[NamedModel, ...]:
 
 
 def find_model(name: str | None) -> NamedModel | None:
-    """The model of that name; None where the text is something else, such as a path."""
-    return next((model for model in named_models() if model.name == name), None)
+    """Return the model of a name, in any case and with or without ``.pt``; None if there is none."""
+    if name is None:
+        return None
+    wanted = name.lower().removesuffix(".pt")
+    return next((model for model in named_models() if model.name.lower() == wanted), None)
 
 
 def resolve(base: Path | str | None, artifact: Path | str | None) -> tuple[Path | str | None, Path | str | None]:
-    """Base and artifact, where the name of a model may stand for either; files go before names.
+    """Replace the names of models by files.
 
-    With the name of a base come its heads, and the other way round, where nothing else is given.
+    A file goes before a name. With a name comes the other half of the model where it is not given.
+
+    Args:
+        base: Path of a base model, or a name.
+        artifact: Path of an artifact, or a name.
+
+    Returns:
+        Base model and artifact; None where nothing was given and no name says it.
     """
     model, heads = (
         None if given is None or Path(given).is_file() else find_model(str(given)) for given in (base, artifact)
@@ -73,6 +83,37 @@ def resolve(base: Path | str | None, artifact: Path | str | None) -> tuple[Path 
         artifact = heads.artifact()
         base = heads.base() if base is None else base
     return base, artifact
+
+
+def model_files(base: Path | str | None = None, artifact: Path | str | None = None) -> tuple[Path, Path]:
+    """Find the files of a base model and its artifact; without either, those of YOLO11n-pose.
+
+    Args:
+        base: Path of a base model, or a name.
+        artifact: Path of an artifact, or a name.
+
+    Raises:
+        HaloposeError: There is no such file or name, or a base model is given that has no shipped artifact.
+    """
+    found, heads = resolve(base, artifact)
+    if found is not None and not Path(found).exists():
+        names = ", ".join(model.name for model in named_models())
+        raise HaloposeError(
+            f"no file {found}, and no model of that name: known names are {names}; for another model give its "
+            "checkpoint and the artifact that `halopose fit` made for it"
+        )
+    if found is not None and heads is None:
+        if Path(found).suffix == ".onnx":
+            raise HaloposeError(f"{found} is an exported model: give the folder of `halopose export` with --deployed")
+        if not is_default_base(Path(found)):
+            raise HaloposeError(
+                f"no artifact is shipped for {found}: give --artifact, or make one with "
+                f"`halopose fit DATA.yaml --base {found}`"
+            )
+    return (
+        find_base() if found is None else Path(found),
+        shipped_artifact() if heads is None else Path(heads),
+    )
 
 
 def cache_folder() -> Path:

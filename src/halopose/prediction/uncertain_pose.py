@@ -155,13 +155,14 @@ class UncertainPose:
         widen: bool = False,
     ) -> UncertainPose:
         """Like ``load``, but never an exported folder: the result has a ``host`` and an ``artifact``."""
-        if base is None or isinstance(base, (str, Path)):
-            base, found = model_zoo.resolve(base, artifact if isinstance(artifact, (str, Path)) else None)
-            artifact = artifact if isinstance(artifact, Artifact) else found
-        if base is None:
-            base = model_zoo.find_base()
+        if isinstance(base, (nn.Module, Host)):
+            artifact = model_zoo.shipped_artifact() if artifact is None else artifact
+        elif isinstance(artifact, Artifact):
+            base = model_zoo.resolve(base, None)[0] or model_zoo.find_base()
+        else:
+            base, artifact = model_zoo.model_files(base, artifact)
         if not isinstance(artifact, Artifact):
-            artifact = Artifact.load(model_zoo.shipped_artifact() if artifact is None else artifact)
+            artifact = Artifact.load(artifact)
         if visibility_threshold is not None:
             calibrations = replace(artifact.calibrations, visibility_threshold=visibility_threshold or None)
             artifact = replace(artifact, calibrations=calibrations)

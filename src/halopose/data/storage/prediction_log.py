@@ -9,15 +9,17 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from halopose.data.storage.own_files import open_without_links
 from halopose.errors import HaloposeError
 
 _NAME = "predictions.json"
 _PARTIAL = ".predictions.jsonl"
+
+RunState = Literal["none", "resumable", "other"]
 
 
 class PredictionLog:
@@ -27,41 +29,37 @@ class PredictionLog:
 
     Args:
         folder: Output folder.
-        settings: Everything that the results depend on. A run with other settings starts from the beginning.
+        settings: Everything that the results depend on besides the sources. A run with other settings starts from the
+            beginning.
+        states: State of each source by its name, of `source_state`. A finished source is kept only if its state is
+            unchanged; without states every finished source is kept.
 
     Attributes:
         path: The results file.
         finished: Sources that are complete.
     """
 
-    def __init__(self, folder: Path, settings: Any) -> None:
+    def __init__(self, folder: Path, settings: Any, states: Mapping[str, Any] | None = None) -> None:
         self.path = folder / _NAME
         self._partial = folder / _PARTIAL
-        self._key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+        self._key, self._states = _key(settings), states
         self.finished = self._recover()
         if not self.finished:
             self._write({"key": self._key}, mode="wb")
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """Iterate over the lines of the log up to the first one that is damaged."""
-        with open(self._partial, "rb") as file:
-            for line in file:
-                checksum, _, body = line.rstrip(b"\n").partition(b" ")
-                if checksum != _checksum(body):
-                    return
-                try:
-                    content = json.loads(body)
-                except (ValueError, RecursionError):
-                    return
-                if not _is_line(content):
-                    return
-                yield content
+        return _lines(self._partial)
 
     def _recover(self) -> set[str]:
         """Return the sources that an earlier run with these settings finished, and drop results of others."""
-        if not self._partial.is_file() or next(self._lines(), {}).get("key") != self._key:
+        if next(self._lines(), {}).get("key") != self._key:
             return set()
-        done = {line["done"] for line in self._lines() if "done" in line}
+        found = {line["done"]: line.get("state") for line in self._lines() if "done" in line}
+        if self._states is not None:
+            found = {
+                name: state for name, state in found.items() if state is not None and self._states.get(name) == state
+            }
+        done = set(found)
         kept = self._partial.with_suffix(".kept")
         try:
             with open_without_links(kept, "wb") as file:
@@ -88,7 +86,7 @@ class PredictionLog:
 
     def done(self, source: str) -> None:
         """Mark a source as complete."""
-        self._write({"done": source})
+        self._write({"done": source, "state": None if self._states is None else self._states.get(source)})
         self.finished.add(source)
 
     def close(self, complete: bool) -> int:
@@ -119,6 +117,68 @@ class PredictionLog:
                 temporary.unlink()
             raise HaloposeError(f"cannot write {self.path}: {error.strerror or error}") from None
         return len(self.finished)
+
+
+def run_state(folder: Path, settings: Any, states: Mapping[str, Any]) -> RunState:
+    """Return what a folder holds of earlier runs.
+
+    Args:
+        folder: Output folder of a prediction.
+        settings: As for `PredictionLog`.
+        states: As for `PredictionLog`.
+
+    Returns:
+        "none" without an earlier run; "resumable" if a run with these settings stopped there, whose sources are all
+        among the given ones; "other" if there is a complete run, or a stopped run of another kind.
+    """
+    partial = folder / _PARTIAL
+    if not partial.is_file():
+        return "other" if (folder / _NAME).exists() else "none"
+    if next(_lines(partial), {}).get("key") != _key(settings):
+        return "other"
+    for line in _lines(partial):
+        name = line.get("done")
+        if name is not None and (name not in states or _place(line.get("state")) != _place(states[name])):
+            return "other"
+    return "resumable"
+
+
+def source_state(path: Path | None) -> list[Any] | None:
+    """Return the absolute path, size and time of modification of a file; None for a stream or standard input."""
+    if path is None:
+        return None
+    try:
+        facts = path.stat()
+    except OSError:
+        return [os.path.realpath(path), None, None]
+    return [os.path.realpath(path), facts.st_size, facts.st_mtime_ns]
+
+
+def _place(state: Any) -> Any:
+    """Return the path of a source state."""
+    return state[0] if isinstance(state, list) and state else None
+
+
+def _key(settings: Any) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a log up to the first one that is damaged."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        for line in file:
+            checksum, _, body = line.rstrip(b"\n").partition(b" ")
+            if checksum != _checksum(body):
+                return
+            try:
+                content = json.loads(body)
+            except (ValueError, RecursionError):
+                return
+            if not _is_line(content):
+                return
+            yield content
 
 
 def _is_line(content: Any) -> bool:
