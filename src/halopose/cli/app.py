@@ -48,7 +48,7 @@ def settings(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
     config: Annotated[
         Path | None,
-        typer.Option(help="Yaml file with options by command, such as fit: {epochs: 20}. Also after the command."),
+        typer.Option(help="Yaml file with options by command, such as fit: {epochs: 20}. Also after it."),
     ] = None,
 ) -> None:
     """Calibrated predictive distributions for the keypoints of pose models."""
