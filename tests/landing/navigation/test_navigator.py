@@ -287,3 +287,42 @@ def test_every_step_says_what_an_engineer_would_log() -> None:
     assert step.gate == pytest.approx(16.27, abs=0.01)
     far = present(navigator.update(replace(fix, time=0.6, value=fix.value + 500)).step)
     assert (far.accepted, far.reason) == (False, "beyond the gate")
+
+
+def _fix(time: float) -> Measurement:
+    return Measurement(time, "gnss", np.array([-1000.0 + 70.0 * time, 0.0, 60.0]), np.eye(3))
+
+
+def _standing(settings: FusionSettings | None = None) -> Navigator:
+    return Navigator(InitialState(0.0, [-1000.0, 0.0, 60.0], [70.0, 0.0, 0.0], np.eye(6)), settings)
+
+
+def test_a_time_stamp_far_ahead_is_refused() -> None:
+    navigator = _standing()
+    navigator.update(_fix(0.5))
+    radio = np.array([60.0])
+    navigator.update(Measurement(0.6, "radio", radio, np.eye(1)))
+    step = navigator.update(_fix(1000.0)).step
+    assert step is not None
+    assert not step.accepted
+    assert "jumps" in step.reason
+    after = navigator.update(_fix(1.0)).step
+    assert after is not None
+    assert after.accepted
+    agreed = [navigator.update(given).step for given in (_fix(1000.0), Measurement(1000.1, "radio", radio, np.eye(1)))]
+    assert agreed[1] is not None
+    assert "jumps" not in agreed[1].reason  # two sources agree
+
+
+def test_a_late_measurement_that_raises_loses_nothing() -> None:
+    def broken(_: object) -> Measurement:
+        raise ValueError("no image")
+
+    navigator, expected = _standing(), _standing()
+    for time in (0.1, 0.3, 0.5):
+        navigator.update(_fix(time))
+        expected.update(_fix(time))
+    with pytest.raises(ValueError, match="no image"):
+        navigator.update(DeferredMeasurement(0.2, "vision", broken))
+    np.testing.assert_array_equal(navigator.state.position, expected.state.position)
+    np.testing.assert_array_equal(navigator.update(_fix(0.4)).position, expected.update(_fix(0.4)).position)

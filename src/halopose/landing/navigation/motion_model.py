@@ -82,6 +82,8 @@ class FusionSettings:
     may differ. ``confirm``: seconds that it must differ for. ``hold``: seconds for which a flag outlasts its
     reason. ``lag``: seconds by which a measurement may be late and still count.
 
+    ``max_jump_s``: seconds by which the time stamp of one source may be ahead of the navigator.
+
     Acceleration is linear between IRS samples; the last one counts for ``irs_hold`` seconds. After that the
     aircraft is taken to fly straight on, pushed by white acceleration of density ``coasting`` in m^2/s^3.
     ``clock``: standard deviation of the images' time stamps against the other sensors', in seconds.
@@ -110,11 +112,12 @@ class FusionSettings:
     confirm: float = 0.5
     hold: float = 5.0
     lag: float = 0.5
+    max_jump_s: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 < self.gate <= 1:
             raise HaloposeError(f"the gate should be a probability above 0 and up to 1, got {self.gate}")
-        for name in ("patience", "probation", "apart"):
+        for name in ("patience", "probation", "apart", "max_jump_s"):
             if not getattr(self, name) > 0:
                 raise HaloposeError(f"{name} should be above 0, got {getattr(self, name)}")
         for name in ("confirm", "hold", "lag", "clock"):

@@ -195,6 +195,8 @@ class Navigator:
             tuple[Measurement | DeferredMeasurement, _Moment]
         ] = []  # within the lag, each with what was before it
         self._start = float(initial.time)
+        self._sources: set[Source] = set()
+        self._jumps: dict[Source, float] = {}  # last refused time stamp of each source
 
     @property
     def settings(self) -> FusionSettings:
@@ -220,21 +222,43 @@ class Navigator:
         why = reason_against(measurement, self._start)
         if not why and measurement.time < now - self.settings.lag:
             why = f"late by {now - measurement.time:.3f} s, more than {self.settings.lag} s"
+        if not why:
+            why = self._reason_against_jump(measurement)
         if why or measurement.source == "attitude":
             words = why or "attitudes are no part of the state"
             return _stated(self._now, Step(measurement.time, measurement.source, False, words))
-        again: list[Measurement | DeferredMeasurement] = [measurement]
-        while self._past and _place(self._past[-1][0]) > _place(measurement):
-            later, self._now = self._past.pop()
-            again.append(later)
-        first: Step | None = None
-        for each in (again[0], *reversed(again[1:])):
-            self._past.append((each, self._now))
-            self._now, step = _after(self._now, each)
+        later = next(
+            (n for n, (past, _) in enumerate(self._past) if _place(past) > _place(measurement)), len(self._past)
+        )
+        moment = self._past[later][1] if later < len(self._past) else self._now
+        repeated, first = [], None
+        for given in (measurement, *(past for past, _ in self._past[later:])):
+            repeated.append((given, moment))
+            moment, step = _after(moment, given)
             first = first or step
+        # Stored only now: if a measurement raises an error, everything taken before it stays.
+        self._past[later:], self._now = repeated, moment
         while self._past[0][0].time < self._now.filters.time - self.settings.lag:
             del self._past[0]
         return _stated(self._now, first)
+
+    def _reason_against_jump(self, measurement: Measurement | DeferredMeasurement) -> str:
+        """Return why a time stamp far ahead of the filter is refused; empty if it is accepted.
+
+        A jump is accepted if no other source was heard, or if two sources agree on it.
+        """
+        source, ahead, limit = measurement.source, measurement.time - self._now.filters.time, self.settings.max_jump_s
+        if ahead <= limit:
+            self._sources.add(source)
+            self._jumps.pop(source, None)
+            return ""
+        self._jumps[source] = measurement.time
+        agreeing = (t for name, t in self._jumps.items() if name != source and abs(t - measurement.time) <= limit)
+        if self._sources <= {source} or any(agreeing):
+            self._sources.add(source)
+            self._jumps.clear()
+            return ""
+        return f"its time stamp jumps {ahead:.3f} s ahead of all other sources"
 
 
 def _place(measurement: Measurement | DeferredMeasurement) -> tuple[float, int]:
