@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import pymap3d
 import pytest
 
 from halopose.errors import HaloposeError
-from halopose.landing.navigation.sensors import Sensors
+from halopose.geometry.camera import rotation_from_angles
+from halopose.landing.navigation.sensors import Measurement, Sensors
 from halopose.landing.recordings.logs import Kind, attitudes_at, held, measurements, read_log, too_far
 from halopose.landing.recordings.runway_sites import Site
 from halopose.landing.runway import runway_corners
@@ -98,3 +100,18 @@ def test_mistakes_are_one_line(tmp_path: Path, kind: Kind, text: str, words: str
     with pytest.raises(HaloposeError, match=words) as caught:
         read(tmp_path, text, kind)
     assert "\n" not in str(caught.value)
+
+
+def test_headings_are_in_the_level_frame_of_the_aircraft(tmp_path: Path) -> None:
+    """A line of sight through pymap3d, from the nose of the aircraft to runway axes, is the oracle."""
+    p_runway = np.array([-10_000.0, 800.0, 520.0])
+    places = [Measurement(0.0, "gnss", p_runway, np.eye(3))]
+    (tmp_path / "log.csv").write_text("time_s,heading_deg,pitch_deg,roll_deg\n0,301,2,0\n")
+    found = measurements(read_log(tmp_path / "log.csv"), "attitude", SITE, Sensors(), places)[0].value
+    aircraft = SITE.to_wgs84(p_runway)
+    ahead = pymap3d.aer2geodetic(301.0, 2.0, 1000.0, *aircraft)
+    threshold = SITE.latitude, SITE.longitude, SITE.height
+    ends = [np.array(pymap3d.geodetic2enu(*place, *threshold)) for place in (aircraft, ahead)]
+    nose = (ends[1] - ends[0]) @ SITE.turn / 1000.0
+    np.testing.assert_allclose(rotation_from_angles(*found)[0], nose, atol=1e-7)
+    assert abs(found[1] - np.radians(2.0)) > 1e-3  # 0.157 mrad per km

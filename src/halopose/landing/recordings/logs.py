@@ -124,11 +124,26 @@ def _check_times(path: Path, times: Array) -> None:
         raise HaloposeError(f"{path}: {np.median(np.diff(times)):.3g} s between rows: time_s is in seconds")
 
 
-def measurements(log: Log, kind: Kind, site: Site, sensors: Sensors) -> list[Measurement]:
-    """What a log says, in runway axes, with the noise that ``sensors`` state."""
+def measurements(
+    log: Log, kind: Kind, site: Site, sensors: Sensors, positions: Sequence[Measurement] = ()
+) -> list[Measurement]:
+    """Return the measurements of a log in runway axes, with the noise that ``sensors`` state.
+
+    Args:
+        log: rows of a csv file.
+        kind: what the log holds.
+        site: the runway.
+        sensors: sensors on board.
+        positions: GNSS positions in runway axes. Headings are measured in the local level frame of the aircraft, and
+            are rotated into runway axes where positions are given. A yaw is in runway axes already.
+    """
     if not any(np.isfinite(column).any() for column in log.columns.values()):
         raise HaloposeError(f"{log.path} has no value in any row: give another log, or leave it out")
     found = _READERS[kind](log, site)
+    if kind == "attitude" and positions and log.angle("heading") is not None:
+        times, places = np.array([each.time for each in positions]), np.array([each.value for each in positions])
+        p_runway = np.stack([np.interp(log.times, times, axis) for axis in places.T], axis=1)
+        found = [(source, site.level_to_runway(values, p_runway)) for source, values in found]
     result = []
     for source, values in found:
         sensor = getattr(sensors, source)

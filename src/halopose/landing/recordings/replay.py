@@ -73,7 +73,10 @@ def missing(logs: Mapping[Kind, Path]) -> str:
 
 def read_measurements(logs: Mapping[Kind, Path], site: Site, settings: LandingSettings) -> list[Measurement]:
     """Everything that the logs say, in order of time."""
-    found = [each for kind, path in logs.items() for each in measurements(read_log(path), kind, site, settings.sensors)]
+    found: list[Measurement] = []
+    for kind, path in sorted(logs.items(), key=lambda item: item[0] != "gnss"):  # attitudes need positions
+        positions = [each for each in found if each.source == "gnss"]
+        found += measurements(read_log(path), kind, site, settings.sensors, positions)
     return in_order(found)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from halopose.data.files import read_json
 from halopose.errors import HaloposeError
+from halopose.geometry.camera import angles_from_rotation, rotation_from_angles
 from halopose.landing.recordings import need
 from halopose.types import Array
 
@@ -74,11 +75,39 @@ class Site:
         origin = self.latitude, self.longitude, self.height
         return np.stack(_geodesy().enu2geodetic(enu[..., 0], enu[..., 1], enu[..., 2], *origin), axis=-1)
 
+    def level_to_runway(self, attitudes: Array, p_runway: Array) -> Array:
+        """Rotate attitudes from the local level frame of the aircraft into runway axes.
+
+        The level frame tilts by 0.157 mrad per km from the threshold, and true north turns with the longitude.
+
+        Args:
+            attitudes: heading relative to the runway's, pitch and roll (N, 3) in the local level frame.
+            p_runway: positions (N, 3) of the aircraft in runway axes.
+
+        Returns:
+            Yaw, pitch and roll (N, 3) in runway axes.
+        """
+        places = np.radians(self.to_wgs84(p_runway)[..., :2])
+        R_ecef_local = _R_ecef_enu(places[..., 0], places[..., 1])
+        R_ecef_site = _R_ecef_enu(np.radians(np.float64(self.latitude)), np.radians(np.float64(self.longitude)))
+        R_level_runway = self.turn.T @ np.swapaxes(R_ecef_local, -1, -2) @ R_ecef_site @ self.turn
+        return np.stack(angles_from_rotation(rotation_from_angles(*attitudes.T) @ R_level_runway), axis=-1)
+
     def from_wgs84(self, places: Array) -> Array:
         """Runway axes (..., 3) from latitude and longitude in degrees and height in metres (..., 3)."""
         origin = self.latitude, self.longitude, self.height
         enu = np.stack(_geodesy().geodetic2enu(places[..., 0], places[..., 1], places[..., 2], *origin), axis=-1)
         return np.asarray(enu @ self.turn)
+
+
+def _R_ecef_enu(latitude_rad: Array, longitude_rad: Array) -> Array:
+    """Return rotations (..., 3, 3) from east, north, up to the earth-fixed frame."""
+    sin_lat, cos_lat = np.sin(latitude_rad), np.cos(latitude_rad)
+    sin_lon, cos_lon = np.sin(longitude_rad), np.cos(longitude_rad)
+    east = np.stack([-sin_lon, cos_lon, np.zeros_like(sin_lon)], axis=-1)
+    north = np.stack([-sin_lat * cos_lon, -sin_lat * sin_lon, cos_lat], axis=-1)
+    up = np.stack([cos_lat * cos_lon, cos_lat * sin_lon, sin_lat], axis=-1)
+    return np.stack([east, north, up], axis=-1)
 
 
 def read_runway(given: Path | str) -> Site:
