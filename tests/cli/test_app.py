@@ -390,7 +390,7 @@ def test_help_has_short_and_long_names_and_no_line_is_cut() -> None:
     assert listed == run("--help")
     assert run("--version").strip() == f"halopose {halopose.__version__}"
     for name, command in COMMANDS.items():
-        whole = (command.callback.__doc__ or "").splitlines()[0]
+        whole = (command.callback.__doc__ or "").splitlines()[0].partition(". ")[0]
         assert whole in " ".join(listed.split()), name
         shown = " ".join(run(name, "-h").split())
         for parameter in command.params:
@@ -437,3 +437,11 @@ def test_mangled_files_never_show_a_traceback(
     if code == 2:
         assert error.startswith("halopose: ")
         assert error.count("\n") == 1
+
+
+def test_help_lists_commands_by_task() -> None:
+    """Prediction first; commands of plug-ins under a heading of their own."""
+    listed = run("--help")
+    places = [listed.index(title) for title in ("Predict:", "Fit:", "Score:", "Deploy:", "Plug-ins:")]
+    assert places == sorted(places)
+    assert places[0] < listed.index("predict ") < listed.index("track ") < places[1]

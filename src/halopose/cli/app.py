@@ -63,28 +63,35 @@ def settings(
         context.default_map = read_config(config, getattr(context.command, "commands", {}))
 
 
-COMMANDS = (
-    scoring_commands.score,
-    scoring_commands.recalibrate,
-    scoring_commands.apply,
-    scoring_commands.synthesize,
-    prediction_commands.models,
-    fitting_commands.fit,
-    fitting_commands.collect,
-    fitting_commands.train,
-    fitting_commands.calibrate,
-    fitting_commands.novelty,
-    prediction_commands.evaluate,
-    prediction_commands.predict,
-    tracking_commands.track,
-    multiview_commands.triangulate,
-    export_commands.export,
-    studies_commands.ablate,
-    studies_commands.finetune,
-    studies_commands.analyse,
-)
-for command in COMMANDS:
-    add_command(app, command)
+COMMANDS = {
+    "Predict": (
+        prediction_commands.predict,
+        tracking_commands.track,
+        multiview_commands.triangulate,
+        prediction_commands.models,
+    ),
+    "Fit": (
+        fitting_commands.fit,
+        fitting_commands.collect,
+        fitting_commands.train,
+        fitting_commands.calibrate,
+        fitting_commands.novelty,
+        studies_commands.finetune,
+    ),
+    "Score": (
+        prediction_commands.evaluate,
+        scoring_commands.score,
+        scoring_commands.recalibrate,
+        scoring_commands.apply,
+        scoring_commands.synthesize,
+        studies_commands.analyse,
+        studies_commands.ablate,
+    ),
+    "Deploy": (export_commands.export,),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        add_command(app, command, panel)
 for plugin in load_plugins():
     plugin.register(app)
 

@@ -35,6 +35,19 @@ class Program(TyperGroup):
                 (moved if word.startswith("--config=") else rest).append(word)
         return super().parse_args(ctx, [*moved, *rest])
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section for each group of commands, in the order in which they were added."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                panel = getattr(command, "rich_help_panel", None)
+                title = panel if isinstance(panel, str) else "Plug-ins"
+                panels.setdefault(title, []).append((name, command.get_short_help_str(limit=1000)))
+        for title, records in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
 
 class PanelCommand(TyperCommand):
     """A command whose help groups options by their panel."""
