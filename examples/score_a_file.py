@@ -1,7 +1,7 @@
 """Check whether the covariances in a prediction file are calibrated.
 
 python examples/score_a_file.py                                # on synthetic data with known truth
-python examples/score_a_file.py predictions.json truth.json    # on your files, see docs/files.md
+python examples/score_a_file.py predictions.json truth.json    # on your files, see docs/reference/files.md
 
 `halopose score predictions.json truth.json -o report/` does the same and writes a report with charts.
 """

@@ -1,4 +1,4 @@
-"""Integrity figures of docs/landing.md: false alarms, single wrong corners, protection levels.
+"""Integrity figures of docs/evidence/landing.md: false alarms, single wrong corners, protection levels.
 
     python -m research.integrity
 

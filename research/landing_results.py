@@ -1,4 +1,4 @@
-"""Figures of docs/landing.md: the shipped runway detector over approaches that were not used in training.
+"""Figures of docs/evidence/landing.md: the shipped runway detector over approaches that were not used in training.
 
     python -m research.landing_results --work work/ -o results/
 

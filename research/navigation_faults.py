@@ -1,4 +1,4 @@
-"""Fault figures of docs/landing.md: the navigator under wrong sensors, one and two at a time.
+"""Fault figures of docs/evidence/landing.md: the navigator under wrong sensors, one and two at a time.
 
     python -m research.navigation_faults --work work/
 

@@ -1,4 +1,4 @@
-"""Out-of-distribution figures of docs/novelty.md for runways: the gate in fog, and other methods.
+"""Figures of docs/evidence/out-of-distribution.md for runways: the gate in fog, and other methods.
 
     python -m research.novelty --work work/
 

@@ -1,4 +1,4 @@
-"""Figures of docs/landing.md: the runway detector and its heads on real cockpit frames.
+"""Figures of docs/evidence/landing.md: the runway detector and its heads on real cockpit frames.
 
     python -m research.real_footage --data runway-real -o results/
 

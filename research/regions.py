@@ -1,4 +1,4 @@
-"""Figures of docs/regions.md: coverage of conformal regions, the guarantee of pruning, the joint distribution.
+"""Figures of docs/evidence/regions.md: conformal regions, the guarantee of pruning, the joint distribution.
 
     python -m research.regions --data coco-pose/data.yaml --work work/ -o results/
 

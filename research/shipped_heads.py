@@ -84,7 +84,7 @@ def main() -> None:
     scores = scored(predictions_of(heads, store), store, splits.evaluation, protocol)
     card = replace(
         artifact.card,
-        data="COCO 2017 images with persons, by id; which did what as in docs/results.md",
+        data="COCO 2017 images with persons, by id; which did what as in docs/evidence/persons.md",
         images=card_images(splits, stores),
         figures=CardFigures.of(scores),
         other={"parts": [part.name for part in PARTS]},

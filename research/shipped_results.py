@@ -1,4 +1,4 @@
-"""Tables and figures of docs/results.md for the shipped heads, beside methods without heads.
+"""Tables and figures of docs/evidence/persons.md for the shipped heads, beside methods without heads.
 
     python -m research.shipped_results --data coco-pose/data.yaml --work work/ -o results/
 

@@ -26,7 +26,7 @@ from tests.helpers.models import ASSETS, artifact_for, host_of
 from tests.helpers.values import read_picture
 
 ROOT = Path(__file__).parent.parent
-PLACES = ("*.md", "docs/*.md", "examples/**/*.md", "models/*.md")
+PLACES = ("*.md", "docs/**/*.md", "examples/**/*.md", "models/*.md")
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for place in PLACES
@@ -93,6 +93,7 @@ def test_options_within_sentences_exist_somewhere() -> None:
     known = set().union(
         *(options_of(command) for group in COMMANDS.values() for command in (group, *commands_of(group)))
     )
+    known |= {"--help", "--debug"}
     known |= set(re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in ROOT.glob("research/**/*.py"))))
     for page, text in inline():
         if text.startswith("--"):
@@ -181,7 +182,7 @@ def equations_in_docstrings() -> Iterator[tuple[int, str]]:
 
 
 def test_the_table_of_equations_agrees_with_the_docstrings() -> None:
-    rows = re.findall(r"^\| ([\d, to]+) \|.*\| (.*) \|$", PAGES["docs/equations.md"], re.MULTILINE)
+    rows = re.findall(r"^\| ([\d, to]+) \|.*\| (.*) \|$", PAGES["docs/reference/equations.md"], re.MULTILINE)
     table = {number: cell for numbers, cell in rows for number in expand(numbers)}
     assert list(table) == list(range(1, 74))  # all of the paper, in order
     told = list(equations_in_docstrings())
@@ -197,14 +198,14 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    reference = (tmp_path / "api" / "uncertainty.html").read_text(encoding="utf-8")
+    reference = (tmp_path / "reference" / "api" / "uncertainty.html").read_text(encoding="utf-8")
     assert 'id="halopose.calibration.calibrators.StudentTCalibration"' in reference
 
 
 def test_the_reference_has_every_package_and_every_public_name() -> None:
     packages = {path.parent.name for path in ROOT.glob("src/halopose/*/__init__.py")} - {"cli"}
-    assert packages <= {path.stem for path in ROOT.glob("docs/api/*.md")}
-    names = set(re.findall(r"\[`(\w+)`\]\[halopose\.", (ROOT / "docs/api/index.md").read_text(encoding="utf-8")))
+    assert packages <= {path.stem for path in ROOT.glob("docs/reference/api/*.md")}
+    names = set(re.findall(r"\[`(\w+)`\]\[halopose\.", PAGES["docs/reference/api/index.md"]))
     assert names == set(halopose.__all__) - {"__version__"}
 
 

@@ -1,4 +1,4 @@
-"""Guarantees in docs/reliability.md name a test that exists; class and module names are unique."""
+"""Guarantees in docs/explanation/reliability.md name a test that exists; class and module names are unique."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "halopose"
 STANDALONE = SOURCE / "deploy" / "predict.py"  # copied into every exported folder
-GUARANTEES = re.findall(r"`(tests/\S+?\.py)::(\w+)`", (ROOT / "docs" / "reliability.md").read_text("utf-8"))
+RELIABILITY = ROOT / "docs" / "explanation" / "reliability.md"
+GUARANTEES = re.findall(r"`(tests/\S+?\.py)::(\w+)`", RELIABILITY.read_text("utf-8"))
 TREES = {path: ast.parse(path.read_text("utf-8")) for path in SOURCE.rglob("*.py")}
 
 

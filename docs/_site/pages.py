@@ -1,19 +1,24 @@
-"""Pages of the site that lie elsewhere in the repository: examples with their source, changelog, weights.
-
-A hook of mkdocs. In: the files of docs/. Out: those and the pages below, with links between them that hold.
-"""
+"""mkdocs hook: pages from other folders of the repository, links between pages, and the generated command reference."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads a hook without its folder
+
+from cli_reference import COMMANDS, command_reference
+
+from halopose import __version__
+
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {
+OUTSIDE = {
     "examples/README.md": "examples.md",
     "examples/photographs/README.md": "photographs.md",
     "models/README.md": "halopose-models.md",
@@ -22,41 +27,62 @@ ELSEWHERE = {
 }
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version in the header of every page."""
+    config.site_name = f"halopose {__version__}"
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from elsewhere."""
-    for source, page in ELSEWHERE.items():
+    """Add the pages from outside docs/."""
+    for source, page in OUTSIDE.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         if source == "examples/README.md":
             text += "".join(map(listing, sorted((ROOT / "examples").glob("*.py"))))
-        files.append(File.generated(config, page, content=with_links(text, (ROOT / source).parent)))
+        content = with_links(text, (ROOT / source).parent, page)
+        files.append(File.generated(config, page, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links of docs/ to pages from elsewhere, and from names in code to the reference."""
-    if "/" in page.file.src_uri:
+    """Insert the command reference; link to pages from outside docs/, and from names in code to the API reference."""
+    source = page.file.src_uri
+    if source.startswith("reference/api/") or source in OUTSIDE.values():
         return markdown
+    if COMMANDS in markdown:
+        return markdown.replace(COMMANDS, command_reference())
     linked = re.sub(r"(?<!\[)`(halopose\.[\w.]+)`", r"[`\1`][\1]", markdown)
-    return with_links(linked, ROOT / "docs")
+    return with_links(linked, (ROOT / "docs" / source).parent, source)
 
 
 def listing(script: Path) -> str:
-    """An example as a section of its page."""
+    """Return an example as a section of its page."""
     return f"\n## {script.name}\n\n```python\n{script.read_text(encoding='utf-8')}```\n"
 
 
-def with_links(markdown: str, folder: Path) -> str:
-    """Links to files of the repository (seen from the folder) as links to pages of the site."""
+def with_links(markdown: str, folder: Path, page: str) -> str:
+    """Rewrite links to files of the repository as links to pages of the site.
 
-    def moved(match: re.Match[str]) -> str:
-        path = (folder / match[1]).resolve()
+    Args:
+        markdown: Text of the page.
+        folder: Folder of the source file; its links are relative to it.
+        page: Place of the page on the site, such as `how-to/ros2.md`.
+    """
+
+    def rewritten(match: re.Match[str]) -> str:
+        path = Path(os.path.normpath(folder / match[1]))
         if not path.is_relative_to(ROOT):
             return match[0]
         place = path.relative_to(ROOT).as_posix()
-        if place in ELSEWHERE:
-            return f"]({ELSEWHERE[place]})"
-        if place.startswith("examples/") and place.endswith(".py"):
-            return f"](examples.md#{path.name.replace('.', '')})"
-        return f"]({place.removeprefix('docs/')})" if place.startswith("docs/") else match[0]
+        anchor = ""
+        if place in OUTSIDE:
+            target = OUTSIDE[place]
+        elif place.startswith("examples/") and place.endswith(".py"):
+            target, anchor = "examples.md", f"#{path.name.replace('.', '')}"
+        elif place.startswith("docs/"):
+            target = place.removeprefix("docs/")
+        else:
+            return match[0]
+        return f"]({os.path.relpath(target, Path(page).parent)}{anchor}"
 
-    return re.sub(r"\]\((?!http|#)([^)#\s]+)\)", moved, markdown)
+    return re.sub(r"\]\((?!http|#)([^)#\s]+)", rewritten, markdown)

@@ -69,7 +69,7 @@ def test_files_survive_a_round_trip(family: Family, threshold: float, tmp_path: 
 
 
 def test_documented_keys_are_there(tmp_path: Path) -> None:
-    """docs/files.md names them."""
+    """docs/reference/files.md names them."""
     shared = {"format", "family", "keypoints", "tau", "effective_samples", "threshold", "image_ids", "checksum"}
     shared |= {"regions", "correlation", "area", "scalarisation", "rule", "gamma_ks", "sigmas", "area_factor"}
     own: dict[Family, set[str]] = {"gaussian": set(), "student-t": {"nu", "moment_tau"}}

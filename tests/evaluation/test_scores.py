@@ -116,7 +116,7 @@ def test_any_numbers_survive_json_text(
 
 
 def test_documented_keys_are_there() -> None:
-    """The keys that docs/files.md documents."""
+    """The keys that docs/reference/files.md documents."""
     content = with_everything().to_json()
     metrics = ("ace", "ace_x", "ace_y", "ence", "ence_x", "ence_y", "nll", "akp")
     assert metrics == METRICS

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "research" / "README.md").read_text(encoding="utf-8")
-PAGES = [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "models/README.md"))]
+OTHERS = ("README.md", "CONTRIBUTING.md", "models/README.md")
+PAGES = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in OTHERS)]
 COMMANDS = re.findall(r"`python -m research\.([^`]+)`", README)
 
 
