@@ -26,6 +26,15 @@ def box_area(boxes: Array) -> Array:
     return np.asarray(np.maximum(sides[..., 0] * sides[..., 1], 1.0))
 
 
+def intersection_over_union(first: Array, second: Array) -> Array:
+    """IoU (...) of boxes given by two corners (..., 4), pair by pair; 0 where both are empty."""
+    low, high = np.maximum(first[..., :2], second[..., :2]), np.minimum(first[..., 2:], second[..., 2:])
+    shared = np.maximum(high - low, 0.0).prod(-1)
+    sizes = [np.maximum(boxes[..., 2:] - boxes[..., :2], 0.0).prod(-1) for boxes in (first, second)]
+    union = sizes[0] + sizes[1] - shared
+    return np.asarray(np.divide(shared, union, out=np.zeros_like(union, dtype=float), where=union > 0))
+
+
 def part_around(box: Array, width: int, height: int, size: int) -> tuple[int, int, int, int]:
     """Left, top, right, bottom of the part around a box (4,) xyxy: ``size`` wide, or as the box needs."""
     centre, extent = (box[:2] + box[2:]) / 2, box[2:] - box[:2]

@@ -13,27 +13,48 @@ from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, risk_guarantee
 Area = Literal["annotation", "box"]
 CovarianceKind = Literal["moment", "paper"]
 
+Match = Literal["oks", "box"]
+
 MAX_DETECTIONS = 20  # detections of an image that are matched, as in COCO
+IOU_THRESHOLD = 0.5  # of a detection that matches an object by its box
+SCORE_THRESHOLD = 0.25  # of a detection that matches an object by its box: the default of predictors
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How predictions are scored; the defaults are the paper's.
+    """Settings of an evaluation; the defaults are the paper's.
 
-    area: the s^2 of the localization confidence, ``annotation`` as in the paper, or ``box``, the predicted
-    box's area times the keypoints' area factor, which is all there is at inference. The similarity of a keypoint
-    always takes the annotated area. visibility: whether pruning looks at the visibility score too (eq. 22), where
-    its threshold is not given. threshold_rule: youden, distance, f1, or a promise such as risk:0.05@0.95. tails:
-    whether kept and pruned keypoints get a Student-t each. min_samples: as in ``Calibration``. scale_edges: areas
-    that part the object scales. folds: how many parts the images are cut into, so that each is scored with a
-    calibration that never saw it. region_scales: whether every object scale has regions and a correlation
-    of its own.
+    Attributes:
+        match: Which detections are true positives: "oks", COCO's greedy matching by OKS, or "box", greedy matching by
+            the IoU of boxes, which keeps detections whose keypoints are far off.
+        oks_threshold: Smallest OKS of a match by OKS.
+        iou_threshold: Smallest IoU of a match by box.
+        score_threshold: Smallest score of a detection that is matched by box.
+        max_detections: Detections matched per image and class.
+        area: s^2 of the localization confidence. "annotation": the annotated area (the paper). "box": the area of
+            the predicted box times the area factor of the keypoints, all there is at inference. The similarity of a
+            keypoint always takes the annotated area.
+        scalarisation: Size of a covariance in the localization confidence.
+        threshold_rule: youden, distance, f1, or a risk guarantee such as risk:0.05@0.95.
+        gamma_ks: Keypoint similarity from which a keypoint counts as correct.
+        visibility: Whether pruning also uses the visibility score (eq. 22), where its threshold is not given.
+        split_student: Whether kept and pruned keypoints get a Student-t each.
+        covariance: Covariance of a Student-t: second moment of the residuals, or eq. 17 ("paper").
+        min_samples: As in ``Calibration``.
+        scale_edges: Areas that separate the object scales.
+        folds: Folds of images; each fold is scored with a calibration fitted on the others.
+        bootstrap: Number of bootstrap draws over images.
+        seed: Seed of the bootstrap and of the random ranking.
+        region_scales: Whether each object scale has regions and a correlation of its own.
 
     >>> Protocol(area="box", bootstrap=200).oks_threshold
     0.5
     """
 
+    match: Match = "oks"
     oks_threshold: float = 0.5
+    iou_threshold: float = IOU_THRESHOLD
+    score_threshold: float = SCORE_THRESHOLD
     max_detections: int = MAX_DETECTIONS
     area: Area = "annotation"
     scalarisation: Scalarisation = "trace"
@@ -51,7 +72,7 @@ class Protocol:
 
     def __post_init__(self) -> None:
         risk_guarantee(self.threshold_rule)
-        kinds = {"area": Area, "scalarisation": Scalarisation, "covariance": CovarianceKind}
+        kinds = {"match": Match, "area": Area, "scalarisation": Scalarisation, "covariance": CovarianceKind}
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
                 raise HaloposeError(f"{name} is {' or '.join(get_args(kind))}, got {getattr(self, name)!r}")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from halopose.boxes import xywh_to_xyxy
 from halopose.errors import HaloposeError
 from halopose.keypoints import COCO_SIGMAS, Keypoints
 from halopose.matching import greedy_matching
@@ -25,8 +26,11 @@ from halopose.matching.greedy_matching import (
     keypoint_similarity,
     object_keypoint_similarity,
     true_pairs,
+    true_pairs_by_box,
 )
+from halopose.matching.matched_poses import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.protocol import Protocol
 from halopose.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -173,7 +177,7 @@ def test_equal_to_pycocotools(keypoints: int, seed: int) -> None:
         predictions.class_ids[pairs.detection],
         pairs.rank,
         pairs.slot,
-        pairs.oks,
+        pairs.similarity,
         strict=True,
     ):
         assert evaluation.ious[image, category][rank, slot] == oks  # to the last bit
@@ -281,8 +285,8 @@ def test_only_pairs_below_the_least_similarity_are_left_out(seed: int, least: fl
     truth = random_truth(rng, int(rng.integers(4, 30)))
     predictions = random_predictions(rng, truth, int(rng.integers(1, 150)))
     every, near = candidate_pairs(predictions, truth), candidate_pairs(predictions, truth, least=least)
-    found = {(d, g): oks for d, g, oks in zip(near.detection, near.object, near.oks, strict=True)}
-    for d, g, oks in zip(every.detection, every.object, every.oks, strict=True):
+    found = {(d, g): oks for d, g, oks in zip(near.detection, near.object, near.similarity, strict=True)}
+    for d, g, oks in zip(every.detection, every.object, every.similarity, strict=True):
         assert found[d, g] == oks if (d, g) in found else oks < least
 
 
@@ -373,3 +377,55 @@ def test_keypoint_similarity_is_eq_20(seed: int) -> None:
     for i, k in np.ndindex(4, 17):
         r, kappa = residual[i, k], 2 * COCO_SIGMAS[k]
         assert ours[i, k] == pytest.approx(np.exp(-(r @ r) / (2 * area[i] * kappa**2)), rel=1e-12, abs=1e-300)
+
+
+# --- matching by box ----------------------------------------------------------------------------------------------
+
+
+def plain_iou(first: Array, second: Array) -> float:
+    """IoU of two boxes given by two corners."""
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    shared = max(width, 0) * max(height, 0)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)]
+    return float(shared / (sum(areas) - shared)) if sum(areas) > shared else 0.0
+
+
+@settings(max_examples=25)
+@given(SEEDS)
+def test_matches_by_box_are_those_of_the_plain_loop(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth = random_truth(rng, int(rng.integers(4, 30)))
+    predictions = random_predictions(rng, truth, int(rng.integers(1, 150)))
+    assert predictions.image_ids is not None
+    assert predictions.class_ids is not None
+    expected = {}
+    taken: set[int] = set()
+    groups = np.stack([predictions.image_ids, predictions.class_ids], 1)
+    corners = np.concatenate([truth.boxes[:, :2], truth.boxes[:, :2] + truth.boxes[:, 2:]], axis=1)
+    for image, category in np.unique(groups, axis=0):
+        mine = np.flatnonzero((groups == [image, category]).all(1) & (predictions.scores >= 0.4))
+        there = np.flatnonzero((truth.image_ids == image) & (truth.class_ids == category))
+        for d in mine[np.argsort(-predictions.scores[mine], kind="stable")][:20].tolist():
+            for counts in (True, False):
+                free = [g for g in there.tolist() if g not in taken and truth.ignore[g] != counts]
+                overlap = {g: plain_iou(predictions.boxes[d], corners[g]) for g in free}
+                found = [g for g in free if overlap[g] >= 0.3]
+                if found:
+                    best = max(found, key=lambda g: (overlap[g], g))
+                    taken |= set() if truth.crowd[best] else {best}
+                    if counts:
+                        expected[d] = best
+                    break
+    detections, objects = true_pairs_by_box(predictions, truth, 0.3, 0.4)
+    assert dict(zip(detections.tolist(), objects.tolist(), strict=True)) == expected
+
+
+def test_keypoints_play_no_part_in_a_match_by_box() -> None:
+    truth = one_object()
+    found = copies(truth, [0.9])
+    far = replace(found, keypoints=found.keypoints + 1e4, boxes=xywh_to_xyxy(truth.boxes))
+    assert len(true_pairs(far, truth)[0]) == 0
+    assert true_pairs_by_box(far, truth)[0].tolist() == [0]
+    assert len(true_pairs_by_box(replace(far, scores=np.array([0.2])), truth)[0]) == 0
+    assert len(match_poses(far, truth, Protocol(match="box"))) == 1

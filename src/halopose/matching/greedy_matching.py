@@ -9,17 +9,20 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
+from halopose.boxes import intersection_over_union, xywh_to_xyxy
 from halopose.errors import HaloposeError
 from halopose.parallel import blocks, run_parallel
 from halopose.poses import GroundTruth, PoseDistributions
-from halopose.protocol import MAX_DETECTIONS
+from halopose.protocol import IOU_THRESHOLD, MAX_DETECTIONS, SCORE_THRESHOLD
 from halopose.sorting import falling_order, whole_order
 from halopose.types import Array
 from halopose.uncertainty.whitening import squares
 
+Similarity = Literal["oks", "iou"]
 OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _BLOCK = 8192  # detections that are looked at at once
 _SLACK = 1e-6  # of a bound on the exponent, far more than its rounding
@@ -33,17 +36,23 @@ def keypoint_similarity(residual: Array, area: Array, kappa: Array) -> Array:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Every (detection, object) of one image and class: positions within the group, and their OKS.
+    """All (detection, object) pairs of the same image and class.
 
-    ``rank`` (P,) counts a group's detections by falling score, ``slot`` (P,) its
-    objects in file order. Detections past the cap, and groups without objects, have no pairs.
+    Detections past the cap, and groups without objects, have no pairs.
+
+    Attributes:
+        rank: Position (P,) of the detection in its group, by falling score.
+        slot: Position (P,) of the object in its group, in file order.
+        detection: Index (P,) of the detection.
+        object: Index (P,) of the object.
+        similarity: OKS (P,), or IoU of the boxes.
     """
 
     rank: Array
     slot: Array
     detection: Array
     object: Array
-    oks: Array
+    similarity: Array
 
 
 def object_keypoint_similarity(
@@ -111,12 +120,22 @@ def _distance_to_doubled_box(points: Array, boxes: Array) -> Array:
 
 
 def candidate_pairs(
-    predictions: PoseDistributions, truth: GroundTruth, max_detections: int = MAX_DETECTIONS, least: float = 0.0
+    predictions: PoseDistributions,
+    truth: GroundTruth,
+    max_detections: int = MAX_DETECTIONS,
+    least: float = 0.0,
+    similarity: Similarity = "oks",
 ) -> Pairs:
     """All pairs that COCO compares: same image, same class, the best ``max_detections`` by score.
 
-    least: an OKS below which pairs are not needed; those that are too far apart for it are left out.
+    Args:
+        predictions: Detections of any number of images.
+        truth: Annotated objects of these images.
+        max_detections: Detections compared per image and class.
+        least: OKS below which pairs are not needed; pairs that are too far apart to reach it are left out.
+        similarity: OKS, or IoU of the boxes.
     """
+    least = least if similarity == "oks" else 0.0
     image_ids, class_ids = _ids(predictions, truth)
     classes = np.unique(np.concatenate([truth.class_ids, class_ids]))
     group_of = np.searchsorted(truth.images, image_ids) * len(classes) + np.searchsorted(classes, class_ids)
@@ -133,17 +152,20 @@ def candidate_pairs(
     begin = np.searchsorted(object_group[objects], group_of[detections], side="left")
     repeat = np.searchsorted(object_group[objects], group_of[detections], side="right") - begin
     some = np.flatnonzero(repeat)
+    corners = xywh_to_xyxy(truth.boxes)
 
     def pairs_of(rows: slice) -> tuple[Array, Array, Array]:
-        """Places in detections and objects of a block's pairs, and their OKS."""
+        """Places in detections and objects of a block's pairs, and their similarity."""
         expanded, position = _expanded(predictions, truth, detections, objects, some[rows], begin, repeat, least)
-        oks = object_keypoint_similarity(predictions, truth, detections[expanded], objects[position])
-        return expanded, position, oks
+        pair = detections[expanded], objects[position]
+        if similarity == "oks":
+            return expanded, position, object_keypoint_similarity(predictions, truth, *pair)
+        return expanded, position, intersection_over_union(predictions.boxes[pair[0]], corners[pair[1]])
 
     parts = run_parallel([partial(pairs_of, rows) for rows in blocks(len(some), _BLOCK)])
-    expanded, position, oks = (np.concatenate(each) for each in zip(*parts, strict=True))
+    expanded, position, found = (np.concatenate(each) for each in zip(*parts, strict=True))
     detection, object = detections[expanded], objects[position]
-    return Pairs(rank=ranks[expanded], slot=slots[position], detection=detection, object=object, oks=oks)
+    return Pairs(rank=ranks[expanded], slot=slots[position], detection=detection, object=object, similarity=found)
 
 
 def _expanded(
@@ -208,23 +230,23 @@ def greedy_match(
 ) -> Array:
     """Object (T, N) taken by each of N detections at each threshold, or -1.
 
-    The best-scored detection of a group chooses first: the object of highest OKS at or above the
+    The best-scored detection of a group chooses first: the object of highest similarity at or above the
     threshold, the later one on a tie, an ignored one only if no other is left; only crowds are shared.
     ignore and crowd (M,) are flags of the objects.
     """
     taken = np.full((len(thresholds), detections), -1, dtype=np.int64)
     thresholds = np.minimum(thresholds, 1 - 1e-10)
-    near = np.flatnonzero(pairs.oks >= thresholds.min(initial=1.0))
+    near = np.flatnonzero(pairs.similarity >= thresholds.min(initial=1.0))
     if not len(near):
         return taken
     pairs = Pairs(**{name: values.take(near) for name, values in vars(pairs).items()})
     # Within (rank, detection): other objects before ignored ones, then by OKS, then by position.
-    order = np.lexsort((pairs.slot, pairs.oks, ~ignore[pairs.object], pairs.detection, pairs.rank))
+    order = np.lexsort((pairs.slot, pairs.similarity, ~ignore[pairs.object], pairs.detection, pairs.rank))
     rank, detection, object, oks = (
         pairs.rank[order],
         pairs.detection[order],
         pairs.object[order],
-        pairs.oks[order],
+        pairs.similarity[order],
     )
     bounds = np.searchsorted(rank, np.arange(rank[-1] + 2))
     for t, threshold in enumerate(thresholds):
@@ -252,3 +274,31 @@ def true_pairs(
     taken = greedy_match(pairs, len(predictions), truth.ignore, truth.crowd, np.array([oks_threshold]))[0]
     detections = np.flatnonzero((taken >= 0) & ~truth.ignore[taken])
     return detections, taken[detections]
+
+
+def true_pairs_by_box(
+    predictions: PoseDistributions,
+    truth: GroundTruth,
+    iou_threshold: float = IOU_THRESHOLD,
+    score_threshold: float = SCORE_THRESHOLD,
+    max_detections: int = MAX_DETECTIONS,
+) -> tuple[Array, Array]:
+    """Detections (P,) whose box matches the box of an object, and the object (P,) of each.
+
+    Keypoints play no part in the match, so detections with swapped limbs or of the wrong person stay in. Ignored
+    objects match nobody.
+
+    Args:
+        predictions: Detections of any number of images.
+        truth: Annotated objects of these images.
+        iou_threshold: Smallest IoU of a match.
+        score_threshold: Smallest score of a detection that is matched.
+        max_detections: Detections matched per image and class.
+    """
+    chosen = np.flatnonzero(predictions.scores >= score_threshold)
+    if not len(truth) or not len(chosen):
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    pairs = candidate_pairs(predictions[chosen], truth, max_detections, similarity="iou")
+    taken = greedy_match(pairs, len(chosen), truth.ignore, truth.crowd, np.array([iou_threshold]))[0]
+    detections = np.flatnonzero((taken >= 0) & ~truth.ignore[taken])
+    return chosen[detections], taken[detections]

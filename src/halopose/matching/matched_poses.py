@@ -16,7 +16,7 @@ import torch
 from halopose.boxes import box_area
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
-from halopose.matching.greedy_matching import keypoint_similarity, true_pairs
+from halopose.matching.greedy_matching import keypoint_similarity, true_pairs, true_pairs_by_box
 from halopose.parallel import map_blocks
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.protocol import Protocol
@@ -171,13 +171,21 @@ def _factors(matrices: Array) -> Array:
 
 
 def match_poses(predictions: PoseDistributions, truth: GroundTruth, protocol: Protocol | None = None) -> MatchedPoses:
-    """Match detections to objects as COCO does and keep the true positives."""
+    """Match detections to objects and keep the true positives.
+
+    ``protocol.match`` decides whether OKS counts, as in COCO and in the paper, or the box.
+    """
     protocol = protocol or Protocol()
     if predictions.keypoint_count != truth.keypoint_count:
         raise HaloposeError(
             f"predictions have {predictions.keypoint_count} keypoints, ground truth {truth.keypoint_count}"
         )
-    detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
+    if protocol.match == "oks":
+        detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
+    else:
+        detections, objects = true_pairs_by_box(
+            predictions, truth, protocol.iou_threshold, protocol.score_threshold, protocol.max_detections
+        )
     order = np.lexsort((objects, truth.image_ids[objects]))
     detections, objects = detections[order], objects[order]
     covariance = predictions.covariance[detections]
