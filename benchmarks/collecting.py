@@ -27,7 +27,7 @@ from benchmarks.overhead import PHOTOGRAPH, make_model
 from benchmarks.rows import Row, as_text, gibibytes, rate, share, speedup
 from benchmarks.stub import StubHost
 from halopose.data.dataset import Dataset, Objects, Record
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.fitting.collecting import collect
 from halopose.fitting.feature_cache import CollectSettings
 from halopose.fitting.prefetch import Reader

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from halopose import FitSettings, UncertainPose, fit
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.fitting.settings import TrainSettings
 from halopose.hosts.loading import load_host
 from halopose.landing.shipped_detectors import runway_detector

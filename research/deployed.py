@@ -22,8 +22,8 @@ from ultralytics.nn.tasks import PoseModel
 
 from halopose.calibration.calibrators import Calibrations
 from halopose.data.dataset import Dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.images import NamedImage, read_source
-from halopose.data.loading import load_dataset
 from halopose.deploy import folder, onnx_file, predict, quantise, recalibration
 from halopose.deploy.deployed_model import Deployed
 from halopose.deploy.graph import TopkSettings

@@ -24,9 +24,9 @@ from halopose.geometry.integrity import Assessment, Risks, Verdict, assess
 from halopose.geometry.lines import Lines
 from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_position
+from halopose.landing.landing_settings import LandingSettings
 from halopose.landing.requirements import REQUIREMENTS, count_stanford, path_axes
 from halopose.landing.runway import RUNWAY_EDGES, runway_corners
-from halopose.landing.settings import LandingSettings
 from halopose.types import Array
 from research.tables import markdown
 

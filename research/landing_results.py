@@ -20,8 +20,8 @@ import numpy as np
 from scipy import stats
 
 from halopose.cli.terminal import progress, say
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.files import write_text
-from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.pipeline import collect_validation, evaluate_artifact
 from halopose.fitting.settings import FitSettings
@@ -40,9 +40,9 @@ from halopose.landing.flight import (
     simulate_sensors,
     true_trajectory,
 )  # fmt: skip
+from halopose.landing.landing_settings import TRUTH_RATE, CameraErrors, LandingSettings
 from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse
 from halopose.landing.navigation.sensors import SIZES, Sensors
-from halopose.landing.settings import TRUTH_RATE, CameraErrors, LandingSettings
 from halopose.landing.summary import distances, total_covariance
 from halopose.landing.world.approach import fly
 from halopose.landing.world.dataset_writer import write_dataset

@@ -19,8 +19,8 @@ import torch
 
 from halopose.cli.terminal import progress, say
 from halopose.data.dataset import Dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.images import write_image
-from halopose.data.loading import load_dataset
 from halopose.evaluation.region_scores import ALARM_RATES, FlaggedShare
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect

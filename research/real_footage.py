@@ -30,8 +30,8 @@ from halopose.calibration.calibrate import apply_calibrations
 from halopose.calibration.calibrators import Calibrations
 from halopose.cli.terminal import progress, say
 from halopose.data.dataset import Dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.files import make_folder, write_json
-from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import calibrate_heads, collect_validation, predictions_of

@@ -23,8 +23,8 @@ from halopose.calibration.correlation import Correlation
 from halopose.calibration.thresholds import guaranteed_threshold
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.dataset import Dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.files import read_json, write_text
-from halopose.data.loading import load_dataset
 from halopose.evaluation.bootstrap import half_width, resample_images
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.region_evaluation import RegionEvaluation, score_regions

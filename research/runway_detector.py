@@ -37,8 +37,8 @@ import yaml
 from torch import Tensor
 
 from halopose.cli.terminal import progress, say
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.files import write_text
-from halopose.data.loading import load_dataset
 from halopose.finetuning.ultralytics_trainer import FineTuner
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import collect_validation

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.data.dataset import Dataset
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.evaluation.scores import Scores
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.card import CardFigures

@@ -19,7 +19,7 @@ import numpy as np
 
 from halopose.cli.terminal import progress
 from halopose.data.dataset import Dataset, Objects, Record
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.splits import hashed_order
 from halopose.fitting.collecting import collect
 from halopose.fitting.feature_cache import CollectSettings, MatchStore

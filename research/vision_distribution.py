@@ -21,7 +21,7 @@ from scipy.special import logsumexp
 
 from halopose.landing.association import CornerDetections, associate, expected_corners, in_distribution_only
 from halopose.landing.flight import true_trajectory, vision_model_of
-from halopose.landing.settings import TRUTH_RATE, CornerCorrelation, LandingSettings
+from halopose.landing.landing_settings import TRUTH_RATE, CornerCorrelation, LandingSettings
 from halopose.landing.vision_fix import solve
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions

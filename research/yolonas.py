@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from halopose.cli.terminal import progress, say, write_scores
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.evaluation.scores import Scores
 from halopose.fitting.pipeline import fit
 from halopose.fitting.settings import FitSettings, TrainSettings

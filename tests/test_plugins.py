@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from halopose import plugins
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.hosts.model_zoo import find_model
 from halopose.landing.plugin import PLUGIN
 from halopose.plugins import NamedModel, Plugin, load_plugins

@@ -28,9 +28,9 @@ from halopose.data.coco import (
     read_numbering,
     read_predictions,
 )
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.files import read_json, write_json
 from halopose.data.images import read_source
-from halopose.data.loading import load_dataset
 from halopose.data.storage.prediction_log import PredictionLog
 from halopose.data.synthetic_poses import World, synthesize
 from halopose.data.tensors import read_content, write_tensors

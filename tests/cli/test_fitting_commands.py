@@ -13,8 +13,8 @@ import torch
 
 from halopose.boxes import box_area
 from halopose.data.dataset import Dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.files import write_json
-from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.keypoints import Keypoints

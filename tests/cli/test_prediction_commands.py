@@ -19,8 +19,8 @@ from halopose.cli.app import app
 from halopose.cli.tracking_commands import read_frames
 from halopose.data.coco import parse_predictions
 from halopose.data.dataset import Dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.films import FilmWriter, film_facts
-from halopose.data.loading import load_dataset
 from halopose.fitting.artifact import Artifact
 from halopose.hosts import model_zoo
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost

@@ -11,7 +11,7 @@ import pytest
 
 import halopose
 from halopose.data.bounded_text import MAX_BYTES, read_toml, read_yaml
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.multiview.rig import read_calibration
 

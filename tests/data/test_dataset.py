@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from halopose.data.dataset import Dataset
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from tests.helpers.models import write_yolo

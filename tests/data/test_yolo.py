@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from halopose.data.dataset import Objects, image_ids
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.images import write_image
-from halopose.data.loading import load_dataset
 from halopose.data.yolo import label_rows, write_yolo
 from halopose.errors import HaloposeError
 from tests.helpers.models import host_of, write_scenes

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.deploy import recalibration
 from halopose.deploy.deployed_model import Deployed
 from halopose.deploy.folder import write_folder

@@ -19,13 +19,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from halopose.data.dataset import Dataset
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.finetuning import poks
 from halopose.finetuning import yolonas_trainer as yolonas_training
+from halopose.finetuning.finetuning_settings import FinetuneSettings
 from halopose.finetuning.poks import poks_loss
-from halopose.finetuning.settings import FinetuneSettings
-from halopose.finetuning.yolonas_trainer import FineTuner, PoksPoseLoss, save_tuned, tune
+from halopose.finetuning.yolonas_trainer import PoksYoloNASLoss, YoloNASFineTuner, save_tuned, tune
 from halopose.hosts.loading import load_host
 from halopose.hosts.yolonas.yolonas_host import YoloNASHost
 from halopose.keypoints import Keypoints
@@ -89,7 +89,7 @@ def criterion(loss: type[Any] | None = None) -> Any:
     from libreyolo.models.yolonas.loss import YoloNASPoseLoss
 
     plain = YoloNASPoseLoss(SIGMAS)
-    return PoksPoseLoss.from_plain(plain) if loss is PoksPoseLoss else plain
+    return PoksYoloNASLoss.from_plain(plain) if loss is PoksYoloNASLoss else plain
 
 
 def targets(objects: list[list[float]], side: int = 96) -> Tensor:
@@ -124,7 +124,7 @@ def poks_by_hand(terms: dict[str, Tensor]) -> float:
 def test_only_the_keypoint_term_changes() -> None:
     outputs = forward(pose_model("nas", (KEYPOINTS, 3)))
     truth = targets([label(0.4, 0.5, [2, 2, 0, 1]), label(0.6, 0.6, [0, 2, 0, 2])])
-    plain, tuned = criterion(), criterion(PoksPoseLoss)
+    plain, tuned = criterion(), criterion(PoksYoloNASLoss)
     seen: list[tuple[dict[str, Any], Tensor]] = []
     tuned.poks.register_forward_hook(
         lambda module, inputs, output: seen.append(
@@ -161,7 +161,7 @@ def test_weights_of_cells_stand_in_the_means() -> None:
     (plain, ours), (weighted, alike) = (
         (
             criterion()._keypoint_loss(**terms, **more)[0],
-            criterion(PoksPoseLoss)._keypoint_loss(**terms, **more)[0],
+            criterion(PoksYoloNASLoss)._keypoint_loss(**terms, **more)[0],
         )
         for more in ({}, given)
     )
@@ -182,7 +182,7 @@ def test_a_batch_without_objects_or_keypoints(seen: list[int] | None, monkeypatc
 
     monkeypatch.setattr(poks, "poks_loss", counted)
     model = pose_model("nas", (KEYPOINTS, 3))
-    tuned = criterion(PoksPoseLoss)
+    tuned = criterion(PoksYoloNASLoss)
     total, items = tuned(forward(model), targets([label(0.5, 0.5, seen)] if seen else []))
     assert items[4] == 0
     assert len(sums) == 1
@@ -198,7 +198,7 @@ def test_the_trainer_uses_it(
     """pOKS by hand on the batches of the trainer, and a checkpoint that loads elsewhere."""
     calls: list[tuple[dict[str, Tensor], float]] = []
     batches: list[Tensor] = []
-    original, whole = PoksPoseLoss._keypoint_loss, PoksPoseLoss.forward
+    original, whole = PoksYoloNASLoss._keypoint_loss, PoksYoloNASLoss.forward
 
     def spy(self: Any, **terms: Any) -> Any:
         result = original(self, **terms)
@@ -209,8 +209,8 @@ def test_the_trainer_uses_it(
         batches.append(given)
         return whole(self, outputs, given)
 
-    monkeypatch.setattr(PoksPoseLoss, "_keypoint_loss", spy)
-    monkeypatch.setattr(PoksPoseLoss, "forward", watch)
+    monkeypatch.setattr(PoksYoloNASLoss, "_keypoint_loss", spy)
+    monkeypatch.setattr(PoksYoloNASLoss, "forward", watch)
     before, after = tmp_path / "base.pt", tmp_path / "new" / "tuned.pt"
     save_file(host.model.state_dict(), tmp_path / "weights.safetensors")
     save_tuned(host, tmp_path / "weights.safetensors", 64, before)
@@ -225,7 +225,7 @@ def test_the_trainer_uses_it(
         assert terms["sigmas"].tolist() == pytest.approx(SIGMAS)
     assert [step[1:] for step in steps] == [(1, 1)]
     assert "pose_reg" in steps[0][0]
-    monkeypatch.setattr(PoksPoseLoss, "forward", None)  # would fail if it trained again
+    monkeypatch.setattr(PoksYoloNASLoss, "forward", None)  # would fail if it trained again
     again = tmp_path / "again.pt"
     tune(before, dataset, again, tmp_path / "images", settings)
     assert changed(after, again) == set()
@@ -248,21 +248,21 @@ class Terminal(io.StringIO):
 
 def test_the_control(base: Path, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The framework's own loss: the same result after a kill, frozen parts unchanged, no progress bars."""
-    monkeypatch.setattr(PoksPoseLoss, "forward", None)  # would fail if it were used
+    monkeypatch.setattr(PoksYoloNASLoss, "forward", None)  # would fail if it were used
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     settings = replace(QUICK, loss="oks", freeze=2, epochs=2)
     whole, resumed = tmp_path / "a.pt", tmp_path / "b.pt"
     tune(base, dataset, whole, tmp_path / "a", settings)
-    ordinary, epochs = FineTuner._train_epoch, []
+    ordinary, epochs = YoloNASFineTuner._train_epoch, []
 
-    def killed(trainer: FineTuner, epoch: int) -> Any:
+    def killed(trainer: YoloNASFineTuner, epoch: int) -> Any:
         epochs.append(epoch)
         if epochs == [0, 1]:
             raise KeyboardInterrupt
         return ordinary(trainer, epoch)
 
-    monkeypatch.setattr(FineTuner, "_train_epoch", killed)
+    monkeypatch.setattr(YoloNASFineTuner, "_train_epoch", killed)
     with pytest.raises(KeyboardInterrupt):
         tune(base, dataset, resumed, tmp_path / "b", settings)
     assert not resumed.exists()
@@ -339,7 +339,7 @@ def test_a_disk_that_refuses_is_one_line(
 def test_settings_reach_the_trainer(host: YoloNASHost) -> None:
     given = replace(QUICK, imgsz=100, learning_rate=3e-5, warmup_epochs=1.5, batch=7, amp=True, mirror=False)
     overrides = yolonas_training._overrides(host, host.layout, Path("d.yaml"), Path("w"), given)
-    config = FineTuner(host.model, **overrides, device="cpu").config
+    config = YoloNASFineTuner(host.model, **overrides, device="cpu").config
     assert (config.imgsz, config.lr0, config.warmup_epochs, config.batch) == (128, 3e-5, 1.5, 7)
     assert (config.optimizer, config.amp_dtype, config.eval_interval) == ("adamw", "bfloat16", 0)
     assert (config.flip_prob, config.mosaic_prob, config.oks_sigmas) == (0, 0, [0.3] * KEYPOINTS)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting import collecting
 from halopose.fitting.collecting import collect
@@ -205,7 +205,7 @@ import torch
 torch.set_num_threads(1)
 from halopose.fitting import collecting
 from halopose.fitting.feature_cache import CollectSettings
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from tests.helpers.models import host_of, survive_kills
 collecting.VIEWS_PER_SHARD = 4
 root = Path(sys.argv[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.corruptions import COPY, FITTED, HELD_OUT, SEVERITIES, corrupt, corrupted, with_copies
 from tests.helpers.models import photograph, scenes, write_yolo

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.storage.address import Address
 from halopose.errors import HaloposeError
 from halopose.fitting import collecting, pipeline

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.evaluation.region_scores import ALARM_RATES, NoveltyScores
 from halopose.fitting import novelty_evaluation
 from halopose.fitting.artifact import Artifact

@@ -15,7 +15,7 @@ from sklearn.covariance import ledoit_wolf as sklearn_ledoit_wolf
 from torch.nn.functional import normalize
 
 from halopose.boxes import box_area
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.fitting.collecting import collect

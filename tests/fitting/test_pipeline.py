@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.fitting.card import Card, ImageRoles
 from halopose.fitting.pipeline import (
     bound_heads,

@@ -9,7 +9,7 @@ from halopose.geometry.camera import exp_so3, look, project_points
 from halopose.geometry.integrity import Risks, Verdict, ambiguous, assess, consistency
 from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_pose, solve_position
-from halopose.landing.settings import CornerCorrelation
+from halopose.landing.landing_settings import CornerCorrelation
 from halopose.types import Array
 from tests.helpers.approaches import CAMERA, CORNERS, rectangle, sight
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.collecting import collect
 from halopose.fitting.feature_cache import CollectSettings

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from halopose.cli.app import main
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.geometry.camera import Camera
 from halopose.landing.commands import _sensors
 from halopose.landing.flight import _images, navigate
+from halopose.landing.landing_settings import LandingSettings
 from halopose.landing.navigation.sensors import GNSS, Sensors
 from halopose.landing.recordings.record_flight import record
-from halopose.landing.settings import LandingSettings
 from halopose.landing.world.approach import fly
 from halopose.poses import PoseDistributions
 from halopose.prediction.deployed_pose import DeployedPose

@@ -23,10 +23,10 @@ from halopose.landing.flight import (
     true_trajectory,
     vision_model_of,
 )
+from halopose.landing.landing_settings import CameraErrors, CornerCorrelation, LandingSettings
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import ATTITUDE, GNSS, GaussMarkov, Sensors, TrueTrajectory
 from halopose.landing.reports.flight_page import log_of
-from halopose.landing.settings import CameraErrors, CornerCorrelation, LandingSettings
 from halopose.landing.summary import distances, summarise, total_covariance
 from halopose.landing.vision_fix import angle_axes, solve, usable_corners
 from halopose.landing.world.approach import fly

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.landing.runway_datasets import CORNER_NAMES, LAYOUT, corners_in_order, is_runways
 from halopose.types import Array

@@ -8,8 +8,8 @@ from scipy.stats import chi2
 
 from halopose.landing.association import CornerDetections, expected_corners
 from halopose.landing.flight import true_trajectory, vision_model_of
+from halopose.landing.landing_settings import CameraErrors, CornerCorrelation, LandingSettings
 from halopose.landing.navigation.sensors import ATTITUDE, GaussMarkov, Measurement, Sensors
-from halopose.landing.settings import CameraErrors, CornerCorrelation, LandingSettings
 from halopose.landing.vision_fix import VisionModel, solve
 from halopose.landing.world.approach import fly
 from halopose.types import Array

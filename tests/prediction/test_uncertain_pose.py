@@ -18,7 +18,7 @@ from ultralytics import YOLO
 from halopose.calibration.calibrate import DISTRIBUTIONS, apply_calibrations
 from halopose.calibration.calibrators import Calibrations
 from halopose.data.coco import parse_ground_truth, parse_predictions
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import Scores

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from halopose.calibration.calibrate import apply_calibrations
 from halopose.calibration.thresholds import select_threshold
 from halopose.cli.app import app
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from ultralytics.nn.tasks import PoseModel
 
 from halopose.cli.app import app
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.evaluation.bootstrap import resample_images
 from halopose.evaluation.metrics import LEVELS
-from halopose.finetuning.settings import FinetuneSettings, tuning_key
+from halopose.finetuning.finetuning_settings import FinetuneSettings, tuning_key
 from halopose.finetuning.ultralytics_trainer import FineTuner, PoksModel, tune
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import collect_validation

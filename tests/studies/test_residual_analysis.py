@@ -17,8 +17,8 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from halopose.cli.app import app
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.files import write_json
-from halopose.data.loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.feature_cache import MatchStore
 from halopose.fitting.pipeline import collect_validation

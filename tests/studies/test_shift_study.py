@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.errors import HaloposeError
 from halopose.fitting.corruptions import corrupted
 from halopose.fitting.novelty_fitting import collect_copies, fit_novelty

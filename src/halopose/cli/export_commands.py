@@ -140,7 +140,7 @@ def _opened(
     """The folder's model, and the images of a split that the given parts of its making have not seen."""
     import numpy as np
 
-    from halopose.data.loading import load_dataset
+    from halopose.data.dataset_loading import load_dataset
     from halopose.deploy.deployed_model import Deployed
     from halopose.deploy.recalibration import images_seen
 

@@ -178,7 +178,7 @@ def collect(
 
     Under torchrun, or with --part in jobs of an array, each process takes its part of one store.
     """
-    from halopose.data.loading import load_dataset
+    from halopose.data.dataset_loading import load_dataset
     from halopose.data.lock import locked
     from halopose.fitting.collecting import collect_shards, finished
     from halopose.fitting.feature_cache import CollectSettings, missing_shards
@@ -327,7 +327,7 @@ def _store_of(given: Path, split: str, images: Path | None, trained: Artifact, h
     """The match store of a folder, or one collected from annotated images beside the output."""
     from dataclasses import replace
 
-    from halopose.data.loading import load_dataset
+    from halopose.data.dataset_loading import load_dataset
     from halopose.fitting import pipeline
     from halopose.fitting.feature_cache import MatchStore
     from halopose.fitting.work_folder import work_folder
@@ -432,7 +432,7 @@ def two_datasets(
     data: Path, train: str, val: str, images: Path | None, val_images: Path | None, otherwise: Keypoints
 ) -> tuple[Dataset, Dataset]:
     """Training and validation data. otherwise: keypoints of the model, for what the data do not state."""
-    from halopose.data.loading import load_dataset
+    from halopose.data.dataset_loading import load_dataset
     from halopose.plugins import dataset_reader
 
     reader = dataset_reader(data)

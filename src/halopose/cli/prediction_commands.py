@@ -91,7 +91,7 @@ def evaluate(
     """
     from dataclasses import replace
 
-    from halopose.data.loading import load_dataset
+    from halopose.data.dataset_loading import load_dataset
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
     from halopose.fitting.collecting import collect_shards, finished
@@ -157,8 +157,8 @@ def _shift(
     alarm: float,
 ) -> None:
     """The ladder of corruptions, and the other data: shift.json, shift.html and a table."""
+    from halopose.data.dataset_loading import load_dataset
     from halopose.data.files import write_json, write_text
-    from halopose.data.loading import load_dataset
     from halopose.reports.shift_report import render_shift, to_text
     from halopose.studies.shift_study import ShiftSettings, run_shift
 

@@ -143,7 +143,7 @@ def finetune(
 
     from halopose.data.files import make_folder, make_room, write_json, write_text
     from halopose.data.lock import locked
-    from halopose.finetuning.settings import FinetuneSettings
+    from halopose.finetuning.finetuning_settings import FinetuneSettings
     from halopose.hosts.loading import load_host
     from halopose.reports import finetuning_report as finetune_page
     from halopose.studies import finetuning_study as tuning
@@ -211,8 +211,8 @@ def analyse(
     unsafe: Unsafe = False,
 ) -> None:
     """Analyse the residuals of a base before any heads are fitted, and recommend settings."""
+    from halopose.data.dataset_loading import load_dataset
     from halopose.data.files import make_folder, write_json, write_text
-    from halopose.data.loading import load_dataset
     from halopose.data.lock import locked
     from halopose.fitting.pipeline import collect_validation
     from halopose.fitting.settings import FitSettings

@@ -19,14 +19,14 @@ from halopose.data.dataset import Dataset
 from halopose.data.files import write_bytes
 from halopose.data.yolo import write_yolo
 from halopose.errors import HaloposeError
-from halopose.finetuning.poks import PoksLoss
-from halopose.finetuning.settings import (
+from halopose.finetuning.finetuning_settings import (
     FinetuneSettings,
     keep_statistics,
     trainer_in,
     tuning_key,
     write_checkpoint,
 )
+from halopose.finetuning.poks import PoksLoss
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost, load_model
 from halopose.types import Progress

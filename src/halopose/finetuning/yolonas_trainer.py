@@ -23,14 +23,14 @@ from halopose.data.dataset import Dataset
 from halopose.data.files import write_bytes
 from halopose.data.yolo import write_yolo
 from halopose.errors import HaloposeError
-from halopose.finetuning.poks import PoksLoss
-from halopose.finetuning.settings import (
+from halopose.finetuning.finetuning_settings import (
     FinetuneSettings,
     keep_statistics,
     trainer_in,
     tuning_key,
     write_checkpoint,
 )
+from halopose.finetuning.poks import PoksLoss
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.yolonas.yolonas_host import YoloNASHost
 from halopose.keypoints import Keypoints
@@ -51,7 +51,7 @@ _WEIGHTS, _STATE = "tuned.safetensors", "state.pt"
 _LARGE = {"dfl_loss_weight": 0.5, "pose_reg_loss_weight": 10.0}  # values of the framework for Medium and Large
 
 
-class PoksPoseLoss(YoloNASPoseLoss):  # type: ignore[misc]
+class PoksYoloNASLoss(YoloNASPoseLoss):  # type: ignore[misc]
     """The criterion of the framework with pOKS as keypoint regression term; other terms are unchanged.
 
     The original term is a mean of 1 - OKS over assigned cells, weighted by the scores of the assigner. pOKS uses the
@@ -62,7 +62,7 @@ class PoksPoseLoss(YoloNASPoseLoss):  # type: ignore[misc]
     poks: PoksLoss
 
     @classmethod
-    def from_plain(cls, criterion: YoloNASPoseLoss) -> PoksPoseLoss:
+    def from_plain(cls, criterion: YoloNASPoseLoss) -> PoksYoloNASLoss:
         """Convert in place the criterion that the trainer built from its settings on its device."""
         criterion.__class__ = cls
         criterion.poks = PoksLoss(criterion.oks_sigmas)
@@ -81,7 +81,7 @@ class PoksPoseLoss(YoloNASPoseLoss):  # type: ignore[misc]
         return regression, visibility
 
 
-class FineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
+class YoloNASFineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
     """The trainer of the framework, resumable after every epoch. The averaged weights of the last epoch are kept.
 
     Selecting the best epoch on the validation images would favour the fine-tuned model in the comparison.
@@ -124,14 +124,14 @@ class FineTuner(YOLONASPoseTrainer):  # type: ignore[misc]
         return Path(self.config.project) / _STATE
 
 
-class PoksFineTuner(FineTuner):
+class PoksYoloNASFineTuner(YoloNASFineTuner):
     """The trainer with pOKS."""
 
     loss_fn: Any
 
     def on_setup(self) -> None:
         super().on_setup()
-        self.loss_fn = PoksPoseLoss.from_plain(self.loss_fn)
+        self.loss_fn = PoksYoloNASLoss.from_plain(self.loss_fn)
 
 
 def tune(
@@ -190,7 +190,7 @@ def _train(
     device: str,
     progress: Progress | None,
 ) -> dict[str, Tensor]:
-    kind = PoksFineTuner if settings.loss == "poks" else FineTuner
+    kind = PoksYoloNASFineTuner if settings.loss == "poks" else YoloNASFineTuner
     with contextlib.redirect_stderr(_NoTerminal(sys.stderr)), trainer_in(folder):
         trainer = kind(
             keep_statistics(copy.deepcopy(host.model).requires_grad_(True)),
@@ -265,7 +265,7 @@ class _NoTerminal(io.StringIO):
         self._stream.flush()
 
 
-def _tuned_weights(host: YoloNASHost, trainer: FineTuner) -> dict[str, Tensor]:
+def _tuned_weights(host: YoloNASHost, trainer: YoloNASFineTuner) -> dict[str, Tensor]:
     """The averaged weights. Frozen weights are returned unchanged, because averaging would round them."""
     last, averaged = trainer.model.state_dict(), trainer.ema_model.ema.state_dict()
     return {

@@ -97,7 +97,7 @@ def train(
     if not rows:
         raise HaloposeError("the store has no assigned cells: the training images have no labelled objects")
     held_out = _held_out_images(shards, settings.holdout)
-    run = _Run.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None, ranks)
+    run = _TrainingRun.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None, ranks)
     while not run.finished:
         with single_threaded():
             losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, ranks)]
@@ -266,7 +266,7 @@ def _holdout_loss(
     return total / mass if mass else float("nan")
 
 
-class _Run:
+class _TrainingRun:
     """Optimiser, schedule, best weights and their checkpoint."""
 
     def __init__(
@@ -294,7 +294,7 @@ class _Run:
         images: Array | None,
         path: Path | None,
         ranks: ProcessGroup,
-    ) -> _Run:
+    ) -> _TrainingRun:
         """A new run, or the one that the checkpoint continues, of however many ranks that was."""
         run = cls(heads, settings, rows, path, ranks)
         collected = [store.digest() for store in stores]

@@ -388,7 +388,8 @@ def fit(
 ) -> tuple[Artifact, Scores]:
     """Collect, train, calibrate, choose the thresholds and evaluate; a rerun goes on where it stopped.
 
-    >>> from halopose.data.loading import load_dataset
+    >>> from halopose.data.dataset_loading import load_dataset
+    >>> from halopose.fitting.settings import TrainSettings
     >>> from halopose.hosts.loading import load_host
     >>> from halopose.landing.shipped_detectors import runway_detector
     >>> from halopose.landing.world.dataset_writer import write_dataset

@@ -38,7 +38,7 @@ class WorkerPool:
     part of parts: the share of the shards that is ours, from 0; others see to the rest. engine: ``ray`` collects
     on a Ray cluster instead.
 
-    >>> Crew(part=1, parts=3).ours(8)
+    >>> WorkerPool(part=1, parts=3).ours(8)
     [1, 4, 7]
     """
 

@@ -110,8 +110,8 @@ def simulate(
 ) -> None:
     """Simulate an approach: camera images, corners, weighted PnP, integrity, sensor fusion; writes a page and a log."""
     from halopose.landing import run
+    from halopose.landing.landing_settings import LandingSettings
     from halopose.landing.outputs import LandingOutputs
-    from halopose.landing.settings import LandingSettings
     from halopose.landing.shipped_detectors import check_model_options, load_detector
 
     check_model_options(base, artifact, device=device, widen=widen)
@@ -179,9 +179,9 @@ def replay(
 ) -> None:
     """Replay a recorded approach: detect the runway in its frames and fuse it with the logged sensors."""
     from halopose.landing import run
+    from halopose.landing.landing_settings import LandingSettings
     from halopose.landing.outputs import LandingOutputs
     from halopose.landing.recordings.recording import open_recording
-    from halopose.landing.settings import LandingSettings
     from halopose.landing.shipped_detectors import check_model_options, load_detector
 
     if frame_rate is not None and not 1 / 60 <= frame_rate <= 1000:

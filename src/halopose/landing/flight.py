@@ -23,6 +23,7 @@ from halopose.landing.association import (
     in_distribution_only,
 )
 from halopose.landing.frame_buffer import FrameBuffer
+from halopose.landing.landing_settings import TRUTH_RATE, LandingSettings
 from halopose.landing.navigation.fusion import FusedTrack, fuse
 from halopose.landing.navigation.motion_model import FusionSettings, InitialState
 from halopose.landing.navigation.navigator import NavigationState
@@ -35,7 +36,6 @@ from halopose.landing.navigation.sensors import (
     simulate,
 )
 from halopose.landing.roi_refinement import RoiDetector, expected_box
-from halopose.landing.settings import TRUTH_RATE, LandingSettings
 from halopose.landing.vision_fix import VisionFixes, VisionModel, solve
 from halopose.landing.world.approach import Approach, fly
 from halopose.landing.world.render import render_scene

@@ -22,10 +22,10 @@ class FrameBuffer(Sequence[Array]):
     """Images of frames, at most ``most`` of so many as are expected, every second, third, ...
 
     >>> import numpy as np
-    >>> album = Album(expected=5, most=3)
+    >>> frames = FrameBuffer(expected=5, most=3)
     >>> for _ in range(5):
-    ...     album.add(np.zeros((4, 6, 3), np.uint8))
-    >>> len(album), album.kept, album[2].shape, album[3].shape
+    ...     frames.add(np.zeros((4, 6, 3), np.uint8))
+    >>> len(frames), frames.kept, frames[2].shape, frames[3].shape
     (5, [0, 2, 4], (4, 6, 3), (0, 0, 3))
     """
 

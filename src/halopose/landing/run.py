@@ -3,7 +3,7 @@
 >>> from pathlib import Path
 >>> from halopose.landing.outputs import LandingOutputs
 >>> from halopose.landing.run import simulate
->>> from halopose.landing.settings import LandingSettings
+>>> from halopose.landing.landing_settings import LandingSettings
 >>> from halopose.landing.shipped_detectors import load_detector
 >>> landing = simulate(load_detector(), LandingSettings(seed=3, weather="dusk"))  # doctest: +SKIP
 >>> LandingOutputs(Path("landing"), animation=False).write(landing)  # doctest: +SKIP
@@ -16,10 +16,10 @@ from typing import Any
 
 from halopose.landing import flight as flying
 from halopose.landing.association import NO_RUNWAY, NOT_WHERE_EXPECTED, OUT_OF_DISTRIBUTION
+from halopose.landing.landing_settings import LandingSettings
 from halopose.landing.outputs import Landing
 from halopose.landing.recordings.record_flight import record
 from halopose.landing.recordings.recording import Recording, fly_recording
-from halopose.landing.settings import LandingSettings
 from halopose.landing.summary import summarise
 from halopose.prediction.predictor import Predictor
 from halopose.types import Progress

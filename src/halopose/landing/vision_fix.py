@@ -17,9 +17,9 @@ from halopose.geometry.integrity import Assessment, Verdict, assess
 from halopose.geometry.observations import Observations
 from halopose.geometry.propagation import body_covariance
 from halopose.landing.association import CornerDetections, Viewpoint
+from halopose.landing.landing_settings import LandingSettings
 from halopose.landing.navigation.sensors import Measurement, vision
 from halopose.landing.requirements import path_axes
-from halopose.landing.settings import LandingSettings
 from halopose.types import Array
 
 _ANGLE_STEP = 1e-6

@@ -20,7 +20,7 @@ from halopose.data.splits import split_validation
 from halopose.errors import HaloposeError
 from halopose.evaluation.bootstrap import Difference, PairedMetrics
 from halopose.evaluation.resampling import ResampledMetrics
-from halopose.finetuning.settings import FinetuneSettings, Loss, data_key
+from halopose.finetuning.finetuning_settings import FinetuneSettings, Loss, data_key
 from halopose.fitting.pipeline import (
     collect_training,
     collect_validation,

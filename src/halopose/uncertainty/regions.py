@@ -24,6 +24,7 @@ class Regions:
     radii of all keypoints together. edges (S - 1,): areas that part the scales, of predicted boxes times
     ``area_factor``.
 
+    >>> from halopose.calibration.conformal import fit_regions
     >>> rng = np.random.default_rng(0)
     >>> distance, image = rng.chisquare(2, (400, 3)), np.arange(400) // 2  # 200 images of two objects
     >>> regions = fit_regions(distance, np.ones((400, 3), dtype=bool), image)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.storage.address import Address, Place, beside, read_many, to_place
 from halopose.errors import HaloposeError
 

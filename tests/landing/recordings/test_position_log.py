@@ -9,11 +9,11 @@ import pymap3d
 import pytest
 
 from halopose.landing.flight import SimulatedFlight
+from halopose.landing.landing_settings import CameraErrors, LandingSettings
 from halopose.landing.navigation.sensors import IlsSite
 from halopose.landing.recordings.position_log import Positions, positions_of, write_csv
 from halopose.landing.recordings.record_flight import site_of
 from halopose.landing.recordings.runway_sites import read_runway
-from halopose.landing.settings import CameraErrors, LandingSettings
 from tests.landing.test_flight import flown
 
 

@@ -12,6 +12,7 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import Mount
 from halopose.landing.association import as_pose_distributions
 from halopose.landing.flight import SimulatedFlight, draw_initial_state, simulate_sensors
+from halopose.landing.landing_settings import CameraErrors, LandingSettings
 from halopose.landing.navigation.sensors import in_order
 from halopose.landing.recordings.cameras import Lens, read_camera
 from halopose.landing.recordings.frames import open_frames
@@ -29,7 +30,6 @@ from halopose.landing.recordings.replay import (
 from halopose.landing.recordings.runway_sites import Site, from_corners, read_runway
 from halopose.landing.reports.flight_page import log_of, render_page
 from halopose.landing.reports.flight_text import to_text
-from halopose.landing.settings import CameraErrors, LandingSettings
 from halopose.landing.summary import summarise
 from tests.landing.test_flight import approach_of, flown, sighted
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from halopose.landing.landing_settings import CameraErrors, LandingSettings
 from halopose.landing.recordings.position_log import positions_of
 from halopose.landing.recordings.record_flight import site_of
 from halopose.landing.recordings.rerun_file import ellipse, write_rerun
-from halopose.landing.settings import CameraErrors, LandingSettings
 from tests.landing.test_flight import flown
 
 

@@ -13,6 +13,7 @@ from rosbags.typesys import Stores, get_typestore
 from scipy.spatial.transform import Rotation
 
 from halopose.errors import HaloposeError
+from halopose.landing.landing_settings import CameraErrors, LandingSettings
 from halopose.landing.recordings.position_log import Positions, positions_of
 from halopose.landing.recordings.record_flight import site_of
 from halopose.landing.recordings.ros_messages import (
@@ -24,7 +25,6 @@ from halopose.landing.recordings.ros_messages import (
     pose_message,
     write_mcap,
 )
-from halopose.landing.settings import CameraErrors, LandingSettings
 from tests.landing.test_flight import flown
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)

@@ -12,12 +12,12 @@ import pytest
 
 from halopose.data.files import read_json, write_json
 from halopose.landing.flight import Flight
+from halopose.landing.landing_settings import CameraErrors
 from halopose.landing.navigation.fusion import consistency
 from halopose.landing.navigation.sensors import ATTITUDE
 from halopose.landing.reports.flight_charts import error_chart
 from halopose.landing.reports.flight_page import log_of, render_page
 from halopose.landing.reports.flight_pictures import PHOTOGRAPHS, SPLIT
-from halopose.landing.settings import CameraErrors
 from halopose.types import Array
 from tests.helpers.values import present
 from tests.landing.reports.test_flight_pictures import (

@@ -20,11 +20,11 @@ from halopose.geometry.pnp import solve_position
 from halopose.landing.association import CornerDetections, expected_corners
 from halopose.landing.flight import Flight, Scenario, SimulatedFlight
 from halopose.landing.frame_buffer import FrameBuffer
+from halopose.landing.landing_settings import LandingSettings
 from halopose.landing.navigation.fusion import fuse
 from halopose.landing.navigation.motion_model import InitialState
 from halopose.landing.navigation.sensors import GNSS, Sensors, TrueTrajectory, simulate, vision
 from halopose.landing.reports.flight_pictures import Composition, draw_film, outlines, state_of, stills, write_film
-from halopose.landing.settings import LandingSettings
 from halopose.landing.vision_fix import VisionFixes
 from halopose.landing.world.approach import fly
 from halopose.types import Array

@@ -123,7 +123,7 @@ class YoloNASHost(Host):
         return next(self.model.parameters()).device
 
     def placer(self) -> Placer:
-        return _Placer(self.strides[-1])
+        return _YoloNASPlacer(self.strides[-1])
 
     def to_batch(self, placed: Sequence[Array]) -> Tensor:
         # Joined as they lie in memory, channels last: another order would round otherwise than the framework.
@@ -256,7 +256,7 @@ class YoloNASHost(Host):
 
 
 @dataclass(frozen=True)
-class _Placer:
+class _YoloNASPlacer:
     """The framework's preparation, for inputs that are multiples of ``stride``; it knows square ones only."""
 
     stride: int

@@ -32,7 +32,7 @@ class NoiseScale:
     def believed(cls, freedom: float) -> NoiseScale:
         """Before the first fix; infinitely many degrees of freedom take variances as they are stated.
 
-        >>> Scale.believed(30.0).value, Scale.believed(math.inf).value
+        >>> NoiseScale.believed(30.0).value, NoiseScale.believed(math.inf).value
         (1.0714285714285714, 1.0)
         """
         return cls(freedom, freedom)

@@ -13,6 +13,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.landing.flight import Flight
 from halopose.landing.frame_buffer import FrameBuffer
+from halopose.landing.landing_settings import LandingSettings
 from halopose.landing.navigation.sensors import GNSS, Measurement
 from halopose.landing.recordings import replay as replaying
 from halopose.landing.recordings.cameras import Lens, read_camera
@@ -20,7 +21,6 @@ from halopose.landing.recordings.frames import Frames, open_frames
 from halopose.landing.recordings.input_checks import check_inputs
 from halopose.landing.recordings.logs import Kind, Log, held, measurements, read_log, too_far
 from halopose.landing.recordings.runway_sites import Site, corners_seen_from, other_runways, read_runway
-from halopose.landing.settings import LandingSettings
 from halopose.prediction.predictor import Predictor
 from halopose.types import Array, Progress
 

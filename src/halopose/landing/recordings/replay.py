@@ -16,6 +16,7 @@ from halopose.geometry.pnp import solve_pose
 from halopose.landing.association import detect_runways
 from halopose.landing.flight import Flight, Scenario, fuse_vision, fusion_settings_for
 from halopose.landing.frame_buffer import FrameBuffer
+from halopose.landing.landing_settings import TRUTH_RATE, LandingSettings
 from halopose.landing.navigation.motion_model import InitialState
 from halopose.landing.navigation.sensors import IlsSite, Measurement, in_order
 from halopose.landing.recordings.cameras import Lens
@@ -23,7 +24,6 @@ from halopose.landing.recordings.frames import Frames
 from halopose.landing.recordings.logs import KINDS, Kind, attitudes_at, measurements, read_log
 from halopose.landing.recordings.runway_sites import Site
 from halopose.landing.roi_refinement import RoiDetector, RoiRefiner
-from halopose.landing.settings import TRUTH_RATE, LandingSettings
 from halopose.landing.vision_fix import VisionModel
 from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import Predictor

@@ -15,7 +15,7 @@ import yaml
 from halopose.data import coco
 from halopose.data.coco import parse_ground_truth, read_ground_truth
 from halopose.data.dataset import Dataset
-from halopose.data.loading import load_dataset
+from halopose.data.dataset_loading import load_dataset
 from halopose.data.storage.address import Address
 from halopose.data.synthetic_poses import World, synthesize
 from halopose.errors import HaloposeError
