@@ -7,26 +7,23 @@ python examples/quickstart.py my-photo.jpg
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 from halopose import UncertainPose
-from halopose.data.images import read_image
 
 photo = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "photographs" / "astronaut.jpg"
 model = UncertainPose.load()  # YOLO11n-pose with the shipped heads
 poses = model.predict(photo)[0]
 
-names = model.layout.names
 keep = np.asarray(poses.keep)
 for person in range(len(poses)):
     print(f"person {person + 1}, score {poses.scores[person]:.2f}")
-    for k, name in enumerate(names):
+    for k, name in enumerate(poses.names):
         x, y = poses.keypoints[person, k]
         across, along = np.sqrt(np.linalg.eigvalsh(poses.covariance[person, k]))
         verdict = "" if keep[person, k] else "   pruned (unreliable)"
         print(f"  {name:15} at {x:6.1f} {y:6.1f}, off by {across:5.1f} to {along:5.1f} px{verdict}")
 
 picture = f"{photo.stem}-poses.png"
-cv2.imwrite(picture, poses.plot(read_image(photo), names=names))
+poses.save(picture)
 print(f"-> {picture}")

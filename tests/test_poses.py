@@ -5,13 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import cv2
 import numpy as np
 import pytest
 import supervision
+import torch
 
+from halopose import display
 from halopose.calibration.conformal import fit_regions
 from halopose.data.coco import read_predictions
 from halopose.errors import HaloposeError
+from halopose.keypoints import Keypoints
+from halopose.origin import Origin
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 from tests.helpers.values import present
@@ -149,7 +154,7 @@ def test_saved_poses_read_back(tmp_path: Path) -> None:
     for name in ("scores", "keypoints", "covariance", "scale", "dof", "keep", "image_ids"):
         assert np.allclose(getattr(found, name), getattr(some, name)), name
     with pytest.raises(HaloposeError, match="cannot write"):
-        some.save(tmp_path)
+        some.save(tmp_path / "deep" / "poses.json" / "poses.json")
 
 
 def joined_poses(family: str = "gaussian", count: int = 2) -> PoseDistributions:
@@ -263,3 +268,115 @@ def test_novelty_flags_selects_joins_and_is_written(tmp_path: Path) -> None:
         poses().in_distribution()
     with pytest.raises(HaloposeError, match="between 0 and 1"):
         whole.in_distribution(2.0)
+
+
+def with_image(**changes: Any) -> PoseDistributions:
+    some = poses(3, 17, dof=np.linspace(3, 6, 17), **changes)
+    pixels = np.full((90, 120, 3), 200, dtype=np.uint8)
+    return replace(some, origin=Origin("bus", Path("photos/bus.jpg"), read=lambda: pixels, layout=Keypoints.of(17)))
+
+
+def test_origin_is_no_part_of_equality_and_survives_selection() -> None:
+    some = with_image()
+    bare = replace(some, origin=None)
+    assert some == bare
+    assert (some.path, some.names[9], some.image.shape) == (Path("photos/bus.jpg"), "left_wrist", (90, 120, 3))
+    assert some[1].path == some.path
+    joined = PoseDistributions.concatenate([some[:1], some[1:]])
+    assert joined == some
+    assert joined.names == some.names
+    assert joined.path is None
+    assert PoseDistributions.concatenate([some]).path == some.path
+    assert PoseDistributions.concatenate([some, bare]).origin is None
+    with pytest.raises(HaloposeError, match="no image"):
+        _ = bare.image
+
+
+def test_keypoints_are_selected_by_name() -> None:
+    some = replace(with_image(), correlation=np.tile(np.eye(34), (3, 1, 1)))
+    wrist = some["left_wrist"]
+    assert np.array_equal(wrist.keypoints, some.keypoints[:, [9]])
+    assert np.array_equal(present(wrist.dof), present(some.dof)[:, [9]])
+    assert wrist.names == ("left_wrist",)
+    arm = some[["left_wrist", "left_elbow"]]
+    assert arm.layout.limbs == ((1, 0),)
+    assert present(arm.correlation).shape == (3, 4, 4)
+    assert np.array_equal(arm[1]["left_elbow"].std, some.std[[1]][:, [7]])
+    with pytest.raises(HaloposeError, match="did you mean 'left_wrist'"):
+        _ = some["left_wirst"]
+
+
+def test_regions_follow_the_selected_keypoints() -> None:
+    rng = np.random.default_rng(0)
+    regions = fit_regions(rng.chisquare(2, (400, 17)), np.ones((400, 17), dtype=bool), np.arange(400) // 2)
+    some = with_image(regions=regions, dispersion=poses(3, 17, dof=None).covariance)
+    assert np.array_equal(some["left_wrist"].region(0.9), some.region(0.9)[:, [9]])
+
+
+def test_ellipses_hold_their_probability() -> None:
+    some = poses()
+    axes, angle = some.ellipse(0.5)
+    along = axes[..., :1] * np.stack([np.cos(angle), np.sin(angle)], -1)
+    distance = some.distribution.mahalanobis(torch.from_numpy(along))
+    assert np.allclose(some.distribution.mahalanobis_cdf(distance).numpy(), 0.5)
+    certain = replace(some, scale=np.zeros_like(some.scale))
+    assert not certain.ellipse(0.5)[0].any()
+    assert np.allclose(some.std**2, np.einsum("nkii->nki", some.covariance))
+    with pytest.raises(HaloposeError, match="between 0 and 1"):
+        some.ellipse(1.0)
+
+
+def test_the_suffix_chooses_the_format(tmp_path: Path) -> None:
+    some = with_image()
+    for name in ("a.jpg", "b.PNG"):
+        some.save(tmp_path / name)
+        assert present(cv2.imread(str(tmp_path / name))).shape == (90, 120, 3)
+    assert np.array_equal(present(cv2.imread(str(tmp_path / "b.PNG"))), some.plot())
+    some.save(tmp_path / "c.csv")
+    assert len((tmp_path / "c.csv").read_text().splitlines()) == 1 + 3 * 17
+    some.save(tmp_path / "d.txt")
+    labels = np.loadtxt(tmp_path / "d.txt")
+    assert labels.shape == (3, 5 + 3 * 17)
+    assert np.allclose(labels[:, 5:7] * [120, 90], some.keypoints[:, 0], atol=1e-3)
+    for name in ("e.jpgg", "f"):
+        with pytest.raises(HaloposeError, match="suffix"):
+            some.save(tmp_path / name)
+        assert not (tmp_path / name).exists()
+    with pytest.raises(HaloposeError, match="no image"):
+        replace(some, origin=None).save(tmp_path / "g.jpg")
+
+
+def test_notebooks_show_a_picture_and_a_table() -> None:
+    some = with_image()
+    picture = cv2.imdecode(np.frombuffer(present(some._repr_png_()), np.uint8), cv2.IMREAD_COLOR)
+    assert np.array_equal(present(picture), some.plot())
+    assert "data:image/png;base64" in some._repr_html_()
+    bare = replace(some, origin=None)
+    assert bare._repr_png_() is None
+    assert bare._repr_html_().count("<tr>") == 4
+    hostile = replace(some, origin=replace(present(some.origin), name="<script>"))
+    assert "<script>" not in hostile._repr_html_()
+
+
+def test_a_summary_is_plain_json() -> None:
+    some = with_image()
+    [first, *_] = json.loads(json.dumps(some.summary()))
+    assert first["keypoints"]["left_wrist"]["x"] == some.keypoints[0, 9, 0]
+    assert first["keypoints"]["left_wrist"]["std_y"] == some.std[0, 9, 1]
+
+
+def test_tables_have_names_image_and_class() -> None:
+    table = with_image().to_pandas()
+    row = table.iloc[17 + 9]
+    assert (row["image"], row["class"], row["keypoint"]) == ("bus", 1, "left_wrist")
+
+
+def test_without_a_screen_show_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setattr(display, "has_windows", lambda: True)
+    monkeypatch.setattr("sys.platform", "linux")
+    with pytest.raises(HaloposeError, match="no screen"):
+        with_image().show()
+    monkeypatch.setattr(display, "has_windows", lambda: False)
+    with pytest.raises(HaloposeError, match="opencv-python"):
+        with_image().show()

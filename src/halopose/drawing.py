@@ -11,9 +11,7 @@ import numpy as np
 import torch
 
 from halopose.errors import HaloposeError
-from halopose.keypoints import COCO_LIMBS, COCO_SIGMAS
 from halopose.types import Array
-from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
 
 if TYPE_CHECKING:
     from halopose.poses import PoseDistributions
@@ -39,14 +37,6 @@ class Truth:
     labelled: Array
 
 
-def distribution_of(poses: PoseDistributions) -> Bivariate:
-    """Predicted distribution with batch shape (N, K)."""
-    factors = scale_tril_from_covariance(torch.from_numpy(poses.scale.astype(np.float64)))
-    if poses.dof is None:
-        return Gaussian(factors)
-    return StudentT(factors, torch.from_numpy(poses.dof.astype(np.float64)))
-
-
 def draw_poses(
     image: Array,
     poses: PoseDistributions,
@@ -69,8 +59,8 @@ def draw_poses(
         probability: Probability that an ellipse contains the keypoint.
         truth: Annotations; residuals with their NLL are drawn.
         show_pruned: Whether to draw pruned keypoints (thin, grey and faint).
-        limbs: Pairs of keypoints to connect; default COCO limbs for 17 keypoints.
-        names: Keypoint names, which select the colours of left and right.
+        limbs: Pairs of keypoints to connect; default: those of the layout.
+        names: Keypoint names, which select the colours of left and right; default: those of the layout.
         boxes: Whether to draw boxes with scores.
         legend: Whether to draw a legend.
         labels: Text above the box of each detection.
@@ -87,18 +77,16 @@ def draw_poses(
             _draw_alarms(canvas, poses, alarm)
         return canvas
     assert poses.keep is not None
-    if limbs is None:
-        limbs = COCO_LIMBS if poses.keypoint_count == len(COCO_SIGMAS) else ()
+    limbs = poses.layout.limbs if limbs is None else limbs
+    names = poses.names if names is None else names
     width = max(1, round(max(image.shape[:2]) / 640))
-    axes, angles = (value.numpy() for value in distribution_of(poses).ellipse(probability))
-    certain = (poses.scale == 0).all((-2, -1))  # drawn as a dot
-    axes, angles = np.where(certain[..., None], 0.0, axes), np.where(certain, 0.0, angles)
+    axes, angles = poses.ellipse(probability)
     _draw_limbs(canvas, poses, limbs, width)
     _fill_ellipses(canvas, poses, axes, angles, names)
     if show_pruned:
         _draw_pruned(canvas, poses, axes, angles)
     for n, k in np.argwhere(poses.keep):
-        colour = _colour(int(k), poses.keypoint_count, names)
+        colour = _colour(names[k])
         _outline(canvas, poses.mean[n, k], axes[n, k], angles[n, k], colour, width)
     if truth is not None:
         _draw_residuals(canvas, poses, truth, width, show_pruned)
@@ -150,10 +138,10 @@ def _draw_alarms(canvas: Array, poses: PoseDistributions, alarm: float) -> None:
 
 
 def _draw_legend(
-    canvas: Array, poses: PoseDistributions, probability: float, names: tuple[str, ...] | None, width: int
+    canvas: Array, poses: PoseDistributions, probability: float, names: tuple[str, ...], width: int
 ) -> None:
     """Draw the legend at the top left: colours, and probability of the ellipses."""
-    used = {_colour(k, poses.keypoint_count, names) for k in range(poses.keypoint_count)}
+    used = {_colour(name) for name in names}
     rows = [(side, colour) for side, colour in _SIDES.items() if colour in used]
     rows += [("pruned", _PRUNED), (f"ellipses hold {100 * probability:g} %", _LIMB)]
     high, wide = min(canvas.shape[0], (18 * len(rows) + 10) * width), min(canvas.shape[1], 190 * width)
@@ -185,14 +173,8 @@ def _edged(
         cv2.putText(canvas, text, spot, cv2.FONT_HERSHEY_SIMPLEX, size, shade, max(1, width), cv2.LINE_AA)
 
 
-def _colour(keypoint: int, count: int, names: tuple[str, ...] | None) -> tuple[int, int, int]:
-    if names is not None:
-        side = next((side for side in ("left", "right") if side in names[keypoint].lower()), "middle")
-    elif count == 17:
-        side = "middle" if keypoint == 0 else "left" if keypoint % 2 else "right"
-    else:
-        side = "middle"
-    return _SIDES[side]
+def _colour(name: str) -> tuple[int, int, int]:
+    return _SIDES[next((side for side in ("left", "right") if side in name.lower()), "middle")]
 
 
 def _point(place: Array) -> tuple[int, int]:
@@ -209,14 +191,12 @@ def _draw_limbs(canvas: Array, poses: PoseDistributions, limbs: tuple[tuple[int,
                 cv2.line(canvas, *ends, _LIMB, width, cv2.LINE_AA, _SHIFT)
 
 
-def _fill_ellipses(
-    canvas: Array, poses: PoseDistributions, axes: Array, angles: Array, names: tuple[str, ...] | None
-) -> None:
+def _fill_ellipses(canvas: Array, poses: PoseDistributions, axes: Array, angles: Array, names: tuple[str, ...]) -> None:
     """Fill ellipses; one blending step keeps overlapping ellipses translucent."""
     assert poses.keep is not None
     layer = canvas.copy()
     for n, k in np.argwhere(poses.keep):
-        colour = _colour(int(k), poses.keypoint_count, names)
+        colour = _colour(names[k])
         _ellipse(layer, poses.mean[n, k], axes[n, k], angles[n, k], colour, cv2.FILLED)
     cv2.addWeighted(layer, 0.3, canvas, 0.7, 0, dst=canvas)
 
@@ -238,7 +218,7 @@ def _draw_residuals(canvas: Array, poses: PoseDistributions, truth: Truth, width
     """Draw lines from prediction to truth, with the NLL in nats."""
     assert poses.keep is not None
     residual = truth.keypoints - poses.mean
-    nll = -distribution_of(poses).log_prob(torch.from_numpy(residual)).numpy()
+    nll = -poses.distribution.log_prob(torch.from_numpy(residual)).numpy()
     size = 0.32 * max(1.0, width * 0.8)
     for n, k in np.argwhere(truth.labelled & (poses.keep | show_pruned)):
         start, end = poses.mean[n, k], truth.keypoints[n, k]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import difflib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -10,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from halopose.boxes import box_area, xyxy_to_xywh
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
+from halopose.origin import Origin, Speed, of_one_layout
 from halopose.types import Array
+from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
 from halopose.uncertainty.joint_distribution import JointDistribution, joint_covariance
 from halopose.uncertainty.regions import Regions
 from halopose.uncertainty.whitening import factors
@@ -22,6 +27,11 @@ from halopose.uncertainty.whitening import factors
 _SHARED = {"shared": True}  # of fields that all detections have in common
 
 _BY_IMAGE = {"by image": True}  # of fields that have an entry for every image
+
+_NO_VALUE = {"no value": True}  # of fields that take no part in equality
+
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+_NOTEBOOK_SIDE = 1280  # longest side in pixels of pictures in notebooks
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,6 +56,7 @@ class PoseDistributions:
         novelty: Out-of-distribution p-values (N,), small for unusual detections, or None.
         image_novelty: The same of the I whole images, (I,), or None.
         offset: Mean (N, K, 2) of the distribution minus the keypoint, or None where it is zero.
+        origin: Image, file, keypoint layout and speed; no part of equality. Or None.
 
     >>> spread = np.tile(4 * np.eye(2), (1, 3, 1, 1))  # one detection of three keypoints, 2 px each way
     >>> box, score = np.array([[0.0, 0.0, 10.0, 20.0]]), np.array([0.9])
@@ -73,6 +84,7 @@ class PoseDistributions:
     novelty: Array | None = None
     image_novelty: Array | None = field(default=None, metadata=_BY_IMAGE)
     offset: Array | None = None
+    origin: Origin | None = field(default=None, metadata=_NO_VALUE)
 
     def __post_init__(self) -> None:
         n, k = self.keypoints.shape[:2] if self.keypoints.ndim == 3 else (-1, -1)
@@ -110,10 +122,11 @@ class PoseDistributions:
         return (self[number] for number in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        """Equal to the last bit, everything that is there."""
+        """Compare all values bit by bit; where the poses come from does not matter."""
         if not isinstance(other, PoseDistributions):
             return NotImplemented
-        pairs = [(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)]
+        names = [each.name for each in fields(self) if each.metadata != _NO_VALUE]
+        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
         return all(a is b is None or np.array_equal(a, b) for a, b in pairs)
 
     __hash__ = None  # type: ignore[assignment]  # arrays inside may change
@@ -128,7 +141,24 @@ class PoseDistributions:
         )
 
     def __getitem__(self, index: Any) -> PoseDistributions:
-        """Select detections by an index, slice or mask."""
+        """Select detections or keypoints.
+
+        Args:
+            index: Number, slice or mask of detections, or the name of a keypoint, or a list of names.
+
+        Returns:
+            The chosen detections with all keypoints, or all detections with the chosen keypoints.
+
+        Example:
+            >>> spread = np.tile(np.eye(2), (1, 17, 1, 1))
+            >>> poses = PoseDistributions(np.zeros((1, 4)), np.ones(1), np.zeros((1, 17, 2)), spread, spread)
+            >>> poses["left_wrist"].keypoints.shape
+            (1, 1, 2)
+        """
+        if isinstance(index, str):
+            return self._of_keypoints([index])
+        if isinstance(index, (list, tuple)) and index and all(isinstance(name, str) for name in index):
+            return self._of_keypoints(index)
         index = [index] if isinstance(index, (int, np.integer)) else index
         chosen: dict[str, Any] = {
             each.name: value[index] if value is not None and not each.metadata else value
@@ -137,9 +167,104 @@ class PoseDistributions:
         }
         return replace(self, **chosen)
 
+    def _of_keypoints(self, names: Sequence[str]) -> PoseDistributions:
+        """Select keypoints by name. Regions of whole objects stay those of all keypoints, so they hold the fewer."""
+        layout = self.layout
+        for name in names:
+            if name not in layout.names:
+                near = difflib.get_close_matches(name, layout.names, 1)
+                advice = f"did you mean {near[0]!r}?" if near else f"they are {', '.join(layout.names)}"
+                raise HaloposeError(f"there is no keypoint {name!r}: {advice}")
+        rows = [layout.names.index(name) for name in names]
+        by_keypoint = ("keypoints", "covariance", "scale", "dof", "visibility", "keep", "dispersion", "offset")
+        chosen: dict[str, Any] = {
+            name: value[:, rows] for name in by_keypoint for value in [getattr(self, name)] if value is not None
+        }
+        if self.correlation is not None:
+            axes = [2 * row + axis for row in rows for axis in (0, 1)]
+            chosen["correlation"] = self.correlation[:, axes][:, :, axes]
+        if self.regions is not None:
+            radii, images = self.regions.keypoint[:, rows], self.regions.images[:, rows]
+            chosen["regions"] = replace(self.regions, keypoint=radii, images=images)
+        limbs = tuple((rows.index(a), rows.index(b)) for a, b in layout.limbs if a in rows and b in rows)
+        sigmas = tuple(layout.sigmas[row] for row in rows)
+        fewer = replace(layout, names=tuple(names), sigmas=sigmas, mirror=None, limbs=limbs)
+        return replace(self, **chosen, origin=replace(self.origin or Origin(), layout=fewer))
+
     @property
     def keypoint_count(self) -> int:
         return int(self.keypoints.shape[1])
+
+    # --- where the poses come from --------------------------------------------------------------------------
+
+    @property
+    def image(self) -> Array:
+        """The image (h, w, 3) in BGR, read again if it comes from a file.
+
+        Raises:
+            HaloposeError: The poses come from no image, or from several, or its file cannot be read.
+        """
+        return (self.origin or Origin()).image()
+
+    @property
+    def path(self) -> Path | None:
+        """File of the image or film, if any."""
+        return None if self.origin is None else self.origin.path
+
+    @property
+    def layout(self) -> Keypoints:
+        """Keypoint layout of the model; COCO's for 17 keypoints of unknown layout, else numbered names."""
+        if self.origin is not None and self.origin.layout is not None:
+            return self.origin.layout
+        return Keypoints.of(self.keypoint_count)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the K keypoints."""
+        return self.layout.names
+
+    @property
+    def speed(self) -> Speed | None:
+        """Duration of the prediction in ms per image, if it was measured."""
+        return None if self.origin is None else self.origin.speed
+
+    # --- distribution of each keypoint ----------------------------------------------------------------------
+
+    @property
+    def distribution(self) -> Bivariate:
+        """Distribution of truth minus ``mean``, with batch shape (N, K), as torch tensors."""
+        factors = scale_tril_from_covariance(torch.from_numpy(self.scale.astype(np.float64)))
+        if self.dof is None:
+            return Gaussian(factors)
+        return StudentT(factors, torch.from_numpy(self.dof.astype(np.float64)))
+
+    @property
+    def std(self) -> Array:
+        """Standard deviations (N, K, 2) along x and y in pixels, the roots of the covariances' diagonals."""
+        return np.sqrt(np.einsum("nkii->nki", self.covariance))
+
+    def ellipse(self, probability: float = 0.95) -> tuple[Array, Array]:
+        """Ellipses around ``mean`` that hold the true keypoints with the given probability.
+
+        Args:
+            probability: Probability between 0 and 1.
+
+        Returns:
+            Semi-axes (N, K, 2) in pixels, the longer first, and the angle (N, K) of the longer one in radians, from
+            the x axis towards the y axis.
+
+        Example:
+            >>> spread = np.diag([9.0, 1.0])[None, None]
+            >>> poses = PoseDistributions(np.zeros((1, 4)), np.ones(1), np.zeros((1, 1, 2)), spread, spread)
+            >>> axes, angle = poses.ellipse(0.95)
+            >>> axes.round(1).tolist(), angle.tolist()
+            ([[[7.3, 2.4]]], [[0.0]])
+        """
+        if not 0 < probability < 1:
+            raise HaloposeError(f"probability must lie between 0 and 1, got {probability}")
+        axes, angle = (value.numpy() for value in self.distribution.ellipse(probability))
+        known = (self.scale == 0).all((-2, -1))
+        return np.where(known[..., None], 0.0, axes), np.where(known, 0.0, angle)
 
     @property
     def mean(self) -> Array:
@@ -161,6 +286,9 @@ class PoseDistributions:
         joined: dict[str, Any] = {}
         for each in fields(cls):
             values = [getattr(part, each.name) for part in parts]
+            if each.metadata == _NO_VALUE:
+                joined[each.name] = of_one_layout(values)
+                continue
             if any((value is None) != (values[0] is None) for value in values):
                 raise HaloposeError(f"{each.name} is given in some parts and missing in others")
             if "shared" in each.metadata:
@@ -280,11 +408,85 @@ class PoseDistributions:
             raise HaloposeError("these poses have no novelty p-values: add them with `halopose novelty`")
         return np.asarray(self.novelty > alarm)
 
-    def plot(self, image: Array, *, probability: float = 0.95, **options: Any) -> Array:
-        """The image (h, w, 3) in BGR with ellipses of the given probability; see ``drawing.draw_poses``."""
+    def plot(
+        self,
+        image: Array | None = None,
+        *,
+        probability: float = 0.95,
+        boxes: bool = False,
+        legend: bool = False,
+        show_pruned: bool = True,
+        **options: Any,
+    ) -> Array:
+        """Draw the poses with their ellipses on a copy of the image.
+
+        Args:
+            image: BGR image (h, w, 3); default: the image that the poses were predicted for.
+            probability: Probability that an ellipse holds the keypoint.
+            boxes: Draw boxes and scores.
+            legend: Explain the colours.
+            show_pruned: Draw pruned keypoints as well, thin and grey.
+            options: More options of ``drawing.draw_poses``: alarm, labels, limbs, names, truth.
+
+        Returns:
+            BGR image (h, w, 3).
+        """
         from halopose.drawing import draw_poses
 
-        return draw_poses(image, self, probability=probability, **options)
+        settings: dict[str, Any] = {"boxes": boxes, "legend": legend, "show_pruned": show_pruned, **options}
+        return draw_poses(self.image if image is None else image, self, probability=probability, **settings)
+
+    def show(self, image: Array | None = None, **options: Any) -> None:
+        """Show the annotated image in a window until a key is pressed or the window is closed.
+
+        Args:
+            image: BGR image (h, w, 3); default: the image that the poses were predicted for.
+            options: Options of ``plot``.
+
+        Raises:
+            HaloposeError: OpenCV has no windows, or there is no screen.
+        """
+        from halopose.display import Window, check_screen
+
+        check_screen()
+        picture = self.plot(image, **options)
+        with Window((self.origin.name if self.origin else "") or "halopose") as window:
+            window.show(picture, wait=True)
+
+    def _repr_png_(self) -> bytes | None:
+        """Annotated picture for notebooks; None if there is no image."""
+        import cv2
+
+        if self.origin is None or self.origin.read is None:
+            return None
+        try:
+            picture = self.plot()
+        except HaloposeError:  # the file is gone
+            return None
+        shrink = _NOTEBOOK_SIDE / max(picture.shape[:2])
+        if shrink < 1:
+            picture = cv2.resize(picture, None, fx=shrink, fy=shrink, interpolation=cv2.INTER_AREA)
+        return bytes(cv2.imencode(".png", picture)[1])
+
+    def _repr_html_(self) -> str:
+        """Annotated picture and table of detections for notebooks."""
+        from halopose.pose_tables import to_html
+
+        picture = self._repr_png_()
+        return to_html(self, None if picture is None else base64.b64encode(picture).decode())
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Describe each detection in plain Python values: class, score, box, and place and spread of each keypoint.
+
+        Example:
+            >>> spread = np.tile(4 * np.eye(2), (1, 17, 1, 1))
+            >>> poses = PoseDistributions(np.zeros((1, 4)), np.ones(1), np.zeros((1, 17, 2)), spread, spread)
+            >>> poses.summary()[0]["keypoints"]["left_wrist"]["std_x"]
+            2.0
+        """
+        from halopose.pose_tables import summary
+
+        return summary(self)
 
     def to_json(self, correlation: bool = False) -> list[dict[str, Any]]:
         """COCO results entries with covariances and the pruning mask, as ``halopose score`` reads them.
@@ -317,45 +519,70 @@ class PoseDistributions:
             columns["offset"] = self.offset.tolist()
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def save(self, path: Path | str) -> None:
-        """Write a json file that ``halopose score`` reads."""
-        text = json.dumps(self.to_json())
+    def save(self, path: Path | str, image: Array | None = None, **options: Any) -> None:
+        """Write the poses to a file; the suffix chooses the format.
+
+        Args:
+            path: ``.json`` for a file that ``halopose score`` reads, ``.csv`` for a table of keypoints, ``.txt`` for
+                YOLO labels, or the suffix of a picture, such as ``.jpg``, for the annotated image.
+            image: BGR image (h, w, 3) for pictures and labels; default: the image that the poses were predicted for.
+            options: Options of ``plot`` for pictures.
+
+        Raises:
+            HaloposeError: The suffix is unknown, or a picture needs an image that is not known.
+        """
+        from halopose.pose_tables import keypoint_columns, to_csv
+
+        path = Path(path)
+        suffix = path.suffix.lower()
+        content: bytes
+        if suffix in PICTURE_SUFFIXES:
+            import cv2
+
+            content = bytes(cv2.imencode(suffix, self.plot(image, **options))[1])
+        elif suffix == ".json":
+            content = f"{json.dumps(self.to_json())}\n".encode()
+        elif suffix == ".csv":
+            content = to_csv(keypoint_columns(self)).encode()
+        elif suffix == ".txt":
+            content = self.to_yolo(image).encode()
+        else:
+            known = ", ".join((".json", ".csv", ".txt", *PICTURE_SUFFIXES))
+            raise HaloposeError(f"cannot save poses as {path.name}: the suffix must be one of {known}")
         try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
         except OSError as error:
             raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
 
-    def to_pandas(self, names: Sequence[str] | None = None) -> Any:
-        """A pandas table with a row per keypoint: place, covariance, whether it is kept, and its detection.
+    def to_yolo(self, image: Array | None = None) -> str:
+        """YOLO pose label lines, one for each detection: class from 0, box, and x, y, visibility of each keypoint.
 
-        Where the law's mean is off the keypoint, offset_x and offset_y say by how much.
+        Args:
+            image: Image (h, w, ...) that states the size; default: the image that the poses were predicted for.
         """
+        from halopose.pose_tables import to_yolo
+
+        height, width = (self.image if image is None else image).shape[:2]
+        return to_yolo(self, width, height)
+
+    def to_pandas(self, names: Sequence[str] | None = None) -> Any:
+        """A pandas table with one row per keypoint.
+
+        Args:
+            names: Names of the K keypoints; default: those of the model.
+
+        Returns:
+            A DataFrame with image, detection, class, keypoint, x, y, covariance xx, xy, yy, keep and score, and
+            visibility, image_id, novelty, offset_x, offset_y and dof where the poses have them.
+        """
+        from halopose.pose_tables import keypoint_columns
+
         try:
             import pandas
         except ImportError:
             raise HaloposeError("to_pandas needs pandas: pip install pandas") from None
-        n, k = self.keypoints.shape[:2]
-        columns: dict[str, Any] = {
-            "detection": np.repeat(np.arange(n), k),
-            "keypoint": np.tile(np.arange(k) if names is None else np.asarray(names), n),
-            "x": self.keypoints[..., 0].ravel(),
-            "y": self.keypoints[..., 1].ravel(),
-            "xx": self.covariance[..., 0, 0].ravel(),
-            "xy": self.covariance[..., 0, 1].ravel(),
-            "yy": self.covariance[..., 1, 1].ravel(),
-            "keep": np.asarray(self.keep).ravel(),
-            "score": np.repeat(self.scores, k),
-        }
-        if self.visibility is not None:
-            columns["visibility"] = self.visibility.ravel()
-        if self.image_ids is not None:
-            columns["image_id"] = np.repeat(self.image_ids, k)
-        if self.novelty is not None:
-            columns["novelty"] = np.repeat(self.novelty, k)
-        if self.offset is not None:
-            columns["offset_x"], columns["offset_y"] = self.offset.reshape(-1, 2).T
-        return pandas.DataFrame(columns)
+        return pandas.DataFrame(keypoint_columns(self, names))
 
     def to_supervision(self) -> Any:
         """A ``supervision.KeyPoints`` with the covariance at ``data["covariance"]``, (N, K, 2, 2).

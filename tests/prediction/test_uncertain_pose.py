@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from halopose.calibration.calibrate import DISTRIBUTIONS, apply_calibrations
 from halopose.calibration.calibrators import Calibrations
 from halopose.data.coco import parse_ground_truth, parse_predictions
 from halopose.data.dataset_loading import load_dataset
+from halopose.data.films import FilmWriter
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import Scores
@@ -473,3 +475,26 @@ def test_images_without_anybody_are_no_mistake() -> None:
         assert [len(poses) > 0 for poses in found] == [False, True, False]
         assert found[0].covariance.shape == (0, 17, 2, 2)
     assert len(model.predict(empty)[0]) == 0
+
+
+def test_results_carry_image_path_names_and_speed(tmp_path: Path) -> None:
+    pose = uncertain(KINDS[0])
+    image = photograph(PHOTOGRAPHS[0])
+    cv2.imwrite(str(tmp_path / "photo.png"), image)
+    [of_file] = pose.predict(tmp_path / "photo.png")
+    [of_array] = pose.predict(image)
+    assert of_file == of_array
+    assert of_file.path == tmp_path / "photo.png"
+    assert of_array.path is None
+    assert np.array_equal(of_file.image, image)
+    assert of_array.image is image or np.array_equal(of_array.image, image)
+    assert of_file.names == pose.layout.names
+    speed = present(of_file.speed)
+    assert min(speed.read, speed.model, speed.uncertainty) > 0
+    assert pickle.loads(pickle.dumps(of_file)).path == of_file.path
+    with FilmWriter(tmp_path / "film.mp4", 10.0) as film:
+        for shade in (0, 90, 180):
+            film.write(np.full((160, 160, 3), shade, dtype=np.uint8))
+    frames = pose.predict(tmp_path / "film.mp4")
+    assert [present(poses.origin).frame for poses in frames] == [0, 1, 2]
+    assert [round(float(poses.image.mean()) / 10) * 10 for poses in frames] == [0, 90, 180]

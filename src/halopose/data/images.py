@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,67 @@ class NamedImage:
     Attributes:
         name: Name of its results.
         pixels: BGR uint8 array (h, w, 3).
-        path: The file it was read from, if any.
+        path: The image file it was read from, if any.
+        film: The film that it is a frame of, if any.
+        frame: Number of the frame in the film, counted from 0.
     """
 
     name: str
     pixels: Array
     path: Path | None = None
+    film: Path | None = None
+    frame: int | None = None
+
+    @property
+    def reader(self) -> Callable[[], Array]:
+        """Function that returns the image; it holds the pixels only if they cannot be read again from a file."""
+        if self.path is not None:
+            return ImageFile(self.path)
+        if self.film is not None and self.frame is not None:
+            return FilmFrame(self.film, self.frame)
+        return PixelsInMemory(self.pixels)
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """Reads an image file when it is called."""
+
+    path: Path
+
+    def __call__(self) -> Array:
+        """BGR uint8 image (h, w, 3)."""
+        return read_image(self.path)
+
+
+@dataclass(frozen=True)
+class FilmFrame:
+    """Reads a frame of a film when it is called."""
+
+    film: Path
+    frame: int
+
+    def __call__(self) -> Array:
+        """BGR uint8 image (h, w, 3)."""
+        capture = cv2.VideoCapture(str(self.film))
+        try:
+            capture.set(cv2.CAP_PROP_POS_FRAMES, self.frame)
+            read, pixels = capture.read()
+        finally:
+            capture.release()
+        if not read:
+            raise HaloposeError(f"cannot read frame {self.frame} of {self.film}: the film was moved or changed")
+        return np.asarray(pixels)
+
+
+@dataclass(frozen=True, eq=False)
+class PixelsInMemory:
+    """Returns the pixels of an image that came from no file."""
+
+    pixels: Array
+
+    def __call__(self) -> Array:
+        """BGR uint8 image (h, w, 3)."""
+        return self.pixels
 
 
 def read_image(path: Stored | str) -> Array:
@@ -177,7 +232,7 @@ def read_source(source: Any) -> Iterator[NamedImage]:
         for path, name in zip(paths, distinct_names(paths), strict=True):
             if _is_video(path):
                 check_regular(path)
-                yield from _frames(str(path), name)
+                yield from _frames(str(path), name, path)
             else:
                 yield NamedImage(name, read_image(path), path)
     elif isinstance(source, np.ndarray) or type(source).__module__.split(".")[0] == "PIL":
@@ -249,7 +304,7 @@ def find_files(text: str) -> list[Path]:
     return found
 
 
-def _frames(source: str | int, name: str) -> Iterator[NamedImage]:
+def _frames(source: str | int, name: str, film: Path | None = None) -> Iterator[NamedImage]:
     capture = cv2.VideoCapture(source)
     if not capture.isOpened():
         raise HaloposeError(f"cannot open video {source}: check the path or address")
@@ -261,7 +316,7 @@ def _frames(source: str | int, name: str) -> Iterator[NamedImage]:
             read, frame = capture.read()
             if not read:
                 break
-            yield NamedImage(f"{name}_{number:06d}", np.asarray(frame))
+            yield NamedImage(f"{name}_{number:06d}", np.asarray(frame), film=film, frame=number)
             number += 1
     finally:
         capture.release()

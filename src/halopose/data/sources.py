@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halopose.data.images import (
@@ -56,7 +56,7 @@ class Source:
             yield NamedImage(self.name, _standard_input())
         elif self.is_film:
             for number, image in enumerate(read_source(self.path)):
-                yield NamedImage(f"{self.name}_{number:06d}", image.pixels)
+                yield replace(image, name=f"{self.name}_{number:06d}")
         else:
             yield NamedImage(self.name, read_image(self.path), self.path)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from halopose.data.images import NamedImage, read_source
 from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.keypoints import Keypoints
+from halopose.origin import Origin, Speed
 from halopose.poses import PoseDistributions
-from halopose.prediction.predictor import check_options, checked_family
+from halopose.prediction.predictor import check_options, checked_family, with_origin
 from halopose.types import Family
 
 
@@ -72,4 +75,16 @@ class DeployedPose:
         check_options(conf, iou, imgsz, batch)
         distribution = self.family if family is None else checked_family(family)
         settings = Detecting(conf, iou, imgsz)
-        return ((image, self.deployed.predict(image.pixels, settings, distribution)) for image in read_source(source))
+        return self._stream(source, settings, distribution)
+
+    def _stream(
+        self, source: Any, settings: Detecting, family: Family
+    ) -> Iterator[tuple[NamedImage, PoseDistributions]]:
+        began = time.perf_counter()
+        for image in read_source(source):
+            found = time.perf_counter()
+            poses = self.deployed.predict(image.pixels, settings, family)
+            speed = Speed(0.0, 1000 * (time.perf_counter() - found), 0.0)
+            poses = replace(poses, origin=Origin(layout=self.layout, speed=speed))
+            yield image, with_origin(poses, image, 1000 * (found - began))
+            began = time.perf_counter()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, Protocol
 
 from halopose.data.images import NamedImage
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
+from halopose.origin import Origin, Speed
 from halopose.poses import PoseDistributions
 from halopose.types import Family
 
@@ -83,3 +85,18 @@ def checked_family(family: str) -> Family:
         if family == known:
             return known
     raise HaloposeError(f"unknown family {family!r}: give gaussian or student-t")
+
+
+def with_origin(poses: PoseDistributions, image: NamedImage, read_ms: float) -> PoseDistributions:
+    """Return the poses with the name, file and reader of their image; pixels that a file has are not held.
+
+    Args:
+        poses: Poses whose origin has the layout and the speed of the model.
+        image: The image they were predicted for.
+        read_ms: Duration of reading it in milliseconds.
+    """
+    origin = poses.origin or Origin()
+    speed = replace(origin.speed or Speed(0.0, 0.0, 0.0), read=read_ms)
+    path = image.film if image.path is None else image.path
+    found = replace(origin, name=image.name, path=path, frame=image.frame, read=image.reader, speed=speed)
+    return replace(poses, origin=found)

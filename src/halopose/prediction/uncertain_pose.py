@@ -5,6 +5,7 @@ Boxes, scores and keypoints are those of the base model, bit for bit, in pixels 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -24,10 +25,11 @@ from halopose.fitting.artifact import Artifact, host_for
 from halopose.hosts import model_zoo
 from halopose.hosts.base import Host, Selection
 from halopose.keypoints import Keypoints
+from halopose.origin import Origin, Speed
 from halopose.poses import PoseDistributions
 from halopose.prediction.deployed_pose import DeployedPose
 from halopose.prediction.out_of_distribution import add_p_values
-from halopose.prediction.predictor import check_options, checked_family
+from halopose.prediction.predictor import check_options, checked_family, with_origin
 from halopose.types import Array, Family
 from halopose.uncertainty.novelty import Pooling, pool_images
 
@@ -242,7 +244,12 @@ class UncertainPose:
 
     def _stream(self, source: Any, batch: int, *settings: Any) -> Iterator[tuple[NamedImage, PoseDistributions]]:
         images = iter(read_source(source))
-        while pending := list(islice(images, batch)):
+        while True:
+            began = time.perf_counter()
+            pending = list(islice(images, batch))
+            if not pending:
+                return
+            read = 1000 * (time.perf_counter() - began) / len(pending)
             shapes: dict[tuple[int, ...], list[int]] = {}
             for number, image in enumerate(pending):
                 shapes.setdefault(image.pixels.shape, []).append(number)
@@ -250,15 +257,17 @@ class UncertainPose:
             for numbers in shapes.values():
                 same_shape = self._predict_batch([pending[number].pixels for number in numbers], *settings)
                 found.update(zip(numbers, same_shape, strict=True))
-            yield from ((image, found[number]) for number, image in enumerate(pending))
+            yield from ((image, with_origin(found[number], image, read)) for number, image in enumerate(pending))
 
     @torch.inference_mode()
     def _predict_batch(
         self, images: list[Array], conf: float, iou: float, imgsz: int | None, family: Family
     ) -> list[PoseDistributions]:
+        began = time.perf_counter()
         batch, letterboxes = self.host.preprocess(images, imgsz or self.imgsz, rectangular=True)
         output = self.host.forward(batch)
         selections = self.host.select(output, conf=conf, iou=iou, letterboxes=letterboxes)
+        found = time.perf_counter()  # non-maximum suppression has waited for the device
         counts = [len(selection.scores) for selection in selections]
         cells = torch.cat([each.cell for each in selections])
         numbers = torch.cat([torch.full_like(each.cell, number) for number, each in enumerate(selections)])
@@ -281,7 +290,10 @@ class UncertainPose:
         if self.novelty is not None and pooling is not None:
             vectors = pool_images(output.features, self.host.strides, [box.area for box in letterboxes])
             poses = add_p_values(self.novelty, poses, pooling, vectors, conf, self.widen)
-        return poses
+        durations = found - began, time.perf_counter() - found
+        speed = Speed(0.0, *(1000 * duration / len(images) for duration in durations))
+        origin = Origin(layout=self.layout, speed=speed)
+        return [replace(each, origin=origin) for each in poses]
 
 
 def _detections(selection: Selection) -> PoseDistributions:
