@@ -232,7 +232,7 @@ def test_covariances_stay_symmetric_and_positive(seed: int, gate: float, patienc
     assert (variance > 0).all()
     correlation = track.covariances / np.sqrt(variance[:, :, None] * variance[:, None, :])
     assert (np.linalg.eigvalsh(correlation) > -1e-9).all()
-    assert len(track.times) + len(track.irs_times) == len(measured)
+    assert len(track.times) + len(track.irs_times) + len(track.ignored) == len(measured)
     assert (np.diff(track.times) >= 0).all()
     assert (track.levels > 0).all()
 
@@ -332,8 +332,8 @@ ORIGIN = InitialState(0.0, np.zeros(3), np.zeros(3), np.eye(6))
         ),
         (lambda: fuse([replace(FIX, source=cast(Any, "radar"))], ORIGIN), "unknown source 'radar'"),
         (lambda: fuse([], replace(ORIGIN, position=np.zeros(2))), r"got \(2,\), \(3,\), \(6, 6\)"),
-        (lambda: fuse([], replace(ORIGIN, covariance=-np.eye(6))), "start is not symmetric positive definite"),
-        (lambda: fuse([], replace(ORIGIN, velocity=[np.nan] * 3)), "a start must be finite"),
+        (lambda: fuse([], replace(ORIGIN, covariance=-np.eye(6))), "not symmetric positive definite"),
+        (lambda: fuse([], replace(ORIGIN, velocity=[np.nan] * 3)), "not finite"),
         (lambda: replace(SETTINGS, gate=0.0), "gate should be a probability"),
         (lambda: replace(SETTINGS, patience=0.0), "patience should be above 0"),
         (lambda: replace(SETTINGS, lag=-1.0), "lag should be 0 seconds or more"),

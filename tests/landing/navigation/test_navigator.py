@@ -145,7 +145,7 @@ def test_gnss_does_not_capture_the_filter(size: float) -> None:
     assert not answers.flagged[~during].any()
     assert off(track)[during, 1].max() < 12
     assert (off(track) < answers.levels).all()
-    assert "GNSS left out" in answers.flags[-1]
+    assert "GNSS excluded" in answers.flags[-1]
     localizer = (track.source == "localizer") & (track.times >= 20.0)
     assert track.accepted[localizer].mean() > 0.95  # the healthy one was rejected 552 times
 
@@ -171,7 +171,7 @@ def test_the_source_that_fails_is_the_one_left_out(name: str, fault: Fault) -> N
     faults: dict[str, Any] = {name: fault}
     track = flown(**faults)
     words = {"gnss": "GNSS", "localizer": "localizer", "radio": "radio altimeter", "irs": "IRS"}
-    assert f"{words[name]} left out" in track.output.flags[-1]
+    assert f"{words[name]} excluded" in track.output.flags[-1]
     assert (off(track) < track.output.levels).all()
     assert off(track)[-1].max() < 15
 
@@ -200,7 +200,7 @@ def test_a_filter_that_starts_wrong_starts_anew_and_says_so() -> None:
     assert track.recovered.sum() == 1
     assert track.times[track.recovered][0] < 4
     assert track.output.flagged[(TIMES > 4) & (TIMES < 6)].all()
-    assert "started anew" in {word for words in track.output.flags for word in words}
+    assert "restarted" in {word for words in track.output.flags for word in words}
     assert not track.output.flagged[-1]
     assert (off(track)[TIMES > 10] < track.output.levels[TIMES > 10]).all()
     assert off(track)[-1].max() < 30

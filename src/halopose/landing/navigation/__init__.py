@@ -1,1 +1,1 @@
-"""Sensors and the filter that fuses them."""
+"""Sensors, and the Kalman filters that fuse them."""

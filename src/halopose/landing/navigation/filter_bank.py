@@ -1,10 +1,10 @@
-"""Kalman filters side by side: one with every source, and one without each source that has been heard.
+"""Bank of parallel Kalman filters: one uses every source, each other one leaves out one source.
 
-In: a time, an IRS sample or a measurement. Out: a new ``FilterBank``; none is ever changed, so that old ones can be
-kept.
-
-The first filter is the navigator's position. The others are what it would have been without one source: if that
-source lies, its filter is the one that does not know. Covariances move on only when they are asked for.
+The first filter gives the navigator's position. Another filter gives the position without one source, so a fault of
+that
+source does not affect it (solution separation). A `FilterBank` is immutable, so earlier ones can be kept. Covariances
+are
+propagated lazily, when they are needed.
 """
 
 from __future__ import annotations
@@ -33,17 +33,25 @@ from halopose.landing.navigation.noise_scale import NoiseScale
 from halopose.landing.navigation.sensors import SIZES, Measurement, Source
 from halopose.types import Array, Mask
 
-_WIDEST = np.square([1e4] * 3 + [100.0] * 3)  # variances beyond which nothing is searched for, m^2 and m^2/s^2
+_WIDEST = np.square([1e4] * 3 + [100.0] * 3)  # largest process noise that `widened` tries, m^2 and m^2/s^2
 
 
 @dataclass(frozen=True)
 class FilterBank:
-    """F filters at a time: states (F, 24), covariances (F, 24, 24) as they were ``settled`` seconds earlier or at
-    it.
+    """F filters at one time.
 
-    ``without`` (F) names the source that each leaves out, None for the first. ``acceleration`` (3,), its noise
-    ``density`` (3, 3) and ``driven_until`` are of the last IRS sample. ``ramps``: what slow lies would have done
-    to the first filter. ``scale``: what its innovations say of the variance of vision in this flight.
+    Attributes:
+        settings: settings of the navigator.
+        time: time of the states in seconds.
+        states: states (F, 24).
+        settled: covariances (F, 24, 24) at the time ``settled_at``.
+        settled_at: time of ``settled`` in seconds.
+        without: source that each filter leaves out (F); None for the first.
+        acceleration: acceleration (3,) of the last IRS sample.
+        density: noise density (3, 3) of that acceleration.
+        driven_until: time until which that sample is used.
+        gnss_drift: hypotheses of a slow GNSS drift, tested with the innovations of the first filter.
+        noise_scale: variance of vision in this flight relative to the stated one.
     """
 
     settings: FusionSettings
@@ -60,7 +68,7 @@ class FilterBank:
 
     @classmethod
     def start(cls, initial: InitialState, settings: FusionSettings) -> FilterBank:
-        """One filter before the first measurement."""
+        """Return one filter, before the first measurement."""
         state, covariance = np.zeros(STATES), np.zeros((STATES, STATES))
         state[POSITION], state[VELOCITY] = np.asarray(initial.position), np.asarray(initial.velocity)
         covariance[MOTION, MOTION] = np.asarray(initial.covariance)
@@ -69,7 +77,7 @@ class FilterBank:
         return cls(settings, float(initial.time), state[None], covariance[None], float(initial.time), noise_scale=scale)
 
     def knowing(self, source: Source) -> FilterBank:
-        """With a filter that leaves out this source, from now on."""
+        """Return the bank with a filter that leaves out this source from now on."""
         if source in self.without:
             return self
         return replace(
@@ -82,7 +90,7 @@ class FilterBank:
 
     @cached_property
     def covariances(self) -> Array:
-        """(F, 24, 24), now."""
+        """Covariances (F, 24, 24) at the current time."""
         return self._spread_over(self.time - self.settled_at)
 
     def _spread_over(self, dt: float) -> Array:
@@ -100,14 +108,15 @@ class FilterBank:
         same = self.density is None or np.array_equal(self.density, density * np.eye(3))
         if same:
             return _cached(round(dt, 9), density, self.settings), _coasted(round(dt, 9), self.settings)
-        return transition(dt, self.density, self.settings), _coasted(round(dt, 9), self.settings)  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        return transition(dt, self.density, self.settings), _coasted(round(dt, 9), self.settings)
 
     @property
     def _driven(self) -> bool:
         return self.settled_at < self.driven_until
 
     def moved(self, time: float) -> FilterBank:
-        """Later, with the IRS as long as its last sample counts and coasting from there."""
+        """Propagate to a later time: by the IRS while its last sample is valid, then by coasting."""
         bank = self
         if bank.time < bank.driven_until < time:
             bank = bank._moved(bank.driven_until)
@@ -118,7 +127,7 @@ class FilterBank:
         dt, count = time - self.time, len(self.states)
         states = np.concatenate(
             [self.states, self.gnss_drift.shift]
-        )  # shifts move as states do, but nothing pushes them
+        )  # shifts propagate like states, without acceleration
         pushed = np.zeros((len(states), 3))
         if self.time < self.driven_until and self.acceleration is not None:
             pushed -= states @ PUSH.T
@@ -132,7 +141,9 @@ class FilterBank:
         return replace(self, time=time, states=states[:count], gnss_drift=ramps)
 
     def driven(self, measurement: Measurement) -> FilterBank:
-        """With an IRS sample as the acceleration from now on, and as the end of a ramp since the last one."""
+        """Use an IRS sample as the acceleration from now on, and as the end of a linear segment since the last
+        sample.
+        """
         bank = self.knowing("irs") if "irs" not in self.without else self
         value = np.asarray(measurement.value, dtype=np.float64)
         states = bank.states
@@ -152,7 +163,7 @@ class FilterBank:
         )  # fmt: skip
 
     def corrected(self, innovation: Innovation, chosen: Mask) -> FilterBank:
-        """After an update of the chosen filters (F,), in Joseph's form, which no rounding makes indefinite."""
+        """Update the chosen filters (F,), in Joseph's form, which stays positive definite under rounding."""
         gain = innovation.gain * chosen[:, None, None]
         rest = EYE - gain @ innovation.jacobian
         updated = rest @ self.covariances @ np.swapaxes(rest, 1, 2)
@@ -162,27 +173,29 @@ class FilterBank:
         return replace(self, states=states, settled=settled, settled_at=self.time)
 
     def suspecting(self, source: Source, innovation: Innovation) -> FilterBank:
-        """With the drifts of GNSS that the first filter's innovation, by which it is corrected, speaks for."""
+        """Update the hypotheses of a GNSS drift with the innovation of the first filter."""
         ramps = self.gnss_drift.at(self.time) if source == "gnss" else self.gnss_drift
         first = innovation.value[0], innovation.covariance[0], innovation.jacobian[0], innovation.gain[0]
         return replace(self, gnss_drift=ramps.corrected(self.time, source == "gnss", *first))
 
     def scaled(self, measurement: Measurement) -> Measurement:
-        """A measurement whose white part is as uncertain as it has been in this flight."""
+        """Return a measurement with its white noise scaled by the factor estimated in this flight."""
         factor = self.noise_scale.value
         if measurement.source != "vision" or factor == 1.0:
             return measurement
         return replace(measurement, covariance=factor * np.asarray(measurement.covariance))
 
     def learnt(self, source: Source, innovation: Innovation) -> FilterBank:
-        """With what the first filter's innovation, by which it is corrected, says of the variance of vision."""
+        """Update the estimate of vision's variance with the innovation of the first filter."""
         if source != "vision":
             return self
         first = innovation.value[0], innovation.covariance[0], innovation.noise
         return replace(self, noise_scale=self.noise_scale.after(*first))
 
     def renewed(self, states: slice, chosen: Mask, value: float | None, variance: Array) -> FilterBank:
-        """With some states of the chosen filters (F,) anew: these variances, and no correlation with anything."""
+        """Reset some states of the chosen filters (F,) to these values and variances, without correlation to
+        other states.
+        """
         means, covariances = self.states.copy(), self.covariances.copy()
         for n in np.flatnonzero(chosen):
             if value is not None:
@@ -194,7 +207,7 @@ class FilterBank:
         )
 
     def led_by(self, member: int) -> FilterBank:
-        """With the state of one member in all filters: what it leaves out is left out of all."""
+        """Copy the state of one filter into all: what it leaves out is then left out of all."""
         index = np.full(len(self.without), member)
         settled = self.covariances[index]
         return replace(
@@ -206,7 +219,7 @@ class FilterBank:
         )
 
     def widened(self, measurement: Measurement) -> FilterBank | None:
-        """With all filters so unsure of their motion that a measurement fits; None if nothing helps."""
+        """Enlarge the uncertainty of motion in all filters until a measurement fits; None if no size helps."""
         bank, gate, everyone = self, self.gate(measurement), np.ones(len(self.without), dtype=bool)
         variance = np.diagonal(self.covariances[0])[MOTION].copy()
         while (Innovation.of(measurement, bank).nis > gate).any():
@@ -217,14 +230,22 @@ class FilterBank:
         return bank
 
     def gate(self, measurement: Measurement) -> float:
-        """NIS beyond which a measurement is rejected."""
+        """Return the NIS above which a measurement is rejected."""
         return _gate(SIZES[measurement.source], self.settings.gate)
 
 
 @dataclass(frozen=True)
 class Innovation:
-    """Measured less expected (F, m), its covariance (F, m, m), the Jacobian (F, m, 24), the gain and the NIS
-    (F,)."""
+    """Innovations of F filters.
+
+    Attributes:
+        value: measured minus expected value (F, m).
+        covariance: covariances (F, m, m).
+        jacobian: Jacobians (F, m, 24).
+        noise: covariance of the measurement (F, m, m).
+        gain: Kalman gains (F, 24, m).
+        nis: normalised innovation squared (F,).
+    """
 
     value: Array
     covariance: Array

@@ -1,8 +1,4 @@
-"""A whole flight through the navigator, and whether its covariances told the truth.
-
-In: ``Measurement``s in any order, where the flight begins, and perhaps times of interest. Out: a ``FusedTrack``,
-and statistics of it that should follow chi-square laws.
-"""
+"""Run a whole flight through the navigator, and test whether its covariances were consistent."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ from halopose.types import Array
 
 @dataclass(frozen=True)
 class NavigationOutput:
-    """The navigator at N times that were asked for, after everything measured at them."""
+    """State of the navigator at N requested times, after everything measured until then."""
 
     times: Array  # (N,)
     positions: Array  # (N, 3)
@@ -58,16 +54,28 @@ class NavigationOutput:
 
     @property
     def flagged(self) -> NDArray[np.bool_]:
-        """When the navigator says that it is not to be relied upon (N,)."""
+        """Frames (N,) at which the navigator flags its position as unreliable."""
         return np.array([bool(words) for words in self.flags], dtype=bool)
 
 
 @dataclass(frozen=True)
 class FusedTrack:
-    """The navigator after each of M measurements, those of the IRS aside.
+    """The navigator after each of M measurements, except those of the IRS.
 
-    ``recovered`` marks what the filter started anew around; ``reasons`` (M) say what became of each, ``ignored``
-    in one line each what was passed over and why. ``irs_times`` are those of samples that drove the prediction.
+    Attributes:
+        times: times (M,) in seconds.
+        source: source of each measurement (M).
+        states: states (M, 24).
+        covariances: covariances (M, 24, 24).
+        levels: protection levels (M, 3) in metres.
+        nis: normalised innovation squared (M,).
+        accepted: whether the filter used the measurement (M,).
+        recovered: whether the filter restarted around the measurement (M,).
+        flagged: whether the position was flagged as unreliable (M,).
+        reasons: what happened to each measurement (M), in words.
+        ignored: one line per ignored measurement, with the reason.
+        irs_times: times of the IRS samples that were used in the propagation.
+        output: states at the requested times.
     """
 
     times: Array  # (M,)
@@ -86,30 +94,37 @@ class FusedTrack:
 
     @property
     def positions(self) -> Array:
-        """(M, 3)."""
+        """Positions (M, 3)."""
         return self.states[:, POSITION]
 
     @property
     def rejected(self) -> dict[str, int]:
-        """How often each source was rejected."""
+        """Number of rejected measurements by source."""
         return dict(Counter(self.source[~self.accepted].tolist()))
 
     def times_of(self, source: str) -> Array:
-        """When a source was heard, the IRS too."""
+        """Return the times of a source's measurements, also for the IRS."""
         return self.irs_times if source == "irs" else self.times[self.source == source]
 
     def nis_of(self, source: Source) -> Array:
-        """NIS of one source's measurements, accepted or not: chi-square with its size if all is well."""
+        """Return the NIS of a source's measurements, accepted or not; chi-square distributed if the filter is
+        consistent.
+        """
         return self.nis[self.source == source]
 
 
 @dataclass(frozen=True)
 class Consistency:
-    """Statistics that should follow a chi-square law, against that law.
+    """Comparison of chi-square distributed statistics with their distribution.
 
-    ``bounds`` should hold ``probability`` of single values, ``inside`` is the share they do hold.
-    ``mean_bounds`` should hold the mean if the values are independent: NIS is, from one update to the next;
-    NEES is at one instant over many flights, and not along a single flight.
+    Attributes:
+        mean: mean of the values.
+        mean_bounds: bounds of the mean at ``probability`` for independent values. NIS is independent from one update to
+            the
+            next. NEES is independent across flights at one time, but not along one flight.
+        bounds: bounds of single values at ``probability``.
+        inside: share of values inside ``bounds``.
+        count: number of values.
     """
 
     mean: float
@@ -130,11 +145,19 @@ def fuse(
     times: ArrayLike = (),
     delay: float = 0.0,
 ) -> FusedTrack:
-    """Run the navigator over measurements in order of time; attitudes are no part of the state and are left out.
+    """Run the navigator over measurements in order of time.
 
-    ``times`` (N,) are asked for ``delay`` seconds after they have passed, and stand in ``output``. Values that
-    are not finite, and those from before the start, are passed over and named in ``ignored``. A wrong shape, or a
-    finite covariance that is not positive definite, is refused.
+    Measurements that are not finite, or from before the start, are skipped and named in ``ignored``.
+
+    Args:
+        measurements: measurements in any order. Attitudes are not part of the state and are ignored.
+        initial: initial state.
+        settings: settings of the navigator.
+        times: requested times (N,), for ``output``.
+        delay: seconds after a requested time at which its state is read.
+
+    Raises:
+        HaloposeError: A measurement has a wrong shape, or a covariance that is not positive definite.
     """
     navigator = Navigator(initial, settings)
     usable: list[Measurement | DeferredMeasurement] = []
@@ -180,20 +203,24 @@ def _track(
 
 
 def nees(track: FusedTrack, truth: TrueTrajectory, dof: int = 6) -> Array:
-    """Squared error over covariance (M,): of position and velocity (dof 6) or of position alone (dof 3)."""
+    """Return the normalised estimation error squared (M,): of position and velocity (dof 6) or of position only
+    (dof 3).
+    """
     if dof not in (3, 6):
-        raise HaloposeError(f"NEES is of position (dof 3) or of position and velocity (dof 6), got {dof}")
+        raise HaloposeError(f"NEES takes dof 3 (position) or dof 6 (position and velocity), got {dof}")
     exact = np.concatenate([truth.position(track.times), truth.velocity(track.times)], axis=1)
     error = (exact - track.states[:, MOTION])[:, :dof]
     return np.einsum("mi,mi->m", error, np.linalg.solve(track.covariances[:, :dof, :dof], error[..., None])[..., 0])
 
 
 def consistency(values: ArrayLike, dof: int, probability: float = 0.95) -> Consistency:
-    """Hold values that should be chi-square with ``dof`` degrees of freedom, NIS or NEES, against that law."""
+    """Compare NIS or NEES values with the chi-square distribution with ``dof`` degrees of freedom."""
     known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
     if not known.size:
-        raise HaloposeError("no values to hold against a chi-square law: was the source ever heard?")
+        raise HaloposeError(
+            "no values to compare with a chi-square distribution: check that the source has measurements"
+        )
     tails = (1 - probability) / 2, (1 + probability) / 2
     low, high = chi2.ppf(tails, dof)
     mean_low, mean_high = chi2.ppf(tails, dof * known.size) / known.size

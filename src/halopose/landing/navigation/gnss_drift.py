@@ -1,19 +1,18 @@
-"""Slow lies: what a GNSS that drifts away would have done to the filter, and whether it looks as if it did.
+"""Detect a slow GNSS drift, and bound its effect before it can be detected.
 
-In: the innovations of a filter. Out: ``GnssDriftMonitor``, for drifts along each axis from each of some instants on
-how far they would have carried the state, how fast they would have to be, and how sure that is.
+Hypotheses are drifts along each axis that began at one of several times. A drift enters a Kalman filter linearly
+(Willsky and Jones, 1976; Friedland, 1969): per m/s it shifts the state by ``shift``, and the innovations by the
+measurement's
+error minus the shift of the prediction. The rate that fits the innovations best is ``evidence / information``. Without
+a
+drift, evidence / sqrt(information) is standard normal. All sources and the IRS contribute.
 
-A drift enters a Kalman filter linearly (Willsky and Jones, 1976; Friedland, 1969): per metre a second it moves the
-state by ``shift`` and the innovations by what the measurement is off less what the filter expects of it. The rate
-that fits the innovations best is ``evidence / information``; without a drift it is evidence / sqrt(information)
-standard deviations of one, whatever the rate. All sources and the IRS have their say in it: they know how far the
-aircraft has come since the drift began better than where it is.
-
-A drift that the others could not have noticed yet has to be in what is relied upon all the same. ``spread`` is
-the mean over no drift and every one that might be, each as likely as it is taken to be before the flight
-(``SHARE``, ``RATE``) and is by the innovations (multiple-model estimation: Magill, 1965). As such drifts are taken
-for far likelier than they are, it stands beside the covariance and not in it: satellites have one accuracy for
-errors as they are and another for integrity in the same way (URE and URA).
+A drift that cannot be detected yet must still be bounded. ``spread`` is the mean over no drift and all hypotheses,
+weighted
+by prior (``SHARE``, ``RATE``) and likelihood (multiple-model estimation: Magill, 1965). The prior is deliberately
+pessimistic, so ``spread`` is reported beside the covariance and not in it. GNSS makes the same difference between URE
+for
+accuracy and URA for integrity.
 """
 
 from __future__ import annotations
@@ -25,22 +24,27 @@ import numpy as np
 from halopose.landing.navigation.motion_model import POSITION, STATES
 from halopose.types import Array
 
-EVERY = 5.0  # seconds between the instants from which on there might be a drift
-LONGEST = 60.0  # seconds for which one is looked for, and longer if it looks like one
-CHANCE = 2.0  # standard deviations up to which one of long ago is taken for chance and forgotten
-# Far more than any GNSS drifts: chosen on flights of ``research.navigation_faults``, 60 seeds, as the least
-# with which a drift of RATE, the slowest of the campaign, is never for 5 s beyond five sigma without a flag.
+EVERY = 5.0  # seconds between hypothetical starts of a drift
+LONGEST = 60.0  # seconds for which a hypothesis is kept, and longer if it is significant
+CHANCE = 2.0  # standard deviations below which an old hypothesis is dropped
+# Far above real drift rates. Chosen on 60 flights of ``research.navigation_faults`` as the smallest values with which
+# a drift of RATE, the slowest of the campaign, is never beyond five sigma for 5 s without a flag.
 SHARE = 0.25  # of flights in which GNSS drifts along an axis, for the overbound
 RATE = 0.2  # m/s, standard deviation of such a drift
-_CERTAIN = 100.0  # logarithm of a Bayes factor beyond which more is the same
-SURE = 5.0  # standard deviations from which there is one: so many are looked for that the largest is often 3
+_CERTAIN = 100.0  # largest logarithm of a Bayes factor, against overflow
+SURE = 5.0  # detection threshold in standard deviations; the largest of all hypotheses often reaches 3 without a drift
 
 
 @dataclass(frozen=True)
 class GnssDriftMonitor:
-    """Drifts that GNSS might have, by the second and the axis (H,) from and along which.
+    """H hypotheses of a GNSS drift.
 
-    shift (H, 24): how far the state is off, evidence and information (H,): of the rate in m/s.
+    Attributes:
+        since: start of each drift (H,) in seconds.
+        axis: axis of each drift (H,).
+        shift: shift (H, 24) of the state per m/s of drift.
+        evidence: evidence (H,) for the rate.
+        information: information (H,) about the rate.
     """
 
     since: Array
@@ -51,12 +55,12 @@ class GnssDriftMonitor:
 
     @classmethod
     def none(cls) -> GnssDriftMonitor:
-        """Nothing is suspected yet."""
+        """Return a monitor without hypotheses."""
         empty = np.zeros(0)
         return cls(empty, np.zeros(0, dtype=np.int64), np.zeros((0, STATES)), empty, empty)
 
     def at(self, time: float) -> GnssDriftMonitor:
-        """With drifts that begin now if it is time for new ones, and without those of long ago that were none."""
+        """Add hypotheses that start now if one is due, and drop old ones that are not significant."""
         if len(self.since) and time < self.since[-1] + EVERY:
             return self
         kept = (self.since > time - LONGEST) | (np.abs(self.distance) > CHANCE)
@@ -72,7 +76,7 @@ class GnssDriftMonitor:
     def corrected(
         self, time: float, gnss: bool, value: Array, covariance: Array, jacobian: Array, gain: Array
     ) -> GnssDriftMonitor:
-        """After an update by an innovation (m,) with covariance (m, m), Jacobian (m, 24) and gain (24, m)."""
+        """Update with an innovation (m,), its covariance (m, m), Jacobian (m, 24) and gain (24, m)."""
         seen = -self.shift @ jacobian.T
         if gnss:
             seen[np.arange(len(seen)), self.axis] += time - self.since
@@ -86,20 +90,21 @@ class GnssDriftMonitor:
 
     @property
     def distance(self) -> Array:
-        """Standard deviations (H,) by which each drift is other than none."""
+        """Significance (H,) of each drift in standard deviations."""
         return np.asarray(self.evidence / np.sqrt(np.maximum(self.information, 1e-12)))
 
     @property
     def sure(self) -> bool:
-        """Whether GNSS drifts."""
+        """Whether a drift is detected."""
         return bool((np.abs(self.distance) > SURE).any())
 
     @property
     def spread(self) -> Array:
-        """What to add to a covariance of the position (3, 3): of each axis the mean over no drift and all drifts.
+        """Return the covariance (3, 3) to add to the position: per axis the mean over no drift and all hypotheses.
 
-        With a rate of variance RATE^2 before, a drift is by its Bayes factor likelier than none, and its rate has
-        the variance 1 / (information + 1 / RATE^2) about a mean of that times the evidence.
+        With prior variance RATE^2, the posterior rate of a hypothesis has the variance 1 / (information + 1 / RATE^2);
+        its mean is
+        that variance times the evidence.
         """
         variance = 1 / (self.information + 1 / RATE**2)
         odds = 0.5 * (variance * self.evidence**2 + np.log(variance / RATE**2))

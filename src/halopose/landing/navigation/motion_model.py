@@ -1,12 +1,10 @@
-"""What the navigator believes of motion and sensors: its states, how they move and what each sensor should say.
+"""State, motion model and measurement models of the navigator.
 
-In: states of F filters side by side (F, 24). Out: transitions, process noise, expected measurements and Jacobians.
-
-A state is position and velocity in runway axes, then what the sensors' drifting errors are believed to be: IRS
-acceleration (3), GNSS position (3), localizer, glide slope, radio altimeter scale, IRS attitude (3), and the part
-of vision's error that lasts (3), in units of its own standard deviation, and the angles of the camera's mounting
-(3). A tilted IRS also takes part of gravity for acceleration, so that the errors of pitch and roll move the
-aircraft.
+A state (24,) holds position and velocity in runway axes, then the sensors' drifting errors: IRS acceleration (3), GNSS
+position (3), localizer, glide slope, radio altimeter scale, IRS attitude (3), the persistent part of vision's error (3)
+in
+units of its standard deviation, and the angles of the camera's mounting (3). A tilted IRS measures part of gravity as
+acceleration, so errors of pitch and roll also move the aircraft.
 """
 
 from __future__ import annotations
@@ -51,8 +49,8 @@ BIAS: dict[Source, slice] = {
 }
 MOUNTING = slice(21, 24)
 EYE = np.eye(STATES)
-_BIAS_DIAGONAL = slice(6 * (STATES + 1), None, STATES + 1)  # of a raveled (24, 24)
-# How wrong the acceleration is by each state: the IRS's bias, and gravity seen through pitch and roll.
+_BIAS_DIAGONAL = slice(6 * (STATES + 1), None, STATES + 1)  # diagonal of a raveled (24, 24)
+# Derivative of the acceleration error by the state: IRS bias, and gravity through pitch and roll.
 PUSH = np.zeros((3, STATES))
 PUSH[:, BIAS["irs"]] = np.eye(3)
 PUSH[0, 16] = PUSH[1, 17] = -GRAVITY
@@ -60,9 +58,9 @@ PUSH[0, 16] = PUSH[1, 17] = -GRAVITY
 
 @dataclass(frozen=True)
 class InitialState:
-    """Where the filter starts: time, position (3,), velocity (3,) and their covariance (6, 6).
+    """Initial state of the filter: time, position (3,), velocity (3,) and their covariance (6, 6).
 
-    Biases start at zero with the standard deviations that the settings give them.
+    Biases start at zero with the standard deviations of the settings.
     """
 
     time: float
@@ -73,22 +71,36 @@ class InitialState:
 
 @dataclass(frozen=True)
 class FusionSettings:
-    """What the navigator believes of its sensors, and how it treats what does not fit.
+    """Sensor models of the navigator, and its rules for measurements that do not fit.
 
-    ``gate``: a measurement is rejected if its NIS lies beyond this quantile of its chi-square law; 1 takes all.
-    ``patience``: seconds over which rejections of a source are forgotten; if most of what it said in that time was
-    rejected, the navigator acts on it (see ``navigator``). ``probation``: seconds for which a source that was left
-    out must fit before it counts again. ``apart``: standard deviations by which the position without one source
-    may differ. ``confirm``: seconds that it must differ for. ``hold``: seconds for which a flag outlasts its
-    reason. ``lag``: seconds by which a measurement may be late and still count.
+    Acceleration is linear between IRS samples. After the last one the aircraft is assumed to fly straight on.
 
-    ``max_jump_s``: seconds by which the time stamp of one source may be ahead of the navigator.
-
-    Acceleration is linear between IRS samples; the last one counts for ``irs_hold`` seconds. After that the
-    aircraft is taken to fly straight on, pushed by white acceleration of density ``coasting`` in m^2/s^3.
-    ``clock``: standard deviation of the images' time stamps against the other sensors', in seconds.
-    ``vision_freedom``: degrees of freedom of the factor that vision's variances have in a flight (``scale``); by
-    default they are what they are stated to be.
+    Attributes:
+        site: antennas of the ILS.
+        irs_bias: drifting bias of the acceleration.
+        gnss_bias: drifting bias of the GNSS position.
+        localizer_bias: drifting bias of the localizer.
+        glide_slope_bias: drifting bias of the glide slope.
+        radio_scale: scale error of the radio altimeter.
+        attitude_bias: drifting bias of the IRS attitude.
+        vision_bias: persistent part of vision's error.
+        vision_freedom: degrees of freedom of the factor by which vision's variance differs between flights
+            (``noise_scale``);
+            infinite if the stated variances are exact.
+        mounting: angles of the camera's mounting.
+        irs_rate: rate of the IRS in Hz.
+        irs_hold: seconds for which the last IRS sample is used.
+        coasting: density in m^2/s^3 of the white acceleration without an IRS.
+        clock: standard deviation in seconds of the images' time stamps against the other sensors'.
+        gate: a measurement is rejected if its NIS is above this quantile of its chi-square distribution; 1 accepts all.
+        patience: seconds over which rejections of a source are forgotten. The navigator acts on a source if most of its
+            measurements in that time were rejected (see ``navigator``).
+        probation: seconds for which an excluded source must fit before it is used again.
+        apart: standard deviations by which the position without one source may differ.
+        confirm: seconds for which it must differ.
+        hold: seconds for which a flag outlasts its reason.
+        lag: seconds by which a measurement may be late and still be used.
+        max_jump_s: seconds by which the time stamp of one source may be ahead of the navigator.
     """
 
     site: IlsSite = field(default_factory=IlsSite)
@@ -152,15 +164,20 @@ class FusionSettings:
 
     @cached_property
     def bias_rate(self) -> Array:
-        """Decay per second (18,) of the bias states."""
+        """Decay rates (18,) of the bias states in 1/s."""
         return np.concatenate([np.full(len(bias.sigma), 1 / bias.time_constant) for bias in self.biases])
 
 
 def transition(dt: float, density: ArrayLike, settings: FusionSettings, *, driven: bool = True) -> tuple[Array, Array]:
-    """Transition (24, 24) and process noise (24, 24) over ``dt`` seconds.
+    """Return the transition (24, 24) and process noise (24, 24) of a time step.
 
-    ``density`` (3, 3) of the white acceleration noise. The noise is that of the integral, so that a step
-    taken in two halves is the same step. Driven by the IRS, its errors enter the motion, held over the step.
+    The noise is integrated, so two half steps equal one step.
+
+    Args:
+        dt: time step in seconds.
+        density: density (3, 3) of the white acceleration noise.
+        settings: settings of the navigator.
+        driven: whether the IRS gives the acceleration, so that its errors enter the motion.
     """
     step, noise, spread = EYE.copy(), np.zeros((STATES, STATES)), np.asarray(density) * dt
     step[POSITION, VELOCITY] = dt * np.eye(3)
@@ -177,7 +194,7 @@ def transition(dt: float, density: ArrayLike, settings: FusionSettings, *, drive
 
 
 def observe(measurement: Measurement, states: Array, site: IlsSite) -> tuple[Array, Array]:
-    """What a sensor should say (F, m) in states (F, 24), and the Jacobians (F, m, 24)."""
+    """Return the expected measurement (F, m) of a sensor in states (F, 24), and its Jacobians (F, m, 24)."""
     source = measurement.source
     jacobian = np.zeros((len(states), SIZES[source], STATES))
     if source == "localizer" or source == "glide_slope":
@@ -194,7 +211,7 @@ def observe(measurement: Measurement, states: Array, site: IlsSite) -> tuple[Arr
         jacobian[:, :, BIAS["gnss"]] = np.eye(3)
         return states[:, POSITION] + states[:, BIAS["gnss"]], jacobian
     if measurement.sensitivity is not None:
-        # Alike about all axes, a camera that is mounted wrong is as good as an aircraft that is turned.
+        # The prior is isotropic, so a mounting error acts like an attitude error of the aircraft.
         jacobian[:, :, BIAS["attitude"]] = jacobian[:, :, MOUNTING] = measurement.sensitivity
     if measurement.drift is not None:
         jacobian[:, :, BIAS["vision"]] = measurement.drift

@@ -1,27 +1,29 @@
-"""Navigation as it happens: one measurement in, one state out, with everything that tells whether to believe it.
+"""Online navigation: takes one measurement, returns one state with protection levels and flags.
 
-In: ``Measurement``s of IRS, GNSS, ILS, radio altimeter and vision, one by one. Out: a ``NavigationState`` after
-each.
+Filters without each single source run beside the filter with every source (``filter_bank``). If one source is faulty,
+the filter
+without it is not affected. So the position error is at most the distance to that filter plus that filter's own error,
+whichever source it is. ``NavigationState.levels`` is this bound. A flag is raised if
 
-Beside the filter with every source runs one without each (``bank``). If one source lies, the filter without it
-does not know: so the error of the position is no larger than its distance to that filter's and that filter's own
-error, whichever source it is. ``NavigationState.levels`` is that bound. A flag is raised as soon as
-
-- most of what a source said over ``patience`` seconds has been rejected,
+- most measurements of a source over ``patience`` seconds were rejected,
 - the position without one source is more than ``apart`` standard deviations away for ``confirm`` seconds,
-- GNSS looks as if it drifted away (``ramps``),
-- a source is left out, or the filter has started anew.
+- a GNSS drift is detected (``gnss_drift``),
+- a source is excluded, or the filter has restarted.
 
-What then happens to a source that does not fit: if there is exactly one source without which all others are at
-peace, that one is left out of all filters, until it has fitted for ``probation`` seconds to a filter that is
-certain enough to tell (an IRS for good). If there are several, two sources contradict each other and nobody knows
-which is right: nothing follows but the flag. The filter itself is taken to be wrong only if no other source that
-sees the axis in dispute has lately been accepted, and either this one never was, or there is no source without
-which the others are at peace: then its motion becomes as uncertain as it takes for the measurement to fit. No
-source gets its way by insisting.
+The rule for a source that does not fit:
 
-A measurement that comes late by no more than ``lag`` is put in its place, and all that came after it is done
-again; one that is older is ignored, and says so.
+1. If there is exactly one source without which all others agree, that source is excluded from all filters, until it has
+   fitted for ``probation`` seconds to a filter that is certain enough to tell. An excluded IRS stays excluded.
+2. If there are several such sources, two sources contradict each other. The flag is the only consequence.
+3. The filter itself is considered wrong only if no other source that observes the disputed axis has lately been
+accepted,
+   and either this source never was, or there is no source without which the others agree. Then the uncertainty of the
+   motion is
+   enlarged until the measurement fits. Repeated measurements alone never achieve that.
+
+A measurement that is late by at most ``lag`` is inserted at its time, and later measurements are processed again. An
+older
+one is ignored, with a reason.
 """
 
 from __future__ import annotations
@@ -63,9 +65,20 @@ _SLIGHT = 0.25  # of its standard deviation: a position is not called apart for 
 
 @dataclass(frozen=True)
 class Step:
-    """What became of a measurement: its innovation (m,) with covariance (m, m), NIS, the gate, and why.
+    """What happened to one measurement.
 
-    Of an IRS sample, an attitude and what is ignored there is no innovation; NIS and gate are NaN then.
+    IRS samples, attitudes and ignored measurements have no innovation; their NIS and gate are NaN.
+
+    Attributes:
+        time: time of the measurement.
+        source: its source.
+        accepted: whether the filter used it.
+        reason: why it was rejected or ignored, in words.
+        innovation: innovation (m,).
+        covariance: covariance (m, m) of the innovation.
+        nis: normalised innovation squared.
+        gate: largest NIS that is accepted.
+        restarted: whether the filter restarted around it.
     """
 
     time: float
@@ -81,11 +94,11 @@ class Step:
 
 @dataclass(frozen=True)
 class NavigationState:
-    """Where the aircraft is believed to be, how far off that may be, and whether to believe it.
+    """Position of the aircraft with its uncertainty, integrity bounds and flags.
 
-    ``covariance`` is what errors are if no source lies: for accuracy, and for filters that take the position on.
-    ``overbound`` also holds drifts of GNSS that nobody could have noticed, and ``levels`` bound errors if any one
-    source lies: for integrity.
+    Use ``covariance`` for accuracy and in other filters: it holds if no source is faulty. Use ``overbound``, which
+    includes
+    undetectable GNSS drifts, and ``levels``, which hold if any one source is faulty, for integrity.
     """
 
     filters: FilterBank
@@ -99,38 +112,43 @@ class NavigationState:
 
     @property
     def position(self) -> Array:
-        """(3,) in runway axes."""
+        """Position (3,) in runway axes."""
         return self.filters.states[0, POSITION]
 
     @property
     def velocity(self) -> Array:
-        """(3,) in runway axes."""
+        """Velocity (3,) in runway axes."""
         return self.filters.states[0, VELOCITY]
 
     @cached_property
     def covariance(self) -> Array:
-        """(6, 6) of position and velocity."""
+        """Covariance (6, 6) of position and velocity."""
         return self.filters.covariances[0, MOTION, MOTION]
 
     @cached_property
     def overbound(self) -> Array:
-        """(3, 3) of the position, wider by how far GNSS may have drifted away unnoticed."""
+        """Covariance (3, 3) of the position, including GNSS drifts that cannot be detected yet."""
         return np.asarray(self.covariance[POSITION, POSITION] + self.filters.gnss_drift.spread)
 
     @property
     def flagged(self) -> bool:
-        """Whether the position is not to be relied upon."""
+        """Whether the position is flagged as unreliable."""
         return bool(self.flags)
 
     @cached_property
     def levels(self) -> Array:
-        """Bounds (3,) in metres along the glide path, to the side and across the path, also if one source lies."""
+        """Protection levels (3,) in metres along the glide path, lateral and across the path; they hold if one source
+        is
+        faulty.
+        """
         sigma, away = _spread(self.filters)
         return np.asarray((away + _BOUND * sigma).max(0))
 
 
 def _spread(bank: FilterBank) -> tuple[Array, Array]:
-    """Standard deviations (F, 3) of every filter's position along the path axes, and its distance to the first."""
+    """Return standard deviations (F, 3) of every filter's position along the path axes, and its distance to the
+    first.
+    """
     variance = np.einsum("ai,fij,aj->fa", _AXES, bank.covariances[:, POSITION, POSITION], _AXES)
     away = np.abs((bank.states[:, POSITION] - bank.states[0, POSITION]) @ _AXES.T)
     return np.sqrt(variance), away
@@ -146,12 +164,17 @@ def _nothing() -> Array:
 
 @dataclass(frozen=True)
 class _Moment:
-    """Everything that the navigator remembers, by filter and source: (7, 5) each.
+    """Memory of the navigator, by filter and source: arrays of shape (7, 5).
 
-    rejected: share of late rejections, forgotten over patience; strain: mean NIS of late less what is expected, in
-    standard deviations of such a mean; tried, heard: last time, last acceptance. probation:
-    since when a source that is left out has fitted. apart: since when (7,) the position without a source is away.
-    flags: words, and until when they hold.
+    Attributes:
+        filters: the filter bank.
+        rejected: share of recent rejections, forgotten over ``patience``.
+        strain: recent mean NIS minus its expectation, in standard deviations of such a mean.
+        tried: time of the last measurement.
+        heard: time of the last accepted measurement.
+        probation: time since which an excluded source has fitted.
+        apart: time (7,) since which the position without a source differs.
+        flags: flags in words, and until when they hold.
     """
 
     filters: FilterBank
@@ -169,7 +192,7 @@ class _Moment:
         return replace(self, flags=self.flags | dict.fromkeys(words, self.filters.time + self.filters.settings.hold))
 
     def calmed(self, *sources: Source) -> _Moment:
-        """Without the rejections of some sources."""
+        """Forget the rejections of some sources."""
         rejected, strain = self.rejected.copy(), self.strain.copy()
         columns = [_COLUMN[source] for source in sources]
         rejected[:, columns], strain[:, columns] = 0, 0
@@ -177,15 +200,15 @@ class _Moment:
 
 
 class Navigator:
-    """A filter that takes measurements as they come: ``update`` one, and ask for the ``state`` or that ``at`` a
-    time.
+    """Filter for measurements as they arrive: call ``update``, read ``state``, or predict with ``at``.
 
-    >>> start = InitialState(0.0, [-900.0, 0.0, 60.0], [70.0, 0.0, -3.5], np.eye(6))
-    >>> navigator = Navigator(start)
-    >>> fix = Measurement(1.0, "gnss", np.array([-830.0, 0.5, 56.0]), np.eye(3))
-    >>> state = navigator.update(fix)
-    >>> state.step.accepted, state.flagged, (state.levels > 1).all().item()
-    (True, False, True)
+    Example:
+        >>> start = InitialState(0.0, [-900.0, 0.0, 60.0], [70.0, 0.0, -3.5], np.eye(6))
+        >>> navigator = Navigator(start)
+        >>> fix = Measurement(1.0, "gnss", np.array([-830.0, 0.5, 56.0]), np.eye(3))
+        >>> state = navigator.update(fix)
+        >>> state.step.accepted, state.flagged, (state.levels > 1).all().item()
+        (True, False, True)
     """
 
     def __init__(self, initial: InitialState, settings: FusionSettings | None = None) -> None:
@@ -193,10 +216,10 @@ class Navigator:
         self._now = _Moment(FilterBank.start(initial, settings or FusionSettings()))
         self._past: list[
             tuple[Measurement | DeferredMeasurement, _Moment]
-        ] = []  # within the lag, each with what was before it
+        ] = []  # measurements within the lag, each with the state before it
         self._start = float(initial.time)
         self._sources: set[Source] = set()
-        self._jumps: dict[Source, float] = {}  # last refused time stamp of each source
+        self._jumps: dict[Source, float] = {}  # last rejected time stamp of each source
 
     @property
     def settings(self) -> FusionSettings:
@@ -204,18 +227,19 @@ class Navigator:
 
     @property
     def state(self) -> NavigationState:
-        """After the last measurement."""
+        """State after the last measurement."""
         return _stated(self._now)
 
     def at(self, time: float) -> NavigationState:
-        """Where the aircraft will be if nothing else is measured, or was, within the lag, before anything
-        later."""
+        """Return the state at a time: predicted without further measurements, or within the lag as it was before later
+        ones.
+        """
         later = [before for measurement, before in self._past if measurement.time > time]
         moment = later[0] if later else self._now
         return _stated(replace(moment, filters=moment.filters.moved(time)))
 
     def update(self, measurement: Measurement | DeferredMeasurement) -> NavigationState:
-        """Take a measurement; the state after it says in ``step`` what became of it."""
+        """Process a measurement and return the new state, whose ``step`` tells what happened to it."""
         if isinstance(measurement, Measurement):
             check_measurement(measurement)
         now = self._now.filters.time
@@ -225,7 +249,7 @@ class Navigator:
         if not why:
             why = self._reason_against_jump(measurement)
         if why or measurement.source == "attitude":
-            words = why or "attitudes are no part of the state"
+            words = why or "attitudes are not part of the state"
             return _stated(self._now, Step(measurement.time, measurement.source, False, words))
         later = next(
             (n for n, (past, _) in enumerate(self._past) if _place(past) > _place(measurement)), len(self._past)
@@ -262,13 +286,13 @@ class Navigator:
 
 
 def _place(measurement: Measurement | DeferredMeasurement) -> tuple[float, int]:
-    """What measurements are put in order by, whenever they come."""
+    """Return the sort key of a measurement, independent of the order of arrival."""
     return measurement.time, _RANK[measurement.source]
 
 
 def _stated(moment: _Moment, step: Step | None = None) -> NavigationState:
     words = tuple(text for text, until in moment.flags.items() if until >= moment.filters.time)
-    gone = tuple(f"{_name(source)} left out" for source in moment.probation)
+    gone = tuple(f"{_name(source)} excluded" for source in moment.probation)
     return NavigationState(moment.filters, (*gone, *words), tuple(moment.probation), step)
 
 
@@ -278,7 +302,7 @@ def _name(source: Source | None) -> str:
 
 
 def _after(moment: _Moment, given: Measurement | DeferredMeasurement) -> tuple[_Moment, Step]:
-    """What follows from a moment and a measurement that is not older."""
+    """Return the memory after a measurement that is not older than it."""
     bank, source = moment.filters.moved(given.time), given.source
     measurement = (
         given.measure(_stated(replace(moment, filters=bank))) if isinstance(given, DeferredMeasurement) else given
@@ -290,7 +314,7 @@ def _after(moment: _Moment, given: Measurement | DeferredMeasurement) -> tuple[_
     if source == "irs":
         gone = "irs" in moment.probation
         bank = bank if gone else bank.driven(measurement)
-        step = Step(measurement.time, source, not gone, "left out" if gone else "drives the prediction")
+        step = Step(measurement.time, source, not gone, "excluded" if gone else "drives the prediction")
         return replace(moment, filters=bank), step
     moment = replace(moment, filters=bank.knowing(source))
     measurement = moment.filters.scaled(measurement)
@@ -319,9 +343,9 @@ def _step(measurement: Measurement, innovation: Innovation, gate: float, accepte
 def _on_probation(
     moment: _Moment, measurement: Measurement, innovation: Innovation, gate: float
 ) -> tuple[_Moment, Step]:
-    """A source that is left out is looked at, and counts again from the next time once it has fitted for long.
+    """Check an excluded source, and use it again from the next time once it has fitted for ``probation`` seconds.
 
-    Fitting says nothing while the others are so much less certain that they could not tell.
+    A fit is no evidence while the other sources are much less certain.
     """
     source, now, probation = measurement.source, measurement.time, dict(moment.probation)
     bias = innovation.jacobian[0][:, BIAS[source]]
@@ -333,21 +357,21 @@ def _on_probation(
         del probation[source]
     else:
         probation[source] = min(probation[source], now)
-    step = _step(measurement, innovation, gate, False, "left out")
+    step = _step(measurement, innovation, gate, False, "excluded")
     return _watched(replace(moment, probation=probation)), step
 
 
 def _counted(moment: _Moment, source: Source, uses: Mask, accepted: Mask, nis: Array) -> _Moment:
-    """With the shares of rejections and the strains brought up to date."""
+    """Update the shares of rejections and the strains."""
     column, now, size = _COLUMN[source], moment.filters.time, len(uses)
     share, strain, tried, heard = (
         array.copy() for array in (moment.rejected, moment.strain, moment.tried, moment.heard)
     )
     kept = np.exp(-(now - tried[:size, column]) / moment.filters.settings.patience)
-    kept = np.clip(kept, _LEAST, 1.0)  # one rejection after a long silence is one rejection
+    kept = np.clip(kept, _LEAST, 1.0)  # limit the weight of one rejection after a long silence
     share[:size, column] = kept * share[:size, column] + (1 - kept) * (uses & ~accepted)
     excess = uses * (nis / SIZES[source] - 1) / np.sqrt(2 / SIZES[source])
-    # So scaled its variance is one whatever the rate: a sum of independent terms forgotten geometrically.
+    # This scale gives unit variance at any rate: a geometrically weighted sum of independent terms.
     strain[:size, column] = kept * strain[:size, column] + np.sqrt(1 - kept**2) * excess
     tried[:size, column] = now
     heard[:size, column] = np.where(accepted, now, heard[:size, column])
@@ -355,12 +379,12 @@ def _counted(moment: _Moment, source: Source, uses: Mask, accepted: Mask, nis: A
 
 
 def _restless(moment: _Moment) -> Mask:
-    """Which filters (7, 5) do not fit which source."""
+    """Return which filters (7, 5) do not fit which source."""
     return np.asarray(moment.rejected > _MOST)
 
 
 def _act(moment: _Moment, measurement: Measurement, innovation: Innovation, step: Step) -> tuple[_Moment, Step]:
-    """The rule for a source that does not fit, as the module's docstring has it."""
+    """Apply the rule for a source that does not fit (see the module docstring)."""
     source, bank = measurement.source, moment.filters
     words = f"{_name(source)} contradicts the others"
     moment = moment.flagged(words)
@@ -370,27 +394,27 @@ def _act(moment: _Moment, measurement: Measurement, innovation: Innovation, step
     if (first or not culprits) and not _opposed(moment, source, innovation):
         return _started_anew(moment, measurement, step)
     if len(culprits) != 1:
-        return moment, replace(step, reason=f"{words}; it is not clear who is right")
+        return moment, replace(step, reason=f"{words}; it is not clear which source is right")
     culprit = bank.without[culprits[0]]
     if culprit is None:
         return moment, step
-    return _left_out(moment, culprits[0], culprit), replace(step, reason=f"{words}; {_name(culprit)} is left out")
+    return _left_out(moment, culprits[0], culprit), replace(step, reason=f"{words}; {_name(culprit)} is excluded")
 
 
 def _started_anew(moment: _Moment, measurement: Measurement, step: Step) -> tuple[_Moment, Step]:
-    """With all filters so unsure of their motion that a source fits, also the one that does not use it."""
+    """Enlarge the uncertainty of motion in all filters until a source fits, also in the filter that does not use it."""
     users = np.array([name != measurement.source for name in moment.filters.without])
     wide = moment.filters.widened(measurement)
     if wide is None:
-        return moment, replace(step, reason="beyond the gate however wide")
+        return moment, replace(step, reason="outside the gate at any uncertainty")
     bank = wide.corrected(Innovation.of(measurement, wide), users)
     moment = _counted(replace(moment, filters=bank), measurement.source, users, users, np.ones(len(users)))
-    step = replace(step, accepted=True, restarted=True, reason="the filter starts anew around it")
-    return moment.flagged("started anew").calmed(*_COLUMN), step
+    step = replace(step, accepted=True, restarted=True, reason="the filter restarts around it")
+    return moment.flagged("restarted").calmed(*_COLUMN), step
 
 
 def _opposed(moment: _Moment, source: Source, innovation: Innovation) -> bool:
-    """Whether another source that sees the axis in dispute has lately been accepted."""
+    """Return whether another source that observes the disputed axis has lately been accepted."""
     shift = np.abs(innovation.gain[0, POSITION] @ innovation.value[0])
     sigma = np.sqrt(np.diagonal(moment.filters.covariances[0])[POSITION])
     axis = int(np.argmax(shift / sigma))
@@ -400,7 +424,7 @@ def _opposed(moment: _Moment, source: Source, innovation: Innovation) -> bool:
 
 
 def _left_out(moment: _Moment, member: int, source: Source) -> _Moment:
-    """With a source left out of all filters: all of them go on from the one that never used it."""
+    """Exclude a source from all filters: all continue from the filter that never used it."""
     bank = moment.filters.led_by(member)
     everyone = np.ones(len(bank.without), dtype=bool)
     bank = bank.renewed(BIAS[source], everyone, 0.0, bank.settings.variance_of(source))
@@ -413,7 +437,7 @@ def _left_out(moment: _Moment, member: int, source: Source) -> _Moment:
 
 
 def _watched(moment: _Moment) -> _Moment:
-    """With flags for positions that are apart, and without flags that no longer hold."""
+    """Add flags for positions that differ, and remove expired flags."""
     bank, now = moment.filters, moment.filters.time
     sigma, away = _spread(bank)
     slight = np.square(_SLIGHT * sigma[0])
@@ -422,35 +446,35 @@ def _watched(moment: _Moment) -> _Moment:
     since = moment.apart.copy()
     since[: len(out)] = np.where(out, np.minimum(since[: len(out)], now), math.inf)
     words = [
-        f"the position without {_name(bank.without[n])} is elsewhere"
+        f"the position without {_name(bank.without[n])} differs"
         for n in np.flatnonzero(now - since[: len(out)] >= bank.settings.confirm)
         if bank.without[n] not in moment.probation
     ]
     if bank.gnss_drift.sure:
-        words.append("GNSS seems to drift")
+        words.append("GNSS drift detected")
     flags = {text: until for text, until in moment.flags.items() if until >= now}
     return replace(moment, apart=since, flags=flags).flagged(*words)
 
 
-# --- what may come in -------------------------------------------------------------------------------------
+# --- checks of inputs ---------------------------------------------------------------------------------------
 
 
 def check_start(initial: InitialState) -> None:
-    """Refuse a start that is no start."""
+    """Raise an error for an invalid initial state."""
     parts = [np.asarray(part, dtype=np.float64) for part in (initial.position, initial.velocity, initial.covariance)]
     if [part.shape for part in parts] != [(3,), (3,), (6, 6)]:
         raise HaloposeError(
-            "a start takes a position (3,), a velocity (3,) and a covariance (6, 6), got "
+            "an initial state takes a position (3,), a velocity (3,) and a covariance (6, 6), got "
             + ", ".join(str(part.shape) for part in parts)
         )
     if not (math.isfinite(initial.time) and all(np.isfinite(part).all() for part in parts)):
-        raise HaloposeError("a start must be finite: give a time, a position, a velocity and a covariance")
+        raise HaloposeError("the initial state is not finite: give a finite time, position, velocity and covariance")
     if not _positive_definite(parts[2]):
-        raise HaloposeError("the covariance of the start is not symmetric positive definite")
+        raise HaloposeError("the covariance of the initial state is not symmetric positive definite")
 
 
 def check_measurement(measurement: Measurement) -> None:
-    """Refuse what no sensor should send: a wrong shape, or a finite covariance that is none."""
+    """Raise an error for a measurement of a wrong shape, or with a finite covariance that is not positive definite."""
     size = SIZES.get(measurement.source)
     if size is None:
         raise HaloposeError(f"unknown source {measurement.source!r}: one of {', '.join(SIZES)}")
@@ -468,7 +492,7 @@ def check_measurement(measurement: Measurement) -> None:
 
 
 def reason_against(measurement: Measurement | DeferredMeasurement, start: float) -> str:
-    """Why a measurement is to be passed over; nothing if it can be used."""
+    """Return why a measurement is ignored; empty if it can be used."""
     if not math.isfinite(measurement.time):
         return "its time is not finite"
     if measurement.time < start:
@@ -481,7 +505,7 @@ def reason_against(measurement: Measurement | DeferredMeasurement, start: float)
 
 
 def _positive_definite(matrix: Array) -> bool:
-    """Whether a finite matrix (n, n) is symmetric, but for rounding, and positive definite."""
+    """Return whether a finite matrix (n, n) is symmetric up to rounding and positive definite."""
     if matrix.shape == (1, 1):
         return bool(matrix[0, 0] > 0)
     if np.count_nonzero(matrix) == len(matrix) and (np.diagonal(matrix) > 0).all():
@@ -493,10 +517,11 @@ def _positive_definite(matrix: Array) -> bool:
 def run(
     navigator: Navigator, measurements: list[Measurement | DeferredMeasurement], times: Array, delay: float = 0.0
 ) -> Iterator[tuple[NavigationState, bool]]:
-    """States after measurements in order of their coming and, between them, at times (N,) asked for: these say
-    True.
+    """Process measurements in order of arrival, and yield a state after each and at each requested time (N,).
 
-    A time is asked for after everything that came up to ``delay`` seconds after it.
+    States at requested times are yielded with True. A time is requested after everything that arrived up to ``delay``
+    seconds
+    after it.
     """
     asked = list(times)
     for measurement in measurements:

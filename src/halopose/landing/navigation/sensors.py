@@ -1,10 +1,8 @@
-"""Simulated navigation sensors: GNSS, ILS, radio altimeter and IRS, with noise, drifting bias, outages and faults.
+"""Simulate navigation sensors: GNSS, ILS, radio altimeter and IRS, with noise, drifting bias, outages and faults.
 
-In: a true trajectory in runway axes (``Truth``), ``Sensors`` and a seed. Out: ``Measurement``s in order of time,
-each with the covariance of its noise. Vision is not simulated here: ``vision`` wraps what a camera has given.
-
-Every sensor has random numbers of its own, drawn for the whole flight: leaving a sensor out, an outage or a fault
-changes nothing else.
+Vision is not simulated here: ``vision`` converts fixes of the camera to measurements. Every sensor has its own random
+numbers for
+the whole flight, so removing a sensor, an outage or a fault does not change the others.
 """
 
 from __future__ import annotations
@@ -35,17 +33,22 @@ SIZES: dict[Source, int] = {
     "vision": 3,
 }
 GRAVITY = 9.80665
-RADIO_CEILING = 762.0  # 2,500 ft; a radio altimeter is silent above
+RADIO_CEILING = 762.0  # 2,500 ft: a radio altimeter gives no value above
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A value (m,) at a time in seconds, with the covariance (m, m) of its noise; m is ``SIZES[source]``.
+    """One measurement, with m = ``SIZES[source]`` values.
 
-    irs: acceleration in runway axes; gnss and vision: position of the aircraft; localizer and glide_slope:
-    angle left of the centreline and above the glide path; radio: height; attitude: yaw, pitch, roll.
-    Of a vision fix, ``sensitivity`` (3, 3) says how far it moves with the bias of the attitude it was computed
-    with, and ``drift`` (3, 3) how far with the part of its own error that lasts, in standard deviations of it.
+    Attributes:
+        time: time in seconds.
+        source: the sensor. irs: acceleration in runway axes. gnss and vision: position of the aircraft. localizer and
+            glide_slope: angle left of the centreline and above the glide path. radio: height. attitude: yaw, pitch,
+                roll.
+        value: values (m,).
+        covariance: covariance (m, m) of the noise.
+        sensitivity: derivative (3, 3) of a vision fix by the bias of the attitude that it was computed with.
+        drift: derivative (3, 3) of a vision fix by the persistent part of its own error, in standard deviations.
     """
 
     time: float
@@ -58,10 +61,15 @@ class Measurement:
 
 @dataclass(frozen=True)
 class DeferredMeasurement:
-    """A measurement that depends on where the aircraft is believed to be, made when its time has come.
+    """A measurement that depends on the estimated position, computed when the filter reaches its time.
 
-    ``measure`` takes the ``NavigationState`` at the time, and gives a measurement or None. It is called again
-    where something that came late changes what was believed. ``latency``: seconds until it is there.
+    Attributes:
+        time: time in seconds.
+        source: the sensor.
+        measure: function of the ``NavigationState`` at that time that returns a measurement or None. It is called again
+            if a
+            late measurement changes that state.
+        latency: seconds until the measurement arrives.
     """
 
     time: float
@@ -72,7 +80,7 @@ class DeferredMeasurement:
 
 @dataclass(frozen=True)
 class TrueTrajectory:
-    """A flight in runway axes: times (T,), the rest (T, 3); attitudes are yaw, pitch, roll."""
+    """True flight in runway axes: times (T,), the rest (T, 3); attitudes are yaw, pitch, roll."""
 
     times: Array
     positions: Array
@@ -93,19 +101,19 @@ class TrueTrajectory:
             raise HaloposeError("a true flight needs two or more times, each later than the one before")
 
     def position(self, times: Array) -> Array:
-        """Positions (N, 3) at times (N,): cubic, through positions and velocities."""
+        """Return positions (N, 3) at times (N,): cubic interpolation of positions and velocities."""
         return CubicHermiteSpline(self.times, self.positions, self.velocities)(times)
 
     def velocity(self, times: Array) -> Array:
-        """Velocities (N, 3) at times (N,): cubic, through velocities and accelerations."""
+        """Return velocities (N, 3) at times (N,): cubic interpolation of velocities and accelerations."""
         return CubicHermiteSpline(self.times, self.velocities, self.accelerations)(times)
 
     def acceleration(self, times: Array) -> Array:
-        """Accelerations (N, 3) at times (N,), linear between samples."""
+        """Return accelerations (N, 3) at times (N,), linear between samples."""
         return np.stack([np.interp(times, self.times, axis) for axis in self.accelerations.T], axis=1)
 
     def attitude(self, times: Array) -> Array:
-        """Yaw, pitch, roll (N, 3) at times (N,), linear between samples, the short way round."""
+        """Return yaw, pitch, roll (N, 3) at times (N,), linear between samples along the shorter arc."""
         angles = np.unwrap(self.attitudes, axis=0)
         return np.stack([np.interp(times, self.times, axis) for axis in angles.T], axis=1)
 
@@ -115,9 +123,9 @@ Given = TypeVar("Given", Measurement, Measurement | DeferredMeasurement)
 
 @dataclass(frozen=True)
 class GaussMarkov:
-    """An error that drifts: standard deviation per axis, and seconds after which 1/e of it is remembered.
+    """First-order Gauss-Markov process: standard deviation per axis, and time constant in seconds.
 
-    An infinite time constant is a bias that is drawn once and stays.
+    An infinite time constant is a constant bias, drawn once.
     """
 
     sigma: tuple[float, ...]
@@ -128,7 +136,7 @@ class GaussMarkov:
             raise HaloposeError("a drifting bias takes finite sigmas of 0 or more and a time constant above 0")
 
     def sample(self, count: int, interval: float, rng: np.random.Generator) -> Array:
-        """One stationary path (count, m) in steps of ``interval`` seconds."""
+        """Draw a stationary path (count, m) in steps of ``interval`` seconds."""
         memory = math.exp(-interval / self.time_constant)
         drive = rng.standard_normal((count, len(self.sigma))) * self.sigma
         drive[1:] *= math.sqrt(1 - memory**2)
@@ -137,10 +145,15 @@ class GaussMarkov:
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong from ``start`` up to ``end``; the covariance that the sensor states does not change.
+    """Fault of a sensor from ``start`` to ``end``; the stated covariance does not change.
 
-    step: ``size`` is added; ramp: ``size`` per second since ``start`` is added; stuck: the last value before
-    ``start`` repeats; noise: the white noise is ``size`` times as large. One size serves all axes, or one each.
+    Attributes:
+        start: first second of the fault.
+        end: last second of the fault.
+        kind: step: ``size`` is added. ramp: ``size`` per second since ``start`` is added. stuck: the last value before
+            ``start``
+            repeats. noise: the white noise is ``size`` times as large.
+        size: one size for all axes, or one per axis.
     """
 
     start: float
@@ -156,9 +169,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class Sensor:
-    """Rate in Hz, standard deviation of white noise per axis, bias, and what goes wrong.
+    """Model of a sensor.
 
-    The noise is that of one sample. ``outages`` are intervals (start, end) without measurements.
+    Attributes:
+        rate: rate in Hz.
+        noise: standard deviation of the white noise of one sample, per axis.
+        bias: drifting bias.
+        outages: intervals (start, end) in seconds without measurements.
+        faults: faults, applied in this order.
     """
 
     rate: float
@@ -191,28 +209,28 @@ def _check_interval(name: str, start: float, end: float) -> None:
         raise HaloposeError(f"{name} should end after it starts, got {start} to {end}")
 
 
-# Metres, m/s^2 and radians. An IRS is allowed .4 degrees of heading and .1 degrees of pitch and roll, both two
-# sigma (ARINC 704); what its tilt takes of gravity for acceleration comes on top of the accelerometers' bias.
+# Metres, m/s^2 and radians. ARINC 704 allows an IRS 0.4 degrees of heading and 0.1 degrees of pitch and roll, both two
+# sigma. Gravity measured through its tilt adds to the accelerometers' bias.
 GNSS = Sensor(5.0, (0.8, 0.8, 1.2), GaussMarkov((1.0, 1.0, 1.5), 120.0))
 LOCALIZER = Sensor(10.0, (4e-4,), GaussMarkov((5e-4,), 600.0))
 GLIDE_SLOPE = Sensor(10.0, (6e-4,), GaussMarkov((8e-4,), 600.0))
 RADIO = Sensor(25.0, (0.3,), GaussMarkov((0.01,), 600.0))  # its bias is a scale error, a share of the height
 IRS = Sensor(100.0, (0.03, 0.03, 0.03), GaussMarkov((0.003, 0.003, 0.003), 300.0))
 ATTITUDE = Sensor(100.0, (2e-4, 2e-4, 2e-4), GaussMarkov((3.5e-3, 9e-4, 9e-4), 600.0))
-# What lasts of vision's error, in its own standard deviations, the variance of its fixes over what the corners'
-# covariances make of it, and the shares of that that last: along the runway, of the rest to the side, of the rest
-# upward. What does not last differs from flight to flight by a factor of an inverse gamma law with so many degrees
-# of freedom (``scale``). The likeliest of 40 flights of their own (research.landing_results --persistence).
+# Error model of vision: the persistent part in its own standard deviations, the variance of fixes relative to the
+# propagated corner covariances, and the persistent shares along the runway, of the rest to the side, and of the rest
+# upward. The white part has a factor per flight with an inverse gamma distribution (``noise_scale``). Maximum
+# likelihood on 40 separate flights (research.landing_results --persistence).
 VISION_DRIFT = GaussMarkov((1.0, 1.0, 1.0), 22.0)
 VISION_VARIANCE_FACTOR = (1.13, 1.10, 0.91)
 VISION_PERSISTENT_SHARE = (0.62, 0.47, 0.60)
 VISION_NOISE_SCALE_DOF = 26.0
-MOUNTING_ERROR = GaussMarkov((5e-4, 5e-4, 5e-4))  # the angles of the camera's mounting: drawn once, they stay
+MOUNTING_ERROR = GaussMarkov((5e-4, 5e-4, 5e-4))  # angles of the camera's mounting, constant within a flight
 
 
 @dataclass(frozen=True)
 class Sensors:
-    """The sensors on board; None leaves one out. ``dataclasses.replace(GNSS, outages=...)`` changes one."""
+    """Sensors on board; None removes one. Change one with ``dataclasses.replace(GNSS, outages=...)``."""
 
     gnss: Sensor | None = GNSS
     localizer: Sensor | None = LOCALIZER
@@ -227,14 +245,14 @@ class Sensors:
                 raise HaloposeError(f"{source} measures {SIZES[source]} values, its noise has {len(sensor.noise)}")
 
     def on_board(self) -> list[tuple[Source, Sensor]]:
-        """The sensors that are there, by name."""
+        """Yield the sensors that are not None, with their names."""
         named = [(source, getattr(self, source)) for source in SIZES if source != "vision"]
         return [(source, sensor) for source, sensor in named if sensor is not None]
 
 
 @dataclass(frozen=True)
 class IlsSite:
-    """Antennas in runway axes: localizer beyond the far end, glide slope abeam the aiming point; path angle."""
+    """ILS antennas in runway axes: localizer beyond the far end, glide slope abeam the aiming point; path angle."""
 
     localizer: tuple[float, float, float] = (3300.0, 0.0, 0.0)
     glide_slope: tuple[float, float, float] = (300.0, -120.0, 0.0)
@@ -242,19 +260,20 @@ class IlsSite:
 
     @classmethod
     def of_runway(cls, length: float, glide_angle: float = math.radians(3.0), aiming_point: float = 300.0) -> IlsSite:
-        """A usual site: localizer 300 m beyond the end, glide-slope mast 120 m right of the aiming point."""
+        """Return a typical site: localizer 300 m beyond the end, glide-slope mast 120 m right of the aiming point."""
         return cls((length + 300.0, 0.0, 0.0), (aiming_point, -120.0, 0.0), glide_angle)
 
     def localizer_angle(self, positions: Array) -> tuple[Array, Array]:
-        """Angle (N,) from the centreline at the antenna, positive left, and its gradient (N, 3)."""
+        """Return the angle (N,) from the centreline at the antenna, positive left, and its gradient (N, 3)."""
         along, left, _ = (positions - np.asarray(self.localizer)).T
         square = along**2 + left**2
         return np.arctan2(left, -along), np.stack([left, -along, 0 * along], axis=1) / square[:, None]
 
     def glide_slope_angle(self, positions: Array) -> tuple[Array, Array]:
-        """Elevation (N,) seen from the antenna less the path angle, and its gradient (N, 3).
+        """Return the elevation (N,) seen from the antenna minus the path angle, and its gradient (N, 3).
 
-        Equal angles are cones about the mast, so the path flares a little where the mast is abeam, as in life.
+        Surfaces of equal angle are cones about the mast, so the path flares slightly abeam the mast, as a real one
+        does.
         """
         along, across, up = (positions - np.asarray(self.glide_slope)).T
         level = np.hypot(along, across)
@@ -265,7 +284,14 @@ class IlsSite:
 
 
 def simulate(truth: TrueTrajectory, sensors: Sensors, seed: int, site: IlsSite | None = None) -> list[Measurement]:
-    """What the sensors say during the flight, in order of time; a site of None is ``IlsSite()``."""
+    """Simulate all measurements of a flight, in order of time.
+
+    Args:
+        truth: true trajectory in runway axes.
+        sensors: sensors on board.
+        seed: seed of noise and biases.
+        site: antennas of the ILS; default: ``IlsSite()``.
+    """
     measured: list[Measurement] = []
     for source, sensor in sensors.on_board():
         tilt = _tilt(truth, sensors.attitude or ATTITUDE, seed) if source == "irs" else None
@@ -278,17 +304,14 @@ def _numbers(seed: int, source: Source) -> np.random.Generator:
 
 
 def _tilt(truth: TrueTrajectory, attitude: Sensor, seed: int) -> tuple[Array, Array]:
-    """Times (N,) and the acceleration (N, 3) that the IRS sees in gravity, its pitch and roll being off.
-
-    Nose up too far by an angle, gravity's counterforce leans back; right wing too low, it leans to the right.
-    """
+    """Return times (N,) and the gravity error (N, 3) of the measured acceleration due to errors of pitch and roll."""
     times = _times(truth, attitude.rate)
     bias = attitude.bias.sample(times.size, 1 / attitude.rate, _numbers(seed, "attitude"))
     return times, -GRAVITY * np.stack([bias[:, 1], bias[:, 2], 0 * times], axis=1)
 
 
 def _times(truth: TrueTrajectory, rate: float) -> Array:
-    """When a sensor of a rate speaks (N,), from the first to the last instant."""
+    """Return the times (N,) of a sensor's samples, from the first to the last instant of the flight."""
     count = math.floor((truth.times[-1] - truth.times[0]) * rate * (1 + 1e-12)) + 1
     return np.minimum(truth.times[0] + np.arange(count) / rate, truth.times[-1])
 
@@ -301,12 +324,18 @@ def vision(
     persistent_share: tuple[float, float, float] = (0.0, 0.0, 0.0),
     variance_factor: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> list[Measurement]:
-    """Positions (N, 3) of the aircraft with covariances (N, 3, 3), each from one image alone, as measurements.
+    """Convert position fixes to measurements. Frames without a position may hold NaN; the filter skips them and reports
+    it.
 
-    ``sensitivities`` (N, 3, 3) to the attitude's bias, where the attitude came from the IRS. ``lasting`` is the
-    share of the variance, along the runway, of the rest to the side, and of the rest upward, whose cause lasts
-    from image to image; the filter follows it as ``VISION_DRIFT`` drifts. ``total`` is the variance over the
-    stated one, in the same order. Frames without a position may hold NaN: the filter passes over them and says so.
+    Args:
+        times: times (N,) in seconds.
+        positions: positions (N, 3) of the aircraft, each from one image.
+        covariances: covariances (N, 3, 3).
+        sensitivities: derivatives (N, 3, 3) by the bias of the attitude, if the attitude is from the IRS.
+        persistent_share: share of the variance that persists from image to image: along the runway, of the rest to the
+            side, and of
+            the rest upward. The filter tracks it as ``VISION_DRIFT``.
+        variance_factor: variance relative to the stated one, in the same order.
     """
     t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))
     s = None if sensitivities is None else np.asarray(sensitivities, dtype=np.float64)
@@ -317,9 +346,9 @@ def vision(
         )
     share, size = np.asarray(persistent_share), np.asarray(variance_factor)
     if share.shape != (3,) or not ((share >= 0) & (share < 1)).all():
-        raise HaloposeError(f"lasting takes three shares, each 0 or more and under 1, got {persistent_share}")
+        raise HaloposeError(f"persistent_share takes three shares, each 0 or more and under 1, got {persistent_share}")
     if size.shape != (3,) or not (np.isfinite(size) & (size > 0)).all():
-        raise HaloposeError(f"total takes three factors above 0, got {variance_factor}")
+        raise HaloposeError(f"variance_factor takes three factors above 0, got {variance_factor}")
     known = np.isfinite(c).all(axis=(1, 2), keepdims=True)
     factor = np.linalg.cholesky(np.where(known, c, np.eye(3)))
     fresh = size * (1 - share)
@@ -331,7 +360,7 @@ def vision(
 
 
 def in_order(measurements: Iterable[Given]) -> list[Given]:
-    """Measurements in the order in which they are there, and at equal times in the order of ``SIZES``."""
+    """Sort measurements by arrival, and at equal times by the order of ``SIZES``."""
     rank = {source: n for n, source in enumerate(SIZES)}
     return sorted(measurements, key=lambda given: (given.time + getattr(given, "latency", 0.0), rank[given.source]))
 
@@ -360,22 +389,22 @@ def _sense(
 def _exact(
     truth: TrueTrajectory, source: Source, times: Array, site: IlsSite
 ) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """Error-free values (N, m), what a bias of 1 adds to them (N, 1), and where there is a signal (N,)."""
+    """Return error-free values (N, m), the effect of a unit bias on them (N, 1), and where there is a signal (N,)."""
     one, always = np.ones((times.size, 1)), np.ones(times.size, dtype=bool)
     if source in ("irs", "attitude"):
         return (truth.acceleration if source == "irs" else truth.attitude)(times), one, always
     positions = truth.position(times)
     if source == "localizer":
         return site.localizer_angle(positions)[0][:, None], one, positions[:, 0] < site.localizer[0]
-    if source == "glide_slope":  # beyond the threshold the path runs into the ground and nobody follows it
+    if source == "glide_slope":  # beyond the threshold the path meets the ground
         return site.glide_slope_angle(positions)[0][:, None], one, positions[:, 0] < 0
-    if source == "radio":  # the ground is level with the threshold
+    if source == "radio":  # flat ground at the height of the threshold
         return positions[:, 2:], positions[:, 2:], positions[:, 2] < RADIO_CEILING
     return positions, one, always
 
 
 def _with_faults(times: Array, values: Array, noise: Array, faults: tuple[Fault, ...]) -> Array:
-    """Values (N, m) plus noise, with faults applied in the order given."""
+    """Add noise and faults to values (N, m), faults in the given order."""
     for fault in faults:
         if fault.kind == "noise":
             noise = np.where(_within(times, fault.start, fault.end)[:, None], np.multiply(fault.size, noise), noise)
