@@ -108,8 +108,8 @@ class FilterBank:
         same = self.density is None or np.array_equal(self.density, density * np.eye(3))
         if same:
             return _cached(round(dt, 9), density, self.settings), _coasted(round(dt, 9), self.settings)
-        # type: ignore[arg-type]
-        return transition(dt, self.density, self.settings), _coasted(round(dt, 9), self.settings)
+        driven = transition(dt, self.density, self.settings)  # type: ignore[arg-type]
+        return driven, _coasted(round(dt, 9), self.settings)
 
     @property
     def _driven(self) -> bool:

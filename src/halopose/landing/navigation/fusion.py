@@ -178,6 +178,8 @@ def fuse(
             driven.append(state.step.time)
         elif state.step is not None and state.step.innovation is not None:
             rows.append(state)
+        elif state.step is not None:
+            ignored.append(f"{state.step.source} at {state.step.time:.3f} s: {state.step.reason}")
     return _track(rows, tuple(ignored), np.array(driven), NavigationOutput.of(output))
 
 
