@@ -118,7 +118,7 @@ def test_coco_instances(tmp_path: Path) -> None:
         ([row("images/one.png", CORNERS)], HEADER.replace("x_B", "x_Q"), "no column x_B"),
         ([row("images/one.png", CORNERS).replace("82.0", "low")], HEADER, "line 2: a size or corner"),
         ([row("images/one.png", CORNERS)] * 2, HEADER, "twice"),
-        ([row("images/one.png", CORNERS - 500)], HEADER, "no whole runway"),
+        ([row("images/one.png", CORNERS - 500)], HEADER, "no complete runway"),
     ],
 )
 def test_wrong_csv_is_one_line(tmp_path: Path, rows: list[str], header: str, words: str) -> None:

@@ -1,11 +1,8 @@
-"""Which runway corners the camera sees: of all detections in an image those of the runway landed on, or none.
+"""Identify the runway to land on among the detections in an image.
 
-In: detections of an image, and where the aircraft is believed to be, how surely, and how it is turned. Out: an
-``Association``, and for many frames ``CornerDetections`` with the covariance and the pruning mask of every corner.
-
-A detection belongs to a runway if its corners lie where that runway's should, within the covariance of the
-difference: that of the position, of the attitude and of the corners themselves. One corner may be wrong; it is for
-``geometry.integrity`` to find out which.
+A detection is associated if its corners lie where the runway's corners are expected, given the covariance of the
+difference
+(position, attitude and corners). One corner may be wrong; ``geometry.integrity`` finds it.
 """
 
 from __future__ import annotations
@@ -31,21 +28,27 @@ from halopose.prediction.predictor import Predictor
 from halopose.types import Array
 
 NO_RUNWAY = "no runway detected"
-OUT_OF_DISTRIBUTION = "what was detected is unlike anything the detector is known for"
-NOT_WHERE_EXPECTED = "what was detected is not where the runway should be"
-AMBIGUOUS = "ambiguous: two runways fit what was detected"
+OUT_OF_DISTRIBUTION = "the detection is out of distribution"
+NOT_WHERE_EXPECTED = "the detection is not where the runway is expected"
+AMBIGUOUS = "ambiguous: the detection fits two runways"
 
-_GATE = float(chdtri(6, 1e-4))  # squared distance of three corners beyond which they are not those expected
-_ODDS = 2 * np.log(1e3)  # difference of squared distances from which one explanation is a thousand times the other
+_GATE = float(chdtri(6, 1e-4))  # gate for the squared distance of three corners
+_ODDS = 2 * np.log(1e3)  # difference of squared distances for a likelihood ratio of 1000
 _THREE = [[2 * c + d for c in range(4) if c != left for d in (0, 1)] for left in range(4)]
 
 
 @dataclass(frozen=True)
 class CornerDetections:
-    """Corners of N frames: pixels (N, 4, 2), covariance and scale (N, 4, 2, 2), keep (N, 4), score (N,).
+    """Corners of the runway in N frames; NaN and a score of 0 in frames without it.
 
-    Frames without a runway hold NaN and a score of 0, and ``reasons`` (N) why. dof (N, 4) is a Student-t's,
-    or None.
+    Attributes:
+        pixels: corners (N, 4, 2).
+        covariance: covariances (N, 4, 2, 2).
+        scale: scale matrices (N, 4, 2, 2).
+        keep: whether pruning keeps the corner (N, 4).
+        score: scores (N,).
+        dof: degrees of freedom (N, 4) of a Student-t distribution; None for a Gaussian.
+        reasons: why a frame has no runway (N).
     """
 
     pixels: Array
@@ -58,7 +61,12 @@ class CornerDetections:
 
     @classmethod
     def empty(cls, count: int, *, student: bool = False) -> CornerDetections:
-        """So many frames in which no runway is seen; student: whether corners will have a Student-t's law."""
+        """Return ``count`` frames without a runway.
+
+        Args:
+            count: number of frames.
+            student: whether corners will have a Student-t distribution.
+        """
         dof = np.full((count, 4), np.nan) if student else None
         spread = np.full((count, 4, 2, 2), np.nan)
         keep, reasons = np.zeros((count, 4), dtype=bool), (NO_RUNWAY,) * count
@@ -69,15 +77,15 @@ class CornerDetections:
 
     @property
     def seen(self) -> Array:
-        """Which frames show the runway (N,)."""
+        """Whether frames (N,) show the runway."""
         return self.score > 0
 
     def reason(self, n: int) -> str:
-        """Why frame n shows no runway."""
+        """Return why frame n does not show the runway."""
         return self.reasons[n] if self.reasons else NO_RUNWAY
 
     def select(self, index: Any) -> CornerDetections:
-        """Some of the frames."""
+        """Return some of the frames."""
         names = ["pixels", "covariance", "scale", "keep", "score", *(["dof"] if self.dof is not None else [])]
         chosen = np.arange(len(self))[index].tolist()
         return replace(
@@ -106,8 +114,16 @@ class CornerDetections:
 
 @dataclass(frozen=True)
 class Viewpoint:
-    """Where a camera is believed to be: the aircraft's position (3,) with covariance (3, 3), attitude (3,) as yaw,
-    pitch and roll with covariance (3, 3) about the runway axes."""
+    """Estimated pose of the aircraft with its covariance, from which the runway is seen.
+
+    Attributes:
+        camera: the camera.
+        mount: its mounting.
+        position: position (3,) of the aircraft in runway axes.
+        covariance: its covariance (3, 3).
+        attitude: yaw, pitch and roll (3,).
+        attitude_covariance: covariance (3, 3) of the attitude about the runway axes.
+    """
 
     camera: Camera
     mount: Mount
@@ -117,7 +133,7 @@ class Viewpoint:
     attitude_covariance: Array
 
     def expect(self, corners: Array) -> tuple[Array, Array]:
-        """Pixels (8,) of corners (4, 3) and the covariance (8, 8) of where they are expected."""
+        """Return the expected pixels (8,) of corners (4, 3), and their covariance (8, 8)."""
         rotation, eye = camera_pose(rotation_from_angles(*self.attitude), self.position, self.mount)
         pixels = project_points(self.camera, rotation, eye, corners).ravel()
         jacobian = pose_jacobian(self.camera, rotation, eye, corners).reshape(8, 6)
@@ -128,28 +144,35 @@ class Viewpoint:
 
 @dataclass(frozen=True)
 class Association:
-    """Which detection is the runway landed on, if any, and why there is none."""
+    """Index of the detection that is the runway to land on; None with the reason if there is none."""
 
     index: int | None
     reason: str = ""
 
 
 def expected_corners(camera: Camera, mount: Mount, positions: Array, attitudes: Array, corners: Array) -> Array:
-    """Where corners (4, 3) should appear (N, 4, 2) from positions (N, 3) and attitudes (N, 3); NaN if behind."""
+    """Project corners (4, 3) from positions (N, 3) and attitudes (N, 3) to pixels (N, 4, 2); NaN behind the camera."""
     rotation, eye = camera_pose(rotation_from_angles(*np.asarray(attitudes).T), positions, mount)
     return project_points(camera, rotation, eye, corners)
 
 
 def in_distribution_only(poses: PoseDistributions, alarm: float) -> PoseDistributions:
-    """Only the detections that are like what was calibrated on; all of them where nothing is known of that."""
+    """Return the detections that are in distribution at a false-alarm rate; all if the artifact has no such model."""
     return poses if poses.novelty is None or not alarm else poses[poses.in_distribution(alarm)]
 
 
 def associate(poses: PoseDistributions, view: Viewpoint, runway: Array, others: Sequence[Array] = ()) -> Association:
-    """The detection of the runway with corners (4, 3), where ``others`` (4, 3) are known to be near.
+    """Find the detection of a runway.
 
-    There is none if nothing detected lies where it should be, and none if it is not clear: two detections that are
-    not the same fit, or what fits may as well be another runway.
+    There is none if no detection is where the runway is expected. There is none if the choice is not clear: two
+    different detections
+    fit, or the detection fits another runway as well.
+
+    Args:
+        poses: detections in the image.
+        view: estimated pose of the aircraft.
+        runway: corners (4, 3) of the runway to land on.
+        others: corners (4, 3) of the other runways nearby.
     """
     if not len(poses):
         return Association(None, NO_RUNWAY)
@@ -168,7 +191,7 @@ def associate(poses: PoseDistributions, view: Viewpoint, runway: Array, others: 
 
 
 def _distances(poses: PoseDistributions, view: Viewpoint, corners: Array) -> Array:
-    """Squared distances (N,) of detections to where corners are expected, by the three that fit best."""
+    """Return squared distances (N,) of detections to the expected corners, over the three corners that fit best."""
     expected, spread = view.expect(corners)
     result = np.full(len(poses), np.inf)
     if not np.isfinite(expected).all():
@@ -184,7 +207,7 @@ def _distances(poses: PoseDistributions, view: Viewpoint, corners: Array) -> Arr
 
 
 def _alike(poses: PoseDistributions, one: int, other: int) -> bool:
-    """Whether two detections are of one runway: most of their corners lie within their covariances."""
+    """Return whether two detections are of the same runway: most of their corners agree within their covariances."""
     away = poses.mean[one] - poses.mean[other]
     spread = poses.covariance[one] + poses.covariance[other]
     distance = (away * np.linalg.solve(spread, away[..., None])[..., 0]).sum(1)
@@ -192,12 +215,12 @@ def _alike(poses: PoseDistributions, one: int, other: int) -> bool:
 
 
 def detect_runways(model: Predictor, images: Iterable[Any], *, conf: float = 0.25) -> list[PoseDistributions]:
-    """Everything that looks like a runway, image by image."""
+    """Detect runways image by image."""
     return [detect_in_image(model, image, conf) for image in images]
 
 
 def detect_in_image(model: Predictor, image: Any, conf: float) -> PoseDistributions:
-    """Everything in an image that looks like a runway."""
+    """Detect runways in an image."""
     poses = model.predict(image, conf=conf)[0]
     if poses.keypoint_count != 4:
         raise HaloposeError(f"give a runway detector: this model has {poses.keypoint_count} keypoints, not 4")
@@ -205,7 +228,7 @@ def detect_in_image(model: Predictor, image: Any, conf: float) -> PoseDistributi
 
 
 def as_pose_distributions(corner_detections: CornerDetections) -> list[PoseDistributions]:
-    """One detection, or none, for each frame of corner_detections."""
+    """Return the detection of each frame, which may be empty."""
     found = []
     for n, seen in enumerate(corner_detections.seen.tolist()):
         rows = slice(n, n + 1) if seen else slice(n, n)

@@ -1,8 +1,4 @@
-"""One approach from camera to fused position: fly, look, detect, associate, solve, check, fuse.
-
-In: a seed, a weather, the sensors on board and a model of the runway's corners. Out: a ``Flight`` with everything
-that happened, frame by frame, beside the truth.
-"""
+"""Fly one approach: simulate, detect, associate, solve, check and fuse."""
 
 from __future__ import annotations
 
@@ -47,13 +43,22 @@ from halopose.types import Array
 Progress = Callable[[str, int, int], None]
 
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 3.0, 3.0, 2.0])  # m and m/s, before the first measurement
-_APART = 0.011  # seconds between an image and its attitude: one sample of the IRS
+_APART = 0.011  # largest time in seconds between an image and its attitude: one sample of the IRS
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Where a flight takes place: a runway with corners (4, 3), the camera that looks at it, and the air in
-    words."""
+    """Place of a flight.
+
+    Attributes:
+        designator: designator of the runway.
+        length: its length in metres.
+        width: its width in metres.
+        corners: its corners (4, 3) in runway axes.
+        camera: the camera.
+        mount: its mounting.
+        air: weather in words.
+    """
 
     designator: str
     length: float
@@ -65,7 +70,7 @@ class Scenario:
 
     @classmethod
     def of_world(cls, world: Scene) -> Scenario:
-        """That of a scene."""
+        """Return the place of a simulated scene."""
         runway, air = (
             world.runway,
             f"{world.weather}, visibility {world.visibility / 1000:.3g}\N{NO-BREAK SPACE}km",
@@ -76,12 +81,22 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Flight:
-    """A whole approach: its N camera frames, what vision made of them, and the track fused from all sensors.
+    """A whole approach of N camera frames: detections, vision fixes and the fused track.
 
-    frame_times (N,), positions and attitudes at them (N, 3), true or as logged, NaN where nobody knows; fused
-    (N, 3) and fused_covariance (N, 3, 3) are the filter's position at the frames, nees (N,) its squared error over
-    its covariance. A fix is part of the fused position of its own frame. images: one a frame, of which an
-    ``FrameBuffer`` has not all, or none. stamps (N,): times of the frames by the camera's clock, which the track has.
+    Attributes:
+        scenario: runway, camera and weather.
+        frame_times: times of the frames (N,) in seconds.
+        position: true positions (N, 3); NaN if unknown.
+        attitude: true or logged attitudes (N, 3); NaN if unknown.
+        corner_detections: corners of the runway.
+        vision_fixes: positions by vision.
+        track: fused track of all sensors.
+        fused: fused positions (N, 3), including the fix of the frame.
+        fused_covariance: their covariances (N, 3, 3).
+        nees: normalised estimation error squared (N,) of the fused positions.
+        images: camera images, possibly a `FrameBuffer` or empty.
+        settings: settings of the flight.
+        stamps: times of the frames (N,) by the camera's clock, as in ``track``.
     """
 
     scenario: Scenario
@@ -100,30 +115,30 @@ class Flight:
 
     @property
     def reference(self) -> Array:
-        """Where the aircraft was (N, 3): by truth, or where there is none by the filter."""
+        """Positions (N, 3) of the aircraft: true ones where known, else fused ones."""
         return np.where(np.isfinite(self.position), self.position, self.fused)
 
     @property
     def frames_with_images(self) -> list[int]:
-        """Numbers of the frames whose images there are."""
+        """Indices of the frames with an image."""
         return self.images.kept if isinstance(self.images, FrameBuffer) else list(range(len(self.images)))
 
     @property
     def has_truth(self) -> bool:
-        """Whether the truth is known of any frame."""
+        """Whether the true position of any frame is known."""
         return bool(np.isfinite(self.position).any())
 
 
 @dataclass(frozen=True)
 class SimulatedFlight(Flight):
-    """A flight in a world of its own, with the whole truth of it."""
+    """A simulated flight with its approach and true trajectory."""
 
     approach: Approach
     truth: TrueTrajectory
 
 
 def land(model: Predictor, settings: LandingSettings, progress: Progress | None = None) -> SimulatedFlight:
-    """Fly the approach of a seed with the camera and all sensors on board."""
+    """Simulate the approach of a seed with the camera and all sensors on board."""
     images: list[Array] = []
     found = detect_in_flight(model, settings, progress, images)
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
@@ -137,10 +152,17 @@ def detect_in_flight(
     progress: Progress | None = None,
     images: list[Array] | None = None,
 ) -> list[PoseDistributions]:
-    """Everything that looks like a runway, frame by frame; the images are put into a list if one is given."""
+    """Detect runways frame by frame.
+
+    Args:
+        model: runway detector.
+        settings: settings of the flight.
+        progress: called with the name, number and count of finished steps.
+        images: list that receives the images.
+    """
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
     truth = true_trajectory(approach)
-    # Looked at as they are drawn: a model of something else shows at the first one.
+    # Detect while rendering: a model of another object is refused at the first image.
     drawn = _images(approach, truth, frame_times(truth, settings), progress)
     if images is None:
         return detect_runways(model, drawn, conf=settings.conf)
@@ -154,12 +176,12 @@ def _kept(drawn: Iterator[Array], images: list[Array]) -> Iterator[Array]:
 
 
 def frame_times(truth: TrueTrajectory, settings: LandingSettings) -> Array:
-    """When the camera looks (N,)."""
+    """Return the times (N,) of the camera frames."""
     return np.arange(0.0, truth.times[-1], 1 / settings.rate)
 
 
 def true_trajectory(approach: Approach) -> TrueTrajectory:
-    """The true flight of an approach, as the sensors take it."""
+    """Return the true trajectory of an approach for the sensors."""
     return TrueTrajectory(
         approach.times, approach.positions, approach.velocities, approach.accelerations, approach.attitudes
     )
@@ -173,7 +195,7 @@ def navigate(
     settings: LandingSettings,
     images: tuple[Array, ...] = (),
 ) -> SimulatedFlight:
-    """Associate, solve, check and fuse what has been detected at the frame times (N,)."""
+    """Associate, solve, check and fuse detections at the frame times (N,)."""
     fusion, measured = simulate_sensors(approach, truth, settings)
     vision_model = vision_model_of(approach, measured, times, settings)
     stamps = np.maximum(times + settings.camera.offset(settings.seed), truth.times[0])
@@ -202,10 +224,18 @@ def fuse_vision(
     position: Array,
     roi_detector: RoiDetector | None = None,
 ) -> dict[str, Any]:
-    """Fuse detections of images stamped (N,), taken at times (N,), with what was measured: most of a ``Flight``.
+    """Fuse detections with measurements of the other sensors, and return most fields of a `Flight`.
 
-    position (N, 3) is the truth at the times, to judge by; NaN where nobody knows it. again: looks at frames once
-    more, where the filter expects the runway.
+    Args:
+        vision_model: assumed camera, runway and attitudes.
+        stamps: times of the images (N,) by the camera's clock.
+        times: times of the images (N,) by the sensors' clock.
+        detections: detections in each image (N).
+        measured: measurements of the other sensors.
+        fusion: settings of the filter.
+        start: initial state.
+        position: true positions (N, 3) for error figures; NaN if unknown.
+        roi_detector: detects again where the filter expects the runway.
     """
     camera = VisionSensor(vision_model, stamps, detections, roi_detector)
     latency = vision_model.settings.camera.latency
@@ -225,9 +255,9 @@ def fuse_vision(
 
 
 class VisionSensor:
-    """The camera of a flight: when asked what it measures, it looks for the runway where it should be.
+    """The camera as a sensor: finds the runway where the filter expects it, and returns a measurement.
 
-    What it sees and makes of each of its N frames stays in ``corner_detections`` and ``fixes``.
+    Results of each frame are kept in ``corner_detections`` and ``vision_fixes``.
     """
 
     def __init__(
@@ -247,14 +277,14 @@ class VisionSensor:
         self.vision_fixes = [self._solved(n) for n in range(len(times))]
 
     def deferred(self, latency: float) -> list[DeferredMeasurement]:
-        """One for each frame, at its time stamp."""
+        """Return a deferred measurement for each frame, at its time stamp."""
         return [
             DeferredMeasurement(float(time), "vision", partial(self.measure, n), latency)
             for n, time in enumerate(self.times.tolist())
         ]
 
     def measure(self, n: int, state: NavigationState) -> Measurement | None:
-        """What frame n says of the position, given where the aircraft is believed to be; None if nothing."""
+        """Return the measurement of frame n, given the filter's state; None without a trusted fix."""
         view = self.vision_model.viewpoint(n, state.position, state.overbound)
         if self.roi_detector is not None:
             looked = self.roi_detector.at(n, expected_box(view, self.vision_model.corners))
@@ -276,14 +306,14 @@ class VisionSensor:
         return solve(alone, self.vision_model.select(slice(n, n + 1)), len(self.times))
 
     def seen(self) -> CornerDetections:
-        """What was seen in all frames."""
+        """Return the corners of all frames."""
         return replace(self.corner_detections, reasons=tuple(self.reasons))
 
 
 def vision_model_of(
     approach: Approach, measured: Sequence[Measurement], times: Array, settings: LandingSettings
 ) -> VisionModel:
-    """What a flight believes of its camera, its runway and its attitude at times (N,)."""
+    """Return the assumed camera, runway and attitudes at times (N,), with the errors of the settings."""
     world = approach.world
     camera, mount = settings.camera.believed(world.camera, world.mount, settings.seed)
     others = () if world.parallel is None else (world.parallel.corners(),)
@@ -293,13 +323,13 @@ def vision_model_of(
 def simulate_sensors(
     approach: Approach, truth: TrueTrajectory, settings: LandingSettings
 ) -> tuple[FusionSettings, list[Measurement]]:
-    """What the sensors other than the camera say, and a navigator that knows them, the camera and the ILS."""
+    """Simulate all sensors except the camera, and return them with the settings of the filter."""
     site = IlsSite.of_runway(approach.world.runway.length)
     return fusion_settings_for(settings, site), simulate(truth, settings.sensors, settings.seed, site)
 
 
 def fusion_settings_for(settings: LandingSettings, site: IlsSite) -> FusionSettings:
-    """A navigator that knows the sensors on board, the camera and the ILS."""
+    """Return settings of a filter that knows the sensors on board, the camera and the ILS."""
     sensors, camera = settings.sensors, settings.camera
     known: dict[str, Any] = {
         "radio_scale" if source == "radio" else f"{source}_bias": sensor.bias for source, sensor in sensors.on_board()
@@ -314,20 +344,20 @@ def fusion_settings_for(settings: LandingSettings, site: IlsSite) -> FusionSetti
 
 
 def draw_initial_state(truth: TrueTrajectory, seed: int) -> InitialState:
-    """Where the filter believes to begin: off by as much as it says."""
+    """Draw the initial state of the filter, with an error according to its covariance."""
     error = np.random.default_rng([seed, 77]).standard_normal(6) * _START_SIGMA
     position, velocity = truth.positions[0] + error[:3], truth.velocities[0] + error[3:]
     return InitialState(float(truth.times[0]), position, velocity, np.diag(_START_SIGMA**2))
 
 
 def given_attitudes(flight: SimulatedFlight) -> Array:
-    """Yaw, pitch and roll (N, 3) that vision was given at the frames of a flight, NaN where there were none."""
+    """Return the yaw, pitch and roll (N, 3) that vision used at the frames of a flight; NaN if not available."""
     _, measured = simulate_sensors(flight.approach, flight.truth, flight.settings)
     return logged_attitudes(measured, flight.frame_times)
 
 
 def logged_attitudes(measured: Sequence[Measurement], times: Array) -> Array:
-    """What the IRS says of yaw, pitch and roll (N, 3) at the frames, NaN where it is silent."""
+    """Return yaw, pitch and roll (N, 3) by the IRS at the frames; NaN if not available."""
     given = [m for m in measured if m.source == "attitude"]
     if not given:
         return np.full((len(times), 3), np.nan)
@@ -337,7 +367,7 @@ def logged_attitudes(measured: Sequence[Measurement], times: Array) -> Array:
 
 
 def _images(approach: Approach, truth: TrueTrajectory, times: Array, progress: Progress | None) -> Iterator[Array]:
-    """What the camera sees at the times, one image after the other."""
+    """Yield the camera images at the times."""
     for number, time in enumerate(times):
         moment = np.array([time])
         scene = replace(

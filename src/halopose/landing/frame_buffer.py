@@ -1,7 +1,4 @@
-"""Images of a flight for its film: evenly chosen, compressed, so that a long recording fits into memory.
-
-In: image after image. Out: a sequence of all frames, of which those not kept are empty.
-"""
+"""Buffer of camera images for the animation: evenly spaced and compressed, so that long recordings fit into memory."""
 
 from __future__ import annotations
 
@@ -14,19 +11,21 @@ import numpy as np
 
 from halopose.types import Array
 
-MOST = 200  # images that a film shows
-_QUALITY = 95  # of JPEG
+MOST = 200  # images of an animation
+_QUALITY = 95  # JPEG quality
 
 
 class FrameBuffer(Sequence[Array]):
-    """Images of frames, at most ``most`` of so many as are expected, every second, third, ...
+    """Images of at most ``most`` frames, evenly spaced. As a sequence it has all frames; images that were not kept are
+    empty.
 
-    >>> import numpy as np
-    >>> frames = FrameBuffer(expected=5, most=3)
-    >>> for _ in range(5):
-    ...     frames.add(np.zeros((4, 6, 3), np.uint8))
-    >>> len(frames), frames.kept, frames[2].shape, frames[3].shape
-    (5, [0, 2, 4], (4, 6, 3), (0, 0, 3))
+    Example:
+        >>> import numpy as np
+        >>> frames = FrameBuffer(expected=5, most=3)
+        >>> for _ in range(5):
+        ...     frames.add(np.zeros((4, 6, 3), np.uint8))
+        >>> len(frames), frames.kept, frames[2].shape, frames[3].shape
+        (5, [0, 2, 4], (4, 6, 3), (0, 0, 3))
     """
 
     def __init__(self, expected: int, most: int = MOST) -> None:
@@ -36,12 +35,12 @@ class FrameBuffer(Sequence[Array]):
         self._count = 0
 
     def wants_next(self) -> bool:
-        """Whether the next image will be kept."""
+        """Return whether the next image will be kept."""
         return self._count % self._step == 0
 
     def add(self, image: Array) -> None:
-        """The next frame's image (h, w, 3), uint8 BGR."""
-        if self.wants_next() and len(self._coded) == self._most:  # more frames than expected: twice as far apart
+        """Add the image (h, w, 3) of the next frame, uint8 BGR."""
+        if self.wants_next() and len(self._coded) == self._most:  # more frames than expected: keep every other one
             self._step *= 2
             self._coded = {n: coded for n, coded in self._coded.items() if n % self._step == 0}
         if self.wants_next():
@@ -50,7 +49,7 @@ class FrameBuffer(Sequence[Array]):
 
     @property
     def kept(self) -> list[int]:
-        """Numbers of the frames whose images there are."""
+        """Indices of the frames with an image."""
         return list(self._coded)
 
     def __len__(self) -> int:

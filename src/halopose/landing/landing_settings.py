@@ -1,7 +1,4 @@
-"""What to fly, how to look at it and what to believe.
-
-In: a user's choices. Out: ``LandingSettings``, checked before anything flies.
-"""
+"""Settings of a flight: scenario, sensors, camera errors and estimator, checked on construction."""
 
 from __future__ import annotations
 
@@ -25,18 +22,22 @@ from halopose.landing.requirements import Operation, Requirement, requirement
 from halopose.landing.world.scenes import Weather, check_weather
 from halopose.types import Array
 
-TRUTH_RATE = 100.0  # Hz, that of the IRS
+TRUTH_RATE = 100.0  # Hz, the rate of the IRS
 
 
 @dataclass(frozen=True)
 class CameraErrors:
-    """Standard deviations of what is believed of the camera, drawn anew for every flight.
+    """Standard deviations of the camera's calibration errors, drawn anew for every flight.
 
-    mounting: angles in radians, about every axis, what a boresight leaves; lever_arm: metres, along every axis, as
-    taken from drawings; focal: share of the focal length; centre: pixels of the principal point, both what a
-    chessboard leaves after a change of temperature; clock: seconds by which the time stamps of all images are off,
-    within a quarter of a frame at 50 Hz. latency: seconds after which an image's result is there; that is known.
-    These are assumptions for a calibrated installation, not anybody's data sheet: set your own.
+    These are assumptions for a calibrated installation, not values of a data sheet: set your own.
+
+    Attributes:
+        mounting: angle about every axis in radians, after boresighting.
+        lever_arm: offset along every axis in metres.
+        focal: relative error of the focal length.
+        centre: error of the principal point in pixels.
+        clock: common offset of all image time stamps in seconds.
+        latency: seconds until the result of an image is available. It is known exactly.
     """
 
     mounting: float = 5e-4
@@ -52,13 +53,13 @@ class CameraErrors:
                 raise HaloposeError(f"{name} of the camera should be 0 or more, got {value}")
 
     def intrinsics(self, camera: Camera) -> Array:
-        """Covariance (9, 9) of the camera's parameters, in the order of ``INTRINSICS``."""
+        """Return the covariance (9, 9) of the camera's parameters, in the order of ``INTRINSICS``."""
         sigma = np.zeros(9)
         sigma[:4] = self.focal * camera.fx, self.focal * camera.fy, self.centre, self.centre
         return np.diag(np.square(sigma))
 
     def believed(self, camera: Camera, mount: Mount, seed: int) -> tuple[Camera, Mount]:
-        """What a flight takes for its camera and mounting: the true ones, off by as much as said."""
+        """Return the camera and mounting that the estimator uses: the true ones plus drawn errors."""
         draw = np.random.default_rng([seed, 78]).standard_normal(9)
         scale = 1 + self.focal * draw[0]
         wrong = replace(
@@ -69,17 +70,22 @@ class CameraErrors:
         return wrong, Mount(rotation, mount.lever_arm + self.lever_arm * draw[6:9])
 
     def offset(self, seed: int) -> float:
-        """Seconds by which a flight's images are stamped late."""
+        """Return the offset in seconds of a flight's image time stamps."""
         return float(self.clock * np.random.default_rng([seed, 79]).standard_normal())
 
 
 @dataclass(frozen=True)
 class CornerCorrelation:
-    """How the corners of one runway err together: shares of their variance that have one cause.
+    """Common causes of the corner errors of one runway, as shares of their variance.
 
-    size: the runway is seen too small or too large, so that left and right corners err towards each other while
-    the far end comes nearer; lift: its far end is seen too high or too low; dip: its near end. Measured on flights
-    of their own (``research.landing_results --persistence``).
+    Measured on separate flights (``research.landing_results --persistence``).
+
+    Attributes:
+        size: the runway appears too small or too large: left and right corners move towards each other, and the far end
+            moves
+            nearer.
+        lift: the far end appears too high or too low.
+        dip: the near end appears too high or too low.
     """
 
     size: float = 0.11
@@ -89,12 +95,12 @@ class CornerCorrelation:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not 0 <= value < 1:
-                raise HaloposeError(f"{name} is a share, 0 or more and under 1, got {value}")
+                raise HaloposeError(f"{name} should be a share from 0 to below 1, got {value}")
         if self.size + self.lift >= 1:
-            raise HaloposeError(f"size and lift share the far end: {self.size} and {self.lift} leave nothing of it")
+            raise HaloposeError(f"size and lift share the far end: {self.size} and {self.lift} must sum to less than 1")
 
     def parts(self, covariance: Array) -> tuple[Array, Array]:
-        """What corners (N, 4, 2, 2) have of their own, and how far they move with each cause (N, 4, 2, 3)."""
+        """Split covariances (N, 4, 2, 2) into an independent part and the shift (N, 4, 2, 3) by each common cause."""
         loads = np.zeros((4, 2, 3))
         loads[:, 0, 0] = math.sqrt(self.size) * np.array([1.0, -1.0, -1.0, 1.0])
         loads[2:, 1, 0] = math.sqrt(self.size)
@@ -107,18 +113,29 @@ class CornerCorrelation:
 
 @dataclass(frozen=True)
 class LandingSettings:
-    """What to fly, how to look at it and what to believe.
+    """Settings of a flight and its estimator.
 
-    rate: images a second. attitude: ``irs`` solves for the position alone with the attitude of the IRS, ``vision``
-    for the whole pose. prune: leave out corners that the artifact calls unreliable, as long as enough are left.
-    conf: lowest score of a detection. alarm: a detection this unlike the data is not used, which on usual data
-    happens to that share of them; 0 for never. lasting, persistence: shares of the variance of vision's error that
-    lasts, and for how many seconds, until 1/e of it is left. total: the variance of fixes over what corners make
-    of it; freedom: degrees of freedom of the factor by which the rest differs from flight to flight, inf for none.
-    camera: how well the camera is known. joint: how corners err together; excess: the variance of corners in
-    flight over what the heads state, measured .95 and not believed below 1. integrity: let inconsistent frames not
-    pass, and leave out a corner that does not fit the others; false_alarm and fault_probability as in
-    ``geometry.integrity.Risks``. requirement: whose alert limits and integrity risk apply.
+    Attributes:
+        seed: seed of the scenario and of all noise.
+        weather: weather of the scenario.
+        rate: images per second.
+        attitude: ``irs`` solves for the position with the attitude of the IRS; ``vision`` solves for the whole pose.
+        prune: leave out corners that the artifact marks as unreliable, if enough remain.
+        conf: lowest score of a detection.
+        alarm: false-alarm rate at which out-of-distribution detections are not used; 0 uses all.
+        persistent_share: shares of vision's error variance that persist from image to image.
+        persistence_s: time constant of the persistent part in seconds.
+        variance_factor: variance of fixes relative to the propagated corner covariances.
+        noise_scale_dof: degrees of freedom of the factor by which the white part differs between flights; inf for none.
+        integrity: exclude a corner that does not fit the others, and do not use inconsistent frames.
+        false_alarm: probability of a false alarm, as in ``geometry.integrity.Risks``.
+        fault_probability: prior probability of a faulty corner, as in ``geometry.integrity.Risks``.
+        requirement: operation whose alert limits and integrity risk apply.
+        sensors: sensors on board.
+        camera: uncertainty of the camera's calibration.
+        corner_correlation: common causes of corner errors.
+        corner_variance_factor: variance of corners in flight relative to the heads' covariance; measured 0.95, and not
+            set below 1.
     """
 
     seed: int = 0
@@ -143,37 +160,37 @@ class LandingSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= TRUTH_RATE:
-            raise HaloposeError(f"the rate of images must be above 0 and up to {TRUTH_RATE:g}, got {self.rate}")
+            raise HaloposeError(f"rate should be above 0 and at most {TRUTH_RATE:g} images/s, got {self.rate}")
         if self.seed < 0:
-            raise HaloposeError(f"a seed is 0 or more, got {self.seed}")
+            raise HaloposeError(f"seed should be 0 or more, got {self.seed}")
         check_weather(self.weather)
         if not 0 <= self.conf <= 1:
-            raise HaloposeError(f"conf must lie between 0 and 1, got {self.conf}")
+            raise HaloposeError(f"conf should be between 0 and 1, got {self.conf}")
         if not 0 <= self.alarm <= 1:
-            raise HaloposeError(f"an alarm rate lies between 0 and 1, got {self.alarm}")
+            raise HaloposeError(f"alarm should be between 0 and 1, got {self.alarm}")
         if not 0 < self.persistence_s < math.inf:
-            raise HaloposeError(f"persistence is a number of seconds above 0, got {self.persistence_s}")
+            raise HaloposeError(f"persistence_s should be above 0 seconds, got {self.persistence_s}")
         if not all(0 <= share < 1 for share in self.persistent_share):
-            raise HaloposeError(f"lasting takes shares of 0 or more and under 1, got {self.persistent_share}")
+            raise HaloposeError(f"persistent_share takes shares from 0 to below 1, got {self.persistent_share}")
         if not all(0 < factor < math.inf for factor in self.variance_factor):
-            raise HaloposeError(f"total takes factors above 0, got {self.variance_factor}")
+            raise HaloposeError(f"variance_factor takes factors above 0, got {self.variance_factor}")
         if not self.noise_scale_dof > 2:
-            raise HaloposeError(f"freedom should be above 2, got {self.noise_scale_dof}")
+            raise HaloposeError(f"noise_scale_dof should be above 2, got {self.noise_scale_dof}")
         if not 0 < self.corner_variance_factor < math.inf:
-            raise HaloposeError(f"excess is a factor above 0, got {self.corner_variance_factor}")
+            raise HaloposeError(f"corner_variance_factor should be above 0, got {self.corner_variance_factor}")
         self.risks(1)
         if self.attitude not in ("irs", "vision"):
             raise HaloposeError(f"unknown attitude {self.attitude!r}: irs or vision")
         if self.attitude == "irs" and self.sensors.attitude is None:
-            raise HaloposeError("no attitude on board: solve for the whole pose with --attitude vision")
+            raise HaloposeError("no attitude sensor on board: solve for the whole pose with --attitude vision")
 
     @property
     def approach_requirement(self) -> Requirement:
-        """Alert limits and risk of the approach."""
+        """Alert limits and integrity risk of the approach."""
         return requirement(self.requirement)
 
     def risks(self, frames: int) -> Risks:
-        """Risks of each of so many frames of the approach."""
+        """Return the risks of each of ``frames`` frames of the approach."""
         return Risks(
             false_alarm=self.false_alarm,
             integrity=self.approach_requirement.per_frame(frames),

@@ -28,7 +28,7 @@ class Landing:
         flight: all frames, vision fixes and the fused track.
         summary: counts, errors and consistency, from ``summarise``.
         site: the runway on the earth; None for a simulated flight, which is placed at San Francisco.
-        advice: lines for the user about frames that were not used.
+        advice: hints for the user about frames that were not used.
     """
 
     flight: Flight
@@ -70,7 +70,7 @@ class LandingOutputs:
         return self.animation or "rerun" in self.formats
 
     def make_folder(self) -> None:
-        """Make the folder, so that a folder that cannot be written to is refused before the flight."""
+        """Create the folder, so that a folder without write permission is refused before the flight."""
         make_folder(self.folder)
 
     def write(self, landing: Landing) -> list[Path]:

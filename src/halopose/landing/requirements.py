@@ -1,9 +1,8 @@
-"""What an approach demands of a position: alert limits and risks by name, and a count of who kept them.
+"""Navigation requirements: alert limits and integrity risks by operation, and counts of a Stanford diagram.
 
-In: errors and protection levels of frames, or a name. Out: a ``Requirement``, or a ``Stanford`` count.
-
-Limits and risks are ICAO's for GNSS (Annex 10, volume I, as tabulated in Satellite Navigation 1, 2020, article 2,
-table 1); where a range is given the stricter end is taken.
+Limits and risks are those of ICAO for GNSS (Annex 10, volume I, as tabulated in Satellite Navigation 1, 2020, article
+2,
+table 1). Where a range is given, the stricter end is used.
 """
 
 from __future__ import annotations
@@ -24,7 +23,14 @@ GLIDE_ANGLE_RAD = radians(3.0)
 
 @dataclass(frozen=True)
 class Requirement:
-    """Alert limits in metres, lateral and across the glide path, and the integrity risk of a whole approach."""
+    """Requirement of an operation.
+
+    Attributes:
+        name: name of the operation.
+        lateral: lateral alert limit in metres.
+        vertical: alert limit across the glide path in metres.
+        risk: integrity risk of a whole approach.
+    """
 
     name: str
     lateral: float
@@ -32,12 +38,12 @@ class Requirement:
     risk: float
 
     def per_frame(self, frames: int) -> float:
-        """Risk of one of so many frames. No credit is taken for their errors being alike."""
+        """Return the integrity risk of one frame; errors of frames are treated as independent."""
         return self.risk / max(frames, 1)
 
     @property
     def limits(self) -> Array:
-        """Alert limits (3,) in the order of ``LEVEL_AXES``; along the path there is none."""
+        """Alert limits (3,) in the order of ``LEVEL_AXES``; infinite along the path."""
         return np.array([np.inf, self.lateral, self.vertical])
 
 
@@ -50,28 +56,31 @@ REQUIREMENTS: dict[Operation, Requirement] = {
 
 
 def requirement(name: str) -> Requirement:
-    """The requirement of that name."""
+    """Return the requirement with a name."""
     if name not in get_args(Operation):
         raise HaloposeError(f"unknown requirement {name!r}: {', '.join(REQUIREMENTS)}")
     return REQUIREMENTS[name]  # type: ignore[index]  # checked one line above
 
 
 def path_axes(glide: float = GLIDE_ANGLE_RAD) -> Array:
-    """Unit vectors (3, 3) in runway axes, one a row: down the glide path, left, and up across the path.
+    """Return unit vectors (3, 3) in runway axes, as rows: down the glide path, left, and up across the path.
 
-    Range and height are wrong together: what is too far is too high, along the line of sight. Across the path
-    that cancels almost wholly, and it is what decides where the wheels touch.
+    Vision's errors of range and height are correlated along the line of sight. Across the path they almost cancel, and
+    this
+    direction determines the touchdown point.
     """
     return np.array([[cos(glide), 0.0, -sin(glide)], [0.0, 1.0, 0.0], [sin(glide), 0.0, cos(glide)]])
 
 
 @dataclass(frozen=True)
 class StanfordCounts:
-    """How many positions were what, by error, protection level and alert limit (a Stanford diagram's regions).
+    """Number of positions in each region of a Stanford diagram.
 
-    available: error within level within limit. unavailable: the level is beyond the limit, and says so.
-    misleading: the error is beyond the level, but not the limit, or the level is beyond the limit anyway.
-    hazardous: the error is beyond the limit, and the level is not.
+    Attributes:
+        available: error <= level <= limit.
+        unavailable: level above the limit, and error within the level.
+        misleading: error above the level, but within the limit, or the level is above the limit.
+        hazardous: error above the limit, and level within the limit.
     """
 
     available: int
@@ -85,7 +94,7 @@ class StanfordCounts:
 
 
 def count_stanford(error: Array, level: Array, limit: float) -> StanfordCounts:
-    """Count errors (N,) of trusted positions, without their signs, against levels (N,) and one alert limit."""
+    """Count unsigned errors (N,) of trusted positions against levels (N,) and one alert limit."""
     error, known = np.abs(error), np.isfinite(error) & ~np.isnan(level)
     error, level = error[known], level[known]
     hazardous = (error > limit) & (level <= limit)

@@ -1,9 +1,9 @@
-"""Large frames at their own resolution: a second look where the runway is.
+"""Region-of-interest refinement: detect the runway again in a full-resolution crop.
 
-In: a model, and frames larger than its input. Out: detections in pixels of the whole frame. A detector sees every
-frame at its input's size; of a camera with three times as many pixels it throws eight of nine away. The second
-look is a part of the frame, as large as the input, around the runway: where the first look found it or a filter
-expects it, else where it was in the frame before.
+A detector scales every frame to its input size. A camera with three times the width loses eight of nine pixels. The
+crop has the
+input size and lies around the detection in the whole frame, or where the filter expects the runway, or where it was in
+the previous frame.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import Predictor
 from halopose.types import Array
 
-_LARGER = 1.5  # times the input's width, from which a second look is worth its time
-_SIGMAS = 2.0  # by which a box holds more than the corners where a filter expects them
+_LARGER = 1.5  # frame width over input width above which refinement pays off
+_SIGMAS = 2.0  # factor by which an expected box is enlarged
 
 
 def refine_with_roi(model: Predictor, images: Iterable[Array], *, conf: float = 0.25) -> Iterator[PoseDistributions]:
-    """Everything that looks like a runway, image by image; images that are not much larger are looked at once."""
+    """Detect runways image by image; images that are not much larger than the input are processed once."""
     closer = RoiRefiner(model, conf)
     for image in images:
         yield closer.look(image, detect_in_image(model, image, conf))
 
 
 class RoiRefiner:
-    """Second looks at frames, one after the other."""
+    """Refines the detections of consecutive frames."""
 
     def __init__(self, model: Predictor, conf: float) -> None:
         self.model, self.conf = model, conf
-        self.scenario: Array | None = None  # the runway's box in the frame before
+        self.scenario: Array | None = None  # box of the runway in the previous frame
 
     def look(self, image: Array, whole: PoseDistributions, expected: Array | None = None) -> PoseDistributions:
-        """Detections of the whole image, those of a part in place of the ones in it.
+        """Return the detections of a frame; those in the crop replace the ones of the whole frame there.
 
-        expected: the box (4,) where the runway should be, by a filter; None if nobody knows.
+        Args:
+            image: frame (H, W, 3).
+            whole: detections in the whole frame.
+            expected: box (4,) where the filter expects the runway; None if unknown.
         """
         if image.shape[1] < _LARGER * self.model.imgsz:
             return whole
@@ -50,7 +53,7 @@ class RoiRefiner:
         return found
 
     def _part(self, image: Array, whole: PoseDistributions, place: Array) -> PoseDistributions:
-        """Detections of the part around a box (4,) in place of those that lie in it, if it has any."""
+        """Detect in the crop around a box (4,), and replace the detections there if any is found."""
         size = self.model.imgsz
         left, top, right, bottom = part_around(place, image.shape[1], image.shape[0], size)
         near = detect_in_image(self.model, np.ascontiguousarray(image[top:bottom, left:right]), self.conf)
@@ -65,7 +68,7 @@ class RoiRefiner:
 
 
 def _place(found: PoseDistributions, expected: Array | None, before: Array | None) -> Array | None:
-    """The box (4,) of the likeliest detection where it is expected; else the one expected, or that before."""
+    """Return the box (4,) of the best detection where the runway is expected; else the expected or the previous box."""
     if expected is not None:
         middle = found.keypoints.mean(1)
         found = found[((middle >= expected[:2]) & (middle <= expected[2:])).all(1)]
@@ -75,7 +78,7 @@ def _place(found: PoseDistributions, expected: Array | None, before: Array | Non
 
 
 def expected_box(view: Viewpoint, corners: Array) -> Array | None:
-    """The box (4,) that should hold corners (4, 3), as seen from where a filter believes to be; None if unseen."""
+    """Return the box (4,) of corners (4, 3) as seen from the estimated position; None if not visible."""
     pixels, spread = view.expect(corners)
     wide = _SIGMAS * np.sqrt(np.diag(spread)).reshape(4, 2)
     at = pixels.reshape(4, 2)
@@ -87,11 +90,13 @@ def expected_box(view: Viewpoint, corners: Array) -> Array | None:
 
 
 class RoiDetector:
-    """Second looks at the frames of a recording, each when a filter comes to it and says where to look.
+    """Refines frames of a recording when the filter reaches them and says where to look. Each frame is refined once.
 
-    first: detections in each frame looked at as a whole; images: all of them, from the first on, of which one is
-    held at a time. rectify: moves detections to where the filter's camera would have seen them, bend: its pixels
-    (N, 2) to those of the images. A frame that the filter comes to again is not looked at again.
+    Args:
+        first: detections in each whole frame.
+        images: all images in order; one is held at a time.
+        rectify: moves detections from the image to the pinhole camera of the filter.
+        bend: moves pixels (N, 2) of the pinhole camera to the image.
     """
 
     def __init__(
@@ -107,7 +112,7 @@ class RoiDetector:
         self.seen: dict[int, PoseDistributions] = {}
 
     def at(self, n: int, expected: Array | None) -> PoseDistributions:
-        """Everything in frame n that looks like a runway, which should be in a box (4,), if anybody knows."""
+        """Detect runways in frame n, expected in a box (4,) or anywhere if None."""
         if n not in self.seen:
             image = next((image for number, image in self.images if number == n), None)
             box = None if expected is None else self._bent(expected)

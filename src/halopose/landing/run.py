@@ -1,12 +1,13 @@
 """Run a whole approach from Python: `simulate` one, or `replay` a recording.
 
->>> from pathlib import Path
->>> from halopose.landing.outputs import LandingOutputs
->>> from halopose.landing.run import simulate
->>> from halopose.landing.landing_settings import LandingSettings
->>> from halopose.landing.shipped_detectors import load_detector
->>> landing = simulate(load_detector(), LandingSettings(seed=3, weather="dusk"))  # doctest: +SKIP
->>> LandingOutputs(Path("landing"), animation=False).write(landing)  # doctest: +SKIP
+Example:
+    >>> from pathlib import Path
+    >>> from halopose.landing.outputs import LandingOutputs
+    >>> from halopose.landing.run import simulate
+    >>> from halopose.landing.landing_settings import LandingSettings
+    >>> from halopose.landing.shipped_detectors import load_detector
+    >>> landing = simulate(load_detector(), LandingSettings(seed=3, weather="dusk"))  # doctest: +SKIP
+    >>> LandingOutputs(Path("landing"), animation=False).write(landing)  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def replay(
 
 
 def _advice(summary: dict[str, Any]) -> tuple[str, ...]:
-    """What to do if most detections of a recording were not used."""
+    """Return what to do if most detections of a recording were not used."""
     lost = summary["frames_not_used_because"]
     detected = summary["frames"] - lost.get(NO_RUNWAY, 0)
     lines = []

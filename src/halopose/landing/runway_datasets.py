@@ -24,16 +24,16 @@ from halopose.keypoints import Keypoints
 from halopose.types import Array
 
 CORNER_NAMES = ("near_left", "near_right", "far_right", "far_left")
-OKS_SIGMAS = (0.1,) * 4  # a corner a fifth of the runway's size in the picture off scores exp(-1/2)
-SMALLEST_BOX = 6.0  # pixels: a distant runway's own box is thinner than a detector can tell
-RUNWAY = "runway"  # the label that both call it by
+OKS_SIGMAS = (0.1,) * 4  # an error of 0.2 times the size of the runway in the image gives a similarity of exp(-1/2)
+SMALLEST_BOX = 6.0  # pixels: a distant runway is thinner than a detector can resolve
+RUNWAY = "runway"  # label in LabelMe and COCO files
 LAYOUT = Keypoints.of(4, names=CORNER_NAMES, sigmas=OKS_SIGMAS)
 _LARD = [f"{axis}_{corner}" for corner in "ABCD" for axis in "xy"]
-FARTHEST = 1e6  # pixels, beyond which a corner is a mistake
+FARTHEST = 1e6  # pixels: a corner beyond is invalid
 
 
 def corners_in_order(points: Array) -> Array:
-    """Corners (4, 2) near left, near right, far right, far left of any four."""
+    """Sort four corners (4, 2) to near left, near right, far right, far left."""
     down = np.argsort(-points[:, 1], kind="stable")
     near, far = points[down[:2]], points[down[2:]]
     near, far = near[np.argsort(near[:, 0])], far[np.argsort(far[:, 0])]
@@ -41,7 +41,7 @@ def corners_in_order(points: Array) -> Array:
 
 
 def box_of(corners: Array, width: int, height: int) -> Array:
-    """Box (4,) xyxy of corners (4, 2), at least SMALLEST_BOX wide and high, on the image."""
+    """Return the box (4,) xyxy of corners (4, 2), at least SMALLEST_BOX wide and high, clipped to the image."""
     low, high = corners.min(0), corners.max(0)
     grow = np.maximum(SMALLEST_BOX - (high - low), 0) / 2
     size = np.array([width, height], dtype=float)
@@ -49,19 +49,19 @@ def box_of(corners: Array, width: int, height: int) -> Array:
 
 
 def is_runways(source: Path) -> bool:
-    """Whether a path is a csv file, or a folder in which some json file has an image beside it."""
+    """Return whether a path is a csv file, or a folder in which a json file has an image beside it."""
     if source.suffix.lower() == ".csv":
         return True
     return source.is_dir() and any(_images_beside(path) for path in source.glob("*.json"))
 
 
 def read_runways(source: Path) -> Dataset:
-    """A csv file of LARD, or a folder of images and LabelMe files such as BARS'."""
+    """Read a csv file of LARD, or a folder of images with LabelMe files as in BARS."""
     return read_lard(source) if source.suffix.lower() == ".csv" else read_labelme(source)
 
 
 def read_lard(path: Path) -> Dataset:
-    """Images and corners of a csv file; paths are relative to it, runways that are cut off are left out."""
+    """Read a csv file of LARD. Paths are relative to it; runways that are cut off are skipped."""
     rows = _rows(path)
     missing = [name for name in ("image", "width", "height", *_LARD) if name not in rows[0]]
     if missing:
@@ -95,7 +95,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def read_labelme(folder: Path) -> Dataset:
-    """Images of a folder with a json file beside each, whose polygons called runway have four points."""
+    """Read a folder of images with LabelMe files, whose polygons labelled "runway" have four points."""
     records = []
     for path in sorted(folder.glob("*.json")):
         content = read_json(path)
@@ -123,7 +123,7 @@ def _image_beside(path: Path) -> Path:
 
 
 def _polygon(path: Path, shape: dict[str, Any]) -> Array | None:
-    """Its four corners; None of a runway that is cut by the image's border into another shape."""
+    """Return the four corners of a polygon; None if the image border cuts the runway to another shape."""
     try:
         points = np.asarray(shape["points"], dtype=np.float64)
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -132,9 +132,10 @@ def _polygon(path: Path, shape: dict[str, Any]) -> Array | None:
 
 
 def polygons_as_keypoints(categories: list[Any]) -> tuple[list[Any], Callable[[Any], Any]] | None:
-    """COCO instances as COCO keypoints: runways whose polygon has four points, the others as crowds.
+    """Convert COCO instances to COCO keypoints: runways with a polygon of four points; others become crowds.
 
-    The categories then, and what becomes of an annotation; None where the categories are something else.
+    Returns:
+        The new categories, and a function that converts an annotation; None for other categories.
     """
     known = [entry for entry in categories if isinstance(entry, dict)]
     if any(entry.get("keypoints") for entry in known):
@@ -186,7 +187,7 @@ def _dataset(source: Path, records: Iterable[Record]) -> Dataset:
     ordered = sorted(records, key=lambda record: record.image_id)
     ids = [record.image_id for record in ordered]
     if len(set(ids)) < len(ids):
-        raise HaloposeError(f"{source} names an image twice: one line or file each")
+        raise HaloposeError(f"{source} has an image twice: keep one entry per image")
     if not any(len(record.objects) for record in ordered):
-        raise HaloposeError(f"{source} has no whole runway in any image: nothing to do")
+        raise HaloposeError(f"{source} has no complete runway in any image: give images with four visible corners")
     return Dataset(tuple(ordered), LAYOUT, "box")

@@ -10,7 +10,7 @@ from halopose.errors import HaloposeError
 if TYPE_CHECKING:
     from halopose.prediction.predictor import Predictor
 
-# Scenes that the artifact of the runway detector is fitted on; the detector was trained on scenes of another seed.
+# Number of scenes that the heads were fitted on; the detector was trained on another seed.
 RUNWAY_IMAGES = {"train": 1800, "val": 900}
 RUNWAY_SEED = 2
 
@@ -31,17 +31,19 @@ def footage_detector() -> Path:
 
 
 def footage_artifact() -> Path:
-    """Return the path of its artifact, calibrated on scenes that look like frames of real cameras."""
+    """Return the path of the artifact for the runway detector for real cameras, calibrated on scenes in the style of
+    footage.
+    """
     return _packaged("runway-footage-heads.safetensors")
 
 
 def check_model_options(
     base: Path | None, artifact: Path | None, *, device: str | None = None, widen: bool = False
 ) -> None:
-    """Refuse options of a detector that do not fit together.
+    """Raise an error for options of a detector that contradict each other.
 
     Raises:
-        HaloposeError: A checkpoint without its artifact, or an exported folder with options that it has no use for.
+        HaloposeError: A checkpoint without its artifact, or an exported folder with options that it does not take.
     """
     if base is None:
         return
@@ -49,7 +51,7 @@ def check_model_options(
         given = {"artifact": artifact is not None, "device": device is not None, "widen": widen}
         unused = next((name for name, used in given.items() if used), None)
         if unused:
-            raise HaloposeError(f"{base} is an exported folder, which has no use for --{unused}: leave it out")
+            raise HaloposeError(f"{base} is an exported folder, which does not take --{unused}: remove the option")
     elif artifact is None:
         raise HaloposeError("give --base and --artifact together: an artifact belongs to one detector")
 

@@ -1,7 +1,4 @@
-"""A flight in numbers: how far vision and the filter are off, and whether they said so.
-
-In: a ``Flight``. Out: a plain dictionary, which the terminal, the page and the log show.
-"""
+"""Summary of a flight: counts, errors, and consistency of errors with covariances."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ AXES = ("x", "y", "z")
 
 
 def distances(error: Array, covariance: Array) -> Array:
-    """Squared Mahalanobis distances (N,) of errors (N, 3); NaN where there is no covariance."""
+    """Return squared Mahalanobis distances (N,) of errors (N, 3); NaN without a covariance."""
     result = np.full(len(error), np.nan)
     known = np.isfinite(error).all(1) & np.isfinite(covariance).all((1, 2))
     solved = np.linalg.solve(covariance[known], error[known][..., None])[..., 0]
@@ -31,7 +28,7 @@ def distances(error: Array, covariance: Array) -> Array:
 
 
 def total_covariance(flight: Flight) -> Array:
-    """Covariance (N, 3, 3) of a single vision fix, with the bias of the attitude and of the mounting."""
+    """Return the covariance (N, 3, 3) of single vision fixes, including the bias of attitude and mounting."""
     sensor = flight.settings.sensors.attitude
     variance = np.zeros(3) if sensor is None else np.square(sensor.bias.sigma)
     variance = variance + flight.settings.camera.mounting**2
@@ -40,13 +37,13 @@ def total_covariance(flight: Flight) -> Array:
 
 
 def summarise(flight: Flight) -> dict[str, Any]:
-    """Counts, errors and consistency of a flight."""
+    """Return counts, errors and consistency of a flight, as written to ``log.json``."""
     fixes = flight.vision_fixes
     vision, fused = fixes.position - flight.position, flight.fused - flight.position
     limit = float(stats.chi2.ppf(0.95, 3))
     outside = distances(vision, total_covariance(flight)) > limit
     solved, trusted = fixes.solved, fixes.trusted & fixes.solved
-    true = np.isfinite(flight.position).all(1)  # frames to judge by, if any: a truth may be of a part of the flight
+    true = np.isfinite(flight.position).all(1)  # a log of true positions may cover a part of the flight
     error, required = fixes.error(flight.position), flight.settings.approach_requirement
     beyond = (np.abs(error) > fixes.levels).any(1)
     judged = consistency(flight.nees, 3) if flight.has_truth else None
@@ -84,7 +81,7 @@ def summarise(flight: Flight) -> dict[str, Any]:
 
 
 def _flagged(flight: Flight) -> dict[str, float]:
-    """Seconds for which the navigator was not to be relied upon, by reason."""
+    """Return the seconds for which the position was flagged, by reason."""
     count = Counter(word for words in flight.track.output.flags for word in words)
     return {word: frames / flight.settings.rate for word, frames in count.items()}
 

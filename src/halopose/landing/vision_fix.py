@@ -1,8 +1,4 @@
-"""The aircraft's position in every frame: from sighted corners to positions, verdicts and protection levels.
-
-In: ``CornerDetections``, an ``VisionModel``, what is believed of camera, runway and attitude. Out: ``VisionFixes``,
-frame by frame, and the measurement that a navigator takes of each.
-"""
+"""Compute the aircraft's position from runway corners, with integrity checks and protection levels."""
 
 from __future__ import annotations
 
@@ -23,21 +19,30 @@ from halopose.landing.requirements import path_axes
 from halopose.types import Array
 
 _ANGLE_STEP = 1e-6
-_AGAIN = 4  # times at most that a frame is linearised anew
-_NEAR = 2e-3  # of the distance: a line of sight from so near is the same
-_UNKNOWN = np.radians(10.0)  # standard deviation of an attitude that nobody measures, against a level aircraft
+_AGAIN = 4  # largest number of relinearisations of a frame
+_NEAR = 2e-3  # relative change of the position at which relinearisation stops
+_UNKNOWN = np.radians(10.0)  # standard deviation of an unknown attitude about level flight
 
 
 @dataclass(frozen=True)
 class VisionFixes:
-    """What PnP makes of N corner_detections: the aircraft's position (N, 3) in runway axes with covariance (N, 3, 3).
+    """Positions of the aircraft from N frames, solved by PnP.
 
-    The covariance leaves out the bias of the given attitude and the angles of the camera's mounting, which are the
-    same in every frame; ``sensitivity`` (N, 3, 3) says how far the position moves with errors of yaw, pitch and
-    roll, zero if none were given. NaN where there is none. statistic (N,) is the residuals' chi-square with dof
-    (N,) degrees of freedom, trusted (N,) whether the integrity check let the frame pass, mask (N, 4) the corners
-    used, excluded (N,) the one left out or -1, reasons (N,) in words what became of each frame; levels (N, 3)
-    protection levels in metres in the order of ``requirements.LEVEL_AXES``.
+    Errors of the given attitude's bias and of the mounting angles are the same in all frames. ``covariance`` does not
+    contain them;
+    ``sensitivity`` is the derivative of the position by them.
+
+    Attributes:
+        position: positions (N, 3) in runway axes; NaN without a solution.
+        covariance: covariances (N, 3, 3).
+        statistic: chi-square of the residuals (N,).
+        dof: its degrees of freedom (N,).
+        trusted: whether the frame passed the integrity check (N,).
+        excluded: index of the excluded corner (N,), or -1.
+        reasons: result of each frame (N), in words.
+        levels: protection levels (N, 3) in metres, in the order of ``requirements.LEVEL_AXES``.
+        sensitivity: derivatives (N, 3, 3) of the position by yaw, pitch and roll; zero without a given attitude.
+        mask: corners in use (N, 4).
     """
 
     position: Array
@@ -53,16 +58,16 @@ class VisionFixes:
 
     @property
     def solved(self) -> Array:
-        """Which frames have a position (N,)."""
+        """Whether frames (N,) have a position."""
         return np.asarray(np.isfinite(self.position).all(1))
 
     def error(self, truth: Array) -> Array:
-        """Errors (N, 3) against true positions (N, 3), in the order of ``requirements.LEVEL_AXES``."""
+        """Return errors (N, 3) against true positions (N, 3), in the order of ``requirements.LEVEL_AXES``."""
         return np.asarray((self.position - truth) @ path_axes().T)
 
     @classmethod
     def concatenate(cls, parts: list[VisionFixes]) -> VisionFixes:
-        """Fixes of many frames from those of some."""
+        """Concatenate the fixes of several groups of frames."""
         names = [name for name in cls.__dataclass_fields__ if name != "reasons"]
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return cls(**joined, reasons=tuple(reason for part in parts for reason in part.reasons))
@@ -70,10 +75,15 @@ class VisionFixes:
 
 @dataclass(frozen=True)
 class VisionModel:
-    """A camera as it is believed to be, the corners (4, 3) that it looks for, and the attitude of its aircraft.
+    """Assumed camera, runway and attitudes, from which positions are computed.
 
-    ``attitudes`` (N, 3) are yaw, pitch and roll by the IRS at the frames, NaN where it is silent; ``others`` are
-    corners (4, 3) of runways that might be taken for the one landed on.
+    Attributes:
+        camera: assumed camera.
+        mount: assumed mounting.
+        corners: corners (4, 3) of the runway to land on.
+        attitudes: yaw, pitch and roll (N, 3) by the IRS at the frames; NaN if not available.
+        settings: settings of the estimator.
+        others: corners (4, 3) of the other runways nearby.
     """
 
     camera: Camera
@@ -85,36 +95,35 @@ class VisionModel:
 
     @property
     def constant_variance(self) -> Array:
-        """Variances (3,) of yaw, pitch and roll as the camera has them, of the part that is the same in all
-        frames."""
+        """Variances (3,) of yaw, pitch and roll of the camera, of the part that is constant over all frames."""
         sensor = self.settings.sensors.attitude
         bias = np.zeros(3) if sensor is None else np.square(sensor.bias.sigma)
         return np.asarray(bias + self.settings.camera.mounting**2)
 
     @property
     def has_attitude(self) -> Array:
-        """Which frames (N,) have an attitude."""
+        """Whether frames (N,) have an attitude."""
         return np.asarray(np.isfinite(self.attitudes).all(1))
 
     @property
     def uses_given_attitude(self) -> bool:
-        """Whether positions are solved for with the attitude of the IRS."""
+        """Whether positions are solved with the attitude of the IRS."""
         return self.settings.attitude == "irs" and self.settings.sensors.attitude is not None
 
     @cached_property
     def axes(self) -> Array:
-        """Turns about the runway axes (N, 3, 3) by yaw, pitch and roll; those of a level aircraft if unknown."""
+        """Rotation vectors (N, 3, 3) about the runway axes by yaw, pitch and roll; of a level aircraft if unknown."""
         return angle_axes(np.nan_to_num(self.attitudes))
 
     @cached_property
     def rotation(self) -> Array:
-        """Runway to camera (N, 3, 3), NaN where it is unknown."""
+        """Rotations (N, 3, 3) from runway to camera; NaN if unknown."""
         rotation = self.mount.rotation @ rotation_from_angles(*np.nan_to_num(self.attitudes).T)
         return np.where(self.has_attitude[:, None, None], rotation, np.nan)
 
     @cached_property
     def attitude_covariance(self) -> Array:
-        """Of the camera's rotation, about the runway axes (N, 3, 3)."""
+        """Covariance (N, 3, 3) of the camera's rotation about the runway axes."""
         sensor = self.settings.sensors.attitude
         noise = np.zeros(3) if sensor is None else np.square(sensor.noise)
         return np.asarray((self.axes * (noise + self.constant_variance)) @ np.swapaxes(self.axes, 1, 2))
@@ -126,12 +135,11 @@ class VisionModel:
         return spread if spread.any() else None
 
     def select(self, frames: slice) -> VisionModel:
-        """The vision_model at some of the frames."""
+        """Return the model of some of the frames."""
         return VisionModel(self.camera, self.mount, self.corners, self.attitudes[frames], self.settings, self.others)
 
     def viewpoint(self, n: int, position: Array, covariance: Array) -> Viewpoint:
-        """Where the runway is to be looked for in frame n, with the aircraft at a position (3,) as uncertain as
-        said."""
+        """Return the estimated pose at frame n, for a position (3,) of the aircraft with its covariance (3, 3)."""
         known = bool(self.has_attitude[n])
         spread = self.attitude_covariance[n] if known else _UNKNOWN**2 * np.eye(3)
         attitude = np.nan_to_num(self.attitudes[n])
@@ -146,13 +154,23 @@ class VisionModel:
         expected: Array,
         covariance: Array,
     ) -> Measurement:
-        """The measurement of frame n, linear about where the aircraft, expected (3,) with covariance (3, 3), is
-        likeliest to be given it, but as far from the threshold as it was expected to be.
+        """Return the measurement of frame n, linearised at the most likely position given it and the prediction.
 
-        A fix is a needle along the line of sight. Drawn from where a filter is hundreds of metres off, it points
-        elsewhere, and two needles that cross make the distance look sure. So the direction is that of both
-        together. The distance is the filter's alone: a needle is as long as the square of it, so that what errs
-        near would look surer than what errs far, fix after fix, and the filter would come out too near.
+        A fix is elongated along the line of sight. If it is linearised at a prediction hundreds of metres off, it has
+        the wrong
+        direction, and two fixes with crossing directions make the distance look certain. So the direction is that of
+        the
+        posterior. The distance is that of the prediction: the length of the ellipsoid grows with the square of the
+        distance, so fixes that
+        err near would look more certain than fixes that err far, and the filter would be biased near.
+
+        Args:
+            n: index of the frame.
+            time: its time in seconds.
+            corner_detections: corners of this frame only.
+            fixes: fix of this frame only.
+            expected: predicted position (3,).
+            covariance: its covariance (3, 3).
         """
         point = expected
         taken = self.measurement(n, time, corner_detections, fixes, point)
@@ -161,7 +179,7 @@ class VisionModel:
             spread = taken.covariance + (carried * self.constant_variance) @ carried.T + drift @ drift.T
             moved = expected + covariance @ np.linalg.solve(covariance + spread, taken.value - expected)
             moved *= np.linalg.norm(expected) / np.linalg.norm(moved)
-            if not np.linalg.norm(moved - point) > _NEAR * np.linalg.norm(point):  # also if it is not finite
+            if not np.linalg.norm(moved - point) > _NEAR * np.linalg.norm(point):  # true also for NaN
                 break
             point, taken = moved, self.measurement(n, time, corner_detections, fixes, moved)
         return taken
@@ -169,8 +187,9 @@ class VisionModel:
     def measurement(
         self, n: int, time: float, corner_detections: CornerDetections, fixes: VisionFixes, expected: Array
     ) -> Measurement:
-        """What a navigator takes of frame n, the only one of its corner_detections and fixes: linear about where it
-        expects to be (3,), or the fix itself if that was solved for with the attitude."""
+        """Return the measurement of frame n, linearised at ``expected`` (3,), or the fix itself without a given
+        attitude.
+        """
         if not self.uses_given_attitude:
             parts = fixes.position, fixes.covariance, fixes.sensitivity
             return vision([time], *parts, self.settings.persistent_share, self.settings.variance_factor)[0]
@@ -197,7 +216,10 @@ class VisionModel:
         )[0]
 
     def aircraft_covariance(self, covariance: Array, rotation: Array) -> tuple[Array, Array]:
-        """Position covariances (N, 3, 3) of the aircraft without what is steady, and the sensitivity to it."""
+        """Return covariances (N, 3, 3) of the aircraft's position without the constant part, and the sensitivity to
+        that
+        part.
+        """
         arm = np.diag([self.settings.camera.lever_arm**2] * 3 + [0.0] * 3)
         total = body_covariance(covariance, rotation, self.mount, arm)
         carried, steady = np.zeros((len(total), 3, 3)), np.zeros(3)
@@ -209,9 +231,14 @@ class VisionModel:
 
 
 def solve(corner_detections: CornerDetections, vision_model: VisionModel, frames: int | None = None) -> VisionFixes:
-    """The aircraft's position in every frame, of an approach of so many ``frames``, by default these.
+    """Compute the aircraft's position in every frame.
 
-    Where the attitude is wanted and NaN there is no position.
+    Frames without an attitude have no position if the attitude is given.
+
+    Args:
+        corner_detections: corners of the runway.
+        vision_model: assumed camera, runway and attitudes.
+        frames: number of frames of the whole approach, over which the risk is divided; default: these frames.
     """
     found = _assessed(corner_detections, vision_model, frames or len(corner_detections))
     solution = found.solution
@@ -231,7 +258,7 @@ def solve(corner_detections: CornerDetections, vision_model: VisionModel, frames
 
 
 def _assessed(corner_detections: CornerDetections, vision_model: VisionModel, frames: int) -> Assessment:
-    """What ``geometry`` makes of the corners."""
+    """Solve PnP and check the integrity of each frame."""
     settings = vision_model.settings
     observations = Observations(
         vision_model.camera,
@@ -254,14 +281,16 @@ def _assessed(corner_detections: CornerDetections, vision_model: VisionModel, fr
 
 
 def usable_corners(corner_detections: CornerDetections, settings: LandingSettings) -> Array:
-    """Corners (N, 4) to solve with: those kept by pruning where enough are left, else all of them."""
+    """Return the corners (N, 4) to solve with: those that pruning keeps if enough remain, else all."""
     every = np.repeat(corner_detections.seen[:, None], 4, axis=1)
     enough = corner_detections.keep.sum(1) >= (3 if settings.attitude == "irs" else 4)
     return np.where(enough[:, None] & settings.prune, corner_detections.keep, every)
 
 
 def angle_axes(attitudes: Array) -> Array:
-    """Turns about the runway axes (N, 3, 3) by changes of yaw, pitch and roll (N, 3), one a column."""
+    """Return the rotation vectors (N, 3, 3) about the runway axes by changes of yaw, pitch and roll (N, 3), as
+    columns.
+    """
     origin = np.zeros((len(attitudes), 3))
     columns = []
     for axis in np.eye(3) * _ANGLE_STEP:
@@ -273,7 +302,7 @@ def angle_axes(attitudes: Array) -> Array:
 _WORDS = {
     Verdict.CONSISTENT: "solved",
     Verdict.POINT_EXCLUDED: "solved without a corner that does not fit the others",
-    Verdict.INCONSISTENT: "not trusted: the corners do not fit the runway, whichever one is left out",
+    Verdict.INCONSISTENT: "not trusted: the corners do not fit the runway, even without any single one",
     Verdict.UNCLEAR: "not trusted: one corner is wrong, and it is not clear which",
 }
 
