@@ -21,7 +21,8 @@ from halopose.boxes import box_area
 from halopose.calibration.calibrate import DistributionSet, cross_fitted, fit_calibrations
 from halopose.calibration.calibrators import LARGEST_TAU, Calibration, GaussianCalibration, StudentTCalibration
 from halopose.calibration.correlation import Correlation
-from halopose.data.coco import SEEN_MARK, parse_predictions
+from halopose.calibration.dispersion_model import DispersionModel
+from halopose.data.coco import SEEN_MARK, parse_predictions, states_covariance
 from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
@@ -106,7 +107,10 @@ class Pruning:
 
 @dataclass(frozen=True)
 class CalibrationFile:
-    """One family's calibration with the names of its keypoints and the images it was fitted on."""
+    """One family's calibration with the names of its keypoints and the images it was fitted on.
+
+    With ``dispersion`` the calibration is one of that model's dispersions, which replace those of the predictions.
+    """
 
     calibration: Calibration
     names: tuple[str, ...]
@@ -115,10 +119,20 @@ class CalibrationFile:
     regions: Regions | None = None
     correlation: Correlation | None = None
     pruning: Pruning = Pruning()
+    dispersion: DispersionModel | None = None
 
     @property
     def family(self) -> Family:
         return self.calibration.family
+
+    @property
+    def needs_no_covariance(self) -> bool:
+        """Whether it applies to predictions without covariances."""
+        return (
+            self.dispersion is not None
+            and self.dispersion.base == "size"
+            and ("stated" not in self.dispersion.features)
+        )
 
     @classmethod
     def fit(cls, matched: MatchedPoses, images: Array, family: Family, protocol: Protocol) -> CalibrationFile:
@@ -146,6 +160,7 @@ class CalibrationFile:
             "image_ids": self.image_ids.tolist(),
             **({} if self.regions is None else {"regions": self.regions.to_json()}),
             **({} if self.correlation is None else {"correlation": self.correlation.to_json()}),
+            **({} if self.dispersion is None else {"dispersion": self.dispersion.to_json()}),
         }
         write_json(path, {**content, "checksum": _checksum(content)}, indent=1)
 
@@ -187,6 +202,7 @@ class CalibrationFile:
             regions=Regions.from_json(content["regions"], len(names)) if "regions" in content else None,
             correlation=Correlation.from_json(content["correlation"], len(names)) if "correlation" in content else None,
             pruning=Pruning.from_json(content, len(names)),
+            dispersion=DispersionModel.from_json(content["dispersion"]) if "dispersion" in content else None,
         )
 
     def apply(self, predictions: PoseDistributions) -> PoseDistributions:
@@ -198,6 +214,8 @@ class CalibrationFile:
             raise HaloposeError(
                 f"the calibration has {len(self.names)} keypoints, the predictions {predictions.keypoint_count}"
             )
+        if self.dispersion is not None:
+            predictions = self.dispersion.apply(predictions)
         base = predictions.covariance if self.family == "gaussian" else predictions.scale
         distribution = self.calibration(scale_tril_from_covariance(torch.from_numpy(base)))
         keep = predictions.keep
@@ -263,13 +281,14 @@ def apply_to_file(
     probability.
     """
     content = read_json(source)
-    applied = calibration.apply(parse_predictions(source, content, None))
+    applied = calibration.apply(parse_predictions(source, content, None, constants=calibration.needs_no_covariance))
     assert applied.image_ids is not None  # every parsed file has them
     seen = np.isin(applied.image_ids, calibration.image_ids)
     if joint and calibration.correlation is None:
         raise HaloposeError("the calibration knows no correlation: make it again with `halopose recalibrate`")
     ellipses = None if region is None else triangle(applied.region(region)).tolist()
-    written = ["covariance", "scale", "dof", "correlation"] + ["keep"] * calibration.pruning.at_inference
+    prunes = calibration.pruning.at_inference or not states_covariance(content)
+    written = ["covariance", "scale", "dof", "correlation"] + ["keep"] * prunes
     entries = []
     for n, (old, new, marked) in enumerate(zip(content, applied.to_json(joint), seen.tolist(), strict=True)):
         # Not the marks of calibrations applied before: their images stay seen.

@@ -66,15 +66,15 @@ def score(
 ) -> None:
     """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html."""
     from halopose.calibration.calibration_file import Pruning, distributions_under, file_that_prunes
+    from halopose.calibration.dispersion_model import cross_fitted_dispersions, match_predicted
     from halopose.data.files import make_folder
     from halopose.evaluation.evaluate import evaluate
-    from halopose.matching.matched_poses import match_poses
     from halopose.protocol import Protocol
     from halopose.types import named
 
     edges = tuple(side**2 for side in numbers(scale_edges, "scale-edges"))
     given = parse_sigmas(sigmas)
-    detections, objects, files = _scoring_input(predictions, truth, calibration or [], overlap, given)
+    detections, objects, files, stated = _scoring_input(predictions, truth, calibration or [], overlap, given)
     pruner = file_that_prunes(files)
     fitted = Pruning() if pruner is None else pruner.pruning
     protocol = Protocol(
@@ -93,7 +93,10 @@ def score(
     if pruner is not None:
         fitted.check(protocol, objects.layout)
     make_folder(output)
-    matched = match_poses(detections, objects, protocol)
+    if not stated and not files:
+        say("the predictions have no covariances: dispersions are modelled from scores, each fold from the others")
+        detections = cross_fitted_dispersions(detections, objects, protocol)
+    matched = match_predicted(detections, objects, protocol)
     distributions = distributions_under(files, matched, protocol) if files and len(matched) else None
     with progress() as step:
         scores = evaluate(matched, distributions, protocol, named(step, "resampling images"))
@@ -112,29 +115,48 @@ def recalibrate(
     scalarisation: Scalarisation = "trace",
     rule: Rule = "youden",
     region_scales: RegionScales = False,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="What the dispersion depends on: score, visibility, size, stated, neighbours, posture. Default: "
+            "nothing, and all but stated for predictions without covariances."
+        ),
+    ] = None,
+    ignore_covariance: Annotated[
+        bool, typer.Option("--ignore-covariance", help="Model the dispersion from scores alone.")
+    ] = False,
     sigmas: Sigmas = None,
 ) -> None:
-    """Fit a calibration, a pruning threshold, regions and the correlation of keypoints on a prediction file."""
+    """Fit a calibration, a pruning threshold, regions and the correlation of keypoints on a prediction file.
+
+    Predictions without covariances get a model of their dispersion from scores, size and posture.
+    """
     from halopose.calibration.calibrate import warn_of_few
-    from halopose.calibration.calibration_file import CalibrationFile
+    from halopose.calibration.dispersion_features import parse_features
+    from halopose.calibration.feature_recalibration import recalibrate_predictions
     from halopose.calibration.seen_images import only_images
-    from halopose.data.coco import read_annotated, read_predictions
+    from halopose.data.coco import parse_predictions, read_annotated, states_covariance
+    from halopose.data.files import read_json
     from halopose.data.splits import part_of_images
-    from halopose.matching.matched_poses import match_poses
     from halopose.protocol import Protocol
 
+    chosen = parse_features(features) if features is not None else ()
     annotated = read_annotated(truth, parse_sigmas(sigmas))
-    objects = annotated.truth
-    detections = read_predictions(predictions, objects, annotated.classes)
+    objects, content = annotated.truth, read_json(predictions)
+    detections = parse_predictions(predictions, content, objects, annotated.classes, constants=True)
+    stated = states_covariance(content) and not ignore_covariance
     images = part_of_images(objects.images, fraction)
     protocol = Protocol(area=area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales)
-    matched = match_poses(*only_images(detections, objects, images), protocol)
-    if not len(matched):
-        raise HaloposeError("no detection matches an annotated object: check that images and pixels agree")
-    warn_of_few(matched, len(images))
-    file = CalibrationFile.fit(matched, images, family, protocol)
-    file.save(output)
-    say(f"{family} calibration on {len(matched)} instances of {len(images)} images -> {output}")
+    found = recalibrate_predictions(
+        *only_images(detections, objects, images), images, family, protocol, chosen, stated=stated
+    )
+    warn_of_few(found.matched, len(images))
+    found.file.save(output)
+    if found.gain is not None:
+        verdict = "used" if found.gain.certain else "not used: temperatures are enough"
+        say(f"features gain {found.gain.nats:.4f} +- {found.gain.error:.4f} nats per keypoint, {verdict}")
+    kind = "covariances" if found.file.dispersion is None else f"{', '.join(found.file.dispersion.features)}"
+    say(f"{family} calibration of {kind} on {len(found.matched)} instances of {len(images)} images -> {output}")
 
 
 def apply(
@@ -187,19 +209,22 @@ def synthesize(
 
 def _scoring_input(
     predictions: Path, truth: Path, calibrations: list[Path], overlap: str, sigmas: list[float] | None
-) -> tuple[PoseDistributions, GroundTruth, list[CalibrationFile]]:
+) -> tuple[PoseDistributions, GroundTruth, list[CalibrationFile], bool]:
     """Read what scoring needs and settle what happens to images that a calibration has seen."""
     import numpy as np
 
     from halopose.calibration.calibration_file import CalibrationFile
+    from halopose.calibration.feature_recalibration import with_dispersions
     from halopose.calibration.seen_images import images_seen, only_images
-    from halopose.data.coco import parse_predictions, read_annotated
+    from halopose.data.coco import parse_predictions, read_annotated, states_covariance
     from halopose.data.files import read_json
 
     annotated = read_annotated(truth, sigmas)
     objects, content = annotated.truth, read_json(predictions)
-    detections = parse_predictions(predictions, content, objects, annotated.classes)
     files = [CalibrationFile.load(path) for path in calibrations]
+    # Without a calibration of score-only predictions, ``score`` models the dispersion itself.
+    constants = all(file.needs_no_covariance for file in files)
+    detections = parse_predictions(predictions, content, objects, annotated.classes, constants=constants)
     for path, file in zip(calibrations, files, strict=True):
         if len(file.names) != objects.keypoint_count:
             raise HaloposeError(
@@ -221,4 +246,4 @@ def _scoring_input(
             raise HaloposeError("every image was used to fit the calibration: nothing is left to score")
         left = np.setdiff1d(objects.images, np.array(sorted(seen)))
         detections, objects = only_images(detections, objects, left)
-    return detections, objects, files
+    return with_dispersions(detections, files), objects, files, states_covariance(content)

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from halopose.boxes import xywh_to_xyxy
+from halopose.boxes import box_area, xywh_to_xyxy
 from halopose.data.annotation_checks import Faults
 from halopose.data.files import read_entries, read_json
 from halopose.data.storage.address import Place
@@ -254,7 +254,7 @@ def read_numbering(path: Place | str) -> Numbering:
 
 
 def read_predictions(
-    path: Place | str, truth: GroundTruth | None = None, classes: Array | None = None
+    path: Place | str, truth: GroundTruth | None = None, classes: Array | None = None, *, constants: bool = False
 ) -> PoseDistributions:
     """Read COCO keypoint results that carry ``covariance`` [[xx, xy, yy], ...K] per detection.
 
@@ -262,23 +262,36 @@ def read_predictions(
     (2K x 2K) of all coordinates x1, y1, x2, ..., ``keep`` [...K], ``offset`` [[x, y], ...K] of the
     distribution's mean from
     the keypoints, and ``bbox`` xywh; a missing box is the keypoints' extent, as in pycocotools. classes: ids that
-    detections may have; else those that objects of the truth have.
+    detections may have; else those that objects of the truth have. constants: give detections of a file without
+    covariances circles of a constant share of their size, instead of refusing the file.
     """
-    return parse_predictions(path, read_json(path), truth, classes)
+    return parse_predictions(path, read_json(path), truth, classes, constants=constants)
+
+
+def states_covariance(content: Any) -> bool:
+    """Whether any detection of already parsed results has a covariance."""
+    entries = content if isinstance(content, list) else []
+    return any(isinstance(entry, dict) and entry.get("covariance") is not None for entry in entries)
 
 
 def parse_predictions(
-    path: Place | str, content: Any, truth: GroundTruth | None, classes: Array | None = None
+    path: Place | str,
+    content: Any,
+    truth: GroundTruth | None,
+    classes: Array | None = None,
+    *,
+    constants: bool = False,
 ) -> PoseDistributions:
-    """Check already parsed results; ``path`` only names them in messages."""
+    """Check already parsed results as ``read_predictions`` does; ``path`` only names them in messages."""
     what = "detection"
     if not isinstance(content, list):
         raise HaloposeError(f"{path} is not COCO results: it should be a list of detections")
     if not content:
         raise HaloposeError(f"{path} holds no detections: nothing to do")
-    count = truth.keypoint_count if truth is not None else _keypoints_of_first(path, content)
+    constants = constants and not states_covariance(content)
+    count = truth.keypoint_count if truth is not None else _keypoints_of_first(path, content, constants)
     keypoints = _matrix(path, content, what, "keypoints", 3 * count).reshape(-1, count, 3)
-    covariance = _covariances(path, content, "covariance", count)
+    covariance = np.zeros((0, count, 2, 2)) if constants else _covariances(path, content, "covariance", count)
     has_scale = _all_or_none(path, content, "scale")
     has_dof = _all_or_none(path, content, "dof")
     if has_scale != has_dof:
@@ -291,7 +304,9 @@ def parse_predictions(
     if _all_or_none(path, content, "bbox"):
         boxes = xywh_to_xyxy(_matrix(path, content, what, "bbox", 4))
     else:
-        boxes = np.concatenate([keypoints[..., :2].min(1), keypoints[..., :2].max(1)], axis=1)
+        boxes = _extent(keypoints)
+    if constants:
+        covariance = _constant_covariances(boxes, Keypoints.of(count) if truth is None else truth.layout)
     return PoseDistributions(
         boxes=boxes,
         scores=_column(path, content, what, "score", np.float64),
@@ -309,6 +324,21 @@ def parse_predictions(
         else None,
         offset=_offset(path, content, count) if _all_or_none(path, content, "offset") else None,
     )
+
+
+def _extent(keypoints: Array) -> Array:
+    """Boxes (N, 4) around keypoints (N, K, 3), without those that were not predicted (0, 0, 0) if there are others."""
+    missing = (keypoints == 0).all(-1)
+    missing &= ~missing.all(1, keepdims=True)
+    low = np.where(missing[..., None], np.inf, keypoints[..., :2]).min(1)
+    high = np.where(missing[..., None], -np.inf, keypoints[..., :2]).max(1)
+    return np.concatenate([low, high], axis=1)
+
+
+def _constant_covariances(boxes: Array, layout: Keypoints) -> Array:
+    """Circles (N, K, 2, 2): kappa^2 s^2, with s^2 from the box and at least 1 px^2."""
+    area = np.maximum(box_area(boxes) * layout.area_factor, 1.0)
+    return np.asarray((area[:, None] * layout.kappa**2)[..., None, None] * np.eye(2))
 
 
 def _offset(path: Place | str, content: list[Any], count: int) -> Array:
@@ -347,8 +377,13 @@ def _correlations(path: Place | str, content: list[Any], covariance: Array) -> A
     return whitened_correlation(whole)
 
 
-def _keypoints_of_first(path: Place | str, content: list[Any]) -> int:
+def _keypoints_of_first(path: Place | str, content: list[Any], constants: bool) -> int:
     first = content[0].get("covariance") if isinstance(content[0], dict) else None
+    if constants:
+        triples = content[0].get("keypoints") if isinstance(content[0], dict) else None
+        if not isinstance(triples, list) or not triples or len(triples) % 3:
+            raise HaloposeError(f'{path}: detection 0 has no "keypoints": [x, y, score, ...]')
+        return len(triples) // 3
     if not isinstance(first, list) or not first:
         raise HaloposeError(f'{path}: detection 0 has no "covariance": [[xx, xy, yy], ...]')
     return len(first)

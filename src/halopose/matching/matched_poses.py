@@ -170,6 +170,18 @@ def _factors(matrices: Array) -> Array:
     return map_blocks(lambda rows: scale_tril_from_covariance(torch.from_numpy(matrices[rows])).numpy(), len(matrices))
 
 
+def matched_pairs(predictions: PoseDistributions, truth: GroundTruth, protocol: Protocol) -> tuple[Array, Array]:
+    """Rows (M,) of the detections that are true positives and of their objects, in image order."""
+    if protocol.match == "oks":
+        detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
+    else:
+        detections, objects = true_pairs_by_box(
+            predictions, truth, protocol.iou_threshold, protocol.score_threshold, protocol.max_detections
+        )
+    order = np.lexsort((objects, truth.image_ids[objects]))
+    return detections[order], objects[order]
+
+
 def match_poses(predictions: PoseDistributions, truth: GroundTruth, protocol: Protocol | None = None) -> MatchedPoses:
     """Match detections to objects and keep the true positives.
 
@@ -180,14 +192,7 @@ def match_poses(predictions: PoseDistributions, truth: GroundTruth, protocol: Pr
         raise HaloposeError(
             f"predictions have {predictions.keypoint_count} keypoints, ground truth {truth.keypoint_count}"
         )
-    if protocol.match == "oks":
-        detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
-    else:
-        detections, objects = true_pairs_by_box(
-            predictions, truth, protocol.iou_threshold, protocol.score_threshold, protocol.max_detections
-        )
-    order = np.lexsort((objects, truth.image_ids[objects]))
-    detections, objects = detections[order], objects[order]
+    detections, objects = matched_pairs(predictions, truth, protocol)
     covariance = predictions.covariance[detections]
     return MatchedPoses(
         image_ids=truth.image_ids[objects],
