@@ -18,6 +18,7 @@ from halopose.boxes import box_area, xyxy_to_xywh
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.origin import Origin, Speed, of_one_layout
+from halopose.rfdetr_units import SHAPE_KEY, area_share, from_rfdetr_data, lacks_area
 from halopose.types import Array
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT, scale_tril_from_covariance
 from halopose.uncertainty.joint_distribution import JointDistribution, joint_covariance
@@ -613,7 +614,39 @@ class PoseDistributions:
 
     @classmethod
     def from_supervision(cls, key_points: Any) -> PoseDistributions:
-        """Take a ``supervision.KeyPoints`` that carries ``data["covariance"]``, as RF-DETR's do."""
+        """Take a ``supervision.KeyPoints`` that carries ``data["covariance"]``; RF-DETR's as ``from_rfdetr`` does."""
+        data = key_points.data
+        if from_rfdetr_data(data):
+            return cls.from_rfdetr(key_points)
+        return cls._from_key_points(key_points)
+
+    @classmethod
+    def from_rfdetr(
+        cls, key_points: Any, *, times_area: bool | None = None, version: str | None = None
+    ) -> PoseDistributions:
+        """Take the key points that RF-DETR predicts, with covariances in pixels.
+
+        Up to version 1.11 its covariances lack a factor, the share of the image that the object's box covers.
+
+        Args:
+            key_points: A ``supervision.KeyPoints`` of ``RFDETR.predict``.
+            times_area: Multiply by that share; default: as the version needs it.
+            version: Version of rfdetr that predicted; default: the installed one.
+
+        Raises:
+            HaloposeError: Boxes or image sizes are missing, or the version is not known to need the factor or not.
+        """
+        data = key_points.data
+        if SHAPE_KEY not in data or "xyxy" not in data:
+            raise HaloposeError(f'RF-DETR\'s key points carry data["xyxy"] and data["{SHAPE_KEY}"]: one is missing')
+        poses = cls._from_key_points(key_points)
+        if not (lacks_area(version) if times_area is None else times_area):
+            return poses
+        share = area_share(poses.boxes, np.asarray(data[SHAPE_KEY]))[:, None, None, None]
+        return replace(poses, covariance=poses.covariance * share, scale=poses.scale * share)
+
+    @classmethod
+    def _from_key_points(cls, key_points: Any) -> PoseDistributions:
         data = key_points.data
         if "covariance" not in data:
             raise HaloposeError('these key points carry no data["covariance"] of shape (N, K, 2, 2)')

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from halopose.evaluation.scores import Scores
 from tests.helpers.commands import refused, run
 
 
@@ -84,3 +85,53 @@ def test_recalibrating_on_few_objects_says_so(files: Path, tmp_path: Path) -> No
     both = files / "predictions.json", files / "truth.json"
     output = run("recalibrate", *both, "-o", tmp_path / "c.json", "--fraction", 0.05)
     assert "warning: calibrated on few objects" in output
+
+
+def without_covariances(source: Path, target: Path) -> Path:
+    hidden = ("covariance", "scale", "dof", "keep")
+    entries = [{k: v for k, v in entry.items() if k not in hidden} for entry in content_of(source)]
+    target.write_text(json.dumps(entries))
+    return target
+
+
+def test_predictions_without_covariances_get_them_from_scores(files: Path, tmp_path: Path) -> None:
+    parts = [part_of(files, tmp_path / f"part{remainder}", remainder) for remainder in (0, 1)]
+    bare = [without_covariances(part[0], tmp_path / f"bare{n}.json") for n, part in enumerate(parts)]
+    run("recalibrate", bare[0], parts[0][1], "-o", tmp_path / "c.json", "--family", "student-t")
+    run("apply", tmp_path / "c.json", bare[1], "-o", tmp_path / "applied.json", "--joint", "--region", 0.9)
+    entry = content_of(tmp_path / "applied.json")[0]
+    assert {"covariance", "scale", "dof", "keep", "correlation", "region"} <= set(entry)
+    run("score", bare[1], parts[1][1], "-o", tmp_path / "s", "--calibration", tmp_path / "c.json", "--bootstrap", 0)
+    run("score", tmp_path / "applied.json", parts[1][1], "-o", tmp_path / "t", "--bootstrap", 0)
+    given, applied = (Scores.from_json(content_of(tmp_path / name / "metrics.json")) for name in "st")
+    assert given.student_t.ace < 0.03
+    assert given.student_t.nll == pytest.approx(applied.uncalibrated.nll, rel=1e-6)
+    run("score", bare[1], parts[1][1], "-o", tmp_path / "u", "--bootstrap", 0)
+    assert Scores.from_json(content_of(tmp_path / "u" / "metrics.json")).student_t.ace < 0.03
+
+
+def test_features_are_used_only_where_held_out_images_ask_for_them(files: Path, tmp_path: Path) -> None:
+    features = "--features", "score,size,visibility"
+    said = run("recalibrate", files / "predictions.json", files / "truth.json", "-o", tmp_path / "a.json", *features)
+    assert "dispersion" not in content_of(tmp_path / "a.json")
+    assert "not used" in said
+    entries = content_of(files / "predictions.json")
+    for entry in entries:  # in a unit that depends on the box
+        share = entry["bbox"][2] * entry["bbox"][3] / 1e6
+        entry["covariance"] = [[value / share for value in row] for row in entry["covariance"]]
+    (tmp_path / "p.json").write_text(json.dumps(entries))
+    run("recalibrate", tmp_path / "p.json", files / "truth.json", "-o", tmp_path / "b.json", *features)
+    assert content_of(tmp_path / "b.json")["dispersion"]["base"] == "stated"
+
+
+def test_a_damaged_dispersion_model_is_refused(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = without_covariances(files / "predictions.json", tmp_path / "bare.json")
+    run("recalibrate", bare, files / "truth.json", "-o", tmp_path / "c.json")
+    damaged = (tmp_path / "c.json").read_text().replace('"size"', '"moon"', 1)
+    (tmp_path / "d.json").write_text(damaged)
+    assert "damaged" in refused(monkeypatch, capsys, "apply", tmp_path / "d.json", bare, "-o", tmp_path / "a.json")
+    asked = "recalibrate", bare, files / "truth.json", "-o", tmp_path / "e.json", "--features"
+    assert "stated" in refused(monkeypatch, capsys, *asked, "stated")
+    assert "hair" in refused(monkeypatch, capsys, *asked, "hair")

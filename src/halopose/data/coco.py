@@ -5,6 +5,7 @@ Every mistake in a file becomes one line that names the file, the entry and what
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,8 +22,11 @@ from halopose.data.storage.json_stream import LIST
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.rfdetr_units import PRECISION_KEY, SHAPE_KEY, area_share, pixel_covariance
 from halopose.types import Array
 from halopose.uncertainty.joint_distribution import whitened_correlation
+
+log = logging.getLogger(__name__)
 
 CHUNK = 4096  # entries of json that are held at once
 _LISTS = {"images", "annotations", "categories"}
@@ -269,9 +273,9 @@ def read_predictions(
 
 
 def states_covariance(content: Any) -> bool:
-    """Whether any detection of already parsed results has a covariance."""
-    entries = content if isinstance(content, list) else []
-    return any(isinstance(entry, dict) and entry.get("covariance") is not None for entry in entries)
+    """Whether any detection of already parsed results has a covariance, or RF-DETR's form of one."""
+    entries = [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
+    return any(entry.get(key) is not None for entry in entries for key in ("covariance", PRECISION_KEY))
 
 
 def parse_predictions(
@@ -291,7 +295,7 @@ def parse_predictions(
     constants = constants and not states_covariance(content)
     count = truth.keypoint_count if truth is not None else _keypoints_of_first(path, content, constants)
     keypoints = _matrix(path, content, what, "keypoints", 3 * count).reshape(-1, count, 3)
-    covariance = np.zeros((0, count, 2, 2)) if constants else _covariances(path, content, "covariance", count)
+    covariance = np.zeros((0, count, 2, 2)) if constants else _stated_covariances(path, content, count)
     has_scale = _all_or_none(path, content, "scale")
     has_dof = _all_or_none(path, content, "dof")
     if has_scale != has_dof:
@@ -379,7 +383,7 @@ def _correlations(path: Place | str, content: list[Any], covariance: Array) -> A
 
 def _keypoints_of_first(path: Place | str, content: list[Any], constants: bool) -> int:
     first = content[0].get("covariance") if isinstance(content[0], dict) else None
-    if constants:
+    if constants or (isinstance(content[0], dict) and content[0].get(PRECISION_KEY) is not None):
         triples = content[0].get("keypoints") if isinstance(content[0], dict) else None
         if not isinstance(triples, list) or not triples or len(triples) % 3:
             raise HaloposeError(f'{path}: detection 0 has no "keypoints": [x, y, score, ...]')
@@ -410,6 +414,26 @@ def _covariances(path: Place | str, content: list[Any], key: str, count: int) ->
             f"matrix: {triangle[row, column].tolist()}"
         )
     return np.stack([xx, xy, xy, yy], axis=-1).reshape(len(content), count, 2, 2)
+
+
+def _stated_covariances(path: Place | str, content: list[Any], count: int) -> Array:
+    """Covariances (N, K, 2, 2) as stated; those of RF-DETR times the share of the image that the box covers."""
+    if not _all_or_none(path, content, PRECISION_KEY):
+        return _covariances(path, content, "covariance", count)
+    shape = _matrix(path, content, "detection", SHAPE_KEY, 2)
+    boxes = xywh_to_xyxy(_matrix(path, content, "detection", "bbox", 4))
+    if (shape <= 0).any():
+        raise HaloposeError(f"{path}: {SHAPE_KEY} of detection {np.argwhere(shape <= 0)[0][0]} is not positive")
+    flat = [np.ravel(entry[PRECISION_KEY]).tolist() for entry in content]
+    rows = [{PRECISION_KEY: values} for values in flat]
+    precision = _matrix(path, rows, "detection", PRECISION_KEY, 3 * count).reshape(-1, count, 3)
+    with np.errstate(all="ignore"):
+        covariance = pixel_covariance(precision, shape) * area_share(boxes, shape)[:, None, None, None]
+    definite = np.isfinite(covariance).all((-2, -1)) & (covariance[..., 0, 0] > 0) & (covariance[..., 1, 1] > 0)
+    if not definite.all():
+        raise HaloposeError(f"{path}: {PRECISION_KEY} of detection {np.argwhere(~definite)[0][0]} is out of range")
+    log.warning("%s: covariances of RF-DETR, times the share of the image that each box covers", path)
+    return covariance
 
 
 def _dof(path: Place | str, content: list[Any], count: int) -> Array:
