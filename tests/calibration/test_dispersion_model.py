@@ -49,6 +49,7 @@ def test_the_true_deviation_is_found_from_scores() -> None:
     model = DispersionModel.fit(poses, truth, Protocol(), ["score", "visibility", "size"])
     other, _, wanted = scored_poses(seed=1)
     stated = np.sqrt(np.linalg.det(model.apply(other).scale)) ** 0.5
+    assert other.visibility is not None
     middle = (other.visibility > 0.1) & (other.visibility < 0.9)
     ratio = np.log(stated / wanted)[middle]
     assert abs(np.median(ratio)) < 0.3

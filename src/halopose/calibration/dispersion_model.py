@@ -108,7 +108,7 @@ class DispersionModel:
         return replace(model, shape=_shapes(residual / spread[..., None], labelled))
 
     def apply(self, predictions: PoseDistributions) -> PoseDistributions:
-        """Detections under Gaussians of the model's dispersion; everything else stays as it is."""
+        """Detections under Gaussians of the model's dispersion; the rest is unchanged."""
         if predictions.keypoint_count != len(self.layout):
             raise HaloposeError(
                 f"the calibration has {len(self.layout)} keypoints, the predictions {predictions.keypoint_count}"
