@@ -482,7 +482,8 @@ class PoseDistributions:
         Example:
             >>> spread = np.tile(4 * np.eye(2), (1, 17, 1, 1))
             >>> poses = PoseDistributions(np.zeros((1, 4)), np.ones(1), np.zeros((1, 17, 2)), spread, spread)
-            >>> poses.summary()[0]["keypoints"]["left_wrist"]["std_x"]
+            >>> wrist = poses.summary()[0].get("keypoints").get("left_wrist")
+            >>> wrist.get("std_x")
             2.0
         """
         from halopose.pose_tables import summary

@@ -307,7 +307,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from tests.helpers.models import survive_kills
-from tests.fitting.test_training import SETTINGS, MatchStore, trained_bytes
+from tests.fitting.test_head_training import SETTINGS, MatchStore, trained_bytes
 root, store = Path(sys.argv[1]), MatchStore(sys.argv[2])
 settings, log = replace(SETTINGS, epochs=24), root / "log"
 log.touch()

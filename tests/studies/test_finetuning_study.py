@@ -294,5 +294,5 @@ def test_equal_bases_differ_by_nothing() -> None:
 def test_without_pycocotools(monkeypatch: pytest.MonkeyPatch, scenes: tuple[Path, Path], tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     data, base = scenes
-    with pytest.raises(HaloposeError, match="studies extra"):
+    with pytest.raises(HaloposeError, match="pycocotools"):
         finetune(base, load_dataset(data, "train"), load_dataset(data, "val"), tmp_path / "o.pt", tmp_path)

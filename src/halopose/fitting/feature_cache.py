@@ -246,6 +246,8 @@ class MatchStore:
 
 def _settings(content: Any) -> CollectSettings:
     """Settings from a manifest; a TypeError or ValueError if they are not that."""
+    if not isinstance(content, dict):
+        raise TypeError("no settings")
     names = {stored: name for name, stored in _STORED_NAMES.items()}
     given = {names.get(name, name): value for name, value in content.items()}
     settings = CollectSettings(**{**given, "imgsz": tuple(_whole(size) for size in content["imgsz"])})
