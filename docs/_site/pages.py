@@ -24,6 +24,7 @@ OUTSIDE = {
     "models/README.md": "halopose-models.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "tests/README.md": "tests.md",
 }
 
 
