@@ -249,7 +249,7 @@ def _settings(content: Any) -> CollectSettings:
     if not isinstance(content, dict):
         raise TypeError("no settings")
     names = {stored: name for name, stored in _STORED_NAMES.items()}
-    given = {names.get(name, name): value for name, value in content.items()}
+    given = {names.get(str(name), str(name)): value for name, value in content.items()}
     settings = CollectSettings(**{**given, "imgsz": tuple(_whole(size) for size in content["imgsz"])})
     for name in ("cells_per_object", "detections", "batch"):
         _whole(getattr(settings, name))
