@@ -121,6 +121,18 @@ def test_a_prediction_file_keeps_all_but_its_distribution(family: Family, tmp_pa
     assert (applied.dof is None) == (family == "gaussian")
 
 
+def test_a_calibration_is_not_applied_twice(tmp_path: Path) -> None:
+    """Another one is: it was fitted on what the first has written."""
+    write_json(tmp_path / "p.json", synthetic_poses()[0].to_json())
+    first, second = fitted_file("gaussian", keypoints=17), fitted_file("student-t", keypoints=17)
+    apply_to_file(first, tmp_path / "p.json", tmp_path / "once.json")
+    apply_to_file(second, tmp_path / "once.json", tmp_path / "both.json")
+    for source in ("once.json", "both.json"):
+        with pytest.raises(HaloposeError, match="scaled twice"):
+            apply_to_file(first, tmp_path / source, tmp_path / "new.json")
+    assert not (tmp_path / "new.json").exists()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("unit", [1e-14, 1.0])
 def test_what_could_not_be_read_again_is_not_written(family: Family, unit: float, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_file_where_a_folder_should_be_is_one_line(
     assert (code, error) == (2, f"halopose: cannot write to {tmp_path / 'file'}: File exists\n")
     code, error = run_main(monkeypatch, capsys, "synthesize", "-o", tmp_path / "file")
     assert code == 2
-    assert error.startswith(f"halopose: cannot write {tmp_path / 'file'}")
+    assert error.startswith(f"halopose: cannot write to {tmp_path / 'file'}")
     assert error.count("\n") == 1
 
 
@@ -437,6 +437,13 @@ def test_mangled_files_never_show_a_traceback(
     if code == 2:
         assert error.startswith("halopose: ")
         assert error.count("\n") == 1
+
+
+def test_commands_run_without_docstrings() -> None:
+    """`python -OO` removes docstrings, from which the help is made, and assertions."""
+    words = [sys.executable, "-OO", "-m", "halopose", "models", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_help_lists_commands_by_task() -> None:

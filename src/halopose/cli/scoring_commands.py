@@ -136,10 +136,11 @@ def recalibrate(
     from halopose.calibration.feature_recalibration import recalibrate_predictions
     from halopose.calibration.seen_images import only_images
     from halopose.data.coco import parse_predictions, read_annotated, states_covariance
-    from halopose.data.files import read_json
+    from halopose.data.files import check_target, read_json
     from halopose.data.splits import part_of_images
     from halopose.protocol import Protocol
 
+    check_target(output)
     chosen = parse_features(features) if features is not None else ()
     annotated = read_annotated(truth, parse_sigmas(sigmas))
     objects, content = annotated.truth, read_json(predictions)
@@ -173,7 +174,9 @@ def apply(
     `keep` is written anew if the calibration was made with --area box; else it stays as it was, too.
     """
     from halopose.calibration.calibration_file import CalibrationFile, apply_to_file
+    from halopose.data.files import check_target
 
+    check_target(output)
     file = CalibrationFile.load(calibration)
     count = apply_to_file(file, predictions, output, joint=joint, region=region)
     say(f"{file.family} calibration applied to {count} detections -> {output}")
@@ -191,9 +194,10 @@ def synthesize(
     seed: Seed = 0,
 ) -> None:
     """Make poses whose true distribution is known, to try the protocol out."""
-    from halopose.data.files import write_json
+    from halopose.data.files import check_target, write_json
     from halopose.data.synthetic_poses import World, synthesize
 
+    check_target(output / "truth.json")
     world = World(
         images=images,
         persons=persons,

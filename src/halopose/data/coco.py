@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 CHUNK = 4096  # entries of json that are held at once
 _LISTS = {"images", "annotations", "categories"}
+APPLIED_MARK = "calibrations"  # marks of the calibrations applied to a detection
 SEEN_MARK = "calibrated_on"  # true in a detection whose image was used to fit the calibration applied to it
 
 

@@ -124,6 +124,20 @@ def make_room(path: Path | str) -> Path:
     return path
 
 
+def check_target(path: Path | str) -> Place:
+    """Check an output that may be at an address, before the work.
+
+    Raises:
+        HaloposeError: The output is on this machine and cannot be written, or it would not outlive the process.
+    """
+    place = to_place(path)
+    if not isinstance(place, Address):
+        return make_room(place)
+    if place.parts[0].lower() == "memory://":
+        raise HaloposeError(f"{place} is lost when the command ends: give a file on this machine or in a bucket")
+    return place
+
+
 def write_bytes(path: Place | str, content: bytes | memoryview) -> None:
     """Write a file completely or not at all."""
     path = to_place(path)

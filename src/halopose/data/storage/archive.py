@@ -19,7 +19,7 @@ from halopose.data.storage.address import Address, Place
 from halopose.errors import HaloposeError
 
 _BRACES = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
-MAX_ARCHIVES = 1_000_000  # that a pattern may stand for
+MAX_ARCHIVES = 100_000  # that a pattern may stand for
 MAX_LABEL_BYTES = 2**24  # of one label file
 LABELS = ".txt"
 _BLOCK = tarfile.BLOCKSIZE

@@ -164,12 +164,16 @@ def keypoint_precision_at(hits: list[Array], weight: Array) -> float:
 def random_keypoint_precision(
     similarity: Array, weight: Array | None = None, *, rounds: int = 10, seed: int = 0
 ) -> float:
-    """AKP of a random ranking: mean over ``rounds`` seeded shuffles."""
+    """AKP of a random ranking: mean over ``rounds`` seeded shuffles. The order of the samples does not matter."""
     generator = np.random.default_rng(seed)
     grades = grade(similarity)
     if weight is None:
+        grades = np.sort(grades, kind="stable")
         shuffled = np.concatenate([generator.permutation(grades) for _ in range(rounds)])
         return float(keypoint_precisions(shuffled, np.full(rounds, len(grades))).mean())
+    key = grades.astype(np.int64) * (int(weight.max(initial=0)) + 1) + weight
+    order = np.argsort(key.astype(np.min_scalar_type(int(key.max(initial=0)))), kind="stable")  # small: a radix sort
+    grades, weight = grades[order], weight[order]
     values = []
     for _ in range(rounds):
         order = generator.permutation(len(grades))

@@ -24,6 +24,7 @@ from halopose.types import Array
 
 _LENGTHS, _WIDTHS = (250.0, 6500.0), (8.0, 120.0)  # metres that a runway may have
 _STEEPEST = 0.03  # slope
+_LARGEST = 10_000.0  # degrees or metres of a corner
 _SAME_PLACE, _SAME_HEADING = 60.0, math.radians(1.0)  # of one runway in the table and in a file
 _DOUBTFUL = 20.0  # metres between the table's ends and the published length
 
@@ -278,6 +279,8 @@ def _corners(path: Path | str, given: Any) -> Array:
     places = np.array(rows)
     if not np.isfinite(places).all():
         raise HaloposeError(f"{path}: a corner is not finite")
+    if np.abs(places).max() > _LARGEST:
+        raise HaloposeError(f"{path}: a corner has {np.abs(places).max():g} degrees or metres: correct it")
     return places
 
 
