@@ -1,15 +1,24 @@
 """Kalman filter that uses the predicted covariance of every keypoint in every frame.
 
 python examples/filter_keypoints.py
-
-The film is synthetic: the camera moves over a photograph while a pillar hides parts of the person. Hidden keypoints
-get a large covariance, so that the filter relies on earlier frames. A filter with one fixed covariance per keypoint
-(the mean of the predicted ones) improves less. The truth is the prediction on the original photograph, transformed
-by the motion of the camera.
 """
 
-from collections.abc import Iterator
+# %% script
 from pathlib import Path
+
+PHOTOGRAPHS = Path(__file__).parent / "photographs"
+
+# %% [markdown]
+# # Filter with covariances
+#
+# A Kalman filter needs the measurement noise. With halopose it is known for each keypoint in each frame: a keypoint
+# that is hidden for a moment gets a large covariance, and the filter relies on earlier frames.
+#
+# The film is synthetic, so that the truth is known: the camera moves over a photograph while a pillar hides parts of
+# the person. The truth is the prediction on the still photograph, moved with the camera.
+
+# %%
+from collections.abc import Iterator
 
 import cv2
 import numpy as np
@@ -19,8 +28,6 @@ from halopose.data.images import read_image
 from halopose.types import Array
 
 FRAMES, RATE = 60, 25.0
-ACCELERATION = 1000.0  # pixels / s^2, standard deviation of the acceleration
-PHOTO = Path(__file__).parent / "photographs" / "photographer.jpg"
 
 
 def film(photo: Array, rng: np.random.Generator) -> Iterator[tuple[Array, Array]]:
@@ -35,43 +42,62 @@ def film(photo: Array, rng: np.random.Generator) -> Iterator[tuple[Array, Array]
         yield np.clip(frame + rng.normal(0, 12, frame.shape), 0, 255).astype(np.uint8), motion
 
 
+model = UncertainPose.load()
+photo = read_image(PHOTOGRAPHS / "photographer.jpg")
+frames, motions = zip(*film(photo, np.random.default_rng(0)), strict=True)
+still = model.predict(photo)[0].keypoints[0]
+truth = np.array([still @ motion[:, :2].T + motion[:, 2] for motion in motions])
+seen = model.predict(frames)
+seen[25]
+
+# %% [markdown]
+# ## The filter
+#
+# Each keypoint has a position and a velocity. The only line that differs from a textbook filter is the gain: `noise` is
+# the covariance that the model predicts for this keypoint in this frame.
+
+# %%
+ACCELERATION = 1000.0  # standard deviation of the acceleration in pixels / s^2
+
+
 def smooth(measured: Array, covariance: Array) -> Array:
     """Filter measurements (T, K, 2) with covariances (T, K, 2, 2) under a constant-velocity model."""
     step = 1 / RATE
     move = np.block([[np.eye(2), step * np.eye(2)], [np.zeros((2, 2)), np.eye(2)]])
     push = np.vstack([step**2 / 2 * np.eye(2), step * np.eye(2)])
-    state = np.concatenate([measured[0], np.zeros_like(measured[0])], axis=1)  # (K, 4): place and velocity
+    state = np.concatenate([measured[0], np.zeros_like(measured[0])], axis=1)  # (K, 4): position and velocity
     spread = np.zeros((len(state), 4, 4))
     spread[:, :2, :2], spread[:, 2:, 2:] = covariance[0], 200.0**2 * np.eye(2)
     track = [measured[0]]
-    for seen, noise in zip(measured[1:], covariance[1:], strict=True):
+    for position, noise in zip(measured[1:], covariance[1:], strict=True):
         state, spread = state @ move.T, move @ spread @ move.T + ACCELERATION**2 * push @ push.T
         gain = spread[:, :, :2] @ np.linalg.inv(spread[:, :2, :2] + noise)
-        state = state + np.einsum("kij,kj->ki", gain, seen - state[:, :2])
+        state = state + np.einsum("kij,kj->ki", gain, position - state[:, :2])
         spread = spread - gain @ spread[:, :2]
         track.append(state[:, :2])
     return np.array(track)
 
 
-def main() -> dict[str, float]:
-    """Root-mean-square errors in pixels: single frames, fixed covariances, predicted covariances."""
-    model = UncertainPose.load()
-    photo = read_image(PHOTO)
-    still = model.predict(photo)[0].keypoints[0]
-    frames, motions = zip(*film(photo, np.random.default_rng(0)), strict=True)
-    truth = np.array([still @ motion[:, :2].T + motion[:, 2] for motion in motions])
-    seen = model.predict(frames)
-    measured = np.array([poses.keypoints[0] for poses in seen])
-    covariance = np.array([poses.covariance[0] for poses in seen])
-    fixed = np.broadcast_to(covariance.mean(0), covariance.shape)
-    tracks = {
-        "frame by frame": measured,
-        "filter, fixed covariances": smooth(measured, fixed),
-        "filter, predicted covariances": smooth(measured, covariance),
-    }
-    return {name: float(np.sqrt(((track - truth) ** 2).sum(-1).mean())) for name, track in tracks.items()}
+# %% [markdown]
+# ## Compare
+#
+# The second filter has one fixed covariance per keypoint, the mean of the predicted ones.
 
+# %%
+measured = np.array([poses.keypoints[0] for poses in seen])
+covariance = np.array([poses.covariance[0] for poses in seen])
+fixed = np.broadcast_to(covariance.mean(0), covariance.shape)
+tracks = {
+    "frame by frame": measured,
+    "filter, fixed covariances": smooth(measured, fixed),
+    "filter, predicted covariances": smooth(measured, covariance),
+}
+errors = {name: float(np.sqrt(((track - truth) ** 2).sum(-1).mean())) for name, track in tracks.items()}
+for name, error in errors.items():
+    print(f"{name:32}{error:5.1f} px")
 
-if __name__ == "__main__":
-    for name, error in main().items():
-        print(f"{name:32}{error:5.1f} px")
+# %% [markdown]
+# ## Ready-made
+#
+# `halopose track film.mp4` does more: it pairs persons over time, learns how long errors last, bridges gaps and smooths
+# in both directions. [How to track a film](../how-to/track.md)

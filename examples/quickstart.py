@@ -1,29 +1,72 @@
-"""Predict the poses of a photograph, print the uncertainty of each keypoint, and draw a picture.
+"""First prediction: the poses of a photograph with the uncertainty of each keypoint.
 
-python examples/quickstart.py                  # photograph in the examples folder
-python examples/quickstart.py my-photo.jpg
+python examples/quickstart.py
 """
 
-import sys
+# %% script
 from pathlib import Path
 
+PHOTOGRAPHS = Path(__file__).parent / "photographs"
+
+# %% [markdown]
+# # First prediction
+#
+# Predict the poses in a photograph, read the uncertainty of each keypoint, and draw 95 % ellipses. You need
+# `pip install ./models '.[ultralytics]'` in a clone. The first run fetches YOLO11n-pose (6 MB).
+
+# %%
 import numpy as np
 
 from halopose import UncertainPose
 
-photo = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "photographs" / "astronaut.jpg"
+photo = PHOTOGRAPHS / "astronaut.jpg"  # or a photograph of yours
 model = UncertainPose.load()  # YOLO11n-pose with the shipped heads
 poses = model.predict(photo)[0]
+print(poses)
 
-keep = np.asarray(poses.keep)
-for person in range(len(poses)):
-    print(f"person {person + 1}, score {poses.scores[person]:.2f}")
-    for k, name in enumerate(poses.names):
-        x, y = poses.keypoints[person, k]
-        across, along = np.sqrt(np.linalg.eigvalsh(poses.covariance[person, k]))
-        verdict = "" if keep[person, k] else "   pruned (unreliable)"
-        print(f"  {name:15} at {x:6.1f} {y:6.1f}, off by {across:5.1f} to {along:5.1f} px{verdict}")
+# %% [markdown]
+# `predict` returns one result per image. In a notebook a result draws itself: each ellipse holds the true keypoint with
+# 95 % probability. Grey keypoints are pruned as unreliable.
 
-picture = f"{photo.stem}-poses.png"
-poses.save(picture)
-print(f"-> {picture}")
+# %%
+poses
+
+# %% [markdown]
+# ## Read the numbers
+#
+# `poses.covariance` has shape (detections, keypoints, 2, 2), in squared pixels of the photograph. `poses.std` holds the
+# standard deviations along x and y. `poses.keep` is false for keypoints that should not be used.
+
+# %%
+for person in poses:
+    print(f"person with score {person.scores[0]:.2f}")
+    kept = np.asarray(person.keep)[0]
+    for k, name in enumerate(person.names):
+        (x, y), (dx, dy) = person.keypoints[0, k], person.std[0, k]
+        print(f"  {name:15} {x:6.1f} ± {dx:5.1f}  {y:6.1f} ± {dy:5.1f} px{'' if kept[k] else '   pruned'}")
+
+# %% [markdown]
+# Select keypoints by name. `ellipse` gives the semi-axes and the angle of the region that holds a given probability.
+
+# %%
+axes, angle = poses["left_eye"].ellipse(0.95)
+print("left eye, semi-axes of the 95 % ellipse:", axes[0, 0].round(1).tolist(), "px")
+
+# %% [markdown]
+# ## Save
+#
+# The suffix decides: a picture is drawn, `.json` holds the numbers in COCO format.
+
+# %%
+poses.save(f"{photo.stem}-poses.png")
+poses.save(f"{photo.stem}-poses.json")
+
+# %% [markdown]
+# ## On the command line
+#
+# ```
+# halopose predict photo.jpg photos/ film.mp4 -o poses
+# ```
+#
+# Next: [fit heads to your own model](fit-your-own-model.ipynb), or
+# [use the covariances in a filter](filter-with-covariances.ipynb).

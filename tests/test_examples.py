@@ -32,8 +32,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 @pytest.mark.usefixtures("published_base")
 def test_quickstart_is_sure_of_the_face_and_not_of_hidden_knees(run: Callable[..., Any]) -> None:
     names, said = run("quickstart.py")
-    assert said.count("person") == 1
-    lines = {line.split()[0]: line for line in said.splitlines() if " at " in line}
+    assert said.count("person with score") == 1
+    lines = {line.split()[0]: line for line in said.splitlines() if " ± " in line}
     assert len(lines) == 17
     assert "pruned" not in lines["nose"]
     assert "pruned" in lines["left_knee"]
@@ -43,9 +43,9 @@ def test_quickstart_is_sure_of_the_face_and_not_of_hidden_knees(run: Callable[..
 
 
 def test_your_own_model_ends_in_an_artifact_that_predicts(run: Callable[..., Any], tmp_path: Path) -> None:
-    names, said = run("your_own_model.py", tmp_path / "here")
+    names, said = run("your_own_model.py")
     assert "covariance" in said
-    artifact = Artifact.load(tmp_path / "here" / "heads.safetensors")
+    artifact = Artifact.load(tmp_path / "your-own-model" / "heads.safetensors")
     assert artifact.fits(names["model"].host)
     assert artifact.card.images.counts() == {"heads": 40, "calibration": 20, "evaluation": 20}
 
@@ -62,8 +62,8 @@ def test_a_file_is_scored_by_its_truth(run: Callable[..., Any]) -> None:
 
 @pytest.mark.usefixtures("published_base")
 def test_a_filter_gains_by_predicted_covariances(run: Callable[..., Any]) -> None:
-    names, _ = run("filter_keypoints.py", run_name="an_example")
-    alone, fixed, predicted = names["main"]().values()
+    names, _ = run("filter_keypoints.py")
+    alone, fixed, predicted = names["errors"].values()
     assert predicted < 0.95 * fixed < 0.95 * alone
 
 
@@ -88,10 +88,23 @@ def test_a_ros_node_says_where_the_camera_is(run: Callable[..., Any]) -> None:
     assert content["header"]["frame_id"] == "runway"
 
 
+@pytest.mark.usefixtures("published_base")
+def test_a_deployed_model_equals_its_original(run: Callable[..., Any]) -> None:
+    names, _ = run("deploy_model.py")
+    assert names["moved"] < 1e-2
+    assert names["changed"] < 1e-3
+
+
+def test_an_approach_is_flown_with_and_without_satellites(run: Callable[..., Any]) -> None:
+    names, said = run("land_by_camera.py")
+    assert said.count("root mean square position error") == 2
+    assert np.abs(names["error"]).max() < 10 < np.abs(names["alone"].fused - names["alone"].position).max()
+
+
 def test_every_example_is_run_and_told_of() -> None:
     here, told = Path(__file__).read_text(encoding="utf-8"), (EXAMPLES / "README.md").read_text(encoding="utf-8")
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
-    assert len(scripts) == 6
+    assert len(scripts) == 8
     for name in scripts:
         assert f'"{name}"' in here
         assert f"[{name}]({name})" in told

@@ -14,7 +14,7 @@ LAYERS = (
     ("command line", ("cli",)),
     ("pages", ("reports",)),
     ("studies", ("studies", "multiview", "finetuning")),
-    ("prediction", ("predictor", "deploy")),
+    ("prediction", ("prediction", "deploy")),
     ("training", ("fitting",)),
     ("protocol", ("evaluation",)),
     ("inputs", ("hosts", "geometry", "tracking")),

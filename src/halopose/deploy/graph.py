@@ -42,7 +42,7 @@ class TopkSettings:
     """Number of cells with factors.
 
     Candidates that survive non-maximum suppression are preferred. The defaults cover every detection on COCO (see
-    docs/tutorials/deploy.md).
+    docs/reference/exported-model.md).
 
     Attributes:
         candidates: Number of best cells by score that are considered.
