@@ -1,4 +1,4 @@
-"""Figures of docs/evidence/exported-models.md: parity of exported models on photographs, and calibration after quantisation.
+"""Figures of docs/evidence/exported-models.md: parity of exported models, and calibration after quantisation.
 
 python -m research.deployed parity FOLDER --weights WEIGHTS
 python -m research.deployed int8 DATA.yaml --work WORK
