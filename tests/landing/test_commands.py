@@ -165,7 +165,7 @@ def test_images_are_kept_only_where_something_shows_them(
     files = "--frames", there / "video.mp4", "--camera", there / "camera.yaml", "--runway", there / "runway.json"
     given = *files, "--attitude", there / "attitude.csv", "--gnss", there / "gnss.csv"
     monkeypatch.setattr(
-        "halopose.landing.frame_buffer.FrameBuffer.add", lambda album, image: pytest.fail("kept for nobody")
+        "halopose.landing.frame_buffer.FrameBuffer.add", lambda buffer, image: pytest.fail("kept for nobody")
     )
     land("replay", *given)
     monkeypatch.undo()

@@ -14,27 +14,27 @@ BLANK = np.zeros((2, 2, 3), np.uint8)
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 40))
 def test_no_more_are_kept_than_a_film_shows_and_evenly(expected: int, frames: int, most: int) -> None:
     """A container may state fewer or more frames than a film has."""
-    album = FrameBuffer(expected, most)
+    buffer = FrameBuffer(expected, most)
     for _ in range(frames):
-        album.add(BLANK)
-    kept = album.kept
-    assert len(album) == frames
+        buffer.add(BLANK)
+    kept = buffer.kept
+    assert len(buffer) == frames
     assert len(kept) <= most
     assert len(set(np.diff(kept).tolist())) <= 1
     assert kept[:1] == [0][:frames]
     if expected == frames:
         assert kept == list(range(0, frames, -(-frames // most) or 1))
-        assert [n for n, image in enumerate(album) if image.size] == kept
+        assert [n for n, image in enumerate(buffer) if image.size] == kept
 
 
 def test_images_come_back_as_they_were_but_for_compression() -> None:
     rng = np.random.default_rng(0)
     pictures = [cv2.GaussianBlur(rng.integers(0, 256, (48, 64, 3), np.uint8), (0, 0), 4) for _ in range(3)]
-    album = FrameBuffer(3)
+    buffer = FrameBuffer(3)
     for picture in pictures:
-        album.add(picture)
-    for ours, theirs in zip(album, pictures, strict=True):
+        buffer.add(picture)
+    for ours, theirs in zip(buffer, pictures, strict=True):
         assert np.abs(ours.astype(int) - theirs).mean() < 1
-    assert len(album[1:]) == 2
+    assert len(buffer[1:]) == 2
     with pytest.raises(IndexError):
-        album[3]
+        buffer[3]

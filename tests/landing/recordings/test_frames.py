@@ -72,7 +72,7 @@ def test_frames_come_with_their_times(tmp_path: Path, form: str) -> None:
 def test_an_mcap_file_without_images_or_cut_off_is_one_line(tmp_path: Path) -> None:
     path = mcap_of(tmp_path / "flight.mcap")
     (tmp_path / "cut.mcap").write_bytes(path.read_bytes()[:300])
-    with pytest.raises(HaloposeError, match="no whole MCAP file") as caught:
+    with pytest.raises(HaloposeError, match="complete MCAP") as caught:
         open_frames(tmp_path / "cut.mcap")
     assert "\n" not in str(caught.value)
     with (tmp_path / "empty.mcap").open("wb") as file:
@@ -97,13 +97,13 @@ def test_damaged_bytes_anywhere_in_an_mcap_file_are_read_or_refused_in_one_line(
 
 @pytest.mark.parametrize("rate", [0.0, 1e-9, -1.0, float("nan"), 1e4])
 def test_a_rate_that_no_film_has_is_one_line(tmp_path: Path, rate: float) -> None:
-    with pytest.raises(HaloposeError, match="from one a minute up to 1000 a second"):
+    with pytest.raises(HaloposeError, match="frame rate"):
         open_frames(folder_of(tmp_path), rate=rate)
 
 
 def test_what_is_no_film_says_so(tmp_path: Path) -> None:
     (tmp_path / "garbage.mcap").write_bytes(b"not one of them" * 9)
-    with pytest.raises(HaloposeError, match="is no MCAP file: it does not begin as one"):
+    with pytest.raises(HaloposeError, match="MCAP"):
         open_frames(tmp_path / "garbage.mcap")
     (tmp_path / "empty.mp4").write_bytes(b"")
     with pytest.raises(HaloposeError, match=r"empty\.mp4 is empty"):
@@ -126,10 +126,10 @@ def test_times_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
 
 def test_images_for_a_film_are_kept_rectified(tmp_path: Path) -> None:
     frames, model = open_frames(folder_of(tmp_path)), cast(Any, Blind())
-    lens, album = Lens(Camera.from_fov(64, 48, 0.5), fisheye=(0.9, 0.0, 0.0, 0.0)), FrameBuffer(3, most=2)
-    detections_in(model, frames, lens, 0.5, None, album)
-    assert album.kept == [0, 2]
-    assert np.abs(album[2].astype(int) - lens.rectified_image(pictures()[2])).mean() < 2
+    lens, buffer = Lens(Camera.from_fov(64, 48, 0.5), fisheye=(0.9, 0.0, 0.0, 0.0)), FrameBuffer(3, most=2)
+    detections_in(model, frames, lens, 0.5, None, buffer)
+    assert buffer.kept == [0, 2]
+    assert np.abs(buffer[2].astype(int) - lens.rectified_image(pictures()[2])).mean() < 2
 
 
 def test_frames_of_another_size_than_the_calibration_are_one_line(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_repeated_positions_of_sample_and_hold_are_left_out_and_counted(tmp_path
         ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,48.1,11.5,9\n", "swapped, or the runway another"),
         ("gnss", "time_s,lat,lon\n0,1,2\n", "no column latitude_deg"),
         ("gnss", "time,latitude_deg\n0,1\n", "no column time_s"),
-        ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,37,north,9\n", "'north' is no number"),
+        ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,37,north,9\n", "'north' is not"),
         ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,37\n", "2 values for 4 columns"),
         ("gnss", "time_s\n", "has no rows"),
         ("gnss", "time_s,latitude_deg,longitude_deg,height_m\n0,,,\n", "has no value in any row"),

@@ -101,9 +101,9 @@ def test_frames_are_looked_at_again_where_the_filter_expects_the_runway(recorded
 def test_without_truth_there_is_a_page_and_a_log_all_the_same(recorded: Recorded) -> None:
     again = recorded.again()
     summary = summarise(again)
-    assert "nobody knows the truth" in to_text(summary)
+    assert "no true positions" in to_text(summary)
     page = render_page(again, summary)
-    assert "Nobody knows the truth of this flight" in page
+    assert "true positions are unknown" in page
     assert "nan" not in " ".join(part.split('"')[0] for part in page.split(' d="')[1:])
     assert log_of(again)["frames"][0]["truth"]["position"] is None
 
@@ -250,7 +250,7 @@ def test_a_log_on_another_clock_is_named(recorded: Recorded, kind: str) -> None:
 def test_nowhere_to_begin_is_one_line(recorded: Recorded) -> None:
     blank = [poses[:0] for poses in recorded.seen]
     eye: Any = None
-    with pytest.raises(HaloposeError, match="nowhere to begin"):
+    with pytest.raises(HaloposeError, match="initial position"):
         start_from([], recorded.times, blank, eye)
 
 

@@ -53,7 +53,7 @@ def test_runways_of_the_table_are_as_long_as_published(airport: str) -> None:
         assert np.degrees(one.heading) % 360 == pytest.approx(float(bearing), abs=0.02)
         assert np.degrees(other.heading - one.heading) % 360 == pytest.approx(180.0, abs=0.1)
         off = abs(float(metres) - float(row["length_m"]))
-        assert ("give corners of your own" in one.note) == (off > 20)
+        assert ("give surveyed corners" in one.note) == (off > 20)
         assert one.corners[0, 0] == -float(row["low_displaced_m"])
         assert row["source"].startswith("OurAirports")
 

@@ -259,14 +259,14 @@ def test_animation_decodes(flight: Flight, tmp_path: Path, suffix: str) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-def test_a_film_of_an_album_shows_what_was_kept(flight: Flight, composition: Composition) -> None:
-    album = FrameBuffer(len(flight.frame_times), most=3)
+def test_an_animation_of_a_frame_buffer_shows_what_was_kept(flight: Flight, composition: Composition) -> None:
+    buffer = FrameBuffer(len(flight.frame_times), most=3)
     for image in flight.images:
-        album.add(image)
-    thinned = replace(flight, images=album)
+        buffer.add(image)
+    thinned = replace(flight, images=buffer)
     film = draw_film(thinned)
-    assert len(film) == len(album.kept) <= 3
-    for n, frame in zip(album.kept, film, strict=True):
+    assert len(film) == len(buffer.kept) <= 3
+    for n, frame in zip(buffer.kept, film, strict=True):
         assert np.abs(frame.astype(int) - composition.draw(n)).mean() < 0.5
     with pytest.raises(HaloposeError, match="frame 1 was not kept"):
         Composition(thinned).draw(1)

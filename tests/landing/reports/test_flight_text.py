@@ -38,4 +38,4 @@ def test_every_value_has_words_and_why_frames_were_not_used_is_said() -> None:
 
 def test_what_nobody_knows_is_a_dash() -> None:
     summary = summarise(fabricate(blind=True)) | {"fused_nees": np.nan}
-    assert "nobody knows the truth" in to_text(summary)
+    assert "no true positions" in to_text(summary)

@@ -95,7 +95,7 @@ def test_what_was_drawn_otherwise_is_never_mixed(
     """Images of one run under the labels of another would be wrong and look right."""
     folder = shutil.copytree(written.parent, tmp_path / "world")
     before = contents(folder)
-    with pytest.raises(HaloposeError, match=f"train was drawn with another {word}: delete it"):
+    with pytest.raises(HaloposeError, match=f"another {word}"):
         write_dataset(folder, **{"counts": COUNTS, "seed": 3, "settings": SMALL, **change})
     assert contents(folder) == before
     write_dataset(folder, {"other": 1}, seed=4, settings=SMALL)  # a split of its own is free
@@ -106,7 +106,7 @@ def test_what_was_drawn_otherwise_is_never_mixed(
 def test_images_that_nobody_knows_of_are_never_labelled(written: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(written.parent, tmp_path / "world")
     shutil.rmtree(folder / "drawn")
-    with pytest.raises(HaloposeError, match="does not tell about: delete it"):
+    with pytest.raises(HaloposeError, match="does not describe"):
         write_dataset(folder, COUNTS, seed=3, settings=SMALL)
 
 
@@ -137,7 +137,7 @@ def test_fog_is_for_testing_only(written: Path, tmp_path: Path) -> None:
 
     assert weathers("train") == {"clear", "haze", "dusk", "night"}
     assert weathers("fog") == {"fog"}
-    with pytest.raises(HaloposeError, match="may not hold fog"):
+    with pytest.raises(HaloposeError, match="fog"):
         write_dataset(tmp_path, {"train": 1}, weather={"train": ["fog"]})
     with pytest.raises(HaloposeError, match="unknown weather"):
         write_dataset(tmp_path, {"val": 1}, weather={"val": [cast(Any, "hail")]})

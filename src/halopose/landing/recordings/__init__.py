@@ -1,7 +1,4 @@
-"""Recorded flights: cameras, runways, frames and logs from files, replayed through the same filter.
-
-`need` imports packages of the extra ``recordings`` where they are used.
-"""
+"""Recorded flights: cameras, runways, frames and logs from files, replayed through the same filter."""
 
 from __future__ import annotations
 

@@ -25,20 +25,20 @@ _MODELS = {
     "plumb_bob": "brown", "rational_polynomial": "brown", "none": "brown", "": "brown",
     "equidistant": "fisheye", "fisheye": "fisheye", "kannala_brandt": "fisheye",
 }  # fmt: skip
-_ROUNDED = 2e-3  # by which a rotation of three decimals may be off
-_STEP = 0.5  # pixels, of the difference that a fisheye's Jacobian is taken by
+_ROUNDED = 2e-3  # rounding error of a rotation with three decimals
+_STEP = 0.5  # pixels, step of the numerical Jacobian of a fisheye
 
 
 @dataclass(frozen=True)
 class Lens:
-    """A camera, its mounting, and the four coefficients of a fisheye if it is one."""
+    """A camera, its mounting, and the four fisheye coefficients if it has a fisheye lens."""
 
     camera: Camera
     mount: Mount = field(default_factory=Mount)
     fisheye: tuple[float, ...] = ()
 
     def rectified(self, poses: PoseDistributions) -> PoseDistributions:
-        """Poses as the pinhole ``camera`` would have seen them; the same if this is no fisheye."""
+        """Convert poses to the pinhole ``camera``; unchanged if this is no fisheye."""
         if not self.fisheye or not len(poses):
             return poses
         step = _STEP * np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
@@ -52,14 +52,14 @@ class Lens:
         return replace(poses, keypoints=moved, covariance=spread[0], scale=spread[1], offset=offset)
 
     def rectified_image(self, image: Array) -> Array:
-        """An image (h, w, 3) as the pinhole ``camera`` would have seen it; the same if this is no fisheye."""
+        """Convert an image (h, w, 3) to the pinhole ``camera``; unchanged if this is no fisheye."""
         if not self.fisheye:
             return image
         matrix = self.camera.matrix
         return np.asarray(cv2.fisheye.undistortImage(image, matrix, np.asarray(self.fisheye), Knew=matrix))
 
     def bent(self, pixels: Array) -> Array:
-        """Pixels (N, 2) of the pinhole ``camera`` as the lens has them in its images."""
+        """Convert pixels (N, 2) of the pinhole ``camera`` to pixels of the image."""
         if not self.fisheye:
             return pixels
         rays = (pixels - [self.camera.cx, self.camera.cy]) / [self.camera.fx, self.camera.fy]
@@ -73,7 +73,7 @@ class Lens:
 
 
 def read_camera(path: Path | str) -> Lens:
-    """The camera of a yaml file: OpenCV's FileStorage, ROS's ``camera_info`` file, or a ``CameraInfo`` message."""
+    """Read a camera from a yaml file: OpenCV's FileStorage, ROS's ``camera_info`` file, or a ``CameraInfo`` message."""
     path = Path(path)
     content = read_opencv(path)
     matrix = _numbers(path, content, ("camera_matrix", "K", "k", "Camera_1_matrix"), "the camera matrix", (9,))
@@ -106,7 +106,7 @@ def read_camera(path: Path | str) -> Lens:
 
 
 def camera_text(camera: Camera, mount: Mount) -> str:
-    """A file that ``read_camera`` reads: ROS's ``camera_info`` with the mounting beside."""
+    """Return the text of a ``camera_info`` file with a mount, as ``read_camera`` reads it."""
     return yaml.safe_dump(
         {
             "image_width": camera.width,
@@ -151,9 +151,9 @@ def _numbers(
 def _size(path: Path, content: dict[str, Any], name: str) -> int:
     value = content.get(f"image_{name}", content.get(name))
     if value is None:
-        raise HaloposeError(f"{path} has no image_{name}: a calibration is of one image size, say which")
+        raise HaloposeError(f"{path} has no image_{name}: add the image size of the calibration")
     try:
-        size = float(value)  # 640.0 of some writers, '640' of xml
+        size = float(value)  # some writers give 640.0, xml gives '640'
     except (TypeError, ValueError, OverflowError):
         size = 0.0
     if not size.is_integer() or size <= 0:
@@ -162,7 +162,7 @@ def _size(path: Path, content: dict[str, Any], name: str) -> int:
 
 
 def _mount(path: Path, given: Any) -> Mount:
-    """Angles in degrees as ``Mount.looking`` takes them, or a rotation (9,), with a lever arm (3,) in metres."""
+    """Read angles in degrees as for ``Mount.looking``, or a rotation (9,), with a lever arm (3,) in metres."""
     if given is None:
         return Mount()
     if not isinstance(given, dict):
@@ -180,7 +180,7 @@ def _mount(path: Path, given: Any) -> Mount:
 
 
 def _orthonormal(path: Path, turn: Array) -> Array:
-    """The nearest rotation (3, 3) to one that was rounded; anything else is refused."""
+    """Return the rotation (3, 3) nearest to a rounded one; raise an error for any other matrix."""
     left, sizes, right = np.linalg.svd(turn)
     if np.abs(sizes - 1).max() > _ROUNDED:
         raise HaloposeError(f"{path}: the mount's rotation is not orthonormal: give three or more decimals of each")

@@ -18,7 +18,7 @@ from halopose.landing.recordings.logs import read_log
 from halopose.types import Array
 
 _SLOWEST = 1 / 60  # frames per second
-TIMES = "times.csv"  # beside the images of a folder: time_s, one row an image, by names, of which 2 is before 10
+TIMES = "times.csv"  # beside the images of a folder: column time_s, one row per image in natural order of the names
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,24 @@ class Frames:
     times: Array
 
     def images(self) -> Iterator[tuple[float, Array]]:
-        """Time and pixels (h, w, 3), BGR, one by one."""
+        """Yield the time and pixels (h, w, 3), BGR, of each image."""
         found = _images(self.path)
         yield from zip(self.times.tolist(), found, strict=False)
 
 
 def open_frames(path: Path | str, *, rate: float | None = None, offset: float = 0.0) -> Frames:
-    """Frames of a film, a folder or an MCAP file; ``offset`` is added to their times to give the logs' clock.
+    """Open the frames of a film, a folder or an MCAP file.
 
-    A film's times follow its rate, or ``rate``; a folder's are in its ``times.csv``, or follow ``rate``.
+    Args:
+        path: film, folder of images, or MCAP file.
+        rate: frames per second; default: the rate of the film, or the ``times.csv`` of a folder.
+        offset: seconds to add to get the time of the logs.
     """
     path = Path(path)
     if not path.exists():
         raise HaloposeError(f"no file {path}: give a film, a folder of images or an MCAP file")
     if rate is not None and not _SLOWEST <= rate <= 1000:
-        raise HaloposeError(f"frames come at a rate from one a minute up to 1000 a second, got {rate} a second")
+        raise HaloposeError(f"the frame rate should be between 1/60 and 1000 frames/s, got {rate}")
     if path.is_dir():
         return Frames(path, _folder_times(path, rate) + offset)
     if path.suffix.lower() == ".mcap":
@@ -66,7 +69,7 @@ def _folder_times(path: Path, rate: float | None) -> Array:
     if (path / TIMES).is_file():
         times = read_log(path / TIMES).times
         if len(times) != len(files):
-            raise HaloposeError(f"{path / TIMES} has {len(times)} rows for {len(files)} images: one each")
+            raise HaloposeError(f"{path / TIMES} has {len(times)} rows for {len(files)} images: give one row per image")
         return times
     if rate is None:
         raise HaloposeError(f"{path} has no {TIMES}: write one with a column time_s, or give --frame-rate")
@@ -81,7 +84,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _natural(file: Path) -> tuple[list[tuple[int, int | str]], str]:
-    """An order in which frame2 comes before frame10."""
+    """Return a sort key by which frame2 comes before frame10."""
     parts = re.split(r"([0-9]+)", file.name)
     return [(0, int(part)) if part.isdigit() else (1, part) for part in parts if part], file.name
 
@@ -96,7 +99,7 @@ def _images(path: Path) -> Iterator[Array]:
 
 
 def _mcap_images(path: Path) -> Iterator[tuple[float, Array]]:
-    """Header time and pixels of all ``sensor_msgs/CompressedImage`` of the first topic that has any."""
+    """Yield header time and pixels of all ``sensor_msgs/CompressedImage`` of the first topic that has any."""
     found = None
     for topic, seconds, coded in _mcap_messages(path):
         if topic != (found or topic):
@@ -108,7 +111,7 @@ def _mcap_images(path: Path) -> Iterator[tuple[float, Array]]:
 
 
 def _decode(coded: bytes, where: str) -> Array:
-    """Decode an image; cv2 raises for images beyond its limit of pixels, and returns None for damaged ones."""
+    """Decode an image; raise an error if it is damaged or too large."""
     try:
         pixels = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_UNCHANGED) if coded else None
     except cv2.error:
@@ -119,10 +122,10 @@ def _decode(coded: bytes, where: str) -> Array:
 
 
 def _mcap_messages(path: Path) -> Iterator[tuple[str, float, bytes]]:
-    """Topic, header time and bytes of every ``sensor_msgs/CompressedImage``."""
+    """Yield topic, header time and bytes of every ``sensor_msgs/CompressedImage``."""
     reader, factory = need("mcap.reader"), need("mcap_ros2.decoder")
     if path.is_file() and not _begins_as_mcap(path):
-        raise HaloposeError(f"{path} is no MCAP file: it does not begin as one")
+        raise HaloposeError(f"{path} is not an MCAP file")
     try:
         with path.open("rb") as file:
             messages = reader.make_reader(file, decoder_factories=[factory.DecoderFactory()])
@@ -131,8 +134,9 @@ def _mcap_messages(path: Path) -> Iterator[tuple[str, float, bytes]]:
                     stamp = message.header.stamp
                     yield channel.topic, stamp.sec + 1e-9 * stamp.nanosec, bytes(message.data)
     except Exception as error:  # noqa: BLE001 - damaged bytes lead these libraries to any of a dozen classes
-        why = "" if type(error).__name__ == "error" else f" ({type(error).__name__})"  # struct's says nothing
-        raise HaloposeError(f"{path} is no whole MCAP file{why}: record it again") from None
+        # the message of a struct.error does not help users
+        why = "" if type(error).__name__ == "error" else f" ({type(error).__name__})"
+        raise HaloposeError(f"{path} is not a complete MCAP file{why}: record it again") from None
 
 
 def _begins_as_mcap(path: Path) -> bool:

@@ -53,7 +53,7 @@ def check_inputs(
         return []
     difference = (_directions(lens, expected) - _directions(lens, seen))[known]
     apart = np.linalg.norm(eye[:, None] - site.corners, axis=2)  # (N, 4)
-    distance = 1 / np.mean(1 / apart, axis=1)[known]  # at which a shift moves the mean of the four corners
+    distance = 1 / np.mean(1 / apart, axis=1)[known]  # scale at which a shift moves the mean of the four corners
     lines = []
     height = _constant(difference[:, 1] * distance, difference[:, 1])
     if abs(height) > _HEIGHT_M:
@@ -72,18 +72,18 @@ def check_inputs(
 
 
 def _directions(lens: Lens, pixels: Array) -> Array:
-    """Azimuth to the right and elevation downwards (N, 2) of pixels (N, 2) in the camera, radians."""
+    """Return azimuth to the right and elevation downwards (N, 2), in radians, of pixels (N, 2)."""
     camera = lens.camera
     return np.arctan((pixels - (camera.cx, camera.cy)) / (camera.fx, camera.fy))
 
 
 def _constant(values: Array, rival: Array) -> float:
-    """Median of values (N,) that scatter little about it, and less than a rival explanation (N,); else 0."""
+    """Return the median of values (N,) if they scatter less than a rival explanation (N,); else 0."""
     scatter = _relative_scatter(values)
     return float(np.median(values)) if scatter < min(_SCATTER, _relative_scatter(rival)) else 0.0
 
 
 def _relative_scatter(values: Array) -> float:
-    """Median absolute deviation of values (N,) as a share of their median."""
+    """Return the median absolute deviation of values (N,) relative to their median."""
     middle = float(np.median(values))
     return float(np.median(np.abs(values - middle))) / max(abs(middle), 1e-12)

@@ -29,23 +29,23 @@ from halopose.types import Array
 
 Kind = Literal["attitude", "gnss", "ils", "radio", "irs"]
 KINDS: tuple[Kind, ...] = ("attitude", "gnss", "ils", "radio", "irs")
-_FARTHEST = 200e3  # metres from the threshold beyond which a position is a mistake
+_FARTHEST = 200e3  # metres from the threshold beyond which a position is invalid
 _LARGEST = {"pitch": math.radians(60), "roll": math.radians(90), "localizer": 0.7, "glide_slope": 0.5}
-_GRAVITY = (8.0, 12.0)  # m/s2, where the median acceleration of an approach cannot be without gravity
-_HELD = 1 / 3  # share of repeated positions from which a log is sample and hold
-_HIGHEST = 5000.0  # metres by a radio altimeter, which ends at half of that
+_GRAVITY = (8.0, 12.0)  # m/s^2: a median acceleration above this includes gravity
+_HELD = 1 / 3  # share of repeated positions above which a log is sample and hold
+_HIGHEST = 5000.0  # metres; radio altimeters end at half of this
 
 
 @dataclass(frozen=True)
 class Log:
-    """One csv file: times (N,) in seconds and columns (N,) by name; what is missing in a row is NaN."""
+    """One csv file: times (N,) in seconds and columns (N,) by name; missing values are NaN."""
 
     path: Path
     times: Array
     columns: dict[str, Array]
 
     def angle(self, name: str) -> Array | None:
-        """An angle in radians from ``name_deg`` or ``name_rad``; None if there is neither."""
+        """Return an angle in radians from ``name_deg`` or ``name_rad``; None without such a column."""
         if f"{name}_rad" in self.columns:
             values = self.columns[f"{name}_rad"]
             largest = float(np.nanmax(np.abs(values), initial=0.0))
@@ -57,13 +57,13 @@ class Log:
         return np.radians(self.columns[f"{name}_deg"]) if f"{name}_deg" in self.columns else None
 
     def column(self, name: str) -> Array:
-        """A column that must be there."""
+        """Return a column; raise an error if it is missing."""
         if name not in self.columns:
             raise HaloposeError(f"{self.path} has no column {name}: it has {', '.join(self.columns) or 'none'}")
         return self.columns[name]
 
     def needed(self, name: str) -> Array:
-        """An angle in radians that must be there."""
+        """Return an angle in radians; raise an error if it is missing."""
         found = self.angle(name)
         if found is None:
             raise HaloposeError(
@@ -77,7 +77,7 @@ class Log:
 
 
 def read_log(path: Path | str) -> Log:
-    """A csv file with a header; times must not go back."""
+    """Read a csv file with a header and non-decreasing times."""
     path = Path(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -89,7 +89,7 @@ def read_log(path: Path | str) -> Log:
     except csv.Error as error:
         raise HaloposeError(f"{path} is not a csv file of numbers ({error})") from None
     if len(rows) < 2:
-        raise HaloposeError(f"{path} has no rows: it needs a header and at least one")
+        raise HaloposeError(f"{path} has no rows: it needs a header and at least one row")
     header = [name.strip() for name in rows[0]]
     if "time_s" not in header:
         raise HaloposeError(f"{path} has no column time_s (seconds): it has {', '.join(header)}")
@@ -104,7 +104,7 @@ def read_log(path: Path | str) -> Log:
             try:
                 table[number, place] = float(text) if text.strip() else np.nan
             except ValueError:
-                raise HaloposeError(f"{path}, line {number + 2}: {text!r} is no number") from None
+                raise HaloposeError(f"{path}, line {number + 2}: {text!r} is not a number") from None
     times = table[:, header.index("time_s")]
     _check_times(path, times)
     columns = {name: table[:, place] for place, name in enumerate(header) if name != "time_s"}
@@ -113,7 +113,7 @@ def read_log(path: Path | str) -> Log:
 
 def _check_times(path: Path, times: Array) -> None:
     if not np.isfinite(times).all():
-        raise HaloposeError(f"{path}, line {int(np.argmin(np.isfinite(times))) + 2}: time_s is no number of seconds")
+        raise HaloposeError(f"{path}, line {int(np.argmin(np.isfinite(times))) + 2}: time_s is not a number of seconds")
     back = np.flatnonzero(np.diff(times) < 0)
     if len(back):
         line = int(back[0]) + 3
@@ -187,7 +187,7 @@ def _gnss(log: Log, site: Site) -> Parts:
 
 
 def _positions(log: Log, site: Site) -> Array:
-    """Positions (N, 3) in runway axes as a log has them."""
+    """Return positions (N, 3) of a log in runway axes."""
     if "x_m" in log.columns:
         return np.stack([log.column(f"{axis}_m") for axis in "xyz"], axis=1)
     places = np.stack([log.column(name) for name in ("latitude_deg", "longitude_deg", "height_m")], axis=1)
@@ -197,9 +197,10 @@ def _positions(log: Log, site: Site) -> Array:
 
 
 def _repeated(positions: Array) -> Array:
-    """Which rows (N,) repeat the position before, if a logger wrote positions more often than the receiver gave them.
+    """Return which rows (N,) repeat the previous position, if a logger wrote positions faster than the receiver gave
+    them.
 
-    Repeats are not measurements. A few equal rows are no sign of sample and hold and stay.
+    Repeats are not measurements. A few equal rows are not evidence of sample and hold, and are kept.
     """
     same = np.zeros(len(positions), dtype=bool)
     same[1:] = (positions[1:] == positions[:-1]).all(1)
@@ -208,7 +209,7 @@ def _repeated(positions: Array) -> Array:
 
 
 def held(log: Log, site: Site) -> str:
-    """Return one line about a log of positions that repeats them (sample and hold), or an empty text."""
+    """Return one line about a log that repeats positions (sample and hold), or an empty text."""
     count = int(_repeated(_positions(log, site)).sum())
     if not count:
         return ""
@@ -219,7 +220,7 @@ def held(log: Log, site: Site) -> str:
 
 
 def too_far(log: Log, site: Site) -> str:
-    """How many positions of a log are too far away to be of this approach, in one line; nothing if none is."""
+    """Return one line about positions too far away for this approach, or an empty text."""
     far = int((np.linalg.norm(_positions(log, site), axis=1) > _FARTHEST).sum())
     if not far:
         return ""
@@ -257,7 +258,7 @@ _READERS: dict[Kind, Callable[[Log, Site], Parts]] = {
 
 
 def attitudes_at(measured: Sequence[Measurement], times: Array, apart: float = 0.2) -> Array:
-    """Yaw, pitch and roll (N, 3) at times (N,), linear between samples, NaN where none is within ``apart`` s."""
+    """Interpolate yaw, pitch and roll (N, 3) at times (N,), linearly; NaN if no sample is within ``apart`` seconds."""
     given = [each for each in measured if each.source == "attitude"]
     if not given:
         return np.full((len(times), 3), np.nan)
@@ -271,7 +272,7 @@ def attitudes_at(measured: Sequence[Measurement], times: Array, apart: float = 0
 
 
 def write_logs(folder: Path, measured: Sequence[Measurement], site: Site) -> dict[Kind, Path]:
-    """Logs that ``read_log`` reads, of what was measured, to the last digit."""
+    """Write measurements as logs that ``read_log`` reads, with all digits."""
     paths: dict[Kind, Path] = {}
     heads: dict[Kind, tuple[tuple[Source, ...], str]] = {
         "attitude": (("attitude",), "yaw_rad,pitch_rad,roll_rad"),

@@ -16,8 +16,8 @@ from halopose.landing.navigation.sensors import IlsSite
 from halopose.landing.recordings.runway_sites import Site
 from halopose.types import Array
 
-_FLU = np.diag([1.0, -1.0, -1.0])  # forward-right-down to forward-left-up, as ROS has a body
-_ILS_LIMITS = np.radians([35.0, 8.0])  # degrees beyond which an ILS serves no deviation: to the side, up or down
+_FLU = np.diag([1.0, -1.0, -1.0])  # forward-right-down to forward-left-up, the body axes of ROS
+_ILS_LIMITS = np.radians([35.0, 8.0])  # degrees of coverage of an ILS: lateral, and up or down
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Positions:
 
 
 def positions_of(flight: Flight, site: Site) -> Positions:
-    """What a flight says of the aircraft's position at every frame."""
+    """Return the fused position of a flight at every frame."""
     position, covariance = flight.fused, flight.fused_covariance
     ils = IlsSite.of_runway(site.far_end)
     angles, gradients = zip(ils.localizer_angle(position), ils.glide_slope_angle(position), strict=True)
@@ -104,8 +104,7 @@ _COLUMNS = (
 
 
 def write_csv(positions: Positions, path: Path) -> Path:
-    """One row a frame; covariances and overbounds (sigmas) in runway axes, sigmas on the earth, deviations in
-    degrees."""
+    """Write one row per frame: position, sigmas and overbounds in runway axes, WGS84, and deviations in degrees."""
     upper = np.triu_indices(3)
     angles = np.degrees(np.stack([positions.deviations, positions.sigma], axis=2)).reshape(-1, 4)
     numbers = np.concatenate(

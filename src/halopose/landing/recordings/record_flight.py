@@ -25,7 +25,7 @@ def site_of(flight: Flight) -> Site:
 
 
 def record(flight: SimulatedFlight, folder: Path) -> Path:
-    """Write all files into a folder; the true positions are a separate log."""
+    """Write all files to a folder; the true positions are a separate log."""
     make_folder(folder)
     site = site_of(flight)
     _, measured = simulate_sensors(flight.approach, flight.truth, flight.settings)

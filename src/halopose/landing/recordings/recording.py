@@ -32,7 +32,7 @@ class Recording:
     """A recorded approach.
 
     Attributes:
-        frames: images with time stamps in log time, or not yet if `estimate_offset` is set.
+        frames: images with time stamps; in log time unless `estimate_offset` is set.
         lens: camera with its mount.
         site: the runway.
         others: corners (4, 3) of the other runways nearby, in the axes of the site; a detection that fits one of them
@@ -138,10 +138,10 @@ def fly_recording(
 
 
 def _true_positions(recording: Recording, times: Array) -> Array | None:
-    """True positions (N, 3) at times (N,), NaN outside the log; None without a log."""
+    """Return true positions (N, 3) at times (N,), NaN outside the log; None without a log."""
     if recording.truth is None:
         return None
-    sensors = replace(recording.settings.sensors, gnss=GNSS)  # read like GNSS, whether or not there is a GNSS log
+    sensors = replace(recording.settings.sensors, gnss=GNSS)  # same format as a GNSS log
     places = measurements(recording.truth, "gnss", recording.site, sensors)
     stamps, values = np.array([m.time for m in places]), np.array([m.value for m in places])
     return np.stack([np.interp(times, stamps, axis, np.nan, np.nan) for axis in values.T], axis=1)

@@ -29,14 +29,15 @@ from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import Predictor
 from halopose.types import Array, Mask, Progress
 
-_START_SIGMA = np.array([30.0, 30.0, 20.0, 15.0, 8.0, 5.0])  # m and m/s, about where the flight seems to begin
-_SOURCES: dict[Kind, tuple[str, ...]] = {"ils": ("localizer", "glide_slope")}  # of a log, if not by its name
-_OFFSETS = np.arange(-2.0, 2.0 + 1e-9, 0.02)  # seconds that are tried
+_START_SIGMA = np.array([30.0, 30.0, 20.0, 15.0, 8.0, 5.0])  # m and m/s, about the estimated start
+# source of a log, if different from its kind
+_SOURCES: dict[Kind, tuple[str, ...]] = {"ils": ("localizer", "glide_slope")}
+_OFFSETS = np.arange(-2.0, 2.0 + 1e-9, 0.02)  # seconds, range of the search
 _SPAN, _NEAR, _CLEARLY = (
     1.5,
     0.5,
     2.5,
-)  # seconds of a line, seconds about the best, and how much rougher others are
+)  # seconds per line, seconds around the best, and required ratio of roughness
 
 
 def settings_for(
@@ -61,7 +62,7 @@ def settings_for(
 
 
 def missing(logs: Mapping[Kind, Path]) -> str:
-    """What follows from the logs that there are not, in one line; nothing if there are all."""
+    """Return one line about missing logs and their consequences; empty if there are all."""
     without = [kind for kind in KINDS if kind not in logs]
     if not without:
         return ""
@@ -72,7 +73,7 @@ def missing(logs: Mapping[Kind, Path]) -> str:
 
 
 def read_measurements(logs: Mapping[Kind, Path], site: Site, settings: LandingSettings) -> list[Measurement]:
-    """Everything that the logs say, in order of time."""
+    """Return the measurements of all logs in order of time."""
     found: list[Measurement] = []
     for kind, path in sorted(logs.items(), key=lambda item: item[0] != "gnss"):  # attitudes need positions
         positions = [each for each in found if each.source == "gnss"]
@@ -86,11 +87,17 @@ def detections_in(
     lens: Lens,
     conf: float,
     progress: Progress | None = None,
-    album: FrameBuffer | None = None,
+    buffer: FrameBuffer | None = None,
 ) -> tuple[Array, list[PoseDistributions]]:
-    """Times (N,) of the frames that there are, and everything in them that looks like a runway.
+    """Detect runways in all frames; return the times (N,) of the frames and the detections.
 
-    album: gets the images that a film shows, rectified.
+    Args:
+        model: runway detector.
+        frames: frames of the recording.
+        lens: camera with its mount.
+        conf: lowest score of a detection.
+        progress: called with the name, number and count of finished steps.
+        buffer: receives the rectified images for the animation.
     """
     times: list[float] = []
 
@@ -98,8 +105,8 @@ def detections_in(
         for number, (time, image) in enumerate(frames.images()):
             _check_size(frames.path, image, lens)
             times.append(time)
-            if album is not None:
-                album.add(lens.rectified_image(image) if album.wants_next() else image)
+            if buffer is not None:
+                buffer.add(lens.rectified_image(image) if buffer.wants_next() else image)
             yield image
             if progress:
                 progress("looking", number + 1, len(frames.times))
@@ -116,7 +123,16 @@ def roi_detector(
     conf: float,
     progress: Progress | None = None,
 ) -> RoiDetector:
-    """Looks at the frames at their own resolution, after the first ones at each as a whole, as a filter asks."""
+    """Return a detector that refines frames at full resolution when the filter reaches them.
+
+    Args:
+        model: runway detector.
+        frames: frames of the recording.
+        lens: camera with its mount.
+        first: detections in each whole frame.
+        conf: lowest score of a detection.
+        progress: called with the name, number and count of finished steps.
+    """
 
     def shown() -> Iterator[Array]:
         for number, (_, image) in enumerate(frames.images()):
@@ -150,9 +166,20 @@ def replay(
     others: tuple[Array, ...] = (),
     roi_detector: RoiDetector | None = None,
 ) -> Flight:
-    """Associate, solve, check and fuse rectified detections at times (N,); truth (N, 3), if known, judges.
+    """Associate, solve, check and fuse rectified detections.
 
-    roi_detector: looks at frames once more, where the filter expects the runway.
+    Args:
+        times: times of the frames (N,).
+        detections: rectified detections of the frames (N).
+        lens: camera with its mount.
+        site: the runway.
+        measured: measurements of all logs.
+        settings: estimator settings.
+        start: initial state; default: estimated from the logs.
+        truth: true positions (N, 3) for error figures.
+        images: images for the animation.
+        others: corners (4, 3) of the other runways nearby.
+        roi_detector: detects again where the filter expects the runway.
     """
     if not len(times):
         raise HaloposeError("the recording has no frames")
@@ -183,7 +210,7 @@ def start_from(
     detections: Sequence[PoseDistributions],
     vision_model: VisionModel,
 ) -> InitialState:
-    """Where the filter begins: on a line through the first GNSS fixes, else where the first runway seen says."""
+    """Estimate the initial state: a line through the first GNSS fixes, else the first vision fix."""
     first = float(min([times[0], *(each.time for each in measured[:1])]))
     fixes = [each for each in measured if each.source == "gnss"][:20]
     spread = np.diag(_START_SIGMA**2)
@@ -201,13 +228,17 @@ def start_from(
             wide = spread.copy()
             wide[:3, :3] += 9 * found.covariance[0, :3, :3]
             down = found.position[0] / np.linalg.norm(found.position[0])
-            velocity = -70.0 * down  # m/s towards the threshold, as uncertain as said
+            velocity = -70.0 * down  # m/s towards the threshold, uncertain by _START_SIGMA
             return InitialState(first, found.position[0] + velocity * (first - time), velocity, wide)
-    raise HaloposeError("no GNSS and no runway in any frame: there is nowhere to begin; give --gnss, or lower --conf")
+    raise HaloposeError(
+        "no GNSS and no runway in any frame, so there is no initial position: give --gnss, or lower --conf"
+    )
 
 
 def _line(times: Array, values: Array, at: float) -> tuple[Array, Array]:
-    """Position (3,) and velocity (3,) at an instant, of values (N, 3), by medians: a quarter may be wrong."""
+    """Fit position (3,) and velocity (3,) at a time to values (N, 3), by medians: robust against a quarter of
+    outliers.
+    """
     one, other = np.triu_indices(len(times), 1)
     apart = times[other] - times[one]
     slopes = (values[other] - values[one])[apart > 0] / apart[apart > 0][:, None]
@@ -224,7 +255,7 @@ def _check_times(times: Array, measured: Sequence[Measurement], attitudes: Array
 
 
 def check_clocks(times: Array, measured: Sequence[Measurement]) -> None:
-    """Refuse logs that never meet the frames, each for itself: one of another clock would be believed."""
+    """Raise an error for each log that does not overlap the frames in time."""
     spans = {}
     for kind in KINDS:
         stamps = [each.time for each in measured if each.source in _SOURCES.get(kind, (kind,))]
@@ -247,7 +278,7 @@ def check_clocks(times: Array, measured: Sequence[Measurement]) -> None:
 
 
 def _check_view(vision_model: VisionModel, measured: Sequence[Measurement], times: Array) -> None:
-    """Refuse a runway that lies behind the camera wherever GNSS and attitude say where they are."""
+    """Raise an error if the runway is behind the camera wherever GNSS and attitude are known."""
     fixes = [each for each in measured if each.source == "gnss"]
     if not fixes or not vision_model.has_attitude.any():
         return
@@ -265,17 +296,18 @@ def _check_view(vision_model: VisionModel, measured: Sequence[Measurement], time
 def estimate_offset(
     times: Array, detections: Sequence[PoseDistributions], lens: Lens, measured: Sequence[Measurement]
 ) -> float:
-    """Seconds to add to the frames' times so that the runway, seen without the aircraft's turns, moves least.
+    """Estimate the seconds to add to frame time to get log time.
 
-    Each offset up to 2 s is tried: the direction of the best detection is rotated back by the attitude at that
-    offset. A wrong offset leaves the rotations of the aircraft in the directions. The smoothest one wins.
+    Each offset up to 2 s is tried: the direction of the best detection is rotated back by the attitude at that offset.
+    A wrong
+    offset leaves the rotations of the aircraft in the directions. The offset with the smoothest directions wins.
 
     Raises:
         HaloposeError: No offset is clearly smoother than the others.
     """
     seen = [n for n, poses in enumerate(detections) if len(poses)]
     if len(seen) < 10:
-        raise HaloposeError(f"an offset takes a runway in ten frames, it is in {len(seen)}: give --offset")
+        raise HaloposeError(f"estimating the offset takes ten frames with the runway, got {len(seen)}: give --offset")
     middle = np.array([detections[n].mean[int(np.argmax(detections[n].scores))].mean(0) for n in seen])
     rays = np.concatenate([normalise(lens.camera, middle), np.ones((len(seen), 1))], axis=1)
     turns = [each for each in measured if each.source == "attitude"]
@@ -292,9 +324,9 @@ def estimate_offset(
 
 
 def _roughness(times: Array, rays: Array, angles: Array, lens: Lens) -> float:
-    """How far directions (N, 3) in the camera, turned back by angles (N, 3), are from straight lines over seconds.
+    """Return the deviation of directions (N, 3), rotated back by angles (N, 3), from straight lines over seconds.
 
-    Squared, the mean of the lower nine tenths; over shorter times noise of the corners would hide the turns.
+    It is the mean of the lower nine tenths of the squares. Over shorter times corner noise would hide the rotations.
     """
     body = lens.mount.rotation @ rotation_from_angles(*np.nan_to_num(angles).T)
     level = (np.swapaxes(body, 1, 2) @ rays[..., None])[..., 0]

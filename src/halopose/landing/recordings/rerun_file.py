@@ -87,13 +87,13 @@ def _log_corners(recording: Any, rr: Any, flight: Flight, n: int) -> None:
 
 
 def ellipse(centre: Array, covariance: Array) -> Array:
-    """Outline (33, 2) of the ellipse that holds 95 %."""
+    """Return the outline (33, 2) of the 95 % ellipse."""
     circle = np.stack([np.cos(_TURN), np.sin(_TURN)], axis=1)
     return np.asarray(centre + _PLANE * circle @ np.linalg.cholesky(covariance).T)
 
 
 def _ellipsoid(covariance: Array) -> tuple[Array, Array]:
-    """Half axes (3,) of the ellipsoid that holds 95 %, and its turn as x, y, z, w."""
+    """Return the half axes (3,) of the 95 % ellipsoid, and its rotation as a quaternion x, y, z, w."""
     values, axes = np.linalg.eigh(covariance)
     axes[:, 0] *= np.sign(np.linalg.det(axes))
     return _SPACE * np.sqrt(np.maximum(values, 0.0)), np.asarray(Rotation.from_matrix(axes).as_quat())

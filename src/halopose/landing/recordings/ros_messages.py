@@ -1,14 +1,14 @@
-"""A flight as messages of ROS 2, and an MCAP file of them that Foxglove, ``ros2 bag`` and any MCAP reader open.
+"""Convert a flight to ROS 2 messages, and write them as an MCAP file for Foxglove, ``ros2 bag`` and other readers.
 
-In: ``Positions``. Out: messages as plain mappings, which a node fills its own classes with
-(``examples/ros2_node.py``), and a file. Definitions come from rosbags, encoding from mcap-ros2-support.
+Messages are plain mappings, from which a node fills its own classes (``examples/ros2_node.py``). Definitions come from
+rosbags, encoding from mcap-ros2-support.
 
     /halopose/runway/pose  geometry_msgs/PoseWithCovarianceStamped in ``runway``: x along the landing direction,
                            y left, z up
     /halopose/enu/pose     the same in ``enu``: east, north, up of the threshold
     /halopose/earth/pose   the same in ``earth`` (REP 105): cartesian WGS84
     /halopose/fix          sensor_msgs/NavSatFix: latitude, longitude, height, covariance in east, north, up
-    /halopose/deviation    halopose_msgs/IlsDeviation: what an ILS would show, its sigma, and whether it is valid
+    /halopose/deviation    halopose_msgs/IlsDeviation: deviations as of an ILS, their sigmas, and whether they are valid
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ float64 glide_slope_sigma
 bool valid
 string reason
 """
-_UNKNOWN = math.pi**2  # variance of a turn that nobody knows
-_LATEST = 2.0**31  # seconds that a stamp holds
+_UNKNOWN = math.pi**2  # variance of an unknown rotation
+_LATEST = 2.0**31  # largest number of seconds in a time stamp
 _NO_FIX, _GBAS_FIX, _KNOWN = -1, 2, 3  # sensor_msgs/NavSatStatus and NavSatFix
 
 
 def messages_at(positions: Positions, n: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Type and content of every topic's message at frame n; a flagged position is no fix."""
+    """Return type and content of every topic's message at frame n; a flagged position has status "no fix"."""
     time, site = float(positions.times[n]), positions.site
     to_earth = _earth_from_enu(site.latitude, site.longitude)
     turn = to_earth @ site.turn
@@ -82,7 +82,7 @@ def messages_at(positions: Positions, n: int) -> dict[str, tuple[str, dict[str, 
 
 
 def header(time: float, frame: str) -> dict[str, Any]:
-    """std_msgs/Header of a time in seconds."""
+    """Return a std_msgs/Header for a time in seconds."""
     nanoseconds = round(time * 1e9)
     return {"stamp": {"sec": nanoseconds // 10**9, "nanosec": nanoseconds % 10**9}, "frame_id": frame}
 
@@ -90,9 +90,14 @@ def header(time: float, frame: str) -> dict[str, Any]:
 def pose_message(
     stamp: Mapping[str, int], frame: str, position: Array, axes: Array, covariance: Array
 ) -> dict[str, Any]:
-    """geometry_msgs/PoseWithCovarianceStamped of something at a position (3,) with axes (3, 3), both in a frame.
+    """Return a geometry_msgs/PoseWithCovarianceStamped.
 
-    covariance (6, 6): of x, y, z and of turns about the frame's fixed axes.
+    Args:
+        stamp: time stamp.
+        frame: name of the coordinate frame.
+        position: position (3,).
+        axes: rotation (3, 3).
+        covariance: covariance (6, 6) of x, y, z and of rotations about the frame's fixed axes.
     """
     quaternion = Rotation.from_matrix(axes).as_quat()
     return {
@@ -108,7 +113,7 @@ def pose_message(
 
 
 def _pose(positions: Positions, n: int, frame: str, position: Array, axes: Array) -> dict[str, Any]:
-    """The aircraft in a frame whose axes (3, 3) are given from runway axes; an unknown attitude is wide."""
+    """Return the aircraft's pose in a frame given by its axes (3, 3); an unknown attitude has a large variance."""
     covariance = np.zeros((6, 6))
     covariance[:3, :3] = axes @ positions.covariance[n] @ axes.T
     body, turns = axes, _UNKNOWN * np.eye(3)
@@ -121,7 +126,7 @@ def _pose(positions: Positions, n: int, frame: str, position: Array, axes: Array
 
 
 def _earth_from_enu(latitude: float, longitude: float) -> Array:
-    """Rotation (3, 3) from east, north, up at a place in degrees to WGS84's cartesian axes."""
+    """Return the rotation (3, 3) from east, north, up at a place in degrees to the WGS84 cartesian axes."""
     (sin, cos), (sin_l, cos_l) = ((math.sin(a), math.cos(a)) for a in map(math.radians, (latitude, longitude)))
     return np.array([[-sin_l, -sin * cos_l, cos * cos_l], [cos_l, -sin * sin_l, cos * sin_l], [0.0, cos, sin]])
 
@@ -131,7 +136,7 @@ def _cartesian(place: Array) -> Array:
 
 
 def definition(datatype: str) -> str:
-    """The text of a message's definition, with those it needs."""
+    """Return the text of a message's definition with the definitions it depends on."""
     if datatype == DEVIATION:
         text = definition("geometry_msgs/msg/PoseStamped").split("\n" + "=" * 80 + "\n")
         used = [part for part in text[1:] if part.startswith(("MSG: std_msgs/Header", "MSG: builtin_interfaces"))]
@@ -142,7 +147,7 @@ def definition(datatype: str) -> str:
 
 
 def write_mcap(positions: Positions, path: Path) -> Path:
-    """All messages of a flight, stamped with the logs' clock."""
+    """Write all messages of a flight, with time stamps of the logs."""
     latest = float(np.abs(positions.times).max(initial=0.0))
     if latest >= _LATEST:
         raise HaloposeError(f"{latest:.3g} s is beyond the clock of ROS messages, {_LATEST:.3g} s: check time_s")
@@ -165,7 +170,7 @@ def write_mcap(positions: Positions, path: Path) -> Path:
 
 
 def fill(message: Any, content: Mapping[str, Any]) -> Any:
-    """Fill a message of any ROS library with a mapping, field by field."""
+    """Fill a message of any ROS library from a mapping, field by field."""
     for name, value in content.items():
         if isinstance(value, Mapping):
             fill(getattr(message, name), value)

@@ -22,19 +22,25 @@ from halopose.geometry.camera import angles_from_rotation, rotation_from_angles
 from halopose.landing.recordings import need
 from halopose.types import Array
 
-_LENGTHS, _WIDTHS = (250.0, 6500.0), (8.0, 120.0)  # metres that a runway may have
+_LENGTHS, _WIDTHS = (250.0, 6500.0), (8.0, 120.0)  # metres, range of valid lengths
 _STEEPEST = 0.03  # slope
 _LARGEST = 10_000.0  # degrees or metres of a corner
-_SAME_PLACE, _SAME_HEADING = 60.0, math.radians(1.0)  # of one runway in the table and in a file
-_DOUBTFUL = 20.0  # metres between the table's ends and the published length
+_SAME_PLACE, _SAME_HEADING = 60.0, math.radians(1.0)  # tolerances for the same runway in the table and in a file
+_DOUBTFUL = 20.0  # metres, tolerated difference to the published length
 
 
 @dataclass(frozen=True)
 class Site:
-    """A runway with its corners (4, 3) in runway axes, and where those axes lie on the earth.
+    """A runway with its place on the earth.
 
-    latitude and longitude of the landing threshold in degrees, height in metres, heading of x in radians from true
-    north. ``note`` says what to know before relying on it.
+    Attributes:
+        designator: designator of the runway.
+        corners: corners (4, 3) in runway axes.
+        latitude: latitude of the landing threshold in degrees.
+        longitude: its longitude in degrees.
+        height: its height in metres.
+        heading: heading of the x axis in radians from true north.
+        note: what to know before relying on it.
     """
 
     designator: str
@@ -47,12 +53,12 @@ class Site:
 
     @property
     def length(self) -> float:
-        """Metres along the middle, from the near corners to the far ones."""
+        """Length in metres from the near corners to the far ones."""
         return float(np.linalg.norm(self.corners[2:].mean(0) - self.corners[:2].mean(0)))
 
     @property
     def far_end(self) -> float:
-        """Metres from the landing threshold to the far end, which a displaced threshold makes less than length."""
+        """Metres from the landing threshold to the far end; less than the length if the threshold is displaced."""
         return float(self.corners[2:, 0].mean())
 
     @property
@@ -67,11 +73,11 @@ class Site:
         return np.array([[sin, -cos, 0.0], [cos, sin, 0.0], [0.0, 0.0, 1.0]])
 
     def to_enu(self, positions: Array) -> Array:
-        """East, north, up (..., 3) of the threshold from runway axes (..., 3)."""
+        """Convert runway axes (..., 3) to east, north, up (..., 3) of the threshold."""
         return np.asarray(positions @ self.turn.T)
 
     def to_wgs84(self, positions: Array) -> Array:
-        """Latitude and longitude in degrees and height in metres (..., 3) of positions (..., 3) in runway axes."""
+        """Convert runway axes (..., 3) to latitude and longitude in degrees and height in metres (..., 3)."""
         enu = self.to_enu(positions)
         origin = self.latitude, self.longitude, self.height
         return np.stack(_geodesy().enu2geodetic(enu[..., 0], enu[..., 1], enu[..., 2], *origin), axis=-1)
@@ -95,7 +101,7 @@ class Site:
         return np.stack(angles_from_rotation(rotation_from_angles(*attitudes.T) @ R_level_runway), axis=-1)
 
     def from_wgs84(self, places: Array) -> Array:
-        """Runway axes (..., 3) from latitude and longitude in degrees and height in metres (..., 3)."""
+        """Convert latitude and longitude in degrees and height in metres (..., 3) to runway axes (..., 3)."""
         origin = self.latitude, self.longitude, self.height
         enu = np.stack(_geodesy().geodetic2enu(places[..., 0], places[..., 1], places[..., 2], *origin), axis=-1)
         return np.asarray(enu @ self.turn)
@@ -112,14 +118,16 @@ def _R_ecef_enu(latitude_rad: Array, longitude_rad: Array) -> Array:
 
 
 def read_runway(given: Path | str) -> Site:
-    """The runway of a json file, ``KSFO/28R`` of the table, or ``database.json#LFPO/24`` of a file of LARD's.
+    """Read a runway from a json file, ``KSFO/28R`` from the table, or ``database.json#LFPO/24`` from a file of LARD.
 
-    A file holds ``corners``: near left, near right, far right, far left as seen on approach, each with latitude,
-    longitude and height, and perhaps a ``designator``; or an ``airport`` and a ``designator`` of the table.
+    A json file holds ``corners`` (near left, near right, far right, far left as seen on approach, each with latitude,
+    longitude
+    and height) and optionally a ``designator``; or an ``airport`` and a ``designator`` of the table.
 
-    >>> site = read_runway("KSFO/28R")
-    >>> round(site.length), round(site.width), round(np.degrees(site.heading))
-    (3618, 61, 298)
+    Example:
+        >>> site = read_runway("KSFO/28R")
+        >>> round(site.length), round(site.width), round(np.degrees(site.heading))
+        (3618, 61, 298)
     """
     text = str(given)
     path, mark, name = text.partition("#")
@@ -130,12 +138,12 @@ def read_runway(given: Path | str) -> Site:
         return from_table(airport, designator)
     content = read_json(given)
     if not isinstance(content, dict):
-        raise HaloposeError(f"{given} is no runway: it needs corners, or airport and designator")
+        raise HaloposeError(f"{given} is not a runway: it needs corners, or airport and designator")
     designator = str(content.get("designator", ""))
     if "corners" in content:
         return from_corners(_corners(given, content["corners"]), designator, str(given))
     if "airport" not in content:
-        raise HaloposeError(f"{given} is no runway: it needs corners, or airport and designator")
+        raise HaloposeError(f"{given} is not a runway: it needs corners, or airport and designator")
     return from_table(str(content["airport"]), designator)
 
 
@@ -160,18 +168,20 @@ def other_runways(site: Site) -> list[Site]:
 
 
 def corners_seen_from(site: Site, other: Site) -> Array:
-    """Corners (4, 3) of another runway in the axes of a site, near and far as seen in its landing direction."""
+    """Return the corners (4, 3) of another runway in the axes of a site, near and far as seen in its landing
+    direction.
+    """
     corners = site.from_wgs84(other.to_wgs84(other.corners))
     return corners if _angle(other.heading - site.heading) <= math.pi / 2 else corners[[2, 3, 0, 1]]
 
 
 def _angle(difference: float) -> float:
-    """Size of an angle in radians, at most pi."""
+    """Return the size of an angle in radians, at most pi."""
     return abs((difference + math.pi) % math.tau - math.pi)
 
 
 def from_table(airport: str, designator: str) -> Site:
-    """A runway of the table, landed on in the direction of its designator."""
+    """Return a runway of the table, for landing in the direction of its designator."""
     named = [row for row in _table() if row["airport"] == airport.upper()]
     if not named:
         known = ", ".join(sorted({row["airport"] for row in _table()}))
@@ -187,7 +197,7 @@ def from_table(airport: str, designator: str) -> Site:
     site = _site(wanted, np.zeros((4, 3)), places[0], 0.0)
     along = site.from_wgs84(places[1:])[0]
     length = float(np.hypot(along[0], along[1]))
-    heading = math.atan2(-along[1], along[0]) % math.tau  # at heading 0, x is north and y is west
+    heading = math.atan2(-along[1], along[0]) % math.tau  # heading 0: x is north and y is west
     half, displaced = float(row["width_m"]) / 2, float(row[f"{near}_displaced_m"])
     flat = np.array([[-displaced, half], [-displaced, -half], [length - displaced, -half], [length - displaced, half]])
     rise = along[2] * (flat[:, :1] / length)
@@ -196,12 +206,12 @@ def from_table(airport: str, designator: str) -> Site:
     apart = abs(length - float(row["length_m"]))
     note = f"{row['source']}, elevations above sea level"
     if apart > _DOUBTFUL:
-        note += f"; its ends are {apart:.0f} m off the published length: give corners of your own"
+        note += f"; its ends are {apart:.0f} m off the published length: give surveyed corners"
     return _site(wanted, np.concatenate([flat, rise], axis=1), threshold, heading, note)
 
 
 def from_lard(path: Path | str, airport: str, designator: str) -> Site:
-    """A runway of LARD's data base: corners C and D are near, A and B far, left and right in any order."""
+    """Read a runway of LARD's data base: corners C and D are near, A and B far, left and right in any order."""
     content = read_json(path)
     airports = content if isinstance(content, dict) else {}
     if airport not in airports or not isinstance(airports[airport], dict):
@@ -226,7 +236,7 @@ def from_lard(path: Path | str, airport: str, designator: str) -> Site:
 
 
 def from_corners(places: Array, designator: str = "", name: str = "corners") -> Site:
-    """A runway of four corners (4, 3): latitude, longitude in degrees and height in metres, near left first."""
+    """Return a runway of four corners (4, 3): latitude, longitude in degrees and height in metres, near left first."""
     latitude, longitude = places[:, 0], places[:, 1]
     if (np.abs(latitude) > 90).any():
         wrong = float(latitude[np.abs(latitude) > 90][0])
@@ -238,7 +248,7 @@ def from_corners(places: Array, designator: str = "", name: str = "corners") -> 
     seen = rough.from_wgs84(places)
     along = seen[2:].mean(0) - seen[:2].mean(0)
     heading = math.atan2(-along[1], along[0]) % math.tau
-    # The middle of two corners lies under the mean of their heights: the earth is round.
+    # The midpoint of two corners is below the mean of their heights because the earth is curved.
     middle = rough.to_wgs84(seen[:2].mean(0))
     placed = _site(designator, np.zeros((4, 3)), middle, heading)
     site = _site(designator or _name(heading), placed.from_wgs84(places), middle, heading)
@@ -285,7 +295,7 @@ def _corners(path: Path | str, given: Any) -> Array:
 
 
 def runway_content(site: Site) -> dict[str, Any]:
-    """What ``read_runway`` reads, of the corners of a site."""
+    """Return the json content of a site with its corners, as ``read_runway`` reads it."""
     places = site.to_wgs84(site.corners).tolist()
     keys = ("latitude", "longitude", "height")
     return {"designator": site.designator, "corners": [dict(zip(keys, place, strict=True)) for place in places]}

@@ -1,1 +1,1 @@
-"""The page of a flight, its charts and its pictures."""
+"""Page of a flight, its charts and its pictures."""

@@ -1,7 +1,4 @@
-"""Charts of a landing: values over time as paths of an SVG, and errors against levels (a Stanford diagram).
-
-In: a ``Flight``. Out: ``Chart``s, which the page's template draws.
-"""
+"""Charts of a landing: values over time as SVG paths, and errors against protection levels (Stanford diagrams)."""
 
 from __future__ import annotations
 
@@ -23,7 +20,9 @@ _MEANING = ("along the runway", "to the left", "up")
 
 
 def flags(flight: Flight) -> tuple[Array, Array, Array]:
-    """Which frames (N,) show the runway, have a position, have one that is trusted; each among those before."""
+    """Return which frames (N,) show the runway, have a position, and have a trusted one; each a subset of the
+    previous.
+    """
     seen = np.asarray(flight.corner_detections.seen, dtype=bool)
     solved = seen & np.asarray(flight.vision_fixes.solved, dtype=bool)
     return seen, solved, solved & np.asarray(flight.vision_fixes.trusted, dtype=bool)
@@ -31,7 +30,7 @@ def flags(flight: Flight) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class AxisScale:
-    """From values to 0 (low) and 1 (high); bent like a logarithm, or like asinh where both signs matter."""
+    """Map from values to 0 (low) and 1 (high); linear, logarithmic, or asinh for both signs."""
 
     low: float
     high: float
@@ -39,14 +38,14 @@ class AxisScale:
     bend: Any = np.log
 
     def __call__(self, values: Any) -> Array:
-        """Places of values, held at the ends if beyond them."""
+        """Return the places of values, clipped at the ends."""
         ends = self.bend(np.array([self.low, self.high]))
         inside = np.clip(np.asarray(values, dtype=np.float64), self.low, self.high)
         return (self.bend(inside) - ends[0]) / (ends[1] - ends[0])
 
 
 class Chart:
-    """Values over the time of a flight, drawn as paths of an SVG."""
+    """Chart of values over the time of a flight, drawn as SVG paths."""
 
     over = "time"
     left, top, right, bottom = 40.0, 22.0, 8.0, 42.0  # margins
@@ -62,22 +61,22 @@ class Chart:
         self.y_marks = [(float(self.y(tick)), f"{tick:g}".replace("-", "−")) for tick in scale.ticks]
 
     def x(self, times: Any) -> Array:
-        """Where times lie in the drawing."""
+        """Return the x coordinates of times."""
         share = (np.asarray(times) - self.times[0]) / (self.times[1] - self.times[0])
         return self.left + share * (self.width - self.left - self.right)
 
     def y(self, values: Any) -> Array:
-        """Where values lie in the drawing."""
+        """Return the y coordinates of values."""
         floor = self.height - self.bottom
         return floor - self.scale(values) * (floor - self.top)
 
     def line(self, kind: str, times: Array, values: Array, label: str = "") -> Chart:
-        """A line, broken where a value is missing."""
+        """Add a line, broken at missing values."""
         parts = [_path(self.x(times[run]), self.y(values[run])) for run in _runs(np.isfinite(values))]
         return self._add(kind, "".join(parts), label)
 
     def band(self, kind: str, times: Array, low: Array, high: Array, label: str = "") -> Chart:
-        """A filled band, broken where a value is missing."""
+        """Add a filled band, broken at missing values."""
         parts = []
         for run in _runs(np.isfinite(low) & np.isfinite(high)):
             x = np.concatenate([self.x(times[run]), self.x(times[run])[::-1]])
@@ -85,7 +84,7 @@ class Chart:
         return self._add(kind, "".join(parts), label)
 
     def dots(self, kind: str, times: Array, values: Array, label: str = "") -> Chart:
-        """Dots: strokes without length, whose round ends the style sheet sizes."""
+        """Add dots: strokes without length, whose round ends the style sheet sizes."""
         known = np.isfinite(values) & np.isfinite(times)
         places = zip(self.x(times[known]), self.y(values[known]), strict=True)
         return self._add(f"dots {kind}", "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places), label)
@@ -98,7 +97,7 @@ class Chart:
         return self
 
     def _time_marks(self, flight: Flight) -> list[tuple[float, str, str]]:
-        """Scenario, time since the first frame and distance of ticks, seven at the most."""
+        """Return position, time since the first frame and distance of at most seven ticks."""
         start, span = float(self.times[0]), float(self.times[1] - self.times[0])
         unit = 10.0 ** np.floor(np.log10(span / 6))
         step = next(factor * unit for factor in (1, 2, 5, 10) if span <= 6.001 * factor * unit)
@@ -108,7 +107,7 @@ class Chart:
 
 
 def _ends(flight: Flight) -> Array:
-    """First and last instant (2,) of a flight, never the same."""
+    """Return the first and last instant (2,) of a flight, never equal."""
     first, last = float(flight.frame_times[0]), float(flight.frame_times[-1])
     return np.array([first, last if last > first else first + 1.0])
 
@@ -118,13 +117,13 @@ def _path(x: Array, y: Array) -> str:
 
 
 def _runs(flags: Array) -> list[slice]:
-    """Stretches where flags (N,) are true."""
+    """Return the intervals in which flags (N,) are true."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int)))
     return [slice(start, end) for start, end in edges.reshape(-1, 2).tolist()]
 
 
 def _decades(*values: Array, least: float = 1.0) -> AxisScale:
-    """A logarithmic scale of whole decades about the values, up to ``least`` or more."""
+    """Return a logarithmic scale of whole decades around the values, up to at least ``least``."""
     known = np.concatenate([value[np.isfinite(value) & (value > 0)] for value in values])
     low, high = np.quantile(known, (0.01, 0.995)) if known.size else (0.1, 1.0)
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(max(high, least))))
@@ -133,7 +132,7 @@ def _decades(*values: Array, least: float = 1.0) -> AxisScale:
 
 
 def error_chart(flight: Flight, axis: int) -> Chart:
-    """Errors of one axis with bands of two standard deviations."""
+    """Chart the errors of one axis with bands of two standard deviations."""
     errors = {"vision": flight.vision_fixes.position - flight.position, "fused": flight.fused - flight.position}
     spreads = {"vision": total_covariance(flight), "fused": flight.fused_covariance}
     twice = {name: 2 * np.sqrt(spread[:, axis, axis]) for name, spread in spreads.items()}
@@ -154,7 +153,7 @@ def error_chart(flight: Flight, axis: int) -> Chart:
 
 
 def _against_distribution(chart: Chart, times: Array, values: Array, dof: int) -> Chart:
-    """The band that should hold 95 % of values, named with the share that it does hold."""
+    """Add the band that should contain 95 % of values, labelled with the share that it does contain."""
     if not np.isfinite(values).any():
         chart.title += ": no values"
         return chart
@@ -182,7 +181,7 @@ def nees_chart(flight: Flight) -> Chart:
 
 
 def statistic_chart(flight: Flight) -> Chart:
-    """The residuals' chi-square against where 95 % of it should lie and where the check's limit is."""
+    """Chart the residuals' chi-square against its 95 % band and the limit of the integrity check."""
     fixes, times = flight.vision_fixes, flight.frame_times
     scale = _decades(fixes.statistic, least=30.0)
     chart = Chart(flight, "Integrity: chi-square of the corners", "squared", scale, 360, 270)
@@ -198,7 +197,7 @@ def statistic_chart(flight: Flight) -> Chart:
 
 
 def level_charts(flight: Flight) -> list[Chart]:
-    """Protection levels against the errors that they should bound, those of trusted frames, and alert limits."""
+    """Chart protection levels against the errors of trusted frames and the alert limits."""
     error = np.abs(flight.vision_fixes.error(flight.position))
     error = np.where(flags(flight)[2][:, None], error, np.nan)
     charts, times, limits = [], flight.frame_times, flight.settings.approach_requirement.limits
@@ -216,7 +215,7 @@ def level_charts(flight: Flight) -> list[Chart]:
 
 
 class Diagram(Chart):
-    """Levels over errors, both logarithmic and alike."""
+    """Stanford diagram: protection levels over errors, both on the same logarithmic scale."""
 
     def __init__(self, title: str, scale: AxisScale, width: int = 520, height: int = 360) -> None:
         self.title, self.label, self.scale, self.width, self.height = title, "level in m", scale, width, height
@@ -227,15 +226,16 @@ class Diagram(Chart):
         self.y_marks = [(float(self.y(tick)), text) for tick, text in marks]
 
     def x(self, values: Any) -> Array:
-        """Where errors lie in the drawing."""
+        """Return the x coordinates of errors."""
         return self.left + self.scale(values) * (self.width - self.left - self.right)
 
 
 def stanford_charts(flight: Flight) -> list[Diagram]:
-    """Level over error of every trusted frame, lateral and across the path, against the alert limit.
+    """Chart level over error of every trusted frame, lateral and across the path, against the alert limit.
 
-    Above the diagonal the level held; under the limit's line the frame was available. Below the diagonal it
-    misled, and right of the limit and under it it was hazardous.
+    Above the diagonal the level bounds the error; below the alert limit the frame is available. Below the diagonal the
+    frame is
+    misleading. An error beyond the limit with a level below it is hazardous.
     """
     error = np.abs(flight.vision_fixes.error(flight.position))
     used, limits, charts = flags(flight)[2], flight.settings.approach_requirement.limits, []

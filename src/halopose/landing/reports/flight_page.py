@@ -1,7 +1,4 @@
-"""Render a landing as one self-contained html page, and as a log.
-
-In: a ``Flight``, a summary of it, and perhaps its animation. Out: the page's text, or the log's json content.
-"""
+"""Render a landing as one self-contained html page, and as a json log."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from halopose.landing.runway_datasets import CORNER_NAMES
 from halopose.landing.world.scenes import Array
 from halopose.reports.html import asset, page, percent
 
-_SILENCE = 2.5  # usual intervals without a measurement that make an outage
+_SILENCE = 2.5  # number of usual intervals without a measurement that count as an outage
 _SOURCES = {
     "irs": "IRS",
     "gnss": "GNSS",
@@ -43,7 +40,7 @@ _SOURCES = {
 
 
 def render_page(flight: Flight, summary: dict[str, Any], stills: Sequence[bytes] = ()) -> str:
-    """The page (html) of a flight, with the WebP files of its film embedded if there are any."""
+    """Return the page (html) of a flight, with the WebP images of its animation embedded if there are any."""
     return page(
         "landing.html",
         title=f"Landing on runway {flight.scenario.designator}",
@@ -69,7 +66,7 @@ def render_page(flight: Flight, summary: dict[str, Any], stills: Sequence[bytes]
 
 
 def log_of(flight: Flight) -> dict[str, Any]:
-    """Everything that happened as json content: settings, counts per sensor, and every frame beside the truth."""
+    """Return the json content of ``log.json``: settings, counts per sensor, and every frame with the truth."""
     track = flight.track
     counts = {
         source: {
@@ -129,14 +126,14 @@ def _frame_entry(flight: Flight, n: int) -> dict[str, Any]:
 
 
 def _vision_update(flight: Flight, n: int) -> tuple[float | None, bool | None]:
-    """NIS of frame n's fix in the filter and whether it was accepted; None if it never came there."""
+    """Return the NIS of frame n's fix in the filter and whether it was accepted; None if it was not used."""
     track = flight.track
     rows = np.flatnonzero((track.source == "vision") & (np.abs(track.times - flight.stamps[n]) < 1e-6))
     return (float(track.nis[rows[0]]), bool(track.accepted[rows[0]])) if rows.size else (None, None)
 
 
 def _plain(values: Any) -> Any:
-    """Numbers as json has them: an array with nothing finite in it is null, and so is a single such number."""
+    """Return numbers as json content; null for a number or array without finite values."""
     array = np.asarray(values, dtype=np.float64)
     if not np.isfinite(array).any():
         return None
@@ -144,7 +141,7 @@ def _plain(values: Any) -> Any:
 
 
 def _json(content: Any) -> Any:
-    """Nested settings with lists for tuples, and null for what json cannot say."""
+    """Return nested settings as json content: lists for tuples, and null for values that json cannot express."""
     if isinstance(content, dict):
         return {key: _json(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
@@ -169,7 +166,7 @@ def _settings(flight: Flight) -> dict[str, Any]:
         "image_size": [place.camera.width, place.camera.height],
         "focal_length_px": place.camera.fx,
         "frames": len(flight.frame_times),
-        "corner_law": "Gaussian" if flight.corner_detections.dof is None else "Student-t",
+        "corner_distribution": "Gaussian" if flight.corner_detections.dof is None else "Student-t",
     }
 
 
@@ -188,8 +185,8 @@ def _lead(flight: Flight) -> str:
     if not flight.has_truth:
         spread = _quantile(2 * np.sqrt(np.trace(flight.fused_covariance, axis1=1, axis2=2)))
         return (
-            "Nobody knows the truth of this flight. In 95\N{NO-BREAK SPACE}% of the frames the fused position "
-            f"says of itself to be within {said('', spread)} m, two standard deviations."
+            "The true positions are unknown. In 95\N{NO-BREAK SPACE}% of the frames two standard deviations of the "
+            f"fused position are below {said('', spread)} m."
         )
     fused = _quantile(np.linalg.norm(flight.fused - flight.position, axis=1))
     sentence = f"In 95\N{NO-BREAK SPACE}% of the frames the fused position is within {said('', fused)} m of the truth"
@@ -215,7 +212,7 @@ def _embedded(still: bytes) -> str:
 
 
 def _outline(boxes: Sequence[Box]) -> str:
-    """The parts of a still's left half that are photographs, as the polygon of a style sheet."""
+    """Return the photographs in a still's left half as a CSS polygon."""
     around = ((0, 0), (1, 0), (1, 1), (0, 1), (0, 0))
     corners = [(left + x * width, top + y * height) for left, top, width, height in boxes for x, y in around]
     # Back to where it began, so that the way from one to the next has no width.
@@ -223,7 +220,7 @@ def _outline(boxes: Sequence[Box]) -> str:
 
 
 def _doubts(summary: dict[str, Any]) -> list[str]:
-    """Why frames were not used, the most frequent reason first."""
+    """Return why frames were not used, the most frequent reason first."""
     lost = summary.get("frames_not_used_because", {})
     return [
         f"{count} {'frame' if count == 1 else 'frames'} not used: {why.removeprefix('not trusted: ')}."
@@ -233,7 +230,7 @@ def _doubts(summary: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """A part of the summary: its name, names of columns if there are several, rows of a label and texts."""
+    """Part of the summary: title, column names if there are several, and rows of a label and texts."""
 
     name: str
     columns: list[str]
@@ -241,7 +238,7 @@ class Table:
 
 
 def _tables(summary: dict[str, Any]) -> list[Table]:
-    """The summary as tables: single values in one, every dictionary of values or of dictionaries in its own."""
+    """Return the summary as tables: single values in one table, and each dictionary in its own."""
     single = [(_words(key), [said(key, value)]) for key, value in summary.items() if not isinstance(value, dict)]
     tables = [Table("Summary", [], single)] if single else []
     for key, part in summary.items():
@@ -270,7 +267,7 @@ def _words(name: Any, first: Callable[[str], str] = str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A sensor of the timeline: its name, counts in words, height in the drawing, bars (x, width), marks."""
+    """A sensor of the timeline: name, counts in words, height in the drawing, bars (x, width), marks."""
 
     name: str
     counts: str
@@ -281,14 +278,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All sensors, one above the other."""
+    """Timeline of all sensors, one row each."""
 
     chart: Chart
     rows: list[Row]
 
 
 def _flag_row(flight: Flight, chart: Chart, y: float) -> Row:
-    """When the navigator said that it was not to be relied upon."""
+    """Return the row that shows when the position was flagged."""
     answers = flight.track.output
     flagged = answers.times[answers.flagged]
     step = 1 / flight.settings.rate
@@ -322,7 +319,7 @@ def _sensor_row(flight: Flight, chart: Chart, source: str, y: float) -> Row:
 
 
 def _camera_row(flight: Flight, chart: Chart, y: float) -> Row:
-    """Frames of the camera that gave no position, by what went wrong."""
+    """Return the row of camera frames without a position, by reason."""
     seen, solved, trusted = flags(flight)
     groups = {"unseen": ~seen, "unsolved": seen & ~solved, "bad": solved & ~trusted}
     marks = [(kind, _ticks(chart, flight.frame_times[flags], y)) for kind, flags in groups.items() if flags.any()]
@@ -341,7 +338,7 @@ def _ticks(chart: Chart, times: Array, y: float) -> str:
 
 
 def _heard(times: Array) -> list[tuple[float, float]]:
-    """Stretches (start, end) in which a sensor speaks at its usual interval."""
+    """Return the intervals (start, end) in which a sensor measures at its usual rate."""
     if times.size < 2:
         return [(float(time), float(time)) for time in times]
     gaps = np.diff(times)
@@ -351,7 +348,7 @@ def _heard(times: Array) -> list[tuple[float, float]]:
 
 
 def _silences(flight: Flight) -> list[str]:
-    """Outages in words: between two stretches of a sensor, before its first and after its last, since frame 0."""
+    """Return the outages of all sensors in words, in seconds since frame 0."""
     first, last = flight.frame_times[[0, -1]]
     found = []
     for source, name in _SOURCES.items():

@@ -1,7 +1,8 @@
-"""Pictures of a landing: what the camera sees, and where vision and the filter believe the aircraft to be.
+"""Pictures of a landing: camera image, vision fix and fused position, one composition per frame or as an animation.
 
-In: a ``Flight``. Out: one composition per frame (720, 1280, 3) in BGR, after the paper's figure, or all of them as
-an animation. TrueTrajectory is black, vision orange, the fused track blue; ellipses hold 95 %.
+Compositions are (720, 1280, 3) in BGR, after the figure in the paper. The truth is black, vision orange, the fused
+track
+blue; ellipses contain 95 %.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 Box = tuple[float, float, float, float]  # left, top, width, height in pixels
 
 WIDTH, HEIGHT = 1280, 720
-RATE, QUALITY = 10.0, 75  # of films: frames a second, and how exact WebP is
+RATE, QUALITY = 10.0, 75  # animations: frames per second, and WebP quality
 ANIMATIONS = (".webp", ".gif", ".png", ".apng")
 PROBABILITY = 0.95
 TRUTH, VISION_DRIFT, FUSED = "#16171a", "#d9600a", "#0b6aa6"
-_ON_PICTURE = {VISION_DRIFT: "#ff9a2e", FUSED: "#53b9ff"}  # brighter: pictures are darker than paper
+_ON_PICTURE = {VISION_DRIFT: "#ff9a2e", FUSED: "#53b9ff"}  # brighter colours for dark pictures
 _PRUNED, _MUTED, _GRID, _BAD, _PAPER = "#d8d8d8", "#6b6d72", "#e9e8e4", "#b3261e", "#ffffff"
 _STYLE: dict[Any, Any] = {
     "font.sans-serif": ["Inter", "Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans"],
@@ -49,46 +50,46 @@ _STYLE: dict[Any, Any] = {
 }
 _PICTURE: Box = (24, 64, 720, 432)
 _MAGNIFIED: Box = (24, 512, 240, 184)
-SPLIT = 776  # pixels from the left: what is seen and its numbers, and to the right the views
-PHOTOGRAPHS = (_PICTURE, _MAGNIFIED)  # what is seen, not drawn, and so never inverted
+SPLIT = 776  # x in pixels that separates the camera image and its numbers from the views
+PHOTOGRAPHS = (_PICTURE, _MAGNIFIED)  # photographs, which are not inverted in dark mode
 _VIEWS = (("Top", 0, 1), ("Side", 0, 2), ("Front", 1, 2))
 _AXES = ("x", "y", "z")
-_NEAREST = np.array([25.0, 2.0, 2.0])  # metres: no view shows less to either side of the aircraft
-_SPREADS = 4.0  # nor fewer standard deviations
-_TRAIL = 6  # earlier ellipses shown
+_NEAREST = np.array([25.0, 2.0, 2.0])  # metres: smallest half width of a view
+_SPREADS = 4.0  # smallest half width in standard deviations
+_TRAIL = 6  # number of earlier ellipses shown
 _CIRCLE = np.stack([f(np.linspace(0, 2 * np.pi, 73)) for f in (np.cos, np.sin)], axis=1)
 _CORNERS = ("near left", "near right", "far right", "far left")
 
 
 def draw_film(flight: Flight, most: int = MOST) -> list[Array]:
-    """The compositions (720, 1280, 3), uint8 BGR, of all frames; of more than ``most`` every second, third, ..."""
+    """Yield the compositions (720, 1280, 3), uint8 BGR, of at most ``most`` frames, evenly spaced."""
     if most < 1:
-        raise HaloposeError(f"a film takes one frame or more, got {most}")
+        raise HaloposeError(f"an animation takes one frame or more, got {most}")
     composition, frames = Composition(flight), flight.frames_with_images
     return [composition.draw(n) for n in frames[:: math.ceil(len(frames) / most)]]
 
 
 def write_film(frames: Sequence[Array], path: Path | str, rate: float = RATE, quality: int = QUALITY) -> Path:
-    """Write an animation that loops, WebP, GIF or APNG by suffix, at ``rate`` frames per second."""
+    """Write a looping animation as WebP, GIF or APNG, by suffix, at ``rate`` frames per second."""
     path = Path(path)
     check_animation(path)
     if not rate > 0:
-        raise HaloposeError(f"a film takes a rate above 0, got {rate}")
+        raise HaloposeError(f"an animation takes a rate above 0, got {rate}")
     film = cv2.Animation()
     film.frames = list(frames)
     film.durations = [round(1000 / rate)] * len(film.frames)
-    film.loop_count = 0  # for ever
+    film.loop_count = 0  # loop forever
     _write(film, path, [cv2.IMWRITE_WEBP_QUALITY, quality] if path.suffix.lower() == ".webp" else [])
     return path
 
 
 def stills(frames: Sequence[Array], quality: int = QUALITY) -> list[bytes]:
-    """Each frame as a WebP file, for a page that can stop at any of them."""
+    """Return each frame as a WebP file, for a page that can stop at any of them."""
     return [cv2.imencode(".webp", frame, [cv2.IMWRITE_WEBP_QUALITY, quality])[1].tobytes() for frame in frames]
 
 
 def check_animation(path: Path) -> None:
-    """Refuse what ``write_film`` cannot do, before a flight that it would be of."""
+    """Raise an error before the flight if an animation cannot be written."""
     if path.suffix.lower() not in ANIMATIONS:
         raise HaloposeError(f"cannot animate as {path.name}: name it {', '.join(ANIMATIONS)}")
     if not hasattr(cv2, "imwriteanimation"):
@@ -102,7 +103,7 @@ def _check_matplotlib() -> None:
 
 
 def _write(film: Any, path: Path, options: list[int]) -> None:
-    """Whole or not at all, so that nobody sees half an animation."""
+    """Write the animation completely or not at all."""
     suffix = ".png" if path.suffix.lower() == ".apng" else path.suffix.lower()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +117,7 @@ def _write(film: Any, path: Path, options: list[int]) -> None:
 
 
 def state_of(flight: Flight, n: int) -> tuple[str, bool]:
-    """What became of frame n, in words, and whether its position may be used."""
+    """Return the result of frame n in words, and whether its position may be used."""
     corner_detections, fixes = flight.corner_detections, flight.vision_fixes
     if not corner_detections.seen[n]:
         return corner_detections.reason(n), False
@@ -131,9 +132,12 @@ def state_of(flight: Flight, n: int) -> tuple[str, bool]:
 
 
 def outlines(centre: Array, scale: Array, dof: Array | None = None) -> Array:
-    """Ellipses (M, 73, 2) around centres (M, 2) that hold 95 %, of covariances (M, 2, 2).
+    """Return 95 % ellipses (M, 73, 2) around centres (M, 2).
 
-    With dof (M,) the law is a Student-t's and ``scale`` its scale matrix.
+    Args:
+        centre: centres (M, 2).
+        scale: covariances (M, 2, 2), or scale matrices of a Student-t distribution.
+        dof: its degrees of freedom (M,); None for a Gaussian.
     """
     factors = scale_tril_from_covariance(torch.from_numpy(np.ascontiguousarray(scale, dtype=np.float64)))
     distribution = (
@@ -146,7 +150,7 @@ def outlines(centre: Array, scale: Array, dof: Array | None = None) -> Array:
 
 
 class Composition:
-    """One figure, built once; every frame only moves its parts."""
+    """Figure of all frames, built once; drawing a frame only updates its parts."""
 
     def __init__(self, flight: Flight) -> None:
         if len(flight.images) != len(flight.frame_times):
@@ -177,7 +181,7 @@ class Composition:
             ]
 
     def draw(self, n: int) -> Array:
-        """Frame n (720, 1280, 3), uint8 BGR."""
+        """Return frame n (720, 1280, 3), uint8 BGR."""
         if not 0 <= n < len(self.flight.frame_times):
             raise HaloposeError(f"there is no frame {n}: the flight has {len(self.flight.frame_times)}")
         if not self.flight.images[n].size:
@@ -194,18 +198,18 @@ class _Part(Protocol):
 
 
 def _place(figure: Figure, box: Box) -> Axes:
-    """Axes at (left, top, width, height) in pixels from the upper left."""
+    """Return axes at (left, top, width, height) in pixels from the upper left."""
     left, top, width, height = box
     return figure.add_axes((left / WIDTH, 1 - (top + height) / HEIGHT, width / WIDTH, height / HEIGHT))
 
 
 def _write_at(figure: Figure, left: float, top: float, text: str = "", **style: Any) -> Text:
-    """Text whose baseline starts, or with ha="right" ends, at pixels from the upper left."""
+    """Write text whose baseline starts, or with ha="right" ends, at pixels from the upper left."""
     return figure.text(left / WIDTH, 1 - top / HEIGHT, text, **{"va": "baseline", **style})
 
 
 class _Caption:
-    """Where the aircraft is and what became of the frame, above the picture; the key above the views."""
+    """Position of the aircraft and result of the frame, above the image; the legend above the views."""
 
     def __init__(self, figure: Figure, flight: Flight) -> None:
         self.flight = flight
@@ -231,7 +235,7 @@ class _Caption:
 
 
 class _Picture:
-    """The camera's image and corners: detected with ellipses, by the filter, and if magnified also by truth."""
+    """Camera image with corners: detected with ellipses, by the filter, and if magnified also true ones."""
 
     def __init__(self, figure: Figure, flight: Flight, *, magnified: bool = False) -> None:
         from matplotlib.collections import PolyCollection
@@ -244,7 +248,7 @@ class _Picture:
         self.axes = _place(figure, _MAGNIFIED if magnified else _PICTURE)
         self.axes.set_axis_off()
         extent = (-0.5, camera.width - 0.5, camera.height - 0.5, -0.5)
-        around = Rectangle((-1e4, -1e4), 2e4, 2e4, color="#26282c", zorder=-1)  # where a window leaves the image
+        around = Rectangle((-1e4, -1e4), 2e4, 2e4, color="#26282c", zorder=-1)  # the window leaves the image
         self.axes.add_patch(around)
         self.image = self.axes.imshow(flight.images[0][..., ::-1], extent=extent, interpolation="bicubic")
         self.axes.set(xlim=extent[:2], ylim=extent[2:], autoscale_on=False, aspect="auto")
@@ -288,7 +292,7 @@ class _Picture:
         self.dots.set_data(*pixels[known].T)
 
     def _window(self, n: int) -> tuple[float, float, float, float]:
-        """Left, right, top, bottom of what is magnified: the runway, steady because truth says where it is."""
+        """Return left, right, top, bottom of the magnified part around the true runway."""
         camera = self.flight.scenario.camera
         corners = self.true[n] if np.isfinite(self.true[n]).all() else self.fused[n]
         if not np.isfinite(corners).all():
@@ -302,7 +306,7 @@ class _Picture:
 
 
 class _Table:
-    """TrueTrajectory, vision and fused position and their differences, axis by axis."""
+    """Table of true position, vision and fused position and their differences, by axis."""
 
     def __init__(self, figure: Figure, flight: Flight) -> None:
         self.flight = flight
@@ -348,9 +352,11 @@ def _kilometres(metres: float) -> str:
 
 
 class _PlotView:
-    """One projection around the aircraft: path flown, estimates so far, and now with ellipses.
+    """One projection around the aircraft: flown path, estimates so far, and the current ones with ellipses.
 
-    spread (N, 3, 3) is the covariance of the vision fixes, window (N, 3) how far the view reaches.
+    Args:
+        spread: covariances (N, 3, 3) of the vision fixes.
+        window: half widths (N, 3) of the view.
     """
 
     def __init__(
@@ -399,7 +405,7 @@ class _PlotView:
     def show(self, n: int) -> None:
         flight, centre, half = self.flight, self.flight.reference[n], self.window[n]
         low, high = (centre - half)[self.axis], (centre + half)[self.axis]
-        ends = (high[0], low[0]) if self.axis[0] == 1 else (low[0], high[0])  # seen from behind, left is left
+        ends = (high[0], low[0]) if self.axis[0] == 1 else (low[0], high[0])  # view from behind: left is left
         self.axes.set(xlim=ends, ylim=(low[1], high[1]))
         track, true = flight.track, (flight.frame_times, flight.position)
         for line, (times, places) in ((self.true, true), (self.fused, (track.times, track.positions))):
@@ -417,7 +423,7 @@ class _PlotView:
         self._show_now(FUSED, flight.fused[n], flight.fused_covariance[n])
 
     def _ellipses(self, position: Array, covariance: Array) -> Array:
-        """Outlines (M, 73, 2) of what positions (M, 3) with covariances (M, 3, 3) leave open in this view."""
+        """Return the outlines (M, 73, 2) of positions (M, 3) with covariances (M, 3, 3) in this view."""
         return outlines(position[:, self.axis], covariance[:, self.axis][:, :, self.axis])
 
     def _show_now(self, colour: str, position: Array, covariance: Array) -> None:
@@ -432,19 +438,19 @@ class _PlotView:
     def _show_glide_path(self, centre: Array, half: Array) -> None:
         along = centre[0] + half[0] * np.array([-1.0, 1.0])
         path = np.stack([along, np.zeros(2), _glide(self.flight) * (AIMING_POINT - along)], axis=1)
-        if self.axis[0] == 1:  # from behind it is a point: draw the plane of the localizer
+        if self.axis[0] == 1:  # from behind the path is a point: draw the localizer plane
             path[:, 2] = centre[2] + half[2] * np.array([-1.0, 1.0])
         self.path.set_data(*path[:, self.axis].T)
 
 
 def _glide(flight: Flight) -> float:
-    """Slope of the straight path to the aiming point that fits the flight best."""
+    """Return the slope of the straight path to the aiming point that fits the flight best."""
     along, _, up = (flight.reference * (-1, 1, 1) + (AIMING_POINT, 0, 0)).T
     return float(along @ up / (along @ along))
 
 
 def _windows(flight: Flight, spread: Array) -> Array:
-    """How far views reach from the aircraft (N, 3): some spreads, smoothed over time so that axes do not jump."""
+    """Return half widths of views (N, 3): some standard deviations, smoothed over time so that axes do not jump."""
     spreads = [np.sqrt(np.diagonal(c, axis1=1, axis2=2)) for c in (spread, flight.fused_covariance)]
     known = np.fmax(*spreads)
     frames = np.arange(len(known))
@@ -458,7 +464,7 @@ def _windows(flight: Flight, spread: Array) -> Array:
 
 
 def _closed(corners: Array) -> Array:
-    """Corners (4, 2) as a closed outline (2, 5)."""
+    """Return corners (4, 2) as a closed outline (2, 5)."""
     return corners[[0, 1, 2, 3, 0]].T
 
 

@@ -1,4 +1,4 @@
-"""Format the summary of a landing: labels with units, and the rounding that terminal and page share."""
+"""Format the summary of a landing: labels with units and rounding, for terminal and page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LABELS = {
     "runway_detected": "frames with the runway identified",
     "position_solved": "frames with a position",
     "trusted": "frames with a trusted position",
-    "truth_known": "frames with a known truth, which errors are of",
+    "truth_known": "frames with a known true position (errors refer to these)",
     "corner_excluded": "of these, frames with a corner left out",
     "vision_outside_95": "positions by vision outside their 95 % ellipsoid",
     "trusted_vision_outside_95": "trusted ones outside it",
@@ -35,7 +35,7 @@ _DIGITS = {"fused_nees": 2, "root_mean_square_error": 2, "seconds_flagged_becaus
 
 
 def said(key: str, value: Any) -> str:
-    """A value of the summary, or one in a part of it, by the name of the value or of the part."""
+    """Return a value of the summary as text."""
     if value is None:
         return "–"
     if isinstance(value, (bool, np.bool_)):
@@ -55,16 +55,14 @@ def said(key: str, value: Any) -> str:
 
 
 def to_text(summary: dict[str, Any]) -> str:
-    """The summary for the terminal."""
+    """Return the summary for the terminal."""
     lines = [
         f"{summary['frames']} frames: detections in {summary['frames_with_detections']}, runway identified in "
         f"{summary['runway_detected']}, position solved in {summary['position_solved']}, trusted in "
         f"{summary['trusted']}"
     ]
     if np.isnan(summary["fused_nees"]):
-        lines.append(
-            "nobody knows the truth of this flight: no errors, what positions say of themselves is on the page"
-        )
+        lines.append("no true positions, so no errors; the page shows the estimated uncertainty")
         return "\n".join([*lines, *_reasons(summary)])
     if "truth_known" in summary:
         lines.append(f"errors are of the {summary['truth_known']} frames with a known truth")

@@ -1,1 +1,1 @@
-"""A world to fly in: scenes, pictures of them, and approaches."""
+"""Simulated world: scenes, rendered images, and approaches."""

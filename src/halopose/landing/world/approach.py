@@ -1,7 +1,6 @@
-"""One flight down the glide path: motion as arrays over time, and the frames that its camera sees.
+"""Simulate the motion of one approach, and the frames that its camera sees.
 
-In: a seed, a weather and a rate. Out: an ``Approach`` whose position is the integral of its velocity and whose
-velocity is that of its acceleration, exactly: all three are one sum of waves and its derivatives.
+Velocity and acceleration are exact derivatives of the position: all three are sums of the same waves.
 """
 
 from __future__ import annotations
@@ -26,13 +25,20 @@ from halopose.landing.world.scenes import (
 
 _WAVES = 24
 _LONGEST, _SHORTEST = 90.0, 3.0  # periods of deviations in seconds
-_CORNER, _STIFF = 0.15, 0.4  # rad / s: above the first a pilot corrects less, above the second the mass resists
+_CORNER, _STIFF = 0.15, 0.4  # rad/s: corner frequencies of the pilot's corrections and of the aircraft's inertia
 
 
 @dataclass(frozen=True)
 class Approach:
-    """A flight of T samples: times (T,), positions, velocities, accelerations (T, 3) in runway axes, attitudes
-    (T, 3) as yaw, pitch, roll; world is the scene it flies in, with its runway, light and camera.
+    """A flight of T samples.
+
+    Attributes:
+        times: times (T,) in seconds.
+        positions: positions (T, 3) in runway axes.
+        velocities: velocities (T, 3).
+        accelerations: accelerations (T, 3).
+        attitudes: yaw, pitch, roll (T, 3).
+        world: scene with runway, light and camera.
     """
 
     times: Array
@@ -58,13 +64,16 @@ def fly(
     speed: float = 70.0,
     gusts: float = 1.0,
 ) -> Approach:
-    """An approach from ``start`` to ``end`` metres before the threshold, or until ``lowest`` metres of height.
+    """Simulate an approach from ``start`` to ``end`` metres before the threshold, or down to a height of ``lowest``
+    metres.
 
-    The path depends on the seed alone: another rate samples the same flight. gusts scales all deviations.
+    The path depends only on the seed: another rate samples the same flight. ``gusts`` scales all deviations.
     """
     check_weather(weather)
     if not (rate_hz > 0 and start > end and speed > 0):
-        raise HaloposeError("an approach needs a positive rate and speed, and a start farther out than its end")
+        raise HaloposeError(
+            "an approach needs a positive rate and speed, and a start farther from the threshold than its end"
+        )
     settings = settings or SceneSettings()
     rng = np.random.default_rng([seed, 20])
     duration = (start - end) / speed
@@ -87,9 +96,9 @@ def fly(
 
 
 def _waves(rng: np.random.Generator, times: Array, spread: float) -> Array:
-    """Sum of waves (3, T) of the given standard deviation, with its first and second derivative.
+    """Return a sum of waves (3, T) with the given standard deviation, and its first and second derivative.
 
-    Amplitudes fall as those of a heavy aircraft in gusts of a Dryden-like spectrum do.
+    Amplitudes approximate a Dryden spectrum for a heavy aircraft.
     """
     omega = 2 * np.pi / np.geomspace(_LONGEST, _SHORTEST, _WAVES) * rng.uniform(0.95, 1.05, _WAVES)
     amplitude = np.sqrt(omega) / (1 + (omega / _CORNER) ** 2) / (1 + (omega / _STIFF) ** 2)
@@ -101,7 +110,7 @@ def _waves(rng: np.random.Generator, times: Array, spread: float) -> Array:
 
 
 def _fading(times: Array, duration: float, waves: Array) -> Array:
-    """Waves (3, T) that shrink to a third by the end, as a pilot holds the path tighter near the ground."""
+    """Scale waves (3, T) down to a third by the end: near the ground a pilot holds the path more tightly."""
     value, rate, change = waves
     slope = -2 / 3 / duration
     envelope = 1 + slope * times
@@ -116,7 +125,7 @@ def _attitude(
     settings: SceneSettings,
     gusts: float,
 ) -> Array:
-    """Yaw, pitch, roll (T, 3): crabbed into a steady wind, banked into sideways acceleration."""
+    """Return yaw, pitch, roll (T, 3): crab angle for a steady wind, bank angle for lateral acceleration."""
     crab = np.clip(rng.normal(0, settings.crab / 2), -settings.crab, settings.crab)
     nose = rng.uniform(*settings.pitch)
     wobble = [_waves(rng, times, gusts * np.radians(size))[0] for size in (0.4, 0.4, 0.8)]
@@ -128,6 +137,6 @@ def _attitude(
 
 
 def frames(approach: Approach) -> Iterator[Scene]:
-    """Scenes of one world, one per sample."""
+    """Return one scene per sample, all in the same world."""
     for number, (position, attitude) in enumerate(zip(approach.positions, approach.attitudes, strict=True)):
         yield replace(approach.world, position=position, attitude=attitude, frame=number)

@@ -1,7 +1,6 @@
-"""Between the world and a recorded frame: lens, window, sensor and recorder, as a scene's ``Footage`` says.
+"""Effects of a real camera behind a cockpit window: lens, window, sensor and recorder (``Footage``).
 
-In: planes of light, or an image (H, W, 3) uint8. Out: the same as a camera behind a cockpit window would have it.
-No runway's corners are covered: a cockpit frame or a line of text that would, is left out.
+Corners of a runway are never covered: a cockpit frame or a line of text that would cover one is skipped.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from halopose.geometry.camera import Camera
 from halopose.landing.world.image_sensor import pixel_rays
 from halopose.landing.world.scenes import Array, Scene, labelled_runways, runway_pixels
 
-_MARGIN = 6  # pixels around a runway that stay uncovered
+_MARGIN = 6  # pixels around a runway that must stay uncovered
 
 
 def through_lens(light: Array, pinhole: Camera, camera: Camera) -> Array:
-    """Planes (3, H, W) as a distorted camera sees what a pinhole one has seen."""
+    """Distort planes (3, H, W) of a pinhole camera as a camera with lens distortion records them."""
     right, down, _ = pixel_rays(camera)
     u = right * np.float32(pinhole.fx) + np.float32(pinhole.cx)
     v = down * np.float32(pinhole.fy) + np.float32(pinhole.cy)
@@ -25,7 +24,7 @@ def through_lens(light: Array, pinhole: Camera, camera: Camera) -> Array:
 
 
 def as_recorded(image: Array, scene: Scene) -> Array:
-    """A developed image behind the window, from the sensor and through the recorder."""
+    """Apply window, sensor and recorder to a developed image."""
     footage = scene.footage
     if footage is None:
         return image
@@ -56,7 +55,7 @@ def as_recorded(image: Array, scene: Scene) -> Array:
 
 
 def _kept(scene: Scene) -> Array:
-    """Mask (H, W) of what must not be covered: boxes around the labelled runways."""
+    """Return a mask (H, W) of what must not be covered: boxes around the labelled runways."""
     kept = np.zeros((scene.camera.height, scene.camera.width), bool)
     for runway in labelled_runways(scene):
         pixels = runway_pixels(scene, runway)
@@ -67,7 +66,7 @@ def _kept(scene: Scene) -> Array:
 
 
 def _drops(image: Array, count: int, rng: np.random.Generator) -> Array:
-    """Drops of rain: small lenses that show a wide, blurred and upside-down view."""
+    """Add rain drops: small lenses with a wide, blurred and upside-down view."""
     height, width = image.shape[:2]
     v, u = np.mgrid[0:height, 0:width].astype(np.float32)
     share = np.zeros((height, width), np.float32)
@@ -90,7 +89,7 @@ def _drops(image: Array, count: int, rng: np.random.Generator) -> Array:
 
 
 def _glare(image: Array, strength: float, rng: np.random.Generator) -> Array:
-    """A veil over the window, stronger towards one side, with faint reflections of what is in the cockpit."""
+    """Add a veil over the window, stronger towards one side, with faint reflections of the cockpit."""
     height, width = image.shape[:2]
     x, y = np.meshgrid(np.linspace(-1, 1, width, dtype=np.float32), np.linspace(-1, 1, height, dtype=np.float32))
     angle, reach = rng.uniform(0, 2 * np.pi), rng.uniform(0.5, 2.5)
@@ -105,7 +104,7 @@ def _glare(image: Array, strength: float, rng: np.random.Generator) -> Array:
 
 
 def _cockpit(image: Array, kind: int, kept: Array, rng: np.random.Generator) -> Array:
-    """Pillars, glareshield or wiper as dark, blurred shapes; the picture as it was if a runway were behind."""
+    """Add pillars, glareshield or wiper as dark, blurred shapes; nothing if a runway would be covered."""
     height, width = image.shape[:2]
     cover = np.zeros((height, width), np.uint8)
 
@@ -140,7 +139,7 @@ def _cockpit(image: Array, kind: int, kept: Array, rng: np.random.Generator) -> 
 
 
 def _specks(image: Array, count: int, rng: np.random.Generator) -> Array:
-    """Dust on the sensor: small, soft and darker or brighter, in the same place in all frames."""
+    """Add dust on the sensor: small, soft, darker or brighter, in the same place in all frames."""
     height, width = image.shape[:2]
     dots = np.zeros((height, width), np.float32)
     for _ in range(count):
@@ -150,14 +149,14 @@ def _specks(image: Array, count: int, rng: np.random.Generator) -> Array:
 
 
 def _rescaled(image: Array, scale: float) -> Array:
-    """Recorded smaller and enlarged again; pixel centres stay where they are."""
+    """Downscale and enlarge an image; pixel centres do not move."""
     height, width = image.shape[:2]
     small = cv2.resize(image, (round(width * scale), round(height * scale)), interpolation=cv2.INTER_AREA)
     return np.asarray(cv2.resize(small, (width, height), interpolation=cv2.INTER_LINEAR))
 
 
 def _texts(image: Array, kept: Array, rng: np.random.Generator) -> Array:
-    """A line of date, time or place in a corner of the picture, unless a runway is there."""
+    """Add a line of date, time or place in a corner of the image, unless a runway is there."""
     height, width = image.shape[:2]
     shown = f"20{rng.integers(10, 27):02d}-{rng.integers(1, 13):02d} {rng.integers(24):02d}:{rng.integers(60):02d}"
     size = float(rng.uniform(0.3, 0.6)) * width / 640 + 0.05

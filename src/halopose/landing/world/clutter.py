@@ -1,7 +1,6 @@
-"""What stands and lies around a runway beside its own taxiways: roads, old pavement, buildings, rows of trees.
+"""Objects around a runway apart from its own taxiways: roads, old pavement, buildings, rows of trees.
 
-In: a ``Scene`` with ``Footage``. Out: ``Patch``es below the airfield's own, and buildings drawn into the radiance.
-Nothing stands on a runway, before it or so close that it could hide a corner.
+No object stands on a runway, before it, or where it could hide a corner.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from halopose.geometry.camera import Camera, project_points
 from halopose.landing.world.runway_layout import Patch
 from halopose.landing.world.scenes import Array, Scene
 
-_CLEAR = 110.0  # metres beside a centreline without anything that stands
+_CLEAR = 110.0  # metres beside a centreline without objects
 _PAINTS = np.array(
     [
         (0.55, 0.58, 0.6),
@@ -31,7 +30,15 @@ _TREES = np.array([(0.02, 0.06, 0.035), (0.03, 0.08, 0.05), (0.025, 0.045, 0.035
 
 @dataclass(frozen=True)
 class Boxes:
-    """Boxes on the ground: middles and half sizes (N, 2), heights and turns (N,), colours (N, 3)."""
+    """Boxes on the ground.
+
+    Attributes:
+        middle: centres (N, 2).
+        half: half sizes (N, 2).
+        height: heights (N,).
+        turn: rotations (N,).
+        colour: colours (N, 3).
+    """
 
     middle: Array
     half: Array
@@ -41,7 +48,7 @@ class Boxes:
 
 
 def road_patches(scene: Scene) -> list[Patch]:
-    """Roads, paths and disused pavement in all directions, some along the extended centreline."""
+    """Return roads, paths and disused pavement in all directions, some along the extended centreline."""
     count = scene.footage.roads if scene.footage else 0
     rng = np.random.default_rng([scene.seed, 32])
     patches = []
@@ -60,7 +67,7 @@ def road_patches(scene: Scene) -> list[Patch]:
 
 
 def sample_boxes(scene: Scene) -> Boxes:
-    """Groups of buildings, hangars and rows of trees, nowhere near a runway."""
+    """Draw groups of buildings, hangars and rows of trees away from the runways."""
     rng = np.random.default_rng([scene.seed, 33])
     count = scene.footage.buildings if scene.footage else 0
     groups = max(count // 12, 1)
@@ -89,7 +96,9 @@ _WALLS = ((0, 1, 0, -1), (1, 2, 1, 0), (2, 3, 0, 1), (3, 0, -1, 0))  # two corne
 def draw_boxes(
     image: Array, camera: Camera, rotation: Array, eye: Array, scene: Scene, light: Array, horizon: Array
 ) -> None:
-    """Draw them into planes (3, H, W), far ones first; light (3, 1, 1) falls on them, horizon is the air's."""
+    """Draw boxes into planes (3, H, W), far ones first, under a light (3, 1, 1) and through the air's colour
+    ``horizon``.
+    """
     boxes = sample_boxes(scene)
     rng = np.random.default_rng([scene.seed, 34])
     shade = rng.uniform(0.35, 1.0, 5)  # four walls, and the roof
@@ -113,7 +122,7 @@ def draw_boxes(
 
 
 def _fill(image: Array, polygon: Array, colour: Array) -> None:
-    """Fill a convex polygon (4, 2) of pixels with a colour (3, 1, 1), with smooth edges."""
+    """Fill a convex polygon (4, 2) of pixels with a colour (3, 1, 1), with anti-aliased edges."""
     size = np.array([image.shape[2], image.shape[1]])
     low, high = np.floor(polygon.min(0)) - 1, np.ceil(polygon.max(0)) + 2
     first, last = np.maximum(low, 0).astype(int), np.minimum(high, size).astype(int)

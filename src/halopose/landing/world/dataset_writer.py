@@ -73,7 +73,7 @@ def write_dataset(
     suffix = ".jpg" if quality else ".png"
     first = _first_ids(counts)
     kinds_of = {split: _weathers(split, weather or {}) for split in counts}
-    for split, kinds in kinds_of.items():  # all, before any is drawn
+    for split, kinds in kinds_of.items():  # check all splits before rendering
         _check_drawn(folder, split, _manifest(seed, kinds, settings, quality))
     for split, count in counts.items():
         kinds, seeds = kinds_of[split], split_seeds(seed, split, count)
@@ -96,32 +96,32 @@ def _manifest_path(folder: Path, split: str) -> Path:
 
 
 def _manifest(seed: int, kinds: Sequence[Weather], settings: SceneSettings, quality: int) -> dict[str, Any]:
-    """What a split's images depend on, beside their number, as json has it."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))  # lists for tuples
+    """Return everything that a split's images depend on, apart from their number, as json content."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))  # turns tuples into lists
     return {"seed": seed, "weather": list(kinds), "settings": plain, "quality": quality}
 
 
 def _check_drawn(folder: Path, split: str, wanted: dict[str, Any]) -> None:
-    """Refuse a split whose images were drawn otherwise: they would be kept, under labels of other scenes."""
+    """Raise an error if a split was rendered with other parameters: its images would be kept under wrong labels."""
     images, path = folder / "images" / split, _manifest_path(folder, split)
     if not images.is_dir() or not any(images.iterdir()):
         return
     found = read_json(path) if path.is_file() else None
     if not isinstance(found, dict):
-        raise HaloposeError(f"{images} has images that {path} does not tell about: delete it, or write elsewhere")
+        raise HaloposeError(f"{images} has images that {path} does not describe: delete it, or write to another folder")
     other = [name for name, value in wanted.items() if found.get(name) != value]
     if other:
-        raise HaloposeError(f"{images} was drawn with another {other[0]}: delete it, or write elsewhere")
+        raise HaloposeError(f"{images} was rendered with another {other[0]}: delete it, or write to another folder")
 
 
 def split_seeds(seed: int, split: str, count: int) -> list[int]:
-    """Seeds of a split's scenes: they depend on its name alone, so that splits can be added and made longer."""
+    """Return the seeds of a split's scenes. They depend only on its name, so splits can be added and extended."""
     spawned = (np.random.SeedSequence(seed, spawn_key=(crc32(split.encode()), i)) for i in range(count))
     return [int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)) for sequence in spawned]
 
 
 def _first_ids(counts: Mapping[str, int]) -> dict[str, int]:
-    """Number of each split's first image; file names are numbers, which halopose takes as image ids."""
+    """Return the number of each split's first image. File names are numbers, which halopose uses as image ids."""
     ids = {split: (crc32(split.encode()) % 100_000 + 1) * _PER_SPLIT for split in counts}
     if len(set(ids.values())) < len(ids):
         raise HaloposeError(f"two of the splits {', '.join(ids)} would share image numbers: rename one")
@@ -138,7 +138,9 @@ def _weathers(split: str, given: Mapping[str, Sequence[Weather]]) -> Sequence[We
     if not kinds:
         raise HaloposeError(f"split {split!r} has no weather: name at least one")
     if "fog" in kinds and split.startswith("train"):
-        raise HaloposeError(f"split {split!r} may not hold fog: it is the shift that models must not have seen")
+        raise HaloposeError(
+            f"split {split!r} must not contain fog: fog is reserved as the shift that models have not seen"
+        )
     return kinds
 
 
@@ -154,7 +156,7 @@ def _run(tasks: Sequence[_Task], processes: int) -> Iterator[Scene]:
 
 
 def _make(task: _Task) -> Scene:
-    """The scene of a task, whose image is on disk afterwards, whole or not at all."""
+    """Render the scene of a task unless a complete image exists, and return the scene."""
     seed, weather, settings, path, quality = task
     scene = sample_scene(seed, weather, settings)
     if not _is_whole(path):
@@ -176,9 +178,10 @@ def _is_whole(path: Path) -> bool:
 
 
 def yolo_labels(scene: Scene) -> str:
-    """A line per labelled runway: class, box centre and size, then x, y, v of each corner, in shares of the image.
+    """Return a line per labelled runway: class, box centre and size, then x, y, v of each corner, relative to the
+    image.
 
-    v is 2 for a visible corner and 1 for one behind fog.
+    v is 2 for a visible corner and 1 for one hidden by fog.
     """
     size = np.array([scene.camera.width, scene.camera.height], dtype=float)
     lines = []
@@ -198,7 +201,7 @@ def _objects(scene: Scene) -> Iterator[tuple[Array, Array, Array]]:
 
 
 def coco_content(scenes: Sequence[Scene], paths: Sequence[Path]) -> dict[str, Any]:
-    """COCO json of scenes, with the true pose, camera and runways beside each image."""
+    """Return COCO json of scenes, with the true pose, camera and runways of each image."""
     annotations: list[dict[str, Any]] = []
     for scene, path in zip(scenes, paths, strict=True):
         for corners, visible, (left, top, right, bottom) in _objects(scene):
@@ -221,7 +224,7 @@ def coco_content(scenes: Sequence[Scene], paths: Sequence[Path]) -> dict[str, An
 
 
 def image_entry(scene: Scene, path: Path) -> dict[str, Any]:
-    """COCO's entry of an image with everything a pose estimate is compared with."""
+    """Return the COCO entry of an image with everything that a pose estimate is compared with."""
     camera, mount = scene.camera, scene.mount
     rotation, eye = scene.camera_pose()
     return {
@@ -254,7 +257,7 @@ def _runway_entry(runway: Runway) -> dict[str, Any]:
 
 
 def _data_yaml(counts: Mapping[str, int]) -> str:
-    """Without a ``path``: trainers would take it from the working folder, else they take the yaml's own."""
+    """Return a data.yaml without ``path``: trainers then use the folder of the yaml file."""
     splits = "".join(f"{split}: images/{split}\n" for split in counts)
     names = "\n".join(f"    - {name}" for name in CORNER_NAMES)
     return (

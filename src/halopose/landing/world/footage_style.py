@@ -1,8 +1,4 @@
-"""What real footage has and the plain world has not: other cameras, cockpits, rain, worn airports.
-
-In: a seed. Out: ranges of scenes for a camera of its own, and a ``Footage`` that says what the airport, the
-window, the sensor and the recorder add. The plain world draws none of it.
-"""
+"""Properties of real footage that plain scenes lack: other cameras, cockpits, rain, worn airports."""
 
 from __future__ import annotations
 
@@ -19,22 +15,34 @@ SIZES = (
     (480, 288),
     (800, 480),
     (960, 576),
-)  # all 5 : 3, so that a batch holds any of them
+)  # all 5:3, so that they fit into one batch
 _SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)
-PAVED = 0.25  # share with pavement before their threshold: 52 of the 210 ends in the table of real runways
+PAVED = 0.25  # share of runways with pavement before the threshold: 52 of 210 ends in the table of real runways
 _PLAIN_FOCAL = 1194.3  # pixels, of the plain world's 640 px and 30 degrees
 
 
 @dataclass(frozen=True)
 class Footage:
-    """What is added to a frame; nothing where it is 0.
+    """Effects added to a scene; 0 disables an effect.
 
-    wear: share of the paint that is gone. shoulder: metres of pavement beside the runway, in place of its own;
-    lightness: of it, 1 is as light as concrete. slope: the runway's rise, by which the horizon is tilted. roads,
-    buildings: how many. frame: kind of cockpit frame, 1 to 4. glare: of the window, at full scale. drops: of rain.
-    dust: specks. grey: a sensor without colour. contrast: how far the picture is stretched to its whole range.
-    tone: exponent of the tone curve, 1 is none. sharpening: of edges. scale: the recording's size over the
-    image's. quality: of the recording's JPEG, 0 is none. text: a line of the recorder's.
+    Attributes:
+        wear: share of worn paint.
+        shoulder: metres of paved shoulder; 0 keeps the runway's own.
+        lightness: lightness of the shoulder; 1 is as light as concrete.
+        slope: slope of the runway, by which the horizon tilts.
+        roads: number of roads.
+        buildings: number of buildings.
+        frame: kind of cockpit frame, 1 to 4.
+        glare: strength of window glare, at full scale.
+        drops: number of rain drops.
+        dust: number of dust specks.
+        grey: whether the sensor is monochrome.
+        contrast: strength of contrast stretching.
+        tone: exponent of the tone curve; 1 is linear.
+        sharpening: strength of sharpening.
+        scale: size of the recording relative to the image.
+        quality: JPEG quality of the recording; 0 is lossless.
+        text: whether the recorder adds a line of text.
     """
 
     wear: float = 0.0
@@ -58,7 +66,7 @@ class Footage:
 
 @dataclass(frozen=True)
 class FootageRanges:
-    """A camera of a seed and the ranges of scenes that suit it, as ``SceneSettings`` has them."""
+    """A camera and the ranges of scenes that suit it, as in ``SceneSettings``."""
 
     camera: Camera
     farthest: float
@@ -70,12 +78,14 @@ class FootageRanges:
 
 
 def footage_ranges(seed: int) -> FootageRanges:
-    """A camera of 9 degrees, as a part of a large picture has, to 70; no farther out than a runway can be seen."""
+    """Draw a camera with a field of view from 9 degrees (a crop of a large image) to 70 degrees, with suitable
+    distances.
+    """
     rng = np.random.default_rng([seed, 30])
     width, height = SIZES[int(rng.choice(len(SIZES), p=_SHARES))]
     fov = radians(float(np.exp(rng.uniform(np.log(9.0), np.log(70.0)))))
     plain = Camera.from_fov(width, height, fov)
-    # Barrel distortion grows with the field of view; at the corner it moves a point by up to an eighth.
+    # Barrel distortion grows with the field of view; it moves the image corner by up to 12.5 %.
     corner = tan(fov / 2) ** 2 * (1 + (height / width) ** 2)
     bent = float(rng.uniform(-0.12, 0.02)) if rng.random() < 0.6 else 0.0
     k1 = bent / corner * min(fov / radians(50), 1.0)
@@ -91,7 +101,7 @@ def footage_ranges(seed: int) -> FootageRanges:
 
 
 def sample_footage(seed: int) -> Footage:
-    """What a seed's frame gets; each addition is absent in about half of them."""
+    """Draw the effects of a scene; each effect is absent in about half of the scenes."""
     rng = np.random.default_rng([seed, 31])
 
     def sometimes(share: float, low: float, high: float) -> float:
@@ -120,10 +130,15 @@ def sample_footage(seed: int) -> Footage:
 
 
 def sample_pavement(seed: int, share: float) -> tuple[tuple[float, float], bool]:
-    """Metres of pavement before a seed's threshold, left and right, and whether its labels begin there.
+    """Draw metres of pavement before the threshold, left and right, and whether labels begin there.
 
-    A share of all runways has any. Labels of real frames begin where pavement and side stripes do, more often than
-    at the threshold's bars; tables of runways have that end too. Where a taxiway enters, one may be shorter.
+    Labels of real frames often begin where pavement and side stripes begin, not at the threshold bars; tables of
+    runways use that
+    end too. Where a taxiway enters, one side may be shorter.
+
+    Args:
+        seed: seed of the scene.
+        share: share of runways with such pavement.
     """
     rng = np.random.default_rng([seed, 32])
     displaced, counted, oblique = rng.random(3) < (share, 0.7, 0.4)
@@ -135,7 +150,7 @@ def sample_pavement(seed: int, share: float) -> tuple[tuple[float, float], bool]
 
 
 def pinhole_for(camera: Camera) -> Camera:
-    """A camera without distortion, of the same focal length, that sees all that the given one sees."""
+    """Return a camera without distortion, with the same focal length, that covers the view of the given one."""
     u = np.linspace(-0.5, camera.width - 0.5, 65)
     v = np.linspace(-0.5, camera.height - 0.5, 65)
     border = np.concatenate([np.stack([u, np.full(65, end)], 1) for end in (v[0], v[-1])]

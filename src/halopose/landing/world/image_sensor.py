@@ -1,7 +1,4 @@
-"""The camera: from light to an image.
-
-In: linear radiance (3, H, W) and the ``Scene`` it is of. Out: an image (H, W, 3) uint8 BGR.
-"""
+"""Image sensor: converts linear radiance (3, H, W) to an image (H, W, 3), uint8 BGR."""
 
 from __future__ import annotations
 
@@ -15,29 +12,29 @@ from halopose.geometry.camera import Camera, normalise
 from halopose.landing.world.scenes import Array, Scene
 
 _MIDDLE_GREY, _LARGEST_GAIN = 0.22, 350.0
-_POOL = 1 << 21  # normal numbers that the noise of all frames is cut from
+_POOL = 1 << 21  # number of normal samples in the pool for noise
 
 
 @lru_cache(maxsize=4)
 def pixel_rays(camera: Camera) -> tuple[Array, Array, Array]:
-    """Right and down (H, W) of every pixel's ray at depth 1, and its length."""
+    """Return right and down (H, W) of every pixel's ray at depth 1, and its length."""
     row, column = np.mgrid[0 : camera.height, 0 : camera.width]
     plain = normalise(camera, np.stack([column, row], axis=-1).astype(float)).astype(np.float32)
     return plain[..., 0].copy(), plain[..., 1].copy(), np.sqrt(1 + (plain**2).sum(-1))
 
 
 def colour_planes(colour: Sequence[float] | Array) -> Array:
-    """A colour (3,) that broadcasts over planes."""
+    """Reshape a colour (3,) for broadcasting over planes."""
     return np.asarray(colour, np.float32).reshape(3, 1, 1)
 
 
 def develop(light: Array, scene: Scene) -> Array:
-    """Image (H, W, 3) uint8 of linear radiance (3, H, W): exposure, lens, motion, and noise.
+    """Convert linear radiance (3, H, W) to an image (H, W, 3) uint8: exposure, lens, motion, and noise.
 
-    The picture is the root of the light, in which the noise of counted photons is the same everywhere.
+    The image is the square root of the light, in which photon noise has constant variance.
     """
     sensor = scene.sensor
-    middle = float(light[:, light.shape[1] // 3 :: 8, ::8].mean())  # meters the ground rather than the sky
+    middle = float(light[:, light.shape[1] // 3 :: 8, ::8].mean())  # exposure metering on the ground
     gain = min(_MIDDLE_GREY / max(middle, 1e-9), _LARGEST_GAIN) * sensor.exposure
     image = light * colour_planes(np.array(sensor.white_balance) * gain)
     np.minimum(image, 30, out=image)
@@ -57,7 +54,7 @@ def develop(light: Array, scene: Scene) -> Array:
 
 
 def _add_glare(image: Array) -> None:
-    """A wide, faint halo around what is brighter than white, blurred at half the size."""
+    """Add a wide, faint halo around pixels brighter than white, blurred at half the size."""
     for plane in image:
         bright = cv2.resize(np.maximum(plane - 1, 0), None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
         halo = cv2.GaussianBlur(bright, (0, 0), 2)
@@ -65,7 +62,7 @@ def _add_glare(image: Array) -> None:
 
 
 def _noise(scene: Scene, size: int) -> Array:
-    """Normal noise (size,), a stretch of one pool that the frame chooses."""
+    """Return normal noise (size,), a segment of a fixed pool chosen by the frame."""
     pool = _noise_pool(max(_POOL, 2 * size))
     start = int(np.random.default_rng([scene.seed, scene.frame, 8]).integers(len(pool) - size))
     return pool[start : start + size]

@@ -1,7 +1,6 @@
-"""Landscapes and noise as periodic textures, prefiltered so that a grazing view of them does not alias.
+"""Landscapes and noise as periodic textures, prefiltered against aliasing at grazing angles.
 
-In: a number. Out: a ``Texture`` of fields, woods, water and towns, or of noise; ``sample`` reads it at ground
-points. Textures are made once per process, from fixed seeds, and shared by all scenes.
+Textures of fields, woods, water and towns are made once per process from fixed seeds, and shared by all scenes.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ _LEVELS = 8
 
 @dataclass(frozen=True)
 class Texture:
-    """Levels (n, n / 2^l[, c]) of a periodic texture, each halved along x alone; texel is the length of one.
+    """Levels (n, n / 2^l[, c]) of a periodic texture, each half as wide along x; ``texel`` is the texel size in metres.
 
-    Only x is filtered: an approach looks along it, and its footprint across is hundreds of times shorter.
+    Only x is filtered: on an approach the footprint along x is hundreds of times longer than across.
     """
 
     levels: tuple[Array, ...]
@@ -32,7 +31,9 @@ class Texture:
 
 @dataclass(frozen=True)
 class Cover:
-    """Shares of woods, water and towns in a landscape, its field colours (F, 3) and turn (a, b) of the parcels."""
+    """Shares of woods, water and towns in a landscape, its field colours (F, 3) and the rotation (a, b) of its
+    parcels.
+    """
 
     woods: float
     water: float
@@ -70,7 +71,7 @@ _COVERS = (
 
 
 def spectral_noise(rng: np.random.Generator, slope: float, size: int = SIZE, low: float = 0.0) -> Array:
-    """Periodic noise (size, size) of unit variance whose amplitude falls as frequency ** -slope above ``low``."""
+    """Return periodic noise (size, size) of unit variance with amplitude frequency ** -slope above ``low``."""
     frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None]) * size
     frequency[0, 0] = np.inf
     amplitude = np.where(frequency > low, frequency**-slope, 0.0)
@@ -90,13 +91,13 @@ def _texture(base: Array, texel: float) -> Texture:
 
 @lru_cache(maxsize=8)
 def noise_texture(texel: float, slope: float, seed: int = 0) -> Texture:
-    """Noise of unit variance, falling off with frequency by the slope."""
+    """Return a noise texture of unit variance with the given spectral slope."""
     return _texture(spectral_noise(np.random.default_rng([seed, 11]), slope, 512), texel)
 
 
 @lru_cache(maxsize=LANDSCAPES)
 def landscape(number: int) -> Texture:
-    """Landscape of a number, as square roots of reflectance times 255 (1024, 1024, 3), 5 m a texel."""
+    """Return a landscape as square roots of reflectance times 255 (1024, 1024, 3), 5 m per texel."""
     rng = np.random.default_rng([number, 7])
     cover = _COVERS[number % len(_COVERS)]
     ground = _fields(rng, cover)
@@ -108,7 +109,7 @@ def landscape(number: int) -> Texture:
 
 
 def _share(noise: Array, share: float) -> float:
-    """Level that the given share of the noise exceeds."""
+    """Return the level that the given share of the noise exceeds."""
     return float(np.quantile(noise[::4, ::4], 1 - share)) if share > 0 else np.inf
 
 
@@ -117,7 +118,7 @@ def _soft(noise: Array, level: float, width: float) -> Array:
 
 
 def _fields(rng: np.random.Generator, cover: Cover) -> Array:
-    """Parcels cut by halving, each of one colour with furrows, lanes between some, bent a little."""
+    """Draw parcels of one colour each with furrows, and lanes between some, slightly bent."""
     palette = np.array(_PALETTES[cover.palette], dtype=np.float32)
     scale = np.hypot(*cover.turn)
     parcels = np.zeros((SIZE, SIZE, 3), np.float32)
@@ -156,7 +157,7 @@ def _cut(
 
 
 def _towns(ground: Array, rng: np.random.Generator, cover: Cover) -> None:
-    """Streets and roofs where a slow noise is high, denser towards the middle."""
+    """Draw streets and roofs where a slow noise is high, denser towards the middle."""
     where = spectral_noise(rng, 1.6, low=2)
     level = _share(where, cover.towns)
     if level == np.inf:
@@ -177,7 +178,7 @@ def _towns(ground: Array, rng: np.random.Generator, cover: Cover) -> None:
 
 
 def _woods(ground: Array, rng: np.random.Generator, cover: Cover) -> None:
-    """Dark, rough tree cover, whose edge follows the noise."""
+    """Draw dark, rough tree cover with a noisy edge."""
     where = spectral_noise(rng, 1.5, low=2) + 0.08 * spectral_noise(rng, 0.5)
     crowns = np.exp(0.35 * spectral_noise(rng, 0.2))[..., None]
     tree = np.array((0.06, 0.07, 0.065) if cover.palette == "winter" else (0.018, 0.045, 0.026), np.float32)
@@ -185,7 +186,7 @@ def _woods(ground: Array, rng: np.random.Generator, cover: Cover) -> None:
 
 
 def _water(ground: Array, rng: np.random.Generator, cover: Cover) -> None:
-    """Lakes where a slow noise is high, and a river along its middle contour."""
+    """Draw lakes where a slow noise is high, and a river along its middle contour."""
     where = spectral_noise(rng, 2.0, low=1)
     water = np.array((0.09, 0.075, 0.045), np.float32)
     ground += _soft(where, _share(where, cover.water), 0.03) * (water - ground)
@@ -195,7 +196,9 @@ def _water(ground: Array, rng: np.random.Generator, cover: Cover) -> None:
 
 
 def sample(texture: Texture, x: Array, y: Array, fineness: Array) -> Array:
-    """Texture (H, W) or planes (3, H, W) at points x, y (H, W) whose footprint along x is 2 ** fineness metres."""
+    """Sample a texture (H, W) or planes (3, H, W) at points x, y (H, W) with a footprint of 2 ** fineness metres
+    along x.
+    """
     column, row = x * np.float32(1 / texture.texel), y * np.float32(1 / texture.texel)
     level = np.clip(fineness - np.float32(np.log2(texture.texel)), 0, len(texture.levels) - 1)
     low, high = level.min(1), level.max(1)
@@ -219,7 +222,7 @@ def sample(texture: Texture, x: Array, y: Array, fineness: Array) -> Array:
 
 
 def _whole(at: Array, period: int) -> Array:
-    """The multiple of the period at or below each place."""
+    """Return the multiple of the period at or below each place."""
     turns = at * np.float32(1 / period)
     np.floor(turns, out=turns)
     turns *= np.float32(period)

@@ -1,7 +1,6 @@
-"""Pixels of a scene: a ray per pixel to the ground, the sky otherwise, then air, lights and camera.
+"""Render a scene: intersect each pixel's ray with the ground or the sky, then add air, lights and camera.
 
-In: a ``Scene``. Out: an image (H, W, 3) uint8 BGR, or the linear radiance (3, H, W) it is developed from, where
-1 is about 10,000 cd / m^2. Every edge is a box filter over the pixel's footprint, so nothing far away aliases.
+Linear radiance 1 is about 10,000 cd/m^2. Every edge is a box filter over the pixel's footprint, against aliasing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from halopose.landing.world.landscape import LANDSCAPES, landscape, noise_textur
 from halopose.landing.world.runway_layout import Patch, field_patches, runway_lights, runway_patches
 from halopose.landing.world.scenes import Array, Runway, Scene
 
-_FAR = 60e3  # metres to what is drawn as the horizon
+_FAR = 60e3  # metres to the horizon
 _CONCRETE = 0.4  # reflectance of a light shoulder
 _LUMINANCE = 1e4  # cd / m^2 of radiance 1
 
@@ -56,7 +55,9 @@ class Ground:
 
 @dataclass(frozen=True)
 class Daylight:
-    """Linear blue, green, red (3, 1, 1) of direct light on level ground, ambient light, and the sky's two ends."""
+    """Linear blue, green, red (3, 1, 1) of direct light on level ground, ambient light, and the sky at horizon
+    and zenith.
+    """
 
     direct: Array
     ambient: Array
@@ -65,15 +66,15 @@ class Daylight:
 
 
 def render_scene(scene: Scene) -> Array:
-    """The image (H, W, 3) uint8 BGR of a scene; the same scene always gives the same bytes."""
+    """Render a scene as an image (H, W, 3), uint8 BGR; deterministic."""
     return as_recorded(develop(radiance(scene), scene), scene)
 
 
 def radiance(scene: Scene) -> Array:
-    """Linear radiance as planes (3, H, W) float32, blue, green and red, that reaches the sensor."""
+    """Return the linear radiance (3, H, W), float32, blue, green and red, that reaches the sensor."""
     if scene.footage is None or not scene.camera.distorted:
         return _radiance(scene)
-    pinhole = pinhole_for(scene.camera)  # windows of patches are those of straight lines
+    pinhole = pinhole_for(scene.camera)  # windows of patches assume straight lines
     return through_lens(_radiance(replace(scene, camera=pinhole)), pinhole, scene.camera)
 
 
@@ -85,7 +86,7 @@ def _radiance(scene: Scene) -> Array:
     surface *= _illumination(scene, ground, light)
     through = np.exp(ground.distance * np.float32(-scene.extinction))
     surface -= light.horizon
-    surface *= through  # Koschmieder: the difference to the horizon's light fades
+    surface *= through  # Koschmieder: contrast against the horizon decays exponentially
     surface += light.horizon
     edge = int(np.argmax(ground.cover.min(1) == 1))
     _blend(image[:, ground.top : ground.top + edge], ground.cover[:edge], surface[:, :edge])
@@ -99,7 +100,7 @@ def _radiance(scene: Scene) -> Array:
 
 
 def _blend(planes: Array, share: Array, colour: Array) -> None:
-    """Move planes (3, h, w) towards a colour (3, h, w) or (3, 1, 1) by shares (h, w), in place."""
+    """Blend planes (3, h, w) in place with a colour (3, h, w) or (3, 1, 1) by shares (h, w)."""
     change = colour - planes
     change *= share
     planes += change
@@ -150,7 +151,7 @@ Window = tuple[slice, slice]
 
 
 def _windows(scene: Scene, view: RayGrid, ground: Ground, patches: Sequence[Patch]) -> list[Window | None]:
-    """Rows and columns of the ground that each patch can touch."""
+    """Return the rows and columns of the ground that each patch can touch."""
     nearest = view.eye[0] + 1.5 * view.eye[2]  # nearer ground is below the image
     points = np.zeros((len(patches), 4, 3))
     for corners, patch in zip(points, patches, strict=True):
@@ -164,7 +165,7 @@ def _windows(scene: Scene, view: RayGrid, ground: Ground, patches: Sequence[Patc
     least[np.isnan(least)], most[np.isnan(most)] = (
         -np.inf,
         np.inf,
-    )  # a corner beside the camera: it may be anywhere
+    )  # a corner beside the camera may project anywhere
     first = np.maximum(np.floor(least) - 1, (0, ground.top)).astype(int).tolist()
     last = np.minimum(np.ceil(most) + 2, (scene.camera.width, scene.camera.height)).astype(int).tolist()
     return [
@@ -176,7 +177,7 @@ def _windows(scene: Scene, view: RayGrid, ground: Ground, patches: Sequence[Patc
 
 
 def _pulse(value: Array, width: Array, low: float, high: float) -> Array:
-    """Share of the footprint around each value that lies in [low, high]."""
+    """Return the share of the footprint around each value that lies in [low, high]."""
     half = width / 2
     inside = np.minimum(value + half, high)
     inside -= np.maximum(value - half, low)
@@ -186,7 +187,7 @@ def _pulse(value: Array, width: Array, low: float, high: float) -> Array:
 
 
 def _dashes(value: Array, width: Array, start: float, dash: tuple[float, float]) -> Array:
-    """Share of the footprint that is painted by dashes from a start."""
+    """Return the share of the footprint that is painted by dashes."""
     painted, gap = dash
     period = painted + gap
 
@@ -216,7 +217,7 @@ def _coverage(ground: Ground, window: Window, patch: Patch) -> Array:
 
 
 def _reflectance(scene: Scene, view: RayGrid, ground: Ground) -> Array:
-    """Reflectance (3, h, W) of the ground: landscape, airfield, taxiways, runways with their markings."""
+    """Return the reflectance (3, h, W) of the ground: landscape, airfield, taxiways, runways with their markings."""
     rng = np.random.default_rng([scene.seed, 2])
     surface = _landscape(rng, ground)
     grain = sample(noise_texture(1.5, 0.6), ground.x, ground.y, ground.fineness)
@@ -246,7 +247,7 @@ def _landscape(rng: np.random.Generator, ground: Ground) -> Array:
 
 
 def _airfield(surface: Array, scene: Scene, rng: np.random.Generator, ground: Ground, grain: Array) -> None:
-    """Mown grass around the runways, or sand or snow, with a ragged edge."""
+    """Draw mown grass, sand or snow around the runways, with a ragged edge."""
     kinds = np.array([(0.04, 0.115, 0.07), (0.06, 0.14, 0.12), (0.09, 0.17, 0.2), (0.035, 0.09, 0.055)])
     grass = colour_planes(kinds[rng.integers(len(kinds))] * np.exp(rng.normal(0, 0.12)))
     reach = rng.uniform(180.0, 420.0)
@@ -267,7 +268,7 @@ def _airfield(surface: Array, scene: Scene, rng: np.random.Generator, ground: Gr
 def _paint(
     surface: Array, scene: Scene, view: RayGrid, ground: Ground, patches: Sequence[Patch], worn: float = 0.0
 ) -> None:
-    """Paint patches in their order; of a worn one the given share is gone, in spots."""
+    """Paint patches in order; on a worn one the given share is missing in spots."""
     for patch, window in zip(patches, _windows(scene, view, ground, patches), strict=True):
         if window is not None:
             cover = _coverage(ground, window, patch) * np.float32(patch.opacity)
@@ -281,7 +282,7 @@ def _paint(
 def _pave(
     surface: Array, scene: Scene, view: RayGrid, ground: Ground, runway: Runway, rng: np.random.Generator
 ) -> None:
-    """Shoulders, then asphalt or concrete with stains, wheel tracks and the rubber of landings."""
+    """Draw shoulders, then asphalt or concrete with stains, wheel tracks and rubber."""
     (x0, y0), half = runway.threshold, runway.width / 2
     grey = rng.uniform(0.24, 0.38) if runway.concrete else rng.uniform(0.055, 0.14)
     worn, rubber, warm = rng.uniform(0.05, 0.16), rng.uniform(0.2, 0.65), rng.uniform(-0.05, 0.07)
@@ -311,7 +312,7 @@ def _pave(
 
 
 def _touchdowns(x: Array, length: float) -> Array:
-    """Where wheels touch down, from either end."""
+    """Return the touchdown points from either end."""
     rising = np.minimum(x, length - x)
     return np.clip((rising - 120) / 220, 0, 1) * np.exp(-np.maximum(rising - 450, 0) / np.float32(260))
 
@@ -320,7 +321,7 @@ def _touchdowns(x: Array, length: float) -> Array:
 
 
 def daylight(scene: Scene) -> Daylight:
-    """Light of the sun's elevation and the weather."""
+    """Return the light for the sun's elevation and the weather."""
     elevation = degrees(scene.sun[0])
     if scene.weather == "night":
         glow = 2.5e-4 * np.array([1.0, 0.82, 0.75])
@@ -350,7 +351,7 @@ def _light(*colours: Array) -> Daylight:
 
 
 def _illumination(scene: Scene, ground: Ground, light: Daylight) -> Array:
-    """Light on the ground (3, 1, 1), or (3, h, W) under the shadows of scattered clouds."""
+    """Return the light on the ground (3, 1, 1), or (3, h, W) with shadows of scattered clouds."""
     rng = np.random.default_rng([scene.seed, 4])
     if scene.weather != "clear" or rng.random() < 0.5:
         return light.direct + light.ambient
@@ -361,7 +362,7 @@ def _illumination(scene: Scene, ground: Ground, light: Daylight) -> Array:
 
 
 def _sky(scene: Scene, view: RayGrid, light: Daylight) -> Array:
-    """Planes (3, H, W) with the sky down to the horizon: a gradient, the sun's glow, clouds, hills."""
+    """Return planes (3, H, W) with the sky down to the horizon: gradient, sun glow, clouds, hills."""
     image = np.empty((3, *view.x.shape), np.float32)
     rows = slice(0, int(np.flatnonzero(view.horizon.max(1) > -2).max(initial=-1)) + 1)
     elevation = np.maximum(view.up[rows] / view.length[rows], 0)
@@ -380,7 +381,7 @@ def _sky(scene: Scene, view: RayGrid, light: Daylight) -> Array:
 
 
 def _add_clouds(sky: Array, scene: Scene, elevation: Array, azimuth: Array, light: Daylight) -> None:
-    """Clouds in flat bands, thinner towards the horizon."""
+    """Add clouds in flat bands, thinner towards the horizon."""
     rng = np.random.default_rng([scene.seed, 5])
     level, shift = rng.uniform(-0.6, 2.2), rng.uniform(0, 500, 2).astype(np.float32)
     height = np.log(elevation + np.float32(0.02)) * np.float32(90)
@@ -391,7 +392,7 @@ def _add_clouds(sky: Array, scene: Scene, elevation: Array, azimuth: Array, ligh
 
 
 def _add_hills(sky: Array, scene: Scene, elevation: Array, azimuth: Array, light: Daylight) -> None:
-    """Two ridges at the horizon, dimmed by the air before them."""
+    """Add two ridges at the horizon, dimmed by the air."""
     rng = np.random.default_rng([scene.seed, 6])
     focal = np.float32(scene.camera.fx)
     bearing = np.linspace(azimuth.min(initial=0), azimuth.max(initial=0), 400)
@@ -413,7 +414,7 @@ def _add_hills(sky: Array, scene: Scene, elevation: Array, azimuth: Array, light
 
 
 def _add_lights(image: Array, scene: Scene, view: RayGrid) -> None:
-    """Runway lights and, in the dark, those of towns, as points spread over four pixels; the lens blurs them."""
+    """Add runway lights, and town lights in the dark, as points over four pixels; the lens blurs them."""
     rng = np.random.default_rng([scene.seed, 7])
     for runway in scene.runways:
         lamps = runway_lights(runway, view.eye, rng)
@@ -441,7 +442,7 @@ def _splat(image: Array, scene: Scene, view: RayGrid, place: Array, colour: Arra
     distance = np.linalg.norm(place - view.eye, axis=-1)
     inside = np.isfinite(pixels).all(-1) & (pixels > 0).all(-1) & (pixels < (width - 1, height - 1)).all(-1)
     pixels, distance, colour, candela = (a[inside] for a in (pixels, distance, colour, candela))
-    per_pixel = scene.camera.fx * scene.camera.fy / _LUMINANCE  # a point's illuminance as radiance of one pixel
+    per_pixel = scene.camera.fx * scene.camera.fy / _LUMINANCE  # illuminance of a point light as radiance of one pixel
     flux = candela * per_pixel / distance**2 * np.exp(-scene.extinction * distance)
     corner = np.floor(pixels).astype(int)
     part = pixels - corner

@@ -1,6 +1,5 @@
-"""What lies on and around a runway: pavement, markings, taxiways and lights, as plain geometry.
+"""Layout of a runway: pavement, markings, taxiways and lights, in order of painting.
 
-In: a ``Runway`` and a random generator. Out: ``Patch`` rectangles in the order they are painted, and ``Lights``.
 Sizes of markings and places of lights follow ICAO Annex 14.
 """
 
@@ -27,7 +26,16 @@ _SEGMENTS = {  # strokes of a figure: top, top left, top right, middle, bottom l
 
 @dataclass(frozen=True)
 class Patch:
-    """Bars of paint or pavement that share a stretch x; y runs along with slant, dash is (painted, gap)."""
+    """Rectangles of paint or pavement over the same range of x.
+
+    Attributes:
+        x: range of x.
+        bars: ranges of y.
+        colour: colour.
+        opacity: opacity.
+        dash: length of paint and of the gap.
+        slant: change of y per metre of x.
+    """
 
     x: Span
     bars: tuple[Span, ...]
@@ -47,7 +55,7 @@ class Lights:
 
 
 def _turned(patch: Patch, length: float) -> Patch:
-    """The same patch at the runway's other end."""
+    """Return the same patch at the other end of the runway."""
     bars = tuple((-high, -low) for low, high in patch.bars)
     return replace(patch, x=(length - patch.x[1], length - patch.x[0]), bars=bars)
 
@@ -59,13 +67,13 @@ def _moved(patch: Patch, runway: Runway) -> Patch:
 
 
 def opposite(designator: str) -> str:
-    """Name of the same runway from its other end."""
+    """Return the designator of the other end."""
     letter = {"L": "R", "R": "L"}.get(designator[2:], designator[2:])
     return f"{(int(designator[:2]) + 17) % 36 + 1:02d}{letter}"
 
 
 def runway_patches(runway: Runway, paint: float) -> list[Patch]:
-    """Markings of both ends, edges and centreline; paint is their opacity, less on an old runway."""
+    """Return markings of both ends, edges and centreline; ``paint`` is their opacity, lower on an old runway."""
     half, length = runway.width / 2, runway.length
     first, last = (_end_patches(name, runway, paint) for name in (runway.designator, opposite(runway.designator)))
     stripe = 0.9 if runway.width >= 30 else 0.45
@@ -109,7 +117,7 @@ def _both_sides(bars: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def _name(name: str, paint: float) -> list[Patch]:
-    """Figures 9 m high, read in the landing direction, and above 48 m the letter below them if there is one."""
+    """Return figures 9 m high, read in the landing direction, with the letter below them if there is one."""
     patches = []
     digits, letter = name[:2].lstrip("0"), name[2:]
     start = 48.0
@@ -122,7 +130,7 @@ def _name(name: str, paint: float) -> list[Patch]:
 
 
 def _figure(sign: str, x: float, left: float, paint: float) -> list[Patch]:
-    """Strokes of one sign whose lower left corner is (x, left)."""
+    """Return the strokes of one sign whose lower left corner is (x, left)."""
     right, top, thick = left - 3.6, x + 9.0, 0.9
     middle = x + 4.5
     strokes = [
@@ -139,7 +147,7 @@ def _figure(sign: str, x: float, left: float, paint: float) -> list[Patch]:
 
 
 def field_patches(runway: Runway, rng: np.random.Generator) -> list[Patch]:
-    """Taxiways, aprons and the paved ends of a runway, below its own pavement."""
+    """Return taxiways, aprons and the paved ends of a runway, below its own pavement."""
     length, half = runway.length, runway.width / 2
     side = int(rng.choice([-1, 1]))
     grey = rng.uniform(0.10, 0.26)
@@ -178,7 +186,7 @@ _LAMP = {"white": (0.72, 0.92, 1), "amber": (0.08, 0.62, 1), "green": (0.45, 1, 
 
 
 def runway_lights(runway: Runway, viewer: Array, rng: np.random.Generator) -> Lights:
-    """Edge, threshold, end and approach lights and PAPI of a runway, as seen from the viewer (3,)."""
+    """Return edge, threshold, end and approach lights and PAPI of a runway, as seen from the viewer (3,)."""
     groups: list[tuple[Array, str, float]] = []
     half, length = runway.width / 2 + 1.5, runway.length
     along = np.arange(0.0, length + 1, 60.0)
@@ -202,7 +210,7 @@ def runway_lights(runway: Runway, viewer: Array, rng: np.random.Generator) -> Li
 
 
 def _approach_lights(rng: np.random.Generator) -> list[tuple[Array, str, float]]:
-    """Barrettes every 30 m out to 900 or 420 m with crossbars, or none at a simple runway."""
+    """Return barrettes every 30 m out to 900 or 420 m with crossbars, or none at a simple runway."""
     reach = float(rng.choice([900.0, 900.0, 420.0, 0.0]))
     rows = np.arange(30.0, reach + 1, 30.0)
     across = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
@@ -215,7 +223,7 @@ def _approach_lights(rng: np.random.Generator) -> list[tuple[Array, str, float]]
 
 
 def _papi(runway: Runway, viewer: Array, side: int) -> list[tuple[Array, str, float]]:
-    """Four units beside the aiming point that show white above their angle and red below it."""
+    """Return four units beside the aiming point that show white above their angle and red below it."""
     x = 400.0 if runway.length >= 2400 else 300.0
     away = np.array([x + runway.threshold[0], runway.threshold[1]]) - viewer[:2]
     angle = np.degrees(np.arctan2(viewer[2], np.hypot(*away)))

@@ -1,7 +1,6 @@
-"""Scenes of an approach: everything that one rendered frame depends on, drawn from a seed.
+"""Scenes of an approach: all parameters of one rendered frame, drawn from a seed.
 
-In: a seed, a weather and ranges. Out: a ``Scene``, and where its runways' corners lie in the image. All lengths
-are metres, all angles radians; axes and corner order are those of ``halopose.geometry.camera``.
+Lengths are in metres, angles in radians. Axes and corner order are those of ``halopose.geometry.camera``.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ Array = NDArray[Any]
 Weather = Literal["clear", "haze", "dusk", "night", "fog"]
 
 WEATHERS: tuple[Weather, ...] = get_args(Weather)
-TRAINING_WEATHERS: tuple[Weather, ...] = ("clear", "haze", "dusk", "night")  # fog is the shift held out
-KOSCHMIEDER = 3.912  # extinction times visibility: a black object's contrast has fallen to 2 %
+TRAINING_WEATHERS: tuple[Weather, ...] = ("clear", "haze", "dusk", "night")  # fog is held out as the shifted condition
+KOSCHMIEDER = 3.912  # extinction times visibility: contrast of a black object falls to 2 %
 AIMING_POINT = 300.0  # the glide path meets the ground this far beyond the threshold
 
 _VISIBILITY = {
@@ -42,10 +41,17 @@ _ATTEMPTS = 200
 
 @dataclass(frozen=True)
 class Runway:
-    """A runway in runway axes: its threshold's centre (x, y), size, and how it is paved, named and lit.
+    """A runway in runway axes: centre (x, y) of its threshold, size, pavement, designator and lights.
 
-    before: metres of the same pavement, along its left and right side stripe, before a displaced threshold;
-    counted: whether whoever labels the corners begins there and not at the threshold.
+    Attributes:
+        length: length in metres.
+        width: width in metres.
+        designator: designator.
+        concrete: whether the pavement is concrete.
+        shoulder: metres of shoulder.
+        threshold: centre (x, y) of the threshold.
+        before: metres of pavement before a displaced threshold, along its left and right side stripe.
+        counted: whether labelled corners begin there and not at the threshold.
     """
 
     length: float
@@ -58,7 +64,7 @@ class Runway:
     counted: bool = False
 
     def corners(self) -> Array:
-        """Near-left, near-right, far-right, far-left (4, 3), as they are labelled."""
+        """Return the labelled corners near left, near right, far right, far left (4, 3)."""
         corners = runway_corners(self.length, self.width) + np.array([*self.threshold, 0.0])
         corners[:2, 0] -= np.array(self.before) * self.counted
         return corners
@@ -66,9 +72,10 @@ class Runway:
 
 @dataclass(frozen=True)
 class CameraSensor:
-    """What the camera adds: lens blur and motion (u, v) in pixels, noise at full scale, gains.
+    """Effects of the camera: lens blur and motion (u, v) in pixels, noise at full scale, gains.
 
-    exposure is relative to the automatic one, white_balance (blue, green, red), vignette the loss in the corners.
+    ``exposure`` is relative to the automatic one, ``white_balance`` is (blue, green, red), ``vignette`` is the loss in
+    the corners.
     """
 
     blur: float = 0.6
@@ -81,11 +88,24 @@ class CameraSensor:
 
 @dataclass(frozen=True)
 class Scene:
-    """One frame: the aircraft's position (3,) and attitude (yaw, pitch, roll), its camera, and the world.
+    """One frame: pose of the aircraft, camera, and world.
 
-    seed fixes the surroundings, frame the noise. visibility is the meteorological one; sun is (elevation,
-    azimuth), the azimuth to the right of the landing direction; lights is their share of full intensity. bare:
-    there is no runway where one would be, and nothing to label. footage: what a real camera and airport add.
+    Attributes:
+        seed: seed of the surroundings.
+        weather: weather.
+        runway: the runway to land on.
+        position: position (3,) of the aircraft.
+        attitude: yaw, pitch, roll (3,).
+        camera: the camera.
+        mount: its mounting.
+        visibility: meteorological visibility in metres.
+        sun: elevation and azimuth, the azimuth to the right of the landing direction.
+        lights: intensity of the lights as a share of full intensity.
+        sensor: effects of the camera.
+        parallel: a parallel runway.
+        frame: seed of the noise.
+        bare: whether the runways are removed and nothing is labelled.
+        footage: effects of a real camera and airport.
     """
 
     seed: int
@@ -106,29 +126,41 @@ class Scene:
 
     @property
     def runways(self) -> tuple[Runway, ...]:
-        """The runway landed on, then its parallel if there is one; none where the land is bare."""
+        """The runway to land on, then its parallel if there is one; none if the scene is bare."""
         if self.bare:
             return ()
         return (self.runway,) if self.parallel is None else (self.runway, self.parallel)
 
     @property
     def extinction(self) -> float:
-        """Loss per metre of the air (Koschmieder)."""
+        """Extinction of the air per metre (Koschmieder)."""
         return KOSCHMIEDER / self.visibility
 
     def camera_pose(self) -> tuple[Array, Array]:
-        """Rotation (3, 3) from runway to camera axes and the camera's position (3,)."""
+        """Rotation (3, 3) from runway to camera axes, and the camera's position (3,)."""
         return camera_pose(rotation_from_angles(*self.attitude), self.position, self.mount)
 
 
 @dataclass(frozen=True)
 class SceneSettings:
-    """Ranges that scenes are drawn from; distance is log-uniform before the threshold, spreads are sigmas.
+    """Ranges from which scenes are drawn.
 
-    localizer and glide_spread are the angles by which the aircraft is off the centreline and the glide path. bare:
-    the runways are taken away. footage: every scene has a camera and ranges of its own, and what footage adds;
-    paved: the share of these where pavement begins before the threshold; in most of those so do labels. part: the
-    picture is so many pixels of the camera's image around the runway, as a second look has them; 0: all of it.
+    Attributes:
+        camera: the camera.
+        distance: range of the distance before the threshold, log-uniform.
+        glide: range of the glide path angle.
+        glide_spread: standard deviation of the angle from the glide path.
+        localizer: standard deviation of the angle from the centreline.
+        crab: largest crab angle, twice its standard deviation.
+        pitch: range of the aircraft's pitch.
+        roll_spread: standard deviation of the roll.
+        tilt: pitch of the camera against the aircraft; negative is down.
+        tilt_spread: its standard deviation.
+        parallel_share: share of scenes with a parallel runway.
+        bare: remove the runways.
+        footage: draw a camera, ranges and effects of real footage for every scene.
+        paved: share of footage scenes with pavement before the threshold; labels begin there in most of them.
+        part: size in pixels of a crop around the runway, as region-of-interest refinement uses; 0 for the whole image.
     """
 
     camera: Camera = field(default_factory=lambda: Camera.from_fov(640, 384, radians(30)))
@@ -154,7 +186,9 @@ def check_weather(weather: str) -> None:
 
 
 def sample_scene(seed: int, weather: Weather = "clear", settings: SceneSettings | None = None) -> Scene:
-    """The scene of a seed: the whole runway landed on is in view, a parallel one wholly or not at all."""
+    """Draw the scene of a seed: the runway to land on is completely in view, a parallel one completely or not at
+    all.
+    """
     check_weather(weather)
     settings = settings or SceneSettings()
     if settings.footage:
@@ -171,11 +205,11 @@ def sample_scene(seed: int, weather: Weather = "clear", settings: SceneSettings 
                 scene = replace(scene, camera=_part_of(scene, settings.part, rng))
             footage = sample_footage(seed) if settings.footage else None
             return replace(_without_cut_parallel(scene), bare=settings.bare, footage=footage)
-    raise HaloposeError("the runway is never wholly in view: widen the field of view or the distances")
+    raise HaloposeError("the runway is never completely in view: widen the field of view or the distances")
 
 
 def _as_footage(seed: int, settings: SceneSettings) -> SceneSettings:
-    """The settings with the camera of a seed and ranges that suit it."""
+    """Return the settings with the camera of a seed and ranges that suit it."""
     ranges = footage_ranges(seed)
     return replace(
         settings,
@@ -190,7 +224,7 @@ def _as_footage(seed: int, settings: SceneSettings) -> SceneSettings:
 
 
 def sample_world(seed: int, weather: Weather, settings: SceneSettings) -> Scene:
-    """Runways, light, air and camera of a seed, with the aircraft still at the origin."""
+    """Draw runways, light, air and camera of a seed, with the aircraft at the origin."""
     rng = np.random.default_rng([seed, 0])
     runway = _sample_runway(rng)
     parallel = _sample_parallel(rng, runway) if rng.random() < settings.parallel_share else None
@@ -243,7 +277,7 @@ def _sample_sensor(rng: np.random.Generator, weather: Weather) -> CameraSensor:
 
 
 def _place(world: Scene, rng: np.random.Generator, settings: SceneSettings) -> Scene:
-    """The world with an aircraft on its approach; in fog no farther than the threshold can be seen."""
+    """Place the aircraft on its approach; in fog no farther than the threshold is visible."""
     near, far = settings.distance
     far = min(far, max(near, 0.9 * world.visibility))
     distance = float(np.exp(rng.uniform(np.log(near), np.log(far))))
@@ -261,7 +295,7 @@ def _place(world: Scene, rng: np.random.Generator, settings: SceneSettings) -> S
 
 
 def _part_of(scene: Scene, size: int, rng: np.random.Generator) -> Camera:
-    """The camera of a part ``size`` wide with the runway landed on, not always in its middle."""
+    """Return the camera of a crop with ``size`` pixels around the runway to land on, not always centred."""
     corners = runway_pixels(scene, scene.runway)
     low, high = corners.min(0), corners.max(0)
     free = np.maximum(np.array([size, PART_ASPECT * size]) - (high - low), 0)
@@ -271,7 +305,7 @@ def _part_of(scene: Scene, size: int, rng: np.random.Generator) -> Camera:
 
 
 def _without_cut_parallel(scene: Scene) -> Scene:
-    """A runway cut by the image's border can be neither labelled nor ignored, so it is taken away."""
+    """Remove a parallel runway that the image border cuts: it can neither be labelled nor ignored."""
     if scene.parallel is None:
         return scene
     whole = scene.camera.contains(runway_pixels(scene, scene.parallel)).all()
@@ -279,7 +313,7 @@ def _without_cut_parallel(scene: Scene) -> Scene:
 
 
 def _meets_image(scene: Scene, runway: Runway) -> bool:
-    """Whether any point along the runway's edges is in the image."""
+    """Return whether any point along the runway's edges is in the image."""
     share = np.linspace(0.0, 1.0, 41)[:, None]
     near_left, near_right, far_right, far_left = runway.corners()
     edges = [a + share * (b - a) for a, b in ((near_left, far_left), (near_right, far_right))]
@@ -288,14 +322,14 @@ def _meets_image(scene: Scene, runway: Runway) -> bool:
 
 
 def runway_pixels(scene: Scene, runway: Runway) -> Array:
-    """Pixels (4, 2) of a runway's corners, NaN behind the camera."""
+    """Return pixels (4, 2) of a runway's corners, NaN behind the camera."""
     return project_points(scene.camera, *scene.camera_pose(), runway.corners())
 
 
 def corners_in_image(scene: Scene, runway: Runway | None = None) -> tuple[Array, Array]:
-    """Pixels (4, 2) of the corners of a runway, by default the one landed on, and which are visible (4,).
+    """Return pixels (4, 2) of the corners of a runway, by default the one to land on, and which are visible (4,).
 
-    Visible is what lies on the image and nearer than the visibility.
+    A visible corner is in the image and nearer than the visibility.
     """
     runway = runway or scene.runway
     pixels = runway_pixels(scene, runway)
@@ -304,5 +338,5 @@ def corners_in_image(scene: Scene, runway: Runway | None = None) -> tuple[Array,
 
 
 def labelled_runways(scene: Scene) -> Sequence[Runway]:
-    """Runways with all four corners in the image, the one landed on first."""
+    """Return the runways with all four corners in the image, the one to land on first."""
     return [r for r in scene.runways if np.all(scene.camera.contains(runway_pixels(scene, r)))]
