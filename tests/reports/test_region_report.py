@@ -11,6 +11,7 @@ import numpy as np
 from halopose.evaluation.region_scores import REGION_LEVELS, FlaggedShare, NoveltyScores
 from halopose.evaluation.scores import Scores
 from halopose.keypoints import COCO_LIMBS, COCO_NAMES
+from halopose.reports.html import number
 from halopose.reports.region_report import alarm_rows, held_rows, joint_rows, region_rows, region_sizes, skeletons
 from halopose.reports.score_report import render_report, rounded
 from halopose.reports.score_text import to_text
@@ -34,7 +35,7 @@ def test_rows_say_what_was_scored() -> None:
     regions = present(scores.regions)
     name, cells, count = rows[0]
     assert (name, count) == ("All keypoints", f"{regions.keypoints.count:,}")
-    assert [text for text, _ in cells] == [f"{100 * held:.1f}" for held in regions.keypoints.held]
+    assert [text for text, _ in cells] == [number(100 * held, 1) for held in regions.keypoints.held]
     assert all(margin.startswith("± ") for _, margin in cells)
     assert [row[0] for row in rows[-2:]] == ["nose", "left eye"]
     assert len(region_sizes(scores)) == len(REGION_LEVELS)

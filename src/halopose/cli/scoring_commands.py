@@ -65,6 +65,7 @@ def score(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap and of the random ranking.")] = 0,
 ) -> None:
     """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html."""
+    from halopose.calibration.calibrate import warn_of_few
     from halopose.calibration.calibration_file import Pruning, distributions_under, file_that_prunes
     from halopose.calibration.dispersion_model import cross_fitted_dispersions, match_predicted
     from halopose.data.files import make_folder
@@ -97,6 +98,8 @@ def score(
         say("the predictions have no covariances: dispersions are modelled from scores, each fold from the others")
         detections = cross_fitted_dispersions(detections, objects, protocol)
     matched = match_predicted(detections, objects, protocol)
+    if not files and len(matched):
+        warn_of_few(matched, len(objects.images))
     distributions = distributions_under(files, matched, protocol) if files and len(matched) else None
     with progress() as step:
         scores = evaluate(matched, distributions, protocol, named(step, "resampling images"))

@@ -261,7 +261,7 @@ def read_numbering(path: Place | str) -> Numbering:
 def read_predictions(
     path: Place | str, truth: GroundTruth | None = None, classes: Array | None = None, *, constants: bool = False
 ) -> PoseDistributions:
-    """Read COCO keypoint results that carry ``covariance`` [[xx, xy, yy], ...K] per detection.
+    """Read COCO keypoint results that carry ``covariance`` [[xx, xy, yy], ...K] or K matrices per detection.
 
     Optional per detection: ``scale`` (like covariance) and ``dof`` [...K] for a Student-t, ``correlation``
     (2K x 2K) of all coordinates x1, y1, x2, ..., ``keep`` [...K], ``offset`` [[x, y], ...K] of the
@@ -395,15 +395,19 @@ def _keypoints_of_first(path: Place | str, content: list[Any], constants: bool) 
 
 
 def _covariances(path: Place | str, content: list[Any], key: str, count: int) -> Array:
-    """(N, K, 2, 2) from rows of [[xx, xy, yy], ...K], each positive definite."""
+    """(N, K, 2, 2) from rows [xx, xy, yy] or [[xx, xy], [xy, yy]], K in each detection, each positive definite."""
     values = [entry.get(key) if isinstance(entry, dict) else None for entry in content]
     triangle = _floats(values)
+    if triangle is not None and triangle.shape == (len(content), count, 2, 2):
+        triangle = _upper_triangles(path, key, triangle)
     if triangle is None or triangle.shape != (len(content), count, 3):
         for index, value in enumerate(values):
             row = _floats(value) if isinstance(value, list) else None
             if row is None or row.shape != (count, 3):
-                raise HaloposeError(f"{path}: detection {index} needs {key} as {count} rows of [xx, xy, yy]")
-        raise HaloposeError(f"{path}: every detection needs {key} as {count} rows of [xx, xy, yy]")
+                raise HaloposeError(
+                    f"{path}: detection {index} needs {key} as {count} rows of [xx, xy, yy] or [[xx, xy], [xy, yy]]"
+                )
+        raise HaloposeError(f"{path}: every detection needs {key} as {count} rows of [xx, xy, yy], all written alike")
     xx, xy, yy = np.moveaxis(triangle, -1, 0)
     # An infinite or NaN entry fails the comparison too.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -435,6 +439,18 @@ def _stated_covariances(path: Place | str, content: list[Any], count: int) -> Ar
         raise HaloposeError(f"{path}: {PRECISION_KEY} of detection {np.argwhere(~definite)[0][0]} is out of range")
     log.warning("%s: covariances of RF-DETR, times the share of the image that each box covers", path)
     return covariance
+
+
+def _upper_triangles(path: Place | str, key: str, matrices: Array) -> Array:
+    """Rows [xx, xy, yy] (N, K, 3) of matrices (N, K, 2, 2), which must be symmetric."""
+    upper, lower = matrices[..., 0, 1], matrices[..., 1, 0]
+    skew = ~np.isclose(upper, lower, rtol=1e-6, atol=0, equal_nan=True)
+    if skew.any():
+        row, column = np.argwhere(skew)[0]
+        raise HaloposeError(
+            f"{path}: {key} of detection {row}, keypoint {column} is not symmetric: {matrices[row, column].tolist()}"
+        )
+    return np.stack([matrices[..., 0, 0], upper, matrices[..., 1, 1]], axis=-1)
 
 
 def _dof(path: Place | str, content: list[Any], count: int) -> Array:

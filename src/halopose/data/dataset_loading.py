@@ -10,9 +10,9 @@ import numpy as np
 from halopose.boxes import xywh_to_xyxy
 from halopose.data.coco import read_annotated
 from halopose.data.dataset import Dataset, Objects, Record
-from halopose.data.images import IMAGE_SUFFIXES
 from halopose.data.storage.address import Place, to_place
 from halopose.data.storage.archive import Stored, find_archives, is_archive, read_samples
+from halopose.data.suffixes import IMAGE_SUFFIXES
 from halopose.data.yolo import read_yolo
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints

@@ -10,13 +10,13 @@ from typing import Any
 import cv2
 import numpy as np
 
+from halopose.data.capture import MAX_FRAMES, MAX_RATE, quiet_opencv
 from halopose.data.files import check_regular
 from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
 _FRAME = re.compile(r"(.*)_([0-9]{6,9})$")
-MAX_FRAMES = 1_000_000  # eleven hours at 25 frames per second
 
 
 def film_facts(path: Path) -> tuple[float, int]:
@@ -27,12 +27,13 @@ def film_facts(path: Path) -> tuple[float, int]:
     """
     if path.exists():
         check_regular(path)  # opening a named pipe would wait for ever
-    capture = cv2.VideoCapture(str(path))
+    with quiet_opencv():
+        capture = cv2.VideoCapture(str(path))
     try:
         rate, count = capture.get(cv2.CAP_PROP_FPS), capture.get(cv2.CAP_PROP_FRAME_COUNT)
     finally:
         capture.release()
-    return (rate if 0 < rate <= 1000 else 25.0, int(count) if 0 < count <= MAX_FRAMES else 0)
+    return (rate if 0 < rate <= MAX_RATE else 25.0, int(count) if 0 < count <= MAX_FRAMES else 0)
 
 
 class FilmWriter:

@@ -8,25 +8,26 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import cv2
 import numpy as np
 
+from halopose.data.capture import frames_of
+from halopose.data.downloads import download_film, download_image, serves_ranges, web_kind, web_name
 from halopose.data.files import check_regular, write_bytes
 from halopose.data.image_header import check_pixels, read_header
 from halopose.data.storage.archive import Stored
+from halopose.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from halopose.errors import HaloposeError
 from halopose.types import Array
 
 log = logging.getLogger(__name__)
-
-COMPLETE_FILM = 0.95  # share of the stated frames; containers state their number roughly
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"}
-VIDEO_SUFFIXES = {".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".gif", ".mpeg", ".mpg"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class NamedImage:
         path: The image file it was read from, if any.
         film: The film that it is a frame of, if any.
         frame: Number of the frame in the film, counted from 0.
+        rate: Frames per second of its film or stream, without those that a stride leaves out; None if unknown.
+        length: Number of such frames in its film, 0 if unknown.
     """
 
     name: str
@@ -46,6 +49,8 @@ class NamedImage:
     path: Path | None = None
     film: Path | None = None
     frame: int | None = None
+    rate: float | None = None
+    length: int = 0
 
     @property
     def reader(self) -> Callable[[], Array]:
@@ -208,15 +213,16 @@ def _from_tensor(tensor: Any) -> Array:
     return np.ascontiguousarray(array[:, ::-1].transpose(0, 2, 3, 1))
 
 
-def read_source(source: Any) -> Iterator[NamedImage]:
+def read_source(source: Any, stride: int = 1) -> Iterator[NamedImage]:
     """Iterate over the images of a source.
 
     Args:
-        source: Path, pattern, folder, film, camera number, stream address, array, tensor, PIL image, or an iterable
-            of these. A folder stands for the images and films below it.
+        source: Path, pattern, folder, film, camera number, address of an image, film or stream, array, tensor, PIL
+            image, or an iterable of these. A folder stands for the images and films below it.
+        stride: Take every so many frames of films and streams.
 
     Yields:
-        Each image. Frames of a film are named ``clip_000012``.
+        Each image. Frames of a film are named ``clip_000012``, counted without those that ``stride`` leaves out.
     """
     if isinstance(source, (bool, np.bool_, bytes, bytearray, memoryview)):
         raise HaloposeError(
@@ -225,14 +231,16 @@ def read_source(source: Any) -> Iterator[NamedImage]:
         )
     if type(source).__module__.split(".")[0] == "torch":
         source = _from_tensor(source)
-    if isinstance(source, int) or (isinstance(source, str) and "://" in source):
-        yield from _frames(source, f"stream_{source}")
+    if isinstance(source, int):
+        yield from _frames(source, f"camera_{source}", stride)
+    elif isinstance(source, str) and "://" in source:
+        yield from _at_address(source, stride)
     elif isinstance(source, (str, Path)):
         paths = [Path(source)] if _is_plain(str(source)) else find_files(str(source))
         for path, name in zip(paths, distinct_names(paths), strict=True):
             if _is_video(path):
                 check_regular(path)
-                yield from _frames(str(path), name, path)
+                yield from _frames(str(path), name, stride, path)
             else:
                 yield NamedImage(name, read_image(path), path)
     elif isinstance(source, np.ndarray) or type(source).__module__.split(".")[0] == "PIL":
@@ -242,7 +250,7 @@ def read_source(source: Any) -> Iterator[NamedImage]:
             yield NamedImage("image_0", as_bgr(source))
     elif isinstance(source, Iterable):
         for number, item in enumerate(source):
-            for image in read_source(item):
+            for image in read_source(item, stride):
                 named = isinstance(item, (str, Path, int))
                 yield image if named else NamedImage(f"image_{number}", image.pixels)
     else:
@@ -304,23 +312,22 @@ def find_files(text: str) -> list[Path]:
     return found
 
 
-def _frames(source: str | int, name: str, film: Path | None = None) -> Iterator[NamedImage]:
-    capture = cv2.VideoCapture(source)
-    if not capture.isOpened():
-        raise HaloposeError(f"cannot open video {source}: check the path or address")
-    check_pixels(capture.get(cv2.CAP_PROP_FRAME_WIDTH), capture.get(cv2.CAP_PROP_FRAME_HEIGHT), f"video {source}")
-    expected = capture.get(cv2.CAP_PROP_FRAME_COUNT) if isinstance(source, str) and "://" not in source else 0.0
-    try:
-        number = 0
-        while True:
-            read, frame = capture.read()
-            if not read:
-                break
-            yield NamedImage(f"{name}_{number:06d}", np.asarray(frame), film=film, frame=number)
-            number += 1
-    finally:
-        capture.release()
-    if not number:
-        raise HaloposeError(f"video {source} has no readable frame")
-    if number < COMPLETE_FILM * expected < 2**31:
-        log.warning("video %s ends after %d of %d frames: it may be damaged", source, number, expected)
+def _frames(source: str | int, name: str, stride: int, film: Path | None = None) -> Iterator[NamedImage]:
+    for count, frame in enumerate(frames_of(source, stride)):
+        yield NamedImage(
+            f"{name}_{count:06d}", frame.pixels, film=film, frame=frame.number, rate=frame.rate, length=frame.length
+        )
+
+
+def _at_address(address: str, stride: int) -> Iterator[NamedImage]:
+    """Images of an address. A film on a server that sends no parts of files is downloaded first."""
+    kind, name = web_kind(address), web_name(address)
+    if kind == "image":
+        yield NamedImage(name, decode_image(download_image(address), address))
+    elif kind == "film" and not serves_ranges(address):
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder) / f"film{Path(urlsplit(address).path).suffix}"
+            download_film(address, local)
+            yield from _frames(str(local), name, stride)
+    else:
+        yield from _frames(address, name, stride)

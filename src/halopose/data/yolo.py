@@ -16,9 +16,10 @@ from halopose.data.annotation_checks import Faults
 from halopose.data.bounded_text import read_yaml
 from halopose.data.dataset import Dataset, Objects, Record, image_id
 from halopose.data.files import make_folder, write_text
-from halopose.data.images import IMAGE_SUFFIXES, read_image
+from halopose.data.images import read_image
 from halopose.data.storage.address import Address, Place, beside, read_many, to_place
 from halopose.data.storage.archive import Member, Stored, find_archives, is_archive, read_samples
+from halopose.data.suffixes import IMAGE_SUFFIXES
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.types import Array

@@ -82,9 +82,10 @@ def score_regions(
     distance = matched.distance[labelled]
     radii = [column.take(table) for column in np.moveaxis(fitted.radius, -1, 0).reshape(len(REGION_LEVELS), -1)]
     held = np.array([distance <= radius for radius in radii])
+    finite = np.isfinite(radii)
 
-    def share(hits: Array, image: Array) -> CoverageEstimate:
-        return _share(hits, image, int(images.max()) + 1, protocol.bootstrap, protocol.seed)
+    def share(hits: Array, known: Array, image: Array) -> CoverageEstimate:
+        return _share(hits, known, image, int(images.max()) + 1, protocol.bootstrap, protocol.seed)
 
     whole = {}
     for name, mask, radius in (
@@ -93,19 +94,20 @@ def score_regions(
     ):
         rows = np.flatnonzero(mask.any(1))
         largest, of_rows = whole_distance(matched.distance, mask, images)
-        whole[name] = share(largest <= radius.T[:, fitted.fold[rows]], of_rows)
+        of_fold = radius.T[:, fitted.fold[rows]]
+        whole[name] = share(largest <= of_fold, np.isfinite(of_fold), of_rows)
     groups = {name: np.flatnonzero(rows.take(instance)) for name, rows in scales.items()}
     order = whole_order(keypoint)
     members = np.split(order, np.cumsum(np.bincount(keypoint, minlength=labelled.shape[1]))[:-1])
     # Geometric mean of the half axes at radius 1: the square root of the determinant of the factor.
     size = np.sqrt((matched.scale_tril[..., 0, 0] * matched.scale_tril[..., 1, 1])[labelled])
     return RegionScores(
-        keypoints=share(held, image),
+        keypoints=share(held, finite, image),
         per_keypoint={
-            name: share(held[:, index], image.take(index))
+            name: share(held[:, index], finite[:, index], image.take(index))
             for name, index in zip(matched.layout.names, members, strict=True)
         },
-        per_scale={name: share(held[:, index], image.take(index)) for name, index in groups.items()},
+        per_scale={name: share(held[:, index], finite[:, index], image.take(index)) for name, index in groups.items()},
         whole=whole["whole"],
         whole_kept=whole["whole_kept"],
         size=tuple(float(np.median(size * np.sqrt(radius))) for radius in radii),
@@ -190,13 +192,16 @@ def _given_gain(matched: MatchedPoses, distribution: Bivariate) -> Array:
     return joint.gain(matched.residual, matched.labelled)
 
 
-def _share(hits: Array, image: Array, images: int, draws: int, seed: int) -> CoverageEstimate:
-    """Share of hits (4, n), with intervals by bootstrap over images (n,)."""
+def _share(hits: Array, finite: Array, image: Array, images: int, draws: int, seed: int) -> CoverageEstimate:
+    """Share of hits (4, n), with intervals by bootstrap over images (n,); NaN at levels with an infinite region."""
     count = len(image)
     if not count:
         nothing = (math.nan,) * len(REGION_LEVELS)
         return CoverageEstimate(nothing, nothing, 0)
-    held = tuple(int(np.count_nonzero(row)) / count for row in hits)
+    known = finite.all(1)
+    held = tuple(
+        int(np.count_nonzero(row)) / count if sure else math.nan for row, sure in zip(hits, known, strict=True)
+    )
     if not draws:
         return CoverageEstimate(held, (math.nan,) * len(held), count)
     total = np.bincount(image, minlength=images)
@@ -204,4 +209,5 @@ def _share(hits: Array, image: Array, images: int, draws: int, seed: int) -> Cov
     picks = resample_images(images, draws, seed)
     drawn = total[picks].sum(1)
     shares = sums[picks].sum(1)[drawn > 0] / drawn[drawn > 0, None]  # a draw may contain no image of a group
-    return CoverageEstimate(held, tuple(half_width(column) for column in shares.T), count)
+    margins = (half_width(column) if sure else math.nan for column, sure in zip(shares.T, known, strict=True))
+    return CoverageEstimate(held, tuple(margins), count)

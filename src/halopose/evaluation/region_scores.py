@@ -22,7 +22,8 @@ class CoverageEstimate:
     """Coverage of regions at ``REGION_LEVELS``.
 
     Attributes:
-        held: (4,) share of samples inside the region, by level.
+        held: (4,) share of samples inside the region, by level; NaN where calibration had too few images for a
+            region of finite size.
         margin: (4,) half the width of the 95 % interval of each share.
         count: number of samples.
     """

@@ -18,7 +18,7 @@ import numpy as np
 
 from halopose.data.dataset import Dataset, Objects, Record
 from halopose.data.files import read_json
-from halopose.data.images import IMAGE_SUFFIXES
+from halopose.data.suffixes import IMAGE_SUFFIXES
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.types import Array

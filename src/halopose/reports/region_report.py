@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from halopose.calibration.calibrate import DISTRIBUTIONS
+from halopose.evaluation.region_scores import REGION_LEVELS
 from halopose.evaluation.scores import Scores
 from halopose.keypoints import COCO_NAMES
 from halopose.reports.html import number
@@ -60,6 +61,20 @@ def _cells(shares: tuple[float, ...], margins: tuple[float, ...]) -> list[tuple[
         (number(100 * share, 1), f"± {number(100 * margin, 1)}" if math.isfinite(margin) else "")
         for share, margin in zip(shares, margins, strict=True)
     ]
+
+
+def missing_guarantees(scores: Scores) -> str:
+    """Sentence about the levels at which there were too few images for regions of finite size; empty if none."""
+    if scores.regions is None:
+        return ""
+    levels = zip(REGION_LEVELS, scores.regions.keypoints.held, scores.regions.whole.held, strict=True)
+    missing = [f"{level} %" for level, *shares in levels if not all(map(math.isfinite, shares))]
+    if not missing or not scores.keypoints:
+        return ""
+    return (
+        f"No guarantee is possible at {', '.join(missing)} from {scores.images} images for the rows without a value: "
+        "their regions would be infinitely large. Calibrate on more images."
+    )
 
 
 def rows_before_keypoints(scores: Scores) -> int:

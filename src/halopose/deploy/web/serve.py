@@ -27,6 +27,9 @@ def server(folder: str, port: int) -> http.server.ThreadingHTTPServer:
 
 def main(arguments: list) -> int:  # type: ignore[type-arg]  # readable by Python 3.8
     """Serve until interrupted; a port that cannot be used is one line and exit code 2."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        sys.stdout.write("python serve.py [port]: serve this folder to this machine, by default at port 8000\n")
+        return 0
     text = arguments[0] if arguments else "8000"
     if len(arguments) > 1 or not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535):
         sys.stderr.write(f"serve.py: the port must be a number from 0 to 65535, got {' '.join(arguments)!r}\n")

@@ -11,7 +11,8 @@ import cv2
 import numpy as np
 
 from halopose.data.films import film_facts
-from halopose.data.images import IMAGE_SUFFIXES, VIDEO_SUFFIXES, as_bgr, read_image, read_source
+from halopose.data.images import as_bgr, read_image, read_source
+from halopose.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from halopose.errors import HaloposeError
 from halopose.landing.recordings import need
 from halopose.landing.recordings.logs import read_log
