@@ -19,14 +19,17 @@ class Speed:
         read: Reading and decoding of the image.
         model: The base model, with preprocessing and non-maximum suppression. An exported model includes the heads.
         uncertainty: Heads, calibration and out-of-distribution p-values.
+        draw: Drawing and writing of the annotated picture.
     """
 
     read: float
     model: float
     uncertainty: float
+    draw: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.read:.1f} ms read, {self.model:.1f} ms model, {self.uncertainty:.1f} ms uncertainty"
+        text = f"{self.read:.1f} ms read, {self.model:.1f} ms model, {self.uncertainty:.1f} ms uncertainty"
+        return f"{text}, {self.draw:.1f} ms draw" if self.draw else text
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,8 @@ def test_predict_on_a_full_disk_is_one_line(
     heads = "--artifact", work / "a.safetensors"
     line = refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *base(work), *heads, "-o", tmp_path)
     assert line.startswith(f"halopose: cannot write {tmp_path}")
-    assert line.endswith("resume\n")
+    assert "File too large" in line
+    assert line.endswith("to resume\n")
     assert not list(tmp_path.glob("*.jpg"))
 
 

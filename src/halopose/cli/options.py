@@ -228,6 +228,21 @@ def sigmas(text: str | None) -> list[float] | None:
     return values
 
 
+def class_numbers(text: str | None) -> tuple[int, ...] | None:
+    """Class numbers separated by commas, if any are given."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.replace(" ", ",").split(",") if word.strip()]
+    if not words or not all(word.isascii() and word.isdigit() for word in words):
+        raise HaloposeError(f"--classes takes class numbers from 0 on, separated by commas, got {text!r}")
+    return tuple(map(int, words))
+
+
+Classes = Annotated[str | None, typer.Option(help="Keep these classes: numbers from 0 on, with commas.")]
+MaxDet = Annotated[
+    int | None, typer.Option(min=1, max=MANY, help="Keep at most so many detections per image, the most confident.")
+]
+VidStride = Annotated[int, typer.Option(min=1, max=MANY, help="Take every so many frames of films and streams.")]
 Family = Annotated[Literal["gaussian", "student-t"], typer.Option(help="Law.")]
 Predictions = Annotated[Path, typer.Argument(help="COCO keypoint results json with covariances.")]
 Truth = Annotated[Path, typer.Argument(help="COCO keypoint ground truth json.")]

@@ -14,6 +14,7 @@ from halopose.cli.options import (
     BaseElseShipped,
     Batch,
     Bootstrap,
+    Classes,
     Confidence,
     Data,
     Deployed,
@@ -23,14 +24,17 @@ from halopose.cli.options import (
     Half,
     Images,
     Iou,
+    MaxDet,
     MaybeArtifact,
     MaybeBase,
     OtherSize,
     Uncalibrated,
     Unsafe,
+    VidStride,
     Visibility,
     Workers,
     between,
+    class_numbers,
     finite,
     refuse_with_deployed,
     required_files,
@@ -196,6 +200,16 @@ def predict(
     legend: Annotated[bool, typer.Option("--legend", help="Draw a legend of the colours.")] = False,
     pictures: Annotated[bool, typer.Option(help="Write annotated pictures and films.")] = True,
     joint: Annotated[bool, typer.Option("--joint", help="Write the correlation of keypoints as well.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show annotated images in a window, with frames/s; q or Escape ends.")
+    ] = False,
+    save_txt: Annotated[bool, typer.Option("--save-txt", help="Write labels/NAME.txt in YOLO format.")] = False,
+    save_csv: Annotated[
+        bool, typer.Option("--save-csv", help="Write keypoints.csv, one row for each keypoint.")
+    ] = False,
+    classes: Classes = None,
+    max_det: MaxDet = None,
+    vid_stride: VidStride = 1,
     exist_ok: Annotated[
         bool, typer.Option("--exist-ok", help="Replace an earlier run in the output folder; else folders are numbered.")
     ] = False,
@@ -237,8 +251,24 @@ def predict(
     if half and isinstance(model, UncertainPose):
         model.host.use_half()
     shown = PictureSettings(probability, not hide_pruned, boxes, legend) if pictures else None
-    settings = PredictSettings(conf, iou, imgsz, shown, joint, alarm, exist_ok)
+    settings = PredictSettings(
+        conf=conf,
+        iou=iou,
+        imgsz=imgsz,
+        pictures=shown,
+        joint=joint,
+        alarm=alarm,
+        exist_ok=exist_ok,
+        classes=class_numbers(classes),
+        max_det=max_det,
+        vid_stride=vid_stride,
+        save_txt=save_txt,
+        save_csv=save_csv,
+        show=show,
+    )
     written = predict_files(model, sources, output, settings, truth=truth, progress=progress)
+    if written.speed is not None:
+        say(f"{written.images} images, per image: {written.speed}")
     say(f"{written.done} of {written.sources} -> {written.folder}")
     if written.skipped:
         say(f"{len(written.skipped)} could not be read")

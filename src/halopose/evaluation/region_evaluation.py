@@ -198,7 +198,7 @@ def _share(hits: Array, finite: Array, image: Array, images: int, draws: int, se
     if not count:
         nothing = (math.nan,) * len(REGION_LEVELS)
         return CoverageEstimate(nothing, nothing, 0)
-    known = finite.all(1)
+    known = [bool(np.all(row)) for row in finite]
     held = tuple(
         int(np.count_nonzero(row)) / count if sure else math.nan for row, sure in zip(hits, known, strict=True)
     )

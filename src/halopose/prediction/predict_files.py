@@ -5,24 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 import numpy as np
 
-from halopose.data.coco import Numbering, read_numbering
+from halopose.background import ReadAhead, TaskThread
+from halopose.data.coco import Numbering, parse_predictions, read_numbering
 from halopose.data.dataset import image_id, image_ids
-from halopose.data.files import make_folder
-from halopose.data.films import FilmWriter, film_facts
+from halopose.data.files import make_folder, write_text
+from halopose.data.films import FilmWriter
 from halopose.data.images import NamedImage, write_image
 from halopose.data.lock import locked
 from halopose.data.sources import Source, find_sources
+from halopose.data.storage.own_files import open_without_links
 from halopose.data.storage.prediction_log import PredictionLog, run_state, source_state
+from halopose.display import Window, check_screen
 from halopose.errors import HaloposeError
+from halopose.keypoints import Keypoints
+from halopose.origin import Speed
+from halopose.pose_tables import keypoint_columns, to_csv, to_yolo
 from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import Predictor
 from halopose.types import Array, Progress
@@ -30,6 +37,9 @@ from halopose.types import Array, Progress
 log = logging.getLogger(__name__)
 
 MOST_FOLDERS = 10_000  # numbered output folders
+FRAMES_TO_MEASURE = 10  # of a camera, before its annotated film is opened
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,12 @@ class PredictSettings:
         joint: Write the joint degrees of freedom and correlations of keypoints as well.
         alarm: False-alarm rate at which detections and images are flagged as out of distribution; None: not flagged.
         exist_ok: Write into a folder that holds an earlier run, instead of numbering the folders.
+        classes: Classes to keep, counted from 0 as in a data yaml; None: all.
+        max_det: Largest number of detections per image, the most confident first; None: no limit but the model's.
+        vid_stride: Take every so many frames of films and streams.
+        save_txt: Write labels/NAME.txt for each image, in YOLO's format.
+        save_csv: Write keypoints.csv, a row for each keypoint.
+        show: Show annotated images in a window, with the frames per second.
     """
 
     conf: float = 0.25
@@ -70,6 +86,20 @@ class PredictSettings:
     joint: bool = False
     alarm: float | None = None
     exist_ok: bool = False
+    classes: tuple[int, ...] | None = None
+    max_det: int | None = None
+    vid_stride: int = 1
+    save_txt: bool = False
+    save_csv: bool = False
+    show: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_det is not None and self.max_det < 1:
+            raise HaloposeError(f"max_det must be 1 or more, got {self.max_det}")
+        if self.vid_stride < 1:
+            raise HaloposeError(f"vid_stride must be 1 or more, got {self.vid_stride}")
+        if self.classes is not None and (not self.classes or min(self.classes) < 0):
+            raise HaloposeError(f"classes are counted from 0, got {self.classes}")
 
 
 @dataclass(frozen=True)
@@ -81,12 +111,16 @@ class PredictedFiles:
         sources: Number of images, films and streams that were given.
         done: Number of them that were predicted.
         skipped: One line for each that could not be read or predicted.
+        images: Number of images and frames that this run predicted.
+        speed: Mean milliseconds per image for reading, model, uncertainty, and drawing with writing. They overlap.
     """
 
     folder: Path
     sources: int
     done: int
     skipped: tuple[str, ...]
+    images: int = 0
+    speed: Speed | None = None
 
 
 def predict_files(
@@ -123,13 +157,15 @@ def predict_files(
         (1, 'poses')
     """
     settings = settings or PredictSettings()
+    if settings.show:
+        check_screen()
     found = find_sources([str(source) for source in sources])
     ids = None if truth is None else read_numbering(Path(truth))
     if settings.alarm is not None and not model.has_novelty:
         raise HaloposeError(
             "this artifact has no out-of-distribution model, which --alarm needs: add one with `halopose novelty`"
         )
-    how = asdict(replace(settings, exist_ok=False))
+    how = asdict(replace(settings, exist_ok=False, show=False))
     key = [*model.identity(), model.family, how, None if ids is None else asdict(ids)]
     states = {source.file_name: source_state(source.path) for source in found}
     target, resumed = _free_folder(Path(folder), settings.exist_ok, key, states)
@@ -138,7 +174,8 @@ def predict_files(
         stack.enter_context(locked(make_folder(target)))
         if not settings.exist_ok and run_state(target, key, states) == "other":
             raise HaloposeError(f"another process has just written to {target}: run the command again")
-        run = _Run(model, target, settings, ids, PredictionLog(target, key, states))
+        window = stack.enter_context(Window(rate=True)) if settings.show else None
+        run = _Run(model, target, settings, ids, PredictionLog(target, key, states), window)
         step = stack.enter_context((progress or _silent)())
         return run.over(found, step)
 
@@ -169,8 +206,10 @@ def _check_outputs(sources: Sequence[Source], folder: Path, settings: PredictSet
     """Refuse outputs that would replace a source, or a file that this command has not written."""
     inputs = {os.path.realpath(source.path): source.path for source in sources if source.path is not None}
     targets = [folder / "predictions.json"]
+    targets += [folder / "keypoints.csv"] * settings.save_csv
+    targets += [folder / "labels" / f"{source.name}.txt" for source in sources if settings.save_txt]
     if settings.pictures is not None:
-        targets += [folder / f"{source.name}.{'mp4' if _is_film(source) else 'jpg'}" for source in sources]
+        targets += [folder / f"{source.name}.{'mp4' if source.is_film else 'jpg'}" for source in sources]
     for target in targets:
         path = inputs.get(os.path.realpath(target))
         if path is not None:
@@ -179,22 +218,33 @@ def _check_outputs(sources: Sequence[Source], folder: Path, settings: PredictSet
             raise HaloposeError(f"{target} exists already: choose another --output, or replace it with --exist-ok")
 
 
-def _is_film(source: Source) -> bool:
-    return source.is_film or source.stream is not None
-
-
 class _UnusableSource(HaloposeError):
     """A source that cannot be read or predicted; the other sources can."""
 
 
+class _Stopped(Exception):
+    """The user closed the window."""
+
+
 class _Run:
-    """A run over sources into one folder."""
+    """A run over sources into one folder.
+
+    A thread reads images ahead; another one draws and writes. Both overlap with the model.
+    """
 
     def __init__(
-        self, model: Predictor, folder: Path, settings: PredictSettings, ids: Numbering | None, results: PredictionLog
+        self,
+        model: Predictor,
+        folder: Path,
+        settings: PredictSettings,
+        ids: Numbering | None,
+        results: PredictionLog,
+        window: Window | None,
     ) -> None:
         self.model, self.folder, self.settings, self.ids, self.results = model, folder, settings, ids, results
+        self.window = window
         self.numbers: dict[str, int] = {}
+        self.clock = _Clock()
 
     def over(self, sources: Sequence[Source], step: Progress) -> PredictedFiles:
         """Predict every source that is not finished yet."""
@@ -204,61 +254,135 @@ class _Run:
         if len(left) < len(sources):
             log.info("%d of %d were done before: resuming", len(sources) - len(left), len(sources))
         skipped: list[str] = []
+        done = 0
         complete = False
         try:
-            for number, source in enumerate(left):
-                step("predicting", number, len(left))
-                try:
-                    self._source(source, step)
-                except _UnusableSource as error:
-                    skipped.append(str(error))
-                    log.warning("skipped: %s", error)
+            for films, found in groupby(left, key=lambda source: source.is_film):
+                group = list(found)
+                with closing(self._films(group, step) if films else self._images(group)) as outcomes:
+                    for error in outcomes:
+                        step("predicting", done, len(left))
+                        done += 1
+                        if error is not None:
+                            skipped.append(str(error))
+                            log.warning("skipped: %s", error)
             step("predicting", len(left), len(left))
             complete = True
+        except _Stopped:
+            log.info("stopped: the window was closed")
         except KeyboardInterrupt:
             log.warning("stopped: finished results are kept in %s, and the same command resumes", self.folder)
             raise
         finally:
-            done = _closed(self.results, complete)
-        return PredictedFiles(self.folder, len(sources), done, tuple(skipped))
+            done = self._closed(complete)
+        return PredictedFiles(self.folder, len(sources), done, tuple(skipped), self.clock.images, self.clock.speed)
 
-    def _source(self, source: Source, step: Progress) -> None:
-        """Predict one source; an error leaves none of its results behind."""
-        if _is_film(source):
-            self._film(source, step)
-            return
-        for image in _read(source):
+    def _images(self, sources: Iterable[Source]) -> Generator[_UnusableSource | None]:
+        """Predict images; yields for each the error that made it unusable, or None."""
+        with ReadAhead(self._timed(_each_image(sources))) as images, TaskThread() as tasks:
+            for source, image in images:
+                yield image if isinstance(image, _UnusableSource) else self._image(source, image, tasks)
+
+    def _image(self, source: Source, image: NamedImage, tasks: TaskThread) -> _UnusableSource | None:
+        try:
             poses = self._poses(image, source.file_name)
-            picture = self._picture(image.pixels, poses)
-            if picture is not None:
-                write_image(self.folder / f"{image.name}.jpg", picture)
+        except _UnusableSource as error:
+            return error
+        entries = self._entries(image, source.file_name, poses)
+        picture = self._shown(image, poses)
+
+        def finish() -> None:
+            self.results.add(source.file_name, entries)
+            with self.clock.drawing():
+                self._write_labels(image, poses)
+                drawn = self._picture(image.pixels, poses) if picture is None else picture
+                if drawn is not None and self.settings.pictures is not None:
+                    write_image(self.folder / f"{image.name}.jpg", drawn)
+            self.results.done(source.file_name)
             log.info("%s: %s", image.name, _counts(poses, self.settings.alarm))
-        self.results.done(source.file_name)
+
+        tasks.submit(finish)
+        return None
+
+    def _films(self, sources: Iterable[Source], step: Progress) -> Generator[_UnusableSource | None]:
+        """Predict films and streams, one after the other; yields as for images."""
+        for source in sources:
+            try:
+                self._film(source, step)
+            except _UnusableSource as error:
+                yield error
+            else:
+                yield None
 
     def _film(self, source: Source, step: Progress) -> None:
-        rate, length = film_facts(source.path) if source.path is not None else (25.0, 0)
-        began = time.monotonic()
-        number = 0
-        with FilmWriter(self.folder / f"{source.name}.mp4", rate) as film:
-            for number, image in enumerate(_read(source), 1):
-                poses = self._poses(image, source.file_name, rate if source.path is not None else None)
-                picture = self._picture(image.pixels, poses)
-                if picture is not None:
-                    film.write(picture)
-                pace = 1000 * (time.monotonic() - began) / number
-                step(f"{source.name} ({pace:.0f} ms/frame)", number, max(length, number))
-        self.results.done(source.file_name)
-        pace = 1000 * (time.monotonic() - began) / max(number, 1)
-        log.info("%s: %d frames, %.0f ms/frame", source.name, number, pace)
+        """Predict a film or a stream; an error leaves none of its results behind.
 
-    def _poses(self, image: NamedImage, file_name: str, frame_rate: float | None = None) -> PoseDistributions:
-        """Predict an image and log its detections."""
+        A camera or stream ends when the user presses Ctrl-C or closes the window; what was recorded is kept.
+        """
+        began = time.monotonic()
+        frames, stopped = 0, False
+        target = self.folder / f"{source.name}.mp4" if self.settings.pictures is not None else None
+        with _AnnotatedFilm(target, source.is_endless) as film, TaskThread() as tasks:
+            read = self._timed(_read(source, self.settings.vid_stride))
+            with ReadAhead(read, newest=source.is_endless and self.window is not None) as images:
+                try:
+                    for frames, image in enumerate(images, 1):
+                        self._frame(source, image, film, tasks)
+                        pace = 1000 * (time.monotonic() - began) / frames
+                        step(f"{source.name} ({pace:.0f} ms/frame)", frames, max(image.length, frames))
+                except KeyboardInterrupt:
+                    if not source.is_endless:
+                        raise
+                    stopped = True
+                except _Stopped:
+                    stopped = True
+            tasks.finish()
+            self.results.done(source.file_name)
+        pace = 1000 * (time.monotonic() - began) / max(frames, 1)
+        log.info("%s: %d frames, %.0f ms/frame%s", source.name, frames, pace, ", stopped" if stopped else "")
+        if stopped:
+            raise _Stopped
+
+    def _frame(self, source: Source, image: NamedImage, film: _AnnotatedFilm, tasks: TaskThread) -> None:
+        poses = self._poses(image, source.file_name)
+        entries = self._entries(image, source.file_name, poses, None if source.is_endless else image.rate)
+        picture = self._shown(image, poses)
+
+        def finish() -> None:
+            self.results.add(source.file_name, entries)
+            with self.clock.drawing():
+                self._write_labels(image, poses)
+                drawn = self._picture(image.pixels, poses) if picture is None else picture
+                if drawn is not None:
+                    film.write(drawn, image.rate)
+
+        tasks.submit(finish)
+
+    def _timed(self, items: Iterator[Item]) -> Iterator[Item]:
+        """Add the time that each item takes to the clock."""
+        while True:
+            with self.clock.reading():
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+
+    def _poses(self, image: NamedImage, file_name: str) -> PoseDistributions:
+        """Predict an image."""
         settings = self.settings
         try:
-            poses = self.model.predict(image.pixels, conf=settings.conf, iou=settings.iou, imgsz=settings.imgsz)[0]
+            found = self.model.predict(image.pixels, conf=settings.conf, iou=settings.iou, imgsz=settings.imgsz)[0]
         except HaloposeError as error:
             raise _UnusableSource(f"{file_name}: {error}") from None
-        name = file_name if image.path is not None else image.name
+        self.clock.add(found)
+        return chosen_detections(found, settings.classes, settings.max_det)
+
+    def _entries(
+        self, image: NamedImage, file_name: str, poses: PoseDistributions, frame_rate: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Entries of predictions.json for the detections of an image."""
+        settings = self.settings
+        name = file_name if image.frame is None else image.name
         if self.ids is not None and name not in self.ids.images:
             raise HaloposeError(f"the truth has no image {name}: leave --truth out, or give the matching file")
         identity = self.numbers.get(name, image_id(name)) if self.ids is None else self.ids.images[name]
@@ -274,13 +398,24 @@ class _Run:
         if settings.alarm is not None:
             for entry, inside in zip(entries, poses.in_distribution(settings.alarm).tolist(), strict=True):
                 entry["in_distribution"] = inside
-        self.results.add(file_name, entries)
-        return poses
+        return entries
+
+    def _shown(self, image: NamedImage, poses: PoseDistributions) -> Array | None:
+        """Show the annotated image in the window, if there is one, and return it."""
+        if self.window is None:
+            return None
+        with self.clock.drawing():
+            picture = self._picture(image.pixels, poses)
+            if picture is not None and not self.window.show(picture):
+                raise _Stopped
+        return picture
 
     def _picture(self, pixels: Array, poses: PoseDistributions) -> Array | None:
         drawing, layout = self.settings.pictures, self.model.layout
         if drawing is None:
-            return None
+            if self.window is None:
+                return None
+            drawing = PictureSettings()
         return poses.plot(
             pixels,
             probability=drawing.probability,
@@ -292,10 +427,115 @@ class _Run:
             alarm=self.settings.alarm,
         )
 
+    def _write_labels(self, image: NamedImage, poses: PoseDistributions) -> None:
+        if self.settings.save_txt:
+            height, width = image.pixels.shape[:2]
+            write_text(self.folder / "labels" / f"{image.name}.txt", to_yolo(poses, width, height))
 
-def _read(source: Source) -> Iterator[NamedImage]:
+    def _closed(self, complete: bool) -> int:
+        """Write predictions.json and the table; after an error a second error while writing adds nothing."""
+        try:
+            if self.settings.save_csv:
+                _write_table(self.folder / "keypoints.csv", self.results, self.model.layout)
+            return self.results.close(complete)
+        except HaloposeError:
+            if complete:
+                raise
+            return 0
+
+
+class _AnnotatedFilm:
+    """Annotated film, opened with its first frames. The frame rate of a camera is measured, as its stated one may be
+    faster than the model.
+    """
+
+    def __init__(self, path: Path | None, measured: bool) -> None:
+        self._path, self._measured = path, measured
+        self._writer: FilmWriter | None = None
+        self._first: list[tuple[float, Array]] = []
+        self._rate: float | None = None
+
+    def write(self, picture: Array, rate: float | None) -> None:
+        """Append a frame of a film of a stated frame rate."""
+        if self._path is None:
+            return
+        if self._writer is not None:
+            self._writer.write(picture)
+            return
+        self._rate = rate
+        self._first.append((time.monotonic(), picture))
+        if not self._measured or len(self._first) >= FRAMES_TO_MEASURE:
+            self._open(self._path)
+
+    def _open(self, path: Path) -> None:
+        rate = self._rate or 25.0
+        if self._measured and len(self._first) > 1:
+            pace = (self._first[-1][0] - self._first[0][0]) / (len(self._first) - 1)
+            rate = min(rate, max(1.0, 1 / pace)) if pace > 0 else rate
+        self._writer = FilmWriter(path, rate)
+        for _, picture in self._first:
+            self._writer.write(picture)
+        self._first = []
+
+    def __enter__(self) -> _AnnotatedFilm:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._first and self._path is not None:
+            self._open(self._path)
+        if self._writer is not None:
+            self._writer.__exit__(kind, value, trace)
+
+
+class _Clock:
+    """Time spent on each part of the work. Parts run at the same time, so their sum may exceed the duration."""
+
+    def __init__(self) -> None:
+        self.images = 0
+        self._read = self._model = self._uncertainty = self._draw = 0.0
+
+    @property
+    def speed(self) -> Speed | None:
+        """Mean milliseconds per image; None without images."""
+        parts = (1000 * self._read, self._model, self._uncertainty, 1000 * self._draw)
+        return Speed(*(part / self.images for part in parts)) if self.images else None
+
+    def add(self, poses: PoseDistributions) -> None:
+        """Count an image that the model has predicted."""
+        self.images += 1
+        if poses.speed is not None:
+            self._model += poses.speed.model
+            self._uncertainty += poses.speed.uncertainty
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count the time inside as reading."""
+        began = time.perf_counter()
+        yield
+        self._read += time.perf_counter() - began
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Count the time inside as drawing and writing."""
+        began = time.perf_counter()
+        yield
+        self._draw += time.perf_counter() - began
+
+
+def _each_image(sources: Iterable[Source]) -> Iterator[tuple[Source, NamedImage | _UnusableSource]]:
+    """Yield each source with its image, or with the reason why it cannot be read."""
+    for source in sources:
+        try:
+            yield from ((source, image) for image in _read(source))
+        except _UnusableSource as error:
+            yield source, error
+
+
+def _read(source: Source, stride: int = 1) -> Iterator[NamedImage]:
     """Yield the images of a source; errors of reading concern this source alone."""
-    images = source.images()
+    images = source.images(stride)
     while True:
         try:
             image = next(images)
@@ -306,14 +546,40 @@ def _read(source: Source) -> Iterator[NamedImage]:
         yield image
 
 
-def _closed(results: PredictionLog, complete: bool) -> int:
-    """Write predictions.json; after an error a second error while writing adds nothing."""
+def chosen_detections(
+    poses: PoseDistributions, classes: tuple[int, ...] | None, max_det: int | None
+) -> PoseDistributions:
+    """Keep detections of some classes, and at most so many of them, the most confident first.
+
+    Args:
+        poses: Detections of one image.
+        classes: Classes counted from 0, as in a data yaml; None for all.
+        max_det: Largest number of detections; None for no limit.
+    """
+    if classes is not None:
+        found = np.zeros(len(poses), dtype=int) if poses.class_ids is None else poses.class_ids - 1
+        poses = poses[np.isin(found, classes)]
+    if max_det is not None and len(poses) > max_det:
+        poses = poses[np.sort(np.argsort(-poses.scores, kind="stable")[:max_det])]
+    return poses
+
+
+def _write_table(path: Path, results: PredictionLog, layout: Keypoints) -> None:
+    """Write one row for each keypoint of the finished sources."""
+
+    temporary = path.with_suffix(".writing")
+    header = True
     try:
-        return results.close(complete)
-    except HaloposeError:
-        if complete:
-            raise
-        return 0
+        with open_without_links(temporary, "wb") as file:
+            for entries in filter(None, results.entries()):
+                columns = keypoint_columns(parse_predictions(path, entries, None), layout.names)
+                names = {"image": np.repeat([entry["file_name"] for entry in entries], len(layout))}
+                file.write(to_csv({**names, **columns}, header).encode())
+                header = False
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _counts(poses: PoseDistributions, alarm: float | None) -> str:

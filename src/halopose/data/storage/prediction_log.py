@@ -10,6 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +90,12 @@ class PredictionLog:
         self._write({"done": source, "state": None if self._states is None else self._states.get(source)})
         self.finished.add(source)
 
+    def entries(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the entries of each image of the complete sources."""
+        for line in self._lines():
+            if line.get("source") in self.finished:
+                yield line["entries"]
+
     def close(self, complete: bool) -> int:
         """Write predictions.json with the results of the complete sources.
 
@@ -103,11 +110,9 @@ class PredictionLog:
             with open_without_links(temporary, "wb") as file:
                 file.write(b"[")
                 first = True
-                for line in self._lines():
-                    if line.get("source") in self.finished:
-                        for entry in line["entries"]:
-                            file.write((("\n" if first else ",\n") + json.dumps(entry)).encode())
-                            first = False
+                for entry in chain.from_iterable(self.entries()):
+                    file.write((("\n" if first else ",\n") + json.dumps(entry)).encode())
+                    first = False
                 file.write(b"\n]\n")
             os.replace(temporary, self.path)
             if complete:
