@@ -50,7 +50,9 @@ def main() -> None:
     given = parser.parse_args()
     conf = given.conf
     model = UncertainPose.load(
-        given.base or shipped_detectors.footage_detector(), given.artifact or shipped_detectors.footage_artifact()
+        given.base or shipped_detectors.footage_detector(),
+        given.artifact or shipped_detectors.footage_artifact(),
+        family="gaussian",
     )
 
     def steered(scene: Scene, image: Array) -> PoseDistributions:
@@ -63,7 +65,7 @@ def main() -> None:
         "twice, steered": steered,
     }
     if given.before:
-        before = UncertainPose.load(*given.before)
+        before = UncertainPose.load(*given.before, family="gaussian")
         ways = {"once, before": lambda _, image: before.predict(image, conf=conf)[0], **ways}
     settings = SceneSettings(camera=CAMERA, distance=(2000.0, 6000.0), parallel_share=0.0)
     found: dict[str, list[Array]] = {way: [] for way in ways}

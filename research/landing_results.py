@@ -84,7 +84,7 @@ def main() -> None:
         say(blind_cell(arguments.blind))
         return
     artifact = Artifact.load(shipped_detectors.runway_artifact())
-    model = UncertainPose.load_base(shipped_detectors.runway_detector(), artifact)
+    model = UncertainPose.load_base(shipped_detectors.runway_detector(), artifact, family="gaussian")
     work = arguments.work / hub.sha256_of(shipped_detectors.runway_artifact())[:12]  # other heads see otherwise
     if arguments.persistence:
         say(persistence_table(model, work))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halopose.family import Family as Family
+
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
-Family = Literal["gaussian", "student-t"]
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, of how much
 Counter = Callable[[int, int], None]  # the same without the name
 

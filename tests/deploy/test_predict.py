@@ -529,7 +529,7 @@ def test_objects_of_every_scale_have_their_own_joint_distribution(tmp_path: Path
     write_model(build(host, artifact, ExportSettings(topk=MANY)), tmp_path / "model.onnx")
     [expected] = UncertainPose(host, artifact).predict(photograph("bus.jpg"), conf=0.4)
     alone = predict.Model(str(tmp_path / "model.onnx")).predict(photograph("bus.jpg"), conf=0.4)
-    found = Deployed(tmp_path / "model.onnx").predict(photograph("bus.jpg"), Detecting(conf=0.4), "gaussian")
+    found = Deployed(tmp_path / "model.onnx").predict(photograph("bus.jpg"), Detecting(conf=0.4), "student-t")
     largest = np.abs(expected.joint_covariance).max((1, 2), keepdims=True)
     assert len(np.unique(present(expected.correlation)[:, 0, 2])) == 3
     for ours in (alone.joint_covariance(), found.joint_covariance):

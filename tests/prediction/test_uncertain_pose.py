@@ -123,7 +123,7 @@ def test_twice_the_pixels_are_four_times_the_covariance() -> None:
 
 def test_families_switch_without_reloading() -> None:
     model, image = uncertain("11"), photograph("bus.jpg")
-    [gaussian], [student] = model.predict(image), model.predict(image, family="student-t")
+    [gaussian], [student] = model.predict(image, family="gaussian"), model.predict(image)
     [default] = UncertainPose(model.host, model.artifact, "student-t").predict(image)
     assert gaussian.dof is None
     assert np.array_equal(default.covariance, student.covariance)
@@ -138,7 +138,7 @@ def test_families_switch_without_reloading() -> None:
 def test_keep_follows_the_rule() -> None:
     """eq. 22: keep what is visible, and whose -trace / (s^2 kappa^2) of the Gaussian covariance is high enough."""
     model, image = uncertain("11"), photograph("bus.jpg")
-    [poses] = model.predict(image)
+    [poses] = model.predict(image, family="gaussian")
     area = 0.53 * np.maximum((poses.boxes[:, 2:] - poses.boxes[:, :2]).prod(1), 1)
     kappa = model.artifact.layout.kappa
     confidence = -np.trace(poses.covariance, axis1=-2, axis2=-1) / (area[:, None] * kappa**2)
@@ -349,7 +349,7 @@ def test_ultralytics_results_keep_the_distribution_when_sliced_or_moved() -> Non
 def test_models_load_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     model = UncertainPose.load_base("runway")
     assert model.artifact.layout.names == ("near_left", "near_right", "far_right", "far_left")
-    assert repr(model) == "UncertainPose(runway.safetensors, 4 keypoints, gaussian, input 640)"
+    assert repr(model) == "UncertainPose(runway.safetensors, 4 keypoints, student-t, input 640)"
     assert repr(model.artifact) == "Artifact(4 keypoints of runway.safetensors, calibrated, input 640)"
 
 

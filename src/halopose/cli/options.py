@@ -243,7 +243,7 @@ MaxDet = Annotated[
     int | None, typer.Option(min=1, max=MANY, help="Keep at most so many detections per image, the most confident.")
 ]
 VidStride = Annotated[int, typer.Option(min=1, max=MANY, help="Take every so many frames of films and streams.")]
-Family = Annotated[Literal["gaussian", "student-t"], typer.Option(help="Law.")]
+Family = Annotated[Literal["gaussian", "student-t"], typer.Option(help="Output distribution.")]
 Predictions = Annotated[Path, typer.Argument(help="COCO keypoint results json with covariances.")]
 Truth = Annotated[Path, typer.Argument(help="COCO keypoint ground truth json.")]
 Sigmas = Annotated[

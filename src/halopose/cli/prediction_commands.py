@@ -41,6 +41,7 @@ from halopose.cli.options import (
 )
 from halopose.cli.terminal import progress, say, say_skipped, write_scores
 from halopose.errors import HaloposeError
+from halopose.family import DEFAULT_FAMILY
 
 if TYPE_CHECKING:
     from halopose.data.dataset import Dataset
@@ -187,7 +188,7 @@ def predict(
     truth: Annotated[
         Path | None, typer.Option(help="COCO json that states the ids of images, by file name, and of classes.")
     ] = None,
-    family: Family = "gaussian",
+    family: Family = DEFAULT_FAMILY,
     conf: Confidence = 0.25,
     iou: Iou = 0.7,
     imgsz: OtherSize = None,

@@ -30,6 +30,7 @@ from halopose.cli.options import (
 from halopose.cli.options import sigmas as parse_sigmas
 from halopose.cli.terminal import progress, say, write_scores
 from halopose.errors import HaloposeError
+from halopose.family import DEFAULT_FAMILY
 
 if TYPE_CHECKING:
     from halopose.calibration.calibration_file import CalibrationFile
@@ -110,7 +111,7 @@ def recalibrate(
     predictions: Predictions,
     truth: Truth,
     output: Annotated[Path, typer.Option("--output", "-o", help="Calibration json to write.")],
-    family: Family = "gaussian",
+    family: Family = DEFAULT_FAMILY,
     fraction: Annotated[
         float, typer.Option(callback=share, help="Share of the images to use; leave the rest for scoring.")
     ] = 1.0,

@@ -56,7 +56,7 @@ def describe(model: ModelProto, artifact: Artifact) -> str:
             "```console",
             "pip install numpy onnxruntime opencv-python-headless",
             "python predict.py photo.jpg             # prints one line and draws poses/photo.jpg",
-            "python predict.py photo.jpg --json --family student-t",
+            "python predict.py photo.jpg --json --family gaussian",
             "```",
             "",
             "| tensor | shape | meaning |",

@@ -392,7 +392,7 @@ class Model:
         image: Array,
         conf: float = 0.25,
         iou: float = 0.7,
-        family: str = "gaussian",
+        family: str = "student-t",
         imgsz: Optional[int] = None,
     ) -> Poses:
         """Predict poses of one image.
@@ -919,7 +919,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--json", action="store_true", help="print detections as JSON, draw nothing")
     parser.add_argument("--conf", type=float, default=0.25, help="confidence threshold")
     parser.add_argument("--iou", type=float, default=0.7, help="IoU threshold of non-maximum suppression")
-    parser.add_argument("--family", choices=FAMILIES, default="gaussian", help="output distribution")
+    parser.add_argument("--family", choices=FAMILIES, default="student-t", help="output distribution")
     parser.add_argument("--imgsz", type=int, help="input size; default that of the model")
     parser.add_argument(
         "--probability", type=float, default=0.95, help="probability that an ellipse contains the keypoint"

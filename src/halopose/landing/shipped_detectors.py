@@ -77,9 +77,9 @@ def load_detector(
 
     check_model_options(base, artifact, device=device, widen=widen)
     if base is not None and base.is_dir():
-        return UncertainPose.load(base)
+        return UncertainPose.load(base, family="gaussian")
     detector, heads = (footage_detector, footage_artifact) if footage else (runway_detector, runway_artifact)
-    return UncertainPose.load(base or detector(), artifact or heads(), device=device, widen=widen)
+    return UncertainPose.load(base or detector(), artifact or heads(), family="gaussian", device=device, widen=widen)
 
 
 def _packaged(name: str) -> Path:

@@ -9,17 +9,17 @@ from typing import Any
 
 from halopose.data.images import NamedImage, read_source
 from halopose.deploy.deployed_model import Deployed, Detecting
+from halopose.family import DEFAULT_FAMILY, Family
 from halopose.keypoints import Keypoints
 from halopose.origin import Origin, Speed
 from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import check_options, checked_family, with_origin
-from halopose.types import Family
 
 
 class DeployedPose:
     """A model that ``halopose export`` wrote, run by ONNX Runtime; images run one by one, whatever the batch."""
 
-    def __init__(self, deployed: Deployed, family: Family = "gaussian") -> None:
+    def __init__(self, deployed: Deployed, family: Family = DEFAULT_FAMILY) -> None:
         self.deployed, self.family = deployed, checked_family(family)
 
     def __call__(self, source: Any, **options: Any) -> list[PoseDistributions]:

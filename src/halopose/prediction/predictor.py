@@ -9,13 +9,12 @@ from typing import Any, Protocol
 
 from halopose.data.images import NamedImage
 from halopose.errors import HaloposeError
+from halopose.family import FAMILIES, Family
 from halopose.keypoints import Keypoints
 from halopose.origin import Origin, Speed
 from halopose.poses import PoseDistributions
-from halopose.types import Family
 
 SMALLEST, LARGEST = 32, 16384  # input sizes in pixels
-FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
 
 
 class Predictor(Protocol):

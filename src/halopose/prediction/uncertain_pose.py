@@ -21,6 +21,7 @@ from halopose.calibration.calibrated_poses import calibrated_poses
 from halopose.data.images import NamedImage, read_source
 from halopose.deploy.deployed_model import Deployed
 from halopose.errors import HaloposeError
+from halopose.family import DEFAULT_FAMILY, Family
 from halopose.fitting.artifact import Artifact, host_for
 from halopose.hosts import model_zoo
 from halopose.hosts.base import Host, Selection
@@ -30,7 +31,7 @@ from halopose.poses import PoseDistributions
 from halopose.prediction.deployed_pose import DeployedPose
 from halopose.prediction.out_of_distribution import add_p_values
 from halopose.prediction.predictor import check_options, checked_family, with_origin
-from halopose.types import Array, Family
+from halopose.types import Array
 from halopose.uncertainty.novelty import Pooling, pool_images
 
 
@@ -47,7 +48,7 @@ class UncertainPose:
         self,
         host: Host,
         artifact: Artifact,
-        family: Family = "gaussian",
+        family: Family = DEFAULT_FAMILY,
         *,
         uncalibrated: bool = False,
         widen: bool = False,
@@ -57,7 +58,7 @@ class UncertainPose:
         Args:
             host: The frozen base model.
             artifact: Heads and calibrations fitted for this base model.
-            family: Default distribution, "gaussian" or "student-t".
+            family: Default distribution, "student-t" or "gaussian". ``covariance`` is the same under either.
             uncalibrated: Accept heads without calibration, as ``halopose train`` writes them.
             widen: Enlarge the covariances of out-of-distribution detections.
         """
@@ -89,7 +90,7 @@ class UncertainPose:
         base: Path | str | nn.Module | Host | None = None,
         artifact: Path | str | Artifact | None = None,
         *,
-        family: Family = "gaussian",
+        family: Family = DEFAULT_FAMILY,
         visibility_threshold: float | None = None,
         device: torch.device | str | None = None,
         unsafe: bool = False,
@@ -105,7 +106,7 @@ class UncertainPose:
             base: Path of a checkpoint, a model, a host, a name that ``halopose models`` lists, or an exported
                 folder. A folder runs in ONNX Runtime and takes no other option than the next two.
             artifact: Path of the artifact, the artifact itself, or a name; default: the shipped heads.
-            family: Default distribution, "gaussian" or "student-t".
+            family: Default distribution, "student-t" or "gaussian". ``covariance`` is the same under either.
             visibility_threshold: Prune keypoints of lower visibility, instead of below the artifact's own
                 threshold; 0 disables this rule.
             device: Torch device of the model, such as "cpu" or "cuda:0".
@@ -148,7 +149,7 @@ class UncertainPose:
         base: Path | str | nn.Module | Host | None = None,
         artifact: Path | str | Artifact | None = None,
         *,
-        family: Family = "gaussian",
+        family: Family = DEFAULT_FAMILY,
         visibility_threshold: float | None = None,
         device: torch.device | str | None = None,
         unsafe: bool = False,
