@@ -1,10 +1,13 @@
 """evaluate and predict, end to end on small scenes: what they write, and what they refuse."""
 
+import csv
 import json
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,18 @@ from typer.testing import CliRunner
 
 from halopose.cli.app import app
 from halopose.cli.tracking_commands import read_frames
+from halopose.data import images
+from halopose.data.capture import Frame
 from halopose.data.coco import parse_predictions
 from halopose.data.dataset import Dataset
 from halopose.data.dataset_loading import load_dataset
 from halopose.data.films import FilmWriter, film_facts
+from halopose.display import Window
 from halopose.fitting.artifact import Artifact
 from halopose.hosts import model_zoo
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.poses import PoseDistributions
+from halopose.prediction import predict_files
 from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
 from tests.cli.test_fitting_commands import as_coco
@@ -495,3 +502,66 @@ def test_a_base_that_is_no_file_and_no_name_is_refused_with_the_known_names(
 def test_names_of_models_have_any_case_and_may_end_in_pt() -> None:
     assert model_zoo.find_model("YOLO11n-Pose.pt") == model_zoo.find_model("yolo11n-pose") != None  # noqa: E711
     assert model_zoo.find_model("Runway") is not None
+
+
+def test_labels_table_and_chosen_detections(work: Path, tmp_path: Path) -> None:
+    heads = *base(work), "--artifact", work / "a.safetensors", "--conf", 0.4
+    film = tmp_path / "film.mp4"
+    with FilmWriter(film, 12.0) as writer:
+        for _ in range(4):
+            writer.write(cv2.resize(read_picture(ASSETS / "bus.jpg"), (96, 128)))
+    output = run("predict", film, ASSETS / "bus.jpg", *heads, "-o", tmp_path / "out", "--save-txt", "--save-csv",
+                 "--max-det", 2, "--vid-stride", 2)  # fmt: skip
+    assert "3 images, per image:" in output
+    for part in ("ms read", "ms model", "ms uncertainty", "ms draw"):
+        assert part in output
+    entries = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert {(e["file_name"], e.get("frame_rate")) for e in entries} == {
+        ("bus.jpg", None), ("film_000000", 6.0), ("film_000001", 6.0),
+    }  # fmt: skip
+    assert max(Counter(entry["file_name"] for entry in entries).values()) == 2
+    rows = list(csv.DictReader((tmp_path / "out" / "keypoints.csv").read_text().splitlines()))
+    assert len(rows) == 17 * len(entries)
+    assert [float(row["x"]) for row in rows[:17]] == pytest.approx(entries[0]["keypoints"][::3])
+    labels = (tmp_path / "out" / "labels" / "bus.txt").read_text().splitlines()
+    assert [len(line.split()) for line in labels] == [56, 56]
+    assert film_facts(tmp_path / "out" / "film.mp4") == (6.0, 2)
+    run("predict", ASSETS / "bus.jpg", *heads, "-o", tmp_path / "none", "--classes", "1,2")
+    assert json.loads((tmp_path / "none" / "predictions.json").read_text()) == []
+
+
+def test_a_window_that_cannot_open_is_one_line(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    heads = *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path / "out"
+    assert "save pictures instead" in refused(monkeypatch, capsys, "predict", ASSETS / "bus.jpg", *heads, "--show")
+    assert not (tmp_path / "out").exists()
+
+
+def test_closing_the_window_keeps_what_was_recorded(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream without end: the window is closed after three frames."""
+    shown: list[tuple[int, ...]] = []
+
+    class ClosedWindow(Window):
+        def __init__(self, title: str = "", rate: bool = False) -> None:
+            self._open = False
+
+        def show(self, image: Array, wait: bool = False) -> bool:
+            shown.append(image.shape)
+            return len(shown) < 3
+
+    def frames(source: int, stride: int) -> Iterator[Frame]:
+        picture = cv2.resize(read_picture(ASSETS / "bus.jpg"), (96, 128))
+        yield from (Frame(number, picture, 30.0, 0) for number in range(10**6))
+
+    monkeypatch.setattr(predict_files, "check_screen", lambda: None)
+    monkeypatch.setattr(predict_files, "Window", ClosedWindow)
+    monkeypatch.setattr(images, "frames_of", frames)
+    output = run("predict", "0", *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path / "out", "--show")
+    assert "window was closed" in output
+    assert len(shown) == 3
+    rate, count = film_facts(tmp_path / "out" / "camera_0.mp4")
+    assert (count, rate <= 30) == (2, True)

@@ -263,3 +263,14 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     for cut in np.random.default_rng(0).integers(0, len(text), 60):
         (tmp_path / "p.json").write_text(text[:cut])
         assert "p.json" in refusal(read_predictions, tmp_path / "p.json")[1]
+
+
+def test_covariances_may_be_matrices() -> None:
+    entries = copy.deepcopy(RESULTS)
+    for entry in entries:
+        entry["covariance"] = [[[xx, xy], [xy, yy]] for xx, xy, yy in entry["covariance"]]
+    first, again = (parse_predictions("predictions", each, None) for each in (RESULTS, entries))
+    assert np.array_equal(first.covariance, again.covariance)
+    entries[1]["covariance"][2][0][1] += 0.5
+    with pytest.raises(HaloposeError, match="detection 1, keypoint 2 is not symmetric"):
+        parse_predictions("predictions", entries, None)

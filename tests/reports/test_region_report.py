@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -12,7 +13,15 @@ from halopose.evaluation.region_scores import REGION_LEVELS, FlaggedShare, Novel
 from halopose.evaluation.scores import Scores
 from halopose.keypoints import COCO_LIMBS, COCO_NAMES
 from halopose.reports.html import number
-from halopose.reports.region_report import alarm_rows, held_rows, joint_rows, region_rows, region_sizes, skeletons
+from halopose.reports.region_report import (
+    alarm_rows,
+    held_rows,
+    joint_rows,
+    missing_guarantees,
+    region_rows,
+    region_sizes,
+    skeletons,
+)
 from halopose.reports.score_report import render_report, rounded
 from halopose.reports.score_text import to_text
 from halopose.uncertainty.regions import CONDITION
@@ -93,3 +102,15 @@ def test_without_regions_there_is_no_section() -> None:
     page = render_report(scores)
     assert "Conformal regions" not in page
     assert CONDITION in render_report(real_scores())
+
+
+def test_levels_without_a_guarantee_have_no_figure() -> None:
+    scores = real_scores(bootstrap=3)
+    regions = present(scores.regions)
+    missing = [level for level, held in zip(REGION_LEVELS, regions.whole.held, strict=True) if math.isnan(held)]
+    assert missing == [99]
+    assert f"No guarantee is possible at 99 % from {scores.images} images" in missing_guarantees(scores)
+    assert "No guarantee is possible" in render_report(scores)
+    enough = replace(regions, keypoints=replace(regions.keypoints, held=(0.9,) * 4), whole=regions.keypoints)
+    known = replace(enough, whole=enough.keypoints)
+    assert missing_guarantees(replace(scores, regions=known)) == ""

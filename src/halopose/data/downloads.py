@@ -53,7 +53,7 @@ def web_name(address: str) -> str:
     path = PurePosixPath(urllib.parse.unquote(parts.path))
     whole = f"{parts.hostname or ''}_{parts.port or ''}_{parts.path}"
     text = path.stem if path.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES else f"stream_{whole}"
-    return re.sub(r"[^\w.-]+|_{2,}", "_", text).strip("_.") or "stream"
+    return re.sub(r"(?:[^\w.-]|_)+", "_", text).strip("_.") or "stream"
 
 
 def download_image(address: str) -> bytes:
