@@ -54,18 +54,18 @@ for file in sorted(folder.iterdir()):
 # %%
 import runpy
 
+import numpy as np
+
 runtime = runpy.run_path(str(folder / "predict.py"))  # there: from predict import Model, read_image
 photo = PHOTOGRAPHS / "astronaut.jpg"
 poses = runtime["Model"](str(folder / "model.onnx")).predict(runtime["read_image"](str(photo)))
-print("nose at", poses.keypoints[0, 0].round(1).tolist(), "with covariance")
-print(poses.covariance[0, 0].round(2).tolist())
+x, y = poses.keypoints[0, 0]
+print(f"nose at {x:.1f}, {y:.1f} px, covariance {np.round(poses.covariance[0, 0], 1).tolist()}")
 
 # %% [markdown]
 # ## Compare with PyTorch
 
 # %%
-import numpy as np
-
 here = model.predict(photo)[0]
 moved = np.abs(poses.keypoints - here.keypoints).max()
 changed = np.abs(poses.covariance - here.covariance).max() / here.covariance.max()

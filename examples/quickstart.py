@@ -43,14 +43,16 @@ for person in poses:
     kept = np.asarray(person.keep)[0]
     for k, name in enumerate(person.names):
         (x, y), (dx, dy) = person.keypoints[0, k], person.std[0, k]
-        print(f"  {name:15} {x:6.1f} ± {dx:5.1f}  {y:6.1f} ± {dy:5.1f} px{'' if kept[k] else '   pruned'}")
+        note = "" if kept[k] else "   pruned"
+        print(f"  {name:15} {x:6.1f} ± {dx:5.1f}  {y:6.1f} ± {dy:5.1f} px{note}")
 
 # %% [markdown]
 # Select keypoints by name. `ellipse` gives the semi-axes and the angle of the region that holds a given probability.
 
 # %%
 axes, angle = poses["left_eye"].ellipse(0.95)
-print("left eye, semi-axes of the 95 % ellipse:", axes[0, 0].round(1).tolist(), "px")
+long, short = axes[0, 0]
+print(f"left eye, semi-axes of the 95 % ellipse: {long:.1f} and {short:.1f} px")
 
 # %% [markdown]
 # ## Save

@@ -38,10 +38,10 @@ from halopose.data.dataset_loading import load_dataset
 from halopose.fitting.settings import TrainSettings
 from halopose.hosts.loading import load_host
 
-training = TrainSettings(epochs=12, batch=32)  # small batches, because there are few images
+training = TrainSettings(epochs=12, batch=32)  # small batches: there are few images
 settings = FitSettings(training, imgsz=320, train_sizes=(320,), calibration_share=0.5, novelty_images=0)
-host = load_host(base)
-artifact, scores = fit(host, load_dataset(data, "train"), load_dataset(data, "val"), folder / "work", settings)
+train, val = load_dataset(data, "train"), load_dataset(data, "val")
+artifact, scores = fit(load_host(base), train, val, folder / "work", settings)
 artifact.save(folder / "heads.safetensors")
 
 # %% [markdown]
@@ -62,9 +62,10 @@ print(f"skill {scores.akp_skill:.2f} from {scores.keypoints} keypoints")
 
 # %%
 model = UncertainPose.load(base, folder / "heads.safetensors")
-detected = [poses for poses in model.predict(folder / "data" / "images" / "val") if len(poses)]
-print("near left corner at", detected[0].keypoints[0, 0].round(1).tolist(), "with covariance")
-print(detected[0].covariance[0, 0].round(2).tolist())
+results = model.predict(folder / "data" / "images" / "val")
+detected = [poses for poses in results if len(poses)]
+(x, y), (dx, dy) = detected[0].keypoints[0, 0], detected[0].std[0, 0]
+print(f"near left corner at {x:.1f} ± {dx:.1f}, {y:.1f} ± {dy:.1f} px")
 
 # %%
 detected[0]
