@@ -42,7 +42,7 @@ def search(query: str) -> list[str]:
     """Pages by relevance: rare words and words in headings count most (BM25, titles above other headings)."""
     index = pages()
     length = sum(sum(counts.values()) for _, counts in index.values()) / len(index)
-    score: Counter[str] = Counter()
+    score: dict[str, float] = {}
     for word in set(words_of(query)):
         holders = [name for name, (_, counts) in index.items() if counts[word]]
         rarity = math.log(1 + (len(index) - len(holders) + 0.5) / (len(holders) + 0.5))
@@ -51,8 +51,8 @@ def search(query: str) -> list[str]:
             share = counts[word] / (counts[word] + 1.2 * (0.25 + 0.75 * sum(counts.values()) / length))
             titled = word in words_of(headings[0])
             other = any(word in words_of(heading) for heading in headings[1:])
-            score[name] += rarity * (2.2 * share + TITLE_WEIGHT * titled + 2 * other)
-    return [name for name, _ in score.most_common()]
+            score[name] = score.get(name, 0.0) + rarity * (2.2 * share + TITLE_WEIGHT * titled + 2 * other)
+    return sorted(score, key=lambda name: -score[name])
 
 
 @pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: asked["question"])
