@@ -363,7 +363,7 @@ def test_each_family_has_its_own_distribution() -> None:
 @pytest.mark.parametrize("calibration", [GaussianCalibration, StudentTCalibration])
 def test_arrays_and_flags_of_coco_are_as_good_as_tensors(calibration: type[Any]) -> None:
     rng = np.random.default_rng(0)
-    factors = scale_tril_from_raw(rng.normal(size=(90, 2, 3)))
+    factors = scale_tril_from_raw(torch.from_numpy(rng.normal(size=(90, 2, 3)))).numpy()
     residual, flags, weight = rng.normal(size=(90, 2, 2)), rng.integers(0, 3, (90, 2)), rng.random(90)
     tensors = map(torch.from_numpy, (residual, factors, flags > 0, weight))
     expected = calibration(2).fit(*tensors).state_dict()

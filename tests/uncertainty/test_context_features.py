@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopose.arrays import take
 from halopose.uncertainty.context_features import (
     MAX_OVERLAPS,
     OVERLAP,
@@ -20,6 +18,7 @@ from halopose.uncertainty.context_features import (
     features_at,
     overlapping_boxes,
     pad_by_image,
+    take_rows,
 )
 
 STRIDES = (8, 16)
@@ -56,8 +55,8 @@ def context_features_of(
 ) -> ContextFeatures:
     """As a host finds them."""
     own, place = pad_by_image(image, cell, len(scores))
-    best = Candidates(scores, cells.boxes, lambda chosen: take(cells.points, chosen))
-    mine = scores.gather(1, own), take(cells.boxes, own), take(cells.points, own)
+    best = Candidates(scores, cells.boxes, lambda chosen: take_rows(cells.points, chosen))
+    mine = scores.gather(1, own), take_rows(cells.boxes, own), take_rows(cells.points, own)
     found = context_features_at(maps, STRIDES, best, mine, 5)
     return found if place is None else found.select(place)
 
@@ -89,21 +88,6 @@ def test_overlaps_equal_a_plain_loop(seed: int) -> None:
         np.testing.assert_allclose(found.moment[n], expected, atol=1e-2, rtol=1e-4)
         seen = np.average(overlaps.visibility[b, rivals].double().numpy(), axis=0, weights=weight)
         np.testing.assert_allclose(found.seen[n], seen, atol=1e-5)
-
-
-@given(st.integers(0, 10_000), st.booleans())
-def test_arrays_give_what_tensors_give(seed: int, visible: bool) -> None:
-    maps, scores, cells = scene(seed, batch=1)
-    cells = cells if visible else Cells(cells.boxes, cells.keypoints, None)
-    own = torch.tensor([[3, 0, 17]])
-    found = []
-    for change in (torch.Tensor.numpy, torch.Tensor.clone):
-        boxes, points, score, place = (change(each) for each in (cells.boxes, cells.points, scores, own))
-        best = Candidates(score, boxes, partial(take, points))
-        mine = take(score[..., None], place)[..., 0], take(boxes, place), take(points, place)
-        found.append(context_features_at(maps, STRIDES, best, mine, 5).columns())
-    for name, value in found[1].items():
-        torch.testing.assert_close(found[0][name], value, atol=1e-3, rtol=1e-5)
 
 
 def between_cells(level: torch.Tensor, x: float, y: float) -> np.ndarray:

@@ -386,15 +386,6 @@ def test_dof_broadcasts_over_keypoints() -> None:
         assert_exact(distribution.ellipse(0.9)[0][:, k], single.ellipse(0.9)[0].numpy())
 
 
-def test_factors_of_arrays_are_arrays() -> None:
-    factors = scale_tril_from_raw(np.random.default_rng(0).normal(size=(5, 3, 3)))
-    covariance = factors @ np.swapaxes(factors, -1, -2)
-    found = scale_tril_from_covariance(covariance)
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_allclose(found, factors, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(scale_tril_from_covariance(torch.from_numpy(covariance)), found, rtol=1e-12)
-
-
 @pytest.mark.parametrize("dof", [4, 4.0, np.float32(4), np.array(4.0), np.full(3, 4.0)])
 def test_degrees_of_freedom_may_be_a_number_or_an_array(dof: Any) -> None:
     factors = scale_tril_from_raw(torch.randn(5, 3, 3, dtype=torch.float64, generator=torch.Generator()))

@@ -1,6 +1,6 @@
 """Novelty: pooling, whitening and p-values against plain computations, and what a file keeps of it."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import mahalanobis
 from torch.nn.functional import normalize
 
-from halopose.arrays import alike
 from halopose.uncertainty.heads import cut_windows
 from halopose.uncertainty.novelty import (
     Evidence,
@@ -132,23 +131,6 @@ def test_p_values_promise_what_they_say(count: int, seed: int, rate: float) -> N
         assert 1 / (count + 1) <= float(chance) <= 1 + 1e-6
         below += float(chance) <= rate + 1e-7
     assert below / (count + 1) <= rate + 1e-6
-
-
-@pytest.mark.parametrize("count", [0, 1, 40])
-def test_arrays_say_what_tensors_say(count: int) -> None:
-    """Images whitened before or not, and detections of one level only or of all."""
-    given_, fitted = evidence()[torch.arange(count)], novelty()
-    arrays, few = fitted.as_arrays(), Evidence(*(getattr(given_, each.name).numpy() for each in fields(given_)))
-    value, whole = fitted.value(given_), fitted.image_value(given_.image)
-    white = arrays.whitened(few.image)
-    for found in (arrays.value(few), arrays.value(few, white)):
-        np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-4)
-    for found in (arrays.image_value(few.image), arrays.image_value(few.image, white)):
-        np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-4)
-    exact = alike(value, few.score)
-    np.testing.assert_array_equal(arrays.p_value(exact, 0.3), fitted.p_value(value, 0.3))
-    np.testing.assert_array_equal(arrays.image_p_value(exact), fitted.image_p_value(value))
-    np.testing.assert_array_equal(arrays.widen(exact), fitted.widen(value))
 
 
 def test_p_values_are_among_detections_as_confident() -> None:

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from scipy import optimize
 
-from halopose.arrays import repeated_view
 from halopose.errors import HaloposeError
 from halopose.types import Array
 from halopose.uncertainty.joint_distribution import is_correlation, keypoint_blocks, log_dependence
@@ -73,7 +72,7 @@ class Correlation:
     def of_objects(self, area: Array) -> Array:
         """R (N, 2K, 2K) of objects with predicted boxes of these areas (N,)."""
         if self.scales is None:
-            return repeated_view(self.matrix, len(area))
+            return np.broadcast_to(self.matrix, (len(area), *self.matrix.shape))
         place = np.searchsorted(np.asarray(self.edges), area * self.area_factor, side="left")
         return np.asarray(self.scales[place])
 

@@ -22,12 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from halopose.arrays import take
 from halopose.deploy.novelty_graph import NoveltyAt
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.traceable import Traceable, Traced
-from halopose.uncertainty.context_features import CANDIDATES, Candidates, context_features_at, overlapping_boxes
+from halopose.uncertainty.context_features import (
+    CANDIDATES,
+    Candidates,
+    context_features_at,
+    overlapping_boxes,
+    take_rows,
+)
 from halopose.uncertainty.distributions import RAW_CHANNELS, factor_entries
 from halopose.uncertainty.heads import ACTIVATIONS, LevelHead, ProbabilisticHeads
 
@@ -180,19 +185,19 @@ class TopkHeads(nn.Module):
             raise HaloposeError(
                 "this model has one cell per object and no overlapping boxes: use heads without context features"
             )
-        keypoints, own, theirs = self.heads.keypoints, take(said, place), said[..., 4:]
+        keypoints, own, theirs = self.heads.keypoints, take_rows(said, place), said[..., 4:]
         points = own[..., 4 : 4 + 2 * keypoints].reshape(-1, 2, keypoints).transpose(1, 2)
         projected = self._projected(features, images_of(place), points)
-        best = Candidates(scores.clamp_min(0.0), said[..., :4], lambda chosen: take(theirs, chosen))
+        best = Candidates(scores.clamp_min(0.0), said[..., :4], lambda chosen: take_rows(theirs, chosen))
         mine = scores.gather(1, place), own[..., :4], own[..., 4:]
         context_features = context_features_at(features, self.heads.strides, best, mine, keypoints, projected)
-        weights, each = network.weights(), (keypoints, self.heads.settings.width)
+        each = (keypoints, self.heads.settings.width)
         entered = [
-            weights.enter(level, part.reshape(-1, int(part.shape[2]))).reshape(-1, self.settings.windows, *each)
+            network.enter(level, part.reshape(-1, int(part.shape[2]))).reshape(-1, self.settings.windows, *each)
             for level, part in enumerate(hidden)
         ]
         strides = (self.strides + torch.zeros_like(place)).reshape(-1)
-        added = weights.leave(torch.cat(entered, dim=1).reshape(-1, *each), context_features, strides, projected=True)
+        added = network.leave(torch.cat(entered, dim=1).reshape(-1, *each), context_features, strides, projected=True)
         return added.reshape(-1, int(place.shape[1]), each[0] * int(added.shape[2]))
 
     def _bounded(self, factors: Tensor, said: Tensor | None, place: Tensor) -> Tensor:
@@ -201,7 +206,7 @@ class TopkHeads(nn.Module):
         if network is None or network.inverse_bound is None or said is None:
             return factors
         trace = (factors * factors).sum(3).reshape(-1, self.heads.keypoints)
-        shrunk = network.shrinkage(trace, take(said[..., :4], place).reshape(-1, 4))
+        shrunk = network.shrinkage(trace, take_rows(said[..., :4], place).reshape(-1, 4))
         return factors * shrunk.reshape(-1, int(place.shape[1]), self.heads.keypoints, 1)
 
     def _projected(self, features: Sequence[Tensor], image: Tensor, points: Tensor) -> Tensor:

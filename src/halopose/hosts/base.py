@@ -22,19 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halopose.arrays import Values, joined, take
 from halopose.errors import HaloposeError
 from halopose.hosts.traceable import Traceable
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.context_features import (
     CANDIDATES,
-    FEW,
     Candidates,
     CellBoxes,
     ContextFeatures,
     context_features_at,
     pad_by_image,
+    take_rows,
 )
 from halopose.uncertainty.heads import ConvTemplate
 
@@ -260,13 +259,9 @@ class Host(ABC):
             raise HaloposeError(f"{self.description} has one cell per object: use heads without context features")
         own, place = pad_by_image(image, cell, len(scores))
         best, cells = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1, sorted=False)
-        sides: tuple[Values, ...] = best, cells, scores.gather(1, own), own
-        if place is None and len(cell) <= FEW and scores.device.type == "cpu":
-            sides = tuple(side.numpy() for side in sides)
-        best, cells, score, own = sides
-        boxes, count = said.boxes(joined([own, cells], 1)), own.shape[1]
-        candidates = Candidates(best, boxes[:, count:], lambda chosen: said.points(take(cells, chosen)))
-        mine = score, boxes[:, :count], said.points(own)
+        boxes, count = said.boxes(torch.cat([own, cells], 1)), own.shape[1]
+        candidates = Candidates(best, boxes[:, count:], lambda chosen: said.points(take_rows(cells, chosen)))
+        mine = scores.gather(1, own), boxes[:, :count], said.points(own)
         found = context_features_at(output.features, self.strides, candidates, mine, self.keypoint_count)
         return found if place is None else found.select(place)
 

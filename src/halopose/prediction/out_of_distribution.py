@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halopose.arrays import alike, as_array
 from halopose.poses import PoseDistributions
 from halopose.uncertainty.novelty import Evidence, Novelty, Pooling
 
@@ -37,16 +36,13 @@ def add_p_values(
     """
     scores = np.concatenate([each.scores for each in poses])
     counts = [len(each) for each in poses]
-    whole, level, window, score = (
-        alike(each, novelty.centre)
-        for each in (vectors, pooling.level, pooling.window, torch.from_numpy(scores).to(vectors))
-    )
     numbers = [number for number, count in enumerate(counts) for _ in range(count)]
-    white = novelty.whitened(whole)
-    value = novelty.value(Evidence(level, window, whole[numbers], score), white[numbers])
-    chance = as_array(novelty.p_value(value, conf))
-    images = as_array(novelty.image_p_value(novelty.image_value(whole, white)))
-    factor = as_array(novelty.widen(value))[:, None, None, None].astype(np.float64) if widen else None
+    white = novelty.whitened(vectors)
+    evidence = Evidence(pooling.level, pooling.window, vectors[numbers], torch.from_numpy(scores).to(vectors))
+    value = novelty.value(evidence, white[numbers])
+    p_values = novelty.p_value(value, conf).cpu().numpy()
+    images = novelty.image_p_value(novelty.image_value(vectors, white)).cpu().numpy()
+    factor = novelty.widen(value).double().cpu().numpy()[:, None, None, None] if widen else None
     result, begin = [], 0
     for number, (each, count) in enumerate(zip(poses, counts, strict=True)):
         part = slice(begin, begin + count)
@@ -55,5 +51,5 @@ def add_p_values(
         if factor is not None:
             spreads = {name: getattr(each, name) for name in ("covariance", "scale", "dispersion")}
             wide = {name: value * factor[part] for name, value in spreads.items() if value is not None}
-        result.append(replace(each, novelty=chance[part], image_novelty=images[number : number + 1], **wide))
+        result.append(replace(each, novelty=p_values[part], image_novelty=images[number : number + 1], **wide))
     return result

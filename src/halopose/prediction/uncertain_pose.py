@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from halopose.arrays import as_array
 from halopose.calibration.calibrated_poses import calibrated_poses
 from halopose.data.images import NamedImage, read_source
 from halopose.deploy.deployed_model import Deployed
@@ -76,12 +75,8 @@ class UncertainPose:
         # Channels-last weights are in the order of the window products; others are copied in every prediction.
         self.heads = artifact.heads.to(host.device).eval()
         self.heads.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        on_cpu = host.device.type == "cpu"
-        self.few = self.heads.weights(lambda own: own.detach().numpy()) if on_cpu else None
         self.family = checked_family(family)
-        self.novelty = None
-        if artifact.novelty is not None:
-            self.novelty = artifact.novelty.as_arrays() if on_cpu else artifact.novelty.to(host.device)
+        self.novelty = None if artifact.novelty is None else artifact.novelty.to(host.device)
         self.widen = widen
 
     @classmethod
@@ -276,9 +271,9 @@ class UncertainPose:
         needed = self.heads.settings.context_features and len(cells) > 0
         context = self.host.context_features(output, numbers, cells) if needed else None
         pooling = None if self.novelty is None else Pooling(len(cells), self.novelty.widths, output.features[0])
-        factors = self.heads.sparse(output.features, numbers, cells, context, pooling, self.few)
+        factors = self.heads.sparse(output.features, numbers, cells, context, pooling)
         size = (int(batch.shape[2]), int(batch.shape[3]))
-        parts = np.split(as_array(factors).astype(np.float64), np.cumsum(counts)[:-1])
+        parts = np.split(factors.cpu().numpy().astype(np.float64), np.cumsum(counts)[:-1])
         poses = [
             calibrated_poses(
                 _detections(self.host.to_original(selection, letterbox, size)),

@@ -1,8 +1,8 @@
-"""More that one pass of the base tells about a detection, from outside the window around its cell.
+"""Context features: what one pass of the base model says about a detection outside the window around its cell.
 
-Before overlaps are suppressed several cells claim the same object: how far apart they place a keypoint, and how
-far from the cell that was kept, is the disagreement of an ensemble that cost nothing. And the maps hold features
-where the keypoints were predicted, not only around the cell. Pixels of the input throughout.
+Before overlapping boxes are suppressed, several cells predict the same object. How much they disagree about a keypoint
+is the disagreement of an ensemble at no extra cost. The feature maps are also sampled at the predicted keypoints.
+All lengths are in pixels of the model's input.
 """
 
 from __future__ import annotations
@@ -10,52 +10,60 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from halopose.arrays import Values, alike, at_least, joined, largest, library_of, turned, zeros_like
-
-CANDIDATES = 512  # best cells of an image among which claims are sought
-MAX_OVERLAPS = 16  # best cells that count for one object; assigners train about ten
-OVERLAP = 0.6  # IoU from which a box claims the same object
-FEW = 64  # cells up to which numpy beats torch (``make bench`` needs both)
+CANDIDATES = 512  # best cells of an image that are compared with a detection
+MAX_OVERLAPS = 16  # best overlapping boxes that count for one object; assigners train about ten cells
+OVERLAP = 0.6  # IoU from which a box counts as the same object
 
 
 @dataclass(frozen=True)
 class CellBoxes:
-    """What cells (B, n) of a model say before overlaps are suppressed; of an array of one image's cells an array.
+    """Readers of a model's output at cells (B, n), before overlapping boxes are suppressed.
 
-    boxes: (B, n, 4), x1 y1 x2 y2. points: (B, n, 2K or 3K), the x of all keypoints, then their y, then their
-    visibility, if the model has any. rows: both, one after the other.
+    Attributes:
+        boxes: Boxes (B, n, 4) as x1, y1, x2, y2.
+        points: Keypoints (B, n, 2K or 3K): all x, then all y, then all visibilities if the model has them.
+        rows: Boxes and points, concatenated along the last axis.
     """
 
-    boxes: Callable[[Values], Values]
-    points: Callable[[Values], Values]
-    rows: Callable[[Values], Values]
+    boxes: Callable[[Tensor], Tensor]
+    points: Callable[[Tensor], Tensor]
+    rows: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Cells among which claims are sought: scores (B, n), none below zero, and boxes (B, n, 4).
+    """Cells whose boxes may overlap a detection.
 
-    points: those of the cells at places (B, m) among them, as ``CellBoxes`` gives them.
+    Attributes:
+        scores: Scores (B, n), not negative.
+        boxes: Boxes (B, n, 4).
+        points: Reader of the points at positions (B, m) among the candidates, as in ``CellBoxes``.
     """
 
-    scores: Values
-    boxes: Values
-    points: Callable[[Values], Values]
+    scores: Tensor
+    boxes: Tensor
+    points: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class ContextFeatures:
-    """Of N cells with K keypoints: tensors, or arrays where a host found few; features always as a tensor.
+    """Context features of N cells with K keypoints.
 
-    keypoints (N, K, 2), box (N, 4), score (N,) and visibility (N, K) of the cell itself, zero where a model has
-    none; over the cells that claim its object, weighted by score: offset (N, K, 2), their mean minus its own
-    keypoint, moment (N, K, 3), xx xy yy about that mean, seen (N, K), their mean visibility, mass (N,), the sum of
-    weights; features (N, K, C): the maps of all levels at the keypoints; extent (N, 2): width and height.
+    Attributes:
+        keypoints: Keypoints (N, K, 2) of the cell itself.
+        box: Box (N, 4) of the cell itself.
+        score: Score (N,) of the cell itself.
+        visibility: Visibility (N, K) of the cell itself, zero where a model has none.
+        offset: Score-weighted mean of the keypoints of the overlapping boxes, minus ``keypoints`` (N, K, 2).
+        moment: Second moments xx, xy, yy of these keypoints about their mean (N, K, 3).
+        seen: Mean visibility (N, K) of the overlapping boxes.
+        mass: Sum of the weights (N,) of the overlapping boxes.
+        features: Feature maps of all levels, sampled at the keypoints (N, K, C).
+        extent: Width and height of the input (N, 2).
     """
 
     keypoints: Tensor
@@ -70,28 +78,42 @@ class ContextFeatures:
     extent: Tensor
 
     def select(self, index: Tensor) -> ContextFeatures:
-        """Those of some cells."""
-        values = [getattr(self, field.name) for field in fields(self)]
-        return ContextFeatures(*(value[alike(index, value)] for value in values))
+        """Return the context features of the cells at ``index``."""
+        return ContextFeatures(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def columns(self) -> dict[str, Tensor]:
-        """As a store keeps them."""
+        """Return the columns that a feature cache stores."""
         return {
             f"signal.{field.name}": value.half() if field.name == "features" else value
             for field in fields(self)
-            for value in [torch.as_tensor(getattr(self, field.name))]
+            for value in [getattr(self, field.name)]
         }
 
     @classmethod
     def of_columns(cls, columns: dict[str, Tensor], device: torch.device | str = "cpu") -> ContextFeatures:
-        """As a store gave them."""
+        """Restore context features from the columns of a feature cache."""
         return cls(**{field.name: columns[f"signal.{field.name}"].to(device).float() for field in fields(cls)})
 
 
-def pad_by_image(image: Tensor, cell: Tensor, images: int) -> tuple[Tensor, Tensor | None]:
-    """Cells (N,) of images (N,) as (B, M), filled up with cell 0, and the place (N,) of each among B * M.
+def take_rows(rows: Tensor, place: Tensor) -> Tensor:
+    """Select rows (B, n, ...) at positions (B, n) from rows (B, A, ...) of the same image."""
+    shape = [int(side) for side in rows.shape[2:]]
+    start = torch.arange(rows.shape[0], device=place.device)[:, None] * rows.shape[1]
+    flat = rows.reshape(-1, *shape).index_select(0, (start + place).reshape(-1))
+    return flat.reshape(-1, int(place.shape[1]), *shape)
 
-    None where that is the order they have.
+
+def pad_by_image(image: Tensor, cell: Tensor, images: int) -> tuple[Tensor, Tensor | None]:
+    """Arrange cells by image, padded to the same number for each image.
+
+    Args:
+        image: Image index (N,) of each cell.
+        cell: Cells (N,).
+        images: Number of images B.
+
+    Returns:
+        Cells (B, M), padded with cell 0, and the position (N,) of each input cell among the B * M; None if these are
+        the positions 0 to N - 1.
     """
     if images == 1 and len(cell):
         return cell[None], None
@@ -108,33 +130,39 @@ def context_features_at(
     maps: Sequence[Tensor],
     strides: Sequence[int],
     best: Candidates,
-    own: tuple[Values, Values, Values],
+    own: tuple[Tensor, Tensor, Tensor],
     keypoints: int,
     features: Tensor | None = None,
 ) -> ContextFeatures:
-    """Signals of M cells an image, image by image: N = B * M.
+    """Compute the context features of M cells in each of B images: N = B * M.
 
-    maps (B, C, H, W) by level; own: scores (B, M), boxes (B, M, 4) and points of the M cells, as ``CellBoxes`` gives
-    them. features (N, K, C): in place of those found in the maps.
+    Args:
+        maps: Feature maps (B, C, H, W), one for each level.
+        strides: Pixels per cell of each level.
+        best: Candidates for overlapping boxes.
+        own: Scores (B, M), boxes (B, M, 4) and points of the M cells, as in ``CellBoxes``.
+        keypoints: Number of keypoints K.
+        features: Features (N, K, C) to use instead of sampling the maps.
     """
     score, boxes, mine = own
     count, width, end = int(mine.shape[1]), int(mine.shape[2]), 2 * keypoints
     box, mine = boxes.reshape(-1, 4), mine.reshape(-1, width)
     overlaps = min(MAX_OVERLAPS, int(best.boxes.shape[1]))
-    weight, place = largest(overlapping_boxes(boxes, best.boxes) * best.scores[:, None], overlaps)
+    overlap_scores = overlapping_boxes(boxes, best.boxes) * best.scores[:, None]
+    weight, place = overlap_scores.topk(overlaps, dim=-1, sorted=False)
     mass = weight.sum(2)
-    share = (weight / at_least(mass, 1e-9)[..., None]).reshape(-1, 1, overlaps)
+    share = (weight / mass.clamp_min(1e-9)[..., None]).reshape(-1, 1, overlaps)
     overlapping = best.points(place.reshape(-1, count * overlaps)).reshape(-1, overlaps, width)
     apart = overlapping[..., :end] - mine[:, None, :end]
     mean = share @ apart  # (N, 1, 2K)
     about = apart - mean
     x, y = about[..., :keypoints], about[..., keypoints:]
-    moment = share @ joined([x * x, x * y, y * y], 2)
-    points = turned(mine[:, :end].reshape(-1, 2, keypoints))
+    moment = share @ torch.cat([x * x, x * y, y * y], 2)
+    points = mine[:, :end].reshape(-1, 2, keypoints).transpose(1, 2)
     if width > end:
         visibility, seen = mine[:, end:], (share @ overlapping[..., end:])[:, 0]
     else:
-        visibility = seen = zeros_like(points[..., 0])
+        visibility = seen = torch.zeros_like(points[..., 0])
     if features is None:
         features = features_at(maps, strides, points.reshape(-1, count, keypoints, 2))
     return ContextFeatures(
@@ -142,8 +170,8 @@ def context_features_at(
         box=box,
         score=score.reshape(-1),
         visibility=visibility,
-        offset=turned(mean.reshape(-1, 2, keypoints)),
-        moment=turned(moment.reshape(-1, 3, keypoints)),
+        offset=mean.reshape(-1, 2, keypoints).transpose(1, 2),
+        moment=moment.reshape(-1, 3, keypoints).transpose(1, 2),
         seen=seen,
         mass=mass.reshape(-1),
         features=features,
@@ -151,41 +179,37 @@ def context_features_at(
     )
 
 
-def _extent(maps: Tensor, stride: int, like: Values) -> Values:
-    """Width and height (2,) of the input that maps (B, C, H, W) are of."""
+def _extent(maps: Tensor, stride: int, like: Tensor) -> Tensor:
+    """Width and height (2,) of the input of feature maps (B, C, H, W), with the type and device of ``like``."""
     height, width = maps.shape[2:]
-    if isinstance(like, np.ndarray):
-        return _like((width * stride, height * stride), like)
-    # Sizes may be traced, and are then no plain numbers.
+    # Sizes may be traced, and are then tensors instead of numbers.
     return (torch.stack([torch.as_tensor(width), torch.as_tensor(height)]) * stride).to(like)
 
 
-def _like(numbers: tuple[float, float], values: Values) -> Values:
-    """Two numbers as an array or tensor (2,) of the values' kind."""
-    return np.array(numbers, values.dtype) if isinstance(values, np.ndarray) else values.new_tensor(numbers)
+def overlapping_boxes(boxes: Tensor, others: Tensor, least: float = OVERLAP) -> Tensor:
+    """Mark (B, m, n) which boxes (B, m, 4) and others (B, n, 4) have an IoU of at least ``least``.
 
-
-def overlapping_boxes(boxes: Values, others: Values, least: float = OVERLAP) -> Values:
-    """Which of boxes (B, m, 4) and others (B, n, 4) have an IoU of ``least`` or more: (B, m, n).
-
-    Products of two numbers instead of reductions: a runtime multiplies faster.
+    Written with products of two numbers instead of reductions, which run faster in ONNX runtimes.
     """
-    library = library_of(boxes)
-    boxes, others = turned(boxes)[..., None], turned(others)[:, :, None]
-    sides = library.minimum(boxes[:, 2:], others[:, 2:]) - library.maximum(boxes[:, :2], others[:, :2])
+    boxes, others = boxes.transpose(1, 2)[..., None], others.transpose(1, 2)[:, :, None]
+    sides = torch.minimum(boxes[:, 2:], others[:, 2:]) - torch.maximum(boxes[:, :2], others[:, :2])
     shared, area, areas = (
         each[:, 0] * each[:, 1]
-        for each in (at_least(sides, 0.0), boxes[:, 2:] - boxes[:, :2], others[:, 2:] - others[:, :2])
+        for each in (sides.clamp_min(0.0), boxes[:, 2:] - boxes[:, :2], others[:, 2:] - others[:, :2])
     )
     return shared * (1 + least) >= (area + areas) * least
 
 
-def features_at(maps: Sequence[Tensor], strides: Sequence[int], points: Values) -> Tensor:
-    """Maps (B, C, H, W) of all levels at points (B, M, K, 2), bilinear, zero off the map: (B * M, K, sum of C)."""
+def features_at(maps: Sequence[Tensor], strides: Sequence[int], points: Tensor) -> Tensor:
+    """Sample the maps (B, C, H, W) of all levels at points (B, M, K, 2), bilinear and zero outside the map.
+
+    Returns:
+        Features (B * M, K, sum of C).
+    """
     found, extent, grid = [], (0.0, 0.0), points
     for level, stride in zip(maps, strides, strict=True):
         covers = level.shape[3] * stride / 2, level.shape[2] * stride / 2
-        if covers != extent:  # once, as a rule: levels cover the same
-            extent, grid = covers, torch.as_tensor(points / _like(covers, points) - 1)
+        if covers != extent:  # usually once: all levels cover the same input
+            extent, grid = covers, points / points.new_tensor(covers) - 1
         found.append(F.grid_sample(level, grid, padding_mode="zeros", align_corners=False))
     return torch.cat(found, dim=1).permute(0, 2, 3, 1).flatten(0, 1)

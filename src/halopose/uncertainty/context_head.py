@@ -1,79 +1,39 @@
-"""A small network that corrects the heads' parameters by ``signals``, from outside the windows.
+"""A small network that corrects the heads' raw dispersion parameters with context features.
 
-In: the trunk's last activations of a level, and ``ContextFeatures``. Out: what to add to the raw dispersion parameters.
-One network for all levels and keypoints; what is theirs alone is a bias at its input and its last layer.
+Input: the last activations of a level's trunk, and ``ContextFeatures``. Output: values that are added to the raw
+dispersion parameters. All levels and keypoints share one network; each level and keypoint has its own input bias, and
+each keypoint its own last layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from halopose.arrays import (
-    Values,
-    alike,
-    at_least,
-    between,
-    joined,
-    library_of,
-    linear,
-    repeated,
-    same_kind,
-    silu,
-    stacked,
-    turned,
-)
 from halopose.uncertainty.context_features import ContextFeatures
 
 OVERLAP_INPUTS = 15
-FLOOR = 1 / 64**2  # squared strides: cells that agree to a pixel or less all look alike
-
-
-@dataclass(frozen=True)
-class ContextWeights:
-    """Weights of a ``ContextHead`` and what it does with them: tensors, or arrays, for what enters as arrays.
-
-    trunk: (width, H) by level; features (width, C), always a tensor: for a product of that size numpy wakes
-    threads of its own; claims (width, CLAIM_INPUTS); bias (levels, K, width); last (K, width, outputs).
-    """
-
-    trunk: Sequence[Values]
-    features: Tensor | None
-    overlaps: Values | None
-    bias: Values
-    middle: tuple[Values, Values]
-    last: Values
-
-    def enter(self, level: int, hidden: Values) -> Values:
-        """What a level's trunk activations (N, H) bring into the network (N, K, width)."""
-        return linear(hidden, self.trunk[level])[:, None] + self.bias[level]
-
-    def leave(
-        self, values: Values, context_features: ContextFeatures, strides: Values, *, projected: bool = False
-    ) -> Values:
-        """Corrections (N, K, outputs) of cells with entered values (N, K, width), of levels with strides (N,).
-
-        projected: the signals' features have been through this network's layer for them.
-        """
-        if self.features is not None:
-            seen = context_features.features if projected else F.linear(context_features.features, self.features)
-            values = values + alike(seen, values)
-        if self.overlaps is not None:
-            values = values + linear(same_kind(overlap_inputs(context_features, strides), values), self.overlaps)
-        values = silu(linear(silu(values), *self.middle))
-        return turned(turned(values, 0) @ self.last, 0)
+FLOOR = 1 / 64**2  # squared strides; keeps logarithms finite where cells agree to a fraction of a pixel
 
 
 class ContextHead(nn.Module):
-    """Adds nothing at first: its last layer starts at zero.
+    """Correction network. Its last layer starts at zero, so an untrained network changes nothing.
 
-    hidden: width of each level's trunk; channels: of the features at a keypoint, 0 to leave them out; claims:
-    whether to look at the disagreement of the cells that claim the object. bounded: whether there is a bound on
-    dispersions, ``inverse_bound`` (K,), one over the largest trace in areas of the object's box; 0 bounds nothing.
+    Args:
+        hidden: Width of the trunk of each level.
+        keypoints: Number of keypoints K.
+        outputs: Raw dispersion parameters of a keypoint.
+        width: Width of the network.
+        channels: Channels of the features at a keypoint; 0 leaves these features out.
+        overlaps: Whether to use the disagreement of overlapping boxes.
+        bounded: Whether dispersions have an upper bound, see ``shrinkage``.
+
+    Attributes:
+        inverse_bound: Inverse (K,) of the largest trace of a dispersion, as a share of the area of the object's box; 0
+            sets no bound. None if ``bounded`` is false.
     """
 
     inverse_bound: Tensor | None
@@ -99,59 +59,75 @@ class ContextHead(nn.Module):
         self.middle = nn.Linear(width, width)
         self.last = nn.Parameter(torch.zeros(keypoints, width, outputs))
 
-    def weights(self, kind: Callable[[Tensor], Values] = lambda own: own) -> ContextWeights:
-        """What it applies, as tensors of its own or as another kind of them."""
-        return ContextWeights(
-            trunk=[kind(layer.weight) for layer in self.by_level],
-            features=None if self.features is None else self.features.weight,
-            overlaps=None if self.overlaps is None else kind(self.overlaps.weight),
-            bias=kind(self.bias),
-            middle=(kind(self.middle.weight), kind(self.middle.bias)),
-            last=kind(self.last),
-        )
+    def enter(self, level: int, hidden: Tensor) -> Tensor:
+        """Project trunk activations (N, H) of a level into the network (N, K, width)."""
+        return F.linear(hidden, self.by_level[level].weight)[:, None] + self.bias[level]
 
-    def shrinkage(self, trace: Values, box: Values) -> Values:
-        """What to multiply factors by (N, K), so that traces (N, K) of dispersions stay below the bound.
+    def leave(
+        self, values: Tensor, context_features: ContextFeatures, strides: Tensor, *, projected: bool = False
+    ) -> Tensor:
+        """Compute corrections (N, K, outputs) of the raw dispersion parameters.
 
-        An object that was found at all cannot have its keypoints anywhere: what is larger than the bound comes out
-        just below it, what is much smaller as it was. box (N, 4): of the objects, in the same pixels.
+        Args:
+            values: Result of ``enter`` (N, K, width).
+            context_features: Context features of the same cells.
+            strides: Stride (N,) of the level of each cell.
+            projected: Whether ``context_features.features`` have passed the network's feature layer already.
+        """
+        if self.features is not None:
+            seen = context_features.features
+            values = values + (seen if projected else F.linear(seen, self.features.weight))
+        if self.overlaps is not None:
+            values = values + F.linear(overlap_inputs(context_features, strides), self.overlaps.weight)
+        values = F.silu(F.linear(F.silu(values), self.middle.weight, self.middle.bias))
+        return (values.transpose(0, 1) @ self.last).transpose(0, 1)
+
+    def shrinkage(self, trace: Tensor, box: Tensor) -> Tensor:
+        """Return factors (N, K) for the Cholesky factors, so that the traces of the dispersions stay below the bound.
+
+        The keypoints of a detected object lie somewhere near its box. A dispersion far above the bound is reduced to
+        just below it; a dispersion far below the bound stays almost unchanged.
+
+        Args:
+            trace: Traces (N, K) of the dispersions.
+            box: Boxes (N, 4) of the objects, in the same pixels.
         """
         assert self.inverse_bound is not None
-        sides = at_least(box[:, 2:] - box[:, :2], 1.0)
-        share = alike(self.inverse_bound, trace) / (sides[:, 0] * sides[:, 1])[:, None]
-        return 1 / library_of(trace).sqrt(1 + share * trace)
+        sides = (box[:, 2:] - box[:, :2]).clamp_min(1.0)
+        share = self.inverse_bound / (sides[:, 0] * sides[:, 1])[:, None]
+        return 1 / torch.sqrt(1 + share * trace)
 
 
-def overlap_inputs(context_features: ContextFeatures, strides: Values) -> Values:
-    """Signals without the features as numbers of order one (N, K, CLAIM_INPUTS); lengths in strides (N,)."""
-    library, stride, box, points = (
-        library_of(context_features.box),
-        strides[:, None, None],
-        context_features.box,
-        context_features.keypoints,
-    )
+def overlap_inputs(context_features: ContextFeatures, strides: Tensor) -> Tensor:
+    """Scale the context features, without the sampled maps, to numbers of order one (N, K, OVERLAP_INPUTS).
+
+    Args:
+        context_features: Context features of N cells.
+        strides: Stride (N,) of the level of each cell, the unit of lengths.
+    """
+    stride, box, points = strides[:, None, None], context_features.box, context_features.keypoints
     moment, away = context_features.moment / (stride * stride), context_features.offset / stride
     spread = moment[..., ::2] + FLOOR  # xx and yy
     far = away * away
-    low, sides = box[:, None, :2], at_least(box[:, 2:] - box[:, :2], 1.0)
+    low, sides = box[:, None, :2], (box[:, 2:] - box[:, :2]).clamp_min(1.0)
     width, height = sides[:, 0], sides[:, 1]
-    size = library.sqrt(width * height)
+    size = torch.sqrt(width * height)
     place = (points - low) / sides[:, None] - 0.5
-    inner = library.minimum(points, context_features.extent[:, None] - points)
-    margin = library.minimum(inner[..., 0], inner[..., 1]) / size[:, None]
-    seen = between(stacked([context_features.visibility, context_features.seen]), 1e-3, 1 - 1e-3)
-    row = stacked([context_features.mass, context_features.score, size / strides, height / width])
-    each = joined([spread, (far[..., 0] + far[..., 1] + FLOOR)[..., None]], 2)
-    together = moment[..., 1] / library.sqrt(spread[..., 0] * spread[..., 1])
-    return joined(
+    inner = torch.minimum(points, context_features.extent[:, None] - points)
+    margin = torch.minimum(inner[..., 0], inner[..., 1]) / size[:, None]
+    seen = torch.stack([context_features.visibility, context_features.seen], -1).clamp(1e-3, 1 - 1e-3)
+    row = torch.stack([context_features.mass, context_features.score, size / strides, height / width], -1)
+    each = torch.cat([spread, (far[..., 0] + far[..., 1] + FLOOR)[..., None]], 2)
+    correlation = moment[..., 1] / torch.sqrt(spread[..., 0] * spread[..., 1])
+    return torch.cat(
         [
-            library.log(each) / 2,
-            together[..., None],
-            library.sign(away) * library.log(4 * abs(away) + 1),  # near zero as it is, far away like its logarithm
-            repeated(library.log(at_least(row, 1e-4)), int(points.shape[1])),
-            library.log(seen / (1 - seen)) / 3,
-            between(place, -2.0, 2.0),
-            between(margin, -0.5, 0.5)[..., None],
+            torch.log(each) / 2,
+            correlation[..., None],
+            torch.sign(away) * torch.log(4 * abs(away) + 1),  # linear near zero, logarithmic far away
+            torch.log(row.clamp_min(1e-4))[:, None].expand(-1, int(points.shape[1]), -1),
+            torch.log(seen / (1 - seen)) / 3,
+            place.clamp(-2.0, 2.0),
+            margin.clamp(-0.5, 0.5)[..., None],
         ],
         2,
     )

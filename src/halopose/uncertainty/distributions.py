@@ -1,7 +1,7 @@
-"""Bivariate Gaussian and Student-t laws of a keypoint residual, on Cholesky factors.
+"""Bivariate Gaussian and Student-t distributions of a keypoint residual, parameterised by Cholesky factors.
 
-In: lower-triangular factors L (..., 2, 2) in pixels and residuals r = truth - prediction (..., 2).
-Out: densities, probabilities, quantiles, covariances, ellipses and samples, batched and differentiable.
+Input: lower-triangular factors L (..., 2, 2) in pixels and residuals r = truth - prediction (..., 2).
+Output: densities, probabilities, quantiles, covariances, ellipses and samples, batched and differentiable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from halopose.arrays import Values, between, library_of, stacked, zeros_like
 from halopose.types import Array
 
 Parameterisation = Literal["full", "diagonal", "isotropic"]
@@ -28,45 +27,50 @@ SHEAR_BOUND = 8.0  # off-diagonal entry within 8 geometric-mean standard deviati
 
 
 def scale_tril_from_raw(
-    raw: Values, parameterisation: Parameterisation = "full", stride: Values | float = 1.0
-) -> Values:
-    """Turn raw head outputs (..., 3 | 2 | 1) into Cholesky factors (..., 2, 2), arrays into arrays.
+    raw: Tensor, parameterisation: Parameterisation = "full", stride: Tensor | float = 1.0
+) -> Tensor:
+    """Turn raw head outputs into Cholesky factors L = stride * [[exp a, 0], [b, exp c]].
 
-    L = stride * [[exp a, 0], [b, exp c]]; diagonal has b = 0, isotropic also c = a. Size, aspect and shear
-    are clamped rather than a, b and c: the condition number of L L^T then stays under 2e4, so that it is
-    positive definite in float32 for any finite input, and so are its gradients finite.
+    Size, aspect and shear are clamped instead of a, b and c. The condition number of L L^T then stays under 2e4: L L^T
+    is positive definite in float32 for any finite input, and gradients are finite.
+
+    Args:
+        raw: Head outputs (..., 3 | 2 | 1).
+        parameterisation: "full", "diagonal" (b = 0) or "isotropic" (b = 0 and c = a).
+        stride: Stride (...) of the level.
+
+    Returns:
+        Factors (..., 2, 2).
     """
     channels = RAW_CHANNELS[parameterisation]
     if raw.shape[-1] != channels:
         raise ValueError(f"{parameterisation} dispersion takes {channels} channels, got {raw.shape[-1]}")
     a = raw[..., 0]
-    b = raw[..., 1] if parameterisation == "full" else zeros_like(a)
+    b = raw[..., 1] if parameterisation == "full" else torch.zeros_like(a)
     c = a if parameterisation == "isotropic" else raw[..., -1]
     first, shear, second = factor_entries(a, b, c)
-    factors = stacked([first, zeros_like(a), shear, second]).reshape(*a.shape, 2, 2)
+    factors = torch.stack([first, torch.zeros_like(a), shear, second], -1).reshape(*a.shape, 2, 2)
     if isinstance(stride, (int, float)):
         return factors * stride
     return factors * stride[..., None, None]
 
 
-def factor_entries(a: Values, b: Values, c: Values) -> tuple[Values, Values, Values]:
-    """The entries l11, l21, l22 (...) of L in strides, from raw head outputs (...) each."""
-    library = library_of(a)
-    size = between((a + c) / 2, -LOG_SIZE_BOUND, LOG_SIZE_BOUND)
-    aspect = between((a - c) / 2, -LOG_ASPECT_BOUND, LOG_ASPECT_BOUND)
-    shear_limit = SHEAR_BOUND * library.exp(size)
-    b = library.minimum(library.maximum(b, -shear_limit), shear_limit)
-    return library.exp(size + aspect), b, library.exp(size - aspect)
+def factor_entries(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the entries l11, l21, l22 (...) of L in strides from raw head outputs (...) each."""
+    size = ((a + c) / 2).clamp(-LOG_SIZE_BOUND, LOG_SIZE_BOUND)
+    aspect = ((a - c) / 2).clamp(-LOG_ASPECT_BOUND, LOG_ASPECT_BOUND)
+    shear_limit = SHEAR_BOUND * torch.exp(size)
+    b = torch.minimum(torch.maximum(b, -shear_limit), shear_limit)
+    return torch.exp(size + aspect), b, torch.exp(size - aspect)
 
 
-def scale_tril_from_covariance(covariance: Values) -> Values:
-    """Cholesky factors (..., 2, 2) of positive definite matrices (..., 2, 2), in closed form, arrays of arrays."""
-    library = library_of(covariance)
+def scale_tril_from_covariance(covariance: Tensor) -> Tensor:
+    """Compute Cholesky factors (..., 2, 2) of positive definite matrices (..., 2, 2) in closed form."""
     xx, xy, yy = covariance[..., 0, 0], covariance[..., 1, 0], covariance[..., 1, 1]
-    first = library.sqrt(xx)
+    first = torch.sqrt(xx)
     shear = xy / first
-    second = library.sqrt(yy - library.square(shear))
-    return library.stack([first, library.zeros_like(first), shear, second], -1).reshape(*first.shape, 2, 2)
+    second = torch.sqrt(yy - torch.square(shear))
+    return torch.stack([first, torch.zeros_like(first), shear, second], -1).reshape(*first.shape, 2, 2)
 
 
 @dataclass(frozen=True)

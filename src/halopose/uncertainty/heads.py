@@ -1,7 +1,7 @@
-"""The probabilistic heads: one small convolutional head per level that mirrors the base's pose head.
+"""Probabilistic heads: one small convolutional head for each level, with the architecture of the model's pose head.
 
-In: feature maps (B, C, H, W), or windows (N, C, W, W) cut around single cells. Out: Cholesky factors. One
-implementation serves both: on windows it costs a few cells instead of thousands, with equal results.
+Input: feature maps (B, C, H, W), or windows (N, C, W, W) cut around single cells. Output: Cholesky factors. Both inputs
+give equal results; windows cost a few cells instead of thousands.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from halopose.arrays import Values, alike, as_array, joined, library_of, linear, of_kind, same_kind
 from halopose.errors import HaloposeError
 from halopose.types import Array
-from halopose.uncertainty.context_features import FEW, ContextFeatures
-from halopose.uncertainty.context_head import ContextHead, ContextWeights
+from halopose.uncertainty.context_features import ContextFeatures
+from halopose.uncertainty.context_head import ContextHead
 from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
 
 Activation = Literal["silu", "relu", "identity"]
 Trunk = Literal["mirrored", "last-layer"]
-Found = tuple[Values, Values | None]  # raw parameters (N, K, channels), what enters the network beyond (N, K, width)
+LevelOutput = tuple[Tensor, Tensor | None]  # raw parameters (N, K, channels), input of the context head (N, K, width)
 Visit = Callable[[int, Tensor, Tensor, Tensor], None]  # level, rows (n,), windows (n, C, W, W), inside (n, W, W)
 
-LARGEST_INVERSE = 6e4  # of a bound: what half precision holds
-FAR_OFF = -(1 << 40)  # of a cell off the map
-FEW_WINDOWS = 64  # up to here a matrix product beats torch's convolution (``make bench`` needs both)
+LARGEST_INVERSE = 6e4  # largest inverse bound that half precision holds
+OFF_MAP = -(1 << 40)  # index of a cell outside the map
+FEW_WINDOWS = 64  # up to this number a matrix product is faster than torch's convolution
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -43,7 +42,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class ConvTemplate:
-    """One convolution of the base's pose head, batch norm folded in: stride 1, odd kernel, same padding."""
+    """One convolution of the model's pose head with batch norm folded in: stride 1, odd kernel, same padding."""
 
     weight: Tensor  # (out, in, k, k)
     bias: Tensor
@@ -56,13 +55,17 @@ class ConvTemplate:
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """What kind of head: which dispersion, and which trunk.
+    """Architecture of the heads.
 
-    mirrored: the pose head's architecture, trained; ``warm_start`` begins from the pose head's own weights.
-    last-layer: the frozen pose head up to its penultimate features, only the last layer trained (the paper's
-    ablation). claims, features: whether to look beyond the window, at the disagreement of the cells that claim
-    an object, and at the features where the keypoints were predicted; width: of the network that does. bounded:
-    such heads keep dispersions below what calibration images show, in areas of the object's box.
+    Attributes:
+        parameterisation: Form of the dispersion.
+        trunk: "mirrored" trains a copy of the pose head; "last-layer" keeps the pose head up to its penultimate
+            features and trains the last layer alone (an ablation of the paper).
+        warm_start: Whether a mirrored trunk starts from the weights of the pose head.
+        overlaps: Whether the context head uses the disagreement of overlapping boxes.
+        features: Whether the context head uses the feature maps at the predicted keypoints.
+        width: Width of the context head.
+        bounded: Whether dispersions stay below a bound that is fitted on the calibration images.
     """
 
     parameterisation: Parameterisation = "full"
@@ -111,9 +114,9 @@ def head_settings(
 
 
 class LevelHead(nn.Module):
-    """The head of one level: trunk convolutions, then 1x1 to K times the dispersion's channels.
+    """Head of one level: trunk convolutions, then a 1x1 convolution to the dispersion parameters of K keypoints.
 
-    The first output is the same for every cell: a standard deviation of one stride.
+    Before training the output is the same at every cell: a standard deviation of one stride.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class LevelHead(nn.Module):
         super().__init__()
         self.settings = settings
         self.keypoints = keypoints
-        # Modules in plain lists, here and below: finding them in torch's own takes time.
+        # Plain lists beside the module lists: indexing a ModuleList is slow.
         self.layers = [(_convolution(conv, settings), conv.activation) for conv in template]
         self.trunk = nn.ModuleList(convolution for convolution, _ in self.layers)
         channels = RAW_CHANNELS[settings.parameterisation]
@@ -136,17 +139,17 @@ class LevelHead(nn.Module):
         self.reach = sum(conv.reach for conv in template)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Raw parameters (B, H, W, K, channels) of whole maps (B, C, H, W): the dense form."""
+        """Compute raw parameters (B, H, W, K, channels) at every cell of maps (B, C, H, W)."""
         for convolution, activation in self.layers:
             features = ACTIVATIONS[activation](convolution(features))
         channels = RAW_CHANNELS[self.settings.parameterisation]
         return self.last(features).permute(0, 2, 3, 1).unflatten(-1, (self.keypoints, channels))
 
     def hidden_at(self, windows: Tensor, inside: Tensor) -> Tensor:
-        """The trunk's last activations (N, H) at the centres of windows (N, C, W, W).
+        """Compute the last activations (N, H) of the trunk at the centres of windows (N, C, W, W).
 
-        inside (N, W, W) marks the cells on the map. A convolution over the border sees zeros there, and so
-        must the next one: intermediate activations outside are masked, or bias and activation would leak in.
+        ``inside`` (N, W, W) marks the cells inside the map. The dense form sees zeros outside the map in every layer,
+        so intermediate activations outside the map are set to zero here too.
         """
         convolve = convolve_few if len(windows) <= FEW_WINDOWS else convolve_many
         windows = windows.permute(0, 2, 3, 1)
@@ -161,7 +164,7 @@ class LevelHead(nn.Module):
 
 
 def convolve_few(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
-    """Convolve (N, H, W, C) without padding as one matrix product: for a few detections, several times faster."""
+    """Convolve windows (N, H, W, C) without padding as one matrix product, which is faster for a few detections."""
     kernel = convolution.weight.shape[-1]
     if kernel == windows.shape[1]:
         patches = windows.flatten(1)[:, None, None]
@@ -170,14 +173,14 @@ def convolve_few(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
         count, width, _, channels = windows.shape
         each, row, column, _ = windows.stride()
         places = width - kernel + 1
-        # A row of a patch lies in one piece: fewer and longer copies than if it were unfolded twice.
+        # Rows of a patch are contiguous, so that copies are few and long.
         shape, steps = (count, places, places, kernel, kernel * channels), (each, row, column, row, 1)
         patches = windows.as_strided(shape, steps).flatten(3)
     return F.linear(patches, convolution.weight.permute(0, 2, 3, 1).flatten(1), convolution.bias)
 
 
 def convolve_many(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
-    """The same by torch's convolution: for training batches, half as much time again faster."""
+    """Convolve windows (N, H, W, C) without padding by torch's convolution, which is faster for training batches."""
     result = F.conv2d(windows.permute(0, 3, 1, 2), convolution.weight, convolution.bias)
     return result.permute(0, 2, 3, 1)
 
@@ -192,16 +195,15 @@ def _convolution(template: ConvTemplate, settings: HeadSettings) -> nn.Conv2d:
     return convolution.requires_grad_(settings.trunk == "mirrored")
 
 
-@dataclass(frozen=True)
-class HeadWeights:
-    """What heads apply after their trunks, tensors or arrays; last: weight (K * channels, H) and bias by level."""
-
-    last: Sequence[tuple[Values, Values]]
-    context_head: ContextWeights | None
-
-
 class ProbabilisticHeads(nn.Module):
-    """The heads of all levels. ``strides`` are pixels per cell, finest level first."""
+    """The heads of all levels.
+
+    Args:
+        templates: Convolutions of the pose head before its last one, level by level.
+        strides: Pixels per cell of each level, finest level first.
+        keypoints: Number of keypoints K.
+        settings: Architecture of the heads.
+    """
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ class ProbabilisticHeads(nn.Module):
         self.keypoints = keypoints
         self.by_level = [LevelHead(template, keypoints, self.settings) for template in templates]
         self.levels = nn.ModuleList(self.by_level)
-        # How many cells to each side a level's output depends on.
+        # Cells on each side on which the output of a level depends.
         self.reaches = tuple(sum(convolution.reach for convolution in template) for template in templates)
         self.context_head = None
         if self.settings.context_features:
@@ -232,11 +234,11 @@ class ProbabilisticHeads(nn.Module):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels of the feature maps, level by level."""
+        """Channels of the feature maps of each level."""
         return tuple(int(next(level.trunk.parameters()).shape[1]) for level in self.by_level)
 
     def dense(self, features: Sequence[Tensor]) -> Tensor:
-        """Cholesky factors (B, A, K, 2, 2) in input pixels at every cell of all levels."""
+        """Compute Cholesky factors (B, A, K, 2, 2) in input pixels at every cell of all levels."""
         if self.context_head is not None:
             raise HaloposeError("heads with context features have no dense form: use `sparse`")
         factors = [
@@ -252,127 +254,123 @@ class ProbabilisticHeads(nn.Module):
         cell: Tensor,
         context_features: ContextFeatures | None = None,
         visit: Visit | None = None,
-        few: HeadWeights | None = None,
     ) -> Tensor:
-        """Cholesky factors (N, K, 2, 2) at the given cells (N,) of images (N,), counted over all levels.
+        """Compute Cholesky factors (N, K, 2, 2) at selected cells.
 
-        signals: of those cells, for heads that look beyond their window. visit: is shown the windows of each
-        level, and which rows they are of. few: ``weights`` as arrays, which save time at a few.
+        Args:
+            features: Feature maps (B, C, H, W), one for each level.
+            image: Image index (N,) of each cell.
+            cell: Cells (N,), counted over all levels.
+            context_features: Context features of the cells, for heads that use them.
+            visit: Called with the windows of each level and the rows they belong to.
         """
-        # Where windows lie is worked out in numpy: for a few numbers it takes a third of the time.
-        images, cells = as_array(image), as_array(cell)
-        weights = few if few and len(cells) <= FEW and not torch.is_grad_enabled() else self.weights()
         ends = list(accumulate(maps.shape[2] * maps.shape[3] for maps in features))
-        levels = [bisect(ends, place) for place in cells.tolist()]
+        levels = [bisect(ends, place) for place in cell.tolist()]
         rows, found = [], []
         for number in sorted(set(levels)):
-            chosen = np.array([row for row, level in enumerate(levels) if level == number])
+            chosen = torch.tensor([row for row, level in enumerate(levels) if level == number]).to(cell.device)
             start = ends[number - 1] if number else 0
-            windows, inside = cut_windows(
-                features[number], images.take(chosen), cells.take(chosen) - start, self.reaches[number]
-            )
-            found.append(self._at_level(number, windows, inside, weights))
+            windows, inside = cut_windows(features[number], image[chosen], cell[chosen] - start, self.reaches[number])
+            found.append(self._at_level(number, windows, inside))
             rows.append(chosen)
             if visit is not None:
-                visit(number, torch.from_numpy(chosen).to(cell.device), windows, inside)
+                visit(number, chosen, windows, inside)
         if not rows:
             return features[0].new_zeros((0, self.keypoints, 2, 2))
-        strides = np.array([self.strides[level] for level in levels], np.float32)
-        return self._factors(_in_order(found, rows), context_features, strides, weights)
+        strides = features[0].new_tensor([self.strides[level] for level in levels])
+        return self._factors(_in_order(found, rows), context_features, strides)
 
     def at_windows(
         self, level: int, windows: Tensor, inside: Tensor, context_features: ContextFeatures | None = None
     ) -> Tensor:
-        """Cholesky factors (N, K, 2, 2) in input pixels of windows (N, C, W, W) of one level."""
-        weights, strides = self.weights(), np.full(len(windows), self.strides[level], np.float32)
-        return self._factors(self._at_level(level, windows, inside, weights), context_features, strides, weights)
+        """Compute Cholesky factors (N, K, 2, 2) in input pixels from windows (N, C, W, W) of one level."""
+        strides = windows.new_full((len(windows),), self.strides[level])
+        return self._factors(self._at_level(level, windows, inside), context_features, strides)
 
-    def weights(self, kind: Callable[[Any], Values] = lambda own: own) -> HeadWeights:
-        """What is applied after the trunks, as tensors of the modules or as another kind of them."""
-        last = [(kind(level.last.weight.flatten(1)), kind(level.last.bias)) for level in self.by_level]
-        return HeadWeights(last, None if self.context_head is None else self.context_head.weights(kind))
-
-    def _at_level(self, level: int, windows: Tensor, inside: Tensor, weights: HeadWeights) -> Found:
-        """What windows of one level say alone."""
-        weight, bias = weights.last[level]
-        hidden = alike(self.by_level[level].hidden_at(windows, inside), weight)
+    def _at_level(self, level: int, windows: Tensor, inside: Tensor) -> LevelOutput:
+        """Raw parameters and input of the context head, from windows of one level."""
+        own = self.by_level[level]
+        hidden = own.hidden_at(windows, inside)
         channels = RAW_CHANNELS[self.settings.parameterisation]
-        raw = linear(hidden, weight, bias).reshape(-1, self.keypoints, channels)
-        return raw, None if weights.context_head is None else weights.context_head.enter(level, hidden)
+        raw = F.linear(hidden, own.last.weight.flatten(1), own.last.bias).reshape(-1, self.keypoints, channels)
+        return raw, None if self.context_head is None else self.context_head.enter(level, hidden)
 
-    def _factors(
-        self, found: Found, context_features: ContextFeatures | None, strides: Array, weights: HeadWeights
-    ) -> Tensor:
-        """Cholesky factors (N, K, 2, 2) in input pixels of cells of levels with strides (N,)."""
-        raw, entered = found
-        if weights.context_head is not None:
+    def _factors(self, output: LevelOutput, context_features: ContextFeatures | None, strides: Tensor) -> Tensor:
+        """Cholesky factors (N, K, 2, 2) in input pixels, from the outputs of levels with strides (N,)."""
+        raw, entered = output
+        network = self.context_head
+        if network is not None and entered is not None:
             if context_features is None:
                 raise HaloposeError(
-                    "these heads use context features, which the store lacks: collect it with --context"
+                    "these heads use context features, which the feature cache lacks: collect it with --context"
                 )
-            raw = raw + weights.context_head.leave(entered, context_features, of_kind(strides, context_features.box))
-        factors = scale_tril_from_raw(raw, self.settings.parameterisation, of_kind(strides[:, None], raw))
-        if (
-            self.context_head is not None
-            and self.context_head.inverse_bound is not None
-            and context_features is not None
-        ):
-            trace = library_of(factors).einsum("nkij,nkij->nk", factors, factors)
-            factors = (
-                factors * self.context_head.shrinkage(trace, same_kind(context_features.box, raw))[..., None, None]
-            )
-        return torch.as_tensor(factors)
+            raw = raw + network.leave(entered, context_features, strides)
+        factors = scale_tril_from_raw(raw, self.settings.parameterisation, strides[:, None])
+        if network is not None and network.inverse_bound is not None and context_features is not None:
+            trace = torch.einsum("nkij,nkij->nk", factors, factors)
+            factors = factors * network.shrinkage(trace, context_features.box)[..., None, None]
+        return factors
 
 
 def with_bound(heads: ProbabilisticHeads, inverse: Array) -> ProbabilisticHeads:
-    """A copy of heads whose dispersions have a bound, one over ``inverse`` (K,), as ``ContextHead`` says."""
+    """Copy heads and give their dispersions an upper bound.
+
+    Args:
+        heads: Heads with context features.
+        inverse: Inverse bound (K,), see ``ContextHead``.
+    """
     bounded = copy.deepcopy(heads)
     if bounded.context_head is None:
         raise HaloposeError("only heads with context features can be bounded: train them with --context")
     bounded.settings = replace(heads.settings, bounded=True)
-    stored = torch.from_numpy(inverse).half().float()  # as an artifact stores it
+    stored = torch.from_numpy(inverse).half().float()  # the precision of an artifact
     bounded.context_head.inverse_bound = stored.clamp(max=LARGEST_INVERSE).to(bounded.context_head.bias.device)
     return bounded
 
 
-def _in_order(found: Sequence[Found], rows: Sequence[Array]) -> Found:
-    """What all levels found as one, in the order that ``rows`` say."""
+def _in_order(found: Sequence[LevelOutput], rows: Sequence[Tensor]) -> LevelOutput:
+    """Outputs of all levels in one tensor, in the order of ``rows``."""
     if len(found) == 1:
         return found[0]
-    back: Values = np.concatenate(rows).argsort()
-    if not isinstance(found[0][0], np.ndarray):
-        back = torch.from_numpy(back).to(found[0][0].device)
+    back = torch.cat([*rows]).argsort()
     raw, entered = zip(*found, strict=True)
-    return joined([*raw], 0)[back], None if entered[0] is None else joined([*entered], 0)[back]
+    return torch.cat(raw)[back], None if entered[0] is None else torch.cat(entered)[back]
 
 
-def cut_windows(maps: Tensor, image: Values, cell: Values, reach: int) -> tuple[Tensor, Tensor]:
-    """Windows (N, C, W, W), zero off the map, and which of their cells lie on it (N, W, W).
+def cut_windows(maps: Tensor, image: Tensor, cell: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """Cut windows around cells out of feature maps.
 
-    maps (B, C, H, W); image and cell (N,) say where the centres are, cells in row-major order.
+    Args:
+        maps: Feature maps (B, C, H, W) of one level.
+        image: Image index (N,) of each cell.
+        cell: Cells (N,) in row-major order.
+        reach: Cells on each side of the centre.
+
+    Returns:
+        Windows (N, C, W, W), zero outside the map, and a mask (N, W, W) of the cells inside the map.
     """
     channels, height, width = maps.shape[1:]
-    row, column = np.divmod(as_array(cell), width)
+    row, column = np.divmod(cell.cpu().numpy(), width)
     down, right = _near(height, reach) * width, _near(width, reach)
     place = down.take(row, axis=0)[:, :, None] + right.take(column, axis=0)[:, None]
     inside = place >= 0
-    context_head = (place.reshape(-1) < 0).nonzero()[0]
-    place = np.maximum(place + (as_array(image) * (height * width))[:, None, None], 0)
+    outside = (place.reshape(-1) < 0).nonzero()[0]
+    place = np.maximum(place + (image.cpu().numpy() * (height * width))[:, None, None], 0)
     windows = _features(maps, torch.from_numpy(place.reshape(-1)).to(maps.device))
-    if len(context_head):
-        windows.index_fill_(0, torch.from_numpy(context_head).to(maps.device), 0)
+    if len(outside):
+        windows.index_fill_(0, torch.from_numpy(outside).to(maps.device), 0)
     return windows.reshape(*place.shape, channels).permute(0, 3, 1, 2), torch.from_numpy(inside).to(maps.device)
 
 
 @lru_cache(maxsize=256)
 def _near(side: int, reach: int) -> Array:
-    """Cells (side, W) within reach of each cell of a row, far below zero off the map."""
+    """Cells (side, W) within reach of each cell of a row; ``OFF_MAP`` outside the map."""
     near = np.arange(side)[:, None] + np.arange(-reach, reach + 1)
-    return np.where((near >= 0) & (near < side), near, FAR_OFF)
+    return np.where((near >= 0) & (near < side), near, OFF_MAP)
 
 
 def _features(maps: Tensor, place: Tensor) -> Tensor:
-    """Features (n, C) of maps (B, C, H, W) at places (n,), counted row by row over all images."""
+    """Select features (n, C) of maps (B, C, H, W) at places (n,), counted in row-major order over all images."""
     rows = maps.permute(0, 2, 3, 1)
     if rows.is_contiguous():  # several times faster than any indexing
         return rows.flatten(0, 2).index_select(0, place)

@@ -1,7 +1,7 @@
-"""How unlike everything seen a detection is, and an image: distances in feature space and two logistic functions.
+"""Out-of-distribution model of detections and images: distances in feature space and two logistic functions.
 
-In: pooled neck features of a detection and of its image, and its score. Out: p-values, small where
-heads and calibration have seen nothing like it: on data like those calibrated on at most a share p falls below p.
+Input: pooled neck features of a detection and of its image, and its score. Output: conformal p-values. On data
+exchangeable with the calibration data, at most a share p of the detections has a p-value of at most p.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from halopose.arrays import as_array, at_least, between, converted, joined, library_of, stacked
 
 Area = tuple[float, float, float, float]
 
@@ -22,14 +19,20 @@ COMPONENTS = ("window", "image", "unreliable", "changed")
 
 
 def pool_windows(windows: Tensor, inside: Tensor) -> Tensor:
-    """Mean features (N, C) of windows (N, C, W, W) over their cells on the map, marked in inside (N, W, W)."""
+    """Average windows (N, C, W, W) over their cells inside the map, which ``inside`` (N, W, W) marks: (N, C)."""
     return windows.flatten(2).sum(2) / inside.flatten(1).sum(1, keepdim=True)
 
 
 def pool_images(features: Sequence[Tensor], strides: Sequence[int], areas: Sequence[Area]) -> Tensor:
-    """Mean features (B, D) of whole images, level after level, where the input is image and not padding.
+    """Average the features of whole images, without the padding of the input.
 
-    features: a map (B, C, H, W) per level; areas: left, top, right and bottom of each image in input pixels.
+    Args:
+        features: Feature maps (B, C, H, W), one for each level.
+        strides: Pixels per cell of each level.
+        areas: Left, top, right and bottom of each image in input pixels.
+
+    Returns:
+        Mean features (B, D) of all levels, concatenated.
     """
     means = []
     for number, area in enumerate(areas):
@@ -42,9 +45,14 @@ def pool_images(features: Sequence[Tensor], strides: Sequence[int], areas: Seque
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of N detections: level (N,), pooled window (N, C) filled up with zeros, image vector (N, D)
-    and score (N,), tensors or arrays. Nothing of it comes from the heads, so that other heads for the same base
-    keep their novelty."""
+    """Input of the out-of-distribution model for N detections; independent of the heads.
+
+    Attributes:
+        level: Level (N,) of each detection.
+        window: Pooled window (N, C), padded with zeros.
+        image: Pooled features (N, D) of the image.
+        score: Score (N,).
+    """
 
     level: Tensor
     window: Tensor
@@ -59,19 +67,18 @@ class Evidence:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Evidence]) -> Evidence:
-        """Detections of several images."""
+        """Concatenate the detections of several images."""
         return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     @property
     def odds(self) -> Tensor:
-        """Logarithm of the score's odds (N, 1)."""
-        share = between(self.score, 1e-4, 1 - 1e-4)
-        odds: Tensor = library_of(share).log(share / (1 - share))
-        return odds[:, None]
+        """Log-odds (N, 1) of the score."""
+        share = self.score.clamp(1e-4, 1 - 1e-4)
+        return torch.log(share / (1 - share))[:, None]
 
 
 class Pooling:
-    """Takes the windows that heads look at, level by level, and keeps their means."""
+    """Collects the mean of every window that the heads read; passed to ``ProbabilisticHeads.sparse`` as ``visit``."""
 
     def __init__(self, count: int, widths: Sequence[int], like: Tensor) -> None:
         self.window = like.new_zeros((count, max(widths)))
@@ -84,26 +91,36 @@ class Pooling:
 
 @dataclass(frozen=True)
 class Whitening:
-    """Unit vectors less their mean (C,), times the Cholesky factor (C, C) of their inverse covariance."""
+    """Whitening of unit vectors: subtract the mean (C,), multiply by the Cholesky factor (C, C) of the precision."""
 
     mean: Tensor
     factor: Tensor
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """(N, C), of mean square 1 where vectors (N, C) are like those fitted on."""
-        length = library_of(vectors).sqrt((vectors * vectors).sum(1))[:, None]
-        return (vectors / at_least(length, 1e-12) - self.mean) @ self.factor
+        """Whiten vectors (N, C); the mean square is 1 on the training data."""
+        length = torch.sqrt((vectors * vectors).sum(1))[:, None]
+        return (vectors / length.clamp_min(1e-12) - self.mean) @ self.factor
 
 
 @dataclass(frozen=True)
 class Novelty:
-    """Everything fitted, L levels of widths C: tensors, or arrays, which take arrays and give them back.
+    """Fitted out-of-distribution model of a base model with L levels.
 
-    windows and images: a whitening per level, images shared by the levels. weights (2, D'): of the logistic
-    functions "unreliable" and "changed" over ``inputs``. centre and scale (L, 4): of ``COMPONENTS`` on clean
-    detections. image_weights (D + 1,), image_centre and image_scale (2,): the same for a whole image. known (n,
-    2): scores and values of calibration detections, by rising value; known_images (m,): rising values of
-    calibration images. knots and widening (j,): values, and the factors of covariance from each on.
+    Attributes:
+        windows: Whitening of the windows of each level.
+        images: Whitening of each level's part of the image features.
+        odds_centre: Mean of the log-odds of the score.
+        odds_scale: Standard deviation of the log-odds of the score.
+        weights: Weights (2, D') of the logistic functions "unreliable" and "changed" over ``inputs``.
+        centre: Mean (L, 4) of ``COMPONENTS`` on clean detections.
+        scale: Standard deviation (L, 4) of ``COMPONENTS`` on clean detections.
+        image_weights: Weights and bias (D + 1,) of the logistic function for a whole image.
+        image_centre: Mean (2,) of the components of an image.
+        image_scale: Standard deviation (2,) of the components of an image.
+        known: Scores and values (n, 2) of the calibration detections, by increasing value.
+        known_images: Increasing values (m,) of the calibration images.
+        knots: Increasing values (j,) from which the covariance is enlarged.
+        widening: Factor of the covariance (j,) from each knot on.
     """
 
     windows: tuple[Whitening, ...]
@@ -123,98 +140,90 @@ class Novelty:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels of every level."""
+        """Channels of each level."""
         return tuple(len(one.mean) for one in self.windows)
 
     def components(self, evidence: Evidence, white: Tensor | None = None) -> Tensor:
-        """Log distances and log-odds (N, 4), in the order of ``COMPONENTS``, as they come."""
+        """Compute log distances and log-odds (N, 4), in the order of ``COMPONENTS``, not standardised."""
         inputs, window, image = self.inputs(evidence, white)
         odds = inputs @ self.weights.T
-        found: Tensor = joined([window[:, None], image[:, None], odds], 1)
-        return found
+        return torch.cat([window[:, None], image[:, None], odds], 1)
 
     def inputs(self, evidence: Evidence, white: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """What the logistic functions take (N, D'), and the log distances of window and image (N,).
+        """Compute the inputs of the logistic functions.
 
-        white (N, D): the image vectors ``whitened``, where that has been done.
+        Args:
+            evidence: N detections.
+            white: Image features (N, D) after ``whitened``; computed if not given.
+
+        Returns:
+            Inputs (N, D'), and the log distances (N,) of window and image.
         """
         numbers = range(len(self.windows))
-        levels = converted(joined([(evidence.level == number)[:, None] for number in numbers], 1), "float32")
+        levels = torch.cat([(evidence.level == number)[:, None] for number in numbers], 1).float()
         window = self._whitened_windows(evidence.window, levels)
         image = self.whitened(evidence.image) if white is None else white
         odds = (evidence.odds - self.odds_centre) / self.odds_scale
-        # Distances have as many terms as channels: each side is given the weight of a few numbers.
+        # A distance sums over all channels: scale each part to the weight of a few numbers.
         weight = (8 / image.shape[1]) ** 0.5
-        inputs: Tensor = joined([window * weight, image * weight, odds, levels], 1)
+        inputs = torch.cat([window * weight, image * weight, odds, levels], 1)
         return inputs, _log_distance(window), _log_distance(image)
 
     def _whitened_windows(self, windows: Tensor, levels: Tensor) -> Tensor:
-        """Windows (N, C) whitened as of every level, side by side; zero but for their own of levels (N, L)."""
+        """Whitened windows, one block of columns for each level; zero except in the block of the detection's level.
+
+        Args:
+            windows: Pooled windows (N, C).
+            levels: One-hot level (N, L).
+        """
         parts = []
         for level, (width, whitening) in enumerate(zip(self.widths, self.windows, strict=True)):
-            part, own = windows[:, :width], levels[:, level : level + 1]
-            # An array is of a few detections, which seldom are of all levels.
-            idle = isinstance(own, np.ndarray) and not own.any()
-            parts.append(0 * part if idle else whitening(part) * own)
-        found: Tensor = joined(parts, 1)
-        return found
+            parts.append(whitening(windows[:, :width]) * levels[:, level : level + 1])
+        return torch.cat(parts, 1)
 
     def whitened(self, vectors: Tensor) -> Tensor:
-        """Image vectors (B, D), level by level of mean square 1 where they are like those fitted on."""
+        """Whiten image features (B, D) level by level."""
         parts, begin = [], 0
         for one, width in zip(self.images, self.widths, strict=True):
             parts.append(one(vectors[:, begin : begin + width]))
             begin += width
-        found: Tensor = joined(parts, 1)
-        return found
+        return torch.cat(parts, 1)
 
     def value(self, evidence: Evidence, white: Tensor | None = None) -> Tensor:
-        """One number (N,) for each detection, larger for what is more unlike; white as for ``inputs``."""
+        """Score detections (N,): larger means further out of distribution. ``white`` is that of ``inputs``."""
         unit = (self.components(evidence, white) - self.centre[evidence.level]) / self.scale[evidence.level]
         return combined_distance(unit)
 
     def image_components(self, vectors: Tensor, white: Tensor | None = None) -> Tensor:
-        """Log distance and log-odds of being changed (B, 2) of image vectors (B, D); white as for ``inputs``."""
+        """Compute log distance and log-odds of a corruption (B, 2) from image features (B, D)."""
         white = self.whitened(vectors) if white is None else white
         weight = (8 / white.shape[1]) ** 0.5
         odds = (white * weight) @ self.image_weights[:-1] + self.image_weights[-1]
-        found: Tensor = stacked([_log_distance(white), odds])
-        return found
+        return torch.stack([_log_distance(white), odds], -1)
 
     def image_value(self, vectors: Tensor, white: Tensor | None = None) -> Tensor:
-        """One number (B,) for each image, larger for what is more unlike; white as for ``inputs``."""
+        """Score images (B,): larger means further out of distribution. ``white`` is that of ``inputs``."""
         return combined_distance((self.image_components(vectors, white) - self.image_centre) / self.image_scale)
 
     def p_value(self, value: Tensor, conf: float) -> Tensor:
-        """Conformal p-values (N,) among calibration detections of at least the confidence asked for."""
+        """Compute conformal p-values (N,) among the calibration detections with a score of at least ``conf``."""
         return _share_beyond(self.known[:, 1][self.known[:, 0] >= conf], value)
 
     def image_p_value(self, value: Tensor) -> Tensor:
-        """Conformal p-values (B,) among calibration images."""
+        """Compute conformal p-values (B,) among the calibration images."""
         return _share_beyond(self.known_images, value)
 
     def widen(self, value: Tensor) -> Tensor:
-        """Factors of covariance (N,), 1 or more and rising with the value (N,)."""
-        place = library_of(value).searchsorted(self.knots, value, side="right") - 1
-        found: Tensor = library_of(value).where(place >= 0, self.widening[at_least(place, 0)], 1.0)
-        return found
+        """Compute factors (N,) of the covariance, at least 1 and increasing with the value (N,)."""
+        place = torch.searchsorted(self.knots, value, side="right") - 1
+        return torch.where(place >= 0, self.widening[place.clamp_min(0)], 1.0)
 
     def to(self, device: torch.device) -> Novelty:
-        """The same on another device."""
+        """Copy the model to another device."""
         return Novelty.from_tensors({name: value.to(device) for name, value in self.to_tensors().items()})
 
-    def as_arrays(self) -> Novelty:
-        """The same as arrays, which takes less time for a few detections."""
-
-        def change(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(Whitening(change(one.mean), change(one.factor)) for one in value)
-            return as_array(value)
-
-        return Novelty(**{field.name: change(getattr(self, field.name)) for field in fields(self)})
-
     def to_tensors(self) -> dict[str, Tensor]:
-        """By name; of a symmetric problem's triangular factors only the triangle."""
+        """Return all tensors by name; of triangular factors only the triangle."""
         tensors: dict[str, Tensor] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -229,7 +238,12 @@ class Novelty:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Novelty:
-        """What ``to_tensors`` gave; KeyError or ValueError where something is missing or not finite."""
+        """Restore the model from ``to_tensors``.
+
+        Raises:
+            KeyError: A tensor is missing.
+            ValueError: A value is not finite.
+        """
         if any(not torch.isfinite(value).all() for value in tensors.values()):
             raise ValueError("values that are not finite")
         levels = sum(name.startswith("windows.") and name.endswith(".mean") for name in tensors)
@@ -250,18 +264,16 @@ def _whitening(tensors: Mapping[str, Tensor], name: str) -> Whitening:
 
 
 def _log_distance(white: Tensor) -> Tensor:
-    """Logarithm of 1 + the squared lengths (N,) of vectors (N, C)."""
-    found: Tensor = library_of(white).log1p((white * white).sum(1))
-    return found
+    """Logarithm of 1 + the squared length (N,) of vectors (N, C)."""
+    return torch.log1p((white * white).sum(1))
 
 
 def combined_distance(unit: Tensor) -> Tensor:
-    """Standardised components (N, c) as one number: their sum."""
+    """Combine standardised components (N, c) into one number (N,): their sum."""
     return unit.sum(1)
 
 
 def _share_beyond(known: Tensor, value: Tensor) -> Tensor:
-    """(1 + how many of the known values (n,), rising, are as large) / (1 + n)."""
-    below = library_of(known).searchsorted(known, value, side="left")
-    found: Tensor = converted(1 + len(known) - below, "float64") / (1 + len(known))
-    return found
+    """Conformal p-value: (1 + number of known values at least as large) / (1 + n), of increasing known values (n,)."""
+    below = torch.searchsorted(known, value, side="left")
+    return (1 + len(known) - below).double() / (1 + len(known))

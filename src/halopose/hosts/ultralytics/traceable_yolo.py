@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from ultralytics.nn.modules import C2f
 from ultralytics.nn.tasks import PoseModel
 
-from halopose.arrays import Values, joined, turned
 from halopose.hosts.traceable import Traceable, Traced
 from halopose.uncertainty.context_features import CellBoxes
 
@@ -62,28 +60,26 @@ def cells_of(decoded: Tensor, classes: int, keypoints: tuple[int, int]) -> CellB
     """Reads the framework's output (B, 4 + classes + K * dimensions, A), at some cells instead of all."""
     _, dimensions = keypoints
 
-    def boxes_of(found: Values) -> list[Values]:
+    def boxes_of(found: Tensor) -> list[Tensor]:
         centre, half = found[:, :2], found[:, 2:4] / 2
         return [centre - half, centre + half]
 
-    def points_of(found: Values) -> list[Values]:
+    def points_of(found: Tensor) -> list[Tensor]:
         return [found[:, part::dimensions] for part in range(dimensions)]
 
-    def rows(cell: Values) -> Values:
+    def rows(cell: Tensor) -> Tensor:
         found = _columns(decoded, slice(None), cell)
-        return turned(joined([*boxes_of(found), *points_of(found[:, 4 + classes :])], 1))
+        return torch.cat([*boxes_of(found), *points_of(found[:, 4 + classes :])], 1).transpose(1, 2)
 
     return CellBoxes(
-        boxes=lambda cell: turned(joined(boxes_of(_columns(decoded, slice(4), cell)), 1)),
-        points=lambda cell: turned(joined(points_of(_columns(decoded, slice(4 + classes, None), cell)), 1)),
+        boxes=lambda cell: torch.cat(boxes_of(_columns(decoded, slice(4), cell)), 1).transpose(1, 2),
+        points=lambda cell: torch.cat(points_of(_columns(decoded, slice(4 + classes, None), cell)), 1).transpose(1, 2),
         rows=rows,  # read at once: a runtime takes it for a mistake if less is read than there is
     )
 
 
-def _columns(values: Tensor, part: slice, cell: Values) -> Values:
-    """A part (B, c, n) of values (B, C, A) at cells (B, n); arrays are of one image."""
-    if isinstance(cell, np.ndarray):
-        return values.numpy()[:, part].take(cell[0], axis=2)
+def _columns(values: Tensor, part: slice, cell: Tensor) -> Tensor:
+    """Select channels (B, c, n) of values (B, C, A) at cells (B, n)."""
     values = values[:, part]
     return values.gather(2, cell[:, None].expand(-1, int(values.shape[1]), -1))
 

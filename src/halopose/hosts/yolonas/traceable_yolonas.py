@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from halopose.arrays import Values, alike, joined, take
 from halopose.hosts.traceable import Traceable, Traced
-from halopose.uncertainty.context_features import CellBoxes
+from halopose.uncertainty.context_features import CellBoxes, take_rows
 
 
 class TraceableNAS(Traceable):
@@ -33,13 +33,13 @@ class TraceableNAS(Traceable):
 
 
 def cells_of(boxes: Tensor, keypoints: Tensor, visibility: Tensor) -> CellBoxes:
-    """Reads boxes (B, A, 4), keypoints (B, A, K, 2) and visibility (B, A, K) at some cells."""
+    """Read boxes (B, A, 4), keypoints (B, A, K, 2) and visibility (B, A, K) at selected cells."""
 
-    def points(cell: Values) -> Values:
-        found = take(alike(keypoints, cell), cell)
-        return joined([found[..., 0], found[..., 1], take(alike(visibility, cell), cell)], 2)
+    def points(cell: Tensor) -> Tensor:
+        found = take_rows(keypoints, cell)
+        return torch.cat([found[..., 0], found[..., 1], take_rows(visibility, cell)], 2)
 
-    def corners(cell: Values) -> Values:
-        return take(alike(boxes, cell), cell)
+    def corners(cell: Tensor) -> Tensor:
+        return take_rows(boxes, cell)
 
-    return CellBoxes(corners, points, lambda cell: joined([corners(cell), points(cell)], 2))
+    return CellBoxes(corners, points, lambda cell: torch.cat([corners(cell), points(cell)], 2))
