@@ -17,13 +17,14 @@ import ultralytics
 from torch import nn
 
 from benchmarks.interleave import Comparison, compare
-from halopose.deploy import onnx_file, predict
-from halopose.deploy.predict import Model
+from halopose.deploy import onnx_file
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics.ultralytics_host import load_model
 from halopose.prediction.uncertain_pose import UncertainPose
+from halopose.runtime import predict
+from halopose.runtime.predict import Model
 
 PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
 SIZE = 640

@@ -24,7 +24,7 @@ from halopose.calibration.calibrators import Calibrations
 from halopose.data.dataset import Dataset
 from halopose.data.dataset_loading import load_dataset
 from halopose.data.images import NamedImage, read_source
-from halopose.deploy import folder, onnx_file, predict, quantise, recalibration
+from halopose.deploy import folder, onnx_file, quantise, recalibration
 from halopose.deploy.deployed_model import Deployed
 from halopose.deploy.graph import TopkSettings
 from halopose.fitting.artifact import Artifact
@@ -34,6 +34,7 @@ from halopose.hosts.model_zoo import find_base, shipped_artifact
 from halopose.hosts.ultralytics.ultralytics_host import load_model
 from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.protocol import Protocol
+from halopose.runtime import predict
 from halopose.uncertainty.heads import ProbabilisticHeads
 
 Peer = Callable[[Path], Path]  # the framework's own export into a folder

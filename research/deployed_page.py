@@ -23,8 +23,8 @@ import ultralytics
 from playwright.sync_api import Page, sync_playwright
 
 from halopose.data.images import read_image
-from halopose.deploy.predict import Model, _triangle
 from halopose.deploy.web import serve
+from halopose.runtime.predict import Model, _triangle
 
 PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}

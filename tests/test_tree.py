@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "halopose"
-STANDALONE = SOURCE / "deploy" / "predict.py"  # copied into every exported folder
+STANDALONE = SOURCE / "runtime" / "predict.py"  # copied into every exported folder
 RELIABILITY = ROOT / "docs" / "explanation" / "reliability.md"
 GUARANTEES = re.findall(r"`(tests/\S+?\.py)::(\w+)`", RELIABILITY.read_text("utf-8"))
 TREES = {path: ast.parse(path.read_text("utf-8")) for path in SOURCE.rglob("*.py")}

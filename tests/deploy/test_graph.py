@@ -20,8 +20,8 @@ from halopose.deploy.graph import (
     suppression_mask,
     windows_of,
 )
-from halopose.deploy.predict import suppress
 from halopose.errors import HaloposeError
+from halopose.runtime.predict import suppress
 from halopose.uncertainty.context_features import features_at
 from halopose.uncertainty.heads import HeadSettings, cut_windows, with_bound
 from halopose.uncertainty.novelty import pool_windows

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halopose.data.images import NamedImage
-from halopose.deploy import predict, quantise
+from halopose.deploy import quantise
 from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.deploy.novelty_graph import image_vectors
 from halopose.deploy.onnx_file import ExportSettings, build, read_facts, write_model
@@ -17,6 +17,7 @@ from halopose.landing import shipped_detectors
 from halopose.landing.world.render import render_scene
 from halopose.landing.world.scenes import sample_scene
 from halopose.prediction.uncertain_pose import UncertainPose
+from halopose.runtime import predict
 from halopose.types import Array
 from halopose.uncertainty.novelty import pool_images
 from tests.helpers.models import artifact_for, host_of

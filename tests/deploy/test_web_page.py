@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halopose.deploy import predict, web_page
+from halopose.deploy import web_page
 from halopose.deploy.graph import TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build, write_model
 from halopose.errors import HaloposeError
+from halopose.runtime import predict
 from tests.helpers.models import ROOT, artifact_for, host_of, photograph
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from halopose.calibration.correlation import Correlation
-from halopose.deploy.predict import Detections, Model, Problem, Run, covariances, describe
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
+from halopose.runtime.predict import Detections, Model, Problem, Run, covariances, describe
 from halopose.types import Array
 from halopose.uncertainty.regions import Regions
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopose.data.files import make_folder, write_json, write_text
-from halopose.deploy import predict
 from halopose.deploy.deployed_model import CARD, MODEL
 from halopose.deploy.onnx_file import read_facts, write_model
 from halopose.fitting.artifact import Artifact
+from halopose.runtime import predict
 from halopose.uncertainty.regions import CONDITION
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from halopose.calibration.calibrators import Calibrations
 from halopose.data.files import write_bytes
 from halopose.deploy.graph import DenseHeads, Deployable, Form, TopkSettings
 from halopose.deploy.novelty_graph import known_values
-from halopose.deploy.predict import BLANK, EXTERNAL, SEAL, Facts, Problem, check_seal
 from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host
 from halopose.hosts.traceable import Traceable
+from halopose.runtime.predict import BLANK, EXTERNAL, SEAL, Facts, Problem, check_seal
 
 if TYPE_CHECKING:
     from onnx import ModelProto

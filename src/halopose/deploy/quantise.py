@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halopose.data.images import NamedImage
-from halopose.deploy import predict
 from halopose.deploy.onnx_file import checked, read_facts, require_onnx, write_facts, write_model
-from halopose.deploy.predict import Facts
 from halopose.errors import HaloposeError
+from halopose.runtime import predict
+from halopose.runtime.predict import Facts
 from halopose.types import Array
 
 if TYPE_CHECKING:

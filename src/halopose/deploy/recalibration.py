@@ -21,7 +21,6 @@ from halopose.data.dataset import Dataset, Objects
 from halopose.data.files import read_json, write_json
 from halopose.deploy.deployed_model import CARD, Deployed, Detecting
 from halopose.deploy.onnx_file import calibrated_facts, read_model, set_temperature, write_facts, write_model
-from halopose.deploy.predict import Facts
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate
 from halopose.evaluation.scores import Scores
@@ -31,6 +30,7 @@ from halopose.keypoints import Keypoints
 from halopose.matching.matched_poses import match_poses
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.protocol import Protocol
+from halopose.runtime.predict import Facts
 from halopose.types import Array, Counter
 from halopose.uncertainty.regions import Regions
 

@@ -28,6 +28,7 @@ from halopose.errors import HaloposeError
 from halopose.fitting.card import Card
 from halopose.hosts.base import Host, fingerprint
 from halopose.hosts.loading import load_host
+from halopose.hosts.weight_sketch import same_model
 from halopose.keypoints import Keypoints
 from halopose.uncertainty.heads import Activation, ConvTemplate, HeadSettings, ProbabilisticHeads
 from halopose.uncertainty.novelty import Novelty
@@ -74,7 +75,7 @@ class Artifact:
 
     def fits(self, host: Host) -> bool:
         """Whether this artifact was made for the host's model."""
-        return bool(set(self.base) & set(host.fingerprints))
+        return same_model(self.base, host.fingerprints)
 
     def check(self, host: Host) -> None:
         """Refuse a base that this artifact was not made for."""

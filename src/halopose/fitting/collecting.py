@@ -119,6 +119,8 @@ class Collection:
     ) -> Collection:
         """Begin a store or go on with one; refuses data that do not fit the model, or a disk that is too small."""
         host.check_layout(dataset.layout)
+        for imgsz in settings.imgsz:
+            host.check_size(imgsz)
         unknown = {int(k) for record in dataset.records for k in record.objects.class_ids} - set(
             range(len(host.class_names))
         )

@@ -24,6 +24,7 @@ from halopose.data.storage.address import Address, Place, to_place
 from halopose.data.tensors import check_seal, read_content
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host
+from halopose.hosts.weight_sketch import same_model
 from halopose.keypoints import Keypoints
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.types import Array
@@ -177,7 +178,7 @@ class MatchStore:
 
     def check(self, host: Host) -> None:
         """Refuse a base that this store was not collected with."""
-        if not set(self.manifest["base"]) & set(host.fingerprints):
+        if not same_model(self.manifest["base"], host.fingerprints):
             raise HaloposeError(f"{self.folder} was collected with another base: collect it again")
 
     def shards(self, kind: str) -> Iterator[list[CachedCells]]:

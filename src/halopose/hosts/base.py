@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from halopose.errors import HaloposeError
 from halopose.hosts.traceable import Traceable
+from halopose.hosts.weight_sketch import weight_sketch
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.context_features import (
@@ -201,6 +202,20 @@ class Host(ABC):
             )
 
     @property
+    def fixed_size(self) -> tuple[int, int] | None:
+        """Height and width of the only input that the model takes; None if it takes any."""
+        return None
+
+    def check_size(self, imgsz: int) -> None:
+        """Refuse an input size that the model does not take."""
+        fixed, stride = self.fixed_size, max(self.strides[-1], 32)
+        if fixed is not None and -(-imgsz // stride) * stride != max(fixed):
+            raise HaloposeError(
+                f"{self.description} takes inputs of {fixed[1]} x {fixed[0]} only: give --imgsz {max(fixed)}, or export "
+                "the model with dynamic sizes"
+            )
+
+    @property
     @abstractmethod
     def device(self) -> torch.device:
         """Where the model lives."""
@@ -315,6 +330,30 @@ def _is_pickled(path: object) -> bool:
             return file.read(2) in (b"PK", b"\x80\x02")
     except OSError:
         return False
+
+
+def sketch_of_head(templates: Sequence[Sequence[ConvTemplate]], lasts: Sequence[nn.Conv2d], half: bool = False) -> str:
+    """Fingerprint of a pose head within rounding; see ``hosts.weight_sketch``.
+
+    Args:
+        templates: Folded convolutions of every level before the last one.
+        lasts: The last convolution of every level.
+        half: Whether the weights are stored in half precision.
+    """
+    return weight_sketch(
+        [
+            [
+                *((layer.weight.numpy(), layer.bias.numpy()) for layer in level),
+                (last.weight.detach().cpu().numpy(), _bias_of(last).detach().cpu().numpy()),
+            ]
+            for level, last in zip(templates, lasts, strict=True)
+        ],
+        half,
+    )
+
+
+def _bias_of(layer: nn.Conv2d) -> Tensor:
+    return layer.weight.new_zeros(layer.out_channels) if layer.bias is None else layer.bias
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:

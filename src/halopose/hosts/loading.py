@@ -25,6 +25,12 @@ def load_host(
         return base
     _check_device(device)
     options: dict[str, Any] = {"device": device, "end2end": end2end}
+    if not isinstance(base, nn.Module) and Path(base).suffix.lower() == ".onnx":
+        from halopose.hosts.onnx.onnx_host import OnnxHost
+
+        if end2end is not None:
+            raise HaloposeError(f"{base} has the head that it was exported with: leave --end2end off")
+        return OnnxHost(base, device=device)
     if is_yolonas(base):
         from halopose.hosts.yolonas.yolonas_host import YoloNASHost
 

@@ -94,6 +94,8 @@ def model_files(base: Path | str | None = None, artifact: Path | str | None = No
         base: Path of a base model, or a name.
         artifact: Path of an artifact, or a name.
 
+    An ONNX file without an artifact gets the shipped heads, which refuse a file of other weights.
+
     Raises:
         HaloposeError: There is no such file or name, or a base model is given that has no shipped artifact.
     """
@@ -104,14 +106,11 @@ def model_files(base: Path | str | None = None, artifact: Path | str | None = No
             f"no file {found}, and no model of that name: known names are {names}; for another model give its "
             "checkpoint and the artifact that `halopose fit` made for it"
         )
-    if found is not None and heads is None:
-        if Path(found).suffix == ".onnx":
-            raise HaloposeError(f"{found} is an exported model: give the folder of `halopose export` with --deployed")
-        if not is_default_base(Path(found)):
-            raise HaloposeError(
-                f"no artifact is shipped for {found}: give --artifact, or make one with "
-                f"`halopose fit DATA.yaml --base {found}`"
-            )
+    is_onnx = found is not None and Path(found).suffix.lower() == ".onnx"
+    if found is not None and heads is None and not is_onnx and not is_default_base(Path(found)):
+        raise HaloposeError(
+            f"no artifact is shipped for {found}: give --artifact, or make one with `halopose fit DATA.yaml --base {found}`"
+        )
     return (
         find_base() if found is None else Path(found),
         shipped_artifact() if heads is None else Path(heads),

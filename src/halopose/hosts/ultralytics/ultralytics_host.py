@@ -34,6 +34,7 @@ from halopose.hosts.base import (
     fingerprint,
     laid_in,
     refusal,
+    sketch_of_head,
 )
 from halopose.hosts.traceable import Traceable
 from halopose.keypoints import Keypoints
@@ -96,7 +97,8 @@ class UltralyticsHost(Host):
         prints.append(fingerprint(self.model.state_dict()))
         self.head = head = self.model.model[-1]
         self.end2end = bool(head.end2end)
-        self.fingerprints = tuple(dict.fromkeys(f"{value}:{int(self.end2end)}" for value in prints))
+        self.fingerprints: tuple[str, ...] = tuple(dict.fromkeys(f"{value}:{int(self.end2end)}" for value in prints))
+        self.fingerprints += (sketch_of_head(self.pose_templates(), self._last_layers()),)
         self.strides = tuple(int(stride) for stride in head.stride.tolist())
         count, self.dimensions = int(head.kpt_shape[0]), int(head.kpt_shape[1])
         names = _keypoint_names(model, count)
@@ -259,6 +261,12 @@ class UltralyticsHost(Host):
     def pose_templates(self) -> list[list[ConvTemplate]]:
         trunks = self.head.one2one_cv4 if self.end2end else self.head.cv4
         return [[_template(layer) for layer in trunk if isinstance(layer, Conv)] for trunk in trunks]
+
+    def _last_layers(self) -> list[nn.Conv2d]:
+        """The convolution of every level that gives the raw keypoints."""
+        branch = "one2one_" if self.end2end else ""
+        last = getattr(self.head, f"{branch}cv4_kpts", None)
+        return list(last) if last is not None else [trunk[-1] for trunk in getattr(self.head, f"{branch}cv4")]
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from halopose.hosts.decoded_cells import decoded_cells
 from halopose.hosts.traceable import Traceable, Traced
-from halopose.uncertainty.context_features import CellBoxes, take_rows
 
 
 class TraceableNAS(Traceable):
@@ -28,18 +27,5 @@ class TraceableNAS(Traceable):
         features = self.model.neck(self.model.backbone(images))
         output = self.model.heads(features)
         boxes, scores, keypoints, visibility = output[0] if len(output) == 2 else output  # traced: decoded alone
-        said = cells_of(boxes, keypoints, visibility)
+        said = decoded_cells(boxes, keypoints, visibility)
         return Traced((boxes, scores, keypoints, visibility), tuple(features), scores, said)
-
-
-def cells_of(boxes: Tensor, keypoints: Tensor, visibility: Tensor) -> CellBoxes:
-    """Read boxes (B, A, 4), keypoints (B, A, K, 2) and visibility (B, A, K) at selected cells."""
-
-    def points(cell: Tensor) -> Tensor:
-        found = take_rows(keypoints, cell)
-        return torch.cat([found[..., 0], found[..., 1], take_rows(visibility, cell)], 2)
-
-    def corners(cell: Tensor) -> Tensor:
-        return take_rows(boxes, cell)
-
-    return CellBoxes(corners, points, lambda cell: torch.cat([corners(cell), points(cell)], 2))

@@ -32,10 +32,12 @@ from halopose.hosts.base import (
     check_weights,
     fingerprint,
     refusal,
+    sketch_of_head,
 )
+from halopose.hosts.decoded_cells import decoded_cells
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.traceable import Traceable
-from halopose.hosts.yolonas.traceable_yolonas import TraceableNAS, cells_of
+from halopose.hosts.yolonas.traceable_yolonas import TraceableNAS
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.context_features import CellBoxes
@@ -74,7 +76,7 @@ class YoloNASHost(Host):
         if end2end:
             raise HaloposeError("YOLO-NAS has no one-to-one head: leave end2end off")
         model = copy.deepcopy(model).float().eval().requires_grad_(False)
-        self.fingerprints = (fingerprint(model.state_dict()),)
+        prints = fingerprint(model.state_dict())
         self.model = model.to(device or "cpu")
         self.strides = tuple(int(stride) for stride in model.heads.fpn_strides)
         self.layout = Keypoints.of(int(model.num_keypoints), sigmas=sigmas)
@@ -83,6 +85,8 @@ class YoloNASHost(Host):
         self.oks_factor = oks_factor
         self._templates = [[_template(block) for block in (head.pose_stem, *head.pose_convs)] for head in self._heads()]
         self._criteria: dict[tuple[float, ...], YoloNASPoseLoss] = {}
+        lasts = [head.pose_pred for head in self._heads()]
+        self.fingerprints = (prints, sketch_of_head(self._templates, lasts))
 
     @classmethod
     def load(
@@ -234,7 +238,7 @@ class YoloNASHost(Host):
 
     def cells(self, output: HostOutput) -> CellBoxes:
         boxes, _, keypoints, visibility = output.raw[0]
-        return cells_of(boxes, keypoints, visibility)
+        return decoded_cells(boxes, keypoints, visibility)
 
     def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:
         height, width = letterbox.shape

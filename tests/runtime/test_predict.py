@@ -22,12 +22,12 @@ from benchmarks.export import libreyolo_onnx, ultralytics_onnx
 from halopose.boxes import box_area
 from halopose.cli import app
 from halopose.data.dataset import image_id
-from halopose.deploy import predict
 from halopose.deploy.deployed_model import Deployed, Detecting
 from halopose.deploy.graph import Form, TopkSettings
 from halopose.deploy.onnx_file import ExportSettings, build, sealed, write_model
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.prediction.uncertain_pose import UncertainPose
+from halopose.runtime import predict
 from halopose.types import Family
 from halopose.uncertainty.heads import HeadSettings
 from halopose.uncertainty.pruning import localization_confidence

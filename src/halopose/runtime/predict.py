@@ -135,6 +135,9 @@ class Facts:
         novelty: Calibration values of the out-of-distribution model, sorted by value, or None.
         offset: Offset (K, 2) of the distribution's mean from the keypoint in units of the square root of the box
             area, or None.
+        file: For heads added to an existing ONNX file, properties of that file: ``names`` (names of its outputs by
+            the names of the layout), ``size`` (fixed height and width), ``batch`` (fixed batch), ``half`` (input in
+            half precision), ``transposed``, ``corners`` and ``preparation``. None otherwise.
     """
 
     layout: str
@@ -161,6 +164,19 @@ class Facts:
     correlation: Optional[Dict[str, Any]] = None
     novelty: Optional[Dict[str, Any]] = None
     offset: Optional[List[List[float]]] = None
+    file: Optional[Dict[str, Any]] = None
+
+    @property
+    def preparation(self) -> str:
+        """Letterbox: ``yolonas`` or ``ultralytics``."""
+        own = (self.file or {}).get("preparation")
+        return str(own) if own else "yolonas" if self.layout == "yolonas" else "ultralytics"
+
+    @property
+    def fixed_size(self) -> Optional[Tuple[int, int]]:
+        """Height and width that the graph takes, or None."""
+        size = (self.file or {}).get("size")
+        return (int(size[0]), int(size[1])) if size else None
 
     @classmethod
     def read(cls, properties: Mapping[str, str], where: str) -> Facts:
@@ -616,42 +632,59 @@ def prepare(image: Array, facts: Facts, imgsz: int) -> Tuple[Array, Letterbox]:
     """Prepare an image as the framework does; return the input (3, H, W) and the letterbox."""
     largest = max(facts.strides[-1], 32)
     size = -(-imgsz // largest) * largest
-    place = _place_yolonas if facts.layout == "yolonas" else _place_ultralytics
-    box, inner, (height, width) = place(image.shape[:2], size, largest)
+    fixed = facts.fixed_size
+    if fixed is not None and size != max(fixed):
+        raise Problem(f"this model takes inputs of {fixed[1]} x {fixed[0]} only: give imgsz {max(fixed)}")
+    kind = facts.preparation
+    box, inner, (height, width) = place(kind, image.shape[:2], fixed or (size, size), None if fixed else largest)
     cells = sum((height // stride) * (width // stride) for stride in facts.strides)
     if cells < facts.fewest_cells:
         raise Problem(f"an input of {width} x {height} is too small for this model: give a larger imgsz")
-    bgr = facts.layout == "yolonas"
-    canvas = np.full((height, width, 3), 127 if bgr else 114, dtype=np.uint8)
-    left, top = box.pad
-    canvas[top : top + inner[1], left : left + inner[0]] = resize(image, inner, antialias=bgr)
-    pixels = canvas if bgr else canvas[..., ::-1]
+    canvas = lay(kind, image, box, inner, np.empty((height, width, 3), dtype=np.uint8))
+    pixels = canvas if kind == "yolonas" else canvas[..., ::-1]
     return np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32) / np.float32(255), box
 
 
-def _place_ultralytics(
-    shape: Tuple[int, int], size: int, largest: int
+def place(
+    kind: str, shape: Tuple[int, int], sides: Tuple[int, int], multiple: Optional[int]
 ) -> Tuple[Letterbox, Tuple[int, int], Tuple[int, int]]:
-    """Centred, padded to multiples of the coarsest stride."""
+    """Position of an image in the input.
+
+    Args:
+        kind: Letterbox of ``ultralytics``, centred, or of ``yolonas``, in the upper left corner.
+        shape: Height and width of the image.
+        sides: Largest height and width of the input.
+        multiple: Trim the padding to multiples of this; None keeps the whole input. ``yolonas`` never trims.
+
+    Returns:
+        The letterbox, width and height of the resized image, height and width of the input.
+    """
     height, width = shape
-    ratio = min(size / height, size / width)
+    if kind == "yolonas":
+        longest = min(*sides, 640)
+        ratio = min(longest / height, longest / width)
+        inner = round(width * ratio), round(height * ratio)
+        if not min(inner):
+            raise ImageProblem(
+                f"an image of {width} x {height} has no pixels left at input size {longest}: crop it first"
+            )
+        return Letterbox(shape, (ratio, ratio), (0, 0)), inner, sides
+    ratio = min(sides[0] / height, sides[1] / width)
     inner = max(round(width * ratio), 1), max(round(height * ratio), 1)
-    spare = (size - inner[0]) % largest, (size - inner[1]) % largest
+    spare = sides[1] - inner[0], sides[0] - inner[1]
+    if multiple is not None:
+        spare = spare[0] % multiple, spare[1] % multiple
     pad = round(spare[0] / 2 - 0.1), round(spare[1] / 2 - 0.1)
     box = Letterbox(shape, (inner[0] / width, inner[1] / height), pad)
     return box, inner, (inner[1] + spare[1], inner[0] + spare[0])
 
 
-def _place_yolonas(
-    shape: Tuple[int, int], size: int, largest: int
-) -> Tuple[Letterbox, Tuple[int, int], Tuple[int, int]]:
-    """In the upper left corner of a square, at most 640 pixels large."""
-    height, width = shape
-    ratio = min(min(size, 640) / height, min(size, 640) / width)
-    inner = round(width * ratio), round(height * ratio)
-    if not min(inner):
-        raise ImageProblem(f"an image of {width} x {height} has no pixels left at input size {size}: crop it first")
-    return Letterbox(shape, (ratio, ratio), (0, 0)), inner, (size, size)
+def lay(kind: str, image: Array, box: Letterbox, inner: Tuple[int, int], canvas: Array) -> Array:
+    """Lay a BGR image, resized to ``inner`` (width, height), on a canvas (H, W, 3), and return the canvas."""
+    left, top = box.pad
+    canvas[:] = 127 if kind == "yolonas" else 114
+    canvas[top : top + inner[1], left : left + inner[0]] = resize(image, inner, antialias=kind == "yolonas")
+    return canvas
 
 
 def resize(image: Array, size: Tuple[int, int], antialias: bool) -> Array:

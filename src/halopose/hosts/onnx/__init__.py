@@ -1,0 +1,1 @@
+"""Pose models as ONNX files; no training framework is needed."""
