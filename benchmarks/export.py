@@ -30,7 +30,7 @@ PHOTOGRAPH = Path(ultralytics.__file__).parent / "assets" / "bus.jpg"
 SIZE = 640
 
 
-def ultralytics_onnx(model: nn.Module, folder: Path, end2end: bool | None = None) -> Path:
+def ultralytics_onnx(model: nn.Module, folder: Path, end2end: bool | None = None, size: int = SIZE) -> Path:
     """Export a model by Ultralytics itself, for any batch and image size."""
     from ultralytics import YOLO
     from ultralytics.utils import DEFAULT_CFG_DICT
@@ -42,14 +42,14 @@ def ultralytics_onnx(model: nn.Module, folder: Path, end2end: bool | None = None
     threads = torch.get_num_threads()
     try:
         path = framework.export(
-            format="onnx", dynamic=True, simplify=False, imgsz=SIZE, device="cpu", nms=False if end2end else None
+            format="onnx", dynamic=True, simplify=False, imgsz=size, device="cpu", nms=False if end2end else None
         )
     finally:
         torch.set_num_threads(threads)
     return Path(path)
 
 
-def libreyolo_onnx(model: nn.Module, folder: Path) -> Path:
+def libreyolo_onnx(model: nn.Module, folder: Path, size: int = SIZE) -> Path:
     """Export a YOLO-NAS-Pose by LibreYOLO itself, for any batch."""
     ensure_torchvision()
     from libreyolo.export.exporter import _YOLONASExportWrapper
@@ -58,7 +58,7 @@ def libreyolo_onnx(model: nn.Module, folder: Path) -> Path:
     path = folder / "framework.onnx"
     export_onnx(
         _YOLONASExportWrapper(copy.deepcopy(model)).eval(),
-        torch.zeros(1, 3, SIZE, SIZE),
+        torch.zeros(1, 3, size, size),
         output_path=str(path),
         opset=onnx_file.OPSET,
         simplify=False,

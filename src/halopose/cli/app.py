@@ -87,7 +87,7 @@ COMMANDS = {
         studies_commands.analyse,
         studies_commands.ablate,
     ),
-    "Deploy": (export_commands.export,),
+    "Deploy": (export_commands.export, export_commands.inspect),
 }
 for panel, commands in COMMANDS.items():
     for command in commands:

@@ -65,6 +65,35 @@ def export(
     say(f"-> {output}: model.onnx ({model.ByteSize() / 2**20:.1f} MB), predict.py, README.md, card.json")
 
 
+def inspect(
+    model: Annotated[Path, typer.Argument(help="ONNX file of a pose model.")],
+    features: Annotated[
+        str | None, typer.Option(help="First convolution of the pose layers of every level: node,node,node.")
+    ] = None,
+    layout: Annotated[
+        Literal["ultralytics", "ultralytics-end2end", "yolonas"] | None, typer.Option(help="Layout of the outputs.")
+    ] = None,
+    assigner: Annotated[
+        Literal["yolo", "yolo26", "yolo26-one-to-one", "yolonas", "matched"] | None,
+        typer.Option(help="Label assignment of training; matched takes retained detections and needs none."),
+    ] = None,
+    letterbox: Annotated[
+        Literal["ultralytics", "yolonas"] | None, typer.Option(help="How images are laid into the input.")
+    ] = None,
+    save: Annotated[bool, typer.Option("--save", help="Keep the options beside the model for all commands.")] = False,
+) -> None:
+    """Print what is found in an ONNX file: layout, pose layers, feature maps. Options state what is not found."""
+    from halopose.hosts.onnx.onnx_host import OnnxHost, describe
+    from halopose.hosts.onnx.pose_graph import GivenByHand
+
+    names = None if features is None else tuple(name.strip() for name in features.split(","))
+    stated = GivenByHand(names, layout, assigner, letterbox)
+    host = OnnxHost(model, given=stated if stated != GivenByHand() else None)
+    say(describe(host), always=True)
+    if save:
+        say(f"-> {stated.save(model)}")
+
+
 def folder_of(path: Path) -> Path:
     """A deployed folder that is there."""
     if not path.is_dir():

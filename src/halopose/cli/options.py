@@ -250,7 +250,7 @@ Sigmas = Annotated[
     str | None, typer.Option(help="Keypoint sigmas, comma separated; else the category's, COCO's, or 1/K.")
 ]
 Data = Annotated[Path, typer.Argument(help="YOLO data yaml, or COCO keypoint json.")]
-Base = Annotated[Path, typer.Option(help="Trained pose model, a .pt checkpoint.")]
+Base = Annotated[Path, typer.Option(help="Trained pose model: a .pt checkpoint or an ONNX file.")]
 Images = Annotated[Path | None, typer.Option(help="Folder of the images of COCO json.")]
 Workers = Annotated[
     int | None, typer.Option(min=0, max=MANY, help="Processes: that run the model on a CPU, or read for a GPU.")
@@ -362,12 +362,12 @@ MaybeRegionScales = Annotated[
 Deployed = Annotated[Path | None, typer.Option("--deployed", help="Folder of `halopose export`, not --base.")]
 MaybeBase = Annotated[
     Path | None,
-    typer.Option("--base", help="Trained pose model, a .pt checkpoint, or a name of `halopose models`."),
+    typer.Option("--base", help="Trained pose model: a .pt checkpoint, an ONNX file, or a name of `halopose models`."),
 ]
 MaybeArtifact = Annotated[Path | None, typer.Option("--artifact", help="Artifact made for this base.")]
 BaseElseShipped = Annotated[
     Path | None,
-    typer.Option("--base", help="A .pt checkpoint, or a name of `halopose models`; else YOLO11n-pose."),
+    typer.Option("--base", help="A .pt checkpoint, an ONNX file, or a name of `halopose models`; else YOLO11n-pose."),
 ]
 ArtifactElseShipped = Annotated[
     Path | None, typer.Option("--artifact", help="Artifact made for the base; else the shipped one.")

@@ -211,8 +211,8 @@ class Host(ABC):
         fixed, stride = self.fixed_size, max(self.strides[-1], 32)
         if fixed is not None and -(-imgsz // stride) * stride != max(fixed):
             raise HaloposeError(
-                f"{self.description} takes inputs of {fixed[1]} x {fixed[0]} only: give --imgsz {max(fixed)}, or export "
-                "the model with dynamic sizes"
+                f"{self.description} takes inputs of {fixed[1]} x {fixed[0]} only: give --imgsz {max(fixed)}, or "
+                "export the model with dynamic sizes"
             )
 
     @property

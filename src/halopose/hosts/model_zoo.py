@@ -109,7 +109,8 @@ def model_files(base: Path | str | None = None, artifact: Path | str | None = No
     is_onnx = found is not None and Path(found).suffix.lower() == ".onnx"
     if found is not None and heads is None and not is_onnx and not is_default_base(Path(found)):
         raise HaloposeError(
-            f"no artifact is shipped for {found}: give --artifact, or make one with `halopose fit DATA.yaml --base {found}`"
+            f"no artifact is shipped for {found}: give --artifact, or make one with "
+            f"`halopose fit DATA.yaml --base {found}`"
         )
     return (
         find_base() if found is None else Path(found),

@@ -121,7 +121,7 @@ class OnnxHost(Host):
         if list(self.strides) != sorted(set(self.strides)):
             raise HaloposeError(f"{path}: levels have strides {self.strides}, not finest first: it cannot be used")
         cells = sum(int(each.shape[2]) * int(each.shape[3]) for each in maps)
-        if graph.layout != "yolonas" and outputs[graph.decoded[0]].shape[2 if not graph.transposed else 1] != cells:
+        if graph.layout != "yolonas" and outputs[graph.decoded[0]].shape[1 if graph.cells_first else 2] != cells:
             raise HaloposeError(
                 f"{path}: {graph.decoded[0]} has not one cell for each of the {cells} cells of its maps"
             )
@@ -149,7 +149,7 @@ class OnnxHost(Host):
 
     def _channels(self, values: Array) -> Array:
         """The decoded tensor as (B, channels, A)."""
-        return values.transpose(0, 2, 1) if self.graph.transposed else values
+        return values.transpose(0, 2, 1) if self.graph.cells_first else values
 
     @property
     def device(self) -> torch.device:
@@ -218,8 +218,8 @@ class OnnxHost(Host):
     def _decoded(self, outputs: dict[str, Array], rows: Array | None) -> Decoded:
         graph = self.graph
         if graph.layout == "yolonas":
-            parts = (torch.from_numpy(outputs[name].astype(np.float32, copy=False)) for name in graph.decoded)
-            return Decoded(*parts, rows=None)
+            found = [torch.from_numpy(outputs[name].astype(np.float32, copy=False)) for name in graph.decoded]
+            return Decoded(found[0], found[1], found[2], found[3], None)
         whole = self._channels(outputs[graph.decoded[0]]).astype(np.float32, copy=False)
         values = torch.from_numpy(whole).transpose(1, 2)
         boxes, scores, points = values.split([4, graph.classes, graph.keypoints * graph.dimensions], dim=2)
@@ -376,6 +376,36 @@ class OnnxPlacer:
         box, inner, sides = placed
         pixels = predict.lay(self.preparation, image, box, inner, laid_in(room, (*sides, 3)))
         return pixels, Letterbox(shape, box.gain, (float(box.pad[0]), float(box.pad[1])))
+
+
+def describe(host: OnnxHost) -> str:
+    """What the analysis of a file has found, line by line."""
+    graph, fixed = host.graph, host.graph.input
+    size = f"{fixed.size[1]} x {fixed.size[0]}" if fixed.size else "any multiple of the coarsest stride"
+    chosen = "the file" if graph.rows is not None else "halopose"
+    names = ", ".join(host.class_names[:8])
+    kind = "float16" if fixed.half else "float32"
+    opset = next((entry.version for entry in host.model.opset_import if entry.domain in ("", "ai.onnx")), "?")
+    lines = [
+        f"layout       {graph.layout}{', cells before channels' if graph.transposed else ''}",
+        f"opset        {opset}, {len(host.view.nodes)} nodes",
+        f"input        {fixed.name}, batch {fixed.batch or 'any'}, size {size}, {kind}",
+        f"outputs      {', '.join(graph.outputs)}",
+        f"all cells    {', '.join(graph.decoded)} ({'corners' if host.corners else 'centre and size'} of boxes)",
+        f"detections   chosen by {chosen}{' (non-maximum suppression in the graph)' if graph.suppressed else ''}",
+        f"classes      {graph.classes}: {names}",
+        f"keypoints    {graph.keypoints}, {'with' if graph.dimensions == 3 else 'without'} visibility",
+        f"letterbox    {graph.preparation}",
+        f"assigner     {graph.assigner}",
+        f"decoding     raw and decoded keypoints agree within {host.decoding_error:.2g} px",
+    ]
+    for level, stride in zip(graph.levels, host.strides, strict=True):
+        shapes = " -> ".join("x".join(map(str, layer.weight.shape)) for layer, _ in level.trunk)
+        lines += [
+            f"stride {stride:<6}feature map {level.feature}",
+            f"{'':13}starts at {level.trunk[0][0].name}: {shapes}",
+        ]
+    return "\n".join(lines)
 
 
 def read_onnx(path: Path | str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from halopose.data.files import write_json
 from halopose.errors import HaloposeError
 from halopose.hosts.onnx.graph_view import FoldedConv, GraphView
 from halopose.hosts.task_aligned import ASSIGNERS, AssignerName
@@ -65,6 +66,12 @@ class GivenByHand:
         """The values that are given."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
+    def save(self, path: Path) -> Path:
+        """Write the values beside a model, where every command finds them; return the file."""
+        target = settings_file(path)
+        write_json(target, self.to_json())
+        return target
+
 
 def settings_file(path: Path) -> Path:
     """The file beside a model with what was given by hand."""
@@ -107,7 +114,8 @@ class PoseGraph:
         input: The image input.
         outputs: Names of the file's outputs, in order.
         decoded: Tensors with the decoded predictions of all cells: one, or boxes, scores, keypoints and visibility.
-        transposed: Whether the output holds cells before channels.
+        cells_first: Whether the decoded tensor is (B, A, channels) rather than (B, channels, A).
+        transposed: Whether the output is the decoded tensor with its last two axes swapped.
         rows: Output with rows that the file has chosen itself, or None.
         suppressed: Whether the file contains non-maximum suppression.
         classes: Number of classes.
@@ -123,6 +131,7 @@ class PoseGraph:
     input: InputTensor
     outputs: tuple[str, ...]
     decoded: tuple[str, ...]
+    cells_first: bool
     transposed: bool
     rows: str | None
     suppressed: bool
@@ -183,6 +192,7 @@ def analyse(view: GraphView, given: GivenByHand) -> PoseGraph:
         input=input_tensor,
         outputs=tuple(view.outputs),
         decoded=(name,),
+        cells_first=view.attribute(whole, "axis", 1) in (2, -1),
         transposed=transposed,
         rows=rows,
         suppressed=suppressed,
@@ -299,16 +309,15 @@ def _levels(view: GraphView, keypoints: str, others: frozenset[str], given: Give
         for node, _ in view.chain(view.producers[end]):
             inputs |= view.read_tensors(node.input[0])
     raws = _in_order(view, keypoints)
-    levels = tuple(_layers(view, raw, inputs, given) for raw in raws)
     if given.features is not None:
-        starts = [level.trunk[0][0].name for level in levels if level.trunk]
-        unknown = [name for name in given.features if name not in starts]
-        if unknown or len(given.features) != len(levels):
+        chains = [[view.names(node) for node, _ in view.chain(view.producers[raw])] for raw in raws]
+        unknown = [name for name in given.features if not any(name in chain for chain in chains)]
+        if unknown or len(given.features) != len(raws):
             raise HaloposeError(
-                f"{view.where}: --features names {unknown[0] if unknown else len(given.features)}, but the pose layers "
-                f"have {len(levels)} levels, which start at {', '.join(starts)}"
+                f"{view.where}: --features must name one convolution of each of the {len(raws)} levels"
+                + (f", and {unknown[0]} is none of the pose layers {', '.join(chains[0])} ..." if unknown else "")
             )
-    return levels
+    return tuple(_layers(view, raw, inputs, given) for raw in raws)
 
 
 def _in_order(view: GraphView, name: str) -> list[str]:
@@ -409,6 +418,7 @@ def _separate(
         input=input_tensor,
         outputs=tuple(view.outputs),
         decoded=(boxes, scores, keypoints[0], visibility),
+        cells_first=False,
         transposed=False,
         rows=None,
         suppressed=False,
