@@ -146,7 +146,7 @@ class _timed:
 
 def _run(host: Host, dataset: Dataset, settings: CollectSettings, workers: WorkerPool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        collect(host, dataset, folder, settings, crew=workers)
+        collect(host, dataset, folder, settings, workers=workers)
 
 
 def _compare(
@@ -159,8 +159,8 @@ def _compare(
     with tempfile.TemporaryDirectory() as name:
         fresh = (Path(name) / str(number) for number in itertools.count())
         return compare(
-            lambda: collect(host, dataset, next(fresh), ours[0], crew=ours[1]),
-            lambda: collect(host, dataset, next(fresh), theirs[0], crew=theirs[1]),
+            lambda: collect(host, dataset, next(fresh), ours[0], workers=ours[1]),
+            lambda: collect(host, dataset, next(fresh), theirs[0], workers=theirs[1]),
             rounds,
         )
 

@@ -87,8 +87,8 @@ def collect_part(host: Host, splits: Splits, part: Part, work: Path, step: Progr
     if part.mirrored:
         dataset = replace(dataset, records=tuple(Mirrored.of(record) for record in dataset.records))
     settings = CollectSettings(imgsz=(part.imgsz,), cells_per_object=part.cells, context_features=True)
-    crew = WorkerPool.of_machine(host.device)
-    return collect(host, dataset, work / part.name, settings, named(step, f"collecting {part.name}"), crew)
+    workers = WorkerPool.of_machine(host.device)
+    return collect(host, dataset, work / part.name, settings, named(step, f"collecting {part.name}"), workers)
 
 
 def collect_val(host: Host, splits: Splits, work: Path, step: Progress | None = None) -> MatchStore:

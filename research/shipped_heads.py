@@ -71,9 +71,9 @@ def main() -> None:
     with progress() as step:
         store = collect_val(host, splits, given.work, step)
         stores = [collect_part(host, splits, part, given.work, step) for part in PARTS]
-        ranks = ProcessGroup.joined(host.device)  # under torchrun
-        heads, trained = train_heads(host, stores, SETTINGS, given.work / "run.safetensors", step, ranks=ranks)
-    if ranks.rank:
+        group = ProcessGroup.joined(host.device)  # under torchrun
+        heads, trained = train_heads(host, stores, SETTINGS, given.work / "run.safetensors", step, group=group)
+    if group.rank:
         return
     heads = bound_heads(heads, store, splits.choosing, SETTINGS.protocol)
     artifact = replace(

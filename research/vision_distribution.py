@@ -45,8 +45,7 @@ def unit_errors(settings: LandingSettings, poses: Sequence[PoseDistributions]) -
         chosen = associate(each, eye.viewpoint(n, position[n], 25.0 * np.eye(3)), eye.corners)
         if chosen.index is None:
             continue
-        seen = CornerDetections.empty(1, student=each.dof is not None)
-        seen.put(0, each, chosen)
+        seen = CornerDetections.of_frame(each, chosen, student=each.dof is not None)
         away = (seen.pixels[0] - exact[n])[..., None]
         corners[n] = np.linalg.solve(np.linalg.cholesky(seen.covariance[0]), away)[..., 0]
         fix = solve(seen, eye.select(slice(n, n + 1)), len(times))

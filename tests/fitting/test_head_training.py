@@ -436,17 +436,17 @@ def together(folder: Path, name: str, size: int, stop: int = -1) -> list[int]:
 
 
 def train_as_rank(folder: Path, name: str, stop: int) -> None:
-    ranks = ProcessGroup.joined()
+    group = ProcessGroup.joined()
 
     def progress(epoch: int, epochs: int, text: str) -> None:
-        if epoch == stop and ranks.rank == ranks.size - 1:
+        if epoch == stop and group.rank == group.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     heads = new_heads()
     settings = replace(SETTINGS, epochs=3, alpha=1.0, scale_weight=True)
     checkpoint = folder / f"{name}.training"
-    train(heads, MatchStore(folder / "store"), settings, checkpoint=checkpoint, progress=progress, ranks=ranks)
-    if ranks.first:
+    train(heads, MatchStore(folder / "store"), settings, checkpoint=checkpoint, progress=progress, group=group)
+    if group.first:
         (folder / name).write_bytes(save({key: value.contiguous() for key, value in heads.state_dict().items()}))
 
 

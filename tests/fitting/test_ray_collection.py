@@ -72,7 +72,7 @@ def test_the_store_is_that_of_one_process_whoever_is_killed(cluster: None, pictu
     assert files(tmp_path / "ray") == expected
     assert seen[-1] == (70, 70)
     mark = tmp_path / "killed"
-    collect(KilledOnce(mark), pictures, tmp_path / "again", SETTINGS, crew=ON_RAY)
+    collect(KilledOnce(mark), pictures, tmp_path / "again", SETTINGS, workers=ON_RAY)
     assert mark.exists()
     assert files(tmp_path / "again") == expected
 
@@ -84,7 +84,7 @@ class Refusing(StubHost):
 
 def test_a_mistake_on_the_cluster_is_one_line(cluster: None, pictures: Dataset, tmp_path: Path) -> None:
     with pytest.raises(HaloposeError, match=r"^the model cannot do that$"):
-        collect(Refusing(), pictures, tmp_path / "store", SETTINGS, crew=ON_RAY)
+        collect(Refusing(), pictures, tmp_path / "store", SETTINGS, workers=ON_RAY)
 
 
 def test_without_ray_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from halopose.errors import HaloposeError
 from halopose.fitting import collecting
 from halopose.fitting.collecting import collect, collect_shards
 from halopose.fitting.feature_cache import CollectSettings, MatchStore, missing_shards
-from halopose.fitting.workers import Tick, WorkerPool, batch_for, own_device, parse_part, ranks, share_out
+from halopose.fitting.workers import Tick, WorkerPool, batch_for, own_device, parse_part, share_out, torchrun_rank
 from halopose.hosts.base import HostOutput
 from tests.helpers.stub import noise_pictures
 
@@ -49,13 +49,13 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "crew", [WorkerPool(processes=2), WorkerPool(processes=3), WorkerPool(readers=2), WorkerPool(processes=50)]
+    "workers", [WorkerPool(processes=2), WorkerPool(processes=3), WorkerPool(readers=2), WorkerPool(processes=50)]
 )
 def test_the_store_does_not_depend_on_who_collects(
-    crew: WorkerPool, pictures: Dataset, whole: dict[str, bytes], tmp_path: Path
+    workers: WorkerPool, pictures: Dataset, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     seen: list[tuple[int, int]] = []
-    collect(StubHost(), pictures, tmp_path / "store", SETTINGS, lambda *step: seen.append(step), crew)
+    collect(StubHost(), pictures, tmp_path / "store", SETTINGS, lambda *step: seen.append(step), workers)
     assert len(whole) == 10  # nine shards and the manifest
     assert files(tmp_path / "store") == whole
     assert seen == sorted(seen)
@@ -67,13 +67,13 @@ def test_parts_make_one_store_and_what_is_missing_is_named(
 ) -> None:
     folder = tmp_path / "store"
     for part in (2, 0):
-        collect_shards(StubHost(), pictures, folder, SETTINGS, crew=WorkerPool(part=part, parts=3))
+        collect_shards(StubHost(), pictures, folder, SETTINGS, workers=WorkerPool(part=part, parts=3))
     assert missing_shards(folder) == "3 missing: shard-00001, shard-00004, shard-00007"
     with pytest.raises(HaloposeError, match="of 9 shards 3 missing: shard-00001"):
         MatchStore(folder)
     (folder / ".shard-00002.safetensors.abc").write_bytes(b"another part is writing it")
     (folder / ".shard-00001.safetensors.abc").write_bytes(b"left by a kill")
-    collect_shards(StubHost(), pictures, folder, SETTINGS, crew=WorkerPool(part=1, parts=3))
+    collect_shards(StubHost(), pictures, folder, SETTINGS, workers=WorkerPool(part=1, parts=3))
     assert (folder / ".shard-00002.safetensors.abc").exists()
     (folder / ".shard-00002.safetensors.abc").unlink()
     assert files(folder) == whole
@@ -116,7 +116,7 @@ class Deadly(StubHost):
 def test_what_killed_processes_leave_is_collected_all_the_same(
     pictures: Dataset, whole: dict[str, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    collect(Deadly(os.getpid()), pictures, tmp_path / "store", SETTINGS, crew=WorkerPool(processes=2))
+    collect(Deadly(os.getpid()), pictures, tmp_path / "store", SETTINGS, workers=WorkerPool(processes=2))
     assert "2 of 2 processes ended early" in caplog.text
     assert files(tmp_path / "store") == whole
 
@@ -127,7 +127,7 @@ def test_a_mistake_in_one_process_is_one_line(pictures: Dataset, tmp_path: Path)
             raise HaloposeError("no space left")
 
     with pytest.raises(HaloposeError, match=r"^no space left$"):
-        collect(Full(), pictures, tmp_path / "store", SETTINGS, crew=WorkerPool(processes=2))
+        collect(Full(), pictures, tmp_path / "store", SETTINGS, workers=WorkerPool(processes=2))
 
 
 def test_a_full_disk_behind_the_model_is_one_line(
@@ -138,7 +138,7 @@ def test_a_full_disk_behind_the_model_is_one_line(
 
     monkeypatch.setattr(collecting, "write_tensors", full)
     with pytest.raises(HaloposeError, match="free some space"):
-        collect(StubHost(), pictures, tmp_path / "store", SETTINGS, crew=WorkerPool(readers=1))
+        collect(StubHost(), pictures, tmp_path / "store", SETTINGS, workers=WorkerPool(readers=1))
 
 
 @given(st.integers(0, 60), st.integers(1, 9))
@@ -167,7 +167,7 @@ def test_a_part_that_is_none_is_one_line(text: str) -> None:
 def test_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert ranks() is None
+    assert torchrun_rank() is None
     assert own_device("cuda") == "cuda"
     assert WorkerPool.of_machine("cpu", 1) == WorkerPool()
     assert WorkerPool.of_machine("cuda", 5, (2, 8)) == WorkerPool(1, 5, 2, 8)
@@ -175,7 +175,7 @@ def test_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert ranks() == (1, 4)
+    assert torchrun_rank() == (1, 4)
     assert own_device("cuda") == "cuda:1"
     assert own_device("cpu") == "cpu"
     assert WorkerPool.of_machine("cpu", 1) == WorkerPool(part=1, parts=4)

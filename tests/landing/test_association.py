@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from halopose.geometry.camera import Camera, Mount
 from halopose.landing.association import (
     AMBIGUOUS,
+    NO_RUNWAY,
     NOT_WHERE_EXPECTED,
     Association,
     CornerDetections,
@@ -119,10 +120,10 @@ def test_expected_corners_of_a_level_aircraft_on_the_centreline_are_symmetric() 
 
 def test_frames_without_the_runway_hold_nothing() -> None:
     found = detect_runways(model(detections(PLACE), detections(), detections(PLACE)), [None] * 3)
-    corner_detections = CornerDetections.empty(3)
-    corner_detections.put(0, found[0], Association(0))
-    corner_detections.put(2, found[2], Association(0))
-    corner_detections.put(2, found[2], Association(None, NOT_WHERE_EXPECTED))
+    associations = Association(0), Association(None, NO_RUNWAY), Association(None, NOT_WHERE_EXPECTED)
+    corner_detections = CornerDetections.concatenate(
+        [CornerDetections.of_frame(poses, one) for poses, one in zip(found, associations, strict=True)]
+    )
     assert corner_detections.seen.tolist() == [True, False, False]
     assert np.isfinite(corner_detections.pixels[0]).all()
     assert np.isnan(corner_detections.pixels[1:]).all()

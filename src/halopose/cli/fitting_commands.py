@@ -111,7 +111,7 @@ def fit(
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
     from halopose.fitting.work_folder import work_folder
-    from halopose.fitting.workers import WorkerPool, batch_for, ranks
+    from halopose.fitting.workers import WorkerPool, batch_for, torchrun_rank
     from halopose.hosts import model_zoo
     from halopose.hosts.loading import load_host
     from halopose.uncertainty.heads import head_settings
@@ -122,7 +122,7 @@ def fit(
             "a YOLO data yaml with train and val splits, or COCO keypoint json with --images and --val"
         )
     base = Path(model_zoo.resolve(base, None)[0] or base)
-    if ranks():
+    if torchrun_rank():
         raise HaloposeError("fit is for one process: under torchrun run collect, train and evaluate one by one")
     settings = replace(
         _settings(
@@ -145,9 +145,9 @@ def fit(
         host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
         training, validation = two_datasets(data, train, val, images, val_images, host.layout)
         settings = replace(settings, batch=batch or batch_for(host.device))
-        crew = replace(WorkerPool.of_machine(host.device, workers), engine=engine)
+        pool = replace(WorkerPool.of_machine(host.device, workers), engine=engine)
         with progress() as step:
-            artifact, scores = pipeline.fit(host, training, validation, work, settings, step, crew)
+            artifact, scores = pipeline.fit(host, training, validation, work, settings, step, pool)
     artifact.save(output)
     for line in artifact.card.skipped or ():
         say(f"skipped: {line}")
@@ -196,11 +196,11 @@ def collect(
         imgsz=views, detections=detections, batch=batch or batch_for(host.device), context_features=context
     )
     dataset = load_dataset(data, split, images=images, otherwise=host.layout)
-    crew = WorkerPool.of_machine(host.device, workers, chosen)
-    with locked(output, (crew.part, crew.parts)), progress() as step:
-        collect_shards(host, dataset, output, settings, named(step, "collecting"), crew)
+    pool = WorkerPool.of_machine(host.device, workers, chosen)
+    with locked(output, (pool.part, pool.parts)), progress() as step:
+        collect_shards(host, dataset, output, settings, named(step, "collecting"), pool)
     if missing := missing_shards(output):
-        say(f"part {crew.part + 1} of {crew.parts} is done; of all shards {missing}")
+        say(f"part {pool.part + 1} of {pool.parts} is done; of all shards {missing}")
         return
     collected = finished(output)
     say_skipped(collected)
@@ -241,7 +241,7 @@ def train(
     from halopose.uncertainty.heads import head_settings
 
     host = load_host(base, device=own_device(device), unsafe=unsafe, end2end=end2end)
-    ranks = ProcessGroup.joined(host.device)
+    group = ProcessGroup.joined(host.device)
     collected = MatchStore(store)
     settings = replace(
         _settings(
@@ -254,8 +254,8 @@ def train(
     make_room(output)
     with progress() as step:
         checkpoint = output.with_suffix(".training.safetensors")
-        heads, trained = pipeline.train_heads(host, [collected], settings, checkpoint, step, ranks=ranks)
-    if not ranks.first:
+        heads, trained = pipeline.train_heads(host, [collected], settings, checkpoint, step, group=group)
+    if not group.first:
         return
     pipeline.uncalibrated(host, heads, [collected], settings, trained).save(output)
     say(f"held-out loss {min(trained.holdout_loss):.4f} after epoch {trained.best_epoch + 1} -> {output}")

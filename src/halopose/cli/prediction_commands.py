@@ -123,7 +123,7 @@ def evaluate(
         raise HaloposeError(
             f"{artifact} has no out-of-distribution model, which --shift needs: add one with `halopose novelty`"
         )
-    ranks, crew = ProcessGroup.joined(model.host.device), WorkerPool.of_machine(model.host.device, workers)
+    group, pool = ProcessGroup.joined(model.host.device), WorkerPool.of_machine(model.host.device, workers)
     dataset = load_dataset(data, split, images=images, otherwise=model.artifact.layout)
     if overlap == "exclude":
         dataset = _unseen(dataset, model.artifact)
@@ -131,15 +131,15 @@ def evaluate(
         model.artifact, imgsz=imgsz, conf=conf, iou=iou, batch=batch or batch_for(model.host.device)
     )
     protocol = Protocol(bootstrap=bootstrap, area=area)
-    with locked(output, (crew.part, crew.parts)):
+    with locked(output, (pool.part, pool.parts)):
         with progress() as step:
             collecting, counter = (
                 pipeline.validation_settings(settings),
                 named(step, "collecting validation images"),
             )
-            collect_shards(model.host, dataset, output / "store", collecting, counter, crew)
-            ranks.meet()
-            if not ranks.first:
+            collect_shards(model.host, dataset, output / "store", collecting, counter, pool)
+            group.meet()
+            if not group.first:
                 return
             store = finished(output / "store")
             scores = pipeline.evaluate_artifact(model.artifact, model.host, store, None, protocol, step)

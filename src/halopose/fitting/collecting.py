@@ -57,13 +57,13 @@ def collect(
     folder: Place | str,
     settings: CollectSettings | None = None,
     progress: Counter | None = None,
-    crew: WorkerPool | None = None,
+    workers: WorkerPool | None = None,
 ) -> MatchStore:
     """Run the frozen model once over the data and store what matters; resumes what was begun.
 
-    The store does not depend on the crew: each shard is what one process alone would write.
+    The result does not depend on the workers: each shard is what a single process would write.
     """
-    collect_shards(host, dataset, folder, settings, progress, crew)
+    collect_shards(host, dataset, folder, settings, progress, workers)
     return finished(folder)
 
 
@@ -82,20 +82,20 @@ def collect_shards(
     folder: Place | str,
     settings: CollectSettings | None = None,
     progress: Counter | None = None,
-    crew: WorkerPool | None = None,
+    workers: WorkerPool | None = None,
 ) -> None:
-    """The crew's part of the shards; the store is complete when all parts are done."""
-    work = Collection.open(host, dataset, to_place(folder), settings or CollectSettings(), crew or WorkerPool())
+    """Write this part of the shards; the feature cache is complete when all parts are done."""
+    work = Collection.open(host, dataset, to_place(folder), settings or CollectSettings(), workers or WorkerPool())
     missing = work.missing()
     views = sum(len(work.views(number)) for number in work.ours())
     before = views - sum(len(work.views(number)) for number in missing)
     tick = None if progress is None else lambda done: progress(before + done, views)
     if tick and before:
         tick(0)
-    if work.crew.engine == "ray":
+    if work.workers.engine == "ray":
         collect_on_ray(work, missing, tick)
         return
-    processes = min(work.crew.processes, len(missing))
+    processes = min(work.workers.processes, len(missing))
     if processes > 1:
         share_out(lambda number, tick: work.write([number], tick), missing, processes, tick)
         missing = work.missing()  # what a killed process has left
@@ -111,11 +111,11 @@ class Collection:
     dataset: Dataset
     folder: Place
     settings: CollectSettings
-    crew: WorkerPool
+    workers: WorkerPool
 
     @classmethod
     def open(
-        cls, host: Host, dataset: Dataset, folder: Place, settings: CollectSettings, crew: WorkerPool
+        cls, host: Host, dataset: Dataset, folder: Place, settings: CollectSettings, workers: WorkerPool
     ) -> Collection:
         """Begin a store or go on with one; refuses data that do not fit the model, or a disk that is too small."""
         host.check_layout(dataset.layout)
@@ -129,7 +129,7 @@ class Collection:
                 f"the data have class {min(unknown)}, the model only {len(host.class_names)} classes: they do not fit"
             )
         settings = replace(settings, half=host.half)
-        work = cls(host, dataset, folder, settings, crew)
+        work = cls(host, dataset, folder, settings, workers)
         _open_store(host, dataset, folder, settings, work.shards)
         if isinstance(folder, Path):
             ours = {shard_path(folder, number).name for number in work.ours()}
@@ -144,7 +144,7 @@ class Collection:
         return -(-len(self.dataset) * len(self.settings.imgsz) // VIEWS_PER_SHARD)
 
     def ours(self) -> list[int]:
-        return self.crew.ours(self.shards)
+        return self.workers.ours(self.shards)
 
     def views(self, number: int) -> list[Task]:
         """The views of a shard: all images at the first size, then at the next."""
@@ -170,9 +170,9 @@ class Collection:
         done = 0
         reader = Reader(self.host.placer(), self.settings.rectangular)
         tasks = (task for number in numbers for task in self.views(number))
-        depth = VIEWS_PER_SHARD + 2 * self.crew.readers
+        depth = VIEWS_PER_SHARD + 2 * self.workers.readers
         # Those of one shard are looked at together.
-        readings = read_ahead(reader, tasks, self.crew.readers, depth, max(self.settings.imgsz), held=VIEWS_PER_SHARD)
+        readings = read_ahead(reader, tasks, self.workers.readers, depth, max(self.settings.imgsz), VIEWS_PER_SHARD)
         with closing(readings), ThreadPoolExecutor(1) as pool:
             writing: Future[None] | None = None
             for number in numbers:

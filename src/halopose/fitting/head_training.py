@@ -81,14 +81,14 @@ def train(
     device: torch.device | str = "cpu",
     checkpoint: Path | str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
-    ranks: ProcessGroup | None = None,
+    group: ProcessGroup | None = None,
 ) -> TrainingHistory:
     """Train in place on one or several stores, or only the given images of them; keeps the best epoch.
 
     Several ranks share the shards out, take the same batches as one process would, each its own rows of them, and
     sum loss, weights and gradients over all: the same heads but for the order of float sums.
     """
-    settings, ranks = settings or TrainSettings(), ranks or ProcessGroup()
+    settings, group = settings or TrainSettings(), group or ProcessGroup()
     stores = [stores] if isinstance(stores, MatchStore) else list(stores)
     heads.to(device).train()
     wanted = None if images is None else np.sort(images)
@@ -97,11 +97,11 @@ def train(
     if not rows:
         raise HaloposeError("the store has no assigned cells: the training images have no labelled objects")
     held_out = _held_out_images(shards, settings.holdout)
-    run = _TrainingRun.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None, ranks)
+    run = _TrainingRun.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None, group)
     while not run.finished:
         with single_threaded():
-            losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, ranks)]
-            held_out_loss = _holdout_loss(heads, shards, held_out, settings, device, ranks)
+            losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, group)]
+            held_out_loss = _holdout_loss(heads, shards, held_out, settings, device, group)
         run.end_epoch(float(np.mean(losses)), held_out_loss)
         if progress:
             progress(run.epoch, settings.epochs, f"held-out loss {run.holdout_loss[-1]:.4f}")
@@ -165,7 +165,7 @@ class _Batch:
 
 
 def _batches(
-    shards: list[list[CachedCells]], held_out: Tensor, settings: TrainSettings, epoch: int, ranks: ProcessGroup
+    shards: list[list[CachedCells]], held_out: Tensor, settings: TrainSettings, epoch: int, group: ProcessGroup
 ) -> Iterator[_Batch]:
     """Shuffled batches of the training images' rows; the order depends on seed and epoch alone.
 
@@ -180,7 +180,7 @@ def _batches(
         filled += sizes[number]
         last = place == len(shards) - 1
         if last or filled >= settings.pool_bytes:
-            ours = {number for number in pool if number % ranks.size == ranks.rank}
+            ours = {number for number in pool if number % group.size == group.rank}
             pieces = [(cells, n in ours) for n in sorted(pool) for cells in shards[n]]
             yield from _pool_batches(pieces, held_out, settings.batch, generator)
             pool, filled = [], 0
@@ -245,7 +245,7 @@ def _holdout_loss(
     held_out: Tensor,
     settings: TrainSettings,
     device: Any,
-    ranks: ProcessGroup,
+    group: ProcessGroup,
 ) -> float:
     @torch.no_grad()
     def sums(shard: list[CachedCells]) -> tuple[float, float]:
@@ -259,10 +259,10 @@ def _holdout_loss(
         return total, mass
 
     heads.eval()
-    found = run_parallel([partial(sums, shard) for shard in shards[ranks.rank :: ranks.size]])
+    found = run_parallel([partial(sums, shard) for shard in shards[group.rank :: group.size]])
     heads.train()
     both = torch.tensor(found, dtype=torch.float64, device=device).reshape(-1, 2).sum(0)
-    total, mass = ranks.total(both).tolist()
+    total, mass = group.total(both).tolist()
     return total / mass if mass else float("nan")
 
 
@@ -270,9 +270,9 @@ class _TrainingRun:
     """Optimiser, schedule, best weights and their checkpoint."""
 
     def __init__(
-        self, heads: ProbabilisticHeads, settings: TrainSettings, rows: int, path: Path | None, ranks: ProcessGroup
+        self, heads: ProbabilisticHeads, settings: TrainSettings, rows: int, path: Path | None, group: ProcessGroup
     ) -> None:
-        self.heads, self.settings, self.path, self.ranks = heads, settings, path, ranks
+        self.heads, self.settings, self.path, self.group = heads, settings, path, group
         self.parameters = [p for p in heads.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
@@ -293,10 +293,10 @@ class _TrainingRun:
         stores: list[MatchStore],
         images: Array | None,
         path: Path | None,
-        ranks: ProcessGroup,
+        group: ProcessGroup,
     ) -> _TrainingRun:
         """A new run, or the one that the checkpoint continues, of however many ranks that was."""
-        run = cls(heads, settings, rows, path, ranks)
+        run = cls(heads, settings, rows, path, group)
         collected = [store.digest() for store in stores]
         chosen = None if images is None else np.sort(images).tolist()
         key = json.dumps([asdict(settings), asdict(heads.settings), collected, chosen, rows])
@@ -328,7 +328,7 @@ class _TrainingRun:
         """
         pieces = batch.pieces(PIECE) if self.parameters[0].device.type == "cpu" else [batch]
         parts = run_parallel([partial(self._gradients, piece) for piece in pieces])
-        sums = self.ranks.total(torch.stack(parts).sum(0))
+        sums = self.group.total(torch.stack(parts).sum(0))
         sizes = [parameter.numel() for parameter in self.parameters]
         *gradients, used, total, mass = sums.split([*sizes, len(sizes), 1, 1])
         mass = mass.clamp_min(1e-12)
@@ -365,7 +365,7 @@ class _TrainingRun:
         if self.holdout_loss.index(min(self.holdout_loss)) == self.epoch:  # the first of equals
             self.best = {name: value.detach().clone() for name, value in self.heads.state_dict().items()}
         self.epoch += 1
-        if self.path is not None and self.ranks.first:
+        if self.path is not None and self.group.first:
             self._save(self.path)
 
     def _save(self, path: Path) -> None:

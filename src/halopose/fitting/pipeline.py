@@ -66,7 +66,7 @@ def collect_training(
     folder: Path,
     settings: FitSettings,
     progress: Progress | None = None,
-    crew: WorkerPool | None = None,
+    workers: WorkerPool | None = None,
 ) -> MatchStore:
     """The store that heads are trained on: assigned cells only."""
     return collect(
@@ -80,7 +80,7 @@ def collect_training(
             context_features=settings.head.context_features,
         ),
         named(progress, "collecting training images"),
-        crew,
+        workers,
     )
 
 
@@ -90,11 +90,11 @@ def collect_validation(
     folder: Path,
     settings: FitSettings,
     progress: Progress | None = None,
-    crew: WorkerPool | None = None,
+    workers: WorkerPool | None = None,
 ) -> MatchStore:
     """The store for calibration and evaluation: retained detections, and assigned cells beside."""
     return collect(
-        host, dataset, folder, validation_settings(settings), named(progress, "collecting validation images"), crew
+        host, dataset, folder, validation_settings(settings), named(progress, "collecting validation images"), workers
     )
 
 
@@ -132,9 +132,9 @@ def train_heads(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
     images: Array | None = None,
-    ranks: ProcessGroup | None = None,
+    group: ProcessGroup | None = None,
 ) -> tuple[ProbabilisticHeads, TrainingHistory]:
-    """New heads for the base, trained on the stores, or only the given images of them; by several ranks if so."""
+    """Train new heads on feature caches, or on the given images of them; in several processes if there is a group."""
     for store in stores:
         store.check(host)
     torch.manual_seed(settings.train.seed)
@@ -150,7 +150,7 @@ def train_heads(
         device=host.device,
         checkpoint=checkpoint,
         progress=report,
-        ranks=ranks,
+        group=group,
     )
     return round_to_stored(heads), trained
 
@@ -384,7 +384,7 @@ def fit(
     work: Path | str,
     settings: FitSettings | None = None,
     progress: Progress | None = None,
-    crew: WorkerPool | None = None,
+    workers: WorkerPool | None = None,
 ) -> tuple[Artifact, Scores]:
     """Collect, train, calibrate, choose the thresholds and evaluate; a rerun goes on where it stopped.
 
@@ -406,8 +406,8 @@ def fit(
         raise HaloposeError(f"{len(shared)} images are in both the training and the validation split")
     if training.layout != validation.layout:
         raise HaloposeError("the training and the validation data have different keypoints or sigmas")
-    train_store = collect_training(host, training, work / "train", settings, progress, crew)
-    val_store = collect_validation(host, validation, work / "val", settings, progress, crew)
+    train_store = collect_training(host, training, work / "train", settings, progress, workers)
+    val_store = collect_validation(host, validation, work / "val", settings, progress, workers)
     heads, trained = train_heads(host, [train_store], settings, work / "training.safetensors", progress)
     artifact = calibrate_artifact(
         uncalibrated(host, heads, [train_store], settings, trained),

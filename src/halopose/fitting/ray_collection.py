@@ -56,7 +56,7 @@ def _result(ray: Any, ready: Any) -> bytes:
 
 
 def shard_bytes(work: Collection, number: int) -> bytes:
-    """The file of one shard, with one thread, as every process of a crew has."""
+    """Return the file of one shard, computed with one thread like in every worker process."""
     torch.set_num_threads(1)
     reader = Reader(work.host.placer(), work.settings.rectangular)
     tensors, metadata = work.collect(number, read_ahead(reader, work.views(number), 0, 1))

@@ -59,7 +59,7 @@ class WorkerPool:
         """What suits the machine: on a CPU the model is the limit, so that workers are processes that run it on a
         core each; before a GPU they are readers, which keep it busy.
         """
-        share, parts = part or ranks() or (0, 1)
+        share, parts = part or torchrun_rank() or (0, 1)
         if torch.device(device).type != "cpu":
             readers = min(max(_cores() - 1, 1), MOST_READERS) if workers is None else workers
             return cls(1, readers, share, parts)
@@ -67,8 +67,8 @@ class WorkerPool:
         return cls(max(processes, 1) if can_fork() else 1, 0, share, parts)
 
 
-def ranks() -> tuple[int, int] | None:
-    """Rank and number of ranks as torchrun says them in the environment; None where there are not several."""
+def torchrun_rank() -> tuple[int, int] | None:
+    """Return rank and world size set by torchrun; None for a single process."""
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
@@ -91,7 +91,7 @@ def parse_part(text: str) -> tuple[int, int]:
 def own_device(device: str | None) -> str | None:
     """The device of this rank: of several GPUs in a machine each rank takes its own."""
     local = os.environ.get("LOCAL_RANK", "")
-    return f"cuda:{local}" if device == "cuda" and local.isdecimal() and ranks() else device
+    return f"cuda:{local}" if device == "cuda" and local.isdecimal() and torchrun_rank() else device
 
 
 def batch_for(device: torch.device | str) -> int:
@@ -194,7 +194,7 @@ class ProcessGroup:
     @classmethod
     def joined(cls, device: torch.device | str = "cpu") -> ProcessGroup:
         """Meet the other ranks that torchrun started, if it did."""
-        found = ranks()
+        found = torchrun_rank()
         if found is None:
             return cls()
         if not distributed.is_initialized():

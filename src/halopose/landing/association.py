@@ -94,22 +94,37 @@ class CornerDetections:
             reasons=tuple(self.reason(n) for n in chosen),
         )
 
-    def put(self, n: int, poses: PoseDistributions, found: Association) -> None:
-        """Write into frame n, in place, what an association found there."""
-        self.pixels[n], self.covariance[n], self.scale[n], self.keep[n], self.score[n] = (
-            np.nan,
-            np.nan,
-            np.nan,
-            0,
-            0,
+    @classmethod
+    def of_frame(cls, poses: PoseDistributions, found: Association, *, student: bool = False) -> CornerDetections:
+        """Return one frame with the detection that an association found, if any.
+
+        Args:
+            poses: detections in the image.
+            found: the association.
+            student: whether corners have a Student-t distribution.
+        """
+        if found.index is None:
+            return replace(cls.empty(1, student=student), reasons=(found.reason,))
+        row = slice(found.index, found.index + 1)
+        dof = np.full((1, 4), np.nan) if poses.dof is None else poses.dof[row]
+        return cls(
+            np.asarray(poses.mean[row], dtype=np.float64),
+            np.asarray(poses.covariance[row], dtype=np.float64),
+            np.asarray(poses.scale[row], dtype=np.float64),
+            np.ones((1, 4), dtype=bool) if poses.keep is None else poses.keep[row],
+            np.asarray(poses.scores[row], dtype=np.float64),
+            dof if student else None,
+            (found.reason,),
         )
-        if found.index is not None:
-            self.pixels[n] = poses.mean[found.index]
-            self.covariance[n], self.scale[n] = poses.covariance[found.index], poses.scale[found.index]
-            self.keep[n] = True if poses.keep is None else poses.keep[found.index]
-            self.score[n] = poses.scores[found.index]
-            if self.dof is not None and poses.dof is not None:
-                self.dof[n] = poses.dof[found.index]
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[CornerDetections]) -> CornerDetections:
+        """Concatenate the frames of several groups."""
+        if not parts:
+            return cls.empty(0)
+        names = ["pixels", "covariance", "scale", "keep", "score", *(["dof"] if parts[0].dof is not None else [])]
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return cls(**joined, reasons=tuple(part.reason(n) for part in parts for n in range(len(part))))
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ def fuse_vision(
 class VisionSensor:
     """The camera as a sensor: finds the runway where the filter expects it, and returns a measurement.
 
-    Results of each frame are kept in ``corner_detections`` and ``vision_fixes``.
+    The latest result of each frame is in ``corner_detections`` and ``vision_fixes``.
     """
 
     def __init__(
@@ -270,10 +270,8 @@ class VisionSensor:
         self.vision_model, self.times, self.roi_detector = vision_model, times, roi_detector
         self.detections = [in_distribution_only(poses, vision_model.settings.alarm) for poses in detections]
         self.found = [len(poses) > 0 for poses in detections]
-        self.corner_detections = CornerDetections.empty(
-            len(times), student=bool(detections) and detections[0].dof is not None
-        )
-        self.reasons = [NO_RUNWAY] * len(times)
+        self.student = bool(detections) and detections[0].dof is not None
+        self.corner_detections = [CornerDetections.empty(1, student=self.student) for _ in range(len(times))]
         self.vision_fixes = [self._solved(n) for n in range(len(times))]
 
     def deferred(self, latency: float) -> list[DeferredMeasurement]:
@@ -293,21 +291,21 @@ class VisionSensor:
                 len(looked) > 0,
             )
         found = associate(self.detections[n], view, self.vision_model.corners, self.vision_model.others)
-        self.corner_detections.put(n, self.detections[n], found)
-        self.reasons[n] = OUT_OF_DISTRIBUTION if found.reason == NO_RUNWAY and self.found[n] else found.reason
+        if found.reason == NO_RUNWAY and self.found[n]:
+            found = replace(found, reason=OUT_OF_DISTRIBUTION)
+        seen = CornerDetections.of_frame(self.detections[n], found, student=self.student)
+        self.corner_detections[n] = seen
         self.vision_fixes[n] = fix = self._solved(n)
         if not fix.trusted[0]:
             return None
-        seen, believed = self.corner_detections.select([n]), (state.position, state.overbound)
-        return self.vision_model.linearised_measurement(n, self.times[n], seen, fix, *believed)
+        return self.vision_model.linearised_measurement(n, self.times[n], seen, fix, state.position, state.overbound)
 
     def _solved(self, n: int) -> VisionFixes:
-        alone = replace(self.corner_detections.select([n]), reasons=(self.reasons[n],))
-        return solve(alone, self.vision_model.select(slice(n, n + 1)), len(self.times))
+        return solve(self.corner_detections[n], self.vision_model.select(slice(n, n + 1)), len(self.times))
 
     def seen(self) -> CornerDetections:
         """Return the corners of all frames."""
-        return replace(self.corner_detections, reasons=tuple(self.reasons))
+        return CornerDetections.concatenate(self.corner_detections)
 
 
 def vision_model_of(

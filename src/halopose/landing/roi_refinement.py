@@ -25,9 +25,9 @@ _SIGMAS = 2.0  # factor by which an expected box is enlarged
 
 def refine_with_roi(model: Predictor, images: Iterable[Array], *, conf: float = 0.25) -> Iterator[PoseDistributions]:
     """Detect runways image by image; images that are not much larger than the input are processed once."""
-    closer = RoiRefiner(model, conf)
+    refiner = RoiRefiner(model, conf)
     for image in images:
-        yield closer.look(image, detect_in_image(model, image, conf))
+        yield refiner.look(image, detect_in_image(model, image, conf))
 
 
 class RoiRefiner:
@@ -101,13 +101,13 @@ class RoiDetector:
 
     def __init__(
         self,
-        closer: RoiRefiner,
+        refiner: RoiRefiner,
         first: Sequence[PoseDistributions],
         images: Iterable[Array],
         rectify: Callable[[PoseDistributions], PoseDistributions],
         bend: Callable[[Array], Array],
     ) -> None:
-        self.closer, self.first, self.images = closer, first, enumerate(images)
+        self.refiner, self.first, self.images = refiner, first, enumerate(images)
         self.rectify, self.bend = rectify, bend
         self.seen: dict[int, PoseDistributions] = {}
 
@@ -116,7 +116,7 @@ class RoiDetector:
         if n not in self.seen:
             image = next((image for number, image in self.images if number == n), None)
             box = None if expected is None else self._bent(expected)
-            found = self.first[n] if image is None else self.closer.look(image, self.first[n], box)
+            found = self.first[n] if image is None else self.refiner.look(image, self.first[n], box)
             self.seen[n] = self.rectify(found)
         return self.seen[n]
 

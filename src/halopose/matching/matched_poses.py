@@ -26,8 +26,6 @@ from halopose.uncertainty.missing_keypoints import rising_places
 from halopose.uncertainty.pruning import localization_confidence
 from halopose.uncertainty.whitening import directions, squares, whiten
 
-_WORKED_OUT = ("scale_tril", "covariance_tril", "distance", "covariance_distance", "similarity", "direction")
-
 
 @dataclass(frozen=True)
 class MatchedPoses:
@@ -86,14 +84,7 @@ class MatchedPoses:
         chosen: dict[str, Any] = {name: getattr(self, name)[index] for name in self._columns()}
         if self.scale is self.covariance:
             chosen["scale"] = chosen["covariance"]
-        selected = replace(self, **chosen)
-        # What has been worked out row by row stays valid.
-        known = {name: vars(self)[name] for name in _WORKED_OUT if name in vars(self)}
-        if self.scale is self.covariance:
-            for name in ("covariance_tril", "covariance_distance"):
-                known.pop(name, None)  # one property is the other
-        vars(selected).update({name: values[index] for name, values in known.items()})
-        return selected
+        return replace(self, **chosen)
 
     def _columns(self) -> list[str]:
         """Fields with a row per true positive."""

@@ -137,8 +137,8 @@ class FilterBank:
         states[:, POSITION] += dt * states[:, VELOCITY] + 0.5 * dt**2 * pushed
         states[:, VELOCITY] += dt * pushed
         states[:, 6:] *= _decay(round(dt, 9), self.settings)
-        ramps = replace(self.gnss_drift, shift=states[count:])
-        return replace(self, time=time, states=states[:count], gnss_drift=ramps)
+        drift = replace(self.gnss_drift, shift=states[count:])
+        return replace(self, time=time, states=states[:count], gnss_drift=drift)
 
     def driven(self, measurement: Measurement) -> FilterBank:
         """Use an IRS sample as the acceleration from now on, and as the end of a linear segment since the last
@@ -148,11 +148,11 @@ class FilterBank:
         value = np.asarray(measurement.value, dtype=np.float64)
         states = bank.states
         if bank.time <= bank.driven_until and bank.acceleration is not None:
-            since, ramp = bank.time + self.settings.irs_hold - bank.driven_until, value - bank.acceleration
+            since, slope = bank.time + self.settings.irs_hold - bank.driven_until, value - bank.acceleration
             states = states.copy()
             others = np.array([name != "irs" for name in bank.without])[:, None]
-            states[:, POSITION] += others * (since**2 / 6 * ramp)
-            states[:, VELOCITY] += others * (since / 2 * ramp)
+            states[:, POSITION] += others * (since**2 / 6 * slope)
+            states[:, VELOCITY] += others * (since / 2 * slope)
         density = np.asarray(measurement.covariance) / self.settings.irs_rate
         until = bank.time + self.settings.irs_hold
         if bank._driven and bank.density is not None and np.array_equal(density, bank.density):
@@ -174,9 +174,9 @@ class FilterBank:
 
     def suspecting(self, source: Source, innovation: Innovation) -> FilterBank:
         """Update the hypotheses of a GNSS drift with the innovation of the first filter."""
-        ramps = self.gnss_drift.at(self.time) if source == "gnss" else self.gnss_drift
+        drift = self.gnss_drift.at(self.time) if source == "gnss" else self.gnss_drift
         first = innovation.value[0], innovation.covariance[0], innovation.jacobian[0], innovation.gain[0]
-        return replace(self, gnss_drift=ramps.corrected(self.time, source == "gnss", *first))
+        return replace(self, gnss_drift=drift.corrected(self.time, source == "gnss", *first))
 
     def scaled(self, measurement: Measurement) -> Measurement:
         """Return a measurement with its white noise scaled by the factor estimated in this flight."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from halopose.geometry.camera import Camera
 from halopose.landing.world.image_sensor import pixel_rays
-from halopose.landing.world.scenes import Array, Scene, labelled_runways, runway_pixels
+from halopose.landing.world.scenes import Scene, labelled_runways, runway_pixels
+from halopose.types import Array
 
 _MARGIN = 6  # pixels around a runway that must stay uncovered
 

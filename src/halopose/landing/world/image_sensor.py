@@ -9,7 +9,8 @@ import cv2
 import numpy as np
 
 from halopose.geometry.camera import Camera, normalise
-from halopose.landing.world.scenes import Array, Scene
+from halopose.landing.world.scenes import Scene
+from halopose.types import Array
 
 _MIDDLE_GREY, _LARGEST_GAIN = 0.22, 350.0
 _POOL = 1 << 21  # number of normal samples in the pool for noise

@@ -18,7 +18,8 @@ from halopose.landing.world.footage_style import pinhole_for
 from halopose.landing.world.image_sensor import colour_planes, develop, pixel_rays
 from halopose.landing.world.landscape import LANDSCAPES, landscape, noise_texture, sample
 from halopose.landing.world.runway_layout import Patch, field_patches, runway_lights, runway_patches
-from halopose.landing.world.scenes import Array, Runway, Scene
+from halopose.landing.world.scenes import Runway, Scene
+from halopose.types import Array
 
 _FAR = 60e3  # metres to the horizon
 _CONCRETE = 0.4  # reflectance of a light shoulder
