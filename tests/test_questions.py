@@ -62,8 +62,5 @@ def test_a_search_leads_to_a_page_with_a_matching_heading(asked: dict[str, Any])
     assert asked["page"] in search(asked["search"])[:FOUND_IN]
 
 
-def test_there_are_enough_questions_and_each_how_to_page_answers_one() -> None:
-    assert len(QUESTIONS) >= 25
-    assert len({asked["question"] for asked in QUESTIONS}) == len(QUESTIONS)
-    how_to = {name for name in pages() if name.startswith(("how-to/", "tutorials/"))}
-    assert how_to - {asked["page"] for asked in QUESTIONS} <= {"tutorials/land"}
+def test_there_are_enough_questions_all_different() -> None:
+    assert len({asked["question"] for asked in QUESTIONS}) == len(QUESTIONS) >= 25
