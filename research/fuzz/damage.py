@@ -42,6 +42,10 @@ WORDS = [
 ]
 
 
+class Wrong(Exception):
+    """What was read or written is silently wrong."""
+
+
 @dataclass(frozen=True)
 class Reader:
     """What makes a good input in a folder once, what damages it, and what reads it."""

@@ -41,6 +41,12 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without limits of file sizes")
+def test_a_full_disk_locks_without_a_name(tmp_path: Path) -> None:
+    with files_of_at_most(0), locked(tmp_path / "work"):
+        assert (tmp_path / "work" / ".halopose-lock").read_text() == ""
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without links and named pipes")
 @pytest.mark.parametrize("plant", ["symlink", "hardlink", "pipe"])
 def test_a_planted_lock_file_is_refused(plant: str, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def locked(folder: Place | str, part: tuple[int, int] = (0, 1)) -> Iterator[Plac
             who = f"process {owner}" if owner.isdigit() else "another process"
             raise HaloposeError(f"{who} works in {folder}: wait until it has ended, or choose another folder")
         file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with suppress(OSError):  # on a full disk the folder is locked all the same, by an unnamed process
+            os.write(file.fileno(), str(os.getpid()).encode())
         try:
             yield folder
         finally:

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 from halopose.data.films import film_facts
+from halopose.data.image_header import check_pixels, read_header
 from halopose.data.images import as_bgr, read_image, read_source
 from halopose.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from halopose.errors import HaloposeError
@@ -112,13 +113,16 @@ def _mcap_images(path: Path) -> Iterator[tuple[float, Array]]:
 
 
 def _decode(coded: bytes, where: str) -> Array:
-    """Decode an image; raise an error if it is damaged or too large."""
+    """Decode an image after its header was checked; cv2 raises for some damaged images and returns None for others."""
+    known = read_header(coded)
+    if known is not None:
+        check_pixels(known.width, known.height, where)
     try:
-        pixels = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_UNCHANGED) if coded else None
+        pixels = cv2.imdecode(np.frombuffer(coded, np.uint8), cv2.IMREAD_UNCHANGED) if known is not None else None
     except cv2.error:
         pixels = None
     if pixels is None:
-        raise HaloposeError(f"{where} cannot be decoded: it is damaged or too large")
+        raise HaloposeError(f"{where} cannot be decoded: it is damaged or of an unknown format")
     return np.asarray(as_bgr(pixels))
 
 
