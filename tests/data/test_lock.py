@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,9 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without limits of file sizes")
-def test_a_full_disk_locks_without_a_name(tmp_path: Path) -> None:
-    with files_of_at_most(0), locked(tmp_path / "work"):
+def test_a_full_disk_locks_without_a_name(tmp_path: Path, full_disk: Callable[[int | None], None]) -> None:
+    full_disk(0)
+    with locked(tmp_path / "work"):
         assert (tmp_path / "work" / ".halopose-lock").read_text() == ""
 
 

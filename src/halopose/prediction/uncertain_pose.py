@@ -214,7 +214,9 @@ class UncertainPose:
             imgsz: Input size in pixels; default: the artifact's.
             family: "gaussian" or "student-t"; default: the model's.
             batch: Number of images that are read and run at once. Images of one shape run together. Convolutions
-                round differently then: covariances change by about 1e-5 of themselves, keypoints by about 1e-4 pixels.
+                round differently then: keypoints change by up to 0.0005 pixels and each entry of a covariance by up to
+                0.004 % of the product of its two standard deviations. Entries near zero change by up to 0.25 % of
+                themselves.
 
         Returns:
             One ``PoseDistributions`` for each image, in pixels of that image.

@@ -14,6 +14,7 @@ from mcap_ros2.writer import Writer
 from halopose.errors import HaloposeError
 from halopose.geometry.camera import Camera
 from halopose.landing.frame_buffer import FrameBuffer
+from halopose.landing.recordings import frames as frames_module
 from halopose.landing.recordings.cameras import Lens
 from halopose.landing.recordings.frames import open_frames
 from halopose.landing.recordings.replay import detections_in
@@ -56,6 +57,19 @@ def test_an_image_of_absurd_size_is_one_line(tmp_path: Path) -> None:
     coded = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
     path = mcap_of(tmp_path / "flight.mcap", images=[coded])
     with pytest.raises(HaloposeError, match="more than 100000000"):
+        open_frames(path)
+
+
+def test_chunks_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 kB can decompress to gigabytes; also where the chunk claims less than its data."""
+    path = mcap_of(tmp_path / "flight.mcap", images=[bytes(4000)])
+    content = path.read_bytes()
+    monkeypatch.setattr(frames_module, "MAX_CHUNK", 3000)
+    with pytest.raises(HaloposeError, match="a chunk of 4") as caught:
+        open_frames(path)
+    size = int(str(caught.value).split("chunk of ")[1].split()[0])
+    path.write_bytes(content.replace(struct.pack("<Q", size), struct.pack("<Q", 5), 1))
+    with pytest.raises(HaloposeError, match="a chunk of 4"):
         open_frames(path)
 
 

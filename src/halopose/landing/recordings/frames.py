@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import cv2
 import numpy as np
@@ -20,6 +21,8 @@ from halopose.landing.recordings.logs import read_log
 from halopose.types import Array
 
 _SLOWEST = 1 / 60  # frames per second
+MAX_CHUNK = 2**28  # bytes of one decompressed chunk of an MCAP file; recorders write about 1 MB
+_MAGIC, _CHUNK = b"\x89MCAP", 6
 TIMES = "times.csv"  # beside the images of a folder: column time_s, one row per image in natural order of the names
 
 
@@ -133,20 +136,44 @@ def _mcap_messages(path: Path) -> Iterator[tuple[str, float, bytes]]:
         raise HaloposeError(f"{path} is not an MCAP file")
     try:
         with path.open("rb") as file:
+            _check_chunks(file, path)
             messages = reader.make_reader(file, decoder_factories=[factory.DecoderFactory()])
             for schema, channel, _, message in messages.iter_decoded_messages():
                 if schema.name.rsplit("/", 1)[-1] == "CompressedImage":
                     stamp = message.header.stamp
                     yield channel.topic, stamp.sec + 1e-9 * stamp.nanosec, bytes(message.data)
+    except HaloposeError:
+        raise
     except Exception as error:  # noqa: BLE001 - damaged bytes lead these libraries to any of a dozen classes
         # the message of a struct.error does not help users
         why = "" if type(error).__name__ == "error" else f" ({type(error).__name__})"
         raise HaloposeError(f"{path} is not a complete MCAP file{why}: record it again") from None
 
 
+def _check_chunks(file: IO[bytes], path: Path) -> None:
+    """Refuse chunks that decompress to more than `MAX_CHUNK` bytes, from the sizes in their headers."""
+    place = len(_MAGIC) + 3
+    while len(head := _read_at(file, place, 9)) == 9:
+        if head[0] == _CHUNK:
+            start = _read_at(file, place + 9, 128)
+            size = int.from_bytes(start[16:24], "little")
+            name_end = 32 + int.from_bytes(start[28:32], "little")
+            if start[32:name_end] == b"zstd":  # trusts the size in its own header before that of the chunk
+                size = max(size, need("zstandard").frame_content_size(start[name_end + 8 :]))
+            if size > MAX_CHUNK:
+                raise HaloposeError(f"{path} has a chunk of {size} bytes, more than {MAX_CHUNK}: record smaller chunks")
+        place += 9 + int.from_bytes(head[1:], "little")
+    file.seek(0)
+
+
+def _read_at(file: IO[bytes], place: int, count: int) -> bytes:
+    file.seek(min(place, 2**62))
+    return file.read(count)
+
+
 def _begins_as_mcap(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(5) == b"\x89MCAP"
+            return file.read(5) == _MAGIC
     except OSError as error:
         raise HaloposeError(f"cannot read {path}: {error.strerror or error}") from None
