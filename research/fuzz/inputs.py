@@ -17,7 +17,6 @@ from mcap_ros2.writer import Writer
 from halopose.data.dataset_loading import load_dataset
 from halopose.data.files import read_json, write_json
 from halopose.data.storage.address import to_place
-from halopose.deploy import predict
 from halopose.deploy.deployed_model import CARD, MODEL, Deployed
 from halopose.deploy.recalibration import LabelledDetections, calibrate, images_seen
 from halopose.errors import HaloposeError
@@ -30,6 +29,7 @@ from halopose.landing.recordings.ros_messages import definition, header
 from halopose.landing.runway_datasets import read_runways
 from halopose.multiview.rig import read_calibration
 from halopose.poses import GroundTruth, PoseDistributions
+from halopose.runtime import predict
 from research.fuzz.bases import KEYPOINTS, deployed_folder
 from research.fuzz.damage import ODD, Reader, Wrong, damaged_json, damaged_words, dump, mangle, spoil
 from research.fuzz.files import LABEL, damaged_picture, pictures, yolo_folder
