@@ -18,7 +18,7 @@ from halopose.fitting.feature_cache import CollectSettings, MatchStore
 from halopose.fitting.head_training import train, weighted_nll
 from halopose.fitting.settings import TrainSettings
 from halopose.prediction.uncertain_pose import UncertainPose
-from halopose.uncertainty.heads import LevelHead, ProbabilisticHeads, convolve_many
+from halopose.uncertainty.heads import LevelHead, ProbabilisticHeads, convolve_windows
 
 IMAGES = 24
 EPOCHS = 4
@@ -76,7 +76,7 @@ def _convolutions(heads: ProbabilisticHeads, store: MatchStore) -> None:
     for cells in store.cells("assigned"):
         values = cells.windows.float().permute(0, 2, 3, 1)
         for convolution in _trunk(heads, cells.level):
-            values = convolve_many(values, convolution)
+            values = convolve_windows(values, convolution)
         torch.autograd.backward(values, values)
 
 

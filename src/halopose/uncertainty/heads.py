@@ -32,7 +32,6 @@ Visit = Callable[[int, Tensor, Tensor, Tensor], None]  # level, rows (n,), windo
 
 LARGEST_INVERSE = 6e4  # largest inverse bound that half precision holds
 OFF_MAP = -(1 << 40)  # index of a cell outside the map
-FEW_WINDOWS = 64  # up to this number a matrix product is faster than torch's convolution
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -151,10 +150,9 @@ class LevelHead(nn.Module):
         ``inside`` (N, W, W) marks the cells inside the map. The dense form sees zeros outside the map in every layer,
         so intermediate activations outside the map are set to zero here too.
         """
-        convolve = convolve_few if len(windows) <= FEW_WINDOWS else convolve_many
         windows = windows.permute(0, 2, 3, 1)
         for convolution, activation in self.layers:
-            windows = ACTIVATIONS[activation](convolve(windows, convolution))
+            windows = ACTIVATIONS[activation](convolve_windows(windows, convolution))
             side = windows.shape[1]
             if side > 1:  # the cell itself lies on the map
                 reach = (inside.shape[1] - side) // 2
@@ -163,24 +161,8 @@ class LevelHead(nn.Module):
         return windows[:, 0, 0]
 
 
-def convolve_few(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
-    """Convolve windows (N, H, W, C) without padding as one matrix product, which is faster for a few detections."""
-    kernel = convolution.weight.shape[-1]
-    if kernel == windows.shape[1]:
-        patches = windows.flatten(1)[:, None, None]
-    else:
-        windows = windows.contiguous()
-        count, width, _, channels = windows.shape
-        each, row, column, _ = windows.stride()
-        places = width - kernel + 1
-        # Rows of a patch are contiguous, so that copies are few and long.
-        shape, steps = (count, places, places, kernel, kernel * channels), (each, row, column, row, 1)
-        patches = windows.as_strided(shape, steps).flatten(3)
-    return F.linear(patches, convolution.weight.permute(0, 2, 3, 1).flatten(1), convolution.bias)
-
-
-def convolve_many(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
-    """Convolve windows (N, H, W, C) without padding by torch's convolution, which is faster for training batches."""
+def convolve_windows(windows: Tensor, convolution: nn.Conv2d) -> Tensor:
+    """Convolve windows (N, H, W, C) without padding."""
     result = F.conv2d(windows.permute(0, 3, 1, 2), convolution.weight, convolution.bias)
     return result.permute(0, 2, 3, 1)
 
