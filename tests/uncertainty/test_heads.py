@@ -16,8 +16,6 @@ from halopose.uncertainty.heads import (
     LevelHead,
     ProbabilisticHeads,
     Trunk,
-    convolve_few,
-    convolve_many,
     cut_windows,
 )
 
@@ -177,14 +175,3 @@ def test_mirrored_trunk_starts_at_the_base_only_if_warm() -> None:
         level: Any = LevelHead(template, KEYPOINTS, HeadSettings(warm_start=warm))
         assert torch.equal(level.trunk[0].weight, template[0].weight) is warm
         assert all(value.requires_grad for value in level.parameters())
-
-
-@pytest.mark.parametrize("kernel", [1, 3, 5])
-@pytest.mark.parametrize("count", [1, 7, 100])
-def test_both_ways_to_convolve_windows_are_equal(kernel: int, count: int) -> None:
-    generator = torch.Generator().manual_seed(kernel + count)
-    convolution = torch.nn.Conv2d(6, 4, kernel).double()
-    windows = torch.randn((count, 7, 7, 6), generator=generator, dtype=torch.float64)
-    few, many = convolve_few(windows, convolution), convolve_many(windows, convolution)
-    assert few.shape == many.shape == (count, 8 - kernel, 8 - kernel, 4)
-    assert torch.allclose(few, many, rtol=1e-12, atol=1e-12)
