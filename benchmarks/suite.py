@@ -148,6 +148,13 @@ def _framework(options: Options) -> Iterator[Row]:
     yield cost("predicting.framework", what, compare_framework(options.rounds(40)), "in Ultralytics' `YOLO.predict`")
 
 
+def _film(options: Options) -> Iterator[Row]:
+    from benchmarks.film import HEIGHT, WIDTH, compare_film
+
+    what = f"annotated copy of a film of {WIDTH}x{HEIGHT}, a frame"
+    yield cost("predicting.film", what, compare_film(options.rounds(7)), "in Ultralytics' `yolo predict save=True`")
+
+
 def _regions(options: Options) -> Iterator[Row]:
     from benchmarks.regions import compare_regions
 
@@ -297,6 +304,7 @@ PARTS = {
             Benchmark(("yolonas-dense",), _predicting("yolonas", "dense")),
             Benchmark(("shipped",), _shipped, short=True),
             Benchmark(("framework",), _framework, short=True),
+            Benchmark(("film",), _film, short=True),
             Benchmark(("regions",), _regions),
             Benchmark(("novelty",), _novelty, short=True),
             Benchmark(("correlation",), _correlation),

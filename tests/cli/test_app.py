@@ -72,6 +72,8 @@ def test_score_writes_metrics_csv_and_report(files: Path, tmp_path: Path) -> Non
     whole = next(row for row in rows if row["regime"] == "gaussian" and row["group"] == "all")
     assert float(whole["ace"]) == pytest.approx(metrics["gaussian"]["ace"])
     assert "<html" in (tmp_path / "report.html").read_text()
+    assert output.index("The given predictions are") < output.index("next: halopose recalibrate")
+    assert output.index("next: halopose recalibrate") < output.index("matched instances")
     assert f"{metrics['matched_instances']} matched instances" in output
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from halopose.install_advice import install_command
 from tests.helpers.models import ASSETS
 
 BLOCKED = """
@@ -37,12 +38,12 @@ sys.exit(status)
     ("blocked", "command", "says"),
     [
         ("ultralytics", ["predict", str(ASSETS / "bus.jpg"), "--base", "{base}", "--artifact", "{heads}"],
-         "pip install 'halopose[ultralytics]'"),
+         install_command("ultralytics")),
         ("halopose_models", ["predict", str(ASSETS / "bus.jpg")], "halopose-models"),
         ("halopose_models", ["land", "simulate", "--no-animation"], "halopose-models"),
-        ("matplotlib", ["land", "simulate", "--seed", "1"], "pip install 'halopose[landing]'"),
+        ("matplotlib", ["land", "simulate", "--seed", "1"], install_command("landing")),
         ("pycocotools", ["finetune", "{data}", "--base", "{base}", "-o", "tuned.pt"],
-         "pip install 'halopose[studies]'"),
+         install_command("studies")),
     ],
 )  # fmt: skip
 def test_a_missing_extra_is_named(work: Path, tmp_path: Path, blocked: str, command: list[str], says: str) -> None:

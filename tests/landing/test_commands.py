@@ -16,6 +16,7 @@ import pytest
 from halopose.cli.app import main
 from halopose.data.dataset_loading import load_dataset
 from halopose.geometry.camera import Camera
+from halopose.install_advice import install_command
 from halopose.landing.commands import _sensors
 from halopose.landing.flight import _images, navigate
 from halopose.landing.landing_settings import LandingSettings
@@ -334,7 +335,7 @@ def test_what_the_animation_needs_is_asked_for_before_the_flight(
     monkeypatch.setattr(sys, "argv", ["halopose", "land", "simulate", "-o", str(tmp_path)])
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert "pip install 'halopose[landing]'" in capsys.readouterr().err
+    assert install_command("landing") in capsys.readouterr().err
 
 
 def test_a_model_of_something_else_is_refused(

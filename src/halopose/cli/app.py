@@ -18,6 +18,7 @@ from halopose.cli import (
     fitting_commands,
     multiview_commands,
     prediction_commands,
+    report_commands,
     scoring_commands,
     studies_commands,
     tracking_commands,
@@ -69,6 +70,7 @@ COMMANDS = {
         tracking_commands.track,
         multiview_commands.triangulate,
         prediction_commands.models,
+        report_commands.doctor,
     ),
     "Fit": (
         fitting_commands.fit,
@@ -81,6 +83,7 @@ COMMANDS = {
     "Score": (
         prediction_commands.evaluate,
         scoring_commands.score,
+        report_commands.plot,
         scoring_commands.recalibrate,
         scoring_commands.apply,
         scoring_commands.synthesize,

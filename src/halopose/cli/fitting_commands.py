@@ -76,6 +76,9 @@ def fit(
     val_images: ValImages = None,
     work: Annotated[Path | None, typer.Option(help="Work folder; else beside the artifact.")] = None,
     report: Annotated[Path | None, typer.Option(help="Report folder; else beside the artifact.")] = None,
+    log: Annotated[
+        str | None, typer.Option(help="Log losses and scores: csv, tensorboard, mlflow, wandb; several with commas.")
+    ] = None,
     imgsz: ImageSize = 640,
     train_sizes: TrainSizes = None,
     calibration: Source = "matched",
@@ -110,6 +113,7 @@ def fit(
     from halopose.data.files import make_folder, make_room
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
+    from halopose.fitting.callbacks import loggers
     from halopose.fitting.work_folder import work_folder
     from halopose.fitting.workers import WorkerPool, batch_for, torchrun_rank
     from halopose.hosts import model_zoo
@@ -141,17 +145,19 @@ def fit(
     say(f"work folder: {work}")
     report = report or output.with_name(f"{output.stem}-report")
     make_folder(report)
+    callbacks = loggers([word.strip() for word in log.split(",")], report) if log else ()
     with locked(work):
         host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
         training, validation = two_datasets(data, train, val, images, val_images, host.layout)
         settings = replace(settings, batch=batch or batch_for(host.device))
         pool = replace(WorkerPool.of_machine(host.device, workers), engine=engine)
         with progress() as step:
-            artifact, scores = pipeline.fit(host, training, validation, work, settings, step, pool)
+            artifact, scores = pipeline.fit(host, training, validation, work, settings, step, pool, callbacks)
     artifact.save(output)
     for line in artifact.card.skipped or ():
         say(f"skipped: {line}")
-    write_scores(scores, report, host.description)
+    following = f"halopose predict photo.jpg --base {base} --artifact {output}"
+    write_scores(scores, report, host.description, following)
     say(f"-> {output}")
 
 

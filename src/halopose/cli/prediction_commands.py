@@ -103,6 +103,7 @@ def evaluate(
     from halopose.fitting.workers import ProcessGroup, WorkerPool, batch_for, own_device
     from halopose.prediction.uncertain_pose import UncertainPose
     from halopose.protocol import Protocol
+    from halopose.reports.verdict import is_miscalibrated
     from halopose.types import named
 
     if deployed is not None:
@@ -147,7 +148,11 @@ def evaluate(
         if pictures:
             shown = replace(dataset, records=dataset.records[:pictures])
             _example_pictures(model, shown, output / "pictures", imgsz=imgsz, conf=conf, iou=iou)
-        write_scores(scores, output, model.host.description)
+        files = f"--base {base} --artifact {artifact}"
+        following = f"halopose export {files} -o deployed"
+        if is_miscalibrated(scores):
+            following = f"halopose calibrate {data} {files} -o calibrated.safetensors"
+        write_scores(scores, output, model.host.description, following)
         if shift:
             _shift(model, dataset, output, split, against, kinds, alarm)
 

@@ -72,6 +72,7 @@ def score(
     from halopose.data.files import make_folder
     from halopose.evaluation.evaluate import evaluate
     from halopose.protocol import Protocol
+    from halopose.reports.verdict import better_family
     from halopose.types import named
 
     edges = tuple(side**2 for side in numbers(scale_edges, "scale-edges"))
@@ -104,7 +105,9 @@ def score(
     distributions = distributions_under(files, matched, protocol) if files and len(matched) else None
     with progress() as step:
         scores = evaluate(matched, distributions, protocol, named(step, "resampling images"))
-    write_scores(scores, output, predictions.name)
+    family = better_family(scores) if not files else None
+    following = f"halopose recalibrate {predictions} {truth} --family {family} -o calibration.json" if family else None
+    write_scores(scores, output, predictions.name, following)
 
 
 def recalibrate(

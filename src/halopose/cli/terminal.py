@@ -98,14 +98,27 @@ def say_skipped(store: MatchStore) -> None:
         say(f"skipped: {line}")
 
 
-def write_scores(scores: Scores, output: Path, title: str) -> None:
-    """metrics.json, metrics.csv and report.html in a folder, and the table for the terminal."""
+def write_scores(scores: Scores, output: Path, title: str, following: str | None = None) -> None:
+    """Write metrics.json, metrics.csv and report.html; print the verdict, the next command and the table.
+
+    Args:
+        scores: The scores.
+        output: Folder to write to.
+        title: Title of the report.
+        following: The command that usually comes next.
+    """
     from halopose.data.files import write_json, write_text
     from halopose.reports import score_report as page
     from halopose.reports import score_text
+    from halopose.reports.verdict import verdict
 
     write_json(output / "metrics.json", scores.to_json())
     write_text(output / "metrics.csv", score_text.to_csv(scores))
     write_text(output / "report.html", page.render_report(scores, title))
+    for sentence in verdict(scores):
+        say(sentence)
+    if following is not None:
+        say(f"next: {following}")
+    say("")
     say(score_text.to_text(scores))
     say(f"-> {output / 'metrics.json'}, {output / 'metrics.csv'}, {output / 'report.html'}")

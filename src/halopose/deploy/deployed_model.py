@@ -14,6 +14,7 @@ import numpy as np
 
 from halopose.calibration.correlation import Correlation
 from halopose.errors import HaloposeError
+from halopose.install_advice import install_command
 from halopose.keypoints import Keypoints
 from halopose.poses import PoseDistributions
 from halopose.runtime.predict import Detections, Model, Problem, Run, covariances, describe
@@ -116,4 +117,4 @@ def _user_errors() -> Iterator[None]:
     except Problem as problem:
         raise HaloposeError(str(problem)) from None
     except ImportError:
-        raise HaloposeError("this needs the onnx extra: pip install 'halopose[onnx]'") from None
+        raise HaloposeError(f"this needs the onnx extra: {install_command('onnx')}") from None

@@ -21,6 +21,7 @@ from halopose.errors import HaloposeError
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host
 from halopose.hosts.traceable import Traceable
+from halopose.install_advice import install_command
 from halopose.runtime.predict import BLANK, EXTERNAL, SEAL, Facts, Problem, check_seal
 
 if TYPE_CHECKING:
@@ -228,5 +229,5 @@ def require_onnx() -> Any:
     try:
         import onnx
     except ImportError:
-        raise HaloposeError("this needs the onnx extra: pip install 'halopose[onnx]'") from None
+        raise HaloposeError(f"this needs the onnx extra: {install_command('onnx')}") from None
     return onnx

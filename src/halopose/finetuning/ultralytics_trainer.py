@@ -29,6 +29,7 @@ from halopose.finetuning.finetuning_settings import (
 from halopose.finetuning.poks import PoksLoss
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost, load_model
+from halopose.install_advice import install_command
 from halopose.types import Progress
 
 try:
@@ -41,7 +42,7 @@ try:
     from ultralytics.utils.torch_utils import unwrap_model
 except ImportError as error:
     raise HaloposeError(
-        f"this needs the ultralytics extra ({error.name or error}): pip install 'halopose[ultralytics]'"
+        f"this needs the ultralytics extra ({error.name or error}): {install_command('ultralytics')}"
     ) from None
 
 _WEIGHTS = "tuned.safetensors"  # averaged weights of the last epoch

@@ -33,6 +33,7 @@ from halopose.finetuning.finetuning_settings import (
 from halopose.finetuning.poks import PoksLoss
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.yolonas.yolonas_host import YoloNASHost
+from halopose.install_advice import install_command
 from halopose.keypoints import Keypoints
 from halopose.types import Progress
 
@@ -43,9 +44,7 @@ try:
     from libreyolo.models.yolonas.pose_trainer import YOLONASPoseTrainer
     from libreyolo.utils.serialization import wrap_libreyolo_checkpoint
 except ImportError as error:
-    raise HaloposeError(
-        f"this needs the yolonas extra ({error.name or error}): pip install 'halopose[yolonas]'"
-    ) from None
+    raise HaloposeError(f"this needs the yolonas extra ({error.name or error}): {install_command('yolonas')}") from None
 
 _WEIGHTS, _STATE = "tuned.safetensors", "state.pt"
 _LARGE = {"dfl_loss_weight": 0.5, "pose_reg_loss_weight": 10.0}  # values of the framework for Medium and Large

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from torch import Tensor
 from halopose.data.splits import hashed_order
 from halopose.data.tensors import check_seal, read_content, write_tensors
 from halopose.errors import HaloposeError
+from halopose.fitting.callbacks import Callback, Epoch
 from halopose.fitting.feature_cache import CachedCells, MatchStore, among
 from halopose.fitting.settings import TrainSettings
 from halopose.fitting.workers import ProcessGroup
@@ -82,6 +84,7 @@ def train(
     checkpoint: Path | str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
     group: ProcessGroup | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainingHistory:
     """Train in place on one or several stores, or only the given images of them; keeps the best epoch.
 
@@ -99,12 +102,26 @@ def train(
     held_out = _held_out_images(shards, settings.holdout)
     run = _TrainingRun.start(heads, settings, rows, stores, images, Path(checkpoint) if checkpoint else None, group)
     while not run.finished:
+        began = time.monotonic()
         with single_threaded():
             losses = [run.step(batch) for batch in _batches(shards, held_out, settings, run.epoch, group)]
             held_out_loss = _holdout_loss(heads, shards, held_out, settings, device, group)
         run.end_epoch(float(np.mean(losses)), held_out_loss)
+        losses_so_far = run.holdout_loss
+        epoch = Epoch(
+            run.epoch,
+            settings.epochs,
+            run.train_loss[-1],
+            losses_so_far[-1],
+            losses_so_far[-1] <= min(losses_so_far),
+            time.monotonic() - began,
+        )
         if progress:
-            progress(run.epoch, settings.epochs, f"held-out loss {run.holdout_loss[-1]:.4f}")
+            progress(run.epoch, settings.epochs, f"held-out loss {epoch.holdout_loss:.4f}")
+        if group.first:
+            log.info("%s", epoch)
+            for callback in callbacks:
+                callback.on_epoch(epoch)
     if not settings.last:
         heads.load_state_dict(run.best)
     heads.eval()

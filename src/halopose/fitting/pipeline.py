@@ -7,8 +7,10 @@ wrote; ``fit`` runs them all in one work folder.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from halopose.calibration.calibrate import (
+    DISTRIBUTIONS,
     apply_calibrations,
     fit_calibrations,
     fit_offset,
@@ -30,8 +33,9 @@ from halopose.data.dataset import Dataset
 from halopose.data.splits import check_unseen, split_validation
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.scores import Scores
+from halopose.evaluation.scores import METRICS, Scores
 from halopose.fitting.artifact import Artifact, round_to_stored
+from halopose.fitting.callbacks import Callback, flat
 from halopose.fitting.card import Card, CardFigures, ImageRoles
 from halopose.fitting.collecting import collect
 from halopose.fitting.feature_cache import (
@@ -133,6 +137,7 @@ def train_heads(
     progress: Progress | None = None,
     images: Array | None = None,
     group: ProcessGroup | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[ProbabilisticHeads, TrainingHistory]:
     """Train new heads on feature caches, or on the given images of them; in several processes if there is a group."""
     for store in stores:
@@ -151,6 +156,7 @@ def train_heads(
         checkpoint=checkpoint,
         progress=report,
         group=group,
+        callbacks=callbacks,
     )
     return round_to_stored(heads), trained
 
@@ -384,9 +390,23 @@ def fit(
     work: Path | str,
     settings: FitSettings | None = None,
     progress: Progress | None = None,
-    workers: WorkerPool | None = None,
+    crew: WorkerPool | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[Artifact, Scores]:
     """Collect, train, calibrate, choose the thresholds and evaluate; a rerun goes on where it stopped.
+
+    Args:
+        host: The frozen base model.
+        training: Images for the heads.
+        validation: Images for calibration and evaluation, which share none with ``training``.
+        work: Folder of feature caches and checkpoints.
+        settings: Settings of the fit.
+        progress: Called with what is being done, how much of it is done, and of how much.
+        crew: Worker processes that collect.
+        callbacks: Called with the settings, the losses of every epoch, and the scores.
+
+    Returns:
+        The artifact, and its scores on validation images that calibration did not use.
 
     >>> from halopose.data.dataset_loading import load_dataset
     >>> from halopose.fitting.settings import TrainSettings
@@ -406,9 +426,54 @@ def fit(
         raise HaloposeError(f"{len(shared)} images are in both the training and the validation split")
     if training.layout != validation.layout:
         raise HaloposeError("the training and the validation data have different keypoints or sigmas")
-    train_store = collect_training(host, training, work / "train", settings, progress, workers)
-    val_store = collect_validation(host, validation, work / "val", settings, progress, workers)
-    heads, trained = train_heads(host, [train_store], settings, work / "training.safetensors", progress)
+    train_store = collect_training(host, training, work / "train", settings, progress, crew)
+    val_store = collect_validation(host, validation, work / "val", settings, progress, crew)
+    checkpoint = work / "training.safetensors"
+    with _told(callbacks, settings):
+        heads, trained = train_heads(host, [train_store], settings, checkpoint, progress, callbacks=callbacks)
+        artifact, scores = _calibrated_and_scored(
+            host, training, train_store, val_store, heads, trained, work, settings, progress
+        )
+        for callback in callbacks:
+            callback.on_scores(score_values(scores))
+    return artifact, scores
+
+
+@contextmanager
+def _told(callbacks: Sequence[Callback], settings: FitSettings) -> Iterator[None]:
+    """Tell callbacks of the start and the end."""
+    try:
+        for callback in callbacks:
+            callback.on_start(flat(asdict(settings)))
+        yield
+    finally:
+        for callback in callbacks:
+            callback.on_end()
+
+
+def score_values(scores: Scores) -> dict[str, float]:
+    """Return the finite metrics by name, such as ``student_t/ace``."""
+    found = {
+        f"{name}/{metric}": float(scores.distribution(name).metric(metric))
+        for name in DISTRIBUTIONS
+        for metric in METRICS
+    }
+    found |= {"akp": float(scores.gaussian.akp), "akp_skill": float(scores.akp_skill or math.nan)}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _calibrated_and_scored(
+    host: Host,
+    training: Dataset,
+    train_store: MatchStore,
+    val_store: MatchStore,
+    heads: ProbabilisticHeads,
+    trained: TrainingHistory,
+    work: Path,
+    settings: FitSettings,
+    progress: Progress | None,
+) -> tuple[Artifact, Scores]:
+    """Everything of a fit that comes after training."""
     artifact = calibrate_artifact(
         uncalibrated(host, heads, [train_store], settings, trained),
         host,

@@ -16,6 +16,7 @@ from halopose.errors import HaloposeError
 from halopose.fitting.feature_cache import shard_path
 from halopose.fitting.prefetch import Reader, read_ahead
 from halopose.fitting.workers import Tick
+from halopose.install_advice import install_command
 
 if TYPE_CHECKING:
     from halopose.fitting.collecting import Collection
@@ -68,5 +69,5 @@ def require_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise HaloposeError("this needs the ray extra: pip install 'halopose[ray]'") from None
+        raise HaloposeError(f"this needs the ray extra: {install_command('ray')}") from None
     return ray

@@ -34,6 +34,21 @@ def verdict(scores: Scores) -> list[str]:
     return sentences or ["No verdict: the metrics are empty."]
 
 
+def better_family(scores: Scores) -> str | None:
+    """Family whose calibration has the lower ACE, if it improves the given predictions by an amount that matters."""
+    found = {name: scores.distribution(name).ace for name in ("gaussian", "student_t", "uncalibrated")}
+    if scores.keypoints < MIN_SAMPLES or not all(map(math.isfinite, found.values())):
+        return None
+    best = "student_t" if found["student_t"] <= found["gaussian"] else "gaussian"
+    return best.replace("_", "-") if found["uncalibrated"] - found[best] > _ACE_MATTERS else None
+
+
+def is_miscalibrated(scores: Scores) -> bool:
+    """Whether the calibrated Student-t's 95 % ellipses hold another share than 95 %, beyond chance."""
+    held = coverage_at(scores, "student_t", 95)
+    return scores.keypoints >= MIN_SAMPLES and held is not None and abs(held - 0.95) > _margin(0.95, scores.keypoints)
+
+
 def coverage_at(scores: Scores, distribution: str, level: int) -> float | None:
     """Joint coverage of the region of ``level`` per cent; None if unknown."""
     curve = _curve(scores, distribution)

@@ -13,6 +13,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.evaluation.bootstrap import resample_images
 from halopose.fitting.feature_cache import MatchStore
+from halopose.install_advice import install_command
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.studies.residual_analysis import constant_predictions
 from halopose.types import Array
@@ -115,4 +116,4 @@ def require_pycocotools() -> None:
     try:
         import pycocotools  # noqa: F401
     except ImportError:
-        raise HaloposeError("AP and AR need pycocotools: pip install 'halopose[studies]'") from None
+        raise HaloposeError(f"AP and AR need pycocotools: {install_command('studies')}") from None

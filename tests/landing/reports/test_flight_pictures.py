@@ -17,6 +17,7 @@ from halopose.errors import HaloposeError
 from halopose.geometry.camera import body_pose, camera_pose, rotation_from_angles
 from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import solve_position
+from halopose.install_advice import install_command
 from halopose.landing.association import CornerDetections, expected_corners
 from halopose.landing.flight import Flight, Scenario, SimulatedFlight
 from halopose.landing.frame_buffer import FrameBuffer
@@ -297,5 +298,5 @@ def test_mistakes_are_named(
     with pytest.raises(HaloposeError, match="0 images"):
         Composition(replace(flight, images=()))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(HaloposeError, match=re.escape("pip install 'halopose[landing]'")):
+    with pytest.raises(HaloposeError, match=re.escape(install_command("landing"))):
         Composition(flight)

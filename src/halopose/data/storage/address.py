@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Union
 
 from halopose.errors import HaloposeError
+from halopose.install_advice import install_command
 
 # Other file systems of fsspec run code (reference), read archives of any size or start programs.
 PROTOCOLS = ("file", "memory", "s3", "gs", "az", "http", "https")
@@ -210,7 +211,7 @@ def _opened(url: str, process: int) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError:
-        raise HaloposeError(f"{url}: addresses need the cloud extra: pip install 'halopose[cloud]'") from None
+        raise HaloposeError(f"{url}: addresses need the cloud extra: {install_command('cloud')}") from None
     try:
         files, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from halopose.errors import HaloposeError
+from halopose.install_advice import install_command
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
@@ -15,7 +16,7 @@ try:
     from ultralytics.engine.results import Results
 except ImportError as error:
     raise HaloposeError(
-        f"this needs the ultralytics extra ({error.name or error}): pip install 'halopose[ultralytics]'"
+        f"this needs the ultralytics extra ({error.name or error}): {install_command('ultralytics')}"
     ) from None
 
 

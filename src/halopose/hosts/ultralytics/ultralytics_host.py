@@ -37,6 +37,7 @@ from halopose.hosts.base import (
     sketch_of_head,
 )
 from halopose.hosts.traceable import Traceable
+from halopose.install_advice import install_command
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.context_features import CellBoxes
@@ -60,7 +61,7 @@ try:
     from halopose.hosts.ultralytics.weights import read_model
 except ImportError as error:
     raise HaloposeError(
-        f"this needs the ultralytics extra ({error.name or error}): pip install 'halopose[ultralytics]'"
+        f"this needs the ultralytics extra ({error.name or error}): {install_command('ultralytics')}"
     ) from None
 
 

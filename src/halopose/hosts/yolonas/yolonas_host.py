@@ -38,6 +38,7 @@ from halopose.hosts.decoded_cells import decoded_cells
 from halopose.hosts.torchvision_shim import ensure_torchvision
 from halopose.hosts.traceable import Traceable
 from halopose.hosts.yolonas.traceable_yolonas import TraceableNAS
+from halopose.install_advice import install_command
 from halopose.keypoints import Keypoints
 from halopose.types import Array
 from halopose.uncertainty.context_features import CellBoxes
@@ -52,9 +53,7 @@ try:
     from libreyolo.postprocess.yolonas import YOLO_NAS_POSE_RESIZE_SIZE, postprocess_pose
     from libreyolo.preprocess.yolonas import YOLO_NAS_POSE_PAD_VALUE, preprocess_numpy
 except ImportError as error:
-    raise HaloposeError(
-        f"this needs the yolonas extra ({error.name or error}): pip install 'halopose[yolonas]'"
-    ) from None
+    raise HaloposeError(f"this needs the yolonas extra ({error.name or error}): {install_command('yolonas')}") from None
 
 
 class YoloNASHost(Host):

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from halopose.errors import HaloposeError
+from halopose.install_advice import install_command
 
 
 def need(module: str, extra: str = "recordings") -> Any:
@@ -17,4 +18,4 @@ def need(module: str, extra: str = "recordings") -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise HaloposeError(f"this needs the {extra} extra: pip install 'halopose[{extra}]'") from None
+        raise HaloposeError(f"this needs the {extra} extra: {install_command(extra)}") from None

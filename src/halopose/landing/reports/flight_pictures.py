@@ -21,6 +21,7 @@ import torch
 from scipy.ndimage import gaussian_filter1d
 
 from halopose.errors import HaloposeError
+from halopose.install_advice import install_command
 from halopose.landing.association import expected_corners
 from halopose.landing.flight import Flight
 from halopose.landing.frame_buffer import MOST
@@ -99,7 +100,7 @@ def check_animation(path: Path) -> None:
 
 def _check_matplotlib() -> None:
     if find_spec("matplotlib") is None:
-        raise HaloposeError("pictures of a landing need matplotlib: pip install 'halopose[landing]'")
+        raise HaloposeError(f"pictures of a landing need matplotlib: {install_command('landing')}")
 
 
 def _write(film: Any, path: Path, options: list[int]) -> None:
