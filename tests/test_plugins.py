@@ -1,10 +1,12 @@
 """Tests of `halopose.plugins`: discovery, broken plug-ins, dataset readers and named models."""
 
+import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,16 @@ from typer.testing import CliRunner
 
 from halopose import plugins
 from halopose.data.dataset_loading import load_dataset
+from halopose.evaluation.scores import Scores
+from halopose.fitting.pipeline import fit
+from halopose.fitting.settings import FitSettings, TrainSettings
+from halopose.hosts.loading import load_host
 from halopose.hosts.model_zoo import find_model
 from halopose.landing.plugin import PLUGIN
 from halopose.plugins import NamedModel, Plugin, load_plugins
+from halopose.reports.score_report import render_report, rounded
+from halopose.reports.score_text import to_text
+from tests.helpers.stub import noise_pictures
 
 
 @dataclass(frozen=True)
@@ -97,3 +106,23 @@ def test_plugins_import_neither_torch_nor_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_host_and_the_metric_of_the_architecture_page_need_no_other_edit(install: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    code: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, code)
+    install(Entry("grid", Plugin("grid", hosts=(code["GridLoader"](),), metrics=(code["METRIC"],))))
+    host = load_host("model.grid")
+    pictures = noise_pictures(tmp_path / "pictures", 24)
+    training, validation = (replace(pictures, records=pictures.records[part::2]) for part in (0, 1))
+    settings = FitSettings(
+        TrainSettings(epochs=1), imgsz=64, train_sizes=(64,), novelty_images=0, calibration_share=0.5
+    )
+    artifact, scores = fit(host, training, validation, tmp_path / "work", settings)
+    assert artifact.card is not None
+    assert 0 <= scores.custom["coverage_50"].value["pruned.gaussian"] <= 1
+    assert Scores.from_json(json.loads(json.dumps(rounded(scores.to_json())))).custom.keys() == {"coverage_50"}
+    assert "in 50 %" in to_text(scores)
+    assert "in 50 %" in render_report(scores)

@@ -1,4 +1,4 @@
-"""Plug-ins: packages that add commands, dataset readers and named models through entry points.
+"""Plug-ins: packages that add commands, hosts, metrics, dataset readers and named models through entry points.
 
 A distribution offers a plug-in with an entry point of the group ``halopose.plugins`` that names a `Plugin`:
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import typer
 
     from halopose.data.dataset import Dataset
+    from halopose.hosts.base import Host
+    from halopose.types import Array
+    from halopose.uncertainty.distributions import Bivariate
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,36 @@ class DatasetReader(Protocol):
 
     def read(self, path: Path) -> Dataset:
         """Read the dataset; raise `HaloposeError` if a file is not usable."""
+
+
+class HostLoader(Protocol):
+    """Loader of base models of a framework that the core does not know."""
+
+    @property
+    def name(self) -> str:
+        """Name of the framework in messages."""
+
+    def loads(self, base: Any) -> bool:
+        """Return whether a base model (path or module) is of this framework."""
+
+    def load(self, base: Any, *, device: Any, unsafe: bool, end2end: bool | None) -> Host:
+        """Load the base model; raise `HaloposeError` if the file is not usable."""
+
+
+@dataclass(frozen=True)
+class CustomMetric:
+    """A metric that evaluations compute beside those of the protocol.
+
+    Attributes:
+        name: Key in ``Scores.custom`` and metrics.json.
+        title: Label in reports, at most nine characters.
+        compute: Returns the value from residuals (n, 2) in pixels, their distribution (a `Bivariate` of n keypoints),
+            and integer weights (n,). A weight of 2 counts as two copies of the keypoint; the bootstrap uses it.
+    """
+
+    name: str
+    title: str
+    compute: Callable[[Array, Bivariate, Array], float]
 
 
 @dataclass(frozen=True)
@@ -78,6 +111,8 @@ class Plugin:
         dataset_readers: Readers tried in order before the formats of the core.
         coco_converters: Converters of COCO files whose annotations are not keypoints.
         models: Models that load by name.
+        hosts: Loaders of base models, tried in order before those of the core.
+        metrics: Metrics for ``halopose evaluate`` and ``halopose score``.
     """
 
     name: str
@@ -85,6 +120,8 @@ class Plugin:
     dataset_readers: tuple[DatasetReader, ...] = ()
     coco_converters: tuple[CocoConverter, ...] = ()
     models: tuple[NamedModel, ...] = ()
+    hosts: tuple[HostLoader, ...] = ()
+    metrics: tuple[CustomMetric, ...] = ()
 
 
 @cache
@@ -110,6 +147,17 @@ def dataset_reader(path: Path) -> DatasetReader | None:
     """Return the plug-in reader that reads a path, if there is one."""
     readers = (reader for plugin in load_plugins() for reader in plugin.dataset_readers)
     return next((reader for reader in readers if reader.reads(path)), None)
+
+
+def host_loader(base: Any) -> HostLoader | None:
+    """Return the plug-in loader of a base model, if there is one."""
+    loaders = (loader for plugin in load_plugins() for loader in plugin.hosts)
+    return next((loader for loader in loaders if loader.loads(base)), None)
+
+
+def custom_metrics() -> tuple[CustomMetric, ...]:
+    """Return the metrics of all plug-ins."""
+    return tuple(metric for plugin in load_plugins() for metric in plugin.metrics)
 
 
 def convert_coco(categories: list[Any]) -> tuple[list[Any], Callable[[Any], Any]] | None:

@@ -12,6 +12,7 @@ import numpy as np
 from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross_fitted
 from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import confidence_interval
+from halopose.evaluation.custom_metrics import score_custom
 from halopose.evaluation.keypoint_statistics import KeypointStatistics, curves_of, summaries_by
 from halopose.evaluation.region_evaluation import RegionEvaluation, joint_gains, score_joint, score_regions
 from halopose.evaluation.resampling import EvaluatedKeypoints, ResampledMetrics, require_matches
@@ -31,6 +32,7 @@ from halopose.evaluation.scores import (
 )
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.parallel import run_parallel, single_threaded
+from halopose.plugins import custom_metrics
 from halopose.protocol import Protocol
 from halopose.types import Array, Counter
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
@@ -112,6 +114,7 @@ def _evaluate(
         pruning_curve=curve,
         cells=_cells(evaluated, len(matched.layout), {name: one.cells for name, one in by_distribution.items()}),
         limbs=matched.layout.limbs,
+        custom=score_custom(custom_metrics(), matched, distributions, evaluated, protocol),
         **found,
     )
     if not protocol.bootstrap:

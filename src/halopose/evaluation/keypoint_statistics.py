@@ -129,7 +129,7 @@ class KeypointStatistics:
             index = np.flatnonzero(matched.labelled[rows])
             instance, keypoint = np.divmod(index, len(kappa))
             x, y = _coordinates(matched.residual[rows], index)
-            found = _columns(_labelled(distribution, rows, index), x, y)
+            found = _columns(labelled_distribution(distribution, rows, index), x, y)
             found["confidence"] = _confidence(
                 found, area[rows].take(instance), kappa.take(keypoint), protocol.scalarisation
             )
@@ -386,7 +386,7 @@ def _qq(statistics: KeypointStatistics, group: Array, count: int, points: int) -
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _labelled(distribution: Bivariate, rows: slice, index: Array) -> Bivariate:
+def labelled_distribution(distribution: Bivariate, rows: slice, index: Array) -> Bivariate:
     """Distribution (n,) of the keypoints at flat indices (n,) of some rows."""
 
     def taken(values: Tensor, size: int) -> Tensor:

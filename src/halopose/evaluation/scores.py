@@ -159,6 +159,31 @@ class CoverageCells:
 
 
 @dataclass(frozen=True)
+class CustomScore:
+    """A metric of a plug-in.
+
+    Attributes:
+        title: label in reports.
+        value: value by distribution; keys such as ``pruned.gaussian`` are values after pruning.
+        interval: 95 % bootstrap interval by the same keys; empty without a bootstrap.
+    """
+
+    title: str
+    value: dict[str, float]
+    interval: dict[str, Interval] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Json content."""
+        return {"title": self.title, "value": dict(self.value), "interval": _lists(self.interval)}
+
+    @classmethod
+    def from_json(cls, content: Any) -> CustomScore:
+        """Read back json content."""
+        values = {str(name): _number(value) for name, value in content["value"].items()}
+        return cls(str(content["title"]), values, _intervals(content))
+
+
+@dataclass(frozen=True)
 class Scores:
     """All metrics of the three distributions, before and after pruning.
 
@@ -185,6 +210,7 @@ class Scores:
         joint: scores of the joint distribution.
         limbs: pairs of keypoints that are connected in pictures.
         novelty: out-of-distribution alarms, if the artifact has such a model.
+        custom: metrics of plug-ins by name.
 
     Example:
         >>> from halopose.data.coco import parse_ground_truth, parse_predictions
@@ -222,6 +248,7 @@ class Scores:
     joint: JointScores | None = None
     limbs: tuple[tuple[int, int], ...] = ()
     novelty: NoveltyScores | None = None
+    custom: dict[str, CustomScore] = field(default_factory=dict)
 
     def distribution(self, name: str) -> DistributionScores:
         """Scores of one of DISTRIBUTIONS by its name."""
@@ -269,6 +296,7 @@ class Scores:
             **({"regions": self.regions.to_json()} if self.regions else {}),
             **({"joint": self.joint.to_json()} if self.joint else {}),
             **({"novelty": self.novelty.to_json()} if self.novelty else {}),
+            **({"custom": {name: one.to_json() for name, one in self.custom.items()}} if self.custom else {}),
             "limbs": [list(limb) for limb in self.limbs],
         }
 
@@ -352,6 +380,7 @@ def _scores(content: Any) -> Scores:
         joint=_optional(content.get("joint"), lambda part: JointScores.from_json(part, len(names))),
         limbs=tuple((int(a), int(b)) for a, b in content.get("limbs", [])),
         novelty=_optional(content.get("novelty"), NoveltyScores.from_json),
+        custom={str(name): CustomScore.from_json(one) for name, one in content.get("custom", {}).items()},
     )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from halopose.errors import HaloposeError
 from halopose.hosts.base import Host
+from halopose.plugins import host_loader
 
 
 def load_host(
@@ -20,10 +21,20 @@ def load_host(
     unsafe: bool = False,
     end2end: bool | None = None,
 ) -> Host:
-    """The host for a base, told by the model's class or by the names of the weights in a checkpoint."""
+    """Load the host of a base model; the model's class or the names in the checkpoint decide the framework.
+
+    Args:
+        base: Path of a checkpoint, a loaded model, or a host, which is returned unchanged.
+        device: Torch device.
+        unsafe: Allow the checkpoint to run code.
+        end2end: Head of a model that has two; default: the one that the framework uses.
+    """
     if isinstance(base, Host):
         return base
     _check_device(device)
+    plugin = host_loader(base)
+    if plugin is not None:
+        return plugin.load(base, device=device, unsafe=unsafe, end2end=end2end)
     options: dict[str, Any] = {"device": device, "end2end": end2end}
     if not isinstance(base, nn.Module) and Path(base).suffix.lower() == ".onnx":
         from halopose.hosts.onnx.onnx_host import OnnxHost
@@ -45,7 +56,7 @@ def load_host(
 
 
 def _check_device(device: torch.device | str | None) -> None:
-    """Put nothing there, to see whether anything could be."""
+    """Raise an error for a device that does not exist."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):  # the latter where torch was built without CUDA
@@ -55,7 +66,7 @@ def _check_device(device: torch.device | str | None) -> None:
 
 
 def is_yolonas(base: Path | str | nn.Module) -> bool:
-    """Whether a base is of that framework. Looks at bytes: a checkpoint's pickle lies in its file uncompressed."""
+    """Return whether a base model is YOLO-NAS-Pose, by the name of a weight; checkpoints are not compressed."""
     if isinstance(base, nn.Module):
         return type(base).__module__.startswith("libreyolo.")
     path = Path(base)

@@ -13,7 +13,7 @@ import numpy as np
 
 from halopose.calibration.calibrate import DISTRIBUTIONS
 from halopose.evaluation.region_scores import ALARM_RATES, REGION_LEVELS
-from halopose.evaluation.scores import METRICS, DistributionScores, Interval, PrunedScores, Scores
+from halopose.evaluation.scores import METRICS, CustomScore, DistributionScores, Interval, PrunedScores, Scores
 from halopose.reports.html import asset, digits_of, embedded, freedom, number, page, percent
 from halopose.reports.region_report import (
     alarm_rows,
@@ -99,13 +99,20 @@ def _summary(scores: Scores) -> str:
 
 def main_table(scores: Scores) -> list[tuple[str, list[ScoreCell]]]:
     """Label and cells of each metric: the distributions over all keypoints, then after pruning."""
-    return [
+    rows = [
         (
             TITLES[key],
             [cell for part in (scores, scores.pruned) for cell in _cells(part, key, digits_of(key))],
         )
         for key in METRICS
     ]
+    return rows + [(one.title, _custom_cells(one)) for one in scores.custom.values()]
+
+
+def _custom_cells(one: CustomScore) -> list[ScoreCell]:
+    """Values of a plug-in's metric; none is marked as best."""
+    names = [*DISTRIBUTIONS, *(f"pruned.{name}" for name in DISTRIBUTIONS)]
+    return [ScoreCell(number(one.value[name], 4), _interval(one.interval.get(name), 4), False) for name in names]
 
 
 def _cells(part: Scores | PrunedScores, key: str, decimals: int) -> list[ScoreCell]:

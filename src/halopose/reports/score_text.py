@@ -35,6 +35,9 @@ def to_text(scores: Scores) -> str:
         ]
         texts = [[number(value, digits_of(key)) for value in pair] for pair in values]
         lines.append(f"{TITLES[key]:10}" + "".join(f"{whole:>13}{kept:>9}" for whole, kept in texts))
+    for one in scores.custom.values():
+        pairs = [(one.value[name], one.value[f"pruned.{name}"]) for name in DISTRIBUTIONS]
+        lines.append(f"{one.title:10}" + "".join(f"{number(a, 4):>13}{number(b, 4):>9}" for a, b in pairs))
     ranked = {
         name: number(getattr(scores, f"akp_{name}"), digits_of(name)) for name in ("visibility", "random", "skill")
     }
