@@ -20,7 +20,7 @@ LAYERS = (
     ("inputs", ("hosts", "geometry", "tracking")),
     ("calibration", ("calibration", "matching", "data")),
     ("values", ("poses", "protocol", "drawing")),
-    ("method", ("uncertainty", "keypoints, boxes, parallel, types, errors")),
+    ("method", ("uncertainty", "keypoints, boxes, types, errors", "runtime")),
 )
 STEPS = ("host", "collect", "train", "calibrate", "prune", "artifact", "predict, evaluate, export")
 STYLE = """
