@@ -22,13 +22,14 @@ from halopose.calibration.calibrate import DistributionSet, cross_fitted, fit_ca
 from halopose.calibration.calibrators import LARGEST_TAU, Calibration, GaussianCalibration, StudentTCalibration
 from halopose.calibration.correlation import Correlation
 from halopose.calibration.dispersion_model import DispersionModel
-from halopose.data.coco import APPLIED_MARK, SEEN_MARK, parse_predictions, states_covariance
+from halopose.data.coco import APPLIED_MARK, SEEN_MARK, parse_predictions
 from halopose.data.files import read_json, write_json
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.poses import PoseDistributions, triangle
 from halopose.protocol import Area, Protocol
+from halopose.rfdetr_units import PRECISION_KEY
 from halopose.types import Array, Family
 from halopose.uncertainty.distributions import StudentT, scale_tril_from_covariance
 from halopose.uncertainty.pruning import GAMMA_KS, Scalarisation, keep_mask, localization_confidence
@@ -282,16 +283,35 @@ def apply_to_file(
     joint: bool = False,
     region: float | None = None,
 ) -> int:
-    """Calibrate a prediction file; everything else in its detections is copied. Returns their number.
+    """Calibrate a prediction file; returns the number of its detections."""
+    entries = apply_to_entries(calibration, read_json(source), source, joint=joint, region=region)
+    write_json(target, entries)
+    return len(entries)
+
+
+def apply_to_entries(
+    calibration: CalibrationFile,
+    content: list[dict[str, Any]],
+    source: Path | str,
+    *,
+    joint: bool = False,
+    region: float | None = None,
+) -> list[dict[str, Any]]:
+    """Calibrate COCO results; everything else in them is copied.
 
     Detections of images that the calibration has seen are marked, so that scoring can refuse them; marks of
-    calibrations applied before stay. joint: write how keypoints err together. region: write regions of that
-    probability.
+    calibrations applied before stay.
+
+    Args:
+        calibration: The calibration.
+        content: Parsed COCO results.
+        source: Name of the file in messages.
+        joint: Add how keypoints err together.
+        region: Add regions of this probability.
 
     Raises:
         HaloposeError: This calibration was applied to the file before; a second time would scale twice.
     """
-    content = read_json(source)
     mark = calibration.checksum[:16]
     if (
         not calibration.needs_no_covariance
@@ -307,12 +327,11 @@ def apply_to_file(
     if joint and calibration.correlation is None:
         raise HaloposeError("the calibration knows no correlation: make it again with `halopose recalibrate`")
     ellipses = None if region is None else triangle(applied.region(region)).tolist()
-    prunes = calibration.pruning.at_inference or not states_covariance(content)
-    written = ["covariance", "scale", "dof", "correlation"] + ["keep"] * prunes
+    written = ["covariance", "scale", "dof", "correlation"] + ["keep"] * calibration.pruning.at_inference
     entries = []
     for n, (old, new, marked) in enumerate(zip(content, applied.to_json(joint), seen.tolist(), strict=True)):
         # Not the marks of calibrations applied before: their images stay seen.
-        replaced = ("scale", "dof", "correlation", "region", "region_probability")
+        replaced = ("scale", "dof", "correlation", "region", "region_probability", PRECISION_KEY)
         entry = {key: value for key, value in old.items() if key not in replaced}
         entry.update({key: new[key] for key in written if key in new})
         if ellipses is not None:
@@ -321,8 +340,7 @@ def apply_to_file(
             entry[SEEN_MARK] = True
         entry[APPLIED_MARK] = [*_applied(old), mark]
         entries.append(entry)
-    write_json(target, entries)
-    return len(entries)
+    return entries
 
 
 def _applied(entry: Any) -> list[Any]:

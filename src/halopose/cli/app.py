@@ -86,6 +86,7 @@ COMMANDS = {
         report_commands.plot,
         scoring_commands.recalibrate,
         scoring_commands.apply,
+        scoring_commands.convert,
         scoring_commands.synthesize,
         studies_commands.analyse,
         studies_commands.ablate,

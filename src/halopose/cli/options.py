@@ -244,8 +244,15 @@ MaxDet = Annotated[
 ]
 VidStride = Annotated[int, typer.Option(min=1, max=MANY, help="Take every so many frames of films and streams.")]
 Family = Annotated[Literal["gaussian", "student-t"], typer.Option(help="Output distribution.")]
-Predictions = Annotated[Path, typer.Argument(help="COCO keypoint results json with covariances.")]
-Truth = Annotated[Path, typer.Argument(help="COCO keypoint ground truth json.")]
+Predictions = Annotated[Path, typer.Argument(help="COCO keypoint results json, or keypoints of another tool.")]
+Truth = Annotated[Path, typer.Argument(help="COCO keypoint ground truth json, or labels of another tool.")]
+FileFormat = Annotated[
+    Literal["auto", "coco", "deeplabcut", "lightning-pose", "anipose", "sleap", "mediapipe", "mmpose", "openpose"],
+    typer.Option("--format", help="Tool that wrote the predictions; auto recognises it."),
+]
+PixelSize = Annotated[
+    str | None, typer.Option("--size", help="Size of the images, such as 1280x720, which MediaPipe's landmarks need.")
+]
 Sigmas = Annotated[
     str | None, typer.Option(help="Keypoint sigmas, comma separated; else the category's, COCO's, or 1/K.")
 ]
@@ -327,9 +334,12 @@ MaybeRule = Annotated[
         help="How pruning thresholds are chosen, as in recalibrate; else the calibration's, else youden.",
     ),
 ]
-Area = Annotated[
-    Literal["annotation", "box"],
-    typer.Option(help="Object area in the localization confidence; box, as there is at inference."),
+FittedArea = Annotated[
+    Literal["annotation", "box"] | None,
+    typer.Option(
+        "--area",
+        help="Object area in the confidence; default: annotation, and box for predictions without covariances.",
+    ),
 ]
 MaybeArea = Annotated[
     Literal["annotation", "box"] | None,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from halopose.cli.options import (
-    Area,
     Bootstrap,
     Family,
+    FileFormat,
+    FittedArea,
     MaybeArea,
     MaybeRule,
     MaybeScalarisation,
+    PixelSize,
     Predictions,
     RegionScales,
     Rule,
@@ -34,6 +36,7 @@ from halopose.family import DEFAULT_FAMILY
 
 if TYPE_CHECKING:
     from halopose.calibration.calibration_file import CalibrationFile
+    from halopose.data.coco import Annotated as LabelledImages
     from halopose.poses import GroundTruth, PoseDistributions
 
 
@@ -64,12 +67,16 @@ def score(
     scale_edges: Annotated[str, typer.Option(help="Sides in pixels that part the object scales.")] = "32,96",
     sigmas: Sigmas = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap and of the random ranking.")] = 0,
+    file_format: FileFormat = "auto",
+    size: PixelSize = None,
 ) -> None:
     """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html."""
     from halopose.calibration.calibrate import warn_of_few
     from halopose.calibration.calibration_file import Pruning, distributions_under, file_that_prunes
     from halopose.calibration.dispersion_model import cross_fitted_dispersions, match_predicted
+    from halopose.data.coco import states_covariance
     from halopose.data.files import make_folder
+    from halopose.data.formats.reading import parse_size, read_labels, read_results
     from halopose.evaluation.evaluate import evaluate
     from halopose.protocol import Protocol
     from halopose.reports.verdict import better_family
@@ -77,7 +84,9 @@ def score(
 
     edges = tuple(side**2 for side in numbers(scale_edges, "scale-edges"))
     given = parse_sigmas(sigmas)
-    detections, objects, files, stated = _scoring_input(predictions, truth, calibration or [], overlap, given)
+    annotated = read_labels(truth, given)
+    content = read_results(predictions, file_format, parse_size(size), truth)
+    detections, objects, files = _scoring_input(predictions, content, annotated, calibration or [], overlap)
     pruner = file_that_prunes(files)
     fitted = Pruning() if pruner is None else pruner.pruning
     protocol = Protocol(
@@ -96,7 +105,7 @@ def score(
     if pruner is not None:
         fitted.check(protocol, objects.layout)
     make_folder(output)
-    if not stated and not files:
+    if not states_covariance(content) and not files:
         say("the predictions have no covariances: dispersions are modelled from scores, each fold from the others")
         detections = cross_fitted_dispersions(detections, objects, protocol)
     matched = match_predicted(detections, objects, protocol)
@@ -118,7 +127,7 @@ def recalibrate(
     fraction: Annotated[
         float, typer.Option(callback=share, help="Share of the images to use; leave the rest for scoring.")
     ] = 1.0,
-    area: Area = "annotation",
+    area: FittedArea = None,
     scalarisation: Scalarisation = "trace",
     rule: Rule = "youden",
     region_scales: RegionScales = False,
@@ -133,6 +142,8 @@ def recalibrate(
         bool, typer.Option("--ignore-covariance", help="Model the dispersion from scores alone.")
     ] = False,
     sigmas: Sigmas = None,
+    file_format: FileFormat = "auto",
+    size: PixelSize = None,
 ) -> None:
     """Fit a calibration, a pruning threshold, regions and the correlation of keypoints on a prediction file.
 
@@ -142,19 +153,21 @@ def recalibrate(
     from halopose.calibration.dispersion_features import parse_features
     from halopose.calibration.feature_recalibration import recalibrate_predictions
     from halopose.calibration.seen_images import only_images
-    from halopose.data.coco import parse_predictions, read_annotated, states_covariance
-    from halopose.data.files import check_target, read_json
+    from halopose.data.coco import parse_predictions, states_covariance
+    from halopose.data.files import check_target
+    from halopose.data.formats.reading import parse_size, read_labels, read_results
     from halopose.data.splits import part_of_images
     from halopose.protocol import Protocol
 
     check_target(output)
     chosen = parse_features(features) if features is not None else ()
-    annotated = read_annotated(truth, parse_sigmas(sigmas))
-    objects, content = annotated.truth, read_json(predictions)
+    annotated = read_labels(truth, parse_sigmas(sigmas))
+    objects, content = annotated.truth, read_results(predictions, file_format, parse_size(size), truth)
     detections = parse_predictions(predictions, content, objects, annotated.classes, constants=True)
     stated = states_covariance(content) and not ignore_covariance
     images = part_of_images(objects.images, fraction)
-    protocol = Protocol(area=area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales)
+    chosen_area = area or ("annotation" if stated else "box")  # nobody knows the annotated area of other images
+    protocol = Protocol(area=chosen_area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales)
     found = recalibrate_predictions(
         *only_images(detections, objects, images), images, family, protocol, chosen, stated=stated
     )
@@ -170,23 +183,71 @@ def recalibrate(
 def apply(
     calibration: Annotated[Path, typer.Argument(help="Calibration json from `halopose recalibrate`.")],
     predictions: Predictions,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Prediction json to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Prediction json, or csv, to write.")],
     joint: Annotated[bool, typer.Option("--joint", help="Write how keypoints err together, too.")] = False,
     region: Annotated[
         float | None, typer.Option(callback=maybe_between, help="Write regions of this probability, too.")
     ] = None,
+    file_format: FileFormat = "auto",
+    size: PixelSize = None,
 ) -> None:
     """Apply a calibration to a prediction file; keypoints, boxes and scores stay as they are.
 
-    `keep` is written anew if the calibration was made with --area box; else it stays as it was, too.
+    `keep` is written anew if the calibration was made with --area box or without covariances; else it stays. A file of
+    another tool becomes COCO results, or its own format with covariances if the output is named like it.
     """
-    from halopose.calibration.calibration_file import CalibrationFile, apply_to_file
-    from halopose.data.files import check_target
+    from halopose.calibration.calibration_file import CalibrationFile, apply_to_entries
+    from halopose.data.files import check_target, write_json
+    from halopose.data.formats.reading import parse_size, read_foreign, read_results, results_as, write_table
 
     check_target(output)
-    file = CalibrationFile.load(calibration)
-    count = apply_to_file(file, predictions, output, joint=joint, region=region)
+    file, pixels = CalibrationFile.load(calibration), parse_size(size)
+    foreign = read_foreign(predictions, file_format, pixels)
+    content = read_results(predictions, "coco") if foreign is None else foreign[0].to_entries()
+    entries = apply_to_entries(file, content, predictions, joint=joint, region=region)
+    count = len(entries)
+    if foreign is not None and (output.suffix == predictions.suffix == ".csv" or not output.suffix):
+        write_table(results_as(entries, foreign[0]), output, foreign[1])
+    else:
+        write_json(output, entries)
     say(f"{file.family} calibration applied to {count} detections -> {output}")
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="File of another tool, or folder of OpenPose's json files.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; a folder for OpenPose.")],
+    to: Annotated[
+        Literal["auto", "coco", "deeplabcut", "lightning-pose", "anipose", "sleap", "mediapipe", "mmpose", "openpose"],
+        typer.Option(help="Format to write; auto takes COCO results for .json and DeepLabCut's for .csv."),
+    ] = "auto",
+    labels: Annotated[
+        bool, typer.Option("--labels", help="The keypoints are labels: write COCO ground truth.")
+    ] = False,
+    file_format: FileFormat = "auto",
+    size: PixelSize = None,
+) -> None:
+    """Convert keypoints between DeepLabCut, Lightning Pose, SLEAP, MediaPipe, MMPose, OpenPose and COCO."""
+    from dataclasses import replace
+
+    from halopose.data.coco import parse_predictions
+    from halopose.data.files import write_json
+    from halopose.data.formats.reading import parse_size, read_foreign, read_results, results_as, write_table
+
+    pixels = parse_size(size)
+    foreign = read_foreign(source, file_format, pixels)
+    if foreign is None:
+        content = read_results(source, "coco")
+        parse_predictions(source, content, None, constants=True)
+        table = results_as(content, None)
+    else:
+        table = foreign[0]
+    if pixels is not None:
+        table = replace(table, size=pixels)
+    if labels:
+        write_json(output, table.to_truth())
+    else:
+        write_table(table, output, to)
+    say(f"{len(table.frames)} poses of {len(table.names)} keypoints -> {output}")
 
 
 def synthesize(
@@ -219,19 +280,17 @@ def synthesize(
 
 
 def _scoring_input(
-    predictions: Path, truth: Path, calibrations: list[Path], overlap: str, sigmas: list[float] | None
-) -> tuple[PoseDistributions, GroundTruth, list[CalibrationFile], bool]:
-    """Read what scoring needs and settle what happens to images that a calibration has seen."""
+    predictions: Path, content: list[dict[str, Any]], annotated: LabelledImages, calibrations: list[Path], overlap: str
+) -> tuple[PoseDistributions, GroundTruth, list[CalibrationFile]]:
+    """Check what scoring needs and settle what happens to images that a calibration has seen."""
     import numpy as np
 
     from halopose.calibration.calibration_file import CalibrationFile
     from halopose.calibration.feature_recalibration import with_dispersions
     from halopose.calibration.seen_images import images_seen, only_images
-    from halopose.data.coco import parse_predictions, read_annotated, states_covariance
-    from halopose.data.files import read_json
+    from halopose.data.coco import parse_predictions
 
-    annotated = read_annotated(truth, sigmas)
-    objects, content = annotated.truth, read_json(predictions)
+    objects = annotated.truth
     files = [CalibrationFile.load(path) for path in calibrations]
     # Without a calibration of score-only predictions, ``score`` models the dispersion itself.
     constants = all(file.needs_no_covariance for file in files)
@@ -257,4 +316,4 @@ def _scoring_input(
             raise HaloposeError("every image was used to fit the calibration: nothing is left to score")
         left = np.setdiff1d(objects.images, np.array(sorted(seen)))
         detections, objects = only_images(detections, objects, left)
-    return with_dispersions(detections, files), objects, files, states_covariance(content)
+    return with_dispersions(detections, files), objects, files
