@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from halopose.errors import HaloposeError
-from research.fuzz import bases, files, flights, inputs, outputs, relations
+from research.fuzz import bases, files, flights, formats, inputs, outputs, relations
 from research.fuzz.damage import Reader, Wrong
 
 try:
@@ -35,7 +35,7 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-MODULES = (files, bases, flights, inputs, outputs, relations)
+MODULES = (files, bases, flights, inputs, outputs, relations, formats)
 READERS = {reader.name: reader for module in MODULES for reader in module.READERS}
 SURFACES = {
     "COCO json, scores": ("ground truth", "ids by name", "predictions", "score, results", "score, truth", "COCO data"),
@@ -52,6 +52,8 @@ SURFACES = {
     "LARD, LabelMe": ("LARD", "LabelMe"),
     "recordings, MCAP": ("flight", "images in MCAP", "messages in MCAP"),
     "tracks and scenes": ("track", "triangulate", "scene"),
+    "DeepLabCut, SLEAP": ("deeplabcut csv", "deeplabcut h5", "sleap csv", "slp"),
+    "OpenPose, MMPose, MediaPipe": ("openpose", "mmpose", "mediapipe"),
     "metamorphic relations": ("metamorphic scores",),
 }
 KINDS = ("read", "refused", "traceback", "crash", "hang", "memory", "wrong")

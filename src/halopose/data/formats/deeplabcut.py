@@ -61,7 +61,10 @@ def read_deeplabcut_csv(path: Path, text: str) -> PoseTable:
 
 
 def read_deeplabcut_h5(path: Path, file: Any) -> PoseTable:
-    """Poses of an open HDF5 file that pandas wrote as a table."""
+    """Poses of an open HDF5 file that pandas wrote, in either of its two layouts."""
+    for group in file.values():
+        if hasattr(group, "get") and group.get("block0_values") is not None:
+            return _read_fixed(path, group)
     for group in file.values():
         table = group.get("table") if hasattr(group, "get") else None
         if table is not None and table.dtype.names and "values_block_0" in table.dtype.names:
@@ -79,6 +82,33 @@ def read_deeplabcut_h5(path: Path, file: Any) -> PoseTable:
     if len(columns) != values.shape[1]:
         raise HaloposeError(f"{path}: {len(columns)} column names for {values.shape[1]} columns")
     return _table(path, columns, labels, values)
+
+
+def _read_fixed(path: Path, group: Any) -> PoseTable:
+    """Poses of pandas' fixed layout: levels of names, and for each column and row the number of its name."""
+    values = np.asarray(group["block0_values"][:], dtype=float)
+    columns = _names_of(path, group, "block0_items")
+    labels = ["/".join(row) for row in _names_of(path, group, "axis1")]
+    if values.shape != (len(labels), len(columns)) or "block1_values" in group:
+        raise HaloposeError(f"{path}: values do not fit the names of rows and columns; write it as csv")
+    if any(len(name) not in (3, 4) for name in columns):
+        raise HaloposeError(f"{path}: column names are not scorer, bodyparts and coords; write it as csv")
+    return _table(path, [name[1:] if len(name) == 4 else ("", *name[1:]) for name in columns], labels, values)
+
+
+def _names_of(path: Path, group: Any, axis: str) -> list[tuple[str, ...]]:
+    """Names of an axis: one for each level."""
+    if axis in group:
+        return [(_text(value),) for value in group[axis][:].tolist()]
+    levels: list[list[str]] = []
+    while f"{axis}_level{len(levels)}" in group:
+        number = len(levels)
+        names = [_text(value) for value in group[f"{axis}_level{number}"][:].tolist()]
+        places = np.asarray(group[f"{axis}_label{number}"][:], dtype=np.int64)
+        if ((places < 0) | (places >= len(names))).any():
+            raise HaloposeError(f"{path}: a row or column has no name; write it as csv")
+        levels.append([names[place] for place in places])
+    return list(zip(*levels, strict=True))
 
 
 def write_deeplabcut_csv(table: PoseTable) -> str:

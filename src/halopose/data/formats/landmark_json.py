@@ -31,6 +31,7 @@ MEDIAPIPE_33 = (
 )  # fmt: skip
 _NAMES = {len(names): names for names in (COCO_NAMES, BODY_25, HALPE_26, MEDIAPIPE_33)}
 _LANDMARKS = ("landmarks", "poseLandmarks", "pose_landmarks")
+_LARGEST_SIDE = 99_999  # pixels
 _OPENPOSE = "pose_keypoints_2d"
 
 
@@ -74,7 +75,7 @@ def read_openpose(path: Path, frames: Sequence[tuple[int, str, Any]]) -> PoseTab
             covariances.append(person.get("pose_covariances_2d"))
             identity = person.get("person_id", [-1])
             identity = identity[0] if isinstance(identity, list) and identity else identity
-            tracks.append(identity if isinstance(identity, int) else -1)
+            tracks.append(_whole(identity, -1))
             numbers.append(number)
     triples = _numbers(path, rows, _OPENPOSE)
     if triples.shape[1] % 3:
@@ -90,9 +91,9 @@ def read_mmpose(path: Path, content: Any) -> PoseTable:
         frames = [{"frame_id": 0, "instances": frames}]
     people: list[tuple[int, dict[str, Any]]] = []
     for place, frame in enumerate(frames):
-        number = frame.get("frame_id", place) if isinstance(frame, dict) else None
+        number = _whole(frame.get("frame_id", place), -1) if isinstance(frame, dict) else -1
         instances = frame.get("instances") if isinstance(frame, dict) else None
-        if not isinstance(number, int) or not isinstance(instances, list):
+        if number < 0 or not isinstance(instances, list):
             raise HaloposeError(f"{path}: frame {place} needs frame_id and instances")
         for person in instances:
             if not isinstance(person, dict):
@@ -110,7 +111,7 @@ def read_mmpose(path: Path, content: Any) -> PoseTable:
             raise HaloposeError(f"{path}: bbox is x1, y1, x2, y2")
     if people and all(isinstance(person.get("bbox_score"), float) for _, person in people):
         pose_scores = np.array([person["bbox_score"] for _, person in people])
-    tracks = [value if isinstance(value := person.get("track_id"), int) else -1 for _, person in people]
+    tracks = [_whole(person.get("track_id"), -1) for _, person in people]
     triples = np.concatenate([points, scores[..., None]], axis=2)
     matrices = _matrices(path, [person.get("keypoint_covariances") for _, person in people])
     table = _table(path, triples, [number for number, _ in people], tracks, boxes, pose_scores, matrices)
@@ -130,7 +131,7 @@ def read_mediapipe(path: Path, content: Any, size: tuple[int, int] | None) -> Po
     frames = content
     if isinstance(content, dict):
         stated = content.get("width"), content.get("height")
-        if all(isinstance(side, int) and side > 0 for side in stated):
+        if all(0 < _whole(side, 0) <= _LARGEST_SIDE for side in stated):
             size = stated  # type: ignore[assignment]
         frames = content.get("frames", [content])
     if size is None:
@@ -147,7 +148,7 @@ def read_mediapipe(path: Path, content: Any, size: tuple[int, int] | None) -> Po
         number = frame.get("frame", place)
         for person in people:
             rows.append([_landmark(path, place, mark) for mark in person] if isinstance(person, list) else None)
-            numbers.append(number if isinstance(number, int) else place)
+            numbers.append(_whole(number, place))
     values = _numbers(path, rows, "landmarks", 3)
     triples = values[..., :3] * np.array([size[0], size[1], 1.0])
     table = _table(path, triples, numbers, [-1] * len(rows), None, None, None, size)
@@ -234,6 +235,11 @@ def _landmark(path: Path, frame: int, mark: Any) -> list[Any]:
     stated = mark.get("covariance")
     covariance = stated if isinstance(stated, list) and len(stated) == 3 else [np.nan] * 3
     return [mark.get("x"), mark.get("y"), mark.get("visibility", 1.0), *covariance]
+
+
+def _whole(value: Any, otherwise: int) -> int:
+    """A whole number that json and arrays hold exactly, else another one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53 else otherwise
 
 
 def _flat(values: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from halopose.data.formats.landmark_json import (
 )
 from halopose.data.formats.pose_table import PoseTable
 from halopose.data.formats.sleap import is_sleap_csv, read_sleap_csv, read_slp, write_sleap_csv
+from halopose.data.storage.address import to_place
 from halopose.errors import HaloposeError
 
 if TYPE_CHECKING:
@@ -73,12 +75,12 @@ def read_results(
         truth: Ground truth in COCO's format; images are numbered as there, by their names, if the predictions name
             them.
     """
-    path = Path(path)
-    if format == "coco" or (format == "auto" and not _is_foreign(path)):
+    found = read_foreign(path, format, size)
+    if found is None:
         return read_json(path)
-    table, _ = _read(path, format, size)
+    table = found[0]
     entries = table.to_entries()
-    if truth is not None and table.images and not _is_foreign(Path(truth)):
+    if truth is not None and table.images and not _is_foreign(truth):
         images = read_numbering(truth).images
         by_name = {Path(name).name: name for name in table.images.values()}
         if len(by_name) == len(table.images) and set(by_name) <= set(images):
@@ -89,7 +91,6 @@ def read_results(
 
 def read_labels(path: Path | str, sigmas: Sequence[float] | None = None) -> Annotated:
     """Read COCO ground truth, or labels of another tool."""
-    path = Path(path)
     if not _is_foreign(path):
         return read_annotated(path, sigmas)
     content = read_table(path).to_truth()
@@ -136,10 +137,9 @@ def read_foreign(
     path: Path | str, format: Format = "auto", size: tuple[int, int] | None = None
 ) -> tuple[PoseTable, Format] | None:
     """Table and format of a file of another tool; None for COCO results."""
-    path = Path(path)
     if format == "coco" or (format == "auto" and not _is_foreign(path)):
         return None
-    return _read(path, format, size)
+    return _read(Path(path), format, size)
 
 
 def results_as(entries: Sequence[dict[str, Any]], like: PoseTable | None) -> PoseTable:
@@ -161,8 +161,11 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def _is_foreign(path: Path) -> bool:
-    """Whether a file is not COCO's json, judged by its beginning."""
+def _is_foreign(given: Path | str) -> bool:
+    """Whether a file is not COCO's json, judged by its beginning; files at an address are COCO's."""
+    path = to_place(given)
+    if not isinstance(path, Path):
+        return False
     if path.is_dir():
         return True
     if path.suffix != ".json":
@@ -190,10 +193,13 @@ def _read(path: Path, format: Format, size: tuple[int, int] | None) -> tuple[Pos
             return read_deeplabcut_h5(path, file), "deeplabcut"
     if suffix == ".csv":
         text = _text_of(path)
-        if is_sleap_csv(text[:_HEAD]):
-            return read_sleap_csv(path, text), "sleap"
-        if is_deeplabcut_csv(text[:_HEAD]) or format in _CSV_LIKE:
-            return read_deeplabcut_csv(path, text), "deeplabcut"
+        try:
+            if is_sleap_csv(text[:_HEAD]):
+                return read_sleap_csv(path, text), "sleap"
+            if is_deeplabcut_csv(text[:_HEAD]) or format in _CSV_LIKE:
+                return read_deeplabcut_csv(path, text), "deeplabcut"
+        except csv.Error as error:
+            raise HaloposeError(f"{path} is not csv: {error}") from None
         raise HaloposeError(f"{path} is csv of no known tool: expected DeepLabCut's, Lightning Pose's or SLEAP's")
     content = read_json(path)
     if is_openpose(content):

@@ -99,7 +99,7 @@ def read_sleap_csv(path: Path, text: str) -> PoseTable:
     individuals = tuple(dict.fromkeys(row[0] for row in rows[1:] if row[0]))
     score = values[:, place["instance.score"] - 1] if "instance.score" in place else np.full(len(frames), np.nan)
     covariance = None
-    if f"{names[0]}.{_COVARIANCE[0]}" in place:
+    if all(f"{name}.{suffix}" in place for name in names for suffix in _COVARIANCE):
         entries = [columns(name) for name in _COVARIANCE]
         covariance = np.stack([entries[0], entries[1], entries[1], entries[2]], axis=-1).reshape(*points.shape, 2)
         covariance = np.where(np.isnan(points[..., 0])[..., None, None], np.eye(2), covariance)
