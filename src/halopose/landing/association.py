@@ -1,8 +1,7 @@
 """Identify the runway to land on among the detections in an image.
 
 A detection is associated if its corners lie where the runway's corners are expected, given the covariance of the
-difference
-(position, attitude and corners). One corner may be wrong; ``geometry.integrity`` finds it.
+difference (position, attitude and corners). One corner may be wrong; ``geometry.integrity`` finds it.
 """
 
 from __future__ import annotations
@@ -180,8 +179,7 @@ def associate(poses: PoseDistributions, view: Viewpoint, runway: Array, others: 
     """Find the detection of a runway.
 
     There is none if no detection is where the runway is expected. There is none if the choice is not clear: two
-    different detections
-    fit, or the detection fits another runway as well.
+    different detections fit, or the detection fits another runway as well.
 
     Args:
         poses: detections in the image.

@@ -82,8 +82,7 @@ class CornerCorrelation:
 
     Attributes:
         size: the runway appears too small or too large: left and right corners move towards each other, and the far end
-            moves
-            nearer.
+            moves nearer.
         lift: the far end appears too high or too low.
         dip: the near end appears too high or too low.
     """

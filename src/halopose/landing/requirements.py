@@ -1,8 +1,7 @@
 """Navigation requirements: alert limits and integrity risks by operation, and counts of a Stanford diagram.
 
 Limits and risks are those of ICAO for GNSS (Annex 10, volume I, as tabulated in Satellite Navigation 1, 2020, article
-2,
-table 1). Where a range is given, the stricter end is used.
+2, table 1). Where a range is given, the stricter end is used.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ def path_axes(glide: float = GLIDE_ANGLE_RAD) -> Array:
     """Return unit vectors (3, 3) in runway axes, as rows: down the glide path, left, and up across the path.
 
     Vision's errors of range and height are correlated along the line of sight. Across the path they almost cancel, and
-    this
-    direction determines the touchdown point.
+    this direction determines the touchdown point.
     """
     return np.array([[cos(glide), 0.0, -sin(glide)], [0.0, 1.0, 0.0], [sin(glide), 0.0, cos(glide)]])
 

@@ -1,9 +1,8 @@
 """Region-of-interest refinement: detect the runway again in a full-resolution crop.
 
 A detector scales every frame to its input size. A camera with three times the width loses eight of nine pixels. The
-crop has the
-input size and lies around the detection in the whole frame, or where the filter expects the runway, or where it was in
-the previous frame.
+crop has the input size and lies around the detection in the whole frame, or where the filter expects the runway, or
+where it was in the previous frame.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ class VisionFixes:
     """Positions of the aircraft from N frames, solved by PnP.
 
     Errors of the given attitude's bias and of the mounting angles are the same in all frames. ``covariance`` does not
-    contain them;
-    ``sensitivity`` is the derivative of the position by them.
+    contain them; ``sensitivity`` is the derivative of the position by them.
 
     Attributes:
         position: positions (N, 3) in runway axes; NaN without a solution.
@@ -157,12 +156,10 @@ class VisionModel:
         """Return the measurement of frame n, linearised at the most likely position given it and the prediction.
 
         A fix is elongated along the line of sight. If it is linearised at a prediction hundreds of metres off, it has
-        the wrong
-        direction, and two fixes with crossing directions make the distance look certain. So the direction is that of
-        the
-        posterior. The distance is that of the prediction: the length of the ellipsoid grows with the square of the
-        distance, so fixes that
-        err near would look more certain than fixes that err far, and the filter would be biased near.
+        the wrong direction, and two fixes with crossing directions make the distance look certain. So the direction is
+        that of the posterior. The distance is that of the prediction: the length of the ellipsoid grows with the square
+        of the distance, so fixes that err near would look more certain than fixes that err far, and the filter would be
+        biased near.
 
         Args:
             n: index of the frame.

@@ -1,1 +1,3 @@
-"""The method itself (paper, section 3): laws, heads, calibration, pruning. Knows no host and no file."""
+"""The method (paper, section 3): distributions, heads, context features, pruning. Knows no framework and no file
+format.
+"""

@@ -1,7 +1,7 @@
-"""Bivariate Gaussian and Student-t distributions of a keypoint residual, parameterised by Cholesky factors.
+"""Bivariate Gaussian and Student-t distributions of a keypoint residual r = truth - prediction.
 
-Input: lower-triangular factors L (..., 2, 2) in pixels and residuals r = truth - prediction (..., 2).
-Output: densities, probabilities, quantiles, covariances, ellipses and samples, batched and differentiable.
+Distributions take lower-triangular Cholesky factors L (..., 2, 2) in pixels. All functions are batched and
+differentiable.
 """
 
 from __future__ import annotations
@@ -29,18 +29,11 @@ SHEAR_BOUND = 8.0  # off-diagonal entry within 8 geometric-mean standard deviati
 def scale_tril_from_raw(
     raw: Tensor, parameterisation: Parameterisation = "full", stride: Tensor | float = 1.0
 ) -> Tensor:
-    """Turn raw head outputs into Cholesky factors L = stride * [[exp a, 0], [b, exp c]].
+    """Convert raw head outputs (..., 3 | 2 | 1) to Cholesky factors (..., 2, 2).
 
-    Size, aspect and shear are clamped instead of a, b and c. The condition number of L L^T then stays under 2e4: L L^T
-    is positive definite in float32 for any finite input, and gradients are finite.
-
-    Args:
-        raw: Head outputs (..., 3 | 2 | 1).
-        parameterisation: "full", "diagonal" (b = 0) or "isotropic" (b = 0 and c = a).
-        stride: Stride (...) of the level.
-
-    Returns:
-        Factors (..., 2, 2).
+    L = stride * [[exp a, 0], [b, exp c]]; diagonal has b = 0, isotropic also c = a. Size, aspect and shear are clamped
+    instead of a, b and c, so the condition number of L L^T is below 2e4. It is then positive definite in float32 for
+    any finite input, and its gradients are finite.
     """
     channels = RAW_CHANNELS[parameterisation]
     if raw.shape[-1] != channels:
@@ -56,7 +49,7 @@ def scale_tril_from_raw(
 
 
 def factor_entries(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the entries l11, l21, l22 (...) of L in strides from raw head outputs (...) each."""
+    """Return the entries l11, l21, l22 (...) of L in strides from raw head outputs (...)."""
     size = ((a + c) / 2).clamp(-LOG_SIZE_BOUND, LOG_SIZE_BOUND)
     aspect = ((a - c) / 2).clamp(-LOG_ASPECT_BOUND, LOG_ASPECT_BOUND)
     shear_limit = SHEAR_BOUND * torch.exp(size)
@@ -65,7 +58,7 @@ def factor_entries(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def scale_tril_from_covariance(covariance: Tensor) -> Tensor:
-    """Compute Cholesky factors (..., 2, 2) of positive definite matrices (..., 2, 2) in closed form."""
+    """Return Cholesky factors (..., 2, 2) of positive definite matrices (..., 2, 2) in closed form."""
     xx, xy, yy = covariance[..., 0, 0], covariance[..., 1, 0], covariance[..., 1, 1]
     first = torch.sqrt(xx)
     shear = xy / first
@@ -75,7 +68,7 @@ def scale_tril_from_covariance(covariance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Bivariate(ABC):
-    """What both laws share: an elliptical law around zero with scale matrix L L^T."""
+    """Base class of elliptical distributions around zero with scale matrix L L^T."""
 
     scale_tril: Tensor
 
@@ -91,15 +84,15 @@ class Bivariate(ABC):
 
     @abstractmethod
     def log_kernel(self, mahalanobis: Tensor) -> Tensor:
-        """Log-density as a function of the squared distance, less its normalisation."""
+        """Log-density as a function of the squared distance, without its normalisation."""
 
     @abstractmethod
     def mahalanobis_cdf(self, mahalanobis: Tensor) -> Tensor:
-        """Probability that the squared Mahalanobis distance stays below the given one."""
+        """Probability that the squared Mahalanobis distance is below the given one."""
 
     @abstractmethod
     def mahalanobis_quantile(self, probability: Tensor) -> Tensor:
-        """Squared Mahalanobis distance that holds the given probability."""
+        """Squared Mahalanobis distance that contains the given probability."""
 
     @abstractmethod
     def standard_cdf(self, standardized: Tensor) -> Tensor:
@@ -122,8 +115,8 @@ class Bivariate(ABC):
     def log_prob(self, residual: Tensor) -> Tensor:
         """Log-density in pixel^-2 (...).
 
-        ln 2 pi normalises both laws: in two dimensions ln Gamma(nu/2) - ln Gamma(nu/2 + 1) + ln(nu pi) of
-        the Student-t (eq. 15) is ln 2 pi for every nu.
+        ln 2 pi normalises both distributions: in two dimensions ln Gamma(nu/2) - ln Gamma(nu/2 + 1) + ln(nu pi) of the
+        Student-t (eq. 15) is ln 2 pi for every nu.
         """
         log_det = self.scale_tril[..., 0, 0].log() + self.scale_tril[..., 1, 1].log()
         return self.log_kernel(self.mahalanobis(residual)) - log_det - math.log(2 * math.pi)
@@ -142,7 +135,7 @@ class Bivariate(ABC):
         return self.standard_quantile(self._like(probability)) * self.marginal_scale
 
     def ellipse(self, probability: float) -> tuple[Tensor, Tensor]:
-        """Semi-axes (..., 2), longer first, and the longer one's angle (...) of a probability region.
+        """Semi-axes (..., 2), longer first, and the angle (...) of the longer one, of a probability region.
 
         The angle is in radians from the x towards the y axis, in (-pi/2, pi/2].
         """
@@ -155,7 +148,7 @@ class Bivariate(ABC):
         return axes.sqrt(), torch.atan2(2 * xy, xx - yy) / 2
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw residuals (count, ..., 2): a uniform direction and a radius by its closed-form quantile."""
+        """Draw residuals (count, ..., 2): uniform direction, radius by its closed-form quantile."""
         shape = (count, *self.scale_tril.shape[:-2])
         uniform = torch.rand((2, *shape), generator=generator, dtype=self.scale_tril.dtype).to(self.scale_tril.device)
         radius = self.mahalanobis_quantile(uniform[0]).sqrt()
@@ -169,15 +162,16 @@ class Bivariate(ABC):
 
 @dataclass(frozen=True)
 class Gaussian(Bivariate):
-    """N(0, L L^T).
+    """Gaussian distribution N(0, L L^T).
 
-    >>> law = Gaussian(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))  # L: 3 px along x, 1 px along y
-    >>> law.covariance.tolist()
-    [[9.0, 0.0], [0.0, 1.0]]
-    >>> [round(float(axis), 1) for axis in law.ellipse(0.95)[0]]  # semi-axes that hold 95 %
-    [7.3, 2.4]
-    >>> round(float(law.mahalanobis_cdf(law.mahalanobis(torch.tensor([3.0, 0.0])))), 2)
-    0.39
+    Example:
+        >>> distribution = Gaussian(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))  # L: 3 px along x, 1 px along y
+        >>> distribution.covariance.tolist()
+        [[9.0, 0.0], [0.0, 1.0]]
+        >>> [round(float(axis), 1) for axis in distribution.ellipse(0.95)[0]]  # semi-axes that hold 95 %
+        [7.3, 2.4]
+        >>> round(float(distribution.mahalanobis_cdf(distribution.mahalanobis(torch.tensor([3.0, 0.0])))), 2)
+        0.39
     """
 
     @property
@@ -194,7 +188,7 @@ class Gaussian(Bivariate):
         return -2 * torch.log1p(-probability)
 
     def standard_cdf(self, standardized: Tensor) -> Tensor:
-        # Not ndtr, which loses the lower tail to rounding.
+        # ndtr loses the lower tail to rounding.
         return torch.special.erfc(-standardized / math.sqrt(2)) / 2
 
     def standard_quantile(self, probability: Tensor) -> Tensor:
@@ -203,16 +197,17 @@ class Gaussian(Bivariate):
 
 @dataclass(frozen=True)
 class StudentT(Bivariate):
-    """T_nu(0, L L^T), with dof broadcastable to the batch shape; a number or an array becomes a tensor.
+    """Student-t distribution T_nu(0, L L^T), with dof broadcastable to the batch shape.
 
-    The covariance is the law's own nu / (nu - 2) L L^T (eq. 17) unless a second-moment covariance, fitted
-    beside the scale, is given: that one stays sane as nu nears 2.
+    The covariance is nu / (nu - 2) L L^T (eq. 17), unless a second-moment covariance is given. The latter stays finite
+    as nu approaches 2.
 
-    >>> law = StudentT(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), dof=torch.tensor(4.0))
-    >>> law.covariance.tolist()
-    [[18.0, 0.0], [0.0, 2.0]]
-    >>> [round(float(axis), 1) for axis in law.ellipse(0.95)[0]]  # longer than the Gaussian's
-    [11.2, 3.7]
+    Example:
+        >>> distribution = StudentT(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), dof=torch.tensor(4.0))
+        >>> distribution.covariance.tolist()
+        [[18.0, 0.0], [0.0, 2.0]]
+        >>> [round(float(axis), 1) for axis in distribution.ellipse(0.95)[0]]  # longer than the Gaussian's
+        [11.2, 3.7]
     """
 
     dof: Tensor
@@ -250,7 +245,7 @@ class StudentT(Bivariate):
 
 
 def _student_density(value: Tensor, dof: Tensor) -> Tensor:
-    """Density in the value's dtype; in double inside, as the two gamma functions nearly cancel."""
+    """Return the density in the value's dtype; computed in double because the two gamma functions nearly cancel."""
     x, nu = value.double(), dof.double()
     log_norm = torch.lgamma(nu / 2 + 0.5) - torch.lgamma(nu / 2) - torch.log(nu * math.pi) / 2
     return torch.exp(log_norm - (nu / 2 + 0.5) * torch.log1p(x.square() / nu)).to(value.dtype)
@@ -262,7 +257,7 @@ def _through_numpy(function: Any, *tensors: Tensor) -> Tensor:
 
 
 def _cdf_slope_in_dof(value: Tensor, dof: Tensor) -> Tensor:
-    """d CDF / d nu has no closed form; a five-point stencil is good to about 1e-10."""
+    """Return d CDF / d nu by a five-point stencil, accurate to about 1e-10; there is no closed form."""
 
     def slope(nu: np.ndarray, x: np.ndarray) -> np.ndarray:
         step = 1e-3 * nu
@@ -278,7 +273,7 @@ def student_cdf(dof: Array, value: Array) -> Array:
 
 
 class _StudentCdf(torch.autograd.Function):
-    """Student-t CDF, which torch lacks, with exact gradients; dof has a last axis of one."""
+    """Student-t CDF with exact gradients; dof has a last axis of one."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, dof: Tensor) -> Tensor:

@@ -26,9 +26,13 @@ from halopose.uncertainty.whitening import factors, squares, stretched, whiten
 
 @dataclass(frozen=True)
 class JointDistribution:
-    """The joint law of N objects' residuals: factors (N, K, 2, 2), R (2K, 2K) or (N, 2K, 2K).
+    """Joint distribution of the residuals of N objects.
 
-    dof (K,) or (N, K): of each keypoint's Student-t; None for Gaussians. together: of the joint t.
+    Attributes:
+        scale_tril: Cholesky factors (N, K, 2, 2).
+        correlation: R (2K, 2K) or (N, 2K, 2K).
+        dof: degrees of freedom (K,) or (N, K) of each keypoint's Student-t; None for Gaussians.
+        joint_dof: degrees of freedom of the joint t.
     """
 
     scale_tril: Array
@@ -49,18 +53,18 @@ class JointDistribution:
         return np.asarray(np.where(labelled, alone, 0.0).sum(1) + self.gain(residual, labelled))
 
     def gain(self, residual: Array, labelled: Array) -> Array:
-        """How much likelier objects (N,) are than if their keypoints erred independently, in nats."""
+        """Return the log-likelihood ratio (N,) in nats against independent keypoints."""
         return gains([self], residual, labelled)[0]
 
     def holds(self, residual: Array, probability: float) -> Array:
-        """Whether all keypoints of objects (N,) with residuals (N, K, 2) lie in the ellipsoid of a probability."""
+        """Return which objects (N,) with residuals (N, K, 2) are inside the ellipsoid of a probability."""
         labelled = np.ones(residual.shape[:2], dtype=bool)
         shared = self._shared(whiten(residual, self.scale_tril))
         [distance], _ = distances([shared], self.correlation, labelled)
         return np.asarray(distance <= squared_radius(2 * residual.shape[1], probability, self._common))
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
-        """Residuals (count, N, K, 2)."""
+        """Draw residuals (count, N, K, 2)."""
         root = np.linalg.cholesky(self.correlation)
         keypoints = self.scale_tril.shape[1]
         normal = rng.standard_normal((count, len(self.scale_tril), 2 * keypoints, 1))
@@ -70,9 +74,9 @@ class JointDistribution:
         return self._residual(drawn.reshape(*drawn.shape[:2], keypoints, 2))
 
     def given(self, residual: Array, known: Array) -> Given:
-        """The law of all other keypoints, given residuals (N, K, 2) of known ones (N, K)."""
+        """Return the distribution of all other keypoints, given residuals (N, K, 2) of known ones (N, K)."""
         mask = np.repeat(known, 2, axis=1)
-        certain = (self.scale_tril == 0).all((-2, -1))  # known before, and telling nothing of the others
+        certain = (self.scale_tril == 0).all((-2, -1))  # exactly known, so independent of the others
         white = whiten(np.nan_to_num(residual), np.where(certain[..., None, None], np.eye(2), self.scale_tril))
         shared = np.where((known & ~certain)[..., None], self._shared(white), 0.0)
         flat = shared.reshape(mask.shape)
@@ -96,7 +100,7 @@ class JointDistribution:
         return np.asarray(-(self.dof + 2) / 2 * np.log1p(squared / self.dof))
 
     def _shared(self, white: Array) -> Array:
-        """v (..., K, 2) of whitened residuals: directions stay, lengths become those of the common law."""
+        """Return v (..., K, 2) of whitened residuals: same directions, lengths of the common distribution."""
         if self.dof is None:
             return white
         return stretched(white, self.dof, self._common)
@@ -107,7 +111,7 @@ class JointDistribution:
 
 
 def gains(distributions: Sequence[JointDistribution], residual: Array, labelled: Array) -> list[Array]:
-    """``JointDistribution.gain`` (N,) of several laws of the same objects that have one correlation."""
+    """Return ``JointDistribution.gain`` (N,) of several distributions of the same objects with one correlation."""
     whites = [
         np.where(labelled[..., None], whiten(residual, distribution.scale_tril), 0.0) for distribution in distributions
     ]
@@ -121,8 +125,14 @@ def gains(distributions: Sequence[JointDistribution], residual: Array, labelled:
 
 @dataclass(frozen=True)
 class Given:
-    """What is left to know of objects some of whose keypoints are known: mean (N, 2K) and spread (N, 2K, 2K) of v,
-    both exact for known ones, and degrees of freedom (N,)."""
+    """Conditional distribution of objects with some known keypoints.
+
+    Attributes:
+        distribution: the joint distribution.
+        location: mean (N, 2K) of v; exact for known keypoints.
+        spread: covariance (N, 2K, 2K) of v; zero for known keypoints.
+        dof: degrees of freedom (N,).
+    """
 
     distribution: JointDistribution
     location: Array
@@ -130,7 +140,7 @@ class Given:
     dof: Array
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
-        """Residuals (count, N, K, 2); those of known keypoints are what is known of them."""
+        """Draw residuals (count, N, K, 2); those of known keypoints are their known values."""
         values, vectors = np.linalg.eigh(self.spread)
         root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
         drawn = (root @ rng.standard_normal((count, *self.location.shape, 1)))[..., 0]
@@ -140,7 +150,7 @@ class Given:
         return self.distribution._residual(shared.reshape(count, len(shared[0]), -1, 2))
 
     def moments(self, draws: int = 4000, seed: int = 0) -> tuple[Array, Array]:
-        """Mean residuals (N, K, 2) and their covariances (N, K, 2, 2); a Student-t's from seeded draws."""
+        """Return mean residuals (N, K, 2) and covariances (N, K, 2, 2); of a Student-t from seeded draws."""
         keypoints = self.location.shape[1] // 2
         if self.distribution.dof is None:
             factor = self.distribution.scale_tril
@@ -154,14 +164,16 @@ class Given:
 
 
 def squared_radius(size: int, probability: float, dof: float = math.inf) -> float:
-    """Of the ellipsoid that holds a probability of a t in so many dimensions, in units of its scale matrix."""
+    """Return the squared radius of the ellipsoid that contains a probability of a t in ``size`` dimensions, in units of
+    its scale.
+    """
     if math.isinf(dof):
         return float(special.chdtri(size, 1 - probability))
     return float(size * special.fdtri(size, dof, probability))
 
 
 def is_correlation(matrix: Array) -> bool:
-    """Whether matrices (..., 2K, 2K) are symmetric and positive definite with identities on their diagonals."""
+    """Return whether matrices (..., 2K, 2K) are symmetric and positive definite with identities on their diagonals."""
     if not np.isfinite(matrix).all() or np.abs(matrix - np.swapaxes(matrix, -1, -2)).max(initial=0.0) > 1e-9:
         return False
     count = matrix.shape[-1] // 2
@@ -170,7 +182,7 @@ def is_correlation(matrix: Array) -> bool:
 
 
 def joint_covariance(covariance: Array, correlation: Array) -> Array:
-    """Covariance (N, 2K, 2K) of all keypoints from those of each (N, K, 2, 2), which are its diagonal blocks."""
+    """Return the covariance (N, 2K, 2K) of all keypoints with diagonal blocks (N, K, 2, 2)."""
     objects, keypoints = covariance.shape[:2]
     factor = factors(covariance)
     wide = np.zeros((objects, 2 * keypoints, 2 * keypoints))
@@ -181,7 +193,7 @@ def joint_covariance(covariance: Array, correlation: Array) -> Array:
 
 
 def whitened_correlation(joint: Array) -> Array:
-    """R (N, 2K, 2K) of joint covariances (N, 2K, 2K)."""
+    """Return R (N, 2K, 2K) of joint covariances (N, 2K, 2K)."""
     keypoints = joint.shape[-1] // 2
     own = keypoint_blocks(joint)[:, np.arange(keypoints), np.arange(keypoints)]
     inverse = np.linalg.inv(np.linalg.cholesky(own))
@@ -193,10 +205,10 @@ def whitened_correlation(joint: Array) -> Array:
 
 
 def own_and_shared(covariance: Array, correlation: Array) -> tuple[Array, Array]:
-    """The same joint covariance as a part that keypoints (N, K, 2, 2) have each of their own, and M common causes.
+    """Split a joint covariance into an independent part per keypoint (N, K, 2, 2) and M common causes (N, K, 2, M).
 
-    The second (N, K, 2, M) says how far keypoints move with each of M independent standard normal causes, as
-    ``geometry`` takes it. R = s I + V V', with s its smallest eigenvalue.
+    The second part is the shift of the keypoints by M independent standard normal causes, as ``geometry`` takes it.
+    R = s I + V V' with s the smallest eigenvalue.
     """
     if not is_correlation(correlation):
         raise HaloposeError("a correlation is symmetric and positive definite, with identities on its diagonal")
@@ -209,9 +221,9 @@ def own_and_shared(covariance: Array, correlation: Array) -> tuple[Array, Array]
 
 
 def log_dependence(squared: Array, distance: Array, labelled: Array, dof: float) -> Array:
-    """Log-density (N,) of v under the joint law, less R's determinant, less that of independent ones.
+    """Return the log-density ratio (N,) of v against independent keypoints, without the determinant of R.
 
-    squared: lengths (N, K) of v.
+    ``squared`` (N, K) are the squared lengths of v.
     """
     squared = np.where(labelled, squared, 0.0)
     if math.isinf(dof):
@@ -224,7 +236,7 @@ def log_dependence(squared: Array, distance: Array, labelled: Array, dof: float)
 
 
 def _masked(matrix: Array, mask: Array) -> Array:
-    """Matrices (N, 2K, 2K) whose rows and columns outside of masks (N, 2K) are the identity's."""
+    """Return matrices (N, 2K, 2K) with identity rows and columns outside of masks (N, 2K)."""
     inside = mask[:, :, None] & mask[:, None, :]
     result = np.where(inside, matrix, 0.0)
     index = np.arange(mask.shape[1])
@@ -233,7 +245,7 @@ def _masked(matrix: Array, mask: Array) -> Array:
 
 
 def keypoint_blocks(matrix: Array) -> Array:
-    """A view (..., K, K, 2, 2) of the 2 x 2 blocks of matrices (..., 2K, 2K)."""
+    """Return a view (..., K, K, 2, 2) of the 2x2 blocks of matrices (..., 2K, 2K)."""
     keypoints = matrix.shape[-1] // 2
     view = matrix.reshape(*matrix.shape[:-2], keypoints, 2, keypoints, 2)
     return np.moveaxis(view, -3, -2)

@@ -1,11 +1,11 @@
-"""Objects of which only some keypoints are labelled: ranks of their residuals, and quadratic forms.
+"""Quadratic forms and ranks for objects of which only some keypoints are labelled.
 
-In: which keypoints are labelled (N, K), v (N, K, 2), a correlation R (2K, 2K) or (N, 2K, 2K). Out: ranks, and
-v' R^-1 v over the labelled ones. Objects with equally many labelled keypoints go together: nothing is padded.
+For v (N, K, 2) and a correlation R (2K, 2K) or (N, 2K, 2K) it computes v' R^-1 v over the labelled keypoints. Objects
+with the same number of labelled keypoints are processed together, without padding.
 
-Where most keypoints are labelled and all objects have one R, the matrices that are factored are those of the few
-that are not: with P = R^-1, l the labelled coordinates, u the others and v zero there,
-v' (R_ll)^-1 v = v' P v - (P v)_u' (P_uu)^-1 (P v)_u and det R_ll = det R det P_uu.
+If most keypoints are labelled and all objects share R, only the block of the missing keypoints is factored: with P =
+R^-1, l the labelled coordinates, u the others, and v zero there, v' (R_ll)^-1 v = v' P v - (P v)_u' (P_uu)^-1 (P v)_u
+and det R_ll = det R det P_uu.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor
 from halopose.sorting import rising_order, whole_order
 from halopose.types import Array
 
-_CHUNK = 2048  # objects whose matrices are factored at once
+_CHUNK = 2048  # number of objects per batch
 
 
 def rising_places(values: Array, labelled: Array) -> Array:
-    """Places (n,) of the labelled ones, in rows one after the other, of values (N, K), by rising value."""
+    """Return places (n,) of the labelled values (N, K) by rising value, counted in row-major order."""
     places = np.flatnonzero(labelled)
     return places.take(rising_order(values.reshape(-1).take(places)))
 
 
 def places_among(places: Array, rows: Array, shape: tuple[int, int]) -> Array:
-    """Places (n,) in an array (N, K) as places among some of its rows, in the same order; without the others'."""
+    """Convert places (n,) in an array (N, K) to places among some of its rows, in the same order."""
     moved = np.full(shape, -1)
     moved[rows] = np.arange(len(rows) * shape[1]).reshape(-1, shape[1])
     found = moved.reshape(-1).take(places)
@@ -37,9 +37,9 @@ def places_among(places: Array, rows: Array, shape: tuple[int, int]) -> Array:
 
 
 def log_shares(places: Array, labelled: Array) -> Array:
-    """Log of the share of each keypoint's residuals that are longer (N, K), 0 where it is not labelled.
+    """Return the log of the share of each keypoint's residuals that are longer (N, K); 0 without a label.
 
-    places (n,): of the labelled ones by rising length.
+    ``places`` (n,) are the labelled keypoints by rising length.
     """
     sizes = labelled.sum(0)
     rank = np.arange(len(places)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -50,7 +50,9 @@ def log_shares(places: Array, labelled: Array) -> Array:
 
 
 def _groups(labelled: Array, rows: Array) -> Iterator[tuple[Array, Array]]:
-    """Objects (n,) of ``rows`` with equally many labelled keypoints c, and the coordinates (n, 2c) of those."""
+    """Yield objects (n,) of ``rows`` with the same number c of labelled keypoints, and the coordinates (n, 2c)
+    of those.
+    """
     counts = labelled[rows].sum(1)
     for count in np.flatnonzero(np.bincount(counts)).tolist():
         found = rows[counts == count]
@@ -61,7 +63,7 @@ def _groups(labelled: Array, rows: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def _factored(correlation: Array, rows: Array, place: Array) -> Tensor:
-    """Cholesky factors (n, 2c, 2c) of R at some coordinates (n, 2c) of objects (n,)."""
+    """Return Cholesky factors (n, 2c, 2c) of R at some coordinates (n, 2c) of objects (n,)."""
     if correlation.ndim == 2:
         matrix = correlation.take(len(correlation) * place[:, :, None] + place[:, None, :])
     else:
@@ -70,7 +72,7 @@ def _factored(correlation: Array, rows: Array, place: Array) -> Tensor:
 
 
 def _parted(correlation: Array, labelled: Array) -> tuple[Array, Array]:
-    """Objects (n,) with few labelled keypoints, and (m,) with most of them, if they share one R."""
+    """Return objects (n,) with few labelled keypoints, and (m,) with most of them if they share one R."""
     counts = labelled.sum(1)
     most = 2 * counts > labelled.shape[1]
     if correlation.ndim > 2:
@@ -79,9 +81,10 @@ def _parted(correlation: Array, labelled: Array) -> tuple[Array, Array]:
 
 
 def distances(shared: Sequence[Array], correlation: Array, labelled: Array) -> tuple[list[Array], Array]:
-    """v' R^-1 v (N,) of the labelled keypoints of each v (N, K, 2), and half the log-determinants of their R (N,).
+    """Return v' R^-1 v (N,) over the labelled keypoints for each v (N, K, 2), and half the log-determinants of their R
+    (N,).
 
-    Several v of the same objects are solved for with one factorisation.
+    Several v of the same objects share one factorisation.
     """
     flat = np.stack([each.reshape(len(labelled), -1) for each in shared], axis=1)
     distance, log_det = np.zeros((len(labelled), len(shared))), np.zeros(len(labelled))
@@ -104,13 +107,13 @@ def distances(shared: Sequence[Array], correlation: Array, labelled: Array) -> t
 
 
 def _product(rows: Array, matrix: Array) -> Array:
-    """Rows (N, V, C) times a matrix (C, C), by torch, which keeps to the threads it may use."""
+    """Multiply rows (N, V, C) by a matrix (C, C) with torch, which respects the number of threads."""
     flat = torch.from_numpy(rows.reshape(-1, len(matrix)))
     return np.asarray((flat @ torch.from_numpy(matrix)).numpy()).reshape(rows.shape)
 
 
 def _squares(root: Tensor, wanted: Array) -> Array:
-    """Squared lengths (n, V) of what solves factors (n, C, C) for V vectors (n, C, V)."""
+    """Return squared lengths (n, V) of the solutions for factors (n, C, C) and vectors (n, C, V)."""
     left = torch.linalg.solve_triangular(root, torch.from_numpy(wanted), upper=False)
     return np.asarray(left.square().sum(1).numpy())
 
@@ -120,7 +123,7 @@ def _half_log_det(root: Tensor) -> Array:
 
 
 def pairings(direction: Array, correlation: Array, labelled: Array) -> Array:
-    """Q (N, K, K) with s' Q s = v' R^-1 v of v_k = s_k times direction_k (N, K, 2), at labelled keypoints."""
+    """Return Q (N, K, K) with s' Q s = v' R^-1 v for v_k = s_k times direction_k (N, K, 2), over labelled keypoints."""
     objects, keypoints = labelled.shape
     result = np.zeros((objects, keypoints, keypoints))
     few, most = _parted(correlation, labelled)
@@ -139,7 +142,7 @@ def pairings(direction: Array, correlation: Array, labelled: Array) -> Array:
 
 
 def _pairings_of_most(direction: Array, correlation: Array, labelled: Array) -> Array:
-    """``pairings`` of objects with most keypoints labelled, whose directions are zero at the others."""
+    """``pairings`` of objects with most keypoints labelled; directions are zero at the others."""
     objects, keypoints = labelled.shape
     precision = np.linalg.inv(correlation)
     own = torch.from_numpy(direction)

@@ -1,7 +1,6 @@
-"""Pruning unreliable keypoints by their predicted covariance (paper, section 3.3).
+"""Pruning of unreliable keypoints by their predicted covariance (paper, section 3.3).
 
-In: covariances (..., K, 2, 2), object areas, correctness on held-out data. Out: a confidence, a threshold,
-a mask. Pruning is only ever a mask: coordinates stay as they are.
+Pruning is a mask: coordinates do not change.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ GAMMA_KS = 0.5  # a keypoint is reliable if its similarity reaches this, COCO's 
 
 
 def scalarise(covariance: Array, scalarisation: Scalarisation = "trace") -> Array:
-    """Size (...) of covariances (..., 2, 2): trace, square root of the determinant, or larger eigenvalue."""
+    """Return the size (...) of covariances (..., 2, 2): trace, square root of the determinant, or larger eigenvalue."""
     xx, xy, yy = covariance[..., 0, 0], covariance[..., 0, 1], covariance[..., 1, 1]
     if scalarisation == "trace":
         return np.asarray(xx + yy)
@@ -37,12 +36,12 @@ def scalarise(covariance: Array, scalarisation: Scalarisation = "trace") -> Arra
 def localization_confidence(
     covariance: Array, area: Array, kappa: Array, scalarisation: Scalarisation = "trace"
 ) -> Array:
-    """c (..., K) = -phi(covariance) / (s^2 kappa^2) of covariances (..., K, 2, 2), areas (...) (eq. 19)."""
+    """Return c (..., K) = -phi(covariance) / (s^2 kappa^2) of covariances (..., K, 2, 2) and areas (...) (eq. 19)."""
     return -scalarise(covariance, scalarisation) / (np.asarray(area)[..., None] * np.asarray(kappa) ** 2)
 
 
 def risk_guarantee(rule: str) -> tuple[float, float] | None:
-    """Risk and certainty of a rule such as ``risk:0.05@0.95``; None for the rules of ``select_threshold``."""
+    """Return risk and certainty of a rule such as ``risk:0.05@0.95``; None for the rules of ``select_threshold``."""
     if rule in get_args(ThresholdRule):
         return None
     found = _RISK_RULE.fullmatch(rule)
@@ -52,8 +51,8 @@ def risk_guarantee(rule: str) -> tuple[float, float] | None:
         risk = certainty = 0.0
     if not (0 < risk < 1 and 0.5 <= certainty < 1):
         raise HaloposeError(
-            f"unknown threshold rule {rule!r}: {', '.join(RULES[:-1])}, or a promise such as {RULES[-1]}, at most "
-            "5 % of what is kept is wrong, with 95 % certainty"
+            f"unknown threshold rule {rule!r}: {', '.join(RULES[:-1])}, or a guarantee such as {RULES[-1]}: at most "
+            "5 % of the kept keypoints are wrong, with 95 % certainty"
         )
     return risk, certainty
 
@@ -64,9 +63,9 @@ def keep_mask(
     visibility: Array | None = None,
     visibility_threshold: float | Array | None = None,
 ) -> Array:
-    """Keypoints (..., K) to keep: visible enough, and confident enough (eq. 22).
+    """Return which keypoints (..., K) to keep: visible enough and confident enough (eq. 22).
 
-    Without a visibility score, or without a threshold for it, the confidence decides alone.
+    Without a visibility score, or without a threshold for it, only the confidence decides.
     """
     keep = confidence >= threshold
     if visibility is not None and visibility_threshold is not None:

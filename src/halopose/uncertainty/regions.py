@@ -17,19 +17,24 @@ SLACK = 1e-9  # rounding error of sums of weights
 
 @dataclass(frozen=True)
 class Regions:
-    """Squared radii at ``PROBABILITIES``, in units of the dispersion before calibration; inf where none is known.
+    """Squared radii at ``PROBABILITIES``, in units of the dispersion before calibration; inf if unknown.
 
-    keypoint (S, K, P) by object scale; whole (P,): all keypoints of an object together, whole_kept (P,): those
-    that pruning keeps. images (S, K): how many images a keypoint was seen on; those under ``MIN_IMAGES`` have the
-    radii of all keypoints together. edges (S - 1,): areas that part the scales, of predicted boxes times
-    ``area_factor``.
+    Attributes:
+        keypoint: radii (S, K, P) by object scale, keypoint and probability.
+        whole: radii (P,) of the regions of all keypoints of an object together.
+        whole_kept: the same (P,) for the kept keypoints.
+        images: number of images (S, K) of each keypoint; below ``MIN_IMAGES`` the radii are those of all keypoints
+            pooled.
+        edges: areas (S - 1,) between the scales, of predicted boxes times ``area_factor``.
+        area_factor: object area divided by box area.
 
-    >>> from halopose.calibration.conformal import fit_regions
-    >>> rng = np.random.default_rng(0)
-    >>> distance, image = rng.chisquare(2, (400, 3)), np.arange(400) // 2  # 200 images of two objects
-    >>> regions = fit_regions(distance, np.ones((400, 3), dtype=bool), image)
-    >>> regions.radius(0.9).shape, bool(3.5 < regions.radius(0.9)[0, 0] < 6.5)  # a chi-square's is 4.6
-    ((1, 3), True)
+    Example:
+        >>> from halopose.calibration.conformal import fit_regions
+        >>> rng = np.random.default_rng(0)
+        >>> distance, image = rng.chisquare(2, (400, 3)), np.arange(400) // 2  # 200 images of two objects
+        >>> regions = fit_regions(distance, np.ones((400, 3), dtype=bool), image)
+        >>> regions.radius(0.9).shape, bool(3.5 < regions.radius(0.9)[0, 0] < 6.5)  # a chi-square's is 4.6
+        ((1, 3), True)
     """
 
     keypoint: Array
@@ -48,38 +53,44 @@ class Regions:
     __hash__ = None  # type: ignore[assignment]  # arrays inside may change
 
     def radius(self, probability: float) -> Array:
-        """Squared radii (S, K) of each keypoint's region."""
+        """Return squared radii (S, K) of each keypoint's region."""
         return _finite(self.at(self.keypoint, probability), probability)
 
     def whole_radius(self, probability: float, kept: bool = False) -> float:
-        """The squared radius of the regions that hold all keypoints of an object together, or those kept."""
+        """Return the squared radius of the regions that contain all keypoints of an object together, or all kept
+        ones.
+        """
         return float(_finite(self.at(self.whole_kept if kept else self.whole, probability), probability))
 
     def of_objects(self, probability: float, area: Array) -> Array:
-        """Squared radii (N, K) for objects with predicted boxes of these areas (N,)."""
+        """Return squared radii (N, K) for objects with predicted boxes of areas (N,)."""
         return np.asarray(self.radius(probability)[self.scale_of(area)])
 
     def scale_of(self, area: Array) -> Array:
-        """Which scale (N,) objects with predicted boxes of these areas (N,) are of."""
+        """Return the scale index (N,) of objects with predicted boxes of areas (N,)."""
         return np.searchsorted(np.asarray(self.edges, dtype=float), area * self.area_factor, side="left")
 
     @staticmethod
     def at(table: Array, probability: float) -> Array:
-        """A table's values at the next higher of its probabilities, so never less; inf where unknown."""
+        """Return a table's values at the next higher of its probabilities, never less; inf if unknown."""
         if not 0 < probability < 1:
             raise HaloposeError(f"a region's probability lies between 0 and 1, got {probability}")
         place = int(np.searchsorted(PROBABILITIES, probability - SLACK))
         return table[..., place] if place < len(PROBABILITIES) else np.full(table.shape[:-1], np.inf)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain json content; what is infinite becomes null."""
+        """Return json content; infinite values become null."""
         tables = {name: _nulled(getattr(self, name)) for name in ("keypoint", "whole", "whole_kept")}
         rest = {"images": self.images.tolist(), "edges": list(self.edges), "area_factor": self.area_factor}
         return {**tables, **rest}
 
     @classmethod
     def from_json(cls, content: Any, keypoints: int) -> Regions:
-        """The inverse of ``to_json``; a ValueError, KeyError or TypeError if the content is not that."""
+        """Build from ``to_json``.
+
+        Raises:
+            ValueError: The content is not valid; KeyError or TypeError likewise.
+        """
         edges = tuple(float(edge) for edge in content["edges"])
         shape = (len(edges) + 1, keypoints, len(PROBABILITIES))
         whole, kept = (_table(content[name], shape[2:]) for name in ("whole", "whole_kept"))

@@ -1,8 +1,4 @@
-"""Whitened residuals as lengths and directions, and lengths of one circular Student-t made those of another.
-
-In: residuals (..., K, 2) and Cholesky factors (..., K, 2, 2), or vectors (..., K, 2) that are white already. Out:
-the same apart, or stretched along their directions.
-"""
+"""Whitened residuals as lengths and directions, and conversion of lengths between circular Student-t distributions."""
 
 from __future__ import annotations
 
@@ -24,7 +20,9 @@ def whiten(residual: Array, scale_tril: Array) -> Array:
 
 
 def factors(matrices: Array) -> Array:
-    """Lower triangular L (..., 2, 2) with L L' = matrices (..., 2, 2); zero where they are, as of known places."""
+    """Return lower triangular L (..., 2, 2) with L L' = matrices (..., 2, 2); zero for zero matrices (known
+    keypoints).
+    """
     try:
         return np.linalg.cholesky(matrices)
     except np.linalg.LinAlgError:
@@ -36,12 +34,12 @@ def factors(matrices: Array) -> Array:
 
 
 def squares(vectors: Array) -> Array:
-    """Squared lengths (...) of vectors (..., 2): to sum over so short an axis takes twenty times as long."""
+    """Return squared lengths (...) of vectors (..., 2); faster than a sum over the short axis."""
     return np.asarray(np.square(vectors[..., 0]) + np.square(vectors[..., 1]))
 
 
 def directions(residual: Array, scale_tril: Array, labelled: Array) -> tuple[Array, Array]:
-    """Lengths (M, K) of whitened residuals and their directions (M, K, 2), which are zero without a label."""
+    """Return lengths (M, K) of whitened residuals and their directions (M, K, 2), zero without a label."""
     white = whiten(residual, scale_tril)
     length = np.hypot(white[..., 0], white[..., 1])
     known = labelled & (length > 0)
@@ -49,14 +47,14 @@ def directions(residual: Array, scale_tril: Array, labelled: Array) -> tuple[Arr
 
 
 def stretched(vectors: Array, before: Array | float, after: Array | float) -> Array:
-    """Vectors (..., K, 2) of a circular t with ``before`` degrees of freedom, made one with ``after``."""
+    """Stretch vectors (..., K, 2) of a circular t with ``before`` degrees of freedom to one with ``after``."""
     squared = squares(vectors)
     wanted = squared_length(log_survival(squared, before), after)
     return np.asarray(vectors * np.sqrt(wanted / np.maximum(squared, _TINY))[..., None])
 
 
 def log_survival(squared: Array, dof: Array | float) -> Array:
-    """Log-probability of a longer vector under a circular t, or under a Gaussian if dof is infinite."""
+    """Return the log-probability of a longer vector under a circular t, or a Gaussian if dof is infinite."""
     if isinstance(dof, float):
         return -squared / 2 if math.isinf(dof) else -dof / 2 * np.log1p(squared / dof)
     with np.errstate(invalid="ignore"):
@@ -64,7 +62,7 @@ def log_survival(squared: Array, dof: Array | float) -> Array:
 
 
 def squared_length(log_survival: Array, dof: Array | float) -> Array:
-    """The inverse of ``log_survival``."""
+    """Inverse of ``log_survival``."""
     with np.errstate(invalid="ignore", over="ignore"):
         if isinstance(dof, float):
             return -2 * log_survival if math.isinf(dof) else dof * np.expm1(-2 / dof * log_survival)

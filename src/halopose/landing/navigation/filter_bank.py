@@ -1,10 +1,8 @@
 """Bank of parallel Kalman filters: one uses every source, each other one leaves out one source.
 
 The first filter gives the navigator's position. Another filter gives the position without one source, so a fault of
-that
-source does not affect it (solution separation). A `FilterBank` is immutable, so earlier ones can be kept. Covariances
-are
-propagated lazily, when they are needed.
+that source does not affect it (solution separation). A `FilterBank` is immutable, so earlier ones can be kept.
+Covariances are propagated lazily, when they are needed.
 """
 
 from __future__ import annotations

@@ -120,8 +120,7 @@ class Consistency:
     Attributes:
         mean: mean of the values.
         mean_bounds: bounds of the mean at ``probability`` for independent values. NIS is independent from one update to
-            the
-            next. NEES is independent across flights at one time, but not along one flight.
+            the next. NEES is independent across flights at one time, but not along one flight.
         bounds: bounds of single values at ``probability``.
         inside: share of values inside ``bounds``.
         count: number of values.

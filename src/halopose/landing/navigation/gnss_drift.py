@@ -2,17 +2,13 @@
 
 Hypotheses are drifts along each axis that began at one of several times. A drift enters a Kalman filter linearly
 (Willsky and Jones, 1976; Friedland, 1969): per m/s it shifts the state by ``shift``, and the innovations by the
-measurement's
-error minus the shift of the prediction. The rate that fits the innovations best is ``evidence / information``. Without
-a
-drift, evidence / sqrt(information) is standard normal. All sources and the IRS contribute.
+measurement's error minus the shift of the prediction. The rate that fits the innovations best is ``evidence /
+information``. Without a drift, evidence / sqrt(information) is standard normal. All sources and the IRS contribute.
 
 A drift that cannot be detected yet must still be bounded. ``spread`` is the mean over no drift and all hypotheses,
-weighted
-by prior (``SHARE``, ``RATE``) and likelihood (multiple-model estimation: Magill, 1965). The prior is deliberately
-pessimistic, so ``spread`` is reported beside the covariance and not in it. GNSS makes the same difference between URE
-for
-accuracy and URA for integrity.
+weighted by prior (``SHARE``, ``RATE``) and likelihood (multiple-model estimation: Magill, 1965). The prior is
+deliberately pessimistic, so ``spread`` is reported beside the covariance and not in it. GNSS makes the same difference
+between URE for accuracy and URA for integrity.
 """
 
 from __future__ import annotations
@@ -103,8 +99,7 @@ class GnssDriftMonitor:
         """Return the covariance (3, 3) to add to the position: per axis the mean over no drift and all hypotheses.
 
         With prior variance RATE^2, the posterior rate of a hypothesis has the variance 1 / (information + 1 / RATE^2);
-        its mean is
-        that variance times the evidence.
+        its mean is that variance times the evidence.
         """
         variance = 1 / (self.information + 1 / RATE**2)
         odds = 0.5 * (variance * self.evidence**2 + np.log(variance / RATE**2))

@@ -2,9 +2,8 @@
 
 A state (24,) holds position and velocity in runway axes, then the sensors' drifting errors: IRS acceleration (3), GNSS
 position (3), localizer, glide slope, radio altimeter scale, IRS attitude (3), the persistent part of vision's error (3)
-in
-units of its standard deviation, and the angles of the camera's mounting (3). A tilted IRS measures part of gravity as
-acceleration, so errors of pitch and roll also move the aircraft.
+in units of its standard deviation, and the angles of the camera's mounting (3). A tilted IRS measures part of gravity
+as acceleration, so errors of pitch and roll also move the aircraft.
 """
 
 from __future__ import annotations
@@ -85,8 +84,7 @@ class FusionSettings:
         attitude_bias: drifting bias of the IRS attitude.
         vision_bias: persistent part of vision's error.
         vision_freedom: degrees of freedom of the factor by which vision's variance differs between flights
-            (``noise_scale``);
-            infinite if the stated variances are exact.
+            (``noise_scale``); infinite if the stated variances are exact.
         mounting: angles of the camera's mounting.
         irs_rate: rate of the IRS in Hz.
         irs_hold: seconds for which the last IRS sample is used.

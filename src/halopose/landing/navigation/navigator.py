@@ -1,9 +1,8 @@
 """Online navigation: takes one measurement, returns one state with protection levels and flags.
 
 Filters without each single source run beside the filter with every source (``filter_bank``). If one source is faulty,
-the filter
-without it is not affected. So the position error is at most the distance to that filter plus that filter's own error,
-whichever source it is. ``NavigationState.levels`` is this bound. A flag is raised if
+the filter without it is not affected. So the position error is at most the distance to that filter plus that filter's
+own error, whichever source it is. ``NavigationState.levels`` is this bound. A flag is raised if
 
 - most measurements of a source over ``patience`` seconds were rejected,
 - the position without one source is more than ``apart`` standard deviations away for ``confirm`` seconds,
@@ -18,12 +17,10 @@ The rule for a source that does not fit:
 3. The filter itself is considered wrong only if no other source that observes the disputed axis has lately been
 accepted,
    and either this source never was, or there is no source without which the others agree. Then the uncertainty of the
-   motion is
-   enlarged until the measurement fits. Repeated measurements alone never achieve that.
+   motion is enlarged until the measurement fits. Repeated measurements alone never achieve that.
 
 A measurement that is late by at most ``lag`` is inserted at its time, and later measurements are processed again. An
-older
-one is ignored, with a reason.
+older one is ignored, with a reason.
 """
 
 from __future__ import annotations
@@ -97,8 +94,7 @@ class NavigationState:
     """Position of the aircraft with its uncertainty, integrity bounds and flags.
 
     Use ``covariance`` for accuracy and in other filters: it holds if no source is faulty. Use ``overbound``, which
-    includes
-    undetectable GNSS drifts, and ``levels``, which hold if any one source is faulty, for integrity.
+    includes undetectable GNSS drifts, and ``levels``, which hold if any one source is faulty, for integrity.
     """
 
     filters: FilterBank
@@ -520,8 +516,7 @@ def run(
     """Process measurements in order of arrival, and yield a state after each and at each requested time (N,).
 
     States at requested times are yielded with True. A time is requested after everything that arrived up to ``delay``
-    seconds
-    after it.
+    seconds after it.
     """
     asked = list(times)
     for measurement in measurements:

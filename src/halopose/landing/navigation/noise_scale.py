@@ -1,11 +1,9 @@
 """Estimate the variance of vision in one flight relative to the stated one.
 
 Flights differ more than chance allows: corner errors in one flight are constantly below the stated sigma, in the next
-above
-it. The factor of the white part is constant within a flight, and has an inverse gamma prior with ``freedom`` degrees of
-freedom
-(measured by ``research.vision_distribution``). Each fix contributes by Fisher scoring of the innovation's likelihood in
-the logarithm of the factor.
+above it. The factor of the white part is constant within a flight, and has an inverse gamma prior with ``freedom``
+degrees of freedom (measured by ``research.vision_distribution``). Each fix contributes by Fisher scoring of the
+innovation's likelihood in the logarithm of the factor.
 """
 
 from __future__ import annotations
@@ -52,8 +50,8 @@ class NoiseScale:
         factor.
 
         The derivative of the log-likelihood by the factor's logarithm is half of x' S^-1 R S^-1 x - tr(S^-1 R); its
-        information is
-        half of tr((S^-1 R)^2). A fix with an uncertain prediction therefore says little about its own noise.
+        information is half of tr((S^-1 R)^2). A fix with an uncertain prediction therefore says little about its own
+        noise.
         """
         if math.isinf(self.freedom):
             return self

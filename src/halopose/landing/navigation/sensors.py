@@ -1,8 +1,7 @@
 """Simulate navigation sensors: GNSS, ILS, radio altimeter and IRS, with noise, drifting bias, outages and faults.
 
 Vision is not simulated here: ``vision`` converts fixes of the camera to measurements. Every sensor has its own random
-numbers for
-the whole flight, so removing a sensor, an outage or a fault does not change the others.
+numbers for the whole flight, so removing a sensor, an outage or a fault does not change the others.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ class DeferredMeasurement:
         time: time in seconds.
         source: the sensor.
         measure: function of the ``NavigationState`` at that time that returns a measurement or None. It is called again
-            if a
-            late measurement changes that state.
+            if a late measurement changes that state.
         latency: seconds until the measurement arrives.
     """
 
@@ -151,8 +149,7 @@ class Fault:
         start: first second of the fault.
         end: last second of the fault.
         kind: step: ``size`` is added. ramp: ``size`` per second since ``start`` is added. stuck: the last value before
-            ``start``
-            repeats. noise: the white noise is ``size`` times as large.
+            ``start`` repeats. noise: the white noise is ``size`` times as large.
         size: one size for all axes, or one per axis.
     """
 
@@ -333,8 +330,7 @@ def vision(
         covariances: covariances (N, 3, 3).
         sensitivities: derivatives (N, 3, 3) by the bias of the attitude, if the attitude is from the IRS.
         persistent_share: share of the variance that persists from image to image: along the runway, of the rest to the
-            side, and of
-            the rest upward. The filter tracks it as ``VISION_DRIFT``.
+            side, and of the rest upward. The filter tracks it as ``VISION_DRIFT``.
         variance_factor: variance relative to the stated one, in the same order.
     """
     t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))

@@ -299,8 +299,8 @@ def estimate_offset(
     """Estimate the seconds to add to frame time to get log time.
 
     Each offset up to 2 s is tried: the direction of the best detection is rotated back by the attitude at that offset.
-    A wrong
-    offset leaves the rotations of the aircraft in the directions. The offset with the smoothest directions wins.
+    A wrong offset leaves the rotations of the aircraft in the directions. The offset with the smoothest directions
+    wins.
 
     Raises:
         HaloposeError: No offset is clearly smoother than the others.

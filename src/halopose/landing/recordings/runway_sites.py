@@ -121,8 +121,7 @@ def read_runway(given: Path | str) -> Site:
     """Read a runway from a json file, ``KSFO/28R`` from the table, or ``database.json#LFPO/24`` from a file of LARD.
 
     A json file holds ``corners`` (near left, near right, far right, far left as seen on approach, each with latitude,
-    longitude
-    and height) and optionally a ``designator``; or an ``airport`` and a ``designator`` of the table.
+    longitude and height) and optionally a ``designator``; or an ``airport`` and a ``designator`` of the table.
 
     Example:
         >>> site = read_runway("KSFO/28R")

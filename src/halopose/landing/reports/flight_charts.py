@@ -234,8 +234,7 @@ def stanford_charts(flight: Flight) -> list[Diagram]:
     """Chart level over error of every trusted frame, lateral and across the path, against the alert limit.
 
     Above the diagonal the level bounds the error; below the alert limit the frame is available. Below the diagonal the
-    frame is
-    misleading. An error beyond the limit with a level below it is hazardous.
+    frame is misleading. An error beyond the limit with a level below it is hazardous.
     """
     error = np.abs(flight.vision_fixes.error(flight.position))
     used, limits, charts = flags(flight)[2], flight.settings.approach_requirement.limits, []

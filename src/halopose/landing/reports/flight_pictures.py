@@ -1,8 +1,7 @@
 """Pictures of a landing: camera image, vision fix and fused position, one composition per frame or as an animation.
 
 Compositions are (720, 1280, 3) in BGR, after the figure in the paper. The truth is black, vision orange, the fused
-track
-blue; ellipses contain 95 %.
+track blue; ellipses contain 95 %.
 """
 
 from __future__ import annotations

@@ -133,8 +133,7 @@ def sample_pavement(seed: int, share: float) -> tuple[tuple[float, float], bool]
     """Draw metres of pavement before the threshold, left and right, and whether labels begin there.
 
     Labels of real frames often begin where pavement and side stripes begin, not at the threshold bars; tables of
-    runways use that
-    end too. Where a taxiway enters, one side may be shorter.
+    runways use that end too. Where a taxiway enters, one side may be shorter.
 
     Args:
         seed: seed of the scene.
