@@ -218,6 +218,9 @@ NONSENSE = {
     (FIT, "--seed"): (*NO_COUNT, "4294967296"),
     ("predict photo.jpg", "--max-det"): ("0", *NO_COUNT),
     ("predict photo.jpg", "--vid-stride"): ("0", *NO_COUNT),
+    ("track film.mp4", "--max-det"): ("0", *NO_COUNT),
+    ("track film.mp4", "--vid-stride"): ("0", *NO_COUNT),
+    ("plot metrics.json -o f.pdf", "--width"): ("0", "nan", "-1"),
     ("fit", "--epochs"): ("0",),  # without data it would draw its own
     (COLLECT, "--sizes"): NO_SIZES,
     (COLLECT, "--detections"): NO_COUNT,

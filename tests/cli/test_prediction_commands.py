@@ -19,7 +19,6 @@ import torch
 from typer.testing import CliRunner
 
 from halopose.cli.app import app
-from halopose.cli.tracking_commands import read_frames
 from halopose.data import images
 from halopose.data.capture import Frame
 from halopose.data.coco import parse_predictions
@@ -31,7 +30,8 @@ from halopose.fitting.artifact import Artifact
 from halopose.hosts import model_zoo
 from halopose.hosts.ultralytics.ultralytics_host import UltralyticsHost
 from halopose.poses import PoseDistributions
-from halopose.prediction import predict_files
+from halopose.prediction import predict_files, track_sources
+from halopose.prediction.track_sources import read_frames
 from halopose.prediction.uncertain_pose import UncertainPose
 from halopose.types import Array
 from tests.cli.test_fitting_commands import as_coco
@@ -539,11 +539,8 @@ def test_a_window_that_cannot_open_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_closing_the_window_keeps_what_was_recorded(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stream without end: the window is closed after three frames."""
-    shown: list[tuple[int, ...]] = []
+def closing_after(count: int, shown: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A camera without end, and a window that the user closes after so many frames."""
 
     class ClosedWindow(Window):
         def __init__(self, title: str = "", rate: bool = False) -> None:
@@ -551,15 +548,54 @@ def test_closing_the_window_keeps_what_was_recorded(
 
         def show(self, image: Array, wait: bool = False) -> bool:
             shown.append(image.shape)
-            return len(shown) < 3
+            return len(shown) < count
 
     def frames(source: int, stride: int) -> Iterator[Frame]:
         picture = cv2.resize(read_picture(ASSETS / "bus.jpg"), (96, 128))
         yield from (Frame(number, picture, 30.0, 0) for number in range(10**6))
 
-    monkeypatch.setattr(predict_files, "check_screen", lambda: None)
-    monkeypatch.setattr(predict_files, "Window", ClosedWindow)
+    for module in (predict_files, track_sources):
+        monkeypatch.setattr(module, "check_screen", lambda: None)
+        monkeypatch.setattr(module, "Window", ClosedWindow)
     monkeypatch.setattr(images, "frames_of", frames)
+
+
+def test_a_camera_is_tracked_until_the_window_is_closed(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[int, ...]] = []
+    closing_after(13, shown, monkeypatch)
+    heads = *base(work), "--artifact", work / "a.safetensors", "--conf", 0.4
+    output = run("track", "0", *heads, "-o", tmp_path / "out", "--show", "--save-txt", "--max-det", 2)
+    assert "tracks in 13 frames" in output
+    assert len(shown) == 13
+    assert film_facts(tmp_path / "out" / "camera_0.mp4")[1] == 13
+    entries = json.loads((tmp_path / "out" / "tracks.json").read_text())
+    assert {entry["frame"] for entry in entries} <= set(range(13))
+    last = max((tmp_path / "out" / "labels").iterdir())
+    assert all(len(line.split()) == 57 for line in last.read_text().splitlines())
+
+
+def test_films_of_a_folder_are_tracked_into_folders(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        with FilmWriter(tmp_path / "in" / f"{name}.mp4", 12.0) as writer:
+            for _ in range(6):
+                writer.write(cv2.resize(read_picture(ASSETS / "bus.jpg"), (96, 128)))
+    heads = *base(work), "--artifact", work / "a.safetensors", "--conf", 0.4
+    run("track", tmp_path / "in", *heads, "-o", tmp_path / "out", "--vid-stride", 2, "--confirm", 1)
+    for name in ("a", "b"):
+        assert film_facts(tmp_path / "out" / name / f"{name}.mp4") == (6.0, 3)
+        assert {e["frame"] for e in json.loads((tmp_path / "out" / name / "tracks.json").read_text())} == {0, 1, 2}
+
+
+def test_closing_the_window_keeps_what_was_recorded(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream without end: the window is closed after three frames."""
+    shown: list[tuple[int, ...]] = []
+
+    closing_after(3, shown, monkeypatch)
     output = run("predict", "0", *base(work), "--artifact", work / "a.safetensors", "-o", tmp_path / "out", "--show")
     assert "window was closed" in output
     assert len(shown) == 3

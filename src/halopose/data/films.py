@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.types import Array
 
+FRAMES_TO_MEASURE = 10  # of a camera, before its annotated film is opened
 _FRAME = re.compile(r"(.*)_([0-9]{6,9})$")
 
 
@@ -103,6 +105,54 @@ class FilmWriter:
             return bool(capture.read()[0])
         finally:
             capture.release()
+
+
+class AnnotatedFilm:
+    """Annotated film, opened with its first frames.
+
+    Args:
+        path: The film; None writes nothing.
+        measured: Measure the frame rate, as that of a camera, whose stated rate may be faster than the model.
+    """
+
+    def __init__(self, path: Path | None, measured: bool) -> None:
+        self._path, self._measured = path, measured
+        self._writer: FilmWriter | None = None
+        self._first: list[tuple[float, Array]] = []
+        self._rate: float | None = None
+
+    def write(self, picture: Array, rate: float | None) -> None:
+        """Append a frame of a film of a stated frame rate."""
+        if self._path is None:
+            return
+        if self._writer is not None:
+            self._writer.write(picture)
+            return
+        self._rate = rate
+        self._first.append((time.monotonic(), picture))
+        if not self._measured or len(self._first) >= FRAMES_TO_MEASURE:
+            self._open(self._path)
+
+    def _open(self, path: Path) -> None:
+        rate = self._rate or 25.0
+        if self._measured and len(self._first) > 1:
+            pace = (self._first[-1][0] - self._first[0][0]) / (len(self._first) - 1)
+            rate = min(rate, max(1.0, 1 / pace)) if pace > 0 else rate
+        self._writer = FilmWriter(path, rate)
+        for _, picture in self._first:
+            self._writer.write(picture)
+        self._first = []
+
+    def __enter__(self) -> AnnotatedFilm:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._first and self._path is not None:
+            self._open(self._path)
+        if self._writer is not None:
+            self._writer.__exit__(kind, value, trace)
 
 
 def frame_rate(path: Path | str, content: list[dict[str, Any]]) -> float | None:

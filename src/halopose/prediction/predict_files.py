@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from halopose.background import ReadAhead, TaskThread
 from halopose.data.coco import Numbering, parse_predictions, read_numbering
 from halopose.data.dataset import image_id, image_ids
 from halopose.data.files import make_folder, write_text
-from halopose.data.films import FilmWriter
+from halopose.data.films import AnnotatedFilm
 from halopose.data.images import NamedImage, write_image
 from halopose.data.lock import locked
 from halopose.data.sources import Source, find_sources
@@ -37,7 +36,6 @@ from halopose.types import Array, Progress
 log = logging.getLogger(__name__)
 
 MOST_FOLDERS = 10_000  # numbered output folders
-FRAMES_TO_MEASURE = 10  # of a camera, before its annotated film is opened
 
 Item = TypeVar("Item")
 
@@ -322,7 +320,7 @@ class _Run:
         began = time.monotonic()
         frames, stopped = 0, False
         target = self.folder / f"{source.name}.mp4" if self.settings.pictures is not None else None
-        with _AnnotatedFilm(target, source.is_endless) as film, TaskThread() as tasks:
+        with AnnotatedFilm(target, source.is_endless) as film, TaskThread() as tasks:
             read = self._timed(_read(source, self.settings.vid_stride))
             with ReadAhead(read, newest=source.is_endless and self.window is not None) as images:
                 try:
@@ -343,7 +341,7 @@ class _Run:
         if stopped:
             raise _Stopped
 
-    def _frame(self, source: Source, image: NamedImage, film: _AnnotatedFilm, tasks: TaskThread) -> None:
+    def _frame(self, source: Source, image: NamedImage, film: AnnotatedFilm, tasks: TaskThread) -> None:
         poses = self._poses(image, source.file_name)
         entries = self._entries(image, source.file_name, poses, None if source.is_endless else image.rate)
         picture = self._shown(image, poses)
@@ -442,51 +440,6 @@ class _Run:
             if complete:
                 raise
             return 0
-
-
-class _AnnotatedFilm:
-    """Annotated film, opened with its first frames. The frame rate of a camera is measured, as its stated one may be
-    faster than the model.
-    """
-
-    def __init__(self, path: Path | None, measured: bool) -> None:
-        self._path, self._measured = path, measured
-        self._writer: FilmWriter | None = None
-        self._first: list[tuple[float, Array]] = []
-        self._rate: float | None = None
-
-    def write(self, picture: Array, rate: float | None) -> None:
-        """Append a frame of a film of a stated frame rate."""
-        if self._path is None:
-            return
-        if self._writer is not None:
-            self._writer.write(picture)
-            return
-        self._rate = rate
-        self._first.append((time.monotonic(), picture))
-        if not self._measured or len(self._first) >= FRAMES_TO_MEASURE:
-            self._open(self._path)
-
-    def _open(self, path: Path) -> None:
-        rate = self._rate or 25.0
-        if self._measured and len(self._first) > 1:
-            pace = (self._first[-1][0] - self._first[0][0]) / (len(self._first) - 1)
-            rate = min(rate, max(1.0, 1 / pace)) if pace > 0 else rate
-        self._writer = FilmWriter(path, rate)
-        for _, picture in self._first:
-            self._writer.write(picture)
-        self._first = []
-
-    def __enter__(self) -> _AnnotatedFilm:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None and self._first and self._path is not None:
-            self._open(self._path)
-        if self._writer is not None:
-            self._writer.__exit__(kind, value, trace)
 
 
 class _Clock:

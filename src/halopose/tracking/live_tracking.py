@@ -6,7 +6,7 @@ of its last detection, and the motion model is not fitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -56,7 +56,7 @@ def track_live(
 
 
 def track_live_windows(
-    frames: Sequence[PoseDistributions],
+    frames: Iterable[PoseDistributions],
     layout: Keypoints,
     *,
     rate: float,
@@ -68,20 +68,21 @@ def track_live_windows(
     """Track the objects of a film causally, one window of frames after the other; windows change no result.
 
     Args:
-        frames: Poses of each frame.
+        frames: Poses of each frame; an iterator may go on without end, as that of a camera does.
         layout: Keypoint layout.
         rate: Frame rate in frames per second.
         settings: Thresholds of the tracker.
         motion: Motion and error model; default ``Motion.typical``.
-        warps: Image motion before each frame, if the camera moves.
+        warps: Image motion before each frame, if the camera moves. With an iterator it may grow as frames arrive.
         window: Number of frames in a window; None for the whole film.
 
     Yields:
         Windows that cover all frames in order.
     """
-    check_warps(frames, warps)
+    if isinstance(frames, Sequence):
+        check_warps(frames, warps)
     tracker = Tracker(layout, rate, settings, motion)
-    least, start = 0.0, 0
+    least, start, number = 0.0, 0, -1
     classes: dict[int, int] = {}
     parts: list[tuple[PoseDistributions, Array, Array, Array]] = []
     for number, poses in enumerate(frames):
@@ -102,9 +103,11 @@ def track_live_windows(
                 image_ids=np.full(len(identities), number),
             )
             parts.append((shown, identities, observed, tracker.velocity))
-        if number + 1 == len(frames) or (window and number + 1 - start == window):
+        if window and number + 1 - start == window:
             yield TrackWindow(start, number + 1, _joined(parts, rate, layout, tracker.motion))
             start, parts = number + 1, []
+    if start <= number:
+        yield TrackWindow(start, number + 1, _joined(parts, rate, layout, tracker.motion))
 
 
 def _joined(
