@@ -111,7 +111,8 @@ class TrackedFilm:
             return text
         motion, how = self.motion, "assumed" if self.causal else "learnt"
         lasting = f"{float(motion.share):.0%} of the errors' variance lasts, for {float(motion.memory):.2g} s"
-        return f"{text}\n{how}: {lasting}; accelerations {motion.acceleration.min():.2g} to {motion.acceleration.max():.2g} sizes / s^1.5"
+        low, high = motion.acceleration.min(), motion.acceleration.max()
+        return f"{text}\n{how}: {lasting}; accelerations {low:.2g} to {high:.2g} sizes / s^1.5"
 
 
 def track_files(
