@@ -20,7 +20,7 @@ LAYERS = (
     ("inputs", ("hosts", "geometry", "tracking")),
     ("calibration", ("calibration", "matching", "data")),
     ("values", ("poses", "protocol", "drawing")),
-    ("method", ("uncertainty", "keypoints, boxes, types, errors", "runtime")),
+    ("method", ("uncertainty", "keypoints, boxes, types", "runtime")),
 )
 STEPS = ("host", "collect", "train", "calibrate", "prune", "artifact", "predict, evaluate, export")
 STYLE = """

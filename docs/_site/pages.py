@@ -30,11 +30,14 @@ OUTSIDE = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Show the version in the header, and a link to the repository if the environment names it, as GitHub's does."""
+    """Show the version in the header, and link to the repository if the environment names it, as GitHub's does.
+
+    The link is in the footer: for one in the header the theme asks GitHub's servers for the number of stars.
+    """
     config.site_name = f"halopose {__version__}"
     if repository := os.environ.get("GITHUB_REPOSITORY"):
-        config.repo_url = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
-        config.repo_name = repository
+        link = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
+        config.extra["social"] = [{"icon": "material/source-repository", "link": link, "name": repository}]
     return config
 
 
