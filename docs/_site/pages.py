@@ -23,6 +23,8 @@ OUTSIDE = {
     "examples/README.md": "examples.md",
     "examples/photographs/README.md": "photographs.md",
     "models/README.md": "halopose-models.md",
+    "research/README.md": "research.md",
+    "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "tests/README.md": "tests.md",
