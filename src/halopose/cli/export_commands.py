@@ -39,7 +39,10 @@ def export(
         bool, typer.Option("--unsafe", help="Load a checkpoint that may run code; trusted files only.")
     ] = False,
 ) -> None:
-    """Write an ONNX model that gives calibrated covariances, and a runtime of one file that needs no PyTorch."""
+    """Write an ONNX model that gives calibrated covariances, and a runtime of one file that needs no PyTorch.
+
+    Example: halopose export --base mine.pt --artifact mine.safetensors -o deployed
+    """
     from halopose.data.files import make_folder
     from halopose.data.images import read_source
     from halopose.deploy import folder, onnx_file, quantise, web_page
@@ -82,7 +85,10 @@ def inspect(
     ] = None,
     save: Annotated[bool, typer.Option("--save", help="Keep the options beside the model for all commands.")] = False,
 ) -> None:
-    """Print what is found in an ONNX file: layout, pose layers, feature maps. Options state what is not found."""
+    """Print what is found in an ONNX file: layout, pose layers, feature maps. Options state what is not found.
+
+    Example: halopose inspect model.onnx
+    """
     from halopose.hosts.onnx.onnx_host import OnnxHost, describe
     from halopose.hosts.onnx.pose_graph import GivenByHand
 

@@ -183,6 +183,8 @@ def collect(
     """Run the frozen base once and store what heads will ever see; a rerun resumes.
 
     Under torchrun, or with --part in jobs of an array, each process takes its part of one store.
+
+    Example: halopose collect data.yaml --base mine.pt -o train-cells
     """
     from halopose.data.dataset_loading import load_dataset
     from halopose.data.files import check_target
@@ -236,6 +238,8 @@ def train(
     """Train heads on a match store; a rerun resumes after the last whole epoch.
 
     Under torchrun the processes share the store out and train the same heads together.
+
+    Example: halopose train train-cells --base mine.pt -o uncalibrated.safetensors
     """
     from dataclasses import replace
 
@@ -296,6 +300,8 @@ def calibrate(
 
     A few dozen annotated frames of a camera of your own adapt heads to it; the base's keypoints stay as they are.
     For heads that ship name the model, as `--base runway`.
+
+    Example: halopose calibrate camera.yaml --base mine.pt --artifact mine.safetensors -o camera.safetensors
     """
 
     from halopose.data.files import make_room
@@ -390,6 +396,8 @@ def novelty(
 
     Learns from training images and corrupted copies of them; p-values come from validation images, but for those
     the artifact's card keeps for evaluation.
+
+    Example: halopose novelty data.yaml --base mine.pt --artifact mine.safetensors -o new.safetensors
     """
     import numpy as np
 

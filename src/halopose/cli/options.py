@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from halopose.cli.option_groups import MANY_OPTIONS, option_group
 from halopose.errors import HaloposeError
 
 MANY = 100_000  # resamplings or epochs that nobody waits for
@@ -50,16 +51,24 @@ class Program(TyperGroup):
 
 
 class PanelCommand(TyperCommand):
-    """A command whose help groups options by their panel."""
+    """A command whose help groups options if it has many."""
+
+    def panel_of(self, parameter: Any) -> str:
+        """Return the title above a parameter in the help."""
+        if parameter.param_type_name == "argument":
+            return "Arguments"
+        options = [each for each in self.params if each.param_type_name == "option"]
+        if len(options) <= MANY_OPTIONS:
+            return "Options"
+        return option_group(str(self.name), str(parameter.name)) or "Options"
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write one section for each panel; parameters without a panel are under Arguments or Options."""
-        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        """Write one section for each group."""
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for parameter in self.get_params(ctx):
-            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
             record = parameter.get_help_record(ctx)
             if record is not None:
-                panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+                panels.setdefault(self.panel_of(parameter), []).append(record)
         for name, records in panels.items():
             if records:
                 with formatter.section(name):

@@ -93,6 +93,8 @@ def evaluate(
     """The whole protocol on images that neither heads nor calibration have seen.
 
     Under torchrun each process runs the base on its part of them, and the first scores them all.
+
+    Example: halopose evaluate data.yaml --base mine.pt --artifact mine.safetensors -o report
     """
     from dataclasses import replace
 
@@ -282,7 +284,10 @@ def predict(
 
 
 def models() -> None:
-    """List the models that load by name, with their cards."""
+    """List the models that load by name, with their cards.
+
+    Example: halopose models
+    """
     from halopose.fitting.artifact import Artifact
     from halopose.hosts.model_zoo import named_models
 

@@ -70,7 +70,10 @@ def score(
     file_format: FileFormat = "auto",
     size: PixelSize = None,
 ) -> None:
-    """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html."""
+    """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html.
+
+    Example: halopose score predictions.json truth.json -o report
+    """
     from halopose.calibration.calibrate import warn_of_few
     from halopose.calibration.calibration_file import Pruning, distributions_under, file_that_prunes
     from halopose.calibration.dispersion_model import cross_fitted_dispersions, match_predicted
@@ -148,6 +151,8 @@ def recalibrate(
     """Fit a calibration, a pruning threshold, regions and the correlation of keypoints on a prediction file.
 
     Predictions without covariances get a model of their dispersion from scores, size and posture.
+
+    Example: halopose recalibrate predictions.json truth.json -o calibration.json
     """
     from halopose.calibration.calibrate import warn_of_few
     from halopose.calibration.dispersion_features import parse_features
@@ -195,6 +200,8 @@ def apply(
 
     `keep` is written anew if the calibration was made with --area box or without covariances; else it stays. A file of
     another tool becomes COCO results, or its own format with covariances if the output is named like it.
+
+    Example: halopose apply calibration.json predictions.json -o calibrated.json
     """
     from halopose.calibration.calibration_file import CalibrationFile, apply_to_entries
     from halopose.data.files import check_target, write_json
@@ -226,7 +233,10 @@ def convert(
     file_format: FileFormat = "auto",
     size: PixelSize = None,
 ) -> None:
-    """Convert keypoints between DeepLabCut, Lightning Pose, SLEAP, MediaPipe, MMPose, OpenPose and COCO."""
+    """Convert keypoints between DeepLabCut, Lightning Pose, SLEAP, MediaPipe, MMPose, OpenPose and COCO.
+
+    Example: halopose convert hands.csv -o hands.json --size 640x480
+    """
     from dataclasses import replace
 
     from halopose.data.coco import parse_predictions
@@ -261,7 +271,10 @@ def synthesize(
     ] = 1.25,
     seed: Seed = 0,
 ) -> None:
-    """Make poses whose true distribution is known, to try the protocol out."""
+    """Make poses whose true distribution is known, to try the protocol out.
+
+    Example: halopose synthesize -o synthetic
+    """
     from halopose.data.files import check_target, write_json
     from halopose.data.synthetic_poses import World, synthesize
 

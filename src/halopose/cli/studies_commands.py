@@ -62,7 +62,10 @@ def ablate(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """The paper's ablations on your data: a row per variant, paired differences, verdicts; a rerun resumes."""
+    """The paper's ablations on your data: a row per variant, paired differences, verdicts; a rerun resumes.
+
+    Example: halopose ablate data.yaml --base mine.pt -o ablation
+    """
     from halopose.data.files import make_folder, write_text
     from halopose.data.lock import locked
     from halopose.fitting.settings import FitSettings, TrainSettings
@@ -138,7 +141,10 @@ def finetune(
     device: Annotated[str | None, typer.Option(help="cpu, 0, or 0,1 for several GPUs.")] = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Fine-tune a base towards Gaussian residuals; AP, AR and calibration before, after, and of a control."""
+    """Fine-tune a base towards Gaussian residuals; AP, AR and calibration before, after, and of a control.
+
+    Example: halopose finetune data.yaml --base mine.pt -o study
+    """
     from dataclasses import asdict
 
     from halopose.data.files import make_folder, make_room, write_json, write_text
@@ -210,7 +216,10 @@ def analyse(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Analyse the residuals of a base before any heads are fitted, and recommend settings."""
+    """Analyse the residuals of a base before any heads are fitted, and recommend settings.
+
+    Example: halopose analyse data.yaml --base mine.pt -o analysis
+    """
     from halopose.data.dataset_loading import load_dataset
     from halopose.data.files import make_folder, write_json, write_text
     from halopose.data.lock import locked

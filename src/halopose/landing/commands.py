@@ -60,7 +60,10 @@ land_app = typer.Typer(
 
 @land_app.callback()
 def land(context: typer.Context) -> None:
-    """Fly an approach by camera, simulated or recorded. Without a command: land simulate with its defaults."""
+    """Fly an approach by camera, simulated or recorded. Without a command: land simulate with its defaults.
+
+    Example: halopose land
+    """
     if context.invoked_subcommand is not None:
         return
     say(
@@ -108,7 +111,10 @@ def simulate(
     animation: _Animation = True,
     write: _Write = None,
 ) -> None:
-    """Simulate an approach: camera images, corners, weighted PnP, integrity, sensor fusion; writes a page and a log."""
+    """Simulate an approach: camera images, corners, weighted PnP, integrity, sensor fusion; writes a page and a log.
+
+    Example: halopose land simulate --weather fog -o landing
+    """
     from halopose.landing import run
     from halopose.landing.landing_settings import LandingSettings
     from halopose.landing.outputs import LandingOutputs
@@ -177,7 +183,10 @@ def replay(
     animation: _Animation = True,
     write: _Write = None,
 ) -> None:
-    """Replay a recorded approach: detect the runway in its frames and fuse it with the logged sensors."""
+    """Replay a recorded approach: detect the runway in its frames and fuse it with the logged sensors.
+
+    Example: halopose land replay --frames frames --camera camera.yaml --runway KSFO/28R -o landing
+    """
     from halopose.landing import run
     from halopose.landing.landing_settings import LandingSettings
     from halopose.landing.outputs import LandingOutputs
@@ -244,7 +253,10 @@ def world(
     png: Annotated[bool, typer.Option("--png", help="Write PNG instead of JPEG.")] = False,
     processes: Annotated[int, typer.Option(min=1, max=256, help="Parallel processes.")] = 1,
 ) -> None:
-    """Render runway scenes with exact corners: images, YOLO labels, and COCO json with poses and cameras."""
+    """Render runway scenes with exact corners: images, YOLO labels, and COCO json with poses and cameras.
+
+    Example: halopose world -o world
+    """
     from halopose.data.files import make_folder
     from halopose.landing.world.dataset_writer import write_dataset
     from halopose.landing.world.footage_style import PAVED

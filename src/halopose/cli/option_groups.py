@@ -1,0 +1,50 @@
+"""Groups of options in the help of commands with many options."""
+
+from __future__ import annotations
+
+MANY_OPTIONS = 10  # a command with more has groups
+
+_GROUPS = {
+    "Model": "base artifact deployed family end2end unsafe uncalibrated visibility imgsz widen",
+    "Data": "data frames split train val images val_images truth against file_format size sizes calibration overlap",
+    "Detections": "conf iou classes max_det detections alarm score",
+    "Film": "rate confirm gap camera_motion causal vid_stride offsets smooth frame_rate",
+    "Pictures": "probability hide_pruned boxes legend pictures picture show animation",
+    "Output": "output joint exist_ok save_txt save_csv report log work write record unit up cells web",
+    "Training": (
+        "epochs alpha alphas scale_weight dof dispersion trunk warm_start context train_sizes loss sigma lr freeze "
+        "mirror control heads head_epochs amp novelty_images features"
+    ),
+    "Calibration": (
+        "source share calibration_share fraction rule region_scales offset area scalarisation sigmas covariance "
+        "ignore_covariance"
+    ),
+    "Evaluation": "bootstrap folds scale_edges shift kinds",
+    "Export": "form windows int8",
+    "Flight": (
+        "weather without outage attitude prune integrity requirement camera runway others gnss ils radio irs "
+        "roi_refinement"
+    ),
+    "Machine": "device half workers batch engine part seed",
+}
+_GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}
+# Options that mean something else in one command.
+_SPECIAL = {
+    ("fit", "calibration"): "Calibration",
+    ("ablate", "calibration"): "Calibration",
+    ("land simulate", "visibility"): "Flight",
+    ("replay", "truth"): "Flight",
+    ("replay", "offset"): "Flight",
+    ("replay", "score"): "Flight",
+    ("evaluate", "area"): "Evaluation",
+}
+
+
+def option_group(command: str, option: str) -> str | None:
+    """Return the group of an option of a command; None if it has none.
+
+    Args:
+        command: Name of the command.
+        option: Name of the parameter.
+    """
+    return _SPECIAL.get((command, option), _GROUP_OF.get(option))
