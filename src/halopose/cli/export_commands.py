@@ -45,7 +45,7 @@ def export(
     """
     from halopose.data.files import make_folder
     from halopose.data.images import read_source
-    from halopose.deploy import folder, onnx_file, quantise, web_page
+    from halopose.deploy import exporting, folder, onnx_file, quantise, web_page
     from halopose.deploy.graph import TopkSettings
     from halopose.prediction.uncertain_pose import UncertainPose
 
@@ -54,8 +54,13 @@ def export(
     onnx_file.require_onnx()
     make_folder(output)
     pose = UncertainPose.load_base(base, artifact, unsafe=unsafe, end2end=end2end)
+    if pose.host.is_file and (half or int8):
+        raise HaloposeError(f"{base} keeps its precision: quantise it before heads are added, or export the checkpoint")
+    if pose.host.is_file and web:
+        raise HaloposeError(f"{base}: no page is written for an ONNX file: export the checkpoint for that")
     topk = TopkSettings(candidates=max(TopkSettings().candidates, 4 * windows), windows=windows)
-    model = onnx_file.build(pose.host, pose.artifact, onnx_file.ExportSettings(form, topk, imgsz))
+    settings = onnx_file.ExportSettings(form, topk, imgsz)
+    model = exporting.export_model(pose.host, pose.artifact, settings)
     if half:
         model = quantise.to_half(model)
     if int8:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from halopose.calibration.calibrators import Calibrations
 from halopose.data.files import write_bytes
@@ -22,7 +23,7 @@ from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host
 from halopose.hosts.traceable import Traceable
 from halopose.install_advice import install_command
-from halopose.runtime.predict import BLANK, EXTERNAL, SEAL, Facts, Problem, check_seal
+from halopose.runtime.predict import BLANK, EXTERNAL, OWN, SEAL, Facts, Problem, check_seal
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -59,31 +60,50 @@ def build(host: Host, artifact: Artifact, settings: ExportSettings | None = None
     settings = settings or ExportSettings()
     artifact.check(host)
     traceable = host.traceable()
-    model = _trace(Deployable(traceable, artifact, settings.form, settings.topk).eval())
+    model = trace(Deployable(traceable, artifact, settings.form, settings.topk).eval())
     write_facts(model, facts_of(host, traceable, artifact, settings))
     return checked(model)
 
 
-def _trace(graph: Deployable) -> ModelProto:
-    """Trace with the TorchScript exporter: the dynamo exporter fails on parts of these models."""
-    onnx = require_onnx()
-    axes, (height, width) = _dynamic_axes(graph), TRACED_SIZE
+def trace(graph: Deployable) -> ModelProto:
+    """Trace a model with its heads."""
+    height, width = TRACED_SIZE
     images, area = torch.zeros((2, 3, height, width)), torch.tensor([[0.0, 0.0, width, height]]).repeat(2, 1)
-    given = (images, area) if graph.has_novelty else (images,)
+    given = {"images": images, "area": area} if graph.has_novelty else {"images": images}
+    return trace_module(graph, given, graph.output_names, _dynamic_axes(graph))
+
+
+def trace_module(
+    module: nn.Module,
+    given: Mapping[str, Tensor],
+    names: Sequence[str],
+    axes: Mapping[str, Mapping[int, str]],
+    opset: int = OPSET,
+) -> ModelProto:
+    """Trace with the TorchScript exporter: the dynamo exporter fails on parts of these models.
+
+    Args:
+        module: What to trace.
+        given: Example inputs by name, in order.
+        names: Names of the outputs.
+        axes: Free axes of inputs and outputs by name; all others are constant.
+        opset: Version of the operators.
+    """
+    onnx = require_onnx()
     buffer = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about sizes read from tensors, and the deprecated exporter
         torch.onnx.export(
-            graph,
-            given,
+            module,
+            tuple(given.values()),
             buffer,  # type: ignore[arg-type]
-            opset_version=OPSET,
+            opset_version=opset,
             dynamo=False,
-            input_names=["images", "area"][: len(given)],
-            output_names=graph.output_names,
-            dynamic_axes=axes,
+            input_names=list(given),
+            output_names=list(names),
+            dynamic_axes={name: dict(free) for name, free in axes.items()},
         )
-        outputs = graph(*given)
+        outputs = module(*given.values())
     model = onnx.load_from_string(buffer.getvalue())
     for value, output in zip(model.graph.output, outputs, strict=True):
         free = axes[value.name]  # the exporter marks some constant sizes as free
@@ -160,11 +180,21 @@ def calibrated_facts(facts: Facts, fitted: Calibrations) -> Facts:
 
 
 def write_facts(model: ModelProto, facts: Facts) -> None:
-    """Replace the metadata of a model in place."""
+    """Replace the metadata of a model in place; those of a file that heads were added to stay."""
+    kept = [] if facts.file is None else [e for e in model.metadata_props if not is_own(e.key)]
+    kept = [(entry.key, entry.value) for entry in kept]
     del model.metadata_props[:]
+    for key, value in kept:
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
     for key, value in facts.write().items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
+
+
+def is_own(key: str) -> bool:
+    """Whether a metadata key of a file with added heads was written by halopose."""
+    return key.startswith(OWN) or key in ("format", "checksum")
 
 
 def read_facts(model: ModelProto, where: Path | str) -> Facts:

@@ -160,6 +160,7 @@ class Host(ABC):
     fingerprints: tuple[str, ...]
     description: str
 
+    is_file: bool = False  # whether the model is a deployed file, which stays as it is
     half: bool = False  # whether ``use_half`` was asked for
 
     @property

@@ -43,6 +43,7 @@ Run = Callable[..., Dict[str, Array]]  # (batch (B, 3, H, W), optional areas (B,
 
 FORMAT = "halopose-deployed-"
 VERSION = 2
+OWN = "halopose."  # prefix of metadata keys in a file that has metadata of its own
 BLANK = b"0" * 64  # placeholder for the checksum while it is computed
 SEAL = re.compile(rb"\n\x08checksum\x12@([0-9a-f]{64})")  # metadata entry in the protobuf encoding
 EXTERNAL = b"\n\x08location\x12"  # entry of a tensor whose values are in another file
@@ -98,6 +99,16 @@ def _are_scales(value: Any, size: int) -> bool:
     edges = value["edges"]
     fits = _is_table(value.get("matrices"), (len(edges) + 1, size, size)) and _is_positive(value.get("area_factor"))
     return fits and list(edges) == sorted(edges)
+
+
+def _is_file(value: Any) -> bool:
+    """Whether a value has the properties of a file that heads were added to."""
+    if not isinstance(value, dict) or not isinstance(value.get("names"), dict):
+        return False
+    size, batch = value.get("size"), value.get("batch")
+    fits = size is None or (_is_table(size, (2,)) and all(32 <= side <= LARGEST for side in size))
+    fits = fits and (batch is None or (type(batch) is int and 1 <= batch <= 4096))
+    return fits and all(isinstance(name, str) for name in value["names"].values())
 
 
 # Metadata of the model file ----------------------------------------------------------------------------------
@@ -190,12 +201,13 @@ class Facts:
             )
         values = {}
         for field in fields(cls):
-            if field.name not in properties and field.default is None:
+            key = OWN + field.name if OWN + field.name in properties else field.name
+            if key not in properties and field.default is None:
                 continue
-            if field.name not in properties:
+            if key not in properties:
                 raise Problem(f"{where} lacks the metadata key {field.name!r}: export it again")
             try:
-                values[field.name] = json.loads(properties[field.name])
+                values[field.name] = json.loads(properties[key])
             except ValueError:
                 raise Problem(f"{where}: the metadata key {field.name!r} is damaged: export it again") from None
         facts = cls(**values)
@@ -228,6 +240,7 @@ class Facts:
             _is_table(joint.get("matrix"), (2 * count, 2 * count))
             and ("scales" not in joint or _are_scales(joint["scales"], 2 * count))
         )
+        sound["file"] = self.file is None or _is_file(self.file)
         sound["offset"] = self.offset is None or _is_table(self.offset, (count, 2))
         sound["novelty"] = self.novelty is None or (
             _is_table(known.get("known"), (None, 2)) and _is_table(known.get("known_images"), (None,))
@@ -238,7 +251,8 @@ class Facts:
 
     def write(self) -> Dict[str, str]:
         """Return the key-value pairs to store in a model file."""
-        pairs = {field.name: json.dumps(getattr(self, field.name)) for field in fields(self)}
+        prefix = "" if self.file is None else OWN  # a file may have metadata of the same names
+        pairs = {prefix + field.name: json.dumps(getattr(self, field.name)) for field in fields(self)}
         return {"format": f"{FORMAT}{VERSION}", **pairs}
 
 
@@ -440,7 +454,7 @@ class Model:
             raise Problem(f"imgsz must lie between 1 and {LARGEST}, got {imgsz}")
         pixels, box = prepare(image, self.facts, imgsz)
         area = [] if self.facts.novelty is None else [np.array([box.area], dtype=np.float32)]
-        outputs = self.run(pixels[None], *area)
+        outputs = self._outputs(pixels[None], *area)
         select = _select_yolonas if self.facts.layout == "yolonas" else _select_ultralytics
         try:
             cell, found = select(self.facts, outputs, box, conf, iou, max_detections)
@@ -451,6 +465,23 @@ class Model:
         if self.facts.novelty is not None:
             found = _with_novelty(found, cell, cells, outputs, self.facts.novelty, conf)
         return _with_factors(found, cell, cells, factors, box)
+
+    def _outputs(self, batch: Array, *rest: Array) -> Dict[str, Array]:
+        """Run the graph; outputs of a file that heads were added to get the names and the form of the layout."""
+        file = self.facts.file
+        if file is None:
+            return self.run(batch, *rest)
+        count = len(batch)
+        given = [batch.astype(np.float16 if file.get("half") else np.float32), *rest]
+        missing = (file.get("batch") or count) - count
+        if missing > 0:
+            given = [np.concatenate([each, np.repeat(each[-1:], missing, axis=0)]) for each in given]
+        outputs = {name: values[:count] for name, values in self.run(*given).items()}
+        for name, own in file.get("names", {}).items():
+            outputs[name] = outputs[own].astype(np.float32)
+        if file.get("transposed"):
+            outputs["output0"] = outputs["output0"].transpose(0, 2, 1)
+        return outputs
 
 
 def check_seal(path: str) -> None:
@@ -757,7 +788,9 @@ def _select_ultralytics(
         cell = np.flatnonzero(best > conf)
         rows, scores = output[:, cell].T, best[cell]
         classes = rows[:, 4:split].argmax(1)
-        boxes = np.concatenate([rows[:, :2] - rows[:, 2:4] / 2, rows[:, :2] + rows[:, 2:4] / 2], axis=1)
+        boxes = rows[:, :4]
+        if not (facts.file or {}).get("corners"):
+            boxes = np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=1)
         kept = suppress(boxes, scores, classes, iou)[:most]
         cell, boxes, scores, classes = cell[kept], boxes[kept], scores[kept], classes[kept]
         rest = rows[kept][:, split:]

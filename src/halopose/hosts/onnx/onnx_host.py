@@ -67,6 +67,8 @@ class Decoded:
 class OnnxHost(Host):
     """A frozen ONNX file."""
 
+    is_file = True
+
     def __init__(
         self,
         path: Path | str,

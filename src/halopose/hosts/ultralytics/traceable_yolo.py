@@ -10,8 +10,8 @@ from torch import Tensor
 from ultralytics.nn.modules import C2f
 from ultralytics.nn.tasks import PoseModel
 
+from halopose.hosts.decoded_cells import column_cells
 from halopose.hosts.traceable import Traceable, Traced
-from halopose.uncertainty.context_features import CellBoxes
 
 
 class TraceablePose(Traceable):
@@ -52,36 +52,8 @@ class TraceablePose(Traceable):
             scores, cells = self._chosen
             return Traced((output,), tuple(self._features), scores, None, cells)
         scores = output[:, 4 : 4 + self.head.nc].transpose(1, 2)
-        said = cells_of(output, self.head.nc, tuple(self.head.kpt_shape))
+        said = column_cells(output, self.head.nc, tuple(self.head.kpt_shape))
         return Traced((output,), tuple(self._features), scores, said)
-
-
-def cells_of(decoded: Tensor, classes: int, keypoints: tuple[int, int]) -> CellBoxes:
-    """Reads the framework's output (B, 4 + classes + K * dimensions, A), at some cells instead of all."""
-    _, dimensions = keypoints
-
-    def boxes_of(found: Tensor) -> list[Tensor]:
-        centre, half = found[:, :2], found[:, 2:4] / 2
-        return [centre - half, centre + half]
-
-    def points_of(found: Tensor) -> list[Tensor]:
-        return [found[:, part::dimensions] for part in range(dimensions)]
-
-    def rows(cell: Tensor) -> Tensor:
-        found = _columns(decoded, slice(None), cell)
-        return torch.cat([*boxes_of(found), *points_of(found[:, 4 + classes :])], 1).transpose(1, 2)
-
-    return CellBoxes(
-        boxes=lambda cell: torch.cat(boxes_of(_columns(decoded, slice(4), cell)), 1).transpose(1, 2),
-        points=lambda cell: torch.cat(points_of(_columns(decoded, slice(4 + classes, None), cell)), 1).transpose(1, 2),
-        rows=rows,  # read at once: a runtime takes it for a mistake if less is read than there is
-    )
-
-
-def _columns(values: Tensor, part: slice, cell: Tensor) -> Tensor:
-    """Select channels (B, c, n) of values (B, C, A) at cells (B, n)."""
-    values = values[:, part]
-    return values.gather(2, cell[:, None].expand(-1, int(values.shape[1]), -1))
 
 
 def _gather_rows(values: Tensor, index: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from halopose.hosts.base import (
     refusal,
     sketch_of_head,
 )
+from halopose.hosts.decoded_cells import column_cells
 from halopose.hosts.traceable import Traceable
 from halopose.install_advice import install_command
 from halopose.keypoints import Keypoints
@@ -57,7 +58,7 @@ try:
     from ultralytics.utils.nms import non_max_suppression
 
     from halopose.hosts.ultralytics.assignment import assign_cells
-    from halopose.hosts.ultralytics.traceable_yolo import TraceablePose, cells_of
+    from halopose.hosts.ultralytics.traceable_yolo import TraceablePose
     from halopose.hosts.ultralytics.weights import read_model
 except ImportError as error:
     raise HaloposeError(
@@ -244,7 +245,7 @@ class UltralyticsHost(Host):
     def cells(self, output: HostOutput) -> CellBoxes | None:
         if self.end2end:  # one cell per object: there is nothing to compare it with
             return None
-        return cells_of(output.raw[0], len(self.class_names), (self.keypoint_count, self.dimensions))
+        return column_cells(output.raw[0], len(self.class_names), (self.keypoint_count, self.dimensions))
 
     def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:
         return Selection(

@@ -1,0 +1,27 @@
+"""Export a model with heads, whatever its host is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from halopose.deploy import added_heads, onnx_file
+from halopose.deploy.onnx_file import ExportSettings
+from halopose.fitting.artifact import Artifact
+from halopose.hosts.base import Host
+from halopose.hosts.onnx.onnx_host import OnnxHost
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+def export_model(host: Host, artifact: Artifact, settings: ExportSettings | None = None) -> ModelProto:
+    """The model with heads as one graph: heads are added to an ONNX file, other models are traced with their heads.
+
+    Args:
+        host: Base model.
+        artifact: Artifact of the base model.
+        settings: Settings of the export.
+    """
+    if isinstance(host, OnnxHost):
+        return added_heads.add_heads(host, artifact, settings)
+    return onnx_file.build(host, artifact, settings)
