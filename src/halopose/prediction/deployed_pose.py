@@ -44,6 +44,12 @@ class DeployedPose:
         """Whether predicted poses carry out-of-distribution p-values."""
         return self.deployed.facts.novelty is not None
 
+    @property
+    def novelty_size(self) -> int | None:
+        """Number of calibration images behind the p-values of images, or None."""
+        known = self.deployed.facts.novelty
+        return None if known is None else len(known["known_images"])
+
     def identity(self) -> list[Any]:
         """Everything that predictions depend on, as JSON content."""
         return [self.deployed.digest, self.deployed.facts.visibility_threshold]

@@ -25,6 +25,7 @@ class Predictor(Protocol):
         imgsz: Default input size in pixels.
         family: Default output distribution, "gaussian" or "student-t".
         has_novelty: Whether predicted poses carry out-of-distribution p-values.
+        novelty_size: Number of calibration images behind the p-values of images, or None.
     """
 
     @property
@@ -38,6 +39,9 @@ class Predictor(Protocol):
 
     @property
     def has_novelty(self) -> bool: ...
+
+    @property
+    def novelty_size(self) -> int | None: ...
 
     def identity(self) -> list[Any]:
         """Return everything that predictions depend on, as JSON content."""

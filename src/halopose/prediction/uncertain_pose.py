@@ -190,6 +190,11 @@ class UncertainPose:
         """Whether predicted poses carry out-of-distribution p-values."""
         return self.novelty is not None
 
+    @property
+    def novelty_size(self) -> int | None:
+        """Number of calibration images behind the p-values of images, or None."""
+        return None if self.novelty is None else len(self.novelty.known_images)
+
     def identity(self) -> list[Any]:
         """Everything that predictions depend on, as JSON content; it tells models apart."""
         return [self.artifact.base, self.widen, self.host.half, self.artifact.digest]
