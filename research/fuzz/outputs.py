@@ -51,6 +51,7 @@ class MeanOfPixels:
     imgsz: int = 32
     family: Family = "gaussian"
     has_novelty: bool = False
+    novelty_size: int | None = None
     count: int = 0
 
     def identity(self) -> list[Any]:

@@ -365,7 +365,8 @@ def test_predict_flags_what_is_unlike_the_data(
     work: Path, novel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = "predict", ASSETS / "bus.jpg", *base(work), "--alarm", 0.5
-    said = run(*arguments, "--artifact", novel, "-o", tmp_path)
+    said = run(*arguments, "--artifact", novel, "-o", tmp_path, "--monitor", 0.01)
+    assert "monitor: no alarm of 1" in said
     entries = json.loads((tmp_path / "predictions.json").read_text())
     flagged = [entry for entry in entries if not entry["in_distribution"]]
     assert all((entry["novelty"] <= 0.5) == (entry in flagged) for entry in entries)

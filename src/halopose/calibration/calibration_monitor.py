@@ -9,13 +9,11 @@ Reference: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, c
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from halopose.errors import HaloposeError
-from halopose.types import Array
 
 Watch = Literal["novelty", "calibration"]
 
@@ -67,12 +65,11 @@ class CalibrationMonitor:
         HaloposeError: A setting is out of range.
 
     Example:
-        >>> monitor = CalibrationMonitor(alarm=0.01)
-        >>> rng = np.random.default_rng(0)
-        >>> any(monitor.update(p).alarmed for p in rng.uniform(size=500))
+        >>> monitor, draw = CalibrationMonitor(alarm=0.01), random.Random(0)
+        >>> any(monitor.update(draw.random()).alarmed for _ in range(500))
         False
-        >>> for p in rng.uniform(0, 0.05, size=20):
-        ...     state = monitor.update(p)
+        >>> for _ in range(20):
+        ...     state = monitor.update(draw.uniform(0, 0.05))
         >>> state.alarmed_at < 515
         True
     """
@@ -93,10 +90,8 @@ class CalibrationMonitor:
         if bets is None:
             raise HaloposeError(f"watch is novelty or calibration, got {watch!r}")
         self.alarm = alarm
-        self._alpha, self._beta = np.array(bets).T
-        norm = [math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) for a, b in bets]
-        self._log_norm = np.array(norm)
-        self._started = np.zeros(len(bets))  # capital of bets that began at an earlier p-value, by bet
+        self._bets = [(a, b, math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)) for a, b in bets]
+        self._started = [0.0] * len(bets)  # capital of bets that began at an earlier p-value, by bet
         self._unstarted = 1.0  # capital of bets that are still to begin
         self._count = 0
         self._alarmed_at: int | None = None
@@ -123,18 +118,17 @@ class CalibrationMonitor:
         rank = p if self._ranks is None else self._ranks.uniform(p)
         begin = self._unstarted - _left(self._count)
         self._unstarted -= begin
-        self._started += begin / len(self._started)
-        self._started = np.minimum(self._started * self._density(rank), _LARGEST)
-        self._evidence = float(self._unstarted + self._started.sum())
+        share = begin / len(self._bets)
+        low = math.log(max(rank, _FLOOR))
+        high = math.log(max(1 - rank, _FLOOR))
+        self._started = [
+            min((capital + share) * math.exp(norm + (a - 1) * low + (b - 1) * high), _LARGEST)
+            for capital, (a, b, norm) in zip(self._started, self._bets, strict=True)
+        ]
+        self._evidence = self._unstarted + sum(self._started)
         if self._alarmed_at is None and self._evidence >= 1 / self.alarm:
             self._alarmed_at = self._count
         return self.state
-
-    def _density(self, rank: float) -> Array:
-        """Beta densities at a rank."""
-        inside = min(max(rank, _FLOOR), 1 - _FLOOR)
-        log = (self._alpha - 1) * math.log(inside) + (self._beta - 1) * math.log1p(-inside)
-        return np.asarray(np.exp(self._log_norm + log))
 
 
 def _left(count: int) -> float:
@@ -151,27 +145,27 @@ class _OnlineRanks:
 
     def __init__(self, size: int, seed: int) -> None:
         self._size = size
-        self._tree = np.zeros(size + 2, dtype=np.int64)  # Fenwick tree of the stream by k
+        self._tree = [0] * (size + 2)  # Fenwick tree of the stream by k
         self._count = 0
-        self._random = np.random.default_rng(seed)
+        self._random = random.Random(seed)
 
     def uniform(self, p: float) -> float:
         """The rank of a p-value as a number from 0 to 1, and remember the value."""
         k = min(max(round(p * (self._size + 1)), 1), self._size + 1)
         before = self._below(k - 1)
         equal = self._below(k) - before
-        place = k - 1 + before + int(self._random.integers(0, equal + 1))
+        place = k - 1 + before + self._random.randrange(equal + 1)
         found = (place + self._random.random()) / (self._size + self._count + 1)
         self._count += 1
         while k < len(self._tree):
             self._tree[k] += 1
             k += k & -k
-        return float(found)
+        return found
 
     def _below(self, k: int) -> int:
         """Number of values of the stream with at most this k."""
         total = 0
         while k > 0:
-            total += int(self._tree[k])
+            total += self._tree[k]
             k -= k & -k
         return total

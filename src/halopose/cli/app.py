@@ -87,6 +87,7 @@ COMMANDS = {
         scoring_commands.recalibrate,
         scoring_commands.apply,
         scoring_commands.convert,
+        scoring_commands.sigmas,
         scoring_commands.synthesize,
         studies_commands.analyse,
         studies_commands.ablate,

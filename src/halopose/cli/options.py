@@ -309,6 +309,15 @@ Alarm = Annotated[
         help="Flag what is unlike the data: so many false alarms on usual images.",
     ),
 ]
+Monitor = Annotated[
+    float | None,
+    typer.Option(
+        "--monitor",
+        callback=maybe_between,
+        help="Warn when images stop being like those of the calibration, with at most this false-alarm probability "
+        "over the whole run, such as 0.01.",
+    ),
+]
 Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence threshold.")]
 Iou = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="IoU threshold of NMS.")]
 OtherSize = Annotated[int | None, typer.Option(min=SMALLEST, max=LARGEST, help="Input size; else the artifact's.")]

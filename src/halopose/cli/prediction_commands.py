@@ -27,6 +27,7 @@ from halopose.cli.options import (
     MaxDet,
     MaybeArtifact,
     MaybeBase,
+    Monitor,
     OtherSize,
     Uncalibrated,
     Unsafe,
@@ -222,6 +223,7 @@ def predict(
         bool, typer.Option("--exist-ok", help="Replace an earlier run in the output folder; else folders are numbered.")
     ] = False,
     alarm: Alarm = None,
+    monitor: Monitor = None,
     widen: Annotated[
         bool, typer.Option("--widen", help="Enlarge the covariances of out-of-distribution detections.")
     ] = False,
@@ -266,6 +268,7 @@ def predict(
         pictures=shown,
         joint=joint,
         alarm=alarm,
+        monitor=monitor,
         exist_ok=exist_ok,
         classes=class_numbers(classes),
         max_det=max_det,
@@ -278,6 +281,10 @@ def predict(
     if written.speed is not None:
         say(f"{written.images} images, per image: {written.speed}")
     say(f"{written.done} of {written.sources} -> {written.folder}")
+    if written.monitor is not None:
+        state = written.monitor
+        said = f"alarm at image {state.alarmed_at}" if state.alarmed else "no alarm"
+        say(f"monitor: {said} of {state.count} (evidence {state.evidence:.3g})")
     if written.skipped:
         say(f"{len(written.skipped)} could not be read")
         raise typer.Exit(1)

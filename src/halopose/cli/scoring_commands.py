@@ -220,6 +220,42 @@ def apply(
     say(f"{file.family} calibration applied to {count} detections -> {output}")
 
 
+def sigmas(
+    labels: Annotated[
+        list[Path], typer.Argument(help="COCO ground truth, or labels of another tool; several annotators.")
+    ],
+    predictions: Annotated[
+        Path | None, typer.Option(help="Predictions of a model for these images; else labels are repeated.")
+    ] = None,
+    file_format: FileFormat = "auto",
+    size: PixelSize = None,
+) -> None:
+    """Estimate OKS sigmas of custom keypoints from repeated labels, or from a model's residuals.
+
+    Example: halopose sigmas annotator1.json annotator2.json
+    """
+    from halopose.calibration.oks_sigmas import sigmas_from_repeats, sigmas_from_residuals
+    from halopose.data.coco import parse_predictions
+    from halopose.data.formats.reading import parse_size, read_labels, read_results
+
+    read = [read_labels(path) for path in labels]
+    if predictions is None:
+        found = sigmas_from_repeats(read)
+    else:
+        if len(read) > 1:
+            raise HaloposeError("give one label file with --predictions")
+        content = read_results(predictions, file_format, parse_size(size), labels[0])
+        detections = parse_predictions(predictions, content, read[0].truth, read[0].classes, constants=True)
+        found = sigmas_from_residuals(detections, read[0].truth)
+    for name, value, error, count in zip(found.names, found.sigmas, found.error, found.samples, strict=True):
+        say(f"{name:20} {value:.4f} +- {error:.4f}  ({count} samples)", always=True)
+    say(f"--sigmas {','.join(f'{value:.4f}' for value in found.sigmas)}", always=True)
+    if found.source == "repeats":
+        say("from repeated labels: the spread of annotators")
+    else:
+        say("from residuals of the best-scored quarter: label noise and model error of easy keypoints together")
+
+
 def convert(
     source: Annotated[Path, typer.Argument(help="File of another tool, or folder of OpenPose's json files.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; a folder for OpenPose.")],

@@ -16,6 +16,7 @@ from halopose.cli.options import (
     Device,
     Iou,
     MaxDet,
+    Monitor,
     OtherSize,
     Unsafe,
     VidStride,
@@ -24,6 +25,7 @@ from halopose.cli.options import (
     refuse_with_deployed,
 )
 from halopose.cli.terminal import progress, say
+from halopose.errors import HaloposeError
 
 
 def track(
@@ -68,6 +70,7 @@ def track(
     save_txt: Annotated[
         bool, typer.Option("--save-txt", help="Write labels/NAME.txt in YOLO format, with the identity at the end.")
     ] = False,
+    monitor: Monitor = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
@@ -102,8 +105,11 @@ def track(
         vid_stride=vid_stride,
         save_txt=save_txt,
         show=show,
+        monitor=monitor,
     )
     if film.lower().endswith(".json") and "://" not in film:
+        if monitor is not None:
+            raise HaloposeError("--monitor looks at images: give the film, not its predictions.json")
         found = [track_predictions(Path(film), output, settings)]
     else:
         check_track_outputs(film, output, settings)

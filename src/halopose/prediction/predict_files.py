@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from halopose.background import ReadAhead, TaskThread
+from halopose.calibration.calibration_monitor import MonitorState
 from halopose.data.coco import Numbering, parse_predictions, read_numbering
 from halopose.data.dataset import image_id, image_ids
 from halopose.data.files import make_folder, write_text
@@ -31,6 +32,7 @@ from halopose.origin import Speed
 from halopose.pose_tables import keypoint_columns, to_csv, to_yolo
 from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import Predictor
+from halopose.prediction.stream_monitor import StreamMonitor
 from halopose.types import Array, Progress
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class PredictSettings:
         pictures: What annotated pictures and films show; None: none are written.
         joint: Write the joint degrees of freedom and correlations of keypoints as well.
         alarm: False-alarm rate at which detections and images are flagged as out of distribution; None: not flagged.
+        monitor: False-alarm probability of the calibration monitor over the whole run; None: no monitor.
         exist_ok: Write into a folder that holds an earlier run, instead of numbering the folders.
         classes: Classes to keep, counted from 0 as in a data yaml; None: all.
         max_det: Largest number of detections per image, the most confident first; None: no limit but the model's.
@@ -83,6 +86,7 @@ class PredictSettings:
     pictures: PictureSettings | None = field(default_factory=PictureSettings)
     joint: bool = False
     alarm: float | None = None
+    monitor: float | None = None
     exist_ok: bool = False
     classes: tuple[int, ...] | None = None
     max_det: int | None = None
@@ -111,6 +115,7 @@ class PredictedFiles:
         skipped: One line for each that could not be read or predicted.
         images: Number of images and frames that this run predicted.
         speed: Mean milliseconds per image for reading, model, uncertainty, and drawing with writing. They overlap.
+        monitor: State of the calibration monitor after the last image, if there was one.
     """
 
     folder: Path
@@ -119,6 +124,7 @@ class PredictedFiles:
     skipped: tuple[str, ...]
     images: int = 0
     speed: Speed | None = None
+    monitor: MonitorState | None = None
 
 
 def predict_files(
@@ -163,6 +169,8 @@ def predict_files(
         raise HaloposeError(
             "this artifact has no out-of-distribution model, which --alarm needs: add one with `halopose novelty`"
         )
+    if settings.monitor is not None:
+        StreamMonitor(model, settings.monitor)  # refused before a folder is made
     how = asdict(replace(settings, exist_ok=False, show=False))
     key = [*model.identity(), model.family, how, None if ids is None else asdict(ids)]
     states = {source.file_name: source_state(source.path) for source in found}
@@ -243,6 +251,7 @@ class _Run:
         self.window = window
         self.numbers: dict[str, int] = {}
         self.clock = _Clock()
+        self.monitor = None if settings.monitor is None else StreamMonitor(model, settings.monitor)
 
     def over(self, sources: Sequence[Source], step: Progress) -> PredictedFiles:
         """Predict every source that is not finished yet."""
@@ -273,7 +282,10 @@ class _Run:
             raise
         finally:
             done = self._closed(complete)
-        return PredictedFiles(self.folder, len(sources), done, tuple(skipped), self.clock.images, self.clock.speed)
+        watched = None if self.monitor is None else self.monitor.state
+        return PredictedFiles(
+            self.folder, len(sources), done, tuple(skipped), self.clock.images, self.clock.speed, watched
+        )
 
     def _images(self, sources: Iterable[Source]) -> Generator[_UnusableSource | None]:
         """Predict images; yields for each the error that made it unusable, or None."""
@@ -373,6 +385,8 @@ class _Run:
         except HaloposeError as error:
             raise _UnusableSource(f"{file_name}: {error}") from None
         self.clock.add(found)
+        if self.monitor is not None:
+            self.monitor.update(found, image.name, None if image.frame is None else file_name, image.rate)
         return chosen_detections(found, settings.classes, settings.max_det)
 
     def _entries(

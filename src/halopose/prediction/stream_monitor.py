@@ -9,6 +9,8 @@ from halopose.errors import HaloposeError
 from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import Predictor
 
+USUAL_RATE = 25.0  # frames per second of a film that does not state it
+
 log = logging.getLogger(__name__)
 
 
@@ -31,6 +33,8 @@ class StreamMonitor:
             raise HaloposeError(
                 "this artifact has no out-of-distribution model, which --monitor needs: add one with `halopose novelty`"
             )
+        self._film: str | None = None
+        self._since = 0  # frames of the film so far
         self._monitor = CalibrationMonitor(alarm, calibration_size=size)
 
     @property
@@ -38,23 +42,37 @@ class StreamMonitor:
         """The state after the last image."""
         return self._monitor.state
 
-    def update(self, poses: PoseDistributions, name: str, frame: int = 0, rate: float | None = None) -> MonitorState:
+    def update(self, poses: PoseDistributions, name: str, film: str | None = None, rate: float | None = None) -> bool:
         """Take the poses of the next image.
 
         Args:
             poses: Poses with ``image_novelty``.
             name: Name of the image in the message.
-            frame: Number of the frame in a film, from 0.
-            rate: Frames per second of the film; None for single images.
+            film: Name of the film that it is a frame of, if any.
+            rate: Frames per second of the film, if known.
+
+        Returns:
+            Whether this image raised the alarm.
         """
-        if poses.image_novelty is None or (rate is not None and frame % max(round(rate), 1)):
-            return self.state
+        if poses.image_novelty is None or self._too_close(film, rate):
+            return False
         before = self.state.alarmed
         state = self._monitor.update(float(poses.image_novelty[0]))
-        if state.alarmed and not before:
-            log.warning(
-                "monitor: from %s on, images are no longer like those of the calibration (evidence %.3g after %d "
-                "images): check camera, lens and weather, then recalibrate",
-                name, state.evidence, state.count,
-            )  # fmt: skip
-        return state
+        if before or not state.alarmed:
+            return False
+        log.warning(
+            "monitor: from %s on, images are no longer like those of the calibration (evidence %.3g after %d images): "
+            "check camera, lens and weather, then recalibrate",
+            name, state.evidence, state.count,
+        )  # fmt: skip
+        return True
+
+    def _too_close(self, film: str | None, rate: float | None) -> bool:
+        """Whether a frame follows the last one of its film that counted by less than a second."""
+        if film is None:
+            return False
+        if film != self._film:
+            self._film, self._since = film, 0
+        place = self._since
+        self._since += 1
+        return place % max(round(rate or USUAL_RATE), 1) != 0

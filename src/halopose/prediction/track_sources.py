@@ -24,6 +24,7 @@ from halopose.pose_tables import to_yolo
 from halopose.poses import PoseDistributions
 from halopose.prediction.predict_files import chosen_detections
 from halopose.prediction.predictor import Predictor
+from halopose.prediction.stream_monitor import StreamMonitor
 from halopose.tracking.camera_motion import CameraMotion
 from halopose.tracking.frame_store import FrameStore
 from halopose.tracking.live_tracking import track_live_windows
@@ -55,6 +56,7 @@ class TrackFileSettings:
         vid_stride: Take every so many frames.
         save_txt: Write labels/NAME.txt for each frame, in YOLO's format with the identity at the end of a line.
         show: Show the annotated frames in a window.
+        monitor: False-alarm probability of the calibration monitor; None: no monitor.
     """
 
     tracker: TrackSettings = field(default_factory=TrackSettings)
@@ -71,6 +73,7 @@ class TrackFileSettings:
     vid_stride: int = 1
     save_txt: bool = False
     show: bool = False
+    monitor: float | None = None
 
 
 @dataclass
@@ -228,6 +231,7 @@ class _TrackRun:
         self.model, self.source, self.folder, self.settings = model, source, folder, settings
         self.progress = progress
         self.target = folder / f"{source.name}.mp4" if settings.pictures else None
+        self.monitor = None if settings.monitor is None else StreamMonitor(model, settings.monitor)
         self.warps: list[Warp | None] = []
         self.found = TrackedFilm(source.name, written=_outputs(folder, source.path, self.target))
 
@@ -291,6 +295,8 @@ class _TrackRun:
                     found = self.model.predict(
                         image.pixels, conf=settings.conf, iou=settings.iou, imgsz=settings.imgsz
                     )[0]
+                    if self.monitor is not None:
+                        self.monitor.update(found, image.name, source.name, image.rate)
                     poses = chosen_detections(found, settings.classes, settings.max_det)
                     if settings.camera_motion:
                         self.warps.append(background.update(image.pixels, poses.boxes))
