@@ -210,7 +210,7 @@ def apply(
     check_target(output)
     file, pixels = CalibrationFile.load(calibration), parse_size(size)
     foreign = read_foreign(predictions, file_format, pixels)
-    content = read_results(predictions, "coco") if foreign is None else foreign[0].to_entries()
+    content = read_results(predictions, file_format, pixels)
     entries = apply_to_entries(file, content, predictions, joint=joint, region=region)
     count = len(entries)
     if foreign is not None and (output.suffix == predictions.suffix == ".csv" or not output.suffix):

@@ -107,7 +107,7 @@ def track(
         show=show,
         monitor=monitor,
     )
-    if film.lower().endswith(".json") and "://" not in film:
+    if film.lower().endswith((".json", ".csv", ".h5", ".slp")) and "://" not in film:
         if monitor is not None:
             raise HaloposeError("--monitor looks at images: give the film, not its predictions.json")
         found = [track_predictions(Path(film), output, settings)]

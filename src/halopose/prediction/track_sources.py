@@ -13,8 +13,9 @@ from pathlib import Path
 
 from halopose.background import ReadAhead
 from halopose.data.coco import parse_predictions
-from halopose.data.files import make_folder, read_json, write_text
+from halopose.data.files import make_folder, write_text
 from halopose.data.films import FRAMES_TO_MEASURE, AnnotatedFilm, by_film, frame_rate
+from halopose.data.formats.reading import read_results
 from halopose.data.images import NamedImage
 from halopose.data.sources import Source, find_sources
 from halopose.display import Window, check_screen
@@ -201,7 +202,7 @@ def track_predictions(
 
 def read_frames(path: Path) -> tuple[list[PoseDistributions], Keypoints, float | None]:
     """Poses of each frame of one film in a predictions.json, keypoint layout, and frame rate if it is stated."""
-    content = read_json(path)
+    content = read_results(path)
     poses = parse_predictions(path, content, None)
     films = by_film(path, content, poses)
     if len(films) > 1:

@@ -145,7 +145,7 @@ class PoseTable:
             frames=np.array([entry["image_id"] for entry in entries], dtype=np.int64),
             tracks=np.array([entry.get("track_id", -1) for entry in entries], dtype=np.int64),
             individuals=() if like is None else like.individuals,
-            images=named if like is None else {**like.images, **named},
+            images=named if like is None else dict(like.images),
             boxes=None if boxes is None else np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1),
             pose_scores=np.array([entry["score"] for entry in entries], dtype=float),
             covariance=covariance,

@@ -80,6 +80,8 @@ def read_results(
         return read_json(path)
     table = found[0]
     entries = table.to_entries()
+    for entry in entries:  # named as frames of a film, which `halopose track` needs
+        entry.setdefault("file_name", f"{Path(path).stem}_{entry['image_id']:06d}")
     if truth is not None and table.images and not _is_foreign(truth):
         images = read_numbering(truth).images
         by_name = {Path(name).name: name for name in table.images.values()}
