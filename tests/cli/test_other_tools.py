@@ -9,6 +9,7 @@ import numpy as np
 
 from halopose.data.formats.pose_table import PoseTable
 from halopose.data.formats.reading import read_table, write_table
+from halopose.types import Array
 from tests.helpers.commands import run
 
 NAMES = ("nose", "left_ear", "right_ear", "tail")
@@ -20,7 +21,7 @@ def film(frames: int, seed: int, noise: bool) -> PoseTable:
     path = np.stack([100 + 2.0 * np.arange(frames), 200 + 30 * np.sin(np.arange(frames) / 10)], axis=1)
     body = np.array([[0, 0], [-10, 10], [-10, -10], [-60, 0]], dtype=float)
     points = path[:, None] + body
-    score = np.ones(points.shape[:2])
+    score: Array = np.ones(points.shape[:2])
     if noise:
         score = rng.uniform(0.1, 0.95, score.shape)
         points = points + rng.normal(size=points.shape) * (6 * (1 - score))[..., None]
