@@ -18,7 +18,7 @@ from halopose.data.dataset_loading import load_dataset
 from halopose.geometry.camera import Camera
 from halopose.install_advice import install_command
 from halopose.landing.commands import _sensors
-from halopose.landing.flight import _images, navigate
+from halopose.landing.flight import navigate, rendered_images
 from halopose.landing.landing_settings import LandingSettings
 from halopose.landing.navigation.sensors import GNSS, Sensors
 from halopose.landing.recordings.record_flight import record
@@ -131,7 +131,7 @@ def test_large_frames_are_detected_again_where_the_filter_expects_the_runway(
     large = Camera.from_fov(1920, 1152, np.radians(30))
     approach = replace(approach, world=replace(approach.world, camera=large))
     settings, times = LandingSettings(seed=3, rate=0.5), np.arange(0.0, 6.0, 2.0)
-    images = tuple(_images(approach, truth, times, None))
+    images = tuple(rendered_images(approach, truth, times, None))
     nothing = [Blind().nothing] * len(times)
     there = record(navigate(approach, truth, times, nothing, settings, images), tmp_path / "approach")
     looked: list[tuple[int, ...]] = []

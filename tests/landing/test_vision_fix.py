@@ -17,7 +17,7 @@ from halopose.types import Array
 STEADY = replace(ATTITUDE, noise=(1e-6,) * 3, bias=GaussMarkov((1e-6,) * 3))
 SETTINGS = LandingSettings(
     camera=CameraErrors(0, 0, 0, 0, 0, 0), corner_correlation=CornerCorrelation(0, 0, 0), corner_variance_factor=1.0,
-    persistent_share=(0.0, 0.0, 0.0),
+    persistent_share=(0.0, 0.0, 0.0), flicker_share=0.0,
     variance_factor=(1.0, 1.0, 1.0), sensors=Sensors(attitude=STEADY), prune=False,
 )  # fmt: skip
 START = np.array([150.0, 150.0, 60.0])  # standard deviations of the position before the first fix

@@ -8,20 +8,26 @@ the total rate per frame. Without an alarm, with T^2 the limit of the w_k and r 
 
     level = max(Qinv(r / 2) s0, max_k T sqrt(sk^2 - s0^2) + Qinv(r / fault_probability) sk).
 
+Two points wrong together are further hypotheses: every pair, with the product of both probabilities or with a
+probability of its own where a pair has a common cause (``Risks.pairs``). For a pair, T^2 is the limit of the chi-square
+in total. What is left, three faults at once and pairs without which there is no position, is not covered. If it is
+likelier than the budget, the levels are infinite: ARAIM's rule.
+
 After an alarm the K subsets of a frame are solved again. The best one is used if no other fits nearly as well; the
-levels also cover the others, weighted by their odds. One faulty point at a time is covered. Two at a time are not
-(see ``Risks.unmonitored``), and neither are common faults such as wrong points or a wrong camera model.
+levels also cover the others, weighted by their odds, and the pairs. Faults of all points together, such as wrong points
+or a wrong camera model, are not covered.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import combinations
 from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import chdtrc, ndtri
+from scipy.special import chdtrc, chdtri, ndtri
 
 from halopose.errors import HaloposeError
 from halopose.geometry.attitude import solve_with_attitude
@@ -67,20 +73,39 @@ class Risks:
         integrity: probability of an error beyond a level without an alarm.
         fault_probability: prior probability that a point is wrong beyond its covariance.
         odds: largest odds, after an alarm, of another point being the wrong one. Above them the frame is not used.
+        pairs: pairs of points that are wrong together more often than independent points, with their probability.
+        budget: largest probability of faults that no hypothesis covers; above it levels are infinite. Default:
+            ``integrity``.
     """
 
     false_alarm: float = 1e-3
     integrity: float = 1e-7
     fault_probability: float = 1e-3
     odds: float = 1e-3
+    pairs: tuple[tuple[tuple[int, int], float], ...] = ()
+    budget: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_risk(name, value)
+        for name in ("false_alarm", "integrity", "fault_probability", "odds"):
+            check_risk(name, getattr(self, name))
+        for pair, value in self.pairs:
+            check_risk(f"the probability of points {pair}", value)
+
+    def hypotheses(self, points: int) -> tuple[Mask, Array]:
+        """Return which points (G, K) are wrong under each hypothesis, single ones first, and the priors (G,)."""
+        common = {frozenset(pair): value for pair, value in self.pairs}
+        both = self.fault_probability**2
+        pairs = list(combinations(range(points), 2))
+        groups = np.zeros((points + len(pairs), points), dtype=bool)
+        groups[:points] = np.eye(points, dtype=bool)
+        for row, pair in enumerate(pairs):
+            groups[points + row, list(pair)] = True
+        priors = [common.get(frozenset(pair), 0.0) + both for pair in pairs]
+        return groups, np.array([self.fault_probability] * points + priors)
 
     def unmonitored(self, points: int) -> float:
-        """Return the probability of two or more faulty points at once, which the levels do not cover."""
-        return comb(points, 2) * self.fault_probability**2
+        """Return the probability of three or more faulty points at once, which the levels do not cover."""
+        return comb(points, 3) * self.fault_probability**3
 
 
 @dataclass(frozen=True)
@@ -164,9 +189,11 @@ def assess(
     shares, levels = np.zeros(mask.shape), np.full((len(mask), len(axes)), np.inf)
     good = np.flatnonzero(solution.converged)
     if len(good):
-        linear = linearise(observations.select(good), _select(solution, good))
-        shares[good] = linear.shares
-        levels[good] = _levels(linear, mask[good], fewest, risks, axes)
+        groups, priors = risks.hypotheses(mask.shape[1])
+        linear = linearise(observations.select(good), _select(solution, good), groups)
+        shares[good] = linear.shares[:, : mask.shape[1]]
+        levels[good] = _levels(linear, _in_use(groups, mask[good]), priors, mask[good], solution.dof[good], risks, axes)
+        levels[good[mask[good].sum(1) < fewest]] = np.inf
     excluded = np.full(len(observations), -1)
     alarmed = np.flatnonzero(_alarms(solution, shares, mask, risks)) if check else good[:0]
     statistic = np.where(solution.converged, solution.cost, np.nan)
@@ -202,18 +229,40 @@ def _alarms(solution: Solution, shares: Array, mask: Mask, risks: Risks) -> Mask
     return solution.converged & (solution.dof > 0) & ((consistency(solution) < half) | alone)
 
 
-def _levels(linear: Linearisation, mask: Mask, fewest: int, risks: Risks, axes: Array) -> Array:
+def _in_use(groups: Mask, mask: Mask) -> Mask:
+    """Return which groups (N, G) have all their points in use."""
+    return np.asarray((mask[:, None] | ~groups).all(2))
+
+
+def _levels(
+    linear: Linearisation, used: Mask, priors: Array, mask: Mask, dof: Array, risks: Risks, axes: Array
+) -> Array:
     """Return the levels (N, A) of frames without an alarm."""
-    count = np.maximum(mask.sum(1), 1)[:, None, None]
+    points = mask.sum(1)
+    count = np.maximum(points, 1)[:, None, None]
     whole = np.sqrt(_along(linear.covariance, axes))[:, None]
     without = np.sqrt(_along(linear.covariance_without, axes))
-    apart = np.sqrt(np.maximum(without**2 - whole**2, 0.0))
-    limit = np.sqrt(-2 * np.log(risks.false_alarm / 2 / count))
-    risk = risks.integrity / len(axes) / (count + 1)
-    faulty = limit * apart + _tail(risk / risks.fault_probability) * without
-    faulty = np.where(mask[..., None], faulty, 0.0)
-    level = np.maximum(_tail(risk / 2) * whole, faulty).max(1)
-    return np.where(mask.sum(1)[:, None] >= fewest, np.nan_to_num(level, nan=np.inf, posinf=np.inf), np.inf)
+    covered = used & np.isfinite(without).all(2)
+    apart = np.sqrt(np.maximum(np.where(covered[..., None], without, 0.0) ** 2 - whole**2, 0.0))
+    single = np.sqrt(-2 * np.log(risks.false_alarm / 2 / count))
+    total = np.sqrt(chdtri(np.maximum(dof, 1), risks.false_alarm / 2))[:, None, None]
+    limit = np.where((np.arange(len(priors)) < mask.shape[1])[:, None], single, total)
+    risk, overdrawn = _risk_per_hypothesis(covered, used, priors, points, risks, len(axes))
+    share = risk[:, None, None]
+    faulty = limit * apart + _tail(share / priors[:, None]) * np.where(covered[..., None], without, 0.0)
+    faulty = np.where(covered[..., None], faulty, 0.0)
+    level = np.maximum(_tail(share / 2) * whole, faulty).max(1)
+    return np.where(overdrawn[:, None], np.inf, np.nan_to_num(level, nan=np.inf, posinf=np.inf))
+
+
+def _risk_per_hypothesis(
+    covered: Mask, used: Mask, priors: Array, points: Array, risks: Risks, axes: int
+) -> tuple[Array, Mask]:
+    """Return the risk (N,) of each hypothesis and axis, and where the faults that are left overdraw the budget."""
+    left = np.array([risks.unmonitored(int(count)) for count in points]) + (used & ~covered) @ priors
+    budget = risks.integrity if risks.budget is None else risks.budget
+    risk = risks.integrity - (left if risks.budget is None else 0.0)
+    return np.maximum(risk, 1e-300) / axes / (covered.sum(1) + 1), left >= budget
 
 
 def _exclude(
@@ -236,15 +285,33 @@ def _exclude(
     odds = np.where(mask & ~np.isfinite(cost), 1.0, odds)
     verdict = np.where(odds.max(1) < risks.odds, int(Verdict.POINT_EXCLUDED), int(Verdict.UNCLEAR))
     verdict = np.where(fits, verdict, int(Verdict.INCONSISTENT))
-    risk = risks.integrity / len(axes) / (mask.sum(1) + 1)[:, None] / risks.fault_probability
-    position = each.position.reshape(frames, count, 3)
-    spread = np.sqrt(_along(each.covariance.reshape(frames, count, 6, 6)[..., :3, :3], axes))
-    apart = np.abs((position - position[row, best][:, None]) @ axes.T)
-    counted = (odds > risk)[..., None]
-    other = apart + _tail(risk[..., None] / np.where(counted, odds[..., None], 1.0)) * spread
-    level = np.maximum(np.where(counted, other, 0.0).max(1), _tail(risk / 2) * spread[row, best])
-    level = np.where((verdict == Verdict.POINT_EXCLUDED)[:, None], level, np.inf)
+    groups, priors = risks.hypotheses(count)
+    used, pairs = _in_use(groups, mask), groups[count:]
+    rest = (mask[:, None] & ~pairs).reshape(-1, count)
+    second = _solve(replace(observations.select(np.repeat(np.arange(frames), len(pairs))), mask=rest))
+    solved = used & np.concatenate([np.ones_like(mask), second.converged.reshape(frames, -1)], axis=1)
+    risk, overdrawn = _risk_per_hypothesis(solved, used, priors, mask.sum(1), risks, len(axes))
+    position, spread = _separated(each, frames, axes)
+    at_best = position[row, best][:, None]
+    level = _tail(risk / 2)[:, None] * spread[row, best]
+    for places, sigma, odds_of, prior in (
+        (position, spread, odds, priors[:count]),
+        (*_separated(second, frames, axes), solved[:, count:].astype(float), priors[count:]),
+    ):
+        allowed = risk[:, None] / prior
+        counted = (odds_of > allowed)[..., None]
+        quantile = _tail(allowed[..., None] / np.where(counted, odds_of[..., None], 1.0))
+        other = np.abs((places - at_best) @ axes.T) + quantile * sigma
+        level = np.maximum(level, np.where(counted, other, 0.0).max(1, initial=0.0))
+    verdict_good = (verdict == Verdict.POINT_EXCLUDED) & ~overdrawn
+    level = np.where(verdict_good[:, None], np.nan_to_num(level, nan=np.inf, posinf=np.inf), np.inf)
     return np.where(verdict == Verdict.POINT_EXCLUDED, best, -1), verdict, level
+
+
+def _separated(solution: Solution, frames: int, axes: Array) -> tuple[Array, Array]:
+    """Return positions (M, G, 3) of solutions of M frames, and their standard deviations (M, G, A) along axes."""
+    spread = _along(solution.covariance.reshape(frames, -1, 6, 6)[..., :3, :3], axes)
+    return solution.position.reshape(frames, -1, 3), np.sqrt(spread)
 
 
 def _along(covariance: Array, axes: Array) -> Array:

@@ -13,19 +13,19 @@ import numpy as np
 from halopose.geometry.camera import intrinsics_jacobian, pose_jacobian, project_points, to_camera
 from halopose.geometry.observations import Observations
 from halopose.geometry.pnp import Solution
-from halopose.types import Array
+from halopose.types import Array, Mask
 
 
 @dataclass(frozen=True)
 class Linearisation:
-    """Solutions with all points and without each of them; infinite where there is none.
+    """Solutions with all points and without each of G groups of them; infinite where there is none.
 
     Attributes:
         covariance: of the position with all points (N, 3, 3).
-        covariance_without: of the position without each point (N, K, 3, 3).
-        separation: change of the position when a point is left out (N, K, 3).
-        shares: decrease of the chi-square when a point is left out (N, K). Without a fault it is chi-square with two
-            degrees of freedom.
+        covariance_without: of the position without each group (N, G, 3, 3).
+        separation: change of the position when a group is left out (N, G, 3).
+        shares: decrease of the chi-square when a group is left out (N, G). Without a fault it is chi-square with two
+            degrees of freedom per point.
     """
 
     covariance: Array
@@ -34,8 +34,14 @@ class Linearisation:
     shares: Array
 
 
-def linearise(observations: Observations, solution: Solution) -> Linearisation:
-    """Linearise at the solutions of N frames, all of which have converged."""
+def linearise(observations: Observations, solution: Solution, groups: Mask | None = None) -> Linearisation:
+    """Linearise at the solutions of N frames, all of which have converged.
+
+    Args:
+        observations: points and pixels of N frames.
+        solution: their solutions.
+        groups: which points (G, K) to leave out together; default: each point alone.
+    """
     given, mask = observations.R_cam_world, observations.used
     R_cam_world = solution.rotation if given is None else given
     jacobian, prior = _unknowns(observations, R_cam_world, solution.position)
@@ -50,16 +56,22 @@ def linearise(observations: Observations, solution: Solution) -> Linearisation:
     normals = np.swapaxes(rows, -1, -2) @ rows  # (N, K, P, P)
     pulls = (np.swapaxes(rows, -1, -2) @ left[..., None])[..., 0]
     total, pull = normals.sum(1) + prior, pulls.sum(1)
+    left_out = (np.eye(mask.shape[1]) if groups is None else groups).astype(np.float64)
+    normals = np.einsum("gk,nkij->ngij", left_out, normals)
+    pulls = np.einsum("gk,nki->ngi", left_out, pulls)
+    lost = np.square(left).sum(-1) @ left_out.T
     inverse = scaled_inverse(total)
     others = scaled_inverse(total[:, None] - normals)
+    finite = np.isfinite(others[..., 0, 0])
+    known = np.where(finite[..., None, None], others, 0.0)
     step = (inverse @ pull[..., None])[..., 0]
-    moved = (others @ (pull[:, None] - pulls)[..., None])[..., 0]
+    moved = (known @ (pull[:, None] - pulls)[..., None])[..., 0]
     gained = (pull * step).sum(-1)
     kept = ((pull[:, None] - pulls) * moved).sum(-1)
-    shares = np.square(left).sum(-1) + kept - gained[:, None]
-    separation = np.where(used[..., 0], moved[..., :3] - step[:, None, :3], 0.0)
-    finite = np.isfinite(others[..., 0, 0]) & mask
-    shares = np.where(finite, np.maximum(shares, 0.0), 0.0)
+    shares = lost + kept - gained[:, None]
+    in_use: Mask = np.asarray((mask[:, None] & (left_out > 0)).any(2), dtype=bool)
+    separation = np.where(in_use[..., None], moved[..., :3] - step[:, None, :3], 0.0)
+    shares = np.where(finite & in_use, np.maximum(shares, 0.0), 0.0)
     return Linearisation(inverse[:, :3, :3], others[..., :3, :3], separation, shares)
 
 

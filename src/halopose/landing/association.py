@@ -203,6 +203,11 @@ def associate(poses: PoseDistributions, view: Viewpoint, runway: Array, others: 
     return Association(best)
 
 
+def fits(poses: PoseDistributions, view: Viewpoint, corners: Array) -> Array:
+    """Which detections (N,) lie where corners (4, 3) are expected."""
+    return np.asarray(_distances(poses, view, corners) <= _GATE)
+
+
 def _distances(poses: PoseDistributions, view: Viewpoint, corners: Array) -> Array:
     """Return squared distances (N,) of detections to the expected corners, over the three corners that fit best."""
     expected, spread = view.expect(corners)

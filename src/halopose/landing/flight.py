@@ -12,22 +12,27 @@ import numpy as np
 from halopose.geometry.camera import Camera, Mount
 from halopose.landing.association import (
     NO_RUNWAY,
+    NOT_WHERE_EXPECTED,
     OUT_OF_DISTRIBUTION,
+    Association,
     CornerDetections,
+    Viewpoint,
     associate,
     detect_runways,
+    fits,
     in_distribution_only,
 )
 from halopose.landing.frame_buffer import FrameBuffer
 from halopose.landing.landing_settings import TRUTH_RATE, LandingSettings
 from halopose.landing.navigation.fusion import FusedTrack, fuse
-from halopose.landing.navigation.motion_model import FusionSettings, InitialState
+from halopose.landing.navigation.motion_model import POSITION, FusionSettings, InitialState
 from halopose.landing.navigation.navigator import NavigationState
 from halopose.landing.navigation.sensors import (
     DeferredMeasurement,
     GaussMarkov,
     IlsSite,
     Measurement,
+    MemberMeasurements,
     TrueTrajectory,
     simulate,
 )
@@ -43,6 +48,9 @@ from halopose.types import Array
 Progress = Callable[[str, int, int], None]
 
 _START_SIGMA = np.array([30.0, 30.0, 20.0, 3.0, 3.0, 2.0])  # m and m/s, before the first measurement
+_SHARED = 2e-3  # of the distance: filters nearer than this to the first one see the same
+_CANDIDATES = 3  # detections that may be an unexpected runway
+_FARTHEST = 15e3  # metres before the threshold from which a runway is seen at most
 _APART = 0.011  # largest time in seconds between an image and its attitude: one sample of the IRS
 
 
@@ -163,7 +171,7 @@ def detect_in_flight(
     approach = fly(settings.seed, settings.weather, TRUTH_RATE)
     truth = true_trajectory(approach)
     # Detect while rendering: a model of another object is refused at the first image.
-    drawn = _images(approach, truth, frame_times(truth, settings), progress)
+    drawn = rendered_images(approach, truth, frame_times(truth, settings), progress)
     if images is None:
         return detect_runways(model, drawn, conf=settings.conf)
     return detect_runways(model, _kept(drawn, images), conf=settings.conf)
@@ -272,6 +280,7 @@ class VisionSensor:
         self.found = [len(poses) > 0 for poses in detections]
         self.student = bool(detections) and detections[0].dof is not None
         self.corner_detections = [CornerDetections.empty(1, student=self.student) for _ in range(len(times))]
+        self._solutions: dict[tuple[int, int | None], tuple[CornerDetections, VisionFixes]] = {}  # of the last frame
         self.vision_fixes = [self._solved(n) for n in range(len(times))]
 
     def deferred(self, latency: float) -> list[DeferredMeasurement]:
@@ -281,8 +290,12 @@ class VisionSensor:
             for n, time in enumerate(self.times.tolist())
         ]
 
-    def measure(self, n: int, state: NavigationState) -> Measurement | None:
-        """Return the measurement of frame n, given the filter's state; None without a trusted fix."""
+    def measure(self, n: int, state: NavigationState) -> MemberMeasurements | None:
+        """Return the measurement of frame n for each filter, given where that filter believes the aircraft to be.
+
+        Filters near the first one share its association. If a filter does not expect the runway where it was detected,
+        its measurement is marked as unexplained.
+        """
         view = self.vision_model.viewpoint(n, state.position, state.overbound)
         if self.roi_detector is not None:
             looked = self.roi_detector.at(n, expected_box(view, self.vision_model.corners))
@@ -293,12 +306,65 @@ class VisionSensor:
         found = associate(self.detections[n], view, self.vision_model.corners, self.vision_model.others)
         if found.reason == NO_RUNWAY and self.found[n]:
             found = replace(found, reason=OUT_OF_DISTRIBUTION)
-        seen = CornerDetections.of_frame(self.detections[n], found, student=self.student)
-        self.corner_detections[n] = seen
-        self.vision_fixes[n] = fix = self._solved(n)
-        if not fix.trusted[0]:
+        self._solutions.clear()
+        self.corner_detections[n], self.vision_fixes[n] = self._alone(n, found)
+        if not len(self.detections[n]):
             return None
-        return self.vision_model.linearised_measurement(n, self.times[n], seen, fix, state.position, state.overbound)
+        elsewhere: list[Measurement] = []  # solved once, when the first filter needs it
+        bank = state.filters
+        first = self._measured(n, view, found, elsewhere)
+        uses, places = bank.uses("vision"), bank.states[:, POSITION]
+        near = np.linalg.norm(places - places[0], axis=1) < _SHARED * np.linalg.norm(places[0])
+        parts = [first]
+        for member in range(1, len(places)):
+            if not uses[member] or (near[member] and not first[1]):
+                parts.append(first)
+                continue
+            view = self.vision_model.viewpoint(n, places[member], bank.covariances[member, POSITION, POSITION])
+            chosen = associate(self.detections[n], view, self.vision_model.corners, self.vision_model.others)
+            parts.append(self._measured(n, view, chosen, elsewhere))
+        return MemberMeasurements(tuple(part[0] for part in parts), tuple(part[1] for part in parts))
+
+    def _measured(
+        self, n: int, view: Viewpoint, found: Association, elsewhere: list[Measurement]
+    ) -> tuple[Measurement | None, bool]:
+        """Return the measurement of frame n for a filter, and whether its runway is not where the filter expects it."""
+        if found.index is not None:
+            seen, fix = self._alone(n, found)
+            if not fix.trusted[0]:
+                return None, False
+            believed = view.position, view.covariance
+            return self.vision_model.linearised_measurement(n, self.times[n], seen, fix, *believed), False
+        if found.reason != NOT_WHERE_EXPECTED:
+            return None, False
+        known = np.zeros(len(self.detections[n]), dtype=bool)
+        for other in self.vision_model.others:
+            known |= fits(self.detections[n], view, other)
+        if known.all():
+            return None, False
+        if not elsewhere:
+            elsewhere += self._unexpected(n)
+        return (elsewhere[0], True) if elsewhere else (None, False)
+
+    def _unexpected(self, n: int) -> list[Measurement]:
+        """Return the measurement of the most confident detection of frame n that fits the runway's shape, if any."""
+        model = self.vision_model
+        for index in np.argsort(-self.detections[n].scores)[:_CANDIDATES].tolist():
+            seen, fix = self._alone(n, Association(index))
+            if not fix.trusted[0]:
+                continue
+            along, _, up = fix.position[0]
+            if -_FARTHEST < along < model.corners[:, 0].max() and up > 0:
+                return [model.measurement(n, self.times[n], seen, fix, fix.position[0])]
+        return []
+
+    def _alone(self, n: int, found: Association) -> tuple[CornerDetections, VisionFixes]:
+        """Return one detection of frame n, and the fix from it alone."""
+        key = (n, found.index)
+        if key not in self._solutions:
+            seen = CornerDetections.of_frame(self.detections[n], found, student=self.student)
+            self._solutions[key] = seen, solve(seen, self.vision_model.select(slice(n, n + 1)), len(self.times))
+        return self._solutions[key]
 
     def _solved(self, n: int) -> VisionFixes:
         return solve(self.corner_detections[n], self.vision_model.select(slice(n, n + 1)), len(self.times))
@@ -323,10 +389,12 @@ def simulate_sensors(
 ) -> tuple[FusionSettings, list[Measurement]]:
     """Simulate all sensors except the camera, and return them with the settings of the filter."""
     site = IlsSite.of_runway(approach.world.runway.length)
-    return fusion_settings_for(settings, site), simulate(truth, settings.sensors, settings.seed, site)
+    return fusion_settings_for(settings, site, approach.world.camera), simulate(
+        truth, settings.sensors, settings.seed, site
+    )
 
 
-def fusion_settings_for(settings: LandingSettings, site: IlsSite) -> FusionSettings:
+def fusion_settings_for(settings: LandingSettings, site: IlsSite, view: Camera) -> FusionSettings:
     """Return settings of a filter that knows the sensors on board, the camera and the ILS."""
     sensors, camera = settings.sensors, settings.camera
     known: dict[str, Any] = {
@@ -336,9 +404,18 @@ def fusion_settings_for(settings: LandingSettings, site: IlsSite) -> FusionSetti
         known["irs_rate"] = sensors.irs.rate
     known["vision_bias"] = GaussMarkov((1.0, 1.0, 1.0), settings.persistence_s)
     known["vision_freedom"] = settings.noise_scale_dof
-    known["mounting"] = GaussMarkov((camera.mounting,) * 3)
-    lag = max(FusionSettings.lag, 2 * camera.latency)
-    return FusionSettings(site=site, clock=camera.clock, lag=lag, **known)
+    known["vision_flicker"] = GaussMarkov((1.0, 1.0, 1.0), settings.flicker_s)
+    known["mounting"] = GaussMarkov(tuple(np.sqrt(camera.turn_variance(view)).tolist()))
+    required = settings.approach_requirement
+    return FusionSettings(
+        site=site,
+        clock=camera.clock,
+        focal=camera.focal,
+        lag=max(FusionSettings.lag, 2 * camera.latency),
+        integrity_risk=required.risk,
+        patience=required.time_to_alert_s / 3,
+        **known,
+    )
 
 
 def draw_initial_state(truth: TrueTrajectory, seed: int) -> InitialState:
@@ -364,7 +441,9 @@ def logged_attitudes(measured: Sequence[Measurement], times: Array) -> Array:
     return np.where((apart.min(1) <= _APART)[:, None], nearest, np.nan)
 
 
-def _images(approach: Approach, truth: TrueTrajectory, times: Array, progress: Progress | None) -> Iterator[Array]:
+def rendered_images(
+    approach: Approach, truth: TrueTrajectory, times: Array, progress: Progress | None
+) -> Iterator[Array]:
     """Yield the camera images at the times."""
     for number, time in enumerate(times):
         moment = np.array([time])

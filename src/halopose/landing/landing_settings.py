@@ -13,6 +13,8 @@ from halopose.geometry.camera import Camera, Mount, exp_so3
 from halopose.geometry.integrity import Risks
 from halopose.landing.navigation.sensors import (
     VISION_DRIFT,
+    VISION_FLICKER,
+    VISION_FLICKER_SHARE,
     VISION_NOISE_SCALE_DOF,
     VISION_PERSISTENT_SHARE,
     VISION_VARIANCE_FACTOR,
@@ -22,6 +24,7 @@ from halopose.landing.requirements import Operation, Requirement, requirement
 from halopose.landing.world.scenes import Weather, check_weather
 from halopose.types import Array
 
+_EDGES = ((0, 1), (2, 3), (0, 3), (1, 2))  # corners of the near end, the far end, the left and the right edge
 TRUTH_RATE = 100.0  # Hz, the rate of the IRS
 
 
@@ -57,6 +60,11 @@ class CameraErrors:
         sigma = np.zeros(9)
         sigma[:4] = self.focal * camera.fx, self.focal * camera.fy, self.centre, self.centre
         return np.diag(np.square(sigma))
+
+    def turn_variance(self, camera: Camera) -> Array:
+        """Variances (3,) of yaw, pitch and roll by the mounting; a principal point that is off turns the camera."""
+        centre = np.array([self.centre / camera.fx, self.centre / camera.fy, 0.0])
+        return np.asarray(self.mounting**2 + centre**2)
 
     def believed(self, camera: Camera, mount: Mount, seed: int) -> tuple[Camera, Mount]:
         """Return the camera and mounting that the estimator uses: the true ones plus drawn errors."""
@@ -125,10 +133,14 @@ class LandingSettings:
         persistent_share: shares of vision's error variance that persist from image to image.
         persistence_s: time constant of the persistent part in seconds.
         variance_factor: variance of fixes relative to the propagated corner covariances.
+        flicker_share: share of the rest that lasts for a fraction of a second; it matters above 1 Hz.
+        flicker_s: time constant of that part in seconds.
         noise_scale_dof: degrees of freedom of the factor by which the white part differs between flights; inf for none.
         integrity: exclude a corner that does not fit the others, and do not use inconsistent frames.
         false_alarm: probability of a false alarm, as in ``geometry.integrity.Risks``.
         fault_probability: prior probability of a faulty corner, as in ``geometry.integrity.Risks``.
+        edge_probability: prior probabilities that both corners of the near end, the far end, the left and the right
+            edge are wrong together. Raise the first where pavement lies before the threshold.
         requirement: operation whose alert limits and integrity risk apply.
         sensors: sensors on board.
         camera: uncertainty of the camera's calibration.
@@ -147,10 +159,13 @@ class LandingSettings:
     persistent_share: tuple[float, float, float] = VISION_PERSISTENT_SHARE
     persistence_s: float = VISION_DRIFT.time_constant
     variance_factor: tuple[float, float, float] = VISION_VARIANCE_FACTOR
+    flicker_share: float = VISION_FLICKER_SHARE
+    flicker_s: float = VISION_FLICKER.time_constant
     noise_scale_dof: float = VISION_NOISE_SCALE_DOF
     integrity: bool = True
     false_alarm: float = 1e-3
     fault_probability: float = 1.2e-3
+    edge_probability: tuple[float, float, float, float] = (1e-3, 1e-4, 1e-4, 1e-4)
     requirement: Operation = "lpv-200"
     sensors: Sensors = field(default_factory=Sensors)
     camera: CameraErrors = field(default_factory=CameraErrors)
@@ -171,10 +186,16 @@ class LandingSettings:
             raise HaloposeError(f"persistence_s should be above 0 seconds, got {self.persistence_s}")
         if not all(0 <= share < 1 for share in self.persistent_share):
             raise HaloposeError(f"persistent_share takes shares from 0 to below 1, got {self.persistent_share}")
+        if not (0 <= self.flicker_share < 1 and 0 < self.flicker_s < math.inf):
+            raise HaloposeError(
+                f"flicker is a share under 1 and seconds above 0, got {self.flicker_share} and {self.flicker_s}"
+            )
         if not all(0 < factor < math.inf for factor in self.variance_factor):
             raise HaloposeError(f"variance_factor takes factors above 0, got {self.variance_factor}")
         if not self.noise_scale_dof > 2:
             raise HaloposeError(f"noise_scale_dof should be above 2, got {self.noise_scale_dof}")
+        if len(self.edge_probability) != 4:
+            raise HaloposeError(f"edge_probability takes four probabilities, got {self.edge_probability}")
         if not 0 < self.corner_variance_factor < math.inf:
             raise HaloposeError(f"corner_variance_factor should be above 0, got {self.corner_variance_factor}")
         self.risks(1)
@@ -194,4 +215,7 @@ class LandingSettings:
             false_alarm=self.false_alarm,
             integrity=self.approach_requirement.per_frame(frames),
             fault_probability=self.fault_probability,
+            pairs=tuple(zip(_EDGES, self.edge_probability, strict=True)),
+            # Faults last as long as what lasts of the errors: that many chances of an uncovered one in an approach.
+            budget=self.approach_requirement.risk / max(1.0, frames / self.rate / self.persistence_s),
         )

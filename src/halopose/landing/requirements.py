@@ -29,12 +29,14 @@ class Requirement:
         lateral: lateral alert limit in metres.
         vertical: alert limit across the glide path in metres.
         risk: integrity risk of a whole approach.
+        time_to_alert_s: seconds within which an error beyond a limit must be announced.
     """
 
     name: str
     lateral: float
     vertical: float
     risk: float
+    time_to_alert_s: float = 6.0
 
     def per_frame(self, frames: int) -> float:
         """Return the integrity risk of one frame; errors of frames are treated as independent."""
@@ -49,8 +51,8 @@ class Requirement:
 REQUIREMENTS: dict[Operation, Requirement] = {
     "lpv-200": Requirement("LPV-200", 40.0, 35.0, 2e-7),
     "cat-1": Requirement("CAT I", 40.0, 10.0, 2e-7),
-    "cat-2": Requirement("CAT II", 17.3, 5.3, 2e-9),
-    "cat-3": Requirement("CAT III", 15.5, 5.2, 2e-9),
+    "cat-2": Requirement("CAT II", 17.3, 5.3, 2e-9, 2.0),
+    "cat-3": Requirement("CAT III", 15.5, 5.2, 2e-9, 2.0),
 }
 
 

@@ -31,7 +31,7 @@ def total_covariance(flight: Flight) -> Array:
     """Return the covariance (N, 3, 3) of single vision fixes, including the bias of attitude and mounting."""
     sensor = flight.settings.sensors.attitude
     variance = np.zeros(3) if sensor is None else np.square(sensor.bias.sigma)
-    variance = variance + flight.settings.camera.mounting**2
+    variance = variance + flight.settings.camera.turn_variance(flight.scenario.camera)
     carried = flight.vision_fixes.sensitivity
     return np.asarray(flight.vision_fixes.covariance + (carried * variance) @ np.swapaxes(carried, 1, 2))
 
@@ -76,6 +76,8 @@ def summarise(flight: Flight) -> dict[str, Any]:
         "frames_not_used_because": dict(
             Counter(why for why, good in zip(fixes.reasons, trusted, strict=True) if not good)
         ),
+        "levels_overdrawn": bool(trusted.any() and np.isinf(fixes.levels[trusted]).all()),
+        "valid": float(flight.track.output.valid(required).mean()),
         "seconds_flagged_because": _flagged(flight),
     }
 

@@ -19,6 +19,7 @@ from halopose.landing.requirements import path_axes
 from halopose.types import Array
 
 _ANGLE_STEP = 1e-6
+_FOCAL_STEP = 1e-2  # relative
 _AGAIN = 4  # largest number of relinearisations of a frame
 _NEAR = 2e-3  # relative change of the position at which relinearisation stops
 _UNKNOWN = np.radians(10.0)  # standard deviation of an unknown attitude about level flight
@@ -97,7 +98,7 @@ class VisionModel:
         """Variances (3,) of yaw, pitch and roll of the camera, of the part that is constant over all frames."""
         sensor = self.settings.sensors.attitude
         bias = np.zeros(3) if sensor is None else np.square(sensor.bias.sigma)
-        return np.asarray(bias + self.settings.camera.mounting**2)
+        return np.asarray(bias + self.settings.camera.turn_variance(self.camera))
 
     @property
     def has_attitude(self) -> Array:
@@ -172,8 +173,11 @@ class VisionModel:
         point = expected
         taken = self.measurement(n, time, corner_detections, fixes, point)
         for _ in range(_AGAIN if self.uses_given_attitude else 0):
-            carried, drift = (np.zeros((3, 3)) if part is None else part for part in (taken.sensitivity, taken.drift))
-            spread = taken.covariance + (carried * self.constant_variance) @ carried.T + drift @ drift.T
+            spread = taken.covariance
+            if taken.sensitivity is not None:
+                spread = spread + (taken.sensitivity * self.constant_variance) @ taken.sensitivity.T
+            for part in (taken.drift, taken.flicker):
+                spread = spread if part is None else spread + part @ part.T
             moved = expected + covariance @ np.linalg.solve(covariance + spread, taken.value - expected)
             moved *= np.linalg.norm(expected) / np.linalg.norm(moved)
             if not np.linalg.norm(moved - point) > _NEAR * np.linalg.norm(point):  # true also for NaN
@@ -187,9 +191,10 @@ class VisionModel:
         """Return the measurement of frame n, linearised at ``expected`` (3,), or the fix itself without a given
         attitude.
         """
+        shares = self.settings.persistent_share, self.settings.variance_factor, self.settings.flicker_share
         if not self.uses_given_attitude:
             parts = fixes.position, fixes.covariance, fixes.sensitivity
-            return vision([time], *parts, self.settings.persistent_share, self.settings.variance_factor)[0]
+            return vision([time], *parts, *shares)[0]
         arm = self.mount.lever_arm @ rotation_from_angles(*self.attitudes[n])
         rows = slice(n, n + 1)
         own, shared = self.settings.corner_correlation.parts(
@@ -202,15 +207,18 @@ class VisionModel:
             own,
             self.rotation[rows],
             self.attitude_covariance[rows],
-            intrinsics_covariance=self.intrinsics,
             shared=shared,
             mask=fixes.mask,
         )
         position, _, total = step_with_attitude(observations, (expected + arm)[None])
         spread, carried = self.select(rows).aircraft_covariance(total, self.rotation[rows])
-        return vision(
-            [time], position - arm, spread, carried, self.settings.persistent_share, self.settings.variance_factor
-        )[0]
+        taken = vision([time], position - arm, spread, carried, *shares)[0]
+        if not self.settings.camera.focal:
+            return taken
+        longer = replace(self.camera, fx=self.camera.fx * (1 + _FOCAL_STEP), fy=self.camera.fy * (1 + _FOCAL_STEP))
+        moved = step_with_attitude(replace(observations, camera=longer), (expected + arm)[None])[0]
+        # If the focal length is longer than believed, the position is off by the opposite of what believing it moves.
+        return replace(taken, focal=(position - moved)[0] / _FOCAL_STEP)
 
     def aircraft_covariance(self, covariance: Array, rotation: Array) -> tuple[Array, Array]:
         """Return covariances (N, 3, 3) of the aircraft's position without the constant part, and the sensitivity to

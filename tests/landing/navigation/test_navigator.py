@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halopose.landing.flight import draw_initial_state, true_trajectory
+from halopose.landing.navigation.fault_priors import FaultPriors
 from halopose.landing.navigation.fusion import FusedTrack, consistency, fuse
 from halopose.landing.navigation.motion_model import FusionSettings, InitialState
 from halopose.landing.navigation.navigator import Navigator
@@ -45,11 +46,13 @@ DRIFT, SHARES = GaussMarkov((1.0, 1.0, 1.0), 18.0), (0.62, 0.38, 0.45)  # of vis
 ALONE = replace(SLOW, gnss=None, localizer=None, glide_slope=None, radio=None)
 
 
-def flown(seed: int = 0, sensors: Any = SLOW, extra: Any = (), **faults: Any) -> FusedTrack:
+def flown(
+    seed: int = 0, sensors: Any = SLOW, extra: Any = (), settings: FusionSettings = SETTINGS, **faults: Any
+) -> FusedTrack:
     """A flight of which some sensors fail, named with their faults."""
     broken = {name: replace(getattr(sensors, name), faults=(fault,)) for name, fault in faults.items()}
     measured = simulate(TRUTH, replace(sensors, **broken), seed, SITE)
-    return fuse([*measured, *extra], draw_initial_state(TRUTH, seed), SETTINGS, TIMES)
+    return fuse([*measured, *extra], draw_initial_state(TRUTH, seed), settings, TIMES)
 
 
 def off(track: FusedTrack) -> Array:
@@ -208,8 +211,9 @@ def test_a_filter_that_starts_wrong_starts_anew_and_says_so() -> None:
 
 def test_levels_say_who_is_relied_upon() -> None:
     """With GNSS and IRS alone nobody would notice if GNSS lied; with the ILS to the side somebody would."""
+    single = replace(SETTINGS, priors=FaultPriors(common={}))
     few, more = (
-        flown(sensors=replace(SLOW, localizer=each, glide_slope=None, radio=None)).output.levels[-1]
+        flown(sensors=replace(SLOW, localizer=each, glide_slope=None, radio=None), settings=single).output.levels[-1]
         for each in (None, SLOW.localizer)
     )
     assert few[1] > 4 * more[1]

@@ -67,9 +67,13 @@ def test_left_and_high_are_positive(flight: SimulatedFlight) -> None:
     assert (found.deviations > 0.02).all()
 
 
-def test_what_is_flagged_or_not_served_is_not_valid(flight: SimulatedFlight, positions: Positions) -> None:
-    flagged = flight.track.output.flagged
-    np.testing.assert_array_equal(positions.valid, ~flagged)
+def test_valid_means_no_alert_and_levels_within_the_alert_limits(flight: SimulatedFlight, positions: Positions) -> None:
+    answers, limits = flight.track.output, flight.settings.approach_requirement.limits
+    within = (answers.levels <= limits).all(1)
+    np.testing.assert_array_equal(positions.valid, within & ~answers.alerted)
+    wide = replace(answers, levels=answers.levels + 100.0)
+    wider = replace(flight, track=replace(flight.track, output=wide))
+    assert not positions_of(wider, site_of(flight)).available.any()
     behind = replace(flight, fused=flight.fused + np.array([9e4, 0.0, 0.0]))
     assert not positions_of(behind, site_of(flight)).valid.any()
 

@@ -82,14 +82,16 @@ def test_orientations_of_all_frames_are_one(positions: Positions) -> None:
     np.testing.assert_allclose(nose["runway"], positions.body[6, :, 0], atol=1e-12)
 
 
-def test_a_fix_is_one_unless_the_navigator_flags_it(positions: Positions) -> None:
+def test_a_fix_is_one_where_the_position_is_available(positions: Positions) -> None:
     """Where no ILS would serve, beside the localizer's limits, a position is as good as elsewhere."""
-    nowhere = replace(positions, valid=np.zeros(len(positions), bool), flags=((),) * len(positions))
+    every, none = np.ones(len(positions), bool), np.zeros(len(positions), bool)
+    nowhere = replace(positions, available=every, valid=none, flags=((),) * len(positions))
     told = messages_at(nowhere, 0)
     assert told["/halopose/fix"][1]["status"]["status"] == 2
     assert told["/halopose/deviation"][1]["valid"] is False
-    flagged = replace(positions, flags=(("gnss contradicts",),) * len(positions))
-    assert messages_at(flagged, 0)["/halopose/fix"][1]["status"]["status"] == -1
+    wide = messages_at(replace(nowhere, available=none), 0)
+    assert wide["/halopose/fix"][1]["status"]["status"] == -1
+    assert "alert limit" in wide["/halopose/deviation"][1]["reason"]
 
 
 def test_an_unknown_attitude_is_wide_and_the_position_stays(positions: Positions) -> None:

@@ -156,7 +156,7 @@ def test_bands_of_vision_hold_the_attitude_s_bias(flight: Flight) -> None:
     )
     chart = error_chart(replace(flight, vision_fixes=fixes), 1)
     band = dict(chart.shapes)["band vision"]
-    yaw = np.hypot(ATTITUDE.bias.sigma[0], CameraErrors().mounting)
+    yaw = np.hypot(ATTITUDE.bias.sigma[0], np.sqrt(CameraErrors().turn_variance(flight.scenario.camera)[0]))
     expected = chart.y(np.array([-1, 1]) * 2 * np.hypot(1, 5000.0 * yaw))
     np.testing.assert_allclose([numbers(band)[1], numbers(band)[-1]], expected, atol=0.06)
 

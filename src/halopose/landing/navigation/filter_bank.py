@@ -1,8 +1,10 @@
-"""Bank of parallel Kalman filters: one uses every source, each other one leaves out one source.
+"""Bank of parallel Kalman filters: one uses every source, each other one leaves out the sources of a fault hypothesis.
 
-The first filter gives the navigator's position. Another filter gives the position without one source, so a fault of
-that source does not affect it (solution separation). A `FilterBank` is immutable, so earlier ones can be kept.
-Covariances are propagated lazily, when they are needed.
+The first filter gives the navigator's position. Another filter gives the position without the sources of one fault
+hypothesis (``fault_priors``), so a fault of these does not affect it (solution separation). After an exclusion every
+filter continues from the one that left out the excluded sources as well. A filter that explains the data without the
+exclusion is a rival explanation: it keeps using the excluded sources, so that the levels cover it. A `FilterBank` is
+immutable, so earlier ones can be kept. Covariances are propagated lazily, when they are needed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import chdtri
 
+from halopose.landing.navigation.fault_priors import Hypothesis
 from halopose.landing.navigation.gnss_drift import GnssDriftMonitor
 from halopose.landing.navigation.motion_model import (
     EYE,
@@ -21,6 +24,7 @@ from halopose.landing.navigation.motion_model import (
     POSITION,
     PUSH,
     STATES,
+    UNINFORMED,
     VELOCITY,
     FusionSettings,
     InitialState,
@@ -28,9 +32,11 @@ from halopose.landing.navigation.motion_model import (
     transition,
 )
 from halopose.landing.navigation.noise_scale import NoiseScale
-from halopose.landing.navigation.sensors import SIZES, Measurement, Source
+from halopose.landing.navigation.sensors import SIZES, Measurement, MemberMeasurements, Source
 from halopose.types import Array, Mask
 
+ALL: Hypothesis = frozenset()  # leaves out nothing
+_IRS: Hypothesis = frozenset({"irs"})
 _WIDEST = np.square([1e4] * 3 + [100.0] * 3)  # largest process noise that `widened` tries, m^2 and m^2/s^2
 
 
@@ -41,10 +47,13 @@ class FilterBank:
     Attributes:
         settings: settings of the navigator.
         time: time of the states in seconds.
-        states: states (F, 24).
-        settled: covariances (F, 24, 24) at the time ``settled_at``.
+        states: states (F, 29).
+        settled: covariances (F, 29, 29) at the time ``settled_at``.
         settled_at: time of ``settled`` in seconds.
-        without: source that each filter leaves out (F); None for the first.
+        without: sources that each filter leaves out (F); none for the first.
+        sources: sources that were heard.
+        excluded: sources that all filters except the rivals leave out.
+        rivals: numbers of the filters that explain the data without the exclusion.
         acceleration: acceleration (3,) of the last IRS sample.
         density: noise density (3, 3) of that acceleration.
         driven_until: time until which that sample is used.
@@ -57,7 +66,10 @@ class FilterBank:
     states: Array
     settled: Array
     settled_at: float
-    without: tuple[Source | None, ...] = (None,)
+    without: tuple[Hypothesis, ...] = (ALL,)
+    sources: tuple[Source, ...] = ()
+    excluded: Hypothesis = ALL
+    rivals: tuple[int, ...] = ()
     acceleration: Array | None = None
     density: Array | None = None
     driven_until: float = -math.inf
@@ -72,23 +84,63 @@ class FilterBank:
         covariance[MOTION, MOTION] = np.asarray(initial.covariance)
         covariance[6:, 6:] = np.diag(settings.bias_variance)
         scale = NoiseScale.believed(settings.vision_freedom)
-        return cls(settings, float(initial.time), state[None], covariance[None], float(initial.time), noise_scale=scale)
+        bank = cls(settings, float(initial.time), state[None], covariance[None], float(initial.time), noise_scale=scale)
+        if initial.source is None:
+            return bank
+        bank = bank.knowing(initial.source)
+        settled = bank.settled.copy()
+        settled[1:, MOTION, MOTION] = np.diag(np.square(UNINFORMED))
+        return replace(bank, settled=settled)
 
     def knowing(self, source: Source) -> FilterBank:
-        """Return the bank with a filter that leaves out this source from now on."""
-        if source in self.without:
+        """Return the bank with filters for the fault hypotheses that include this source, from now on."""
+        if source in self.sources:
             return self
+        sources = (*self.sources, source)
+        new = [each for each in self.settings.priors.covered(sources) if source in each]
+        parents = [self.slot(each - {source}) for each in new]
+        states, settled = self.states, self.covariances
         return replace(
             self,
-            states=np.concatenate([self.states, self.states[:1]]),
-            settled=np.concatenate([self.covariances, self.covariances[:1]]),
+            states=np.concatenate([states, states[parents]]),
+            settled=np.concatenate([settled, settled[parents]]),
             settled_at=self.time,
-            without=(*self.without, source),
+            without=(*self.without, *new),
+            sources=sources,
+        )
+
+    def slot(self, hypothesis: Hypothesis) -> int:
+        """Number of the filter that leaves out these sources; the first one if there is none."""
+        return self.without.index(hypothesis) if hypothesis in self.without else 0
+
+    def uses(self, source: Source) -> Mask:
+        """Which filters (F,) use a source."""
+        return np.array(
+            [
+                source not in each and (source not in self.excluded or n in self.rivals)
+                for n, each in enumerate(self.without)
+            ]
         )
 
     @cached_property
+    def priors(self) -> Array:
+        """Probabilities (F,) of the hypotheses; after an exclusion, given what was excluded."""
+        of, excluded = self.settings.priors.of, self.excluded
+        given = of(excluded)
+        found = []
+        for n, each in enumerate(self.without):
+            if n in self.rivals:
+                found.append(of(each) / given)
+            elif each <= excluded:
+                found.append(1.0)
+            else:
+                both = each | excluded
+                found.append(of(both) / given if both in self.settings.priors.common else of(each - excluded))
+        return np.minimum(np.array(found), 1.0)
+
+    @cached_property
     def covariances(self) -> Array:
-        """Covariances (F, 24, 24) at the current time."""
+        """Covariances (F, 29, 29) at the current time."""
         return self._spread_over(self.time - self.settled_at)
 
     def _spread_over(self, dt: float) -> Array:
@@ -96,8 +148,8 @@ class FilterBank:
             return self.settled
         driven, coasting = self._steps(dt)
         moved = driven[0] @ self.settled @ driven[0].T + driven[1]
-        if "irs" in self.without or not self._driven:
-            alone = self.without.index("irs") if self._driven else slice(None)
+        if _IRS in self.without or not self._driven:
+            alone = self.without.index(_IRS) if self._driven else slice(None)
             moved[alone] = coasting[0] @ self.settled[alone] @ coasting[0].T + coasting[1]
         return np.asarray((moved + np.swapaxes(moved, 1, 2)) / 2)
 
@@ -130,8 +182,8 @@ class FilterBank:
         if self.time < self.driven_until and self.acceleration is not None:
             pushed -= states @ PUSH.T
             pushed[:count] += self.acceleration
-            if "irs" in self.without:
-                pushed[self.without.index("irs")] = 0.0
+            if _IRS in self.without:
+                pushed[self.without.index(_IRS)] = 0.0
         states[:, POSITION] += dt * states[:, VELOCITY] + 0.5 * dt**2 * pushed
         states[:, VELOCITY] += dt * pushed
         states[:, 6:] *= _decay(round(dt, 9), self.settings)
@@ -142,13 +194,13 @@ class FilterBank:
         """Use an IRS sample as the acceleration from now on, and as the end of a linear segment since the last
         sample.
         """
-        bank = self.knowing("irs") if "irs" not in self.without else self
+        bank = self.knowing("irs")
         value = np.asarray(measurement.value, dtype=np.float64)
         states = bank.states
         if bank.time <= bank.driven_until and bank.acceleration is not None:
             since, slope = bank.time + self.settings.irs_hold - bank.driven_until, value - bank.acceleration
             states = states.copy()
-            others = np.array([name != "irs" for name in bank.without])[:, None]
+            others = np.array([each != _IRS for each in bank.without])[:, None]
             states[:, POSITION] += others * (since**2 / 6 * slope)
             states[:, VELOCITY] += others * (since / 2 * slope)
         density = np.asarray(measurement.covariance) / self.settings.irs_rate
@@ -176,6 +228,17 @@ class FilterBank:
         first = innovation.value[0], innovation.covariance[0], innovation.jacobian[0], innovation.gain[0]
         return replace(self, gnss_drift=drift.corrected(self.time, source == "gnss", *first))
 
+    def joined(self, given: MemberMeasurements) -> tuple[Measurement, Mask]:
+        """One measurement with a leading axis of F, and which filters (F,) measured something."""
+        known = [each for each in given.members if each is not None]
+        rows = [each if each is not None else known[0] for each in given.members]
+        parts = {
+            name: None if getattr(known[0], name) is None else np.stack([getattr(each, name) for each in rows])
+            for name in ("value", "covariance", "sensitivity", "drift", "flicker", "focal")
+        }
+        measured = np.array([each is not None for each in given.members])
+        return replace(known[0], **parts), measured  # type: ignore[arg-type]
+
     def scaled(self, measurement: Measurement) -> Measurement:
         """Return a measurement with its white noise scaled by the factor estimated in this flight."""
         factor = self.noise_scale.value
@@ -187,7 +250,7 @@ class FilterBank:
         """Update the estimate of vision's variance with the innovation of the first filter."""
         if source != "vision":
             return self
-        first = innovation.value[0], innovation.covariance[0], innovation.noise
+        first = innovation.value[0], innovation.covariance[0], innovation.noise[0]
         return replace(self, noise_scale=self.noise_scale.after(*first))
 
     def renewed(self, states: slice, chosen: Mask, value: float | None, variance: Array) -> FilterBank:
@@ -204,17 +267,44 @@ class FilterBank:
             self, states=means, settled=covariances, settled_at=self.time, gnss_drift=GnssDriftMonitor.none()
         )
 
-    def led_by(self, member: int) -> FilterBank:
-        """Copy the state of one filter into all: what it leaves out is then left out of all."""
-        index = np.full(len(self.without), member)
-        settled = self.covariances[index]
+    def excluding(self, hypothesis: Hypothesis, peaceful: Mask) -> FilterBank:
+        """Leave out the sources of a hypothesis.
+
+        Each filter goes on from the one that also left these out; where there is none, from the one that left out
+        these alone. A filter that explains the data as well (``peaceful`` (F,)) stays as a rival.
+        """
+        index, rivals = [], []
+        for n, each in enumerate(self.without):
+            both = each | hypothesis
+            if both in self.without:
+                index.append(self.without.index(both))
+            elif peaceful[n] and n not in self.rivals:
+                index.append(n)
+                rivals.append(n)
+            else:
+                index.append(self.slot(hypothesis))
         return replace(
             self,
             states=self.states[index],
-            settled=settled,
+            settled=self.covariances[index],
             settled_at=self.time,
             gnss_drift=GnssDriftMonitor.none(),
+            excluded=self.excluded | hypothesis,
+            rivals=tuple(rivals),
         )
+
+    def readmitting(self, source: Source) -> FilterBank:
+        """With a source in use again, and without rival explanations."""
+        return replace(self.without_rivals(self.rivals), excluded=self.excluded - {source})
+
+    def without_rivals(self, refuted: tuple[int, ...]) -> FilterBank:
+        """With some rival explanations refuted: their filters go on from the first."""
+        if not refuted:
+            return self
+        index = [0 if n in refuted else n for n in range(len(self.without))]
+        kept = tuple(n for n in self.rivals if n not in refuted)
+        settled = self.covariances[index]
+        return replace(self, states=self.states[index], settled=settled, settled_at=self.time, rivals=kept)
 
     def widened(self, measurement: Measurement) -> FilterBank | None:
         """Enlarge the uncertainty of motion in all filters until a measurement fits; None if no size helps."""
@@ -239,9 +329,9 @@ class Innovation:
     Attributes:
         value: measured minus expected value (F, m).
         covariance: covariances (F, m, m).
-        jacobian: Jacobians (F, m, 24).
+        jacobian: Jacobians (F, m, 29).
         noise: covariance of the measurement (F, m, m).
-        gain: Kalman gains (F, 24, m).
+        gain: Kalman gains (F, 29, m).
         nis: normalised innovation squared (F,).
     """
 
@@ -255,10 +345,8 @@ class Innovation:
     @classmethod
     def of(cls, measurement: Measurement, bank: FilterBank) -> Innovation:
         expected, jacobian = observe(measurement, bank.states, bank.settings.site)
-        noise = np.asarray(measurement.covariance)
-        if measurement.source == "vision" and bank.settings.clock:
-            speed = bank.states[0, VELOCITY]
-            noise = noise + bank.settings.clock**2 * np.outer(speed, speed)
+        size = SIZES[measurement.source]
+        noise = np.broadcast_to(np.asarray(measurement.covariance), (len(bank.states), size, size))
         value = measurement.value - expected
         across = bank.covariances @ np.swapaxes(jacobian, 1, 2)
         spread = jacobian @ across + noise

@@ -26,6 +26,7 @@ from halopose.landing.navigation.navigator import (
     run,
 )
 from halopose.landing.navigation.sensors import DeferredMeasurement, Measurement, Source, TrueTrajectory, in_order
+from halopose.landing.requirements import Requirement
 from halopose.types import Array
 
 
@@ -38,7 +39,8 @@ class NavigationOutput:
     covariances: Array  # (N, 3, 3), if no source lies
     overbounds: Array  # (N, 3, 3), also if GNSS drifts away unnoticed
     levels: Array  # (N, 3), along the glide path, to the side and across it
-    flags: tuple[tuple[str, ...], ...]  # (N), in words
+    flags: tuple[tuple[str, ...], ...]  # (N), in words, exclusions too
+    alerts: tuple[tuple[str, ...], ...]  # (N), in words, for which the position is not to be used
 
     @classmethod
     def of(cls, states: list[NavigationState]) -> NavigationOutput:
@@ -50,12 +52,22 @@ class NavigationOutput:
             np.array([state.overbound for state in states]).reshape(count, 3, 3),
             np.array([state.levels for state in states]).reshape(count, 3),
             tuple(state.flags for state in states),
+            tuple(state.alerts for state in states),
         )
 
     @property
     def flagged(self) -> NDArray[np.bool_]:
-        """Frames (N,) at which the navigator flags its position as unreliable."""
+        """Frames (N,) at which the navigator reports something, an exclusion too."""
         return np.array([bool(words) for words in self.flags], dtype=bool)
+
+    @property
+    def alerted(self) -> NDArray[np.bool_]:
+        """When the position is not to be used (N,), whatever the levels are."""
+        return np.array([bool(words) for words in self.alerts], dtype=bool)
+
+    def valid(self, requirement: Requirement) -> NDArray[np.bool_]:
+        """When the position may be used for an operation (N,): no alert, and levels within its alert limits."""
+        return np.asarray((self.levels <= requirement.limits).all(1) & ~self.alerted)
 
 
 @dataclass(frozen=True)
@@ -80,8 +92,8 @@ class FusedTrack:
 
     times: Array  # (M,)
     source: NDArray[np.str_]  # (M,)
-    states: Array  # (M, 24)
-    covariances: Array  # (M, 24, 24)
+    states: Array  # (M, 29)
+    covariances: Array  # (M, 29, 29)
     levels: Array  # (M, 3)
     nis: Array  # (M,)
     accepted: NDArray[np.bool_]  # (M,)

@@ -1,9 +1,11 @@
 """State, motion model and measurement models of the navigator.
 
-A state (24,) holds position and velocity in runway axes, then the sensors' drifting errors: IRS acceleration (3), GNSS
+A state (29,) holds position and velocity in runway axes, then the sensors' drifting errors: IRS acceleration (3), GNSS
 position (3), localizer, glide slope, radio altimeter scale, IRS attitude (3), the persistent part of vision's error (3)
-in units of its standard deviation, and the angles of the camera's mounting (3). A tilted IRS measures part of gravity
-as acceleration, so errors of pitch and roll also move the aircraft.
+in units of its standard deviation, and the angles of the camera's mounting (3). Then come the constants of a flight,
+clock offset (1) and relative error of the focal length (1) of the camera, and the part of vision's error that lasts for
+a fraction of a second (3). A tilted IRS measures part of gravity as acceleration, so errors of pitch and roll also move
+the aircraft.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from halopose.errors import HaloposeError
+from halopose.geometry.integrity import check_risk
+from halopose.landing.navigation.fault_priors import FaultPriors
 from halopose.landing.navigation.sensors import (
     ATTITUDE,
     GLIDE_SLOPE,
@@ -27,6 +31,7 @@ from halopose.landing.navigation.sensors import (
     RADIO,
     SIZES,
     VISION_DRIFT,
+    VISION_FLICKER,
     GaussMarkov,
     IlsSite,
     Measurement,
@@ -34,7 +39,7 @@ from halopose.landing.navigation.sensors import (
 )
 from halopose.types import Array
 
-STATES = 24
+STATES = 29
 POSITION, VELOCITY = slice(0, 3), slice(3, 6)
 MOTION = slice(0, 6)
 BIAS: dict[Source, slice] = {
@@ -46,9 +51,10 @@ BIAS: dict[Source, slice] = {
     "attitude": slice(15, 18),
     "vision": slice(18, 21),
 }
-MOUNTING = slice(21, 24)
+MOUNTING, CLOCK, FOCAL, FLICKER = slice(21, 24), slice(24, 25), slice(25, 26), slice(26, 29)
 EYE = np.eye(STATES)
-_BIAS_DIAGONAL = slice(6 * (STATES + 1), None, STATES + 1)  # diagonal of a raveled (24, 24)
+_BIAS_DIAGONAL = slice(6 * (STATES + 1), None, STATES + 1)  # diagonal of a raveled (29, 29)
+UNINFORMED = np.array([2000.0, 1000.0, 300.0, 60.0, 30.0, 15.0])  # m and m/s, without the source of the start
 # Derivative of the acceleration error by the state: IRS bias, and gravity through pitch and roll.
 PUSH = np.zeros((3, STATES))
 PUSH[:, BIAS["irs"]] = np.eye(3)
@@ -60,12 +66,21 @@ class InitialState:
     """Initial state of the filter: time, position (3,), velocity (3,) and their covariance (6, 6).
 
     Biases start at zero with the standard deviations of the settings.
+
+    Attributes:
+        time: seconds.
+        position: in runway axes (3,).
+        velocity: in runway axes (3,).
+        covariance: of position and velocity (6, 6).
+        source: the sensor that the start was taken from. Filters without it start with ``UNINFORMED`` standard
+            deviations instead.
     """
 
     time: float
     position: ArrayLike
     velocity: ArrayLike
     covariance: ArrayLike
+    source: Source | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +104,12 @@ class FusionSettings:
         irs_rate: rate of the IRS in Hz.
         irs_hold: seconds for which the last IRS sample is used.
         coasting: density in m^2/s^3 of the white acceleration without an IRS.
-        clock: standard deviation in seconds of the images' time stamps against the other sensors'.
+        vision_flicker: part of vision's error that lasts for a fraction of a second.
+        clock: standard deviation in seconds of the constant offset of the images' time stamps.
+        focal: standard deviation of the relative error of the focal length, which is constant too.
+        integrity_risk: probability of an error beyond a level in an approach.
+        exposure_s: duration of an approach in seconds, each of which counts as independent.
+        priors: probabilities of faulty sensors in an approach.
         gate: a measurement is rejected if its NIS is above this quantile of its chi-square distribution; 1 accepts all.
         patience: seconds over which rejections of a source are forgotten. The navigator acts on a source if most of its
             measurements in that time were rejected (see ``navigator``).
@@ -114,7 +134,12 @@ class FusionSettings:
     irs_rate: float = IRS.rate
     irs_hold: float = 0.1
     coasting: float = 1.0
+    vision_flicker: GaussMarkov = VISION_FLICKER
     clock: float = 0.0
+    focal: float = 0.0
+    integrity_risk: float = 2e-7
+    exposure_s: float = 150.0
+    priors: FaultPriors = field(default_factory=FaultPriors)
     gate: float = 0.999
     patience: float = 2.0
     probation: float = 10.0
@@ -127,10 +152,11 @@ class FusionSettings:
     def __post_init__(self) -> None:
         if not 0 < self.gate <= 1:
             raise HaloposeError(f"the gate should be a probability above 0 and up to 1, got {self.gate}")
-        for name in ("patience", "probation", "apart", "max_jump_s"):
+        for name in ("patience", "probation", "apart", "max_jump_s", "exposure_s"):
             if not getattr(self, name) > 0:
                 raise HaloposeError(f"{name} should be above 0, got {getattr(self, name)}")
-        for name in ("confirm", "hold", "lag", "clock"):
+        check_risk("integrity_risk", self.integrity_risk)
+        for name in ("confirm", "hold", "lag", "clock", "focal"):
             if not getattr(self, name) >= 0:
                 raise HaloposeError(f"{name} should be 0 seconds or more, got {getattr(self, name)}")
         if not self.vision_freedom > 2:
@@ -147,13 +173,17 @@ class FusionSettings:
 
     @property
     def biases(self) -> tuple[GaussMarkov, ...]:
-        """Bias models in the order of ``BIAS``, then the mounting."""
+        """Bias models in the order of ``BIAS``, then mounting, clock, focal length and flicker."""
         drifting = self.irs_bias, self.gnss_bias, self.localizer_bias, self.glide_slope_bias
-        return *drifting, self.radio_scale, self.attitude_bias, self.vision_bias, self.mounting
+        return *drifting, self.radio_scale, self.attitude_bias, self.vision_bias, *self._camera
+
+    @property
+    def _camera(self) -> tuple[GaussMarkov, ...]:
+        return self.mounting, GaussMarkov((self.clock,)), GaussMarkov((self.focal,)), self.vision_flicker
 
     @cached_property
     def bias_variance(self) -> Array:
-        """Stationary variances (18,) of the bias states."""
+        """Stationary variances (23,) of the bias states."""
         return np.concatenate([np.square(bias.sigma) for bias in self.biases])
 
     def variance_of(self, source: Source) -> Array:
@@ -162,12 +192,12 @@ class FusionSettings:
 
     @cached_property
     def bias_rate(self) -> Array:
-        """Decay rates (18,) of the bias states in 1/s."""
+        """Decay rates (23,) of the bias states in 1/s."""
         return np.concatenate([np.full(len(bias.sigma), 1 / bias.time_constant) for bias in self.biases])
 
 
 def transition(dt: float, density: ArrayLike, settings: FusionSettings, *, driven: bool = True) -> tuple[Array, Array]:
-    """Return the transition (24, 24) and process noise (24, 24) of a time step.
+    """Return the transition (29, 29) and process noise (29, 29) of a time step.
 
     The noise is integrated, so two half steps equal one step.
 
@@ -192,7 +222,7 @@ def transition(dt: float, density: ArrayLike, settings: FusionSettings, *, drive
 
 
 def observe(measurement: Measurement, states: Array, site: IlsSite) -> tuple[Array, Array]:
-    """Return the expected measurement (F, m) of a sensor in states (F, 24), and its Jacobians (F, m, 24)."""
+    """Return the expected measurement (F, m) of a sensor in states (F, 29), and its Jacobians (F, m, 29)."""
     source = measurement.source
     jacobian = np.zeros((len(states), SIZES[source], STATES))
     if source == "localizer" or source == "glide_slope":
@@ -213,4 +243,14 @@ def observe(measurement: Measurement, states: Array, site: IlsSite) -> tuple[Arr
         jacobian[:, :, BIAS["attitude"]] = jacobian[:, :, MOUNTING] = measurement.sensitivity
     if measurement.drift is not None:
         jacobian[:, :, BIAS["vision"]] = measurement.drift
-    return (jacobian @ states[..., None])[..., 0], jacobian
+    if measurement.flicker is not None:
+        jacobian[:, :, FLICKER] = measurement.flicker
+    if measurement.focal is not None:
+        jacobian[:, :, FOCAL] = measurement.focal[..., None]
+    expected = (jacobian @ states[..., None])[..., 0]
+    if source == "vision":  # an image that is stamped late shows where the aircraft was before
+        late, velocity = states[:, CLOCK], states[:, VELOCITY]
+        expected = expected - late * velocity
+        jacobian[:, :, CLOCK] = -velocity[..., None]
+        jacobian[:, :, VELOCITY] -= late[..., None] * np.eye(3)
+    return expected, jacobian

@@ -1,23 +1,28 @@
 """Online navigation: takes one measurement, returns one state with protection levels and flags.
 
-Filters without each single source run beside the filter with every source (``filter_bank``). If one source is faulty,
-the filter without it is not affected. So the position error is at most the distance to that filter plus that filter's
-own error, whichever source it is. ``NavigationState.levels`` is this bound. A flag is raised if
+Filters without the sources of each fault hypothesis, a source or a pair, run beside the filter with every source
+(``filter_bank``, ``fault_priors``). If a hypothesis is true, its filter is not affected. So the position error is at
+most the distance to that filter plus that filter's own error. ``NavigationState.levels`` is this bound, with the
+integrity risk shared among the hypotheses. A flag is raised if
 
 - most measurements of a source over ``patience`` seconds were rejected,
-- the position without one source is more than ``apart`` standard deviations away for ``confirm`` seconds,
+- the position without some sources is more than ``apart`` standard deviations away for ``confirm`` seconds,
 - a GNSS drift is detected (``gnss_drift``),
 - a source is excluded, or the filter has restarted.
 
 The rule for a source that does not fit:
 
-1. If there is exactly one source without which all others agree, that source is excluded from all filters, until it has
-   fitted for ``probation`` seconds to a filter that is certain enough to tell. An excluded IRS stays excluded.
+1. If there is exactly one source without which all others agree, that source is excluded, until it has fitted for
+   ``probation`` seconds to a filter that is certain enough to tell. An excluded IRS stays excluded. If there is none,
+   the same holds for a pair. The rest continues with levels of its own. Filters that explain the data without the
+   exclusion continue as rivals, which the levels cover.
 2. If there are several such sources, two sources contradict each other. The flag is the only consequence.
 3. The filter itself is considered wrong only if no other source that observes the disputed axis has lately been
-accepted,
-   and either this source never was, or there is no source without which the others agree. Then the uncertainty of the
-   motion is enlarged until the measurement fits. Repeated measurements alone never achieve that.
+   accepted, and either this source never was, or there is no source without which the others agree. Then the
+   uncertainty of the motion is enlarged until the measurement fits. Repeated measurements alone never achieve that.
+
+Each filter associates vision where it believes the aircraft to be. A confident detection where a filter does not expect
+the runway counts as a rejection: the camera monitors the filter.
 
 A measurement that is late by at most ``lag`` is inserted at its time, and later measurements are processed again. An
 older one is ignored, with a reason.
@@ -31,13 +36,29 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from scipy.special import ndtri
 
 from halopose.errors import HaloposeError
+from halopose.landing.navigation.fault_priors import Hypothesis
 from halopose.landing.navigation.filter_bank import FilterBank, Innovation
-from halopose.landing.navigation.motion_model import BIAS, MOTION, POSITION, VELOCITY, FusionSettings, InitialState
+from halopose.landing.navigation.motion_model import (
+    BIAS,
+    FLICKER,
+    MOTION,
+    POSITION,
+    VELOCITY,
+    FusionSettings,
+    InitialState,
+)
 from halopose.landing.navigation.noise_scale import NoiseScale
-from halopose.landing.navigation.sensors import SIZES, DeferredMeasurement, Measurement, Source
-from halopose.landing.requirements import path_axes
+from halopose.landing.navigation.sensors import (
+    SIZES,
+    DeferredMeasurement,
+    Measurement,
+    MemberMeasurements,
+    Source,
+)
+from halopose.landing.requirements import Requirement, path_axes
 from halopose.types import Array, Mask
 
 _AXES = path_axes()
@@ -51,12 +72,11 @@ _SEES: dict[Source, tuple[int, ...]] = {
 _RANK = {source: n for n, source in enumerate(SIZES)}
 _COLUMN = {source: n for n, source in enumerate(_SEES)}
 _SIMULTANEOUS = 1e-9  # seconds
-_MEMBERS = len(_SEES) + 2  # filters at most: all sources, without each, without the IRS
+_MEMBERS = 22  # filters at most: all sources, without each of six, without each pair
 _MOST = 0.7  # share of rejections, forgotten over patience, from which a source does not fit: three in a row at 1 Hz
 _LEAST = 0.6  # of a share is remembered from one time to the next, so that it takes three times to pass
 _STRAINED = 5.0  # standard deviations of its mean NIS from which a filter is not at peace with a source
 _BLIND = 25.0  # variances of a source's own error from which a filter is too unsure to tell whether it fits
-_BOUND = 5.0  # standard deviations of a level
 _SLIGHT = 0.25  # of its standard deviation: a position is not called apart for less than this counts
 
 
@@ -94,11 +114,13 @@ class NavigationState:
     """Position of the aircraft with its uncertainty, integrity bounds and flags.
 
     Use ``covariance`` for accuracy and in other filters: it holds if no source is faulty. Use ``overbound``, which
-    includes undetectable GNSS drifts, and ``levels``, which hold if any one source is faulty, for integrity.
+    includes undetectable GNSS drifts, and ``levels``, which hold under every fault hypothesis, for integrity.
+    ``flags`` are all words, ``alerts`` those for which the position must not be used.
     """
 
     filters: FilterBank
     flags: tuple[str, ...] = ()
+    alerts: tuple[str, ...] = ()
     excluded_sources: tuple[Source, ...] = ()
     step: Step | None = None
 
@@ -128,17 +150,29 @@ class NavigationState:
 
     @property
     def flagged(self) -> bool:
-        """Whether the position is flagged as unreliable."""
+        """Whether the navigator reports something, an exclusion too."""
         return bool(self.flags)
 
     @cached_property
     def levels(self) -> Array:
-        """Protection levels (3,) in metres along the glide path, lateral and across the path; they hold if one source
-        is
-        faulty.
+        """Protection levels (3,) in metres along the glide path, to the side and across the path.
+
+        Each hypothesis gets an equal share of the risk. With its prior p and the share r it needs the distance to its
+        filter plus Qinv(r / (2 p)) of that filter's standard deviation. Infinite if the faults that no hypothesis
+        covers use up the risk.
         """
-        sigma, away = _spread(self.filters)
-        return np.asarray((away + _BOUND * sigma).max(0))
+        bank, settings = self.filters, self.filters.settings
+        risk = settings.integrity_risk - settings.priors.unmonitored(bank.sources)
+        if risk <= 0:
+            return np.full(3, np.inf)
+        sigma, away = _spread(bank)
+        share = risk / len(_AXES) / settings.exposure_s / len(sigma)
+        quantile = -ndtri(np.minimum(share / bank.priors, 1.0) / 2)
+        return np.asarray((away + quantile[:, None] * sigma).max(0))
+
+    def valid(self, requirement: Requirement) -> bool:
+        """Whether the position may be used for an operation: no alert, and levels within its alert limits."""
+        return not self.alerts and bool((self.levels <= requirement.limits).all())
 
 
 def _spread(bank: FilterBank) -> tuple[Array, Array]:
@@ -160,7 +194,7 @@ def _nothing() -> Array:
 
 @dataclass(frozen=True)
 class _Moment:
-    """Memory of the navigator, by filter and source: arrays of shape (7, 5).
+    """Memory of the navigator, by filter and source: arrays of shape (22, 5).
 
     Attributes:
         filters: the filter bank.
@@ -169,7 +203,7 @@ class _Moment:
         tried: time of the last measurement.
         heard: time of the last accepted measurement.
         probation: time since which an excluded source has fitted.
-        apart: time (7,) since which the position without a source differs.
+        apart: time (22,) since which the position without a source differs.
         flags: flags in words, and until when they hold.
     """
 
@@ -289,42 +323,63 @@ def _place(measurement: Measurement | DeferredMeasurement) -> tuple[float, int]:
 def _stated(moment: _Moment, step: Step | None = None) -> NavigationState:
     words = tuple(text for text, until in moment.flags.items() if until >= moment.filters.time)
     gone = tuple(f"{_name(source)} excluded" for source in moment.probation)
-    return NavigationState(moment.filters, (*gone, *words), tuple(moment.probation), step)
+    return NavigationState(moment.filters, (*gone, *words), words, tuple(moment.probation), step)
 
 
-def _name(source: Source | None) -> str:
+def _name(source: Source) -> str:
     names = {"irs": "IRS", "gnss": "GNSS", "glide_slope": "glide slope", "radio": "radio altimeter"}
     return names.get(str(source), str(source))
+
+
+def _names(hypothesis: Hypothesis) -> str:
+    return " and ".join(_name(source) for source in SIZES if source in hypothesis)
 
 
 def _after(moment: _Moment, given: Measurement | DeferredMeasurement) -> tuple[_Moment, Step]:
     """Return the memory after a measurement that is not older than it."""
     bank, source = moment.filters.moved(given.time), given.source
-    measurement = (
-        given.measure(_stated(replace(moment, filters=bank))) if isinstance(given, DeferredMeasurement) else given
-    )
-    if measurement is None:
-        return replace(moment, filters=bank), Step(given.time, source, False, "nothing was measured")
-    if measurement is not given:
-        check_measurement(measurement)
-    if source == "irs":
+    if source == "irs" and isinstance(given, Measurement):
         gone = "irs" in moment.probation
-        bank = bank if gone else bank.driven(measurement)
-        step = Step(measurement.time, source, not gone, "excluded" if gone else "drives the prediction")
+        bank = bank if gone else bank.driven(given)
+        step = Step(given.time, source, not gone, "excluded" if gone else "drives the prediction")
         return replace(moment, filters=bank), step
     moment = replace(moment, filters=bank.knowing(source))
+    taken = given.measure(_stated(moment)) if isinstance(given, DeferredMeasurement) else given
+    measured = np.ones(len(moment.filters.without), dtype=bool)
+    refused = ~measured
+    if isinstance(taken, MemberMeasurements):
+        for each in taken.members:
+            if each is not None:
+                check_measurement(each)
+        refused = np.array(taken.unexplained)
+        measurement, measured = moment.filters.joined(taken) if any(taken.members) else (None, ~measured)
+    else:
+        measurement = taken
+    if measurement is None:
+        return moment, Step(given.time, source, False, "nothing was measured")
+    if measurement is not given and not isinstance(taken, MemberMeasurements):
+        check_measurement(measurement)
     measurement = moment.filters.scaled(measurement)
     innovation = Innovation.of(measurement, moment.filters)
     gate = moment.filters.gate(measurement)
+    step = _step(measurement, innovation, gate, False, "beyond the gate")
     if source in moment.probation:
-        return _on_probation(moment, measurement, innovation, gate)
-    uses = np.array([name != source for name in moment.filters.without])
-    accepted = uses & (innovation.nis <= gate)
-    moment = _counted(moment, source, uses, accepted, np.minimum(innovation.nis, gate))
+        moment, step = _on_probation(moment, measurement, innovation, gate, step)
+    uses = moment.filters.uses(source) & measured
+    accepted = uses & ~refused & (innovation.nis <= gate)
+    excess = np.where(refused, gate, np.minimum(innovation.nis, gate))
+    moment = _counted(moment, source, uses, accepted, excess)
     bank = moment.filters.suspecting(source, innovation).learnt(source, innovation) if accepted[0] else moment.filters
     moment = replace(moment, filters=bank.corrected(innovation, accepted))
-    step = _step(measurement, innovation, gate, bool(accepted[0]), "fits" if accepted[0] else "beyond the gate")
-    if _restless(moment)[0, _COLUMN[source]]:
+    if source in moment.probation:
+        return _watched(moment), step
+    if not measured[0]:
+        return _watched(moment), Step(given.time, source, False, "nothing was measured")
+    if refused[0]:
+        step = replace(step, reason="the runway is seen where it is not expected")
+    elif accepted[0]:
+        step = replace(step, accepted=True, reason="fits")
+    if uses[0] and _restless(moment)[0, _COLUMN[source]]:
         moment, step = _act(moment, measurement, innovation, step)
     return _watched(moment), step
 
@@ -337,7 +392,7 @@ def _step(measurement: Measurement, innovation: Innovation, gate: float, accepte
 
 
 def _on_probation(
-    moment: _Moment, measurement: Measurement, innovation: Innovation, gate: float
+    moment: _Moment, measurement: Measurement, innovation: Innovation, gate: float, step: Step
 ) -> tuple[_Moment, Step]:
     """Check an excluded source, and use it again from the next time once it has fitted for ``probation`` seconds.
 
@@ -345,16 +400,17 @@ def _on_probation(
     """
     source, now, probation = measurement.source, measurement.time, dict(moment.probation)
     bias = innovation.jacobian[0][:, BIAS[source]]
-    own = innovation.noise + (bias * moment.filters.settings.variance_of(source)) @ bias.T
+    own = innovation.noise[0] + (bias * moment.filters.settings.variance_of(source)) @ bias.T
     unsure = np.diagonal(innovation.covariance[0]) > (1 + _BLIND) * np.diagonal(own)
+    bank = moment.filters
     if innovation.nis[0] > gate or unsure.any():
         probation[source] = math.inf
     elif now - min(probation[source], now) >= moment.filters.settings.probation:
         del probation[source]
+        bank = bank.readmitting(source)
     else:
         probation[source] = min(probation[source], now)
-    step = _step(measurement, innovation, gate, False, "excluded")
-    return _watched(replace(moment, probation=probation)), step
+    return replace(moment, filters=bank, probation=probation), replace(step, reason="excluded")
 
 
 def _counted(moment: _Moment, source: Source, uses: Mask, accepted: Mask, nis: Array) -> _Moment:
@@ -375,7 +431,7 @@ def _counted(moment: _Moment, source: Source, uses: Mask, accepted: Mask, nis: A
 
 
 def _restless(moment: _Moment) -> Mask:
-    """Return which filters (7, 5) do not fit which source."""
+    """Return which filters (22, 5) do not fit which source."""
     return np.asarray(moment.rejected > _MOST)
 
 
@@ -385,21 +441,21 @@ def _act(moment: _Moment, measurement: Measurement, innovation: Innovation, step
     words = f"{_name(source)} contradicts the others"
     moment = moment.flagged(words)
     noisy = np.asarray(np.logical_or(_restless(moment), moment.strain > _STRAINED).any(axis=1), dtype=bool)
-    culprits = [n for n, name in enumerate(bank.without) if name and name not in moment.probation and not noisy[n]]
+    peaceful = [n for n, each in enumerate(bank.without) if each and not each & bank.excluded and not noisy[n]]
+    fewest = min((len(bank.without[n]) for n in peaceful), default=0)
+    culprits = [bank.without[n] for n in peaceful if len(bank.without[n]) == fewest]
     first = not np.isfinite(moment.heard[0, _COLUMN[source]])
     if (first or not culprits) and not _opposed(moment, source, innovation):
         return _started_anew(moment, measurement, step)
     if len(culprits) != 1:
         return moment, replace(step, reason=f"{words}; it is not clear which source is right")
-    culprit = bank.without[culprits[0]]
-    if culprit is None:
-        return moment, step
-    return _left_out(moment, culprits[0], culprit), replace(step, reason=f"{words}; {_name(culprit)} is excluded")
+    moment = _left_out(moment, culprits[0], ~noisy[: len(bank.without)])
+    return moment, replace(step, reason=f"{words}; {_names(culprits[0])} excluded")
 
 
 def _started_anew(moment: _Moment, measurement: Measurement, step: Step) -> tuple[_Moment, Step]:
     """Enlarge the uncertainty of motion in all filters until a source fits, also in the filter that does not use it."""
-    users = np.array([name != measurement.source for name in moment.filters.without])
+    users = moment.filters.uses(measurement.source)
     wide = moment.filters.widened(measurement)
     if wide is None:
         return moment, replace(step, reason="outside the gate at any uncertainty")
@@ -419,21 +475,25 @@ def _opposed(moment: _Moment, source: Source, innovation: Innovation) -> bool:
     return any(moment.heard[0, _COLUMN[name]] >= since for name in others)
 
 
-def _left_out(moment: _Moment, member: int, source: Source) -> _Moment:
-    """Exclude a source from all filters: all continue from the filter that never used it."""
-    bank = moment.filters.led_by(member)
-    everyone = np.ones(len(bank.without), dtype=bool)
-    bank = bank.renewed(BIAS[source], everyone, 0.0, bank.settings.variance_of(source))
-    if source == "vision":
+def _left_out(moment: _Moment, hypothesis: Hypothesis, peaceful: Mask) -> _Moment:
+    """Exclude the sources of a hypothesis."""
+    bank = moment.filters.excluding(hypothesis, peaceful)
+    rest = np.array([n not in bank.rivals for n in range(len(bank.without))])
+    for source in hypothesis:
+        bank = bank.renewed(BIAS[source], rest, 0.0, bank.settings.variance_of(source))
+    if "vision" in hypothesis:
+        bank = bank.renewed(FLICKER, rest, 0.0, np.square(bank.settings.vision_flicker.sigma))
         bank = replace(bank, noise_scale=NoiseScale.believed(bank.settings.vision_freedom))
-    if source == "irs":
+    if "irs" in hypothesis:
         bank = replace(bank, driven_until=-math.inf, acceleration=None)
-    probation = moment.probation | {source: math.inf}
+    probation = moment.probation | dict.fromkeys(hypothesis, math.inf)
     return replace(moment, filters=bank, probation=probation).calmed(*_COLUMN)
 
 
 def _watched(moment: _Moment) -> _Moment:
-    """Add flags for positions that differ, and remove expired flags."""
+    """Add flags for positions that differ, and remove refuted rivals and expired flags."""
+    refuted = tuple(n for n in moment.filters.rivals if _restless(moment)[n].any())
+    moment = replace(moment, filters=moment.filters.without_rivals(refuted))
     bank, now = moment.filters, moment.filters.time
     sigma, away = _spread(bank)
     slight = np.square(_SLIGHT * sigma[0])
@@ -441,10 +501,10 @@ def _watched(moment: _Moment) -> _Moment:
     out = (away > limit).any(1)
     since = moment.apart.copy()
     since[: len(out)] = np.where(out, np.minimum(since[: len(out)], now), math.inf)
-    words = [
-        f"the position without {_name(bank.without[n])} differs"
+    words = [  # the levels cover pairs, whose distance says nothing about which source is wrong
+        f"the position without {_names(bank.without[n])} differs"
         for n in np.flatnonzero(now - since[: len(out)] >= bank.settings.confirm)
-        if bank.without[n] not in moment.probation
+        if len(bank.without[n]) == 1 and not bank.without[n] & bank.excluded and n not in bank.rivals
     ]
     if bank.gnss_drift.sure:
         words.append("GNSS drift detected")

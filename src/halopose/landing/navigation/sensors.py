@@ -48,6 +48,8 @@ class Measurement:
         covariance: covariance (m, m) of the noise.
         sensitivity: derivative (3, 3) of a vision fix by the bias of the attitude that it was computed with.
         drift: derivative (3, 3) of a vision fix by the persistent part of its own error, in standard deviations.
+        flicker: the same by the part of its error that lasts for a fraction of a second.
+        focal: derivative (3,) of a vision fix by the relative error of the focal length.
     """
 
     time: float
@@ -56,6 +58,22 @@ class Measurement:
     covariance: Array
     sensitivity: Array | None = None
     drift: Array | None = None
+    flicker: Array | None = None
+    focal: Array | None = None
+
+
+@dataclass(frozen=True)
+class MemberMeasurements:
+    """What one image says to each filter of a bank, which may believe in different positions.
+
+    Attributes:
+        members: one measurement per filter, None if nothing was measured for it.
+        unexplained: for each filter whether the image shows the runway where the filter does not expect it. Such a
+            measurement is rejected, whatever its innovation is.
+    """
+
+    members: tuple[Measurement | None, ...]
+    unexplained: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -65,14 +83,14 @@ class DeferredMeasurement:
     Attributes:
         time: time in seconds.
         source: the sensor.
-        measure: function of the ``NavigationState`` at that time that returns a measurement or None. It is called again
-            if a late measurement changes that state.
+        measure: function of the ``NavigationState`` at that time that returns one measurement for all filters, one for
+            each, or None. It is called again if a late measurement changes that state.
         latency: seconds until the measurement arrives.
     """
 
     time: float
     source: Source
-    measure: Callable[[Any], Measurement | None]
+    measure: Callable[[Any], Measurement | MemberMeasurements | None]
     latency: float = 0.0
 
 
@@ -222,6 +240,9 @@ VISION_DRIFT = GaussMarkov((1.0, 1.0, 1.0), 22.0)
 VISION_VARIANCE_FACTOR = (1.13, 1.10, 0.91)
 VISION_PERSISTENT_SHARE = (0.62, 0.47, 0.60)
 VISION_NOISE_SCALE_DOF = 26.0
+# The rest of vision's error is not white between frames of one second (research.detector_errors).
+VISION_FLICKER = GaussMarkov((1.0, 1.0, 1.0), 0.35)
+VISION_FLICKER_SHARE = 0.6
 MOUNTING_ERROR = GaussMarkov((5e-4, 5e-4, 5e-4))  # angles of the camera's mounting, constant within a flight
 
 
@@ -320,6 +341,7 @@ def vision(
     sensitivities: ArrayLike | None = None,
     persistent_share: tuple[float, float, float] = (0.0, 0.0, 0.0),
     variance_factor: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    flicker_share: float = 0.0,
 ) -> list[Measurement]:
     """Convert position fixes to measurements. Frames without a position may hold NaN; the filter skips them and reports
     it.
@@ -332,6 +354,8 @@ def vision(
         persistent_share: share of the variance that persists from image to image: along the runway, of the rest to the
             side, and of the rest upward. The filter tracks it as ``VISION_DRIFT``.
         variance_factor: variance relative to the stated one, in the same order.
+        flicker_share: share of the rest that lasts for a fraction of a second. The filter tracks it as
+            ``VISION_FLICKER``: at 1 Hz it is white, at 10 Hz it is not.
     """
     t, p, c = (np.asarray(value, dtype=np.float64) for value in (times, positions, covariances))
     s = None if sensitivities is None else np.asarray(sensitivities, dtype=np.float64)
@@ -347,12 +371,18 @@ def vision(
         raise HaloposeError(f"variance_factor takes three factors above 0, got {variance_factor}")
     known = np.isfinite(c).all(axis=(1, 2), keepdims=True)
     factor = np.linalg.cholesky(np.where(known, c, np.eye(3)))
-    fresh = size * (1 - share)
+    if not 0 <= flicker_share < 1:
+        raise HaloposeError(f"flicker_share must be 0 or more and under 1, got {flicker_share}")
+    fresh = size * (1 - share) * (1 - flicker_share)
     white = np.where(known, (factor * fresh) @ np.swapaxes(factor, 1, 2), np.nan) if (fresh != 1).any() else c
-    drift = factor * np.sqrt(size * share)
+    drift, flicker = factor * np.sqrt(size * share), factor * np.sqrt(size * (1 - share) * flicker_share)
     return [
-        Measurement(float(t[n]), "vision", p[n], white[n], None if s is None else s[n], drift[n]) for n in range(t.size)
-    ]
+        Measurement(
+            float(t[n]), "vision", p[n], white[n], None if s is None else s[n], drift[n],
+            flicker[n] if flicker_share else None,
+        )
+        for n in range(t.size)
+    ]  # fmt: skip
 
 
 def in_order(measurements: Iterable[Given]) -> list[Given]:

@@ -37,7 +37,9 @@ class Positions:
         sigma: standard deviations (N, 2) of the deviations.
         overbound: covariances (N, 3, 3) that include an undetected GNSS drift.
         levels: protection levels (N, 3) in metres.
-        valid: whether a position (N,) is finite, without a flag, and inside the coverage of an ILS.
+        available: whether a position (N,) may be used for the chosen operation: no alert, and protection levels within
+            its alert limits.
+        valid: whether the ILS deviations (N,) may be used: an available position inside the coverage of an ILS.
         flags: flags (N) in words.
         site: the runway.
     """
@@ -54,6 +56,7 @@ class Positions:
     sigma: Array
     overbound: Array
     levels: Array
+    available: Array
     valid: Array
     flags: tuple[tuple[str, ...], ...]
     site: Site
@@ -72,6 +75,7 @@ def positions_of(flight: Flight, site: Site) -> Positions:
     deviations = np.stack(angles, axis=1)
     answers = flight.track.output
     served = (np.abs(deviations) <= _ILS_LIMITS).all(1) & (position[:, 0] < ils.localizer[0])
+    available = np.isfinite(position).all(1) & answers.valid(flight.settings.approach_requirement)
     sensor = flight.settings.sensors.attitude
     sigma = np.full(3, np.pi) if sensor is None else np.asarray(sensor.bias.sigma)
     return Positions(
@@ -87,7 +91,8 @@ def positions_of(flight: Flight, site: Site) -> Positions:
         sigma=np.sqrt(spread),
         overbound=answers.overbounds,
         levels=answers.levels,
-        valid=np.isfinite(position).all(1) & ~answers.flagged & served,
+        available=available,
+        valid=available & served,
         flags=answers.flags,
         site=site,
     )

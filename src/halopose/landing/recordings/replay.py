@@ -188,7 +188,7 @@ def replay(
     vision_model = VisionModel(lens.camera, lens.mount, site.corners, attitudes, settings, others)
     start = start or start_from(measured, times, detections, vision_model)
     _check_view(vision_model, measured, times)
-    fusion = fusion_settings_for(settings, IlsSite.of_runway(site.far_end))
+    fusion = fusion_settings_for(settings, IlsSite.of_runway(site.far_end), lens.camera)
     known = np.full((len(times), 3), np.nan) if truth is None else truth
     stamps = np.maximum(times, start.time)
     scenario = Scenario(
@@ -216,7 +216,7 @@ def start_from(
     spread = np.diag(_START_SIGMA**2)
     if len(fixes) > 1 and fixes[-1].time > fixes[0].time:
         position, velocity = _line(np.array([f.time for f in fixes]), np.array([f.value for f in fixes]), first)
-        return InitialState(first, position, velocity, spread)
+        return InitialState(first, position, velocity, spread, source="gnss")
     for time, poses in zip(times.tolist(), detections, strict=True):
         if not len(poses):
             continue
@@ -229,7 +229,8 @@ def start_from(
             wide[:3, :3] += 9 * found.covariance[0, :3, :3]
             down = found.position[0] / np.linalg.norm(found.position[0])
             velocity = -70.0 * down  # m/s towards the threshold, uncertain by _START_SIGMA
-            return InitialState(first, found.position[0] + velocity * (first - time), velocity, wide)
+            start = found.position[0] + velocity * (first - time)
+            return InitialState(first, start, velocity, wide, source="vision")
     raise HaloposeError(
         "no GNSS and no runway in any frame, so there is no initial position: give --gnss, or lower --conf"
     )

@@ -45,7 +45,7 @@ _NO_FIX, _GBAS_FIX, _KNOWN = -1, 2, 3  # sensor_msgs/NavSatStatus and NavSatFix
 
 
 def messages_at(positions: Positions, n: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return type and content of every topic's message at frame n; a flagged position has status "no fix"."""
+    """Return type and content of every topic's message at frame n; an unavailable position has status "no fix"."""
     time, site = float(positions.times[n]), positions.site
     to_earth = _earth_from_enu(site.latitude, site.longitude)
     turn = to_earth @ site.turn
@@ -62,13 +62,15 @@ def messages_at(positions: Positions, n: int) -> dict[str, tuple[str, dict[str, 
     }
     local = _earth_from_enu(float(place[0]), float(place[1])).T @ turn
     spread = local @ positions.covariance[n] @ local.T
-    good = bool(np.isfinite(positions.position[n]).all()) and not positions.flags[n]
-    status = {"status": _GBAS_FIX if good else _NO_FIX, "service": 0}
+    status = {"status": _GBAS_FIX if positions.available[n] else _NO_FIX, "service": 0}
     fix = {
         "header": header(time, "earth"), "status": status, "latitude": float(place[0]),
         "longitude": float(place[1]), "altitude": float(place[2]), "position_covariance": spread.ravel().tolist(),
         "position_covariance_type": _KNOWN,
     }  # fmt: skip
+    why = "; ".join(positions.flags[n])
+    if not (positions.available[n] or why):
+        why = "protection level beyond the alert limit"
     deviation = {
         "header": header(time, "runway"),
         "localizer": float(positions.deviations[n, 0]),
@@ -76,7 +78,7 @@ def messages_at(positions: Positions, n: int) -> dict[str, tuple[str, dict[str, 
         "glide_slope": float(positions.deviations[n, 1]),
         "glide_slope_sigma": float(positions.sigma[n, 1]),
         "valid": bool(positions.valid[n]),
-        "reason": "; ".join(positions.flags[n]),
+        "reason": why,
     }
     return {**told, "/halopose/fix": (FIX, fix), "/halopose/deviation": (DEVIATION, deviation)}
 

@@ -25,12 +25,14 @@ LABELS = {
     "root_mean_square_error": "root mean square error, m",
     "rejected_by_filter": "measurements rejected by the filter",
     "frames_not_used_because": "frames not used, and why",
+    "levels_overdrawn": "levels of single frames are infinite: uncovered faults are likelier than the risk allows",
+    "valid": "frames with a valid fused position: no alert, levels within the alert limits",
     "seconds_flagged_because": "seconds flagged, and why",
     "x": "x, along the runway",
     "y": "y, to the left",
     "z": "z, up",
 }
-_SHARES = ("vision_outside_95", "trusted_vision_outside_95", "fused_nees_inside_95")
+_SHARES = ("valid", "vision_outside_95", "trusted_vision_outside_95", "fused_nees_inside_95")
 _DIGITS = {"fused_nees": 2, "root_mean_square_error": 2, "seconds_flagged_because": 1}
 
 
@@ -87,6 +89,9 @@ def _of(summary: dict[str, Any], key: str) -> str:
 
 def _reasons(summary: dict[str, Any]) -> list[str]:
     lost = [f"{count} frames not used: {why}" for why, count in summary["frames_not_used_because"].items()]
+    lost.append(f"valid in {_of(summary, 'valid')} of the frames: no alert, and levels within the alert limits")
+    if summary["levels_overdrawn"]:
+        lost.append("levels of single frames are infinite: uncovered faults are likelier than the risk allows")
     return lost + [
         f"flagged for {said('seconds_flagged_because', time)} s: {why}"
         for why, time in summary["seconds_flagged_because"].items()
