@@ -144,6 +144,7 @@ def test_an_archive_without_labels_is_reported(tmp_path: Path, caplog: pytest.Lo
         {"type": tarfile.LNKTYPE, "linkname": "2.txt"},
         {"type": tarfile.GNUTYPE_SPARSE},
         {"type": tarfile.FIFOTYPE},
+        {"pax_headers": {"size": "9" * 30}},
     ],
 )
 @pytest.mark.parametrize("name", ["1.jpg", "1.txt"])

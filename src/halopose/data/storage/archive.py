@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -134,13 +135,18 @@ def read_samples(archive: Place, suffixes: set[str], labels: bool = True) -> Ite
     images: dict[str, Member] = {}
     texts: dict[str, str] = {}
     try:
-        with _stream(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as opened:
+        with _stream(archive) as stream:
+            length = stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+            opened = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115  closes nothing but the stream
             for entry in opened:
                 suffix = PurePosixPath(entry.name).suffix.lower()
                 if suffix not in suffixes and not (labels and suffix == LABELS):
                     continue
                 if not entry.isdir():
                     _check_plain(archive, entry)
+                if entry.offset_data + entry.size > length:
+                    raise HaloposeError(f"{archive} is cut: {entry.name} ends after the archive, write it again")
                 time = _time(entry.mtime)
                 if entry.isfile() and suffix in suffixes:
                     member = Member(archive, entry.name, entry.offset_data, entry.size, time)
