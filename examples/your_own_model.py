@@ -62,7 +62,8 @@ print(f"skill {scores.akp_skill:.2f} from {scores.keypoints} keypoints")
 
 # %%
 model = UncertainPose.load(base, folder / "heads.safetensors")
-results = model.predict(folder / "data" / "images" / "val")
+images = sorted((folder / "data" / "images" / "val").iterdir())
+results = model.predict(images[:8])
 detected = [poses for poses in results if len(poses)]
 (x, y), (dx, dy) = detected[0].keypoints[0, 0], detected[0].std[0, 0]
 print(f"near left corner at {x:.1f} ± {dx:.1f}, {y:.1f} ± {dy:.1f} px")
