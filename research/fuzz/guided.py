@@ -127,7 +127,8 @@ def corpus(reader: Any, place: Path, file: str, seeds: Path) -> Path:
     reader.prepare(place)
     for number in range(3):  # makes the files beside it, which some readers only have once one is damaged
         reader.damage(place, random.Random(number))
-    (place / file).unlink(missing_ok=True)  # may be a named pipe
+    for path in [place / file, *(place / "place").glob("*")]:  # some are named pipes
+        path.unlink(missing_ok=True)
     for good in [*place.glob("good-*"), *place.glob("whole-*")]:
         folder = place / "place" if "picture" in good.name or "good-film.avi" in good.name else place
         (folder / good.name.partition("-")[2]).write_bytes(good.read_bytes())

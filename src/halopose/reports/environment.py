@@ -32,6 +32,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "rerun": (("rerun",), "Rerun recordings"),
     "studies": (("pycocotools",), "AP and AR of fine-tuned models"),
     "ray": (("ray",), "collecting on a Ray cluster"),
+    "hdf5": (("h5py",), "DeepLabCut's h5 and SLEAP's slp files"),
     "cloud": (("fsspec",), "data at s3, gs, az and https addresses"),
 }
 
