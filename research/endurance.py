@@ -218,10 +218,10 @@ def parallel_runs(model: Any, work: Path, given: argparse.Namespace) -> dict[str
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of the names and bytes of all files."""
+    """SHA-256 of the names and bytes of all files but the lock, which a killed process leaves behind."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
+        if path.is_file() and path.name != ".halopose-lock":
             found.update(path.name.encode() + path.read_bytes())
     return found.hexdigest()
 
@@ -230,7 +230,7 @@ def kills_and_resumes(model: Any, work: Path, given: argparse.Namespace) -> dict
     """Killed at random moments and begun again, until it ends; over and over."""
     source, whole, target = work / "kill-images", work / "kill-whole", work / "kill-out"
     write_pictures(source, 60)
-    for folder in (whole, target):
+    for folder in (whole, *work.glob("kill-out*")):
         shutil.rmtree(folder, ignore_errors=True)
     began = time.monotonic()
     started(predict_into, model, source, whole, True).join()

@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halopose.data.files import check_regular, check_target, in_bytes, make_folder, make_room, read_json, write_json
+from halopose.data.files import (
+    check_regular,
+    check_target,
+    in_bytes,
+    make_folder,
+    make_room,
+    read_json,
+    remove_partial,
+    write_json,
+)
 from halopose.data.storage.address import Address
 from halopose.errors import HaloposeError
 
@@ -96,6 +105,13 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 )
 def test_sizes_have_a_unit_that_shows_them(count: float, words: str) -> None:
     assert in_bytes(count) == words
+
+
+def test_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    for name in (".a.jpg.0a_9zzzz", ".b.jpg.0a_9zzzz", ".a.jpg.short", "a.jpg"):
+        (tmp_path / name).touch()
+    remove_partial([tmp_path / "a.jpg", tmp_path / "missing" / "c.jpg"])
+    assert {path.name for path in tmp_path.iterdir()} == {".b.jpg.0a_9zzzz", ".a.jpg.short", "a.jpg"}
 
 
 def test_outputs_that_end_with_the_process_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -157,6 +157,20 @@ def write_bytes(path: Place | str, content: bytes | memoryview) -> None:
             raise
     except OSError as error:
         raise HaloposeError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def remove_partial(paths: Iterable[Path]) -> None:
+    """Remove what `write_bytes` left of these files in processes that were killed.
+
+    Call it only while no other process writes them.
+    """
+    names: dict[Path, set[str]] = {}
+    for path in paths:
+        names.setdefault(path.parent, set()).add(path.name)
+    for folder, wanted in names.items():
+        for path in folder.glob(".*.????????"):
+            if path.name[1:-9] in wanted and path.is_file() and not path.is_symlink():
+                path.unlink()
 
 
 def write_text(path: Place | str, text: str) -> None:

@@ -18,7 +18,7 @@ from halopose.background import ReadAhead, TaskThread
 from halopose.calibration.calibration_monitor import MonitorState
 from halopose.data.coco import Numbering, parse_predictions, read_numbering
 from halopose.data.dataset import image_id, image_ids
-from halopose.data.files import make_folder, write_text
+from halopose.data.files import make_folder, remove_partial, write_text
 from halopose.data.films import AnnotatedFilm
 from halopose.data.images import NamedImage, write_image
 from halopose.data.lock import locked
@@ -178,6 +178,7 @@ def predict_files(
     _check_outputs(found, target, settings, resumed)
     with ExitStack() as stack:
         stack.enter_context(locked(make_folder(target)))
+        remove_partial(_outputs(found, target, settings))
         if not settings.exist_ok and run_state(target, key, states) == "other":
             raise HaloposeError(f"another process has just written to {target}: run the command again")
         window = stack.enter_context(Window(rate=True)) if settings.show else None
@@ -208,15 +209,20 @@ def _free_folder(folder: Path, exist_ok: bool, key: Any, states: dict[str, Any])
     raise HaloposeError(f"{folder} and {MOST_FOLDERS} numbered folders hold earlier runs: choose another --output")
 
 
-def _check_outputs(sources: Sequence[Source], folder: Path, settings: PredictSettings, overwrite: bool) -> None:
-    """Refuse outputs that would replace a source, or a file that this command has not written."""
-    inputs = {os.path.realpath(source.path): source.path for source in sources if source.path is not None}
+def _outputs(sources: Sequence[Source], folder: Path, settings: PredictSettings) -> list[Path]:
+    """Return the files that a run writes."""
     targets = [folder / "predictions.json"]
     targets += [folder / "keypoints.csv"] * settings.save_csv
     targets += [folder / "labels" / f"{source.name}.txt" for source in sources if settings.save_txt]
     if settings.pictures is not None:
         targets += [folder / f"{source.name}.{'mp4' if source.is_film else 'jpg'}" for source in sources]
-    for target in targets:
+    return targets
+
+
+def _check_outputs(sources: Sequence[Source], folder: Path, settings: PredictSettings, overwrite: bool) -> None:
+    """Refuse outputs that would replace a source, or a file that this command has not written."""
+    inputs = {os.path.realpath(source.path): source.path for source in sources if source.path is not None}
+    for target in _outputs(sources, folder, settings):
         path = inputs.get(os.path.realpath(target))
         if path is not None:
             raise HaloposeError(f"the annotated copy {target} would replace the source {path}: choose another --output")
