@@ -80,7 +80,7 @@ def test_a_model_goes_out_and_is_used(
     assert json.loads((tmp_path / "report" / "metrics.json").read_text())["matched_instances"] > 3
     code, _, error = run(monkeypatch, capsys, *evaluate, "--split", "other")
     assert code == 2
-    assert "every image was used to make the model" in error
+    assert "every image was used" in error
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_a_model_goes_out_and_is_used(
         (["predict", "bus.jpg", "--deployed", "{empty}", "--base", "{base}"], "leave --base and --artifact out"),
         (["calibrate", "{data}", "--deployed", "{empty}"], "no model at"),
         (["calibrate", "{data}"], "give --base, or --deployed"),
-        (["calibrate", "{data}", "--deployed", "{empty}", "-o", "x"], "copy it first, and leave --output out"),
-        (["calibrate", "{data}", "--deployed", "{empty}", "--source", "assigned"], "leave out --source assigned"),
+        (["calibrate", "{data}", "--deployed", "{empty}", "-o", "x"], "--output"),
+        (["calibrate", "{data}", "--deployed", "{empty}", "--source", "assigned"], "--source assigned"),
         (
             ["calibrate", "{data}", "--deployed", "{empty}", "--share", "0.5"],
             "--share",

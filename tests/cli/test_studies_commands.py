@@ -56,7 +56,8 @@ def test_a_tuned_base_is_a_pt_file(
     """Another name would be written over by the scores, or not load after hours of training."""
     monkeypatch.chdir(tmp_path)
     line = refused("finetune", "data.yaml", "--base", "base.pt", "-o", name)
-    assert line == f"halopose: the fine-tuned base is a .pt file: name it so, got -o {name}\n"
+    assert "a .pt file" in line
+    assert line.endswith(f" {name}\n")
     assert not list(tmp_path.iterdir())
 
 

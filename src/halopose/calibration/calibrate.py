@@ -1,7 +1,5 @@
-"""The three laws to compare: as given, calibrated as a Gaussian, calibrated as a Student-t.
-
-In: true positives, and what was fitted elsewhere if anything was. Out: a law each over (M, K) and the pruning
-mask, none of them fitted on the images it is used on.
+"""Calibrate true positives: the given distribution, the calibrated Gaussian, and the calibrated Student-t, with pruning
+masks.
 """
 
 from __future__ import annotations
@@ -37,11 +35,11 @@ from halopose.uncertainty.regions import Regions
 
 log = logging.getLogger(__name__)
 
-FEW_OBJECTS = 50  # with fewer a keypoint's calibration is mostly noise
-ENOUGH_TO_NARROW = 400  # objects that tell the coverage of a 95 % ellipse to one per cent
-_BIASED, _FEWEST = 3.0, 8  # standard errors from which a mean counts as a bias, and objects it takes
+FEW_OBJECTS = 50  # with fewer samples a keypoint's calibration is mostly noise
+ENOUGH_TO_NARROW = 400  # objects needed to measure the coverage of a 95 % ellipse within one percentage point
+_BIASED, _FEWEST = 3.0, 8  # significance of a bias in standard errors, and smallest number of objects
 
-# The laws to compare, and what people are told they are called.
+# The distributions to compare, with their titles.
 DISTRIBUTIONS = {"uncalibrated": "Uncalibrated", "gaussian": "Gaussian", "student_t": "Student-t"}
 
 
@@ -75,10 +73,15 @@ class FoldRegions:
 
 @dataclass(frozen=True)
 class DistributionSet:
-    """The laws to compare, each over (M, K), what is pruned (M, K) and by which thresholds (M,), folds differ.
+    """The distributions to compare, each over (M, K), with pruning.
 
-    confidence: of the Gaussian's covariance (M, K), by which pruning goes. source: where all this came from.
-    fold_regions: conformal regions and correlations fitted on other images than those of each true positive.
+    Attributes:
+        distributions: distributions by name.
+        confidence: localization confidence (M, K) from the Gaussian's covariance.
+        threshold: threshold (M,) of the confidence; it differs between folds.
+        visibility_threshold: threshold (M,) of the visibility score, or None.
+        source: where the calibrations come from, in words.
+        fold_regions: conformal regions and correlations fitted on other images than those of each true positive.
     """
 
     distributions: dict[str, Bivariate]
@@ -89,7 +92,7 @@ class DistributionSet:
     fold_regions: FoldRegions | None = None
 
     def select(self, index: Array) -> DistributionSet:
-        """The laws of the true positives at the given indices."""
+        """Return the distributions of the true positives at the given indices."""
         visible = self.visibility_threshold
         return replace(
             self,
@@ -101,13 +104,15 @@ class DistributionSet:
         )
 
     def kept(self, matched: MatchedPoses) -> Array:
-        """Keypoints (M, K) that stay (eq. 22)."""
+        """Return which keypoints (M, K) pruning keeps (eq. 22)."""
         visible = None if self.visibility_threshold is None else self.visibility_threshold[:, None]
         return keep_mask(self.confidence, self.threshold[:, None], matched.visibility, visible)
 
 
 def stated_distribution(matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment") -> Bivariate:
-    """The predictions' own law over (M, K): Student-t if they have degrees of freedom, else Gaussian."""
+    """Return the given distribution over (M, K): Student-t if the predictions have degrees of freedom, else
+    Gaussian.
+    """
     scale_tril = torch.from_numpy(matched.scale_tril)
     if matched.dof is None:
         return Gaussian(scale_tril)
@@ -116,12 +121,12 @@ def stated_distribution(matched: MatchedPoses, covariance: Literal["moment", "pa
 
 
 def scale_sample(matched: MatchedPoses) -> Sample:
-    """Squared distances of labelled keypoints under the scale matrices as given."""
+    """Squared distances of labelled keypoints under the given scale matrices."""
     return Sample.of_distances(torch.from_numpy(matched.distance), torch.from_numpy(matched.labelled))
 
 
 def covariance_sample(matched: MatchedPoses) -> Sample:
-    """Squared distances of labelled keypoints under the covariances as given."""
+    """Squared distances of labelled keypoints under the given covariances."""
     return Sample.of_distances(torch.from_numpy(matched.covariance_distance), torch.from_numpy(matched.labelled))
 
 
@@ -137,7 +142,7 @@ def _gaussian(sample: Sample, min_samples: float) -> GaussianCalibration:
 def fit_student(
     matched: MatchedPoses, covariance: Literal["moment", "paper"] = "moment", min_samples: float = 50.0
 ) -> StudentTCalibration:
-    """Calibrate scale and tails of the predicted scale matrices on true positives."""
+    """Calibrate scale and degrees of freedom of the predicted scale matrices on true positives."""
     return _student(scale_sample(matched), covariance, min_samples)
 
 
@@ -147,11 +152,11 @@ def _student(sample: Sample, covariance: Literal["moment", "paper"], min_samples
 
 
 def fit_offset(matched: MatchedPoses) -> Tensor:
-    """Means (K, 2) of the residuals of true positives as shares of the root of the box area; 0 without a bias.
+    """Return means (K, 2) of the residuals relative to the square root of the box area; 0 without a bias.
 
-    The likeliest shares under the dispersions as given: a plain mean of shares is made by small objects, whose
-    errors of some pixels are large shares, and moves large ones by too much. There is a bias where the share is
-    more than three standard errors off, objects taken as independent of each other.
+    They maximise the likelihood under the given dispersions. A plain mean would be dominated by small objects, whose
+    relative errors are large. A mean counts as a bias if it differs from 0 by more than three standard errors, with
+    independent objects.
     """
     size = np.sqrt(matched.box_area)[:, None, None]
     inverse = np.linalg.inv(matched.scale_tril)
@@ -165,19 +170,19 @@ def fit_offset(matched: MatchedPoses) -> Tensor:
     left = pull - (np.square(size)[..., None] * precision @ share[..., None])[..., 0]
     turned = np.linalg.solve(information, np.swapaxes(left, 0, 1).swapaxes(1, 2))
     biased = (np.abs(share) > _BIASED * np.sqrt(np.square(turned).sum(-1))) & known
-    alone = pull.sum(0) / np.diagonal(information, axis1=1, axis2=2)  # the other coordinate held at 0
+    alone = pull.sum(0) / np.diagonal(information, axis1=1, axis2=2)  # with the other coordinate fixed at 0
     return torch.from_numpy(np.where(biased, np.where(biased.all(1, keepdims=True), share, alone), 0.0))
 
 
 @dataclass(frozen=True)
 class _Source:
-    """True positives that a calibration is fitted on: all of them, or those in some rows (m,)."""
+    """True positives that a calibration is fitted on: all, or those in some rows (m,)."""
 
     matched: MatchedPoses
     rows: Array | None = None
 
     def of(self, values: Array) -> Array:
-        """Their rows of values (M, ...)."""
+        """Return the rows of values (M, ...)."""
         return values if self.rows is None else values.take(self.rows, 0)
 
     def sample(self, distance: Array) -> Sample:
@@ -187,14 +192,14 @@ class _Source:
 
     @cached_property
     def places(self) -> Array:
-        """Places (n,) of their labelled keypoints by rising distance."""
+        """Return the places (n,) of the labelled keypoints by rising distance."""
         every, shape = self.matched.places, self.matched.labelled.shape
         return every if self.rows is None else places_among(every, self.rows, (shape[0], shape[1]))
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What was fitted on other data and takes the place of what would be fitted."""
+    """Calibrations fitted on other data, which are used instead of fitted ones."""
 
     gaussian: GaussianCalibration | None = None
     student: StudentTCalibration | None = None
@@ -202,7 +207,7 @@ class _Known:
 
 
 def warn_of_few(matched: MatchedPoses, images: int) -> None:
-    """Say in words where a calibration on so many images rests on too few objects, and what it would take."""
+    """Warn if a calibration has too few objects, and say how many images it needs."""
     names, objects = matched.layout.names, matched.labelled.sum(0)
     few = [name for name, count in zip(names, objects, strict=True) if count < FEW_OBJECTS]
     if few:
@@ -225,11 +230,15 @@ def fit_calibrations(
 ) -> Calibrations:
     """Calibrate on true positives, then choose the thresholds on the calibrated covariances.
 
-    What is given was fitted on other data and takes the place of what would be fitted. A visibility score by which
-    nothing is worth pruning beside the confidence has no threshold.
+    A visibility score that does not improve on the confidence gets no threshold.
+
+    Args:
+        matched: true positives.
+        protocol: settings.
+        gaussian: calibration to use instead of a fitted one; the same for ``student`` and ``threshold``.
     """
     with single_threaded():
-        _ = matched.places  # which both need
+        _ = matched.places  # needed by both
         source, known = _Source(matched), _Known(gaussian, student, threshold)
         pieces: list[Callable[[], Any]] = [
             partial(_fit_alone, source, protocol, known, _entries(matched)),
@@ -242,18 +251,18 @@ def fit_calibrations(
 def limit_narrowing(
     fitted: Calibrations, before: Calibrations, matched: MatchedPoses, protocol: Protocol
 ) -> Calibrations:
-    """What was fitted on true positives, widened where they are too few to narrow what was before.
+    """Limit how far calibrations on few true positives narrow the previous dispersions.
 
-    A few frames can show that a law is too narrow, and hardly that it is too wide: those of one film err less than
-    stated, or more, all together, and the next film errs otherwise. A temperature above the one before stands; one
-    below goes the share of the way down, in the logarithm, that the objects have of ``ENOUGH_TO_NARROW``.
+    Frames of one film have correlated errors, so a few frames can show that a dispersion is too small, but hardly that
+    it is too large. A temperature above the previous one is used as fitted. A lower one moves, in the logarithm, only
+    by the share objects / ``ENOUGH_TO_NARROW``.
     """
     share = torch.from_numpy(np.minimum(matched.labelled.sum(0) / ENOUGH_TO_NARROW, 1.0))
     factor = (before.gaussian.tau_ / fitted.gaussian.tau_).clamp(min=1.0) ** (1 - share)
     if not bool((factor > 1).any()):
         return fitted
     log.warning(
-        "%d objects widen what heads state as they say, and narrow it by a part of that: it takes %d to narrow it",
+        "calibration on %d objects widens dispersions fully and narrows them in part: full narrowing takes %d objects",
         len(matched), ENOUGH_TO_NARROW,
     )  # fmt: skip
     wider = fit_calibrations(matched, protocol, gaussian=fitted.gaussian.widened(factor))
@@ -262,10 +271,7 @@ def limit_narrowing(
 
 
 def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Array) -> Calibrations:
-    """``fit_calibrations`` but for the correlation: all that looks at one keypoint at a time.
-
-    entries (3, M, K): of the factors of all true positives.
-    """
+    """Fit everything except the correlation. ``entries`` (3, M, K) are the entries of all factors."""
     matched = source.matched
     labelled = source.of(matched.labelled)
     gaussian, student, threshold = known.gaussian, known.student, known.threshold
@@ -284,7 +290,7 @@ def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Arra
         threshold = _threshold(confidence, correct, images, labelled, protocol)
     visibility = None if matched.visibility is None else source.of(matched.visibility)
     visible = None
-    # With a promise the confidence decides alone: that is what was tested.
+    # With a guarantee only the confidence decides, because only that was tested.
     if protocol.visibility and visibility is not None and not risk_guarantee(protocol.threshold_rule):
         shown, among = visibility[labelled], confidence >= threshold
         best = select_threshold(shown, correct, protocol.threshold_rule, among=among)
@@ -302,7 +308,7 @@ def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Arra
 
 
 def _fit_correlation(source: _Source, protocol: Protocol) -> Correlation:
-    """How keypoints of true positives err together."""
+    """Fit the correlation of keypoints."""
     matched = source.matched
     direction, labelled, area = map(source.of, (matched.direction, matched.labelled, matched.box_area))
     scales = _object_scales(area, matched.layout, protocol)
@@ -310,13 +316,15 @@ def _fit_correlation(source: _Source, protocol: Protocol) -> Correlation:
 
 
 def _object_scales(area: Array, layout: Keypoints, protocol: Protocol) -> dict[str, Any]:
-    """What regions and correlation take to tell object scales apart, if they are asked to."""
+    """Return the arguments that separate regions and correlation by object scale, if requested."""
     edges = protocol.scale_edges if protocol.region_scales else ()
     return {"area": area, "edges": edges, "area_factor": layout.area_factor}
 
 
 def _threshold(confidence: Array, correct: Array, images: Array, labelled: Array, protocol: Protocol) -> float:
-    """Threshold on the confidence (n,) of labelled keypoints (M, K) on images (M, K) by the protocol's rule."""
+    """Choose the threshold of the confidence (n,) of labelled keypoints (M, K) on images (M, K) by the
+    protocol's rule.
+    """
     guarantee = risk_guarantee(protocol.threshold_rule)
     if guarantee is None:
         return select_threshold(confidence, correct, protocol.threshold_rule)
@@ -330,15 +338,20 @@ def _threshold(confidence: Array, correct: Array, images: Array, labelled: Array
 
 
 def _entries(matched: MatchedPoses) -> Array:
-    """The entries l11, l21, l22 (3, M, K) of the factors of the covariances as given."""
+    """Return the entries l11, l21, l22 (3, M, K) of the factors of the given covariances."""
     factors = matched.covariance_tril
     return np.stack([factors[..., i, j] for i, j in ((0, 0), (1, 0), (1, 1))])
 
 
 def _confidence(entries: Array, tau: Array, area: Array, kappa: Array, scalarisation: Scalarisation) -> Array:
-    """Localization confidence (M, K) of calibrated covariances, from the entries (3, M, K) of given factors.
+    """Return the localization confidence (M, K) of calibrated covariances.
 
-    tau: temperatures (K,) or (M, K). area (M,).
+    Args:
+        entries: entries (3, M, K) of the given factors.
+        tau: temperatures (K,) or (M, K).
+        area: object areas (M,).
+        kappa: tolerances (K,).
+        scalarisation: size of a covariance.
     """
     tau = np.broadcast_to(tau, entries.shape[1:])
 
@@ -355,7 +368,7 @@ def _confidence(entries: Array, tau: Array, area: Array, kappa: Array, scalarisa
 def apply_calibrations(
     matched: MatchedPoses, fitted: Calibrations, protocol: Protocol, source: str = ""
 ) -> DistributionSet:
-    """The three laws of true positives that nothing was fitted on."""
+    """Return the distributions of true positives that were not used for fitting."""
     fold = np.zeros(len(matched), dtype=np.int64)
     distributions = _distributions_of_folds(matched, fold, [fitted], protocol, _entries(matched))
     return replace(
@@ -366,9 +379,9 @@ def apply_calibrations(
 def _distributions_of_folds(
     matched: MatchedPoses, fold: Array, fitted: Sequence[Calibrations], protocol: Protocol, entries: Array
 ) -> DistributionSet:
-    """The three laws of true positives by what was fitted on other folds than theirs (M,).
+    """Return the distributions of true positives under what was fitted on other folds than theirs (M,).
 
-    entries (3, M, K): of the factors of their covariances.
+    ``entries`` (3, M, K) are the entries of the factors of their covariances.
     """
     by_fold = torch.from_numpy(fold)
     tau = torch.stack([each.gaussian.tau_.to(torch.float64) for each in fitted])[by_fold]
@@ -396,7 +409,7 @@ def _distributions_of_folds(
 def _students_of_folds(
     matched: MatchedPoses, by_fold: Tensor, fitted: Sequence[Calibrations], keep: Tensor
 ) -> StudentT:
-    """The Student-t over (M, K), where ``keep`` (M, K) is kept and where it is not, by fold (M,)."""
+    """Return the Student-t over (M, K) by fold (M,), for kept and pruned keypoints (``keep`` (M, K))."""
     factors = torch.from_numpy(matched.scale_tril)
 
     def distribution(calibrations: Sequence[StudentTCalibration]) -> StudentT:
@@ -424,13 +437,13 @@ def cross_fitted(
     student: StudentTCalibration | None = None,
     threshold: float | None = None,
 ) -> DistributionSet:
-    """The three laws, each image under what was fitted on the other folds of images, or is given."""
+    """Return the distributions with each image under what was fitted on the other folds, or is given."""
     chooses_visibility = protocol.visibility and matched.visibility is not None
     if gaussian is not None and student is not None and threshold is not None and not chooses_visibility:
         given = Calibrations(gaussian, student, threshold)
         return apply_calibrations(matched, given, protocol, "given: gaussian, student, threshold")
     numbers, fold = np.unique(image_folds(matched.image_ids, protocol.folds), return_inverse=True)
-    # What every fold needs is worked out once.
+    # Computed once for all folds.
     _ = matched.scale_tril, matched.covariance_tril
     run_parallel(
         [
@@ -441,7 +454,7 @@ def cross_fitted(
     entries, known = _entries(matched), _Known(gaussian, student, threshold)
     others = [_Source(matched, np.flatnonzero(fold != number)) for number in range(len(numbers))]
     pieces: list[Callable[[], Any]] = [partial(_fit_alone, other, protocol, known, entries) for other in others]
-    # A fold's correlation is a piece of its own: there are more to share out, and none takes long.
+    # The correlation of a fold is a separate task, for better load balance.
     pieces += [partial(_fit_correlation, other, protocol) for other in others]
     found = run_parallel(pieces)
     fitted, correlations = found[: len(numbers)], found[len(numbers) :]
@@ -455,7 +468,7 @@ def cross_fitted(
 
 
 def _selected(distribution: Bivariate, index: Array) -> Bivariate:
-    """The law (n, K) of the true positives at the given indices."""
+    """Return the distribution (n, K) of the true positives at the given indices."""
     rows = torch.from_numpy(index)
     if not isinstance(distribution, StudentT):
         return Gaussian(distribution.scale_tril[rows])

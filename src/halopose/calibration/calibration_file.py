@@ -40,10 +40,17 @@ FORMAT = "halopose-calibration-1"
 
 @dataclass(frozen=True)
 class Pruning:
-    """How the threshold of a calibration was fitted; the defaults are what files took that do not say it.
+    """How the threshold of a calibration was fitted. None means unknown; defaults are those of files that do not state
+    a
+    setting.
 
-    area, scalarisation, rule, gamma_ks: those of the protocol. sigmas (K), area_factor: of the keypoints. None:
-    nobody knows.
+    Attributes:
+        area: object area in the confidence.
+        scalarisation: size of a covariance.
+        rule: rule for the threshold.
+        gamma_ks: similarity of a reliable keypoint.
+        sigmas: sigmas (K) of the keypoints.
+        area_factor: object area divided by box area.
     """
 
     area: Area = "annotation"
@@ -55,12 +62,12 @@ class Pruning:
 
     @classmethod
     def of(cls, protocol: Protocol, layout: Keypoints) -> Pruning:
-        """How a protocol fits a threshold for these keypoints."""
+        """Return how a protocol fits a threshold for these keypoints."""
         rule, gamma_ks = protocol.threshold_rule, protocol.gamma_ks
         return cls(protocol.area, protocol.scalarisation, rule, gamma_ks, layout.sigmas, layout.area_factor)
 
     def check(self, protocol: Protocol, layout: Keypoints) -> None:
-        """Refuse to score with a threshold that is one of another confidence."""
+        """Raise an error if the threshold was fitted for another confidence."""
         asked = Pruning.of(protocol, layout)
         for name in ("area", "scalarisation", "rule", "gamma_ks"):
             own, other = getattr(self, name), getattr(asked, name)
@@ -74,22 +81,22 @@ class Pruning:
 
     @property
     def at_inference(self) -> bool:
-        """Whether the threshold is of a confidence that takes no annotated area."""
+        """Whether the confidence needs no annotated area."""
         return self.area == "box" and self.sigmas is not None and self.area_factor is not None
 
     def keep(self, covariance: Array, boxes: Array, threshold: float) -> Array:
-        """Keypoints (N, K) of detections with boxes (N, 4) to keep."""
+        """Return which keypoints (N, K) of detections with boxes (N, 4) to keep."""
         area, kappa = box_area(boxes) * self.area_factor, 2 * np.asarray(self.sigmas)
         return keep_mask(localization_confidence(covariance, area, kappa, self.scalarisation), threshold)
 
     def to_json(self) -> dict[str, Any]:
-        """What is known, by name."""
+        """Return the known settings by name."""
         content = {name: value for name, value in vars(self).items() if value is not None}
         return content if self.sigmas is None else content | {"sigmas": list(self.sigmas)}
 
     @classmethod
     def from_json(cls, content: dict[str, Any], keypoints: int) -> Pruning:
-        """What a file says of it, checked; anything else raises ValueError or TypeError."""
+        """Build from json content; raise ValueError or TypeError if it is not valid."""
         known: dict[str, Any] = {name: content[name] for name in vars(cls()) if name in content}
         if "sigmas" in known:
             known["sigmas"] = tuple(float(value) for value in known["sigmas"])
@@ -144,7 +151,7 @@ class CalibrationFile:
         return cls(calibration, names, fitted.threshold, images, fitted.regions, fitted.correlation, pruning)
 
     def save(self, path: Path | str) -> None:
-        """Write the calibration as json, if it is one that can be read again."""
+        """Write the calibration as json, after checking that it can be read again."""
         if not _in_range(self.calibration.state_dict()):
             raise HaloposeError(
                 "the residuals are not of the order of the covariances, so no calibration can be trusted: check "
@@ -175,7 +182,7 @@ class CalibrationFile:
 
     @classmethod
     def load(cls, path: Path | str) -> CalibrationFile:
-        """Read a calibration, or say in one line what is wrong with the file."""
+        """Read a calibration; raise `HaloposeError` for a damaged file."""
         content = read_json(path)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise HaloposeError(f"{path} is not a calibration: make one with `halopose recalibrate`")
@@ -258,7 +265,7 @@ class CalibrationFile:
 
 
 def _in_range(state: Mapping[str, Tensor]) -> bool:
-    """Whether the learned values (K,) of a calibration are ones that data can have."""
+    """Return whether the fitted values (K,) of a calibration are plausible."""
     bounds = {"tau_": (0.0, LARGEST_TAU), "moment_tau_": (0.0, LARGEST_TAU), "nu_": (2.0, np.inf)}
     return all(
         bool(((state[name] > low) & (state[name] < high)).all())
@@ -268,7 +275,7 @@ def _in_range(state: Mapping[str, Tensor]) -> bool:
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    """SHA-256 of what a file says beside its checksum; -inf is written as null."""
+    """Return the SHA-256 of a file's content without its checksum; -inf is written as null."""
     rest = {key: value for key, value in content.items() if key != "checksum"}
     if rest.get("threshold") == float("-inf"):
         rest["threshold"] = None
@@ -322,7 +329,7 @@ def apply_to_entries(
             f"{source} was written by this calibration, and would be scaled twice: give the predictions it was made of"
         )
     applied = calibration.apply(parse_predictions(source, content, None, constants=calibration.needs_no_covariance))
-    assert applied.image_ids is not None  # every parsed file has them
+    assert applied.image_ids is not None  # always set after parsing
     seen = np.isin(applied.image_ids, calibration.image_ids)
     if joint and calibration.correlation is None:
         raise HaloposeError("the calibration knows no correlation: make it again with `halopose recalibrate`")
@@ -330,7 +337,7 @@ def apply_to_entries(
     written = ["covariance", "scale", "dof", "correlation"] + ["keep"] * calibration.pruning.at_inference
     entries = []
     for n, (old, new, marked) in enumerate(zip(content, applied.to_json(joint), seen.tolist(), strict=True)):
-        # Not the marks of calibrations applied before: their images stay seen.
+        # Marks of calibrations applied earlier stay.
         replaced = ("scale", "dof", "correlation", "region", "region_probability", PRECISION_KEY)
         entry = {key: value for key, value in old.items() if key not in replaced}
         entry.update({key: new[key] for key in written if key in new})
@@ -350,7 +357,7 @@ def _applied(entry: Any) -> list[Any]:
 
 
 def file_that_prunes(files: Sequence[CalibrationFile]) -> CalibrationFile | None:
-    """The file whose threshold scoring takes: the Gaussian's, if there is one."""
+    """Return the file whose threshold is used: the Gaussian's if there is one."""
     return min(files, key=lambda file: file.family, default=None)
 
 

@@ -1,9 +1,8 @@
 """Per-keypoint calibration of predicted dispersions as a Gaussian or a Student-t (paper, section 3.2).
 
-In: residuals (N, K, 2), Cholesky factors (N, K, 2, 2), which keypoints are labelled (N, K), weights.
-Out: modules that turn Cholesky factors (..., K, 2, 2) into calibrated distributions.
-
-Calibration data must be disjoint from the data the heads were trained on and from the data scored later.
+Calibrators are fitted on residuals (N, K, 2) and Cholesky factors (N, K, 2, 2), and turn factors (..., K, 2, 2) into
+calibrated distributions. Calibration data must be disjoint from the training data of the heads and from the data scored
+later.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LARGEST_TAU = 1e6  # what is read from a file and claims more is damaged
+LARGEST_TAU = 1e6  # a larger value in a file means damage
 
 
 Fitted = TypeVar("Fitted", bound="Calibration")  # a calibration of either family
 
 
 class Calibration(nn.Module, ABC):
-    """Common ground of both calibrations: one temperature per keypoint, fitted with shrinkage.
+    """Base class of both calibrations: one temperature per keypoint, fitted with shrinkage.
 
-    A keypoint whose effective sample size n is under ``min_samples`` is blended, in the logarithm, with
-    the value of all keypoints together: n / min_samples of its own. One without samples takes the pooled
-    value, and ``fit`` warns and names it. From ``min_samples`` on nothing is blended.
+    The value of a keypoint with an effective sample size n below ``min_samples`` is blended, in the logarithm, with the
+    value of all keypoints pooled: its own weight is n / min_samples. A keypoint without samples takes the pooled value,
+    and ``fit`` warns.
     """
 
     family: Family
@@ -66,7 +65,7 @@ class Calibration(nn.Module, ABC):
     ) -> Fitted:
         """Fit on residuals (N, K, 2) and uncalibrated factors (N, K, 2, 2), tensors or arrays; returns self.
 
-        labelled (N, K): true or false, or COCO's 0, 1 and 2, of which 0 is not labelled.
+        ``labelled`` (N, K) is true or false, or COCO's 0, 1 and 2, of which 0 means not labelled.
         """
         flags = None if labelled is None else _flags(_tensor("labelled", labelled))
         weight = None if sample_weight is None else _tensor("sample weights", sample_weight)
@@ -74,7 +73,7 @@ class Calibration(nn.Module, ABC):
         return self.fit_sample(sample)
 
     def fit_sample(self: Fitted, sample: Sample, *, quiet: bool = False) -> Fitted:
-        """Fit on squared distances; returns self. quiet: a keypoint without samples is nothing to warn of."""
+        """Fit on squared distances; returns self. ``quiet``: do not warn of keypoints without samples."""
         if sample.mahalanobis.shape[1] != self.keypoints:
             raise HaloposeError(
                 f"this calibration has {self.keypoints} keypoints, the data {sample.mahalanobis.shape[1]}"
@@ -85,7 +84,7 @@ class Calibration(nn.Module, ABC):
         self._fit(sample)
         empty = torch.nonzero(self.effective_samples_ == 0).flatten().tolist()
         if empty and not quiet:
-            log.warning("no samples for keypoints %s: they take the values of all keypoints together", empty)
+            log.warning("no samples for keypoints %s: they take the values of all keypoints pooled", empty)
         return self
 
     @abstractmethod
@@ -93,13 +92,13 @@ class Calibration(nn.Module, ABC):
         """Set the learned values from a sample that has at least one labelled keypoint."""
 
     def widened(self: Fitted, factor: Tensor) -> Fitted:
-        """A copy with temperatures times factors (K,)."""
+        """Return a copy with temperatures times factors (K,)."""
         other = deepcopy(self)
         other.tau_ = self.tau_ * factor
         return other
 
     def _shrink(self, own: Tensor, pooled: Tensor) -> Tensor:
-        """Blend logarithms (K,) towards the pooled one (1,) where samples are few."""
+        """Blend logarithms (K,) with the pooled one (1,) where samples are few."""
         share = (self.effective_samples_ / self.min_samples).clamp(max=1.0)
         share = torch.where(self.effective_samples_ > 0, share, 0.0)
         blended = share * torch.nan_to_num(own) + (1 - share) * pooled
@@ -130,11 +129,11 @@ class GaussianCalibration(Calibration):
         )
 
     def forward(self, scale_tril: Tensor) -> Gaussian:
-        """Calibrated law of factors (..., K, 2, 2)."""
+        """Return the calibrated distribution of factors (..., K, 2, 2)."""
         return Gaussian(scale_tril * self.tau_.to(scale_tril.dtype)[:, None, None])
 
     def covariance(self, dispersion: Array) -> Array:
-        """Calibrated covariances of dispersions (..., K, 2, 2), as an array."""
+        """Return calibrated covariances of dispersions (..., K, 2, 2) as an array."""
         tau = self.tau_.numpy()
         return np.asarray(dispersion * (tau * tau)[:, None, None])
 
@@ -142,16 +141,9 @@ class GaussianCalibration(Calibration):
 class StudentTCalibration(Calibration):
     """Student-t dispersion-tail scaling, S = tau_k^2 Sigma with nu_k degrees of freedom (eqs. 16 to 18).
 
-    Learned: ``tau_`` (K,), ``nu_`` (K,) > 2, and ``moment_tau_`` (K,), the temperature of the second-moment
-    covariance. ``covariance="moment"`` (default) reports moment_tau^2 Sigma as the covariance, which does
-    not explode as nu nears 2; ``covariance="paper"`` reports nu / (nu - 2) tau^2 Sigma (eq. 17).
-
-    >>> factors = torch.eye(2, dtype=torch.float64).expand(4000, 1, 2, 2)
-    >>> true = StudentT(factors[0], dof=torch.tensor([5.0], dtype=torch.float64))
-    >>> residual = 2 * true.sample(4000, torch.Generator().manual_seed(0))
-    >>> calibration = StudentTCalibration(keypoints=1).fit(residual, factors)
-    >>> round(float(calibration.tau_)), round(float(calibration.nu_))
-    (2, 5)
+    Fitted values are ``tau_`` (K,), ``nu_`` (K,) > 2, and ``moment_tau_`` (K,), the temperature of the second-moment
+    covariance. ``covariance="moment"`` (default) reports moment_tau^2 Sigma as the covariance, which stays finite as nu
+    approaches 2. ``covariance="paper"`` reports nu / (nu - 2) tau^2 Sigma (eq. 17).
     """
 
     family: Family = "student-t"
@@ -183,13 +175,13 @@ class StudentTCalibration(Calibration):
         self.nu_, self.tau_, self.moment_tau_ = nu, tau, moment
 
     def widened(self, factor: Tensor) -> StudentTCalibration:
-        """A copy with temperatures times factors (K,)."""
+        """Return a copy with temperatures times factors (K,)."""
         other = super().widened(factor)
         other.moment_tau_ = self.moment_tau_ * factor
         return other
 
     def forward(self, scale_tril: Tensor) -> StudentT:
-        """Calibrated law of factors (..., K, 2, 2)."""
+        """Return the calibrated distribution of factors (..., K, 2, 2)."""
         dtype = scale_tril.dtype
         moment = None
         if self.covariance == "moment":
@@ -199,13 +191,17 @@ class StudentTCalibration(Calibration):
 
 @dataclass(frozen=True)
 class Calibrations:
-    """Everything fitted on held-out data: both laws, and the thresholds below which a keypoint is pruned.
+    """Everything fitted on held-out data: both distributions, thresholds, regions and correlation.
 
-    threshold: of the localization confidence; -inf prunes nothing. visibility_threshold: of the visibility score
-    (eq. 22), None where the confidence decides alone. regions: radii that hold whatever the law. correlation: how
-    keypoints of an object err together. tails: Student-t laws of kept and of pruned keypoints, which then take the
-    place of ``student``, the law of all of them. offset: mean residuals (K, 2) as shares of the root of an
-    object's box area, which the laws are centred at; None: at the keypoints.
+    Attributes:
+        gaussian: Gaussian calibration.
+        student: Student-t calibration of all keypoints.
+        threshold: threshold of the localization confidence; -inf prunes nothing.
+        visibility_threshold: threshold of the visibility score (eq. 22); None if only the confidence decides.
+        regions: radii of the conformal regions.
+        correlation: correlation of the keypoints of an object.
+        split_student: Student-t calibrations of kept and of pruned keypoints, used instead of ``student``.
+        offset: mean residuals (K, 2) relative to the square root of the box area; None for zero.
     """
 
     gaussian: GaussianCalibration
@@ -219,18 +215,18 @@ class Calibrations:
 
     @classmethod
     def none(cls, keypoints: int) -> Calibrations:
-        """Nothing is scaled and nothing pruned, before anything is fitted."""
+        """Return identity calibrations without pruning."""
         return cls(GaussianCalibration(keypoints), StudentTCalibration(keypoints))
 
     def distribution(self, scale_tril: Tensor, family: Family, keep: Tensor) -> Gaussian | StudentT:
-        """The calibrated law of uncalibrated factors (..., K, 2, 2), of which ``keep`` (..., K) are not pruned."""
+        """Return the calibrated distribution of factors (..., K, 2, 2), of which pruning keeps ``keep`` (..., K)."""
         if family == "gaussian":
             return self.gaussian(scale_tril)
         return self.student(scale_tril) if self.split_student is None else self.split_student(scale_tril, keep)
 
 
 def _tensor(name: str, values: Tensor | Array) -> Tensor:
-    """A tensor as it is, an array as one."""
+    """Convert an array to a tensor; a tensor is unchanged."""
     if isinstance(values, Tensor):
         return values
     try:
@@ -240,7 +236,7 @@ def _tensor(name: str, values: Tensor | Array) -> Tensor:
 
 
 def _flags(labelled: Tensor) -> Tensor:
-    """Whether keypoints are labelled, from flags or from COCO's 0, 1 and 2."""
+    """Return which keypoints are labelled, from flags or COCO's 0, 1 and 2."""
     if labelled.dtype != torch.bool and not bool(((labelled == 0) | (labelled == 1) | (labelled == 2)).all()):
         raise HaloposeError("labelled should be true or false, or 0, 1 and 2 as in COCO: weights are sample_weight")
     return labelled > 0

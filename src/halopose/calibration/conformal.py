@@ -1,15 +1,10 @@
-"""Regions with a guarantee that needs no law: conformal radii, fitted on images that nothing else was fitted on.
+"""Conformal regions: radii with a coverage guarantee for any distribution.
 
-In: squared Mahalanobis distances (M, K) of labelled keypoints under a dispersion fixed beforehand, and their
-images. Out: ``Regions``, squared radii by keypoint and probability, and of all keypoints of an object together.
-
-Keypoints of one image depend on each other, so images are the samples. With n images the scores of an image share
-the weight 1 / (n + 1), the last share lies at infinity, and the radius is the quantile of what results
-(hierarchical conformal prediction). Then a keypoint taken at random from a new image lies in its region with at
-least the stated probability, on average over calibrations, whatever its distribution, if the new image is like
-those of calibration and the detection matches an object. The distance is under the dispersion before calibration:
-temperatures and degrees of freedom, which were fitted on the same images, are not in it, and every law of a
-keypoint has the same region.
+Keypoints of one image are dependent, so images are the samples. With n images the scores of an image share the weight 1
+/ (n + 1), the last share lies at infinity, and the radius is a quantile of this distribution (hierarchical conformal
+prediction). A random keypoint of a new image is then in its region with at least the stated probability, on average
+over calibrations, if the new image is exchangeable with those of calibration and the detection matches an object.
+Distances are taken under the dispersion before calibration, so values fitted on the same images do not enter.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from halopose.types import Array
 from halopose.uncertainty.missing_keypoints import rising_places
 from halopose.uncertainty.regions import PROBABILITIES, SLACK, Regions
 
-MIN_IMAGES = 50  # a keypoint on fewer takes the radii of all keypoints together
+MIN_IMAGES = 50  # a keypoint on fewer images takes the radii of all keypoints pooled
 
 
 def fit_regions(
@@ -36,10 +31,17 @@ def fit_regions(
     area_factor: float = 1.0,
     places: Array | None = None,
 ) -> Regions:
-    """Radii from squared distances (M, K) of labelled keypoints (M, K) on images (M,).
+    """Fit radii on squared distances of labelled keypoints.
 
-    keep (M, K): what pruning keeps. area (M,): of the predicted boxes, for radii of their own between ``edges`` of
-    area times ``area_factor``. places (n,): of the labelled ones by rising distance, if they are known already.
+    Args:
+        distance: squared distances (M, K).
+        labelled: which keypoints (M, K) are labelled.
+        image_ids: images (M,).
+        keep: which keypoints (M, K) pruning keeps.
+        area: areas (M,) of the predicted boxes, for separate radii by object scale.
+        edges: areas between the scales.
+        area_factor: object area divided by box area.
+        places: places (n,) of the labelled keypoints by rising distance, if known.
     """
     scale = None
     if edges:
@@ -70,9 +72,10 @@ def fit_regions(
 def _by_keypoint(
     scores: Array, image: Array, keypoint: Array, keypoints: int, everything: Array | None
 ) -> tuple[Array, Array]:
-    """Radii (K, P) from rising scores (n,) of keypoints (n,) on images (n,), and how many images (K,) each was on.
+    """Return radii (K, P) from rising scores (n,) of keypoints (n,) on images (n,), and the number of images (K,) of
+    each.
 
-    everything: radii (P,) of more data, for where there are too few.
+    ``everything`` (P,) are radii of more data, used where images are few.
     """
     pooled = _rising_quantiles(scores, image)[0]
     pooled = pooled if everything is None else np.where(np.isfinite(pooled), pooled, everything)
@@ -82,30 +85,32 @@ def _by_keypoint(
     found = [_rising_quantiles(*part) for part in parts]
     own, images = np.array([radii for radii, _ in found]), np.array([seen for _, seen in found])
     enough = (images >= MIN_IMAGES)[:, None] & np.isfinite(own)
-    # Where one takes over from the other a region of more probability must not be the smaller one.
+    # A region of higher probability must not be smaller where the two sets of radii meet.
     return np.maximum.accumulate(np.where(enough, own, pooled), axis=1), images
 
 
 def whole_distance(distance: Array, chosen: Array, image_ids: Array) -> tuple[Array, Array]:
-    """The largest squared distance of each object's chosen keypoints (O,), and its image (O,); none, no object."""
+    """Return the largest squared distance of each object's chosen keypoints (O,), and its image (O,), for objects that
+    have any.
+    """
     known = chosen.any(1)
-    columns = np.ascontiguousarray(np.where(chosen, distance, -np.inf).T)  # rows as short as these take long
+    columns = np.ascontiguousarray(np.where(chosen, distance, -np.inf).T)  # reductions over short rows are slow
     return columns.max(0, initial=-np.inf)[known], image_ids[known]
 
 
 def hierarchical_quantiles(scores: Array, image_ids: Array, probabilities: Array = PROBABILITIES) -> Array:
-    """Conformal quantiles (P,) of scores (n,), images (n,) counting alike; inf where images are too few."""
+    """Return conformal quantiles (P,) of scores (n,) with equal weight for images (n,); inf if images are too few."""
     return _quantiles(scores, np.unique(image_ids, return_inverse=True)[1], probabilities)[0]
 
 
 def _quantiles(scores: Array, image: Array, probabilities: Array = PROBABILITIES) -> tuple[Array, int]:
-    """``hierarchical_quantiles`` (P,) by the number of the image (n,), and on how many images there are scores."""
+    """Return ``hierarchical_quantiles`` (P,) by the number of the image (n,), and the number of images with scores."""
     order = rising_order(scores)
     return _rising_quantiles(scores.take(order), image.take(order), probabilities)
 
 
 def _rising_quantiles(scores: Array, image: Array, probabilities: Array = PROBABILITIES) -> tuple[Array, int]:
-    """``_quantiles`` of scores (n,) that rise already."""
+    """Return ``_quantiles`` of sorted scores (n,)."""
     count = np.bincount(image)
     images = int(np.count_nonzero(count))
     with np.errstate(divide="ignore"):

@@ -1,15 +1,7 @@
-"""How the keypoints of one object err together, beside what each of them does alone.
+"""Fit the correlation of the keypoints of one object (see `halopose.uncertainty.joint_distribution`).
 
-In: residuals (M, K, 2) of partly labelled objects, Cholesky factors (M, K, 2, 2). Out: a ``Correlation``, shared
-by all objects, and with it the joint law of an object: covariance, density, samples, some keypoints given others.
-
-A residual whitened by its own factor, z_k = L_k^-1 r_k, has the identity as its covariance; R (2K, 2K) has those
-blocks on its diagonal and, off it, how whitened residuals of different keypoints go together. So the law of every
-single keypoint stays exactly as it was. Gaussian: r ~ N(0, D R D'), with D the factors on a diagonal. Student-t: v
-follows a multivariate t with scale R and ``dof`` degrees of freedom, and each v_k is stretched along its own
-direction until its length has the law of that keypoint's t; with one nu for all that is the multivariate t.
-
-R and ``dof`` are fitted to ranks of distances and to directions: no temperature and no outlier moves them.
+R and the joint degrees of freedom are fitted to ranks of distances and to directions, so temperatures and outliers do
+not affect them.
 """
 
 from __future__ import annotations
@@ -28,25 +20,32 @@ from halopose.uncertainty.joint_distribution import is_correlation, keypoint_blo
 from halopose.uncertainty.missing_keypoints import log_shares, pairings, places_among, rising_places
 from halopose.uncertainty.whitening import directions, squared_length, squares
 
-SMALLEST_EIGENVALUE = 0.02  # of R; less is more than so many images can tell
+SMALLEST_EIGENVALUE = 0.02  # smallest shrinkage of R
 DOF_RANGE = (2.5, 1e4)
-MIN_OBJECTS = 200  # a scale with fewer has the correlation of all of them
-_OBJECTS = 1000  # that the tails are fitted to
+MIN_OBJECTS = 200  # a scale with fewer objects takes the correlation of all objects
+_OBJECTS = 1000  # largest number of objects for the joint degrees of freedom
 
 
 @dataclass(frozen=True, eq=False)
 class Correlation:
-    """R (2K, 2K) in the order x1, y1, x2, y2, ..., and the degrees of freedom of the joint Student-t.
+    """Correlation R (2K, 2K) in the order x1, y1, x2, y2, ..., and degrees of freedom of the joint Student-t.
 
-    shrinkage: the share of the identity in R. objects: how many it was fitted on. scales (S, 2K, 2K): R by object
-    scale, parted by edges (S - 1,), areas of predicted boxes times ``area_factor``; None if all scales share one.
+    Attributes:
+        matrix: R (2K, 2K) of all objects.
+        dof: degrees of freedom of the joint t.
+        shrinkage: share of the identity in R.
+        objects: number of objects it was fitted on.
+        scales: R (S, 2K, 2K) by object scale; None if all scales share one.
+        edges: areas (S - 1,) between the scales, of predicted boxes times ``area_factor``.
+        area_factor: object area divided by box area.
 
-    >>> rng = np.random.default_rng(0)
-    >>> together = rng.normal(size=(2000, 1, 2))  # one half of the variance is common to both keypoints
-    >>> residual = (together + rng.normal(size=(2000, 2, 2))) / np.sqrt(2)
-    >>> found = fit_correlation(residual, np.tile(np.eye(2), (2000, 2, 1, 1)))
-    >>> round(float(found.matrix[0, 2]), 1), round(float(found.matrix[1, 3]), 1)
-    (0.5, 0.5)
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> together = rng.normal(size=(2000, 1, 2))  # one half of the variance is common to both keypoints
+        >>> residual = (together + rng.normal(size=(2000, 2, 2))) / np.sqrt(2)
+        >>> found = fit_correlation(residual, np.tile(np.eye(2), (2000, 2, 1, 1)))
+        >>> round(float(found.matrix[0, 2]), 1), round(float(found.matrix[1, 3]), 1)
+        (0.5, 0.5)
     """
 
     matrix: Array
@@ -70,14 +69,14 @@ class Correlation:
         return len(self.matrix) // 2
 
     def of_objects(self, area: Array) -> Array:
-        """R (N, 2K, 2K) of objects with predicted boxes of these areas (N,)."""
+        """Return R (N, 2K, 2K) of objects with predicted boxes of areas (N,)."""
         if self.scales is None:
             return np.broadcast_to(self.matrix, (len(area), *self.matrix.shape))
         place = np.searchsorted(np.asarray(self.edges), area * self.area_factor, side="left")
         return np.asarray(self.scales[place])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain json content."""
+        """Return json content."""
         dof = self.dof if math.isfinite(self.dof) else None
         content = {
             "matrix": self.matrix.tolist(),
@@ -92,7 +91,11 @@ class Correlation:
 
     @classmethod
     def from_json(cls, content: Any, keypoints: int) -> Correlation:
-        """The inverse of ``to_json``; a ValueError, KeyError or TypeError if the content is not that."""
+        """Build from ``to_json``.
+
+        Raises:
+            ValueError: The content is not valid; KeyError or TypeError likewise.
+        """
         matrix = np.array(content["matrix"], dtype=float)
         if matrix.shape != (2 * keypoints, 2 * keypoints) or not is_correlation(matrix):
             raise ValueError("not a correlation of whitened residuals")
@@ -124,10 +127,16 @@ def fit_correlation(
     edges: tuple[float, ...] = (),
     area_factor: float = 1.0,
 ) -> Correlation:
-    """Fit to residuals (M, K, 2) under factors (M, K, 2, 2); labelled (M, K), by default all.
+    """Fit to residuals under Cholesky factors.
 
-    mirror: which keypoint each becomes in the mirror. Objects and their mirror images then count alike. area (M,):
-    of the predicted boxes, for an R of its own between ``edges`` of area times ``area_factor``.
+    Args:
+        residual: residuals (M, K, 2).
+        scale_tril: Cholesky factors (M, K, 2, 2).
+        labelled: which keypoints (M, K) are labelled; default: all.
+        mirror: mirrored partner of each keypoint; objects and their mirror images then count equally.
+        area: areas (M,) of the predicted boxes, for a separate R by object scale.
+        edges: areas between the scales.
+        area_factor: object area divided by box area.
     """
     labelled = np.ones(residual.shape[:2], dtype=bool) if labelled is None else labelled
     length, direction = directions(residual, scale_tril, labelled)
@@ -145,12 +154,12 @@ def fit_directions(
     edges: tuple[float, ...] = (),
     area_factor: float = 1.0,
 ) -> Correlation:
-    """``fit_correlation`` to directions (M, K, 2), and places (n,) of labelled keypoints by rising length.
+    """Fit to directions (M, K, 2), and places (n,) of labelled keypoints by rising length; see ``fit_correlation``.
 
-    That is all that is looked at of residuals, and of larger data it is known once for all parts of them.
+    Directions and places are all that the fit uses of residuals. For folds of larger data they are computed once.
     """
     survival = log_shares(places, labelled)
-    scores = direction * np.sqrt(-2 * survival)[..., None]  # normal scores: ranks as a Gaussian would have them
+    scores = direction * np.sqrt(-2 * survival)[..., None]  # normal scores: Gaussian quantiles of the ranks
     matrix, noise = _moments(scores, labelled)
     if mirror is not None:
         matrix, noise = (matrix + _mirrored(matrix, mirror)) / 2, noise / 2
@@ -177,9 +186,10 @@ def fit_directions(
 
 
 def _moments(scores: Array, labelled: Array) -> tuple[Array, Array]:
-    """Correlation (2K, 2K) of scores (M, K, 2) with identities on its diagonal, and the variance of its entries.
+    """Return the correlation (2K, 2K) of scores (M, K, 2) with identities on its diagonal, and the variance of its
+    entries.
 
-    Every pair of keypoints counts the objects that have both.
+    Every pair of keypoints uses the objects that have both.
     """
     objects, keypoints = labelled.shape
     flat = scores.reshape(objects, 2 * keypoints)
@@ -199,16 +209,16 @@ def _moments(scores: Array, labelled: Array) -> tuple[Array, Array]:
 
 
 def _gram(rows: Array) -> Array:
-    """The product (C, C) of rows (N, C) with themselves.
+    """Return the product (C, C) of rows (N, C) with themselves.
 
-    By torch, which keeps to the threads it may use: numpy's takes all cores, also those that other folds are on.
+    Torch respects the number of threads; numpy would take the cores of the other folds.
     """
     columns = torch.from_numpy(rows)
     return np.asarray((columns.T @ columns).numpy())
 
 
 def _shrinkage(matrix: Array, noise: Array) -> float:
-    """Share of the identity: what noise explains of the correlations, and as much as makes all of it definite."""
+    """Return the share of the identity: the share of correlation that noise explains, and enough to make R definite."""
     keypoint = np.arange(len(matrix)) // 2
     apart = keypoint[:, None] != keypoint
     signal = float(np.square(matrix[apart]).sum())
@@ -218,14 +228,14 @@ def _shrinkage(matrix: Array, noise: Array) -> float:
 
 
 def _mirrored(matrix: Array, mirror: tuple[int, ...]) -> Array:
-    """R of mirror images: partners change places, and x its sign."""
+    """Return R of mirror images: partners are exchanged, and x changes sign."""
     index = (2 * np.array(mirror)[:, None] + np.arange(2)).ravel()
     sign = np.tile([-1.0, 1.0], len(mirror))
     return np.asarray(matrix[np.ix_(index, index)] * sign * sign[:, None])
 
 
 def _fit_dof(found: Correlation, survival: Array, direction: Array, labelled: Array) -> float:
-    """Degrees of freedom under which the ranks are likeliest, infinite if the Gaussian is as likely."""
+    """Return the most likely degrees of freedom for the ranks; infinite if the Gaussian is as likely."""
     rows = np.flatnonzero(labelled.sum(1) > 1)
     if len(rows) > _OBJECTS:
         rows = rows[:: -(-len(rows) // _OBJECTS)]
@@ -233,7 +243,7 @@ def _fit_dof(found: Correlation, survival: Array, direction: Array, labelled: Ar
         return math.inf
     survival, direction, labelled = survival[rows], direction[rows], labelled[rows]
     forms = pairings(direction, found.matrix, labelled)
-    known = squares(direction)  # 1, or 0 where there is no direction
+    known = squares(direction)  # 1, or 0 without a direction
 
     def loss(log_dof: float) -> float:
         dof = math.exp(log_dof)

@@ -1,8 +1,4 @@
-"""No image is scored with a calibration that has seen it.
-
-In: predictions, ground truth and calibrations. Out: which images a calibration was fitted on, and the data without
-them.
-"""
+"""Find images that a calibration was fitted on, so that they are not scored with it."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from halopose.types import Array
 
 
 def images_seen(content: list[dict[str, Any]], calibrations: Sequence[CalibrationFile]) -> Array:
-    """Ids of images that a calibration was fitted on: marked in the detections, or listed in a file."""
+    """Return ids of images that a calibration was fitted on: marked in the detections, or listed in a file."""
     marked = [entry["image_id"] for entry in content if entry.get(SEEN_MARK)]
     listed = [calibration.image_ids for calibration in calibrations]
     return np.unique(np.concatenate([np.asarray(marked, dtype=np.int64), *listed]))
@@ -27,6 +23,6 @@ def images_seen(content: list[dict[str, Any]], calibrations: Sequence[Calibratio
 def only_images(
     predictions: PoseDistributions, truth: GroundTruth, images: Array
 ) -> tuple[PoseDistributions, GroundTruth]:
-    """Predictions and ground truth of the given images (I,) alone."""
+    """Return predictions and ground truth of the given images (I,) only."""
     assert predictions.image_ids is not None
     return predictions[np.isin(predictions.image_ids, images)], truth.select_images(images)

@@ -1,8 +1,8 @@
-"""A Student-t for the keypoints that pruning keeps, and one for those it prunes.
+"""Separate Student-t calibrations for the keypoints that pruning keeps and removes.
 
-Pruning takes out most of the large residuals. Tails fitted on all keypoints are then too heavy for what is left
-and too light for what is gone, so each part gets its own (tau, nu); together they are calibrated as a whole. The
-second-moment covariance stays that of all keypoints: held-out data showed no need for two.
+Pruning removes most of the large residuals. A Student-t fitted on all keypoints then has too heavy tails for kept
+keypoints and too light ones for pruned keypoints, so each part has its own (tau, nu). The second-moment covariance is
+that of all keypoints: held-out data showed no benefit of two.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class SplitStudentT:
         labelled: Tensor,
         keep: Tensor,
     ) -> SplitStudentT | None:
-        """Fit on residuals (N, K, 2), factors (N, K, 2, 2) and masks (N, K); None where all or none are kept.
+        """Fit on residuals (N, K, 2), factors (N, K, 2, 2) and masks (N, K); None if all or none are kept.
 
-        whole: the calibration of all keypoints, fitted on the same.
+        ``whole`` is the calibration of all keypoints on the same data.
         """
         masks = labelled & keep, labelled & ~keep
         if not all(bool(mask.any()) for mask in masks):
@@ -45,22 +45,23 @@ class SplitStudentT:
             distribution = StudentTCalibration(
                 whole.keypoints, min_samples=whole.min_samples, covariance=whole.covariance
             )
-            distribution.fit_sample(Sample.of(residual, scale_tril, mask), quiet=True)  # a keypoint may never be pruned
+            # a keypoint may have no pruned samples
+            distribution.fit_sample(Sample.of(residual, scale_tril, mask), quiet=True)
             distribution.moment_tau_ = whole.moment_tau_.clone()
             fitted.append(distribution)
         return cls(*fitted)
 
     def widened(self, factor: Tensor) -> SplitStudentT:
-        """The same with temperatures times factors (K,)."""
+        """Return a copy with temperatures times factors (K,)."""
         return SplitStudentT(self.kept.widened(factor), self.pruned.widened(factor))
 
     def __call__(self, scale_tril: Tensor, keep: Tensor) -> StudentT:
-        """Calibrated law of factors (..., K, 2, 2) of which ``keep`` (..., K) are kept."""
+        """Return the calibrated distribution of factors (..., K, 2, 2) of which ``keep`` (..., K) are kept."""
         return self.joined(self.kept(scale_tril), self.pruned(scale_tril), keep)
 
     @staticmethod
     def joined(kept: StudentT, pruned: StudentT, keep: Tensor) -> StudentT:
-        """One law (..., K) of two: of keypoints that are kept, and of those that are not."""
+        """Merge the distributions (..., K) of kept and of pruned keypoints."""
         matrix = keep[..., None, None]
         scale = torch.where(matrix, kept.scale_tril, pruned.scale_tril)
         return StudentT(scale, torch.where(keep, kept.dof, pruned.dof), kept.moment)

@@ -14,12 +14,17 @@ _FEWEST = 0.05  # share of the keypoints at the strictest candidate: fewer carry
 
 
 def select_threshold(confidence: Array, correct: Array, rule: str = "youden", among: Array | None = None) -> float:
-    """Threshold on the confidence (N,) that best separates correct from wrong keypoints (eq. 21).
+    """Return the threshold of the confidence (N,) that best separates correct from wrong keypoints (eq. 21).
 
-    youden maximises TPR - FPR, distance minimises the distance to the ROC's corner (0, 1), f1 maximises
-    the F1 score. Among equals the lowest threshold, which keeps most. Where all keypoints are correct, or
-    none is, there is nothing to learn: -inf, which keeps everything. among: keypoints (N,) that another rule
-    keeps anyway; the threshold is then the one that does best together with that rule.
+    If all keypoints are correct, or none is, the threshold is -inf, which keeps everything. Of equally good thresholds
+    the lowest is taken.
+
+    Args:
+        confidence: confidences (N,).
+        correct: which keypoints (N,) are correct.
+        rule: youden maximises TPR - FPR, distance minimises the distance to the corner (0, 1) of the ROC, f1 maximises
+            the F1 score.
+        among: keypoints (N,) that another rule keeps; the threshold is then the best one together with that rule.
     """
     correct = np.asarray(correct, dtype=bool)
     positives, negatives = int(correct.sum()), int((~correct).sum())
@@ -29,7 +34,7 @@ def select_threshold(confidence: Array, correct: Array, rule: str = "youden", am
         return float("-inf")
     order = falling_order(confidence)
     ordered, hit = confidence.take(order), correct.take(order)
-    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # keep all of a tie or none
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # keep all equal values or none
     true = np.cumsum(hit).take(last)
     false = last + 1 - true
     tpr, fpr = true / positives, false / negatives
@@ -46,11 +51,13 @@ def select_threshold(confidence: Array, correct: Array, rule: str = "youden", am
 
 
 def guaranteed_threshold(confidence: Array, correct: Array, image_ids: Array, risk: float, certainty: float) -> float:
-    """The lowest threshold of which it is certain that at most ``risk`` of the keypoints kept (N,) are wrong.
+    """Return the lowest threshold with at most ``risk`` wrong kept keypoints (N,) at this certainty; inf if there is
+    none.
 
-    Learn then test: thresholds are tried from the strictest on, each by a t-test over images (N,), in which a
-    keypoint kept counts 1 - risk if it is wrong and - risk if not, and one more image, of the average size, counts
-    as wrong throughout; the last before the first that fails is taken. inf, keeping nothing, if none passes.
+    Learn then test: thresholds are tried from the strictest on with a t-test over images (N,). A kept keypoint counts 1
+    - risk if it is
+    wrong and -risk otherwise; one more image of average size counts as completely wrong. The last threshold before the
+    first failure is taken.
     """
     _, image, count = np.unique(image_ids, return_inverse=True, return_counts=True)
     images = len(count)
@@ -59,7 +66,7 @@ def guaranteed_threshold(confidence: Array, correct: Array, image_ids: Array, ri
     order = falling_order(confidence)
     ordered, image = confidence[order], image[order]
     excess = np.where(correct[order], -risk, 1 - risk)
-    last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True]) + 1  # keep all of a tie or none
+    last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True]) + 1  # keep all equal values or none
     last = last[last >= min(_FEWEST * len(ordered), last[-1])]
     quantile = float(stats.t.ppf(certainty, images - 1))
     chosen = float("inf")

@@ -1,1 +1,1 @@
-"""The command line: thin, and imports what is heavy inside its commands."""
+"""Command line. Each command parses its options, calls one library function, and prints the result."""

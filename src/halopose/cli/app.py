@@ -1,7 +1,8 @@
-"""The command line: each command takes what it acts on as its argument.
+"""The Typer application.
 
-Heavy imports happen inside the commands, so that ``halopose --help`` answers at once. A mistake that the
-user can mend is printed as one line, and the exit code is 2.
+Heavy imports happen inside the commands, so ``halopose --help`` is fast. A `HaloposeError` is printed as one line with
+exit
+code 2.
 """
 
 from __future__ import annotations
@@ -37,19 +38,21 @@ app = typer.Typer(
     help="Calibrated predictive distributions for the keypoints of pose models.",
 )
 
-# Of click, or of the copy of click that some versions of Typer carry.
+# Typer uses click, or in some versions its own copy of click.
 _UsageError: Any = typer.BadParameter.__base__
 
 
 @app.callback(invoke_without_command=True)
 def settings(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False,
     config: Annotated[
         Path | None,
-        typer.Option(help="Yaml file with options by command, such as fit: {epochs: 20}. Also after it."),
+        typer.Option(
+            help="Yaml file with options by command, such as fit: {epochs: 20}. Allowed before or after the command."
+        ),
     ] = None,
 ) -> None:
     """Calibrated predictive distributions for the keypoints of pose models."""
@@ -102,7 +105,7 @@ for plugin in load_plugins():
 
 
 def main() -> None:
-    """Run a command; a user's mistake becomes one line and exit code 2."""
+    """Run a command; a user error becomes one line and exit code 2."""
     listen()
     try:
         arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]

@@ -1,4 +1,4 @@
-"""Commands around deployed models: export, and what calibrate and evaluate do with ``--deployed``."""
+"""Commands for exported models: export, inspect, and the ``--deployed`` branches of calibrate and evaluate."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def export(
     base: BaseElseShipped = None,
     artifact: ArtifactElseShipped = None,
     form: Annotated[
-        Literal["topk", "dense"], typer.Option(help="Heads at the cells that matter, or convolutions alone.")
+        Literal["topk", "dense"],
+        typer.Option(help="topk runs the heads at retained cells only; dense uses convolutions only."),
     ] = "topk",
-    windows: Annotated[int, typer.Option(min=1, max=1000, help="Cells a level that get covariances.")] = 16,
-    imgsz: Annotated[int | None, typer.Option(min=SMALLEST, help="Input size; else the artifact's.")] = None,
-    half: Annotated[bool, typer.Option("--half", help="Convolutions in half precision.")] = False,
+    windows: Annotated[
+        int, typer.Option(min=1, max=1000, help="Largest number of cells per level with covariances.")
+    ] = 16,
+    imgsz: Annotated[int | None, typer.Option(min=SMALLEST, help="Input size; default: the artifact's.")] = None,
+    half: Annotated[bool, typer.Option("--half", help="Run convolutions in half precision.")] = False,
     int8: Annotated[
-        str | None, typer.Option(help="Convolutions in 8 bits: images (folder, glob) to take ranges from.")
+        str | None, typer.Option(help="Quantise convolutions to 8 bits; images (folder, glob) for the value ranges.")
     ] = None,
-    web: Annotated[bool, typer.Option("--web", help="A page as well, that runs the model in a browser.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Also write a page that runs the model in a browser.")] = False,
     end2end: Annotated[
-        bool | None, typer.Option(help="Head of a YOLO26 that has both; else as in the checkpoint.")
+        bool | None, typer.Option(help="Head of a YOLO26 checkpoint that has both; default: the checkpoint's.")
     ] = None,
     unsafe: Annotated[
-        bool, typer.Option("--unsafe", help="Load a checkpoint that may run code; trusted files only.")
+        bool, typer.Option("--unsafe", help="Allow a checkpoint to run code; for trusted files only.")
     ] = False,
 ) -> None:
-    """Write an ONNX model that gives calibrated covariances, and a runtime of one file that needs no PyTorch.
-
-    Example: halopose export --base mine.pt --artifact mine.safetensors -o deployed
-    """
+    """Export an ONNX model with calibrated covariances, and a runtime of one file that needs no PyTorch."""
     from halopose.data.files import make_folder
     from halopose.data.images import read_source
     from halopose.deploy import exporting, folder, onnx_file, quantise, web_page
@@ -83,17 +83,14 @@ def inspect(
     ] = None,
     assigner: Annotated[
         Literal["yolo", "yolo26", "yolo26-one-to-one", "yolonas", "matched"] | None,
-        typer.Option(help="Label assignment of training; matched takes retained detections and needs none."),
+        typer.Option(help="Label assignment of training; matched uses retained detections instead."),
     ] = None,
     letterbox: Annotated[
-        Literal["ultralytics", "yolonas"] | None, typer.Option(help="How images are laid into the input.")
+        Literal["ultralytics", "yolonas"] | None, typer.Option(help="How images are fitted into the input.")
     ] = None,
-    save: Annotated[bool, typer.Option("--save", help="Keep the options beside the model for all commands.")] = False,
+    save: Annotated[bool, typer.Option("--save", help="Save the options beside the model, for all commands.")] = False,
 ) -> None:
-    """Print what is found in an ONNX file: layout, pose layers, feature maps. Options state what is not found.
-
-    Example: halopose inspect model.onnx
-    """
+    """Print layout, pose layers and feature maps of an ONNX file. Options state what is not found."""
     from halopose.hosts.onnx.onnx_host import OnnxHost, describe
     from halopose.hosts.onnx.pose_graph import GivenByHand
 
@@ -106,7 +103,7 @@ def inspect(
 
 
 def folder_of(path: Path) -> Path:
-    """A deployed folder that is there."""
+    """Open an exported folder; raise an error if it is missing."""
     if not path.is_dir():
         raise HaloposeError(f"no folder {path}: write one with `halopose export -o {path}`")
     return path
@@ -115,9 +112,9 @@ def folder_of(path: Path) -> Path:
 def calibrate_deployed(
     data: Path, folder: Path, split: str, images: Path | None, *, offset: bool, **changes: Any
 ) -> None:
-    """Fit the calibrations of a deployed folder again, in its own runtime.
+    """Fit the calibrations of an exported folder again, in its own runtime.
 
-    changes: ``rule`` and ``region_scales`` where they are not as the folder was made.
+    ``changes`` are ``rule`` and ``region_scales`` if they differ from the export.
     """
     from halopose.deploy import recalibration
     from halopose.types import named
@@ -145,7 +142,7 @@ def evaluate_deployed(
     overlap: str,
     visibility: float | None,
 ) -> None:
-    """The whole protocol in the deployed runtime, on images that neither heads nor calibration have seen."""
+    """Run the evaluation protocol in the exported runtime, on images unseen by heads and calibration."""
     from halopose.data.files import make_folder
     from halopose.deploy import recalibration
     from halopose.deploy.deployed_model import Detecting
@@ -177,7 +174,7 @@ def _opened(
     parts: tuple[str, ...],
     visibility: float | None = None,
 ) -> tuple[Deployed, Dataset]:
-    """The folder's model, and the images of a split that the given parts of its making have not seen."""
+    """Open the exported model, and remove images that the given steps have used."""
     import numpy as np
 
     from halopose.data.dataset_loading import load_dataset
@@ -188,7 +185,7 @@ def _opened(
     dataset = load_dataset(data, split, images=images, otherwise=deployed.layout)
     left = np.setdiff1d(dataset.image_ids, images_seen(deployed, parts))
     if len(left) < len(dataset):
-        say(f"{len(dataset) - len(left)} of {len(dataset)} images were used to make the model: left out")
+        say(f"{len(dataset) - len(left)} of {len(dataset)} images were used to make the model and are skipped")
     if not len(left):
-        raise HaloposeError("every image was used to make the model: give others")
+        raise HaloposeError("every image was used to make the model: give other images")
     return deployed, dataset.subset(left)

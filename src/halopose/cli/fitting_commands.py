@@ -74,8 +74,8 @@ def fit(
     val: Val = "val",
     images: Images = None,
     val_images: ValImages = None,
-    work: Annotated[Path | None, typer.Option(help="Work folder; else beside the artifact.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Report folder; else beside the artifact.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Work folder; default: beside the artifact.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Report folder; default: beside the artifact.")] = None,
     log: Annotated[
         str | None, typer.Option(help="Log losses and scores: csv, tensorboard, mlflow, wandb; several with commas.")
     ] = None,
@@ -98,13 +98,13 @@ def fit(
     workers: Workers = None,
     batch: Batch = None,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where to collect: here, or on a Ray cluster.")
+        Literal["local", "ray"], typer.Option(help="Where to collect: this machine, or a Ray cluster.")
     ] = "local",
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Collect, train, calibrate, choose the pruning thresholds and report: one command, one artifact.
+    """Collect, train, calibrate, choose the pruning thresholds and evaluate, in one command.
 
     Example: halopose fit coco-pose.yaml --base yolo11s-pose.pt -o heads.safetensors
     """
@@ -164,27 +164,25 @@ def fit(
 def collect(
     data: Data,
     base: Base,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the match store.")],
-    split: Annotated[str, typer.Option(help="Split of the data yaml; several with commas.")] = "train",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the feature cache.")],
+    split: Annotated[str, typer.Option(help="Split of the data yaml; several separated by commas.")] = "train",
     images: Images = None,
-    imgsz: Annotated[str, typer.Option("--sizes", help="Input sizes, with commas.")] = "640",
-    detections: Annotated[int, typer.Option(min=0, max=300, help="Detections kept an image; to calibrate.")] = 0,
+    imgsz: Annotated[str, typer.Option("--sizes", help="Input sizes, separated by commas.")] = "640",
+    detections: Annotated[int, typer.Option(min=0, max=300, help="Detections stored per image, for calibration.")] = 0,
     context: ContextOption = False,
     workers: Workers = None,
     batch: Batch = None,
     part: Annotated[
-        str | None, typer.Option(help="Only this part of the store, such as 3/8; others see to the rest.")
+        str | None, typer.Option(help="Write only this part of the cache, such as 3/8; other processes write the rest.")
     ] = None,
     half: Half = False,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Run the frozen base once and store what heads will ever see; a rerun resumes.
+    """Run the frozen model once and cache the training features. Resumable.
 
-    Under torchrun, or with --part in jobs of an array, each process takes its part of one store.
-
-    Example: halopose collect data.yaml --base mine.pt -o train-cells
+    Under torchrun, or with --part in a job array, each process writes its part of one cache.
     """
     from halopose.data.dataset_loading import load_dataset
     from halopose.data.files import check_target
@@ -214,12 +212,12 @@ def collect(
     say_skipped(collected)
     if isinstance(collected.folder, Path):
         say(f"{sum(len(cells) for cells in collected.cells('assigned'))} assigned cells -> {output}")
-    else:  # counting them would fetch the store
+    else:  # counting would download the cache
         say(f"{collected.manifest['shards']} shards -> {collected.folder}")
 
 
 def train(
-    store: Annotated[Path, typer.Argument(help="Match store of the training images.")],
+    store: Annotated[Path, typer.Argument(help="Feature cache of the training images.")],
     base: Base,
     output: Annotated[Path, typer.Option("--output", "-o", help="Uncalibrated artifact to write.")],
     epochs: Epochs = 12,
@@ -235,11 +233,9 @@ def train(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Train heads on a match store; a rerun resumes after the last whole epoch.
+    """Train heads on a feature cache. Resumes after the last complete epoch.
 
-    Under torchrun the processes share the store out and train the same heads together.
-
-    Example: halopose train train-cells --base mine.pt -o uncalibrated.safetensors
+    Under torchrun the processes share the cache and train the same heads.
     """
     from dataclasses import replace
 
@@ -275,7 +271,7 @@ def calibrate(
     context: typer.Context,
     store: Annotated[
         Path,
-        typer.Argument(help="Annotated images (data yaml, or COCO json with --images), or a match store of them."),
+        typer.Argument(help="Annotated images (data yaml, or COCO json with --images), or a feature cache of them."),
     ],
     base: MaybeBase = None,
     artifact: MaybeArtifact = None,
@@ -285,23 +281,23 @@ def calibrate(
     images: Images = None,
     source: Source = "matched",
     share: Annotated[
-        float, typer.Option(callback=checked_share, help="Part of the images to calibrate on, as fit's; else all.")
+        float,
+        typer.Option(callback=checked_share, help="Share of the images to calibrate on, as in fit; default: all."),
     ] = 1.0,
     rule: RuleAsMade = None,
     region_scales: MaybeRegionScales = None,
     offset: Annotated[
-        bool, typer.Option("--offset", help="Centre the law beside the keypoint where its errors are biased.")
+        bool, typer.Option("--offset", help="Add a mean to the distribution where residuals are biased.")
     ] = False,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Calibrate trained heads and choose the pruning thresholds on images they have not seen.
+    """Calibrate trained heads and choose the pruning thresholds, on images that training has not seen.
 
-    A few dozen annotated frames of a camera of your own adapt heads to it; the base's keypoints stay as they are.
-    For heads that ship name the model, as `--base runway`.
-
-    Example: halopose calibrate camera.yaml --base mine.pt --artifact mine.safetensors -o camera.safetensors
+    A few dozen annotated frames of your own camera adapt heads to it; keypoints do not change. For shipped heads give
+    the name of the
+    model, such as `--base runway`.
     """
 
     from halopose.data.files import make_room
@@ -313,9 +309,9 @@ def calibrate(
     changes = {name: value for name, value in chosen.items() if value is not None}
     if deployed is not None:
         if output is not None:
-            raise HaloposeError("a deployed folder is calibrated in its place: copy it first, and leave --output out")
+            raise HaloposeError("an exported folder is calibrated in place: copy it first, and remove --output")
         if source != "matched":
-            raise HaloposeError("a deployed folder gives detections alone: leave out --source assigned")
+            raise HaloposeError("an exported folder gives detections only: remove --source assigned")
         refuse_with_deployed(context, "share", "end2end", "device", "unsafe")
         calibrate_deployed(store, deployed, split, images, offset=offset, **changes)
         return
@@ -338,7 +334,7 @@ def calibrate(
 
 
 def _store_of(given: Path, split: str, images: Path | None, trained: Artifact, host: Host, output: Path) -> MatchStore:
-    """The match store of a folder, or one collected from annotated images beside the output."""
+    """Return the feature cache of a folder, or collect one from annotated images beside the output."""
     from dataclasses import replace
 
     from halopose.data.dataset_loading import load_dataset
@@ -352,7 +348,7 @@ def _store_of(given: Path, split: str, images: Path | None, trained: Artifact, h
     dataset = load_dataset(given, split, images=images, otherwise=trained.layout)
     stated = dataset.layout
     if (stated.names, stated.sigmas) == (trained.layout.names, trained.layout.sigmas):
-        dataset = replace(dataset, layout=trained.layout)  # limbs, which labels draw in their own way, do not count
+        dataset = replace(dataset, layout=trained.layout)  # limbs only affect drawing
     made = trained.card.fit_settings
     settings = pipeline.settings_for(
         trained, conf=made.conf, iou=made.iou, batch=made.batch, cells_per_object=made.cells_per_object
@@ -362,7 +358,7 @@ def _store_of(given: Path, split: str, images: Path | None, trained: Artifact, h
 
 
 def _changes(before: Artifact, after: Artifact) -> list[str]:
-    """What a calibration did to every keypoint: its temperature and, if asked for, its mean."""
+    """Return lines about each keypoint's change of temperature, and its mean if requested."""
     old, new = before.calibrations.gaussian.tau_, after.calibrations.gaussian.tau_
     offset = after.calibrations.offset
     lines = []
@@ -373,7 +369,7 @@ def _changes(before: Artifact, after: Artifact) -> list[str]:
             line += f", mean {x:+.1f} {y:+.1f} % of the object's size" if x or y else ", no bias found"
         lines.append(line)
     if offset is not None:
-        lines.append("the base's keypoints stay; calibrate without --offset to be rid of the means")
+        lines.append("keypoints do not change; calibrate without --offset to remove the means")
     return lines
 
 
@@ -386,18 +382,17 @@ def novelty(
     val: Val = "val",
     images: Images = None,
     val_images: ValImages = None,
-    work: Annotated[Path | None, typer.Option(help="Work folder; else beside the artifact.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Work folder; default: beside the artifact.")] = None,
     novelty_images: NoveltyImages = 300,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Add to a calibrated artifact what tells the usual from the new; heads and calibration stay as they are.
+    """Add an out-of-distribution model to a calibrated artifact; heads and calibration do not change.
 
-    Learns from training images and corrupted copies of them; p-values come from validation images, but for those
-    the artifact's card keeps for evaluation.
-
-    Example: halopose novelty data.yaml --base mine.pt --artifact mine.safetensors -o new.safetensors
+    It is fitted on training images and corrupted copies of them. P-values come from validation images, except those
+    that the artifact
+    reserves for evaluation.
     """
     import numpy as np
 
@@ -418,7 +413,7 @@ def novelty(
     training, validation = two_datasets(data, train, val, images, val_images, known.layout)
     validation = validation.subset(np.setdiff1d(validation.image_ids, known.card.images.of("evaluation", "heads")))
     if not len(validation):
-        raise HaloposeError("the heads have seen every validation image: give others")
+        raise HaloposeError("the heads have seen every validation image: give other images")
     settings = pipeline.settings_for(known)
     with locked(work), progress() as step:
         how = NoveltySettings(novelty_images)
@@ -435,7 +430,7 @@ def novelty(
 def _settings(
     epochs: int, alpha: float, scale_weight: bool, dof: float | None, seed: int, head: HeadSettings
 ) -> FitSettings:
-    """Settings of the training; the rest is the caller's."""
+    """Return the settings of training."""
     from halopose.fitting.settings import FitSettings, TrainSettings
 
     return FitSettings(
@@ -447,7 +442,7 @@ def _settings(
 def two_datasets(
     data: Path, train: str, val: str, images: Path | None, val_images: Path | None, otherwise: Keypoints
 ) -> tuple[Dataset, Dataset]:
-    """Training and validation data. otherwise: keypoints of the model, for what the data do not state."""
+    """Load training and validation data; ``otherwise``: keypoints of the model, if the data do not state them."""
     from halopose.data.dataset_loading import load_dataset
     from halopose.plugins import dataset_reader
 

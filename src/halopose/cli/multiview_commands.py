@@ -1,4 +1,4 @@
-"""The command that makes keypoints in space of several films: triangulate."""
+"""Command for keypoints in space from several films: triangulate."""
 
 from __future__ import annotations
 
@@ -23,32 +23,29 @@ if TYPE_CHECKING:
 def triangulate(
     cameras: Annotated[Path, typer.Argument(help="Calibration by OpenCV, Pose2Sim, Anipose or Qualisys.")],
     films: Annotated[
-        list[Path], typer.Argument(help="A film for each camera, in their order, or one predictions.json of all.")
+        list[Path], typer.Argument(help="One film per camera, in the same order, or one predictions.json of all.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for what is written.")] = Path("scene"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder.")] = Path("scene"),
     unit: Annotated[
-        Literal["m", "cm", "mm"] | None, typer.Option(help="Of the calibration; else what its kind uses.")
+        Literal["m", "cm", "mm"] | None, typer.Option(help="Unit of the calibration; default: the unit of its format.")
     ] = None,
     offsets: Annotated[
-        str, typer.Option(help="Frames by which films are behind the first, with commas; estimate, or none.")
+        str, typer.Option(help="Delay of each film in frames, separated by commas; or estimate, or none.")
     ] = "none",
     rate: Annotated[
-        float | None, typer.Option(min=0.1, max=10000.0, help="Frames a second; else what the film says.")
+        float | None, typer.Option(min=0.1, max=10000.0, help="Frames per second; default: the rate of the film.")
     ] = None,
-    smooth: Annotated[bool, typer.Option(help="Smooth persons over time, with gaps bridged.")] = False,
+    smooth: Annotated[bool, typer.Option(help="Smooth over time and bridge gaps.")] = False,
     up: Annotated[Literal["y", "z"], typer.Option(help="Axis that points up in TRC; OpenSim wants y.")] = "y",
-    score: Annotated[float, typer.Option(min=0.0, max=1.0, help="Confidence of detections that count.")] = 0.25,
-    base: Annotated[Path | None, typer.Option(help="A .pt checkpoint; else YOLO11n-pose.")] = None,
-    artifact: Annotated[Path | None, typer.Option(help="Artifact of the base; else the shipped one.")] = None,
+    score: Annotated[float, typer.Option(min=0.0, max=1.0, help="Lowest confidence of a detection.")] = 0.25,
+    base: Annotated[Path | None, typer.Option(help="A .pt checkpoint; default: YOLO11n-pose.")] = None,
+    artifact: Annotated[Path | None, typer.Option(help="Artifact of the base model; default: the shipped one.")] = None,
     conf: Confidence = 0.1,
     imgsz: OtherSize = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Keypoints in space from several calibrated cameras, with 3x3 covariances: TRC, C3D, CSV and a page.
-
-    Example: halopose triangulate cameras.toml cam1.mp4 cam2.mp4 -o scene
-    """
+    """Triangulate keypoints from several calibrated cameras, with 3x3 covariances: TRC, C3D, CSV and a page."""
     from halopose.data.files import make_folder, write_bytes, write_text
     from halopose.data.films import film_facts
     from halopose.multiview.rig import read_calibration
@@ -62,7 +59,7 @@ def triangulate(
         poses, layout, known_rate = _read(films[0], views)
         seconds = rate or known_rate or 25.0
         if rate is None and known_rate is None:
-            say("the json does not say how fast the films are: 25 frames a second, or give --rate")
+            say("the json has no frame rate: 25 frames/s are assumed; set it with --rate")
     else:
         if len(films) != len(views):
             raise HaloposeError(f"{cameras} has {len(views)} cameras: give as many films, in their order")
@@ -88,7 +85,7 @@ def triangulate(
         name = f"person_{person.identity}"
         files[folder / f"{name}.trc"] = to_trc(person, shown, f"{name}.trc", up=up)
         recordings[folder / f"{name}.c3d"] = to_c3d(person, shown)
-    for path, text in files.items():  # after all contents are known: a refused format leaves no partial output
+    for path, text in files.items():  # written last: a refused format leaves no partial output
         write_text(path, text)
     for path, content in recordings.items():
         write_bytes(path, content)
@@ -96,7 +93,7 @@ def triangulate(
 
 
 def _read(path: Path, views: list[CalibratedView]) -> tuple[list[list[PoseDistributions]], Keypoints, float | None]:
-    """Poses of every camera's film, found by the cameras' names; if it has none of them, as the films appear."""
+    """Return the poses of every camera's film, matched by name, or by order if no name matches."""
     from halopose.data.coco import parse_predictions
     from halopose.data.files import read_json
     from halopose.data.films import by_film, frame_rate
@@ -147,7 +144,7 @@ def _tell(scene: ReconstructedScene) -> None:
     count = len(scene.persons)
     noun = "person" if count == 1 else "persons"
     say(f"{count} {noun} in {scene.frames} frames; keypoints to {deviation:.0f} mm in the median")
-    say(f"{gone:.1%} of what cameras saw was left out, as the others contradict it")
+    say(f"{gone:.1%} of the detected keypoints were excluded because other cameras contradict them")
     if len(scene.views) > 2:
         check = leave_one_out(scene.views, scene.gathered, others=min(3, len(scene.views) - 1), consistent=None)
         if check is not None:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and checks that turn a user's mistake into one line."""
+"""Options shared by several commands, and checks that turn user errors into one line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typer.core import TyperCommand, TyperGroup
 from halopose.cli.option_groups import MANY_OPTIONS, option_group
 from halopose.errors import HaloposeError
 
-MANY = 100_000  # resamplings or epochs that nobody waits for
-SMALLEST, LARGEST = 32, 16384  # input sizes; the smallest is the stride of the coarsest level
+MANY = 100_000  # largest number of resamplings or epochs
+SMALLEST, LARGEST = 32, 16384  # range of input sizes; the smallest is the stride of the coarsest level
 
 
 class Program(TyperGroup):
-    """The group of all commands; ``--config`` may stand before or after the command."""
+    """Group of all commands; ``--config`` may stand before or after the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Move ``--config`` to the front."""
@@ -83,43 +83,43 @@ def add_command(app: typer.Typer, command: Callable[..., None], panel: str | Non
         command: Function of the command.
         panel: Group of commands in ``halopose --help``.
     """
-    # In full, where click would shorten it. `python -OO` drops docstrings.
+    # The full text, which click would shorten. `python -OO` drops docstrings.
     summary = (command.__doc__ or "").partition("\n")[0]
     app.command(cls=PanelCommand, short_help=summary, rich_help_panel=panel)(command)
 
 
 def finite(value: float) -> float:
-    """For an option: neither NaN nor infinite, which a range that begins at 0 may let pass."""
+    """Check an option: neither NaN nor infinite."""
     _demand(math.isfinite(value), "give a finite number", value)
     return value
 
 
 def positive(value: float | None) -> float | None:
-    """For an option: finite and above 0, or left out."""
+    """Check an option: finite and above 0, or not given."""
     if value is not None:
         _demand(0 < value < math.inf, "give a number above 0", value)
     return value
 
 
 def share(value: float) -> float:
-    """For an option: a part of a whole that is not nothing."""
+    """Check an option: above 0, at most 1."""
     _demand(0 < value <= 1, "give a number above 0 and up to 1", value)
     return value
 
 
 def between(value: float) -> float:
-    """For an option: neither nothing nor everything."""
+    """Check an option: above 0 and below 1."""
     _demand(0 < value < 1, "give a number between 0 and 1, neither of them", value)
     return value
 
 
 def maybe_between(value: float | None) -> float | None:
-    """For an option: neither nothing nor everything, or left out."""
+    """Check an option: above 0 and below 1, or not given."""
     return None if value is None else between(value)
 
 
 def several(value: int) -> int:
-    """For an option: resamplings that a spread can be taken of, or none."""
+    """Check an option: 0, or at least 2 resamplings."""
     _demand(value != 1, "give 0 for none, or 2 and more", value)
     return value
 
@@ -130,7 +130,7 @@ def _demand(good: bool, advice: str, value: float) -> None:
 
 
 def numbers(text: str, option: str) -> list[float]:
-    """Positive numbers separated by commas, each larger than the one before."""
+    """Parse positive numbers separated by commas, in rising order."""
     values = floats(text, option)
     if values[0] <= 0 or values[-1] > 1e6 or any(low >= high for low, high in pairwise(values)):
         raise HaloposeError(f"--{option} takes positive numbers in rising order, up to a million, got {text!r}")
@@ -138,7 +138,7 @@ def numbers(text: str, option: str) -> list[float]:
 
 
 def exponents(text: str, option: str) -> list[float]:
-    """Numbers separated by commas, none below 0."""
+    """Parse numbers separated by commas, none below 0."""
     values = floats(text, option)
     if min(values) < 0:
         raise HaloposeError(f"--{option} takes numbers from 0 on, got {text!r}")
@@ -146,7 +146,7 @@ def exponents(text: str, option: str) -> list[float]:
 
 
 def threshold_rule(text: str | None) -> str | None:
-    """A rule for pruning thresholds, checked, or left out."""
+    """Check a rule for pruning thresholds; None if not given."""
     from halopose.uncertainty.pruning import risk_guarantee
 
     try:
@@ -158,7 +158,7 @@ def threshold_rule(text: str | None) -> str | None:
 
 
 def floats(text: str, option: str) -> list[float]:
-    """Finite numbers separated by commas."""
+    """Parse finite numbers separated by commas."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -222,7 +222,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def sizes(text: str, option: str = "train-sizes") -> tuple[int, ...]:
-    """Input sizes separated by commas."""
+    """Parse input sizes separated by commas."""
     values = numbers(text, option)
     if any(not SMALLEST <= value <= LARGEST or value % 1 for value in values):
         raise HaloposeError(f"--{option} takes whole numbers of pixels from {SMALLEST} to {LARGEST}, got {text!r}")
@@ -230,7 +230,7 @@ def sizes(text: str, option: str = "train-sizes") -> tuple[int, ...]:
 
 
 def sigmas(text: str | None) -> list[float] | None:
-    """Keypoint sigmas separated by commas, if any are given."""
+    """Parse keypoint sigmas separated by commas, if given."""
     values = None if text is None else floats(text, "sigmas")
     if values and min(values) <= 0:
         raise HaloposeError(f"--sigmas takes positive numbers, got {text!r}")
@@ -238,7 +238,7 @@ def sigmas(text: str | None) -> list[float] | None:
 
 
 def class_numbers(text: str | None) -> tuple[int, ...] | None:
-    """Class numbers separated by commas, if any are given."""
+    """Parse class numbers separated by commas, if given."""
     if text is None:
         return None
     words = [word.strip() for word in text.replace(" ", ",").split(",") if word.strip()]
@@ -247,11 +247,12 @@ def class_numbers(text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, words))
 
 
-Classes = Annotated[str | None, typer.Option(help="Keep these classes: numbers from 0 on, with commas.")]
+Classes = Annotated[str | None, typer.Option(help="Keep these classes: numbers from 0, separated by commas.")]
 MaxDet = Annotated[
-    int | None, typer.Option(min=1, max=MANY, help="Keep at most so many detections per image, the most confident.")
+    int | None,
+    typer.Option(min=1, max=MANY, help="Largest number of detections per image; the most confident are kept."),
 ]
-VidStride = Annotated[int, typer.Option(min=1, max=MANY, help="Take every so many frames of films and streams.")]
+VidStride = Annotated[int, typer.Option(min=1, max=MANY, help="Use every n-th frame of films and streams.")]
 Family = Annotated[Literal["gaussian", "student-t"], typer.Option(help="Output distribution.")]
 Predictions = Annotated[Path, typer.Argument(help="COCO keypoint results json, or keypoints of another tool.")]
 Truth = Annotated[Path, typer.Argument(help="COCO keypoint ground truth json, or labels of another tool.")]
@@ -263,42 +264,50 @@ PixelSize = Annotated[
     str | None, typer.Option("--size", help="Size of the images, such as 1280x720, which MediaPipe's landmarks need.")
 ]
 Sigmas = Annotated[
-    str | None, typer.Option(help="Keypoint sigmas, comma separated; else the category's, COCO's, or 1/K.")
+    str | None, typer.Option(help="Keypoint sigmas, separated by commas; default: the category's, COCO's, or 1/K.")
 ]
 Data = Annotated[Path, typer.Argument(help="YOLO data yaml, or COCO keypoint json.")]
 Base = Annotated[Path, typer.Option(help="Trained pose model: a .pt checkpoint or an ONNX file.")]
 Images = Annotated[Path | None, typer.Option(help="Folder of the images of COCO json.")]
 Workers = Annotated[
-    int | None, typer.Option(min=0, max=MANY, help="Processes: that run the model on a CPU, or read for a GPU.")
+    int | None,
+    typer.Option(min=0, max=MANY, help="Number of processes: they run the model on a CPU, or read images for a GPU."),
 ]
-Batch = Annotated[int | None, typer.Option(min=1, max=MANY, help="Images at once; else 1 on a CPU, 16 on a GPU.")]
-Half = Annotated[bool, typer.Option("--half", help="Half precision before the head: faster on a GPU, not bit for bit.")]
+Batch = Annotated[int | None, typer.Option(min=1, max=MANY, help="Images per batch; default: 1 on a CPU, 16 on a GPU.")]
+Half = Annotated[
+    bool, typer.Option("--half", help="Half precision before the head: faster on a GPU, keypoints change slightly.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")]
-Unsafe = Annotated[bool, typer.Option("--unsafe", help="Load a checkpoint that may run code; trusted files only.")]
-End2End = Annotated[bool | None, typer.Option(help="Head of a YOLO26 that has both; else as in the checkpoint.")]
-Alpha = Annotated[
-    float, typer.Option(min=0.0, callback=finite, help="Exponent of the retention weight; 0 switches it off.")
+Unsafe = Annotated[bool, typer.Option("--unsafe", help="Allow a checkpoint to run code; for trusted files only.")]
+End2End = Annotated[
+    bool | None, typer.Option(help="Head of a YOLO26 checkpoint that has both; default: the checkpoint's.")
 ]
-ScaleWeight = Annotated[bool, typer.Option(help="Weigh objects by 1 / area.")]
+Alpha = Annotated[
+    float, typer.Option(min=0.0, callback=finite, help="Exponent of the retention weight; 0 disables it.")
+]
+ScaleWeight = Annotated[bool, typer.Option(help="Weight objects by 1 / area.")]
 Dof = Annotated[
     float | None,
-    typer.Option(callback=positive, help="Train with the loss of a Student-t of so many degrees of freedom."),
+    typer.Option(callback=positive, help="Train with the Student-t likelihood at these degrees of freedom."),
 ]
-Epochs = Annotated[int, typer.Option(min=1, max=MANY, help="At most so many epochs.")]
+Epochs = Annotated[int, typer.Option(min=1, max=MANY, help="Largest number of epochs.")]
 Dispersion = Annotated[Literal["full", "diagonal", "isotropic"], typer.Option(help="Form of the dispersion.")]
 Trunk = Annotated[Literal["mirrored", "last-layer"], typer.Option(help="Kind of head.")]
-WarmStart = Annotated[bool, typer.Option(help="Start from the pose head's own convolutions.")]
+WarmStart = Annotated[bool, typer.Option(help="Start from the weights of the pose head.")]
 ContextOption = Annotated[
     bool,
     typer.Option(
         "--context", help="Heads with context features: overlapping boxes, and neck features at the keypoints."
     ),
 ]
-Source = Annotated[Literal["matched", "assigned"], typer.Option(help="What to calibrate on.")]
+Source = Annotated[
+    Literal["matched", "assigned"],
+    typer.Option(help="Calibration data: matched detections, or assigned cells as in the paper."),
+]
 ImageSize = Annotated[int, typer.Option(min=SMALLEST, max=LARGEST, help="Input size.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed.")]
 NoveltyImages = Annotated[
-    int, typer.Option(min=0, help="Training images copied and corrupted to learn what is new; 0 for none.")
+    int, typer.Option(min=0, help="Training images for the out-of-distribution model; 0 for none.")
 ]
 Alarm = Annotated[
     float | None,
@@ -306,7 +315,7 @@ Alarm = Annotated[
         min=0.0,
         max=1.0,
         callback=positive,
-        help="Flag what is unlike the data: so many false alarms on usual images.",
+        help="Flag out-of-distribution detections at this false-alarm rate, such as 0.05.",
     ),
 ]
 Monitor = Annotated[
@@ -320,28 +329,30 @@ Monitor = Annotated[
 ]
 Confidence = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence threshold.")]
 Iou = Annotated[float, typer.Option(min=0.0, max=1.0, callback=finite, help="IoU threshold of NMS.")]
-OtherSize = Annotated[int | None, typer.Option(min=SMALLEST, max=LARGEST, help="Input size; else the artifact's.")]
-Train = Annotated[str, typer.Option(help="Training split; several with commas.")]
+OtherSize = Annotated[int | None, typer.Option(min=SMALLEST, max=LARGEST, help="Input size; default: the artifact's.")]
+Train = Annotated[str, typer.Option(help="Training split; several separated by commas.")]
 Val = Annotated[str, typer.Option(help="Validation split, or a second COCO json.")]
-ValImages = Annotated[Path | None, typer.Option(help="Folder of the images of a second json.")]
-TrainSizes = Annotated[str | None, typer.Option(help="Input sizes to train at; else --imgsz.")]
+ValImages = Annotated[Path | None, typer.Option(help="Image folder of the second json.")]
+TrainSizes = Annotated[str | None, typer.Option(help="Input sizes for training; default: --imgsz.")]
 CalibrationShare = Annotated[
-    float, typer.Option(callback=between, help="Part of the validation images, between 0 and 1.")
+    float, typer.Option(callback=between, help="Share of the validation images, between 0 and 1.")
 ]
 Bootstrap = Annotated[
     int,
-    typer.Option(min=0, max=MANY, callback=several, help="Resamplings of images for 95 % intervals; 0 for none."),
+    typer.Option(
+        min=0, max=MANY, callback=several, help="Bootstrap resamplings of images for 95 % intervals; 0 for none."
+    ),
 ]
 Visibility = Annotated[
     float | None,
-    typer.Option(min=0.0, max=1.0, help="Prune below this visibility score; 0 for never, else the artifact's."),
+    typer.Option(min=0.0, max=1.0, help="Prune below this visibility score; 0 for never; default: the artifact's."),
 ]
-Uncalibrated = Annotated[bool, typer.Option("--uncalibrated", help="Take heads that nothing has calibrated yet.")]
+Uncalibrated = Annotated[bool, typer.Option("--uncalibrated", help="Accept heads that are not calibrated.")]
 Rule = Annotated[
     str,
     typer.Option(
         callback=threshold_rule,
-        help="How pruning thresholds are chosen: youden, distance, f1, or a promise such as risk:0.05@0.95.",
+        help="How pruning thresholds are chosen: youden, distance, f1, or a guarantee such as risk:0.05@0.95.",
     ),
 ]
 MaybeRule = Annotated[
@@ -349,7 +360,7 @@ MaybeRule = Annotated[
     typer.Option(
         "--rule",
         callback=threshold_rule,
-        help="How pruning thresholds are chosen, as in recalibrate; else the calibration's, else youden.",
+        help="How pruning thresholds are chosen, as in recalibrate; default: the calibration's, else youden.",
     ),
 ]
 FittedArea = Annotated[
@@ -361,49 +372,49 @@ FittedArea = Annotated[
 ]
 MaybeArea = Annotated[
     Literal["annotation", "box"] | None,
-    typer.Option("--area", help="Object area in the confidence; else the calibration's, else annotation."),
+    typer.Option("--area", help="Object area in the confidence; default: the calibration's, else annotation."),
 ]
 Scalarisation = Annotated[
-    Literal["trace", "determinant", "eigenvalue"], typer.Option(help="Size of a covariance in the confidence.")
+    Literal["trace", "determinant", "eigenvalue"], typer.Option(help="Scalar size of a covariance in the confidence.")
 ]
 MaybeScalarisation = Annotated[
     Literal["trace", "determinant", "eigenvalue"] | None,
-    typer.Option("--scalarisation", help="Size of a covariance; else the calibration's, else trace."),
+    typer.Option("--scalarisation", help="Scalar size of a covariance; default: the calibration's, else trace."),
 ]
-RegionScales = Annotated[
-    bool, typer.Option("--region-scales", help="Regions have radii of their own at every object scale.")
-]
+RegionScales = Annotated[bool, typer.Option("--region-scales", help="Separate radii of regions for each object scale.")]
 RuleAsMade = Annotated[
     str | None,
     typer.Option(
         callback=threshold_rule,
-        help="How pruning thresholds are chosen, as fit's; else as when the heads were made.",
+        help="How pruning thresholds are chosen, as in fit; default: as when the heads were made.",
     ),
 ]
 MaybeRegionScales = Annotated[
     bool | None,
     typer.Option(
         "--region-scales/--no-region-scales",
-        help="Regions have radii of their own at every object scale, or not; else as when the heads were made.",
+        help="Separate radii of regions for each object scale; default: as when the heads were made.",
     ),
 ]
-Deployed = Annotated[Path | None, typer.Option("--deployed", help="Folder of `halopose export`, not --base.")]
+Deployed = Annotated[Path | None, typer.Option("--deployed", help="Folder of `halopose export`, instead of --base.")]
 MaybeBase = Annotated[
     Path | None,
     typer.Option("--base", help="Trained pose model: a .pt checkpoint, an ONNX file, or a name of `halopose models`."),
 ]
-MaybeArtifact = Annotated[Path | None, typer.Option("--artifact", help="Artifact made for this base.")]
+MaybeArtifact = Annotated[Path | None, typer.Option("--artifact", help="Artifact made for this base model.")]
 BaseElseShipped = Annotated[
     Path | None,
-    typer.Option("--base", help="A .pt checkpoint, an ONNX file, or a name of `halopose models`; else YOLO11n-pose."),
+    typer.Option(
+        "--base", help="A .pt checkpoint, an ONNX file, or a name of `halopose models`; default: YOLO11n-pose."
+    ),
 ]
 ArtifactElseShipped = Annotated[
-    Path | None, typer.Option("--artifact", help="Artifact made for the base; else the shipped one.")
+    Path | None, typer.Option("--artifact", help="Artifact made for the base model; default: the shipped one.")
 ]
 
 
 def refuse_with_deployed(context: typer.Context, *options: str) -> None:
-    """Refuse options that an exported folder would ignore: base model, heads and runtime are fixed there."""
+    """Raise an error for options that an exported folder would ignore."""
     taken = [
         option
         for option in ("base", "artifact", *options)
@@ -419,7 +430,7 @@ def refuse_with_deployed(context: typer.Context, *options: str) -> None:
 
 
 def required_files(base: Path | None, artifact: Path | None) -> tuple[Path, Path]:
-    """Return the files of a model that has no default, or refuse the missing one.
+    """Return the files of a model that has no default; raise an error for a missing one.
 
     Args:
         base: ``--base``: a path or a name.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from halopose.fitting.artifact import Artifact
     from halopose.prediction.uncertain_pose import UncertainPose
 
-OF_TORCH = "uncalibrated", "end2end", "device", "unsafe"  # which a deployed folder has no use for
+OF_TORCH = "uncalibrated", "end2end", "device", "unsafe"  # options without effect for an exported folder
 
 
 def evaluate(
@@ -65,24 +65,24 @@ def evaluate(
     conf: Confidence = 0.01,
     iou: Iou = 0.7,
     bootstrap: Bootstrap = 200,
-    area: Annotated[Literal["annotation", "box"], typer.Option(help="Area in the confidence.")] = "box",
+    area: Annotated[Literal["annotation", "box"], typer.Option(help="Object area in the confidence.")] = "box",
     visibility: Visibility = None,
     overlap: Annotated[
-        Literal["exclude", "allow"], typer.Option(help="Images the artifact has seen: leave out, or not.")
+        Literal["exclude", "allow"], typer.Option(help="Whether to exclude images that the artifact has seen.")
     ] = "exclude",
-    pictures: Annotated[int, typer.Option(min=0, help="Example pictures with residuals and NLL.")] = 8,
+    pictures: Annotated[int, typer.Option(min=0, help="Number of example pictures with residuals and NLL.")] = 8,
     shift: Annotated[
         bool,
-        typer.Option("--shift", help="Corrupt the images step by step too: coverage and alarms of each step."),
+        typer.Option("--shift", help="Also evaluate corrupted images: coverage and alarms at each severity."),
     ] = False,
     against: Annotated[
         Path | None, typer.Option(help="With --shift, data of another kind: a data yaml of the same keypoints.")
     ] = None,
     kinds: Annotated[
-        str | None, typer.Option(help="With --shift, corruptions with commas; else all that are known.")
+        str | None, typer.Option(help="With --shift, corruptions separated by commas; default: all.")
     ] = None,
     alarm: Annotated[
-        float, typer.Option(min=0.0, max=1.0, callback=finite, help="With --shift, rate of false alarms.")
+        float, typer.Option(min=0.0, max=1.0, callback=finite, help="With --shift, false-alarm rate.")
     ] = 0.05,
     uncalibrated: Uncalibrated = False,
     workers: Workers = None,
@@ -91,11 +91,9 @@ def evaluate(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """The whole protocol on images that neither heads nor calibration have seen.
+    """Run the evaluation protocol on images unseen by heads and calibration.
 
-    Under torchrun each process runs the base on its part of them, and the first scores them all.
-
-    Example: halopose evaluate data.yaml --base mine.pt --artifact mine.safetensors -o report
+    Under torchrun each process runs the model on its part of the images, and the first process scores them all.
     """
     from dataclasses import replace
 
@@ -169,7 +167,7 @@ def _shift(
     kinds: str | None,
     alarm: float,
 ) -> None:
-    """The ladder of corruptions, and the other data: shift.json, shift.html and a table."""
+    """Evaluate corruptions and other data: shift.json, shift.html and a table."""
     from halopose.data.dataset_loading import load_dataset
     from halopose.data.files import write_json, write_text
     from halopose.reports.shift_report import render_shift, to_text
@@ -181,20 +179,22 @@ def _shift(
         settings = ShiftSettings(kinds=chosen, alarm=alarm)
         study = run_shift(model.host, model.artifact, dataset, output / "shift", settings, others, step)
     write_json(output / "shift.json", study.to_json())
-    write_text(output / "shift.html", render_shift(study, f"{model.host.description}: what a shift does"))
+    write_text(output / "shift.html", render_shift(study, f"{model.host.description}: distribution shift"))
     say(to_text(study))
     say(f"-> {output / 'shift.html'}, {output / 'shift.json'}")
 
 
 def predict(
     context: typer.Context,
-    sources: Annotated[list[str], typer.Argument(help="Images, folders, patterns, films, streams; - is stdin.")],
+    sources: Annotated[
+        list[str], typer.Argument(help="Images, folders, patterns, films, streams; - for standard input.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for pictures and json.")] = Path("poses"),
     base: BaseElseShipped = None,
     artifact: ArtifactElseShipped = None,
     deployed: Deployed = None,
     truth: Annotated[
-        Path | None, typer.Option(help="COCO json that states the ids of images, by file name, and of classes.")
+        Path | None, typer.Option(help="COCO json with the ids of images (by file name) and classes.")
     ] = None,
     family: Family = DEFAULT_FAMILY,
     conf: Confidence = 0.25,
@@ -208,7 +208,7 @@ def predict(
     boxes: Annotated[bool, typer.Option("--boxes", help="Draw boxes and scores.")] = False,
     legend: Annotated[bool, typer.Option("--legend", help="Draw a legend of the colours.")] = False,
     pictures: Annotated[bool, typer.Option(help="Write annotated pictures and films.")] = True,
-    joint: Annotated[bool, typer.Option("--joint", help="Write the correlation of keypoints as well.")] = False,
+    joint: Annotated[bool, typer.Option("--joint", help="Also write the correlation of keypoints.")] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Show annotated images in a window, with frames/s; q or Escape ends.")
     ] = False,
@@ -220,7 +220,8 @@ def predict(
     max_det: MaxDet = None,
     vid_stride: VidStride = 1,
     exist_ok: Annotated[
-        bool, typer.Option("--exist-ok", help="Replace an earlier run in the output folder; else folders are numbered.")
+        bool,
+        typer.Option("--exist-ok", help="Replace an earlier run in the output folder; default: number the folders."),
     ] = False,
     alarm: Alarm = None,
     monitor: Monitor = None,
@@ -233,7 +234,7 @@ def predict(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Predict poses with their distributions: annotated pictures and films, and a json that `score` reads.
+    """Predict poses with covariances: annotated pictures and films, and a json that `score` reads.
 
     Example: halopose predict photos/ film.mp4 -o poses
     """
@@ -241,7 +242,7 @@ def predict(
     from halopose.prediction.predict_files import PictureSettings, PredictSettings, predict_files
     from halopose.prediction.uncertain_pose import UncertainPose
 
-    find_sources(sources)  # a missing file is refused before a model is loaded
+    find_sources(sources)  # refuse a missing file before loading a model
     if deployed is not None:
         if half:
             raise HaloposeError("an exported folder has a fixed precision: export it with --half, or leave --half out")
@@ -316,19 +317,19 @@ def models() -> None:
 
 
 def _unseen(dataset: Dataset, artifact: Artifact) -> Dataset:
-    """The data set without images that the artifact was trained or calibrated on."""
+    """Return the data set without images that the artifact was trained or calibrated on."""
     import numpy as np
 
     left = np.setdiff1d(dataset.image_ids, artifact.card.images.of("heads", "calibration"))
     if len(left) < len(dataset):
-        say(f"{len(dataset) - len(left)} of {len(dataset)} images were used to make the artifact: left out")
+        say(f"{len(dataset) - len(left)} of {len(dataset)} images were used to make the artifact and are skipped")
     if not len(left):
-        raise HaloposeError("every image was used to make the artifact: give others, or say --overlap allow")
+        raise HaloposeError("every image was used to make the artifact: give other images, or --overlap allow")
     return dataset.subset(left)
 
 
 def _example_pictures(model: UncertainPose, dataset: Dataset, folder: Path, **options: Any) -> None:
-    """Detections with residuals and NLL, all keypoints beside those kept."""
+    """Write detections with residuals and NLL, all keypoints beside the kept ones."""
     from halopose.data.images import distinct_names, write_image
     from halopose.reports.example_pictures import draw_example
 

@@ -12,7 +12,7 @@ from halopose.errors import HaloposeError
 
 
 def doctor() -> None:
-    """Say what is installed on this machine, what is missing for what, and how to solve problems.
+    """Check the installation: what is installed, what is missing, and how to fix it.
 
     Example: halopose doctor
     """
@@ -30,7 +30,7 @@ def plot(
     distribution: Annotated[
         Literal["uncalibrated", "gaussian", "student-t"], typer.Option(help="Distribution that runs are compared in.")
     ] = "student-t",
-    keypoint: Annotated[str | None, typer.Option(help="Keypoint of the Q-Q panel; else all.")] = None,
+    keypoint: Annotated[str | None, typer.Option(help="Keypoint of the Q-Q panel; default: all.")] = None,
     width: Annotated[float, typer.Option(min=2.0, max=40.0, help="Width in inches.")] = 7.0,
 ) -> None:
     """Draw calibration, reliability and Q-Q figures for a paper, of one or several runs.

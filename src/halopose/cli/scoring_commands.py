@@ -46,7 +46,7 @@ def score(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for metrics and report.")],
     calibration: Annotated[
         list[Path] | None,
-        typer.Option(help="Calibration fitted elsewhere (repeat for both families); else cross-fitted."),
+        typer.Option(help="Calibration file (repeat for both families); default: cross-fitted."),
     ] = None,
     overlap: Annotated[
         Literal["refuse", "exclude", "allow"],
@@ -58,22 +58,17 @@ def score(
     scalarisation: MaybeScalarisation = None,
     rule: MaybeRule = None,
     region_scales: RegionScales = False,
-    visibility: Annotated[
-        bool, typer.Option("--visibility", help="Prune by the visibility score too, beside the covariance.")
-    ] = False,
+    visibility: Annotated[bool, typer.Option("--visibility", help="Prune by the visibility score as well.")] = False,
     covariance: Annotated[
         Literal["moment", "paper"], typer.Option(help="Covariance of a Student-t: second moment, or eq. 17.")
     ] = "moment",
-    scale_edges: Annotated[str, typer.Option(help="Sides in pixels that part the object scales.")] = "32,96",
+    scale_edges: Annotated[str, typer.Option(help="Side lengths in pixels between the object scales.")] = "32,96",
     sigmas: Sigmas = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap and of the random ranking.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the bootstrap and of the random ranking.")] = 0,
     file_format: FileFormat = "auto",
     size: PixelSize = None,
 ) -> None:
-    """Score anyone's keypoint covariances: writes metrics.json, metrics.csv and report.html.
-
-    Example: halopose score predictions.json truth.json -o report
-    """
+    """Evaluate keypoint covariances of any program: metrics.json, metrics.csv and report.html."""
     from halopose.calibration.calibrate import warn_of_few
     from halopose.calibration.calibration_file import Pruning, distributions_under, file_that_prunes
     from halopose.calibration.dispersion_model import cross_fitted_dispersions, match_predicted
@@ -128,7 +123,7 @@ def recalibrate(
     output: Annotated[Path, typer.Option("--output", "-o", help="Calibration json to write.")],
     family: Family = DEFAULT_FAMILY,
     fraction: Annotated[
-        float, typer.Option(callback=share, help="Share of the images to use; leave the rest for scoring.")
+        float, typer.Option(callback=share, help="Share of the images to use; keep the rest for scoring.")
     ] = 1.0,
     area: FittedArea = None,
     scalarisation: Scalarisation = "trace",
@@ -171,7 +166,7 @@ def recalibrate(
     detections = parse_predictions(predictions, content, objects, annotated.classes, constants=True)
     stated = states_covariance(content) and not ignore_covariance
     images = part_of_images(objects.images, fraction)
-    chosen_area = area or ("annotation" if stated else "box")  # nobody knows the annotated area of other images
+    chosen_area = area or ("annotation" if stated else "box")  # the annotated area of other images is unknown
     protocol = Protocol(area=chosen_area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales)
     found = recalibrate_predictions(
         *only_images(detections, objects, images), images, family, protocol, chosen, stated=stated
@@ -189,19 +184,18 @@ def apply(
     calibration: Annotated[Path, typer.Argument(help="Calibration json from `halopose recalibrate`.")],
     predictions: Predictions,
     output: Annotated[Path, typer.Option("--output", "-o", help="Prediction json, or csv, to write.")],
-    joint: Annotated[bool, typer.Option("--joint", help="Write how keypoints err together, too.")] = False,
+    joint: Annotated[bool, typer.Option("--joint", help="Also write the correlation of keypoints.")] = False,
     region: Annotated[
-        float | None, typer.Option(callback=maybe_between, help="Write regions of this probability, too.")
+        float | None, typer.Option(callback=maybe_between, help="Also write regions of this probability.")
     ] = None,
     file_format: FileFormat = "auto",
     size: PixelSize = None,
 ) -> None:
-    """Apply a calibration to a prediction file; keypoints, boxes and scores stay as they are.
+    """Apply a calibration to a prediction file; keypoints, boxes and scores do not change.
 
-    `keep` is written anew if the calibration was made with --area box or without covariances; else it stays. A file of
-    another tool becomes COCO results, or its own format with covariances if the output is named like it.
-
-    Example: halopose apply calibration.json predictions.json -o calibrated.json
+    `keep` is recomputed if the calibration was made with --area box or without covariances. A file of another tool
+    becomes COCO
+    results, or its own format with covariances if the output is named like it.
     """
     from halopose.calibration.calibration_file import CalibrationFile, apply_to_entries
     from halopose.data.files import check_target, write_json
@@ -303,14 +297,11 @@ def synthesize(
     dof: Annotated[float, typer.Option(callback=positive, help="Degrees of freedom of the residuals.")] = 4.0,
     gaussian: Annotated[bool, typer.Option("--gaussian", help="Gaussian residuals instead.")] = False,
     overconfidence: Annotated[
-        float, typer.Option(min=0.1, callback=finite, help="True over reported deviation.")
+        float, typer.Option(min=0.1, callback=finite, help="True standard deviation over the reported one.")
     ] = 1.25,
     seed: Seed = 0,
 ) -> None:
-    """Make poses whose true distribution is known, to try the protocol out.
-
-    Example: halopose synthesize -o synthetic
-    """
+    """Generate poses with a known distribution of errors, to try the protocol."""
     from halopose.data.files import check_target, write_json
     from halopose.data.synthetic_poses import World, synthesize
 
@@ -331,7 +322,7 @@ def synthesize(
 def _scoring_input(
     predictions: Path, content: list[dict[str, Any]], annotated: LabelledImages, calibrations: list[Path], overlap: str
 ) -> tuple[PoseDistributions, GroundTruth, list[CalibrationFile]]:
-    """Check what scoring needs and settle what happens to images that a calibration has seen."""
+    """Check the input of scoring, and remove images that a calibration has seen as ``overlap`` says."""
     import numpy as np
 
     from halopose.calibration.calibration_file import CalibrationFile
@@ -351,14 +342,14 @@ def _scoring_input(
             )
     for path, file in zip(calibrations, files, strict=True):
         if file.names != objects.layout.names and set(file.names) == set(objects.layout.names):
-            raise HaloposeError(f"{path} has the keypoints of the ground truth in another order: fit it again")
+            raise HaloposeError(f"{path} has its keypoints in another order than the ground truth: fit it again")
     if len({file.family for file in files}) < len(files):
         raise HaloposeError("give at most one calibration of each family")
     seen = set(images_seen(content, files).tolist()) & set(objects.images.tolist())
     if seen and overlap == "refuse":
         raise HaloposeError(
             f"{len(seen)} of {len(objects.images)} images were used to fit the calibration: score other "
-            "images, or say --overlap exclude (leave them out) or --overlap allow"
+            "images, or give --overlap exclude (leave them out) or --overlap allow"
         )
     if seen and overlap == "exclude":
         if len(seen) == len(objects.images):

@@ -1,4 +1,4 @@
-"""Commands that study the method and its base: ablate, finetune, analyse."""
+"""Commands that study the method and base models: ablate, finetune, analyse."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from halopose.cli.options import sizes as parse_sizes
 from halopose.cli.terminal import progress, say, say_skipped
 from halopose.errors import HaloposeError
 
-Resamplings = Annotated[int, typer.Option(min=2, max=MANY, help="Resamplings of images for intervals.")]
+Resamplings = Annotated[int, typer.Option(min=2, max=MANY, help="Bootstrap resamplings of images for intervals.")]
 
 
 def ablate(
@@ -55,17 +55,16 @@ def ablate(
     epochs: Epochs = 12,
     alphas: Annotated[str, typer.Option(help="Retention exponents to compare.")] = "0,0.5,1,2,4",
     bootstrap: Resamplings = 200,
-    workers: Annotated[int | None, typer.Option(min=1, help="Rows at a time; else as many as cores.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Variants in parallel; default: the number of cores.")
+    ] = None,
     context: ContextOption = False,
     seed: Seed = 0,
     end2end: End2End = None,
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """The paper's ablations on your data: a row per variant, paired differences, verdicts; a rerun resumes.
-
-    Example: halopose ablate data.yaml --base mine.pt -o ablation
-    """
+    """Run the paper's ablations on your data: variants, paired differences, findings. Resumable."""
     from halopose.data.files import make_folder, write_text
     from halopose.data.lock import locked
     from halopose.fitting.settings import FitSettings, TrainSettings
@@ -111,39 +110,40 @@ def ablate(
 def finetune(
     data: Data,
     base: Base,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Fine-tuned base to write, .pt.")],
-    loss: Annotated[Literal["poks", "oks"], typer.Option(help="Keypoint loss; oks is the framework's own.")] = "poks",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Fine-tuned base model to write, .pt.")],
+    loss: Annotated[
+        Literal["poks", "oks"], typer.Option(help="Keypoint loss; oks is the loss of the framework.")
+    ] = "poks",
     train: Train = "train",
     val: Val = "val",
     images: Images = None,
     val_images: ValImages = None,
-    work: Annotated[Path | None, typer.Option(help="Work folder; else beside the output.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Work folder; default: beside the output.")] = None,
     sigma: Annotated[
         float | None,
-        typer.Option(callback=positive, help="OKS sigma of all keypoints in the loss; else the data's."),
+        typer.Option(callback=positive, help="OKS sigma of all keypoints in the loss; default: the data's."),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, max=MANY, help="Epochs of fine-tuning.")] = 10,
-    lr: Annotated[float, typer.Option(max=1.0, callback=positive, help="AdamW's highest learning rate.")] = 1e-4,
+    lr: Annotated[float, typer.Option(max=1.0, callback=positive, help="Highest learning rate of AdamW.")] = 1e-4,
     imgsz: ImageSize = 640,
-    batch: Annotated[int, typer.Option(min=1, help="Images a batch; over all devices.")] = 16,
-    freeze: Annotated[int, typer.Option(min=0, help="So many first layers stay as they are.")] = 0,
-    mirror: Annotated[bool, typer.Option(help="Mirror half of the images.")] = True,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch, over all devices.")] = 16,
+    freeze: Annotated[int, typer.Option(min=0, help="Number of first layers to freeze.")] = 0,
+    mirror: Annotated[bool, typer.Option(help="Mirror images with probability 0.5.")] = True,
     workers: Annotated[int, typer.Option(min=0, help="Processes that load images, on a GPU.")] = 4,
     amp: Annotated[bool, typer.Option("--amp", help="Mixed precision, bfloat16.")] = False,
-    control: Annotated[bool, typer.Option(help="Tune a second base with the framework's own loss.")] = True,
-    heads: Annotated[bool, typer.Option(help="Judge calibration with heads trained for each base.")] = True,
+    control: Annotated[bool, typer.Option(help="Also fine-tune a control with the framework's own loss.")] = True,
+    heads: Annotated[bool, typer.Option(help="Compare calibration with heads trained for each model.")] = True,
     head_epochs: Epochs = 12,
     conf: Annotated[
-        float, typer.Option(min=0.0, max=1.0, callback=finite, help="Confidence from which to calibrate.")
+        float, typer.Option(min=0.0, max=1.0, callback=finite, help="Lowest confidence of detections for calibration.")
     ] = 0.01,
     bootstrap: Resamplings = 200,
     seed: Seed = 0,
     device: Annotated[str | None, typer.Option(help="cpu, 0, or 0,1 for several GPUs.")] = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Fine-tune a base towards Gaussian residuals; AP, AR and calibration before, after, and of a control.
-
-    Example: halopose finetune data.yaml --base mine.pt -o study
+    """Fine-tune a base model towards Gaussian residuals; compare AP, AR and calibration with the original and a
+    control.
     """
     from dataclasses import asdict
 
@@ -155,7 +155,7 @@ def finetune(
     from halopose.studies import finetuning_study as tuning
 
     if output.suffix != ".pt":
-        raise HaloposeError(f"the fine-tuned base is a .pt file: name it so, got -o {output}")
+        raise HaloposeError(f"the fine-tuned base model is a .pt file: change its suffix, got -o {output}")
     for suffix in (".pt", ".json", ".html"):
         make_room(output.with_suffix(suffix))
     work = make_folder(work or output.with_name(f"{output.stem}-work"))
@@ -216,10 +216,7 @@ def analyse(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Analyse the residuals of a base before any heads are fitted, and recommend settings.
-
-    Example: halopose analyse data.yaml --base mine.pt -o analysis
-    """
+    """Analyse the residuals of a base model without heads, and recommend settings."""
     from halopose.data.dataset_loading import load_dataset
     from halopose.data.files import make_folder, write_json, write_text
     from halopose.data.lock import locked
@@ -243,11 +240,11 @@ def analyse(
     for advice in result["recommendations"]:
         say(f"{advice['setting']:20}{advice['value']:13}{advice['why']}")
     say(f"-> {output / 'analysis.json'}, {output / 'analysis.html'}")
-    say(f"to begin with: {_fit_command(data, base, images, imgsz, result['recommendations'])}")
+    say(f"next: {_fit_command(data, base, images, imgsz, result['recommendations'])}")
 
 
 def _fit_command(data: Path, base: Path, images: Path | None, imgsz: int, advice: list[dict[str, str]]) -> str:
-    """The exact command that follows the recommendations."""
+    """Return the command with the recommended settings."""
     value = {entry["setting"]: entry["value"] for entry in advice}
     words = ["halopose", "fit", data, "--base", base, "--imgsz", imgsz, "--dispersion", value["dispersion"]]
     words += ["--alpha", value["alpha"]]

@@ -1,4 +1,4 @@
-"""What the commands tell the user: lines, progress with an estimate, scores as files and a table."""
+"""Output of the commands: lines, progress bars, and scores as files and a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{NO-BREAK 
 
 
 def say(text: str, always: bool = False) -> None:
-    """A line for the user, in characters that a terminal has; only if ``always`` where the user wants quiet."""
+    """Print a line with characters that the terminal supports; in quiet mode only if ``always``."""
     if not _quiet or always:
         encoding = sys.stdout.encoding or "utf-8"
         sys.stdout.write(printable(text).translate(_PLAIN).encode(encoding, errors="replace").decode(encoding) + "\n")
@@ -32,7 +32,7 @@ def say(text: str, always: bool = False) -> None:
 
 
 class _Lines(logging.Handler):
-    """What the library has to say, as lines for the user; warnings with a word before them."""
+    """Prints log records of the library as lines, warnings with a prefix."""
 
     def emit(self, record: logging.LogRecord) -> None:
         warning = record.levelno >= logging.WARNING
@@ -40,7 +40,7 @@ class _Lines(logging.Handler):
 
 
 def listen(quiet: bool = False, verbose: bool = False) -> None:
-    """Print what the library logs: nothing but warnings if quiet, everything if verbose."""
+    """Print log records of the library: only warnings if quiet, all if verbose."""
     global _quiet
     _quiet = quiet
     log = logging.getLogger("halopose")
@@ -51,7 +51,7 @@ def listen(quiet: bool = False, verbose: bool = False) -> None:
 
 
 def _show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    """A warning of ours is a line for the user, without the place in the source; others are Python's."""
+    """Print a warning of halopose as one line without its source; other warnings as Python does."""
     if category.__module__.startswith("halopose."):
         logging.getLogger("halopose").warning("%s", message)
     else:
@@ -60,9 +60,9 @@ def _show(message: Warning | str, category: type[Warning], *place: Any, **more: 
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Progress bars with elapsed and remaining time on a terminal, a line per step elsewhere.
+    """Show progress bars with elapsed and remaining time on a terminal, and a line per step elsewhere.
 
-    Gives a callback (what, done, total); a new name begins a new bar.
+    Yields a callback (what, done, total); a new name starts a new bar.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
@@ -93,7 +93,7 @@ def progress() -> Iterator[Progress]:
 
 
 def say_skipped(store: MatchStore) -> None:
-    """The files that could not be read."""
+    """Print the files that could not be read."""
     for line in store.skipped():
         say(f"skipped: {line}")
 

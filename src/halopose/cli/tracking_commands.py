@@ -1,4 +1,4 @@
-"""The command that tracks objects: track."""
+"""Command for tracking objects through a film: track."""
 
 from __future__ import annotations
 
@@ -40,17 +40,21 @@ def track(
     base: BaseElseShipped = None,
     artifact: ArtifactElseShipped = None,
     deployed: Annotated[
-        Path | None, typer.Option("--deployed", help="Folder of `halopose export`, not --base.")
+        Path | None, typer.Option("--deployed", help="Folder of `halopose export`, instead of --base.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(min=0.1, max=10000.0, help="Frames per second; else what the film says.")
+        float | None, typer.Option(min=0.1, max=10000.0, help="Frames per second; default: the rate of the film.")
     ] = None,
     conf: Confidence = 0.1,
-    score: Annotated[float, typer.Option(min=0.0, max=1.0, help="Confidence that begins a track.")] = 0.25,
-    confirm: Annotated[int, typer.Option(min=1, max=1000, help="Detections that make a track.")] = 3,
-    gap: Annotated[float, typer.Option(min=0.0, max=3600.0, help="Seconds that an object may be unseen.")] = 1.0,
+    score: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Lowest confidence of a detection that starts a track.")
+    ] = 0.25,
+    confirm: Annotated[int, typer.Option(min=1, max=1000, help="Number of detections that confirm a track.")] = 3,
+    gap: Annotated[
+        float, typer.Option(min=0.0, max=3600.0, help="Seconds for which an object may be undetected.")
+    ] = 1.0,
     camera_motion: Annotated[
-        bool, typer.Option("--camera-motion", help="The camera moves: follow objects against the background.")
+        bool, typer.Option("--camera-motion", help="Estimate the motion of a moving camera from the background.")
     ] = False,
     causal: Annotated[
         bool, typer.Option("--causal", help="Use nothing of later frames, as is always the case for a camera.")
@@ -74,10 +78,7 @@ def track(
     device: Device = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Track objects through a film or from a camera: identities, keypoints filtered and smoothed with covariances.
-
-    Example: halopose track film.mp4 -o tracks
-    """
+    """Track objects through a film: identities, keypoints filtered and smoothed with their covariances."""
     from halopose.prediction.track_sources import (
         TrackFileSettings,
         check_track_outputs,

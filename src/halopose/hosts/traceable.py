@@ -33,12 +33,12 @@ class Traced:
 
 
 class Traceable(nn.Module):
-    """A copy of a host's model in the form in which the framework itself exports it."""
+    """Base class of copies of a model in the form in which the framework exports it."""
 
     layout: Layout
     output_names: tuple[str, ...]
     visibility: bool
-    fewest_cells: int  # the fewest cells that an input may have
+    fewest_cells: int  # smallest number of cells of an input
 
     @abstractmethod
     def forward(self, images: Tensor) -> Traced:

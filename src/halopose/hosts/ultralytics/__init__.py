@@ -1,6 +1,6 @@
 """Ultralytics YOLO-Pose (AGPL-3.0, an optional extra).
 
-The framework looks up two hosts whenever it is imported, to see whether it is online. Nobody asked for that here.
+On import the framework looks up two hosts to see whether it is online; this is switched off here.
 """
 
 import os

@@ -42,7 +42,7 @@ class UncertainResults(Results):  # type: ignore[misc]
 
 
 def _rows(index: Any) -> Any:
-    """An index of detections as numpy takes it; one detection stays a row, as the framework keeps it."""
+    """Convert an index of detections to numpy's form; a single detection keeps its axis, as in the framework."""
     if isinstance(index, torch.Tensor):
         index = index.cpu().numpy()
     if isinstance(index, (bool, np.bool_)) or not isinstance(index, (int, np.integer)):
@@ -57,9 +57,9 @@ def to_ultralytics(
     path: str = "",
     names: dict[int, str] | None = None,
 ) -> UncertainResults:
-    """The framework's own result object, with what it lacks as attributes.
+    """Return the framework's result object with additional attributes.
 
-    Its methods that draw or normalise need the image; without one it lies on a black image just large enough.
+    Its methods that draw or normalise need the image; without one a black image of sufficient size is used.
     """
     if image is None:
         width, height = np.ceil(np.max(poses.boxes[:, 2:], axis=0, initial=1)).astype(int)

@@ -15,7 +15,9 @@ from halopose.hosts.traceable import Traceable, Traced
 
 
 class TraceablePose(Traceable):
-    """The framework's exported model. A hook sees the features, and end to end which cells the head chooses."""
+    """The framework's exported model. A hook captures the features, and for an end-to-end model the cells that the head
+    chooses.
+    """
 
     output_names = ("output0",)
 
@@ -26,7 +28,7 @@ class TraceablePose(Traceable):
         head.export, head.dynamic, head.format = True, True, "onnx"
         for module in self.model.modules():
             if isinstance(module, C2f):
-                module.forward = module.forward_split  # as the framework's exporter does
+                module.forward = module.forward_split  # as in the framework's exporter
         self.end2end = bool(head.end2end)
         self.layout = "ultralytics-end2end" if self.end2end else "ultralytics"
         self.visibility = head.kpt_shape[1] == 3
@@ -57,9 +59,9 @@ class TraceablePose(Traceable):
 
 
 def _gather_rows(values: Tensor, index: Tensor) -> Tensor:
-    """Rows (B, k, C) of values (B, N, C), or entries (B, k) of (B, N), at index (B, k).
+    """Return rows (B, k, C) of values (B, N, C), or entries (B, k) of (B, N), at index (B, k).
 
-    The framework's own takes GatherElements for it, on which OpenVINO fails.
+    The framework uses GatherElements here, on which OpenVINO fails.
     """
     if values.ndim == 2:
         return values.gather(1, index)

@@ -1,7 +1,8 @@
 """Ultralytics YOLO-Pose: v8, 11, 12 (one-to-many with NMS) and 26 (one-to-many, or one-to-one end to end).
 
-Only this folder imports ultralytics (AGPL-3.0, an optional extra). The model is loaded with safe loading,
-copied, fused as the framework's own predictor does, and never written to.
+Only this folder imports ultralytics (AGPL-3.0, an optional extra). The model is loaded with safe loading, copied, fused
+like in
+the framework's predictor, and never written to.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ except ImportError as error:
 
 
 class UltralyticsHost(Host):
-    """A frozen ``PoseModel``. ``end2end`` picks the head of a YOLO26 that still has both."""
+    """A frozen ``PoseModel``. ``end2end`` selects the head of a YOLO26 that has both."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class UltralyticsHost(Host):
                 raise HaloposeError("this model is fused to its one-to-one head: leave end2end on")
             head.end2end = end2end
         prints = [fingerprint(model.state_dict())]
-        # The framework's own preparation for inference: fusing, memory format, device.
+        # Preparation for inference by the framework: fusing, memory format, device.
         prepared = AutoBackend(model=model, device=torch.device(device or "cpu"), fuse=True, verbose=False)
         self.model = prepared.backend.model
         prints.append(fingerprint(self.model.state_dict()))
@@ -119,7 +120,7 @@ class UltralyticsHost(Host):
         end2end: bool | None = None,
         device: torch.device | str | None = None,
     ) -> UltralyticsHost:
-        """Load a ``.pt`` checkpoint. ``unsafe`` may run code that the file holds: for trusted files only."""
+        """Load a ``.pt`` checkpoint. ``unsafe`` allows the file to run code: for trusted files only."""
         if not Path(path).is_file():
             raise HaloposeError(f"no checkpoint at {path}: give the path of a .pt file")
         model = load_model(str(path), unsafe)
@@ -128,7 +129,7 @@ class UltralyticsHost(Host):
         except HaloposeError:
             raise
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            # A damaged pickle may give a model whose parts are not what they are named.
+            # A damaged pickle can give a model with parts of wrong types.
             raise HaloposeError(f"{path} is damaged ({type(error).__name__}): get it again") from None
 
     @property
@@ -153,7 +154,7 @@ class UltralyticsHost(Host):
         branch = predictions
         if "one2one" in predictions:
             branch = predictions["one2one" if self.end2end else "one2many"]
-        if self.end2end:  # the framework's own output holds the rows it has chosen, not all cells
+        if self.end2end:  # the framework's output holds the chosen rows, not all cells
             scores, keypoints = branch["scores"].sigmoid(), self.head.kpts_decode(branch["kpts"])
         else:
             _, scores, keypoints = decoded.split([4, len(self.class_names), branch["kpts"].shape[1]], dim=1)
@@ -176,7 +177,7 @@ class UltralyticsHost(Host):
         return assign_cells(self._criterion(sigmas), output.raw[1], batch, output.keypoints)
 
     def _criterion(self, sigmas: tuple[float, ...]) -> Any:
-        """The framework's own training criterion, made for a stand-in so that the model itself gains nothing."""
+        """Return the framework's training criterion, made for a stand-in so that the model does not change."""
         if sigmas not in self._criteria:
             stand_in = SimpleNamespace(
                 parameters=lambda: iter([torch.zeros(1, device=self.device)]),
@@ -190,7 +191,7 @@ class UltralyticsHost(Host):
         return self._criteria[sigmas]
 
     def _training_batch(self, output: HostOutput, targets: Sequence[Targets], counts: list[int]) -> dict[str, Tensor]:
-        """Targets in the form the framework's criterion takes: concatenated and normalised."""
+        """Return targets in the form of the framework's criterion: concatenated and normalised."""
         height, width = (side * self.strides[0] for side in output.features[0].shape[2:])
         size = torch.tensor([width, height], dtype=torch.float32, device=self.device)
         boxes = torch.cat([target.boxes for target in targets]).to(self.device).float()
@@ -225,7 +226,7 @@ class UltralyticsHost(Host):
             return_idxs=True,
         )
         if self.end2end:
-            # The framework's output is already top-k: ask it again which cells those were.
+            # The framework's output is already top-k: compute the chosen cells again.
             scores = branch["scores"].sigmoid().permute(0, 2, 1)
             cells = self.head.get_topk_index(scores, self.head.max_det)[2]
             indices = [cells[number][index.long()] for number, index in enumerate(indices)]
@@ -243,7 +244,7 @@ class UltralyticsHost(Host):
         )
 
     def cells(self, output: HostOutput) -> CellBoxes | None:
-        if self.end2end:  # one cell per object: there is nothing to compare it with
+        if self.end2end:  # one cell per object: no overlapping boxes
             return None
         return column_cells(output.raw[0], len(self.class_names), (self.keypoint_count, self.dimensions))
 
@@ -287,7 +288,7 @@ class _Placer:
 
 
 def _letterboxed(image: Array, transform: LetterBox, params: dict[str, Any], room: Array | None) -> Array:
-    """What ``LetterBox`` makes of an image (h, w, 3), resized straight to its place: it would copy it twice."""
+    """Apply ``LetterBox`` to an image (h, w, 3), resized directly to its place; the framework copies twice."""
     width, height = params["new_unpad"]
     top, left = params["top"], params["left"]
     pixels = laid_in(room, (top + height + params["bottom"], left + width + params["right"], 3))
@@ -316,13 +317,13 @@ def load_model(path: str, unsafe: bool) -> PoseModel:
         check_weights(path, model.state_dict().values())
     except HaloposeError:
         raise
-    except (AttributeError, TypeError, ValueError, RuntimeError):  # a damaged pickle, refused by the host
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # damaged pickle: the host raises the error
         pass
     return model
 
 
 def download(name: str) -> bytes | None:
-    """A published checkpoint from the framework's own server; None if it cannot be had."""
+    """Download a published checkpoint from the framework's server; None if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / name
         try:
@@ -333,7 +334,7 @@ def download(name: str) -> bytes | None:
 
 
 def _letterbox(params: dict[str, Any]) -> Letterbox:
-    """What LetterBox did; it rounds each side to whole pixels, so the two gains differ a little."""
+    """Return the transform of LetterBox; it rounds each side to whole pixels, so the two gains differ slightly."""
     height, width = params["orig_shape"]
     inner_width, inner_height = params["new_unpad"]
     return Letterbox(

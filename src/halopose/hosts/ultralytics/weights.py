@@ -1,6 +1,6 @@
 """Ultralytics pose models as safetensors: half-precision weights, with architecture and names as JSON.
 
-Nothing is unpickled and only layers of the framework are built, so that any file is safe to read.
+Nothing is unpickled and only layers of the framework are built, so any file is safe to read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from halopose.hosts.base import LOAD_ERRORS
 
 FORMAT = "halopose ultralytics pose model 1"
 _ATTRIBUTES = ("names", "kpt_names", "kpt_oks_sigmas")
-_ACTIVATION = re.compile(r"(torch\.)?nn\.\w+\((inplace=True)?\)")  # the framework would evaluate whatever stands there
-_WIDEST, _DEEPEST = 8192, 100  # channels or classes, and repetitions of a layer, beyond which nothing is a model
+_ACTIVATION = re.compile(r"(torch\.)?nn\.\w+\((inplace=True)?\)")  # the framework would evaluate this text as code
+_WIDEST, _DEEPEST = 8192, 100  # largest number of channels or classes, and of repetitions of a layer
 
 
 def save_model(model: PoseModel, path: Path | str, licence: str) -> None:
-    """Write an unfused model; weights are rounded to half precision, and the file says under which licence."""
+    """Write an unfused model with its licence; weights are rounded to half precision."""
     if model.is_fused():
         raise HaloposeError("this model is fused: save it before it is made ready for inference")
     described = {name: _plain(getattr(model, name)) for name in _ATTRIBUTES if hasattr(model, name)}
@@ -40,7 +40,7 @@ def save_model(model: PoseModel, path: Path | str, licence: str) -> None:
 
 
 def read_model(path: Path | str) -> PoseModel:
-    """The model of a file that ``save_model`` wrote."""
+    """Read a model that ``save_model`` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
             content = json.loads((file.metadata() or {}).get("halopose", "{}"))
@@ -64,9 +64,9 @@ def read_model(path: Path | str) -> PoseModel:
 
 
 def _is_architecture(content: Any) -> bool:
-    """Whether content is one of layers that the framework or torch has, of sizes that a model may have.
+    """Return whether content describes layers of the framework or torch with valid sizes.
 
-    The framework itself would call whatever it finds under a layer's name, and evaluate an activation as code.
+    The framework would call any function named as a layer, and evaluate an activation as code.
     """
     if not isinstance(content, dict) or not _is_small(content):
         return False
@@ -78,7 +78,7 @@ def _is_architecture(content: Any) -> bool:
 
 
 def _is_layer(layer: Any) -> bool:
-    """From, repetitions, the name of a module, arguments."""
+    """Return whether content is a layer: from, repetitions, name of a module, arguments."""
     if not isinstance(layer, list) or len(layer) != 4 or not isinstance(layer[2], str):
         return False
     place, name = (nn, layer[2][3:]) if layer[2].startswith("nn.") else (modules, layer[2])
@@ -88,7 +88,7 @@ def _is_layer(layer: Any) -> bool:
 
 
 def _is_small(value: Any, depth: int = 0) -> bool:
-    """Whether no number in nested content is beyond what a model has, and nothing nests deeper than one does."""
+    """Return whether all numbers in nested content, and its depth, are within the limits of a model."""
     if isinstance(value, (dict, list)):
         inner = value.values() if isinstance(value, dict) else value
         return depth < 6 and all(_is_small(entry, depth + 1) for entry in inner)
@@ -104,7 +104,7 @@ def _full(value: Tensor) -> Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can hold it."""
+    """Return the value as JSON content."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -115,5 +115,5 @@ def _plain(value: Any) -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """JSON turns class numbers into text; the framework wants them back."""
+    """Convert class numbers, which JSON stores as text, back to numbers."""
     return {int(key): each for key, each in value.items()} if isinstance(value, dict) else value

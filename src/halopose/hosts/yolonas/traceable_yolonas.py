@@ -12,7 +12,7 @@ from halopose.hosts.traceable import Traceable, Traced
 
 
 class TraceableNAS(Traceable):
-    """Decoded boxes, scores, keypoints and visibilities, without what only the loss needs."""
+    """Decoded boxes, scores, keypoints and visibilities, without the outputs for the loss."""
 
     layout = "yolonas"
     output_names = ("boxes", "scores", "keypoints_xy", "keypoints_conf")
@@ -26,6 +26,7 @@ class TraceableNAS(Traceable):
     def forward(self, images: Tensor) -> Traced:
         features = self.model.neck(self.model.backbone(images))
         output = self.model.heads(features)
-        boxes, scores, keypoints, visibility = output[0] if len(output) == 2 else output  # traced: decoded alone
+        # traced models return decoded outputs only
+        boxes, scores, keypoints, visibility = output[0] if len(output) == 2 else output
         said = decoded_cells(boxes, keypoints, visibility)
         return Traced((boxes, scores, keypoints, visibility), tuple(features), scores, said)

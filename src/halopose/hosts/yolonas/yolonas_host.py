@@ -1,7 +1,8 @@
-"""YOLO-NAS-Pose (Nano, Small, Medium, Large) as LibreYOLO carries it on from SuperGradients.
+"""YOLO-NAS-Pose (Nano, Small, Medium, Large) in LibreYOLO, the successor of SuperGradients.
 
 Only this folder imports libreyolo (MIT, an optional extra). Checkpoints of both are loaded as plain weights. The model
-runs as in LibreYOLO's predictor: unfused, square, on BGR images.
+runs as in
+LibreYOLO's predictor: unfused, square, on BGR images.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ except ImportError as error:
 
 
 class YoloNASHost(Host):
-    """A frozen ``LibreYOLONASPoseModel``. With ``oks_factor`` its assigner multiplies IoU by OKS: the recipe."""
+    """A frozen ``LibreYOLONASPoseModel``. With ``oks_factor`` its assigner multiplies IoU by OKS, as in the training
+    recipe.
+    """
 
     def __init__(
         self,
@@ -97,10 +100,11 @@ class YoloNASHost(Host):
         device: torch.device | str | None = None,
         oks_factor: bool | None = None,
     ) -> YoloNASHost:
-        """Load a checkpoint of SuperGradients or LibreYOLO; averaged weights (EMA) where it has them.
+        """Load a checkpoint of SuperGradients or LibreYOLO; the averaged weights (EMA) if it has them.
 
-        ``unsafe`` may run code that the file holds: for trusted files only. What is not given is taken from the
-        checkpoint if it says, else from the framework's defaults.
+        ``unsafe`` allows the file to run code: for trusted files only. Options that are not given come from the
+        checkpoint, else from the
+        framework's defaults.
         """
         if not Path(path).is_file():
             raise HaloposeError(f"no checkpoint at {path}: give the path of a YOLO-NAS-Pose checkpoint")
@@ -129,7 +133,7 @@ class YoloNASHost(Host):
         return _YoloNASPlacer(self.strides[-1])
 
     def to_batch(self, placed: Sequence[Array]) -> Tensor:
-        # Joined as they lie in memory, channels last: another order would round otherwise than the framework.
+        # Concatenated channels last as in the framework: another order rounds differently.
         batch = torch.cat([torch.from_numpy(pixels)[None] for pixels in placed])
         if self.device.type == "cuda":
             batch = batch.pin_memory()
@@ -180,9 +184,10 @@ class YoloNASHost(Host):
         return self._criteria[sigmas]
 
     def _training_batch(self, targets: Sequence[Targets]) -> tuple[Tensor, Tensor]:
-        """Rows (B, M, 5 + 3 K) for the criterion, padded with zeros, and which object each is (B, M).
+        """Return rows (B, M, 5 + 3 K) for the criterion, padded with zeros, and the object of each row (B, M).
 
-        The criterion takes as many rows as the fullest image has boxes with an area: no others may be among them.
+        The criterion takes as many rows as the image with most boxes of positive area, so other boxes must not be among
+        them.
         """
         rows, objects = [], []
         for target in targets:
@@ -207,7 +212,7 @@ class YoloNASHost(Host):
     ) -> list[Selection]:
         boxes, scores, keypoints, visibility = output.raw[0]
         height, width = (side * self.strides[0] for side in output.features[0].shape[2:])
-        # Post-processing does not say which cells it keeps: let a keypoint's visibility carry their numbers.
+        # Post-processing does not return the kept cells: pass their numbers through a keypoint's visibility.
         count = boxes.shape[1]
         numbers = torch.arange(count, dtype=torch.float32, device=boxes.device)[:, None]
         nowhere = boxes.new_zeros((count, 1, 2))
@@ -260,7 +265,7 @@ class YoloNASHost(Host):
 
 @dataclass(frozen=True)
 class _YoloNASPlacer:
-    """The framework's preparation, for inputs that are multiples of ``stride``; it knows square ones only."""
+    """Preparation by the framework, for square inputs that are multiples of ``stride``."""
 
     stride: int
 
@@ -278,7 +283,7 @@ class _YoloNASPlacer:
 
 
 def _template(block: ConvBNReLU) -> ConvTemplate:
-    """A block's convolution with its batch norm folded in."""
+    """Return a block's convolution with its batch norm folded in."""
     convolution, norm = block.seq.conv, block.seq.bn
     scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
     return ConvTemplate(
@@ -299,7 +304,9 @@ def _load_checkpoint(path: Path | str, unsafe: bool) -> dict[Any, Any]:
 
 
 def _plain_numpy() -> list[Any]:
-    """What pickled numpy arrays and numbers are made of, under old and new names: SuperGradients keeps some."""
+    """Return the safe globals of pickled numpy arrays and numbers, under old and new names; SuperGradients
+    stores some.
+    """
     makers: list[Any] = [np.empty(0).__reduce__()[0], np.float64().__reduce__()[0]]
     modules = ("numpy.core.multiarray", "numpy._core.multiarray")
     named = [(maker, f"{module}.{maker.__name__}") for maker in makers for module in modules]
@@ -316,7 +323,7 @@ def _weights(checkpoint: Mapping[Any, Any], path: Path | str) -> dict[str, Tenso
 
 
 def _build(weights: dict[str, Tensor], path: Path | str) -> LibreYOLONASPoseModel:
-    """The model that the weights' shapes ask for, every one of them in its place."""
+    """Build the model that fits the shapes of the weights, and load all of them."""
     size = LibreYOLONAS.detect_size(weights)
     if size is None:
         raise HaloposeError(f"{path} is no YOLO-NAS-Pose of size Nano, Small, Medium or Large")
@@ -329,7 +336,7 @@ def _build(weights: dict[str, Tensor], path: Path | str) -> LibreYOLONASPoseMode
         missing, unknown = model.load_state_dict(weights, strict=False)
     except RuntimeError:
         raise HaloposeError(f"{path} does not fit YOLO-NAS-Pose {size.upper()}: shapes differ") from None
-    constants = {name for name, _ in model.named_buffers()}  # some versions saved them, though nothing is learned
+    constants = {name for name, _ in model.named_buffers()}  # constant buffers that some versions saved
     if missing or set(unknown) - constants:
         name = next(iter([*missing, *sorted(set(unknown) - constants)]))
         raise HaloposeError(f"{path} does not fit YOLO-NAS-Pose {size.upper()}: look at {name}")
