@@ -106,8 +106,8 @@ def gaussian_temperature(sample: Sample) -> Tensor:
 def student_parameters(sample: Sample) -> tuple[Tensor, Tensor]:
     """Degrees of freedom nu and temperatures tau that minimise the weighted Student-t NLL (eq. 18).
 
-    In two dimensions the squared distance m has a Lomax distribution with shape a = nu / 2 and scale
-    lam = nu tau^2. For a given lam the best shape is 1 / G, G = E[log(1 + m / lam)], which leaves one unknown:
+    In two dimensions the squared distance m has a Lomax distribution with shape a = nu / 2 and scale lam = nu tau^2.
+    For a given lam the best shape is 1 / G, G = E[log(1 + m / lam)], which leaves one unknown:
 
         NLL(lam) = log lam - log 2a + (a + 1) G
 

@@ -1,8 +1,7 @@
 """The Typer application.
 
 Heavy imports happen inside the commands, so ``halopose --help`` is fast. A `HaloposeError` is printed as one line with
-exit
-code 2.
+exit code 2.
 """
 
 from __future__ import annotations

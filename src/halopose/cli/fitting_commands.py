@@ -296,8 +296,7 @@ def calibrate(
     """Calibrate trained heads and choose the pruning thresholds, on images that training has not seen.
 
     A few dozen annotated frames of your own camera adapt heads to it; keypoints do not change. For shipped heads give
-    the name of the
-    model, such as `--base runway`.
+    the name of the model, such as `--base runway`.
     """
 
     from halopose.data.files import make_room
@@ -391,8 +390,7 @@ def novelty(
     """Add an out-of-distribution model to a calibrated artifact; heads and calibration do not change.
 
     It is fitted on training images and corrupted copies of them. P-values come from validation images, except those
-    that the artifact
-    reserves for evaluation.
+    that the artifact reserves for evaluation.
     """
     import numpy as np
 

@@ -194,8 +194,7 @@ def apply(
     """Apply a calibration to a prediction file; keypoints, boxes and scores do not change.
 
     `keep` is recomputed if the calibration was made with --area box or without covariances. A file of another tool
-    becomes COCO
-    results, or its own format with covariances if the output is named like it.
+    becomes COCO results, or its own format with covariances if the output is named like it.
     """
     from halopose.calibration.calibration_file import CalibrationFile, apply_to_entries
     from halopose.data.files import check_target, write_json

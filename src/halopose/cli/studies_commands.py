@@ -142,9 +142,7 @@ def finetune(
     device: Annotated[str | None, typer.Option(help="cpu, 0, or 0,1 for several GPUs.")] = None,
     unsafe: Unsafe = False,
 ) -> None:
-    """Fine-tune a base model towards Gaussian residuals; compare AP, AR and calibration with the original and a
-    control.
-    """
+    """Fine-tune a base model towards Gaussian residuals, and compare it with the original and a control."""
     from dataclasses import asdict
 
     from halopose.data.files import make_folder, make_room, write_json, write_text

@@ -1,8 +1,7 @@
 """Interface between a frozen pose model and all other code, in pixels of the model's input.
 
 A host loads a trained model, runs it unchanged, calls the framework's own label assignment and post-processing, and
-describes
-the pose head that the probabilistic heads mirror.
+describes the pose head that the probabilistic heads mirror.
 """
 
 from __future__ import annotations
@@ -284,8 +283,7 @@ class Host(ABC):
         """Run the framework's own post-processing for each image.
 
         ``letterboxes`` are the places of the images. A framework that clips boxes to the image before suppression needs
-        them; without them
-        nothing is clipped.
+        them; without them nothing is clipped.
         """
 
     def cells(self, output: HostOutput) -> CellBoxes | None:

@@ -1,8 +1,8 @@
 """Make ``import torchvision`` work beside a CPU build of torch.
 
 The registry's torchvision is linked against CUDA. Beside a CPU torch its operators are missing and the import fails.
-Pose
-frameworks need only two schemas and a CPU non-maximum suppression. If torchvision imports normally, nothing is changed.
+Pose frameworks need only two schemas and a CPU non-maximum suppression. If torchvision imports normally, nothing is
+changed.
 """
 
 from __future__ import annotations

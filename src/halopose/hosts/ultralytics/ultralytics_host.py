@@ -1,8 +1,7 @@
 """Ultralytics YOLO-Pose: v8, 11, 12 (one-to-many with NMS) and 26 (one-to-many, or one-to-one end to end).
 
 Only this folder imports ultralytics (AGPL-3.0, an optional extra). The model is loaded with safe loading, copied, fused
-like in
-the framework's predictor, and never written to.
+like in the framework's predictor, and never written to.
 """
 
 from __future__ import annotations

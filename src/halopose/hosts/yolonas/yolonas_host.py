@@ -1,8 +1,7 @@
 """YOLO-NAS-Pose (Nano, Small, Medium, Large) in LibreYOLO, the successor of SuperGradients.
 
 Only this folder imports libreyolo (MIT, an optional extra). Checkpoints of both are loaded as plain weights. The model
-runs as in
-LibreYOLO's predictor: unfused, square, on BGR images.
+runs as in LibreYOLO's predictor: unfused, square, on BGR images.
 """
 
 from __future__ import annotations
@@ -103,8 +102,7 @@ class YoloNASHost(Host):
         """Load a checkpoint of SuperGradients or LibreYOLO; the averaged weights (EMA) if it has them.
 
         ``unsafe`` allows the file to run code: for trusted files only. Options that are not given come from the
-        checkpoint, else from the
-        framework's defaults.
+        checkpoint, else from the framework's defaults.
         """
         if not Path(path).is_file():
             raise HaloposeError(f"no checkpoint at {path}: give the path of a YOLO-NAS-Pose checkpoint")
