@@ -39,9 +39,9 @@ def score_custom(
     if not metrics:
         return {}
     parts = {
-        **{name: _Part.of(distributions.distributions[name], matched) for name in DISTRIBUTIONS},
+        **{name: _Subset.of(distributions.distributions[name], matched) for name in DISTRIBUTIONS},
         **{
-            f"pruned.{name}": _Part.of(distributions.distributions[name], matched, evaluated.kept)
+            f"pruned.{name}": _Subset.of(distributions.distributions[name], matched, evaluated.kept)
             for name in DISTRIBUTIONS
         },
     }
@@ -53,13 +53,13 @@ def score_custom(
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Subset:
     residual: Array
     distribution: Bivariate
     mask: Array
 
     @classmethod
-    def of(cls, distribution: Bivariate, matched: MatchedPoses, kept: Array | None = None) -> _Part:
+    def of(cls, distribution: Bivariate, matched: MatchedPoses, kept: Array | None = None) -> _Subset:
         index = np.flatnonzero(matched.labelled)
         mask = np.ones(len(index), dtype=bool) if kept is None else kept
         chosen = index[mask]
@@ -67,8 +67,8 @@ class _Part:
         return cls(residual, labelled_distribution(distribution, slice(None), chosen), mask)
 
 
-def _score(metric: CustomMetric, parts: dict[str, _Part], draws: Sequence[Array], ones: Array) -> CustomScore:
-    def value(part: _Part, weight: Array) -> float:
+def _score(metric: CustomMetric, parts: dict[str, _Subset], draws: Sequence[Array], ones: Array) -> CustomScore:
+    def value(part: _Subset, weight: Array) -> float:
         return float(metric.compute(part.residual, part.distribution, weight[part.mask]))
 
     values = {name: value(part, ones) for name, part in parts.items()}
