@@ -119,11 +119,12 @@ def _roots(points: CurvePoints) -> tuple[Array, Array]:
 
 
 def _scales(axes: Axes, scores: Scores) -> None:
-    names = [name for name, summary in scores.gaussian.per_scale.items() if summary.count >= 200]
+    counts = {name: summary.count for name, summary in scores.gaussian.per_scale.items() if summary.count}
     for offset, distribution in ((-0.2, "gaussian"), (0.2, "student_t")):
-        values = [scores.distribution(distribution).per_scale[name].ace for name in names]
-        axes.bar(np.arange(len(names)) + offset, values, 0.38, color=COLOURS[distribution], label=TITLES[distribution])
-    axes.set(title="ACE by object scale", xticks=range(len(names)), xticklabels=names)
+        values = [scores.distribution(distribution).per_scale[name].ace for name in counts]
+        axes.bar(np.arange(len(values)) + offset, values, 0.38, color=COLOURS[distribution], label=TITLES[distribution])
+    labels = [f"{name}\n{count} keypoints" for name, count in counts.items()]
+    axes.set(title="ACE by object scale", xticks=range(len(labels)), xticklabels=labels)
     axes.legend()
 
 

@@ -677,7 +677,8 @@ class GroundTruth:
     """M annotated objects of K keypoints in the images ``images`` (I,), as COCO describes them.
 
     keypoints (M, K, 2); labelled (M, K), COCO's v > 0; boxes (M, 4) xywh; area (M,); crowd and ignore (M,);
-    class_ids and image_ids (M,); layout: which K keypoints these are.
+    class_ids and image_ids (M,); layout: which K keypoints these are. occluded (M, K): COCO's v = 1, and truncated
+    (M,): boxes that touch the border of their image; None where nothing tells.
 
     >>> from halopose.data.coco import parse_ground_truth
     >>> from halopose.data.synthetic_poses import World, synthesize
@@ -698,6 +699,8 @@ class GroundTruth:
     crowd: Array
     ignore: Array
     layout: Keypoints
+    occluded: Array | None = None
+    truncated: Array | None = None
 
     def __len__(self) -> int:
         return int(self.area.shape[0])
@@ -710,7 +713,8 @@ class GroundTruth:
         """Only the given images (I,) and their objects."""
         chosen = np.isin(self.image_ids, images)
         shared = {"images", "layout"}
-        objects = {each.name: getattr(self, each.name)[chosen] for each in fields(self) if each.name not in shared}
+        columns = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in shared}
+        objects: dict[str, Any] = {name: None if column is None else column[chosen] for name, column in columns.items()}
         return replace(self, images=np.intersect1d(self.images, images), **objects)
 
 

@@ -23,9 +23,9 @@ from halopose.deploy.graph import (
 from halopose.errors import HaloposeError
 from halopose.runtime.predict import suppress
 from halopose.uncertainty.context_features import features_at
-from halopose.uncertainty.heads import HeadSettings, cut_windows, with_bound
+from halopose.uncertainty.heads import HeadSettings, cut_windows, with_bound, with_conditional_scale
 from halopose.uncertainty.novelty import pool_windows
-from tests.helpers.models import KINDS, artifact_for, host_of, photograph
+from tests.helpers.models import KINDS, artifact_for, host_of, photograph, random_scale
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,6 +93,7 @@ def test_context_features_in_the_graph_are_those_of_the_host(
     artifact = artifact_for(host, HeadSettings(overlaps=overlaps, features=features))
     if bound:
         artifact = replace(artifact, heads=with_bound(artifact.heads, np.full(host.keypoint_count, bound)))
+        artifact = replace(artifact, heads=with_conditional_scale(artifact.heads, random_scale(host.keypoint_count)))
     batch, _ = host.preprocess([photograph("bus.jpg"), photograph("zidane.jpg")], 192, rectangular=False)
     graph = Deployable(host.traceable(), artifact, "topk", TopkSettings(64, 8)).eval()
     with torch.inference_mode():

@@ -169,7 +169,9 @@ def test_what_is_no_metrics_is_one_line(content: Any) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("key", [key for key in CONTENT if key not in ("interval", "regions", "joint", "limbs")])
+@pytest.mark.parametrize(
+    "key", [key for key in CONTENT if key not in ("interval", "regions", "joint", "limbs", "matches")]
+)
 def test_what_is_missing_is_named(key: str) -> None:
     content = {name: value for name, value in CONTENT.items() if name != key}
     with pytest.raises(HaloposeError, match=f"'{key}' is missing"):

@@ -37,6 +37,7 @@ from halopose.fitting.card import Card
 from halopose.hosts.base import Host
 from halopose.hosts.loading import load_host
 from halopose.hosts.torchvision_shim import ensure_torchvision
+from halopose.uncertainty.conditional_scale import INPUTS, KNOTS, ConditionalScale
 from halopose.uncertainty.heads import HeadSettings, ProbabilisticHeads
 from tests.helpers.values import present, read_picture
 
@@ -193,6 +194,15 @@ def artifact_for(host: Host, settings: HeadSettings | None = None, imgsz: int = 
         imgsz=imgsz,
         card=Card(data="random weights"),
     )
+
+
+def random_scale(keypoints: int, seed: int = 0) -> ConditionalScale:
+    """A feature-conditional scale of random weights whose knots cover the usual range of its inputs."""
+    rng = np.random.default_rng(seed)
+    knots = np.sort(rng.normal(0, 2, (len(INPUTS), KNOTS)), axis=1)
+    weights = rng.normal(0, 0.3, (len(INPUTS), KNOTS - 1))
+    parameters = (rng.normal(-2, 0.2, keypoints), knots, weights)
+    return ConditionalScale(*(torch.from_numpy(values.astype(np.float32)) for values in parameters))
 
 
 def framework_predict(kind: str, model: nn.Module, source: Any, **options: Any) -> list[Any]:

@@ -97,7 +97,7 @@ def test_without_novelty_nothing_is_said_of_it() -> None:
 
 
 def test_without_regions_there_is_no_section() -> None:
-    scores = replace(real_scores(), regions=None, joint=None)
+    scores = replace(real_scores(), regions=None, joint=None, matches={})
     assert not any((region_rows(scores), region_sizes(scores), joint_rows(scores), skeletons(scores)))
     page = render_report(scores)
     assert "Conformal regions" not in page

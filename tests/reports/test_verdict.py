@@ -274,6 +274,6 @@ def test_nothing_left_to_judge_is_said() -> None:
     scores = make()
     for name in sorted(LOSSES):
         scores = LOSSES[name](scores)
-    scores = with_cells(scores, "gaussian", np.full((3, 2), math.nan))
+    scores = replace(with_cells(scores, "gaussian", np.full((3, 2), math.nan)), matches={})
     assert len(verdict(scores)) == 1
     assert "No verdict" in verdict(scores)[0]

@@ -307,6 +307,14 @@ def _fit_alone(source: _Source, protocol: Protocol, known: _Known, entries: Arra
     return Calibrations(gaussian, student, threshold, visible, regions, None, split_student)
 
 
+def fit_regions_of(matched: MatchedPoses, keep: Array, protocol: Protocol) -> Regions:
+    """Conformal regions of true positives, of which pruning keeps ``keep`` (M, K)."""
+    scales = _object_scales(matched.box_area, matched.layout, protocol)
+    return fit_regions(
+        matched.distance, matched.labelled, matched.image_ids, keep=keep, places=matched.places, **scales
+    )
+
+
 def _fit_correlation(source: _Source, protocol: Protocol) -> Correlation:
     """Fit the correlation of keypoints."""
     matched = source.matched
@@ -429,19 +437,51 @@ def _students_of_folds(
     )
 
 
-def cross_fitted(
+@dataclass(frozen=True)
+class CrossFit:
+    """Calibrations by fold of images, each fitted on the images of the other folds.
+
+    Attributes:
+        images: Ids (I,) of the images that calibrations were fitted on, rising.
+        fold: Fold (I,) of each of these images.
+        fitted: Calibrations by fold.
+        protocol: Protocol they were fitted by.
+        source: Where they come from, in words.
+    """
+
+    images: Array
+    fold: Array
+    fitted: tuple[Calibrations, ...]
+    protocol: Protocol
+    source: str
+
+    def apply(self, matched: MatchedPoses, protocol: Protocol | None = None) -> DistributionSet:
+        """Distributions of true positives, none fitted on the image it is applied to."""
+        # An image without matches was not fitted on, so any fold will do.
+        place = np.searchsorted(self.images, matched.image_ids).clip(max=len(self.images) - 1)
+        fold = np.where(self.images[place] == matched.image_ids, self.fold[place], 0)
+        distributions = _distributions_of_folds(
+            matched, fold, self.fitted, protocol or self.protocol, _entries(matched)
+        )
+        regions, joint = ([getattr(each, name) for each in self.fitted] for name in ("regions", "correlation"))
+        return replace(distributions, source=self.source, fold_regions=FoldRegions.of(fold, regions, joint))
+
+
+def cross_fit(
     matched: MatchedPoses,
     protocol: Protocol,
     *,
     gaussian: GaussianCalibration | None = None,
     student: StudentTCalibration | None = None,
     threshold: float | None = None,
-) -> DistributionSet:
-    """Return the distributions with each image under what was fitted on the other folds, or is given."""
+) -> CrossFit:
+    """Calibrate each fold of images on the others; what is given was fitted elsewhere and is taken as it is."""
+    images, first = np.unique(matched.image_ids, return_index=True)
     chooses_visibility = protocol.visibility and matched.visibility is not None
     if gaussian is not None and student is not None and threshold is not None and not chooses_visibility:
         given = Calibrations(gaussian, student, threshold)
-        return apply_calibrations(matched, given, protocol, "given: gaussian, student, threshold")
+        fold = np.zeros(len(images), dtype=np.int64)
+        return CrossFit(images, fold, (given,), protocol, "given: gaussian, student, threshold")
     numbers, fold = np.unique(image_folds(matched.image_ids, protocol.folds), return_inverse=True)
     # Computed once for all folds.
     _ = matched.scale_tril, matched.covariance_tril
@@ -462,9 +502,20 @@ def cross_fitted(
     source = f"{len(fitted)} folds of images, each scored with what was fitted on the others"
     if names:
         source = f"given: {', '.join(names)}; {source}"
-    fold_regions = FoldRegions.of(fold, [each.regions for each in fitted], correlations)
-    distributions = _distributions_of_folds(matched, fold, fitted, protocol, entries)
-    return replace(distributions, source=source, fold_regions=fold_regions)
+    whole = tuple(replace(one, correlation=joint) for one, joint in zip(fitted, correlations, strict=True))
+    return CrossFit(images, fold[first], whole, protocol, source)
+
+
+def cross_fitted(
+    matched: MatchedPoses,
+    protocol: Protocol,
+    *,
+    gaussian: GaussianCalibration | None = None,
+    student: StudentTCalibration | None = None,
+    threshold: float | None = None,
+) -> DistributionSet:
+    """Return the distributions with each image under what was fitted on the other folds, or is given."""
+    return cross_fit(matched, protocol, gaussian=gaussian, student=student, threshold=threshold).apply(matched)
 
 
 def _selected(distribution: Bivariate, index: Array) -> Bivariate:

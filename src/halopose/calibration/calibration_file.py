@@ -361,20 +361,25 @@ def file_that_prunes(files: Sequence[CalibrationFile]) -> CalibrationFile | None
     return min(files, key=lambda file: file.family, default=None)
 
 
-def distributions_under(files: Sequence[CalibrationFile], matched: MatchedPoses, protocol: Protocol) -> DistributionSet:
-    """The laws of true positives under calibrations from files; what the files lack is cross-fitted.
+def known_calibrations(files: Sequence[CalibrationFile], layout: Keypoints, protocol: Protocol) -> dict[str, Any]:
+    """What calibration files give ``cross_fit``: Gaussian, Student-t and threshold, as far as there are files.
 
     The threshold is that of the Gaussian's file, if there is one; the protocol must be the one it was fitted by.
     """
-    gaussian = student = None
+    known: dict[str, Any] = {}
     for file in files:
         if isinstance(file.calibration, GaussianCalibration):
-            gaussian = file.calibration
+            known["gaussian"] = file.calibration
         elif isinstance(file.calibration, StudentTCalibration):
-            student = StudentTCalibration(len(file.names), covariance=protocol.covariance)
-            student.load_state_dict(file.calibration.state_dict())
+            known["student"] = StudentTCalibration(len(file.names), covariance=protocol.covariance)
+            known["student"].load_state_dict(file.calibration.state_dict())
     pruner = file_that_prunes(files)
     if pruner is not None:
-        pruner.pruning.check(protocol, matched.layout)
-    threshold = None if pruner is None else pruner.threshold
-    return cross_fitted(matched, protocol, gaussian=gaussian, student=student, threshold=threshold)
+        pruner.pruning.check(protocol, layout)
+        known["threshold"] = pruner.threshold
+    return known
+
+
+def distributions_under(files: Sequence[CalibrationFile], matched: MatchedPoses, protocol: Protocol) -> DistributionSet:
+    """The laws of true positives under calibrations from files; what the files lack is cross-fitted."""
+    return cross_fitted(matched, protocol, **known_calibrations(files, matched.layout, protocol))

@@ -23,9 +23,11 @@ from halopose.cli.options import (
     Dof,
     End2End,
     Epochs,
+    FitMatch,
     Half,
     Images,
     ImageSize,
+    MatchAsMade,
     MaybeArtifact,
     MaybeBase,
     MaybeRegionScales,
@@ -44,6 +46,7 @@ from halopose.cli.options import (
     ValImages,
     WarmStart,
     Workers,
+    given_options,
     refuse_with_deployed,
     required_files,
     sizes,
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
 
 
 def fit(
+    command: typer.Context,
     data: Annotated[Path | None, typer.Argument(help="YOLO data yaml, or COCO keypoint json.")] = None,
     base: Annotated[
         Path | None, typer.Option(help="Trained pose model: a checkpoint, or a name of `halopose models`.")
@@ -83,6 +87,7 @@ def fit(
     train_sizes: TrainSizes = None,
     calibration: Source = "matched",
     calibration_share: CalibrationShare = 0.2,
+    match: FitMatch = "both",
     rule: Rule = "youden",
     region_scales: RegionScales = False,
     epochs: Epochs = 12,
@@ -93,6 +98,10 @@ def fit(
     trunk: Trunk = "mirrored",
     warm_start: WarmStart = True,
     context: ContextOption = False,
+    preset: Annotated[
+        Literal["paper", "best"] | None,
+        typer.Option(help="Settings of the paper, or the recipe of the shipped heads; options given change them."),
+    ] = None,
     novelty_images: NoveltyImages = 300,
     seed: Seed = 0,
     workers: Workers = None,
@@ -114,6 +123,7 @@ def fit(
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
     from halopose.fitting.callbacks import loggers
+    from halopose.fitting.presets import PRESETS, with_options
     from halopose.fitting.work_folder import work_folder
     from halopose.fitting.workers import WorkerPool, batch_for, torchrun_rank
     from halopose.hosts import model_zoo
@@ -136,10 +146,13 @@ def fit(
         imgsz=imgsz,
         calibration=calibration,
         calibration_share=calibration_share,
+        match=match,
         rule=rule,
         region_scales=region_scales,
         novelty_images=novelty_images,
     )
+    if preset is not None:
+        settings = with_options(PRESETS[preset], settings, given_options(command))
     make_room(output)
     work = work_folder(output, work)
     say(f"work folder: {work}")
@@ -156,6 +169,7 @@ def fit(
     artifact.save(output)
     for line in artifact.card.skipped or ():
         say(f"skipped: {line}")
+    say(f"preset: {preset or 'none'}; departures from the paper: {'; '.join(artifact.card.departures) or 'none'}")
     following = f"halopose predict photo.jpg --base {base} --artifact {output}"
     write_scores(scores, report, host.description, following)
     say(f"-> {output}")
@@ -284,6 +298,7 @@ def calibrate(
         float,
         typer.Option(callback=checked_share, help="Share of the images to calibrate on, as in fit; default: all."),
     ] = 1.0,
+    match: MatchAsMade = None,
     rule: RuleAsMade = None,
     region_scales: MaybeRegionScales = None,
     offset: Annotated[
@@ -304,14 +319,14 @@ def calibrate(
     from halopose.fitting.artifact import Artifact, host_for
     from halopose.fitting.novelty_fitting import calibrate_novelty
 
-    chosen = {"rule": rule, "region_scales": region_scales}
+    chosen = {"match": match, "rule": rule, "region_scales": region_scales}
     changes = {name: value for name, value in chosen.items() if value is not None}
     if deployed is not None:
         if output is not None:
             raise HaloposeError("an exported folder is calibrated in place: copy it first, and remove --output")
         if source != "matched":
             raise HaloposeError("an exported folder gives detections only: remove --source assigned")
-        refuse_with_deployed(context, "share", "end2end", "device", "unsafe")
+        refuse_with_deployed(context, "share", "match", "end2end", "device", "unsafe")
         calibrate_deployed(store, deployed, split, images, offset=offset, **changes)
         return
     base, artifact = required_files(base, artifact)

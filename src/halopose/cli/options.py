@@ -382,6 +382,18 @@ MaybeScalarisation = Annotated[
     typer.Option("--scalarisation", help="Scalar size of a covariance; default: the calibration's, else trace."),
 ]
 RegionScales = Annotated[bool, typer.Option("--region-scales", help="Separate radii of regions for each object scale.")]
+Match = Annotated[
+    Literal["oks", "box"],
+    typer.Option(help="Which detections are true positives: by OKS, as in COCO, or by the IoU of boxes."),
+]
+FitMatch = Annotated[
+    Literal["oks", "box", "both"],
+    typer.Option("--match", help="Detections that calibration is right for: matched by OKS, by box, or by both."),
+]
+MatchAsMade = Annotated[
+    Literal["oks", "box", "both"] | None,
+    typer.Option("--match", help="Detections that calibration is right for; else as when the heads were made."),
+]
 RuleAsMade = Annotated[
     str | None,
     typer.Option(
@@ -411,6 +423,12 @@ BaseElseShipped = Annotated[
 ArtifactElseShipped = Annotated[
     Path | None, typer.Option("--artifact", help="Artifact made for the base model; default: the shipped one.")
 ]
+
+
+def given_options(command: typer.Context) -> set[str]:
+    """Names of the parameters that the user gave."""
+    sources = {name: command.get_parameter_source(name) for name in command.params}
+    return {name for name, source in sources.items() if getattr(source, "name", "DEFAULT") != "DEFAULT"}
 
 
 def refuse_with_deployed(context: typer.Context, *options: str) -> None:

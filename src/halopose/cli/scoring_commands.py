@@ -12,6 +12,7 @@ from halopose.cli.options import (
     Family,
     FileFormat,
     FittedArea,
+    Match,
     MaybeArea,
     MaybeRule,
     MaybeScalarisation,
@@ -54,6 +55,7 @@ def score(
     ] = "refuse",
     bootstrap: Bootstrap = 200,
     folds: Annotated[int, typer.Option(min=2, max=1000, help="Folds of images for cross-fitting.")] = 5,
+    match: Match = "oks",
     area: MaybeArea = None,
     scalarisation: MaybeScalarisation = None,
     rule: MaybeRule = None,
@@ -69,13 +71,12 @@ def score(
     size: PixelSize = None,
 ) -> None:
     """Evaluate keypoint covariances of any program: metrics.json, metrics.csv and report.html."""
-    from halopose.calibration.calibrate import warn_of_few
-    from halopose.calibration.calibration_file import Pruning, distributions_under, file_that_prunes
-    from halopose.calibration.dispersion_model import cross_fitted_dispersions, match_predicted
+    from halopose.calibration.calibration_file import Pruning, file_that_prunes, known_calibrations
+    from halopose.calibration.dispersion_model import cross_fitted_dispersions
     from halopose.data.coco import states_covariance
     from halopose.data.files import make_folder
     from halopose.data.formats.reading import parse_size, read_labels, read_results
-    from halopose.evaluation.evaluate import evaluate
+    from halopose.evaluation.evaluate import evaluate_predictions
     from halopose.protocol import Protocol
     from halopose.reports.verdict import better_family
     from halopose.types import named
@@ -88,6 +89,7 @@ def score(
     pruner = file_that_prunes(files)
     fitted = Pruning() if pruner is None else pruner.pruning
     protocol = Protocol(
+        match=match,
         area=area or fitted.area,
         scalarisation=scalarisation or fitted.scalarisation,
         threshold_rule=rule or fitted.rule or "youden",
@@ -106,12 +108,9 @@ def score(
     if not states_covariance(content) and not files:
         say("the predictions have no covariances: dispersions are modelled from scores, each fold from the others")
         detections = cross_fitted_dispersions(detections, objects, protocol)
-    matched = match_predicted(detections, objects, protocol)
-    if not files and len(matched):
-        warn_of_few(matched, len(objects.images))
-    distributions = distributions_under(files, matched, protocol) if files and len(matched) else None
+    known = known_calibrations(files, objects.layout, protocol)
     with progress() as step:
-        scores = evaluate(matched, distributions, protocol, named(step, "resampling images"))
+        scores = evaluate_predictions(detections, objects, protocol, named(step, "resampling images"), **known)
     family = better_family(scores) if not files else None
     following = f"halopose recalibrate {predictions} {truth} --family {family} -o calibration.json" if family else None
     write_scores(scores, output, predictions.name, following)
@@ -125,6 +124,7 @@ def recalibrate(
     fraction: Annotated[
         float, typer.Option(callback=share, help="Share of the images to use; keep the rest for scoring.")
     ] = 1.0,
+    match: Match = "oks",
     area: FittedArea = None,
     scalarisation: Scalarisation = "trace",
     rule: Rule = "youden",
@@ -167,7 +167,9 @@ def recalibrate(
     stated = states_covariance(content) and not ignore_covariance
     images = part_of_images(objects.images, fraction)
     chosen_area = area or ("annotation" if stated else "box")  # the annotated area of other images is unknown
-    protocol = Protocol(area=chosen_area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales)
+    protocol = Protocol(
+        match=match, area=chosen_area, scalarisation=scalarisation, threshold_rule=rule, region_scales=region_scales
+    )
     found = recalibrate_predictions(
         *only_images(detections, objects, images), images, family, protocol, chosen, stated=stated
     )

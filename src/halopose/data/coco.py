@@ -166,6 +166,7 @@ def _annotation_columns(path: Place | str, entries: list[Any], count: int, first
         "class_ids": _column(path, entries, what, "category_id", np.int64, first=first),
         "keypoints": np.ascontiguousarray(keypoints[..., :2]),
         "labelled": labelled,
+        "occluded": keypoints[..., 2] == 1,
         "boxes": _matrix(path, entries, what, "bbox", 4, first),
         "area": area,
         "crowd": _column(path, entries, what, "iscrowd", np.int64, default=0, first=first) != 0,

@@ -32,6 +32,7 @@ class Objects:
         labelled: Whether each keypoint is labelled (M, K).
         area: Object areas (M,).
         crowd: Whether each object is a crowd (M,).
+        occluded: Labelled keypoints (M, K) annotated as occluded, COCO's v = 1; None if the labels do not tell.
     """
 
     boxes: Array
@@ -40,13 +41,16 @@ class Objects:
     labelled: Array
     area: Array
     crowd: Array
+    occluded: Array | None = None
 
     def __len__(self) -> int:
         return len(self.boxes)
 
     def select(self, index: Array | slice) -> Objects:
         """Return the objects of an index or mask. A slice shares memory."""
-        return Objects(*(getattr(self, column.name)[index] for column in fields(self)))
+        columns: dict[str, Any] = {column.name: getattr(self, column.name) for column in fields(self)}
+        chosen: dict[str, Any] = {name: None if column is None else column[index] for name, column in columns.items()}
+        return Objects(**chosen)
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class Record:
     def _labels(self) -> str:
         digest = hashlib.sha256(f"{self.relative} {self.area_factor}".encode())
         for column in fields(self.objects):
+            if column.name == "occluded":
+                continue  # older feature caches know nothing of it
             digest.update(np.ascontiguousarray(getattr(self.objects, column.name)).tobytes())
         return digest.hexdigest()
 

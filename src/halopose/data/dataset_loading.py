@@ -84,4 +84,5 @@ def _coco_objects(truth: GroundTruth, index: Array, classes: Array) -> Objects:
         labelled=truth.labelled[index],
         area=truth.area[index],
         crowd=truth.crowd[index],
+        occluded=None if truth.occluded is None else truth.occluded[index],
     )

@@ -239,6 +239,7 @@ def _read_labels(file: str, text: str, count: int, dimensions: int, faults: Faul
         labelled=labelled,
         area=np.ones(len(values)),
         crowd=np.zeros(len(values), dtype=bool),
+        occluded=keypoints[..., 2] == 1 if dimensions == 3 else None,
     )
 
 

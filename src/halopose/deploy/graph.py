@@ -29,6 +29,7 @@ from halopose.hosts.traceable import Traceable, Traced
 from halopose.uncertainty.context_features import (
     CANDIDATES,
     Candidates,
+    ContextFeatures,
     context_features_at,
     overlapping_boxes,
     take_rows,
@@ -162,10 +163,12 @@ class TopkHeads(nn.Module):
         )
         last = (level.last for level in self.heads.levels if isinstance(level, LevelHead))
         raw = torch.cat([_linear(each, layer) for each, layer in zip(hidden, last, strict=True)], dim=1)
+        context = None
         if self.heads.context_head is not None:
-            raw = raw + self._context_correction(hidden, traced.features, score, said, place.flatten(1))
+            added, context = self._context_correction(hidden, traced.features, score, said, place.flatten(1))
+            raw = raw + added
         factors = _entries(_by_keypoint(raw.transpose(1, 2), self.heads), self.heads)
-        found = self._bounded((factors * self.strides).permute(0, 3, 1, 2), said, place.flatten(1)), cells
+        found = self._rescaled((factors * self.strides).permute(0, 3, 1, 2), context), cells
         if self.novelty is None or area is None:
             return found
         return *found, *self.novelty(traced, cells.clamp(min=0), pooled, area)
@@ -177,8 +180,8 @@ class TopkHeads(nn.Module):
         scores: Tensor,
         said: Tensor | None,
         place: Tensor,
-    ) -> Tensor:
-        """Correction of the raw parameters (B, M, K * channels) by context features, for candidates (B, M)."""
+    ) -> tuple[Tensor, ContextFeatures]:
+        """Correction of the raw parameters (B, M, K * channels) of candidates (B, M), and their context features."""
         network = self.heads.context_head
         assert network is not None
         if said is None:
@@ -198,16 +201,16 @@ class TopkHeads(nn.Module):
         ]
         strides = (self.strides + torch.zeros_like(place)).reshape(-1)
         added = network.leave(torch.cat(entered, dim=1).reshape(-1, *each), context_features, strides, projected=True)
-        return added.reshape(-1, int(place.shape[1]), each[0] * int(added.shape[2]))
+        return added.reshape(-1, int(place.shape[1]), each[0] * int(added.shape[2])), context_features
 
-    def _bounded(self, factors: Tensor, said: Tensor | None, place: Tensor) -> Tensor:
-        """Factors (B, M, K, 3) of candidates (B, M), limited if the heads have a bound."""
+    def _rescaled(self, factors: Tensor, context: ContextFeatures | None) -> Tensor:
+        """Factors (B, M, K, 3) with the bound and the feature-conditional scale, if the heads have them."""
         network = self.heads.context_head
-        if network is None or network.inverse_bound is None or said is None:
+        if network is None or context is None or not network.rescales:
             return factors
         trace = (factors * factors).sum(3).reshape(-1, self.heads.keypoints)
-        shrunk = network.shrinkage(trace, take_rows(said[..., :4], place).reshape(-1, 4))
-        return factors * shrunk.reshape(-1, int(place.shape[1]), self.heads.keypoints, 1)
+        scale = network.factor_scale(trace, context)
+        return factors * scale.reshape(-1, int(factors.shape[1]), self.heads.keypoints, 1)
 
     def _projected(self, features: Sequence[Tensor], image: Tensor, points: Tensor) -> Tensor:
         """Features (N, K, width) at points (N, K, 2) after the linear layer of the network.

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross_fitted
+from halopose.calibration.calibrate import DISTRIBUTIONS, DistributionSet, cross_fit, cross_fitted, warn_of_few
+from halopose.calibration.dispersion_model import match_predicted
 from halopose.evaluation import metrics
 from halopose.evaluation.bootstrap import confidence_interval
+from halopose.evaluation.conditional_coverage import score_matches
 from halopose.evaluation.custom_metrics import score_custom
 from halopose.evaluation.keypoint_statistics import KeypointStatistics, curves_of, summaries_by
 from halopose.evaluation.region_evaluation import RegionEvaluation, joint_gains, score_joint, score_regions
@@ -33,6 +35,7 @@ from halopose.evaluation.scores import (
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.parallel import run_parallel, single_threaded
 from halopose.plugins import custom_metrics
+from halopose.poses import GroundTruth, PoseDistributions
 from halopose.protocol import Protocol
 from halopose.types import Array, Counter
 from halopose.uncertainty.distributions import Bivariate, Gaussian, StudentT
@@ -45,6 +48,7 @@ def evaluate(
     distributions: DistributionSet | None = None,
     protocol: Protocol | None = None,
     progress: Counter | None = None,
+    others: Sequence[tuple[MatchedPoses, DistributionSet, Protocol]] = (),
 ) -> Scores:
     """Evaluate true positives: overall, per keypoint and per object scale, before and after pruning.
 
@@ -53,6 +57,8 @@ def evaluate(
         distributions: distributions to compare; by default they are calibrated by cross-fitting over images.
         protocol: settings of the evaluation.
         progress: called after every bootstrap draw.
+        others: true positives by other kinds of match, with their distributions and protocols. They are reported in
+            ``Scores.matches``.
 
     Raises:
         HaloposeError: No detection matches an annotated object.
@@ -68,11 +74,47 @@ def evaluate(
         True
     """
     with single_threaded():
-        return _evaluate(matched, distributions, protocol or Protocol(), progress)
+        return _evaluate(matched, distributions, protocol or Protocol(), progress, others)
+
+
+def evaluate_predictions(
+    predictions: PoseDistributions,
+    truth: GroundTruth,
+    protocol: Protocol | None = None,
+    progress: Counter | None = None,
+    **known: Any,
+) -> Scores:
+    """Match predictions to objects by OKS and by box, calibrate by cross-fitting and evaluate both.
+
+    Calibrations are fitted on the matches of the protocol and applied to both kinds.
+
+    Args:
+        predictions: Detections with distributions.
+        truth: Annotated objects of the same images.
+        protocol: Settings of the evaluation.
+        progress: Called after every bootstrap draw.
+        **known: Calibrations fitted elsewhere, as ``cross_fit`` takes them.
+    """
+    protocol = protocol or Protocol()
+    matched = match_predicted(predictions, truth, protocol)
+    require_matches(matched, protocol)
+    if not known:
+        warn_of_few(matched, len(truth.images))
+    with single_threaded():
+        fitted = cross_fit(matched, protocol, **known)
+        distributions = fitted.apply(matched)
+        other = replace(protocol, match="box" if protocol.match == "oks" else "oks")
+        also = match_predicted(predictions, truth, other)
+        others = [(also, fitted.apply(also, other), other)] if also.labelled.any() else []
+        return _evaluate(matched, distributions, protocol, progress, others)
 
 
 def _evaluate(
-    matched: MatchedPoses, distributions: DistributionSet | None, protocol: Protocol, progress: Counter | None
+    matched: MatchedPoses,
+    distributions: DistributionSet | None,
+    protocol: Protocol,
+    progress: Counter | None,
+    others: Sequence[tuple[MatchedPoses, DistributionSet, Protocol]],
 ) -> Scores:
     require_matches(matched, protocol)
     distributions = distributions or cross_fitted(matched, protocol)
@@ -115,6 +157,10 @@ def _evaluate(
         cells=_cells(evaluated, len(matched.layout), {name: one.cells for name, one in by_distribution.items()}),
         limbs=matched.layout.limbs,
         custom=score_custom(custom_metrics(), matched, distributions, evaluated, protocol),
+        matches={
+            which.match: score_matches(poses, one, which)
+            for poses, one, which in ((matched, distributions, protocol), *others)
+        },
         **found,
     )
     if not protocol.bootstrap:

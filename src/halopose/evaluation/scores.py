@@ -13,6 +13,7 @@ import numpy as np
 
 from halopose.calibration.calibrate import DISTRIBUTIONS
 from halopose.errors import HaloposeError
+from halopose.evaluation.match_scores import MatchScores
 from halopose.evaluation.metrics import LEVELS
 from halopose.evaluation.region_scores import JointScores, NoveltyScores, RegionScores
 from halopose.types import Array
@@ -211,6 +212,8 @@ class Scores:
         limbs: pairs of keypoints that are connected in pictures.
         novelty: out-of-distribution alarms, if the artifact has such a model.
         custom: metrics of plug-ins by name.
+        matches: calibration with noise floors, proper scores and groups of keypoints, by kind of match: "oks" and
+            "box". The other attributes are those of ``settings["match"]``.
 
     Example:
         >>> from halopose.data.coco import parse_ground_truth, parse_predictions
@@ -249,6 +252,12 @@ class Scores:
     limbs: tuple[tuple[int, int], ...] = ()
     novelty: NoveltyScores | None = None
     custom: dict[str, CustomScore] = field(default_factory=dict)
+    matches: dict[str, MatchScores] = field(default_factory=dict)
+
+    @property
+    def main_match(self) -> MatchScores | None:
+        """Calibration with noise floors on the true positives of the protocol; None if it was not measured."""
+        return self.matches.get(self.settings.get("match", "oks"))
 
     def distribution(self, name: str) -> DistributionScores:
         """Scores of one of DISTRIBUTIONS by its name."""
@@ -297,6 +306,7 @@ class Scores:
             **({"joint": self.joint.to_json()} if self.joint else {}),
             **({"novelty": self.novelty.to_json()} if self.novelty else {}),
             **({"custom": {name: one.to_json() for name, one in self.custom.items()}} if self.custom else {}),
+            **({"matches": {name: one.to_json() for name, one in self.matches.items()}} if self.matches else {}),
             "limbs": [list(limb) for limb in self.limbs],
         }
 
@@ -381,6 +391,7 @@ def _scores(content: Any) -> Scores:
         limbs=tuple((int(a), int(b)) for a, b in content.get("limbs", [])),
         novelty=_optional(content.get("novelty"), NoveltyScores.from_json),
         custom={str(name): CustomScore.from_json(one) for name, one in content.get("custom", {}).items()},
+        matches={str(name): MatchScores.from_json(one) for name, one in content.get("matches", {}).items()},
     )
 
 

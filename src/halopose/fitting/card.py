@@ -12,6 +12,7 @@ import numpy as np
 from halopose.errors import HaloposeError
 from halopose.evaluation.scores import Scores
 from halopose.fitting.head_training import TrainingHistory
+from halopose.fitting.presets import departures
 from halopose.fitting.settings import FitSettings, NoveltySettings
 from halopose.types import Array
 
@@ -128,6 +129,11 @@ class Card:
     figures: CardFigures | None = None
     calibrated: str | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def departures(self) -> tuple[str, ...]:
+        """What the fit did that the paper does not; empty if the settings are unknown."""
+        return () if self.settings is None else departures(self.settings)
 
     @property
     def fit_settings(self) -> FitSettings:

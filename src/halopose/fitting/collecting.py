@@ -45,6 +45,7 @@ from halopose.uncertainty.heads import cut_windows
 from halopose.uncertainty.novelty import pool_images
 
 VIEWS_PER_SHARD = 32
+_BORDER = 1.0  # pixels from the border of the image within which a box touches it
 
 log = logging.getLogger(__name__)
 
@@ -476,8 +477,17 @@ def _truth_table(views: list[ImageTask], imgsz: int) -> dict[str, Tensor]:
         "labelled": np.concatenate([o.labelled for o in objects]).astype(np.uint8),
         "area": np.concatenate([o.area for o in objects]),
         "crowd": np.concatenate([o.crowd for o in objects]).astype(np.uint8),
+        "truncated": np.concatenate([_truncated(view) for view in once]).astype(np.uint8),
     }
+    if all(o.occluded is not None for o in objects):
+        columns["occluded"] = np.concatenate([o.occluded for o in objects]).astype(np.uint8)
     return {f"truth.{name}": torch.from_numpy(np.ascontiguousarray(value)) for name, value in columns.items()}
+
+
+def _truncated(view: ImageTask) -> Array:
+    """Objects (M,) whose boxes touch the border of the image."""
+    boxes, size = view.objects.boxes, np.array([view.shape[1], view.shape[0]], dtype=float)
+    return np.asarray((boxes[:, :2] <= _BORDER).any(1) | (boxes[:, 2:] >= size - _BORDER).any(1))
 
 
 def _write_shard(path: Place, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:

@@ -227,7 +227,8 @@ class MatchStore:
         parts = [table for table in tables if table]  # a shard of a second size, or of no readable image, has none
         if not parts:
             raise HaloposeError(f"{self.folder} holds no readable image: check the data")
-        table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        shared = set.intersection(*(set(part) for part in parts))
+        table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name in shared}
         seen = np.unique(np.concatenate([read_table(path, "views")["image_id"] for path in self._paths()]))
         labelled, crowd = table["labelled"].astype(bool), table["crowd"].astype(bool)
         truth = GroundTruth(
@@ -241,6 +242,8 @@ class MatchStore:
             crowd=crowd,
             ignore=crowd | ~labelled.any(1),
             layout=self.layout,
+            occluded=table["occluded"].astype(bool) if "occluded" in table else None,
+            truncated=table["truncated"].astype(bool) if "truncated" in table else None,
         )
         return truth if images is None else truth.select_images(images)
 

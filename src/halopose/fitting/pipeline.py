@@ -28,6 +28,7 @@ from halopose.calibration.calibrate import (
     warn_of_few,
 )
 from halopose.calibration.calibrators import Calibrations, GaussianCalibration, StudentTCalibration
+from halopose.calibration.conditional_fit import FEWEST_OBJECTS
 from halopose.calibration.estimation import likeliest_bound
 from halopose.data.dataset import Dataset
 from halopose.data.splits import check_unseen, split_validation
@@ -38,6 +39,7 @@ from halopose.fitting.artifact import Artifact, round_to_stored
 from halopose.fitting.callbacks import Callback, flat
 from halopose.fitting.card import Card, CardFigures, ImageRoles
 from halopose.fitting.collecting import collect
+from halopose.fitting.conditional_calibration import calibrate_for_both
 from halopose.fitting.feature_cache import (
     SHARDS_AT_ONCE,
     CachedCells,
@@ -237,6 +239,16 @@ def calibrate_heads(
     return fitted if moved is None else replace(fitted, offset=moved)
 
 
+def _for_both(heads: ProbabilisticHeads, store: MatchStore, images: Array, settings: FitSettings, offset: bool) -> bool:
+    """Whether to calibrate for matches by OKS and by box, for which the images must show enough objects."""
+    if settings.match != "both" or settings.calibration != "matched" or offset:
+        return False
+    objects = len(true_positives(heads, store, images, settings.protocol))
+    if objects < FEWEST_OBJECTS:
+        log.info("calibrated on matches by OKS: matches by box take %d objects, here are %d", FEWEST_OBJECTS, objects)
+    return objects >= FEWEST_OBJECTS
+
+
 def bound_heads(
     heads: ProbabilisticHeads, store: MatchStore, images: Array, protocol: Protocol | None = None
 ) -> ProbabilisticHeads:
@@ -273,7 +285,8 @@ def _calibrate_assigned(
     if not residual:
         raise HaloposeError("the calibration images have no assigned cells: give more images")
     data = torch.cat(residual), torch.cat(factors), torch.cat(labelled), torch.cat(weight)
-    gaussian, student = GaussianCalibration(heads.keypoints), StudentTCalibration(heads.keypoints)
+    gaussian = GaussianCalibration(heads.keypoints, min_samples=settings.min_samples)
+    student = StudentTCalibration(heads.keypoints, min_samples=settings.min_samples, covariance=settings.covariance)
     gaussian.fit(*data)
     student.fit(*data)
     return gaussian, student
@@ -340,10 +353,13 @@ def calibrate_artifact(
         **changes,
     )
     heads = artifact.heads.to(host.device).eval()
-    if heads.settings.bounded:
+    if heads.settings.bounded and not heads.settings.conditional:
         heads = bound_heads(heads, store, images, settings.protocol)
     before = None if used.calibration is None else artifact.calibrations
-    fitted = calibrate_heads(heads, store, images, settings, offset=offset, before=before)
+    if _for_both(heads, store, images, settings, offset):
+        heads, fitted = calibrate_for_both(heads, store, images, settings.protocol)
+    else:
+        fitted = calibrate_heads(heads, store, images, settings, offset=offset, before=before)
     card = replace(
         artifact.card,
         settings=settings,
@@ -379,7 +395,14 @@ def evaluate_artifact(
         matched = matched.moved(artifact.calibrations.offset.numpy())
     source = "the artifact's, fitted on other images"
     distributions = apply_calibrations(matched, artifact.calibrations, protocol, source) if len(matched) else None
-    scores = evaluate(matched, distributions, protocol, named(progress, "resampling images"))
+    other = replace(protocol, match="box" if protocol.match == "oks" else "oks")
+    also = true_positives(heads, store, images, other, artifact.layout)
+    if artifact.calibrations.offset is not None:
+        also = also.moved(artifact.calibrations.offset.numpy())
+    others = []
+    if also.labelled.any():
+        others.append((also, apply_calibrations(also, artifact.calibrations, other, source), other))
+    scores = evaluate(matched, distributions, protocol, named(progress, "resampling images"), others)
     return replace(scores, novelty=score_novelty(artifact, store, images))
 
 

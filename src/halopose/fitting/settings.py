@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from halopose.protocol import Protocol
+from halopose.protocol import CovarianceKind, Protocol
 from halopose.uncertainty.heads import HeadSettings
 from halopose.uncertainty.pruning import GAMMA_KS
 
 CalibrationSource = Literal["assigned", "matched"]
+CalibrationMatch = Literal["oks", "box", "both"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,9 @@ class FitSettings:
         conf: Lowest score of the detections collected for calibration.
         iou: IoU threshold of non-maximum suppression.
         calibration: Calibrate on detections matched to objects, or on label-assigned cells (the paper).
+        match: Detections that calibration takes as true positives. "oks": those of COCO's matching (the paper). "box":
+            those whose box matches, at the default score of predictors. "both": Student-t distributions and regions
+            for both, with a feature-conditional scale if the heads have context features; from 400 objects on.
         calibration_share: Fraction of the validation images used for calibration.
         cells_per_object: Largest number of assigned cells per object.
         gamma_ks: Keypoint similarity from which a keypoint counts as reliable for the pruning threshold.
@@ -95,6 +99,9 @@ class FitSettings:
         batch: Images per forward pass.
         rule: ``Protocol.threshold_rule``.
         region_scales: ``Protocol.region_scales``.
+        split_student: Whether kept and pruned keypoints get a Student-t each.
+        covariance: Covariance of a Student-t: second moment of the residuals, or eq. 17 ("paper").
+        min_samples: Samples under which a keypoint's temperature is blended with that of all keypoints.
         novelty_images: Largest number of training images from which the out-of-distribution model is fitted; 0:
             none is fitted.
 
@@ -110,6 +117,7 @@ class FitSettings:
     conf: float = 0.01
     iou: float = 0.7
     calibration: CalibrationSource = "matched"
+    match: CalibrationMatch = "both"
     calibration_share: float = 0.2
     cells_per_object: int = 10
     gamma_ks: float = GAMMA_KS
@@ -118,15 +126,21 @@ class FitSettings:
     rule: str = "youden"
     region_scales: bool = False
     novelty_images: int = 300
+    split_student: bool = True
+    covariance: CovarianceKind = "moment"
+    min_samples: float = 50.0
 
     @property
     def protocol(self) -> Protocol:
         """Protocol of thresholds and scores: areas are box areas, the only ones known at inference."""
         return Protocol(
+            match="box" if self.match == "box" else "oks",
             area="box",
             gamma_ks=self.gamma_ks,
             visibility=self.visibility,
-            split_student=True,
+            split_student=self.split_student,
+            covariance=self.covariance,
+            min_samples=self.min_samples,
             threshold_rule=self.rule,
             region_scales=self.region_scales,
         )
@@ -144,6 +158,7 @@ class FitSettings:
             TypeError: A setting is unknown.
         """
         given = {
+            "match": "oks",  # of artifacts that do not say it
             **content,
             "train": TrainSettings(**content["train"]),
             "head": HeadSettings.from_json(content["head"]),

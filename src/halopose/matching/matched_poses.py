@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from halopose.boxes import box_area
+from halopose.boxes import box_area, intersection_over_union, xywh_to_xyxy
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
 from halopose.matching.greedy_matching import keypoint_similarity, true_pairs, true_pairs_by_box
@@ -33,6 +33,8 @@ class MatchedPoses:
 
     correlation (M, 2K, 2K): how the predictions say that keypoints err together, whitened; None if they do not.
     offset (M, K, 2): of the laws' means, which residuals are from, from the keypoints; None if there is none.
+    scores (M,): of the detections; crowding (M,): largest IoU of the object's box
+    with that of another object of the image; occluded (M, K) and truncated (M,): as in ``GroundTruth``.
     """
 
     image_ids: Array
@@ -48,6 +50,10 @@ class MatchedPoses:
     layout: Keypoints
     correlation: Array | None = None
     offset: Array | None = None
+    scores: Array | None = None
+    crowding: Array | None = None
+    occluded: Array | None = None
+    truncated: Array | None = None
 
     def __len__(self) -> int:
         return len(self.area)
@@ -65,9 +71,10 @@ class MatchedPoses:
             if seen & images:
                 raise HaloposeError("two shards hold the same image: split the data by image")
             seen |= images
-        joined: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0]._columns()
-        }
+        joined: dict[str, Any] = {}
+        for name in parts[0]._columns():
+            columns = [getattr(part, name) for part in parts]
+            joined[name] = None if any(column is None for column in columns) else np.concatenate(columns)
         return replace(parts[0], **joined).select(np.lexsort((joined["objects"], joined["image_ids"])))
 
     def like(self, other: MatchedPoses) -> bool:
@@ -199,4 +206,25 @@ def match_poses(predictions: PoseDistributions, truth: GroundTruth, protocol: Pr
         layout=truth.layout,
         correlation=None if predictions.correlation is None else predictions.correlation[detections],
         offset=None if predictions.offset is None else predictions.offset[detections],
+        scores=predictions.scores[detections],
+        crowding=_crowding(truth)[objects],
+        occluded=None if truth.occluded is None else truth.occluded[objects],
+        truncated=None if truth.truncated is None else truth.truncated[objects],
     )
+
+
+def _crowding(truth: GroundTruth) -> Array:
+    """Largest IoU (M,) of each object's box with that of another object of its image; 0 if it is alone."""
+    order = np.argsort(truth.image_ids, kind="stable")
+    image = truth.image_ids[order]
+    begin, end = (np.searchsorted(image, image, side=side) for side in ("left", "right"))
+    first = np.repeat(np.arange(len(order)), end - begin)
+    second = np.arange(len(first)) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin) + begin[first]
+    others = first != second
+    first, second = first[others], second[others]
+    corners = xywh_to_xyxy(truth.boxes[order])
+    crowding = np.zeros(len(order))
+    np.maximum.at(crowding, first, intersection_over_union(corners[first], corners[second]))
+    result = np.empty_like(crowding)
+    result[order] = crowding
+    return result

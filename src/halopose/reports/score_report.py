@@ -15,6 +15,7 @@ from halopose.calibration.calibrate import DISTRIBUTIONS
 from halopose.evaluation.region_scores import ALARM_RATES, REGION_LEVELS
 from halopose.evaluation.scores import METRICS, CustomScore, DistributionScores, Interval, PrunedScores, Scores
 from halopose.reports.html import asset, digits_of, embedded, freedom, number, page, percent
+from halopose.reports.match_report import match_tables
 from halopose.reports.region_report import (
     alarm_rows,
     held_rows,
@@ -58,6 +59,7 @@ def render_report(scores: Scores, title: str = "Pose uncertainty report") -> str
         rows=main_table(scores),
         baselines=_baselines(scores),
         pruning=_pruning_table(scores),
+        matches=match_tables(scores),
         condition=CONDITION,
         region_levels=REGION_LEVELS,
         regions=region_rows(scores),

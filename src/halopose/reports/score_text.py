@@ -11,6 +11,7 @@ from halopose.calibration.calibrate import DISTRIBUTIONS
 from halopose.evaluation.region_scores import ALARM_RATES
 from halopose.evaluation.scores import METRICS, MetricSummary, Scores
 from halopose.reports.html import digits_of, number, percent
+from halopose.reports.match_report import match_text
 
 TITLES = {
     "ace": "ACE", "ace_x": "ACE x", "ace_y": "ACE y", "ence": "ENCE", "ence_x": "ENCE x", "ence_y": "ENCE y",
@@ -49,6 +50,7 @@ def to_text(scores: Scores) -> str:
     for rule in pruned.rules:
         kept, correct = percent(rule.kept_fraction), percent(rule.reliability)
         lines.append(f"  {rule.name:24}keeps {kept:>7}, {correct:>7} of them reliable")
+    lines += match_text(scores)
     if scores.novelty is not None:
         at = ALARM_RATES.index(ALARM)
         parts = ((name, getattr(scores.novelty, name)) for name in ("detections", "images"))

@@ -9,6 +9,7 @@ from statistics import NormalDist, median
 
 from halopose.calibration.calibrate import DISTRIBUTIONS
 from halopose.evaluation.scores import Scores
+from halopose.reports.match_report import match_sentences
 
 MIN_SAMPLES = 100
 TOLERANCE = 0.01  # deviations of coverage up to this need no action
@@ -28,6 +29,7 @@ def verdict(scores: Scores) -> list[str]:
         *_worst_groups(scores),
         *_calibration(scores),
         *_remaining_error(scores),
+        *match_sentences(scores),
         *_ranking(scores),
         *_pruning(scores),
     ]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from halopose.uncertainty.conditional_scale import INPUTS, KNOTS, ConditionalScale, scale_inputs
 from halopose.uncertainty.context_features import ContextFeatures
 
 OVERLAP_INPUTS = 15
@@ -30,13 +31,18 @@ class ContextHead(nn.Module):
         channels: Channels of the features at a keypoint; 0 leaves these features out.
         overlaps: Whether to use the disagreement of overlapping boxes.
         bounded: Whether dispersions have an upper bound, see ``shrinkage``.
+        conditional: Whether dispersions have a feature-conditional scale.
 
     Attributes:
         inverse_bound: Inverse (K,) of the largest trace of a dispersion, as a share of the area of the object's box; 0
             sets no bound. None if ``bounded`` is false.
+        scale_centre, scale_knots, scale_weights: Parameters of the ``ConditionalScale``, or None.
     """
 
     inverse_bound: Tensor | None
+    scale_centre: Tensor | None
+    scale_knots: Tensor | None
+    scale_weights: Tensor | None
 
     def __init__(
         self,
@@ -48,9 +54,13 @@ class ContextHead(nn.Module):
         channels: int,
         overlaps: bool,
         bounded: bool = False,
+        conditional: bool = False,
     ) -> None:
         super().__init__()
         self.register_buffer("inverse_bound", torch.zeros(keypoints) if bounded else None)
+        shapes = {"scale_centre": (keypoints,), "scale_knots": (len(INPUTS), KNOTS)}
+        for name, shape in {**shapes, "scale_weights": (len(INPUTS), KNOTS - 1)}.items():
+            self.register_buffer(name, torch.zeros(shape) if conditional else None)
         self.by_level = [nn.Linear(into, width, bias=False) for into in hidden]
         self.trunk = nn.ModuleList(self.by_level)
         self.features = nn.Linear(channels, width, bias=False) if channels else None
@@ -81,6 +91,26 @@ class ContextHead(nn.Module):
             values = values + F.linear(overlap_inputs(context_features, strides), self.overlaps.weight)
         values = F.silu(F.linear(F.silu(values), self.middle.weight, self.middle.bias))
         return (values.transpose(0, 1) @ self.last).transpose(0, 1)
+
+    @property
+    def rescales(self) -> bool:
+        """Whether ``factor_scale`` is anything but 1."""
+        return self.inverse_bound is not None or self.scale_weights is not None
+
+    def factor_scale(self, trace: Tensor, context_features: ContextFeatures) -> Tensor:
+        """Return what Cholesky factors are multiplied by (N, K): the bound, then the feature-conditional scale.
+
+        Args:
+            trace: Traces (N, K) of the dispersions.
+            context_features: Context features of the same cells.
+        """
+        found = context_features
+        scale = torch.ones_like(trace) if self.inverse_bound is None else self.shrinkage(trace, found.box)
+        if self.scale_centre is None or self.scale_knots is None or self.scale_weights is None:
+            return scale
+        conditional = ConditionalScale(self.scale_centre, self.scale_knots, self.scale_weights)
+        inputs = scale_inputs(trace * scale * scale, found.box, found.score, found.visibility, found.seen)
+        return scale * torch.exp(conditional.log_scale(inputs))
 
     def shrinkage(self, trace: Tensor, box: Tensor) -> Tensor:
         """Return factors (N, K) for the Cholesky factors, so that the traces of the dispersions stay below the bound.

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from halopose.errors import HaloposeError
 from halopose.types import Array
+from halopose.uncertainty.conditional_scale import ConditionalScale
 from halopose.uncertainty.context_features import ContextFeatures
 from halopose.uncertainty.context_head import ContextHead
 from halopose.uncertainty.distributions import RAW_CHANNELS, Parameterisation, scale_tril_from_raw
@@ -65,6 +66,7 @@ class HeadSettings:
         features: Whether the context head uses the feature maps at the predicted keypoints.
         width: Width of the context head.
         bounded: Whether dispersions stay below a bound that is fitted on the calibration images.
+        conditional: Whether dispersions have a feature-conditional scale, see ``uncertainty.conditional_scale``.
     """
 
     parameterisation: Parameterisation = "full"
@@ -74,6 +76,7 @@ class HeadSettings:
     features: bool = False
     width: int = 64
     bounded: bool = False
+    conditional: bool = False
 
     @property
     def context_features(self) -> bool:
@@ -82,7 +85,10 @@ class HeadSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Settings as JSON values, under the names that artifacts store."""
-        return {"claims" if name == "overlaps" else name: value for name, value in asdict(self).items()}
+        content = {"claims" if name == "overlaps" else name: value for name, value in asdict(self).items()}
+        if not self.conditional:
+            del content["conditional"]
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> HeadSettings:
@@ -212,6 +218,7 @@ class ProbabilisticHeads(nn.Module):
                 channels=sum(int(t[0].weight.shape[1]) for t in templates) if self.settings.features else 0,
                 overlaps=self.settings.overlaps,
                 bounded=self.settings.bounded,
+                conditional=self.settings.conditional,
             )
 
     @property
@@ -288,9 +295,9 @@ class ProbabilisticHeads(nn.Module):
                 )
             raw = raw + network.leave(entered, context_features, strides)
         factors = scale_tril_from_raw(raw, self.settings.parameterisation, strides[:, None])
-        if network is not None and network.inverse_bound is not None and context_features is not None:
+        if network is not None and network.rescales and context_features is not None:
             trace = torch.einsum("nkij,nkij->nk", factors, factors)
-            factors = factors * network.shrinkage(trace, context_features.box)[..., None, None]
+            factors = factors * network.factor_scale(trace, context_features)[..., None, None]
         return factors
 
 
@@ -308,6 +315,30 @@ def with_bound(heads: ProbabilisticHeads, inverse: Array) -> ProbabilisticHeads:
     stored = torch.from_numpy(inverse).half().float()  # the precision of an artifact
     bounded.context_head.inverse_bound = stored.clamp(max=LARGEST_INVERSE).to(bounded.context_head.bias.device)
     return bounded
+
+
+def with_conditional_scale(heads: ProbabilisticHeads, scale: ConditionalScale) -> ProbabilisticHeads:
+    """Copy heads and give their dispersions a feature-conditional scale; an earlier one is replaced."""
+    changed = copy.deepcopy(heads)
+    if changed.context_head is None:
+        raise HaloposeError("only heads with context features can have a conditional scale: train them with --context")
+    changed.settings = replace(heads.settings, conditional=True)
+    for name, values in vars(scale).items():
+        stored = values.half().float()  # the precision of an artifact
+        setattr(changed.context_head, f"scale_{name}", stored.to(changed.context_head.bias.device))
+    return changed
+
+
+def without_conditional_scale(heads: ProbabilisticHeads) -> ProbabilisticHeads:
+    """Heads without a feature-conditional scale; the same heads if they have none."""
+    if not heads.settings.conditional or heads.context_head is None:
+        return heads
+    changed = copy.deepcopy(heads)
+    assert changed.context_head is not None
+    changed.settings = replace(heads.settings, conditional=False)
+    for name in ("scale_centre", "scale_knots", "scale_weights"):
+        setattr(changed.context_head, name, None)
+    return changed
 
 
 def _in_order(found: Sequence[LevelOutput], rows: Sequence[Tensor]) -> LevelOutput:

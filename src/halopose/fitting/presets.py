@@ -1,0 +1,101 @@
+"""Named settings of a fit, and how settings differ from the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+from halopose.fitting.settings import FitSettings, TrainSettings
+from halopose.uncertainty.heads import HeadSettings
+
+Preset = Literal["paper", "best"]
+ALL_CELLS = 13  # assigned cells per object: what the most generous assigner, YOLO-NAS-Pose's, gives
+
+PRESETS: dict[Preset, FitSettings] = {
+    "paper": FitSettings(
+        calibration="assigned",
+        match="oks",
+        cells_per_object=ALL_CELLS,
+        split_student=False,
+        covariance="paper",
+        min_samples=0.0,
+        novelty_images=0,
+    ),
+    "best": FitSettings(
+        train=TrainSettings(epochs=5, learning_rate=1e-3, scale_weight=False, dof=12.0, last=True),
+        head=HeadSettings(overlaps=True, features=True, bounded=True),
+        gamma_ks=0.3,
+        visibility=False,
+    ),
+}
+
+
+_TRAIN_OPTIONS = ("epochs", "alpha", "scale_weight", "dof", "seed")
+_HEAD_OPTIONS = {"dispersion", "trunk", "warm_start", "context"}
+_OPTIONS = ("calibration", "calibration_share", "match", "rule", "region_scales", "novelty_images")
+
+
+def with_options(preset: FitSettings, settings: FitSettings, given: set[str]) -> FitSettings:
+    """A preset with the options that the user gave.
+
+    Args:
+        preset: Settings of the preset.
+        settings: Settings from all options of ``halopose fit``, given or not.
+        given: Names of the options that were given.
+    """
+    train: dict[str, Any] = {name: getattr(settings.train, name) for name in _TRAIN_OPTIONS if name in given}
+    rest: dict[str, Any] = {name: getattr(settings, name) for name in _OPTIONS if name in given}
+    return replace(
+        preset,
+        train=replace(preset.train, **train),
+        head=settings.head if given & _HEAD_OPTIONS else preset.head,
+        imgsz=settings.imgsz,
+        train_sizes=settings.train_sizes,
+        **rest,
+    )
+
+
+def departures(settings: FitSettings) -> tuple[str, ...]:
+    """What settings do that the paper does not, one short text each; docs/explanation/departures.md has the reasons.
+
+    >>> departures(PRESETS["paper"])
+    ()
+    """
+    return tuple(_departures(settings))
+
+
+def _departures(settings: FitSettings) -> Iterator[str]:
+    paper, train, head = PRESETS["paper"], settings.train, settings.head
+    if settings.calibration != paper.calibration:
+        yield "calibrated on matched detections, not on assigned cells"
+        if settings.match != paper.match:
+            yield f"true positives of calibration: {settings.match}"
+    if settings.split_student:
+        yield "a Student-t for kept and one for pruned keypoints"
+    if settings.covariance != paper.covariance:
+        yield "covariance of the Student-t: second moment, not eq. 17"
+    if settings.min_samples:
+        yield f"temperatures are blended under {settings.min_samples:g} samples"
+    if settings.cells_per_object < paper.cells_per_object:
+        yield f"at most {settings.cells_per_object} assigned cells per object"
+    if train.dof is not None:
+        yield f"training loss: Student-t with {train.dof:g} degrees of freedom"
+    if not train.scale_weight:
+        yield "no weights by object scale in training (eq. 9)"
+    if train.alpha != paper.train.alpha:
+        yield f"exponent alpha of the confidence weight: {train.alpha:g}"
+    if head.context_features:
+        yield "heads see context features beside their window"
+    if head.bounded:
+        yield "dispersions have a bound"
+    if head.conditional:
+        yield "dispersions have a feature-conditional scale"
+    if (head.parameterisation, head.trunk) != (paper.head.parameterisation, paper.head.trunk):
+        yield f"heads: {head.parameterisation} dispersion, {head.trunk} trunk"
+    if settings.gamma_ks != paper.gamma_ks:
+        yield f"gamma_KS {settings.gamma_ks:g}, not {paper.gamma_ks:g}"
+    if settings.rule != paper.rule:
+        yield f"threshold rule {settings.rule}"
+    if settings.region_scales:
+        yield "regions and correlation by object scale"

@@ -1,0 +1,39 @@
+"""Presets of a fit, and what they do that the paper does not."""
+
+from dataclasses import replace
+
+from halopose.fitting.presets import PRESETS, departures, with_options
+from halopose.fitting.settings import FitSettings, TrainSettings
+from halopose.uncertainty.heads import HeadSettings
+
+
+def test_the_paper_has_no_departures_and_each_change_is_one() -> None:
+    paper = PRESETS["paper"]
+    assert departures(paper) == ()
+    changes = (
+        {"calibration": "matched"},
+        {"split_student": True},
+        {"covariance": "moment"},
+        {"min_samples": 50.0},
+        {"cells_per_object": 10},
+        {"gamma_ks": 0.3},
+        {"rule": "f1"},
+        {"region_scales": True},
+        {"train": TrainSettings(dof=12.0)},
+        {"train": TrainSettings(alpha=0.0)},
+        {"train": TrainSettings(scale_weight=False)},
+        {"head": HeadSettings(features=True)},
+        {"head": HeadSettings("diagonal")},
+    )
+    for change in changes:
+        assert len(departures(replace(paper, **change))) == 1, change
+    assert len(departures(FitSettings())) == 6
+    assert "true positives of calibration: both" in departures(PRESETS["best"])
+
+
+def test_options_that_are_given_change_a_preset() -> None:
+    given = FitSettings(train=TrainSettings(epochs=2, seed=7), imgsz=320, train_sizes=(320,), match="box")
+    found = with_options(PRESETS["best"], given, {"epochs", "match"})
+    best = PRESETS["best"]
+    assert found.train == replace(best.train, epochs=2)
+    assert (found.match, found.imgsz, found.head, found.gamma_ks) == ("box", 320, best.head, 0.3)
