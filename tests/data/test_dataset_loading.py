@@ -126,3 +126,10 @@ def test_a_bad_entry_keeps_its_number_in_long_json(tmp_path: Path, monkeypatch: 
     (tmp_path / "truth.json").write_text(json.dumps(objects))
     with pytest.raises(HaloposeError, match=r"truth\.json: annotation 33 needs a number as area$"):
         read_ground_truth(tmp_path / "truth.json")
+
+
+def test_names_that_no_file_can_have_are_one_line() -> None:
+    for name in ("x" * 5000, "\0"):
+        with pytest.raises(HaloposeError) as error:
+            load_dataset(Path(name), "train")
+        assert "\n" not in str(error.value)

@@ -8,6 +8,7 @@ near ones are lower in the image, left and right are those of the image.
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path, PureWindowsPath
@@ -52,7 +53,8 @@ def is_runways(source: Path) -> bool:
     """Return whether a path is a csv file, or a folder in which a json file has an image beside it."""
     if source.suffix.lower() == ".csv":
         return True
-    return source.is_dir() and any(_images_beside(path) for path in source.glob("*.json"))
+    # Unlike Path.is_dir, false for names that no file can have.
+    return os.path.isdir(source) and any(_images_beside(path) for path in source.glob("*.json"))
 
 
 def read_runways(source: Path) -> Dataset:
