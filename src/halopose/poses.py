@@ -589,7 +589,7 @@ class PoseDistributions:
     def to_supervision(self) -> Any:
         """A ``supervision.KeyPoints`` with the covariance at ``data["covariance"]``, (N, K, 2, 2).
 
-        So are scale, dof, novelty and offset, where there are any; regions and the joint law are not taken along.
+        So are scale, dof, novelty and offset, where there are any; regions and the joint distribution are not copied.
         """
         try:
             import supervision

@@ -338,7 +338,7 @@ def test_a_few_frames_widen_at_once_and_narrow_hardly(caplog: pytest.LogCaptureF
     ratio = held.gaussian.tau_ / fitted.gaussian.tau_
     torch.testing.assert_close(held.student.moment_tau_, fitted.student.moment_tau_ * ratio)
     torch.testing.assert_close(held.student.nu_, fitted.student.nu_)
-    assert "it takes 400 to narrow it" in caplog.text
+    assert "400 objects" in caplog.text
     whole = replace(many, labelled=np.ones_like(many.labelled))
     plenty = fit_calibrations(whole, protocol)
     before = replace(plenty, gaussian=plenty.gaussian.widened(torch.full((3,), 2.0)))

@@ -65,7 +65,7 @@ def test_a_model_goes_out_and_is_used(
     calibrate = ("calibrate", data, "--deployed", out, "--split", "other")
     code, text, error = run(monkeypatch, capsys, *calibrate, "--rule", "risk:0.05@0.95")
     assert (code, error.count("\n")) == (2, 1)
-    assert "no threshold keeps the promise risk:0.05@0.95" in error  # on eight images: it is not forgotten
+    assert "no threshold meets the guarantee risk:0.05@0.95" in error  # on eight images: it is not forgotten
     made = []
     for asked in (("--rule", "f1", "--region-scales"), (), ("--rule", "youden", "--no-region-scales")):
         code, text, error = run(monkeypatch, capsys, *calibrate, *asked)

@@ -119,7 +119,7 @@ def test_a_promise_of_pruning_is_kept_on_other_images() -> None:
         broken += (rest.similarity[kept] < protocol.gamma_ks).mean() > 0.1
     assert broken <= 2
     hopeless = replace(matched, residual=np.full(matched.residual.shape, 1e5))
-    with pytest.raises(HaloposeError, match=r"no threshold keeps the promise risk:0\.1@0\.95"):
+    with pytest.raises(HaloposeError, match=r"no threshold meets the guarantee risk:0\.1@0\.95"):
         cross_fitted(hopeless, protocol)
 
 

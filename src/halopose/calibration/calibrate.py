@@ -339,7 +339,7 @@ def _threshold(confidence: Array, correct: Array, images: Array, labelled: Array
     threshold = guaranteed_threshold(confidence, correct, images[labelled], *guarantee)
     if threshold == float("inf"):
         raise HaloposeError(
-            f"no threshold keeps the promise {protocol.threshold_rule} on these images: allow more risk, or give "
+            f"no threshold meets the guarantee {protocol.threshold_rule} on these images: allow more risk, or give "
             "more images"
         )
     return threshold

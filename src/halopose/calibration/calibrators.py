@@ -144,6 +144,14 @@ class StudentTCalibration(Calibration):
     Fitted values are ``tau_`` (K,), ``nu_`` (K,) > 2, and ``moment_tau_`` (K,), the temperature of the second-moment
     covariance. ``covariance="moment"`` (default) reports moment_tau^2 Sigma as the covariance, which stays finite as nu
     approaches 2. ``covariance="paper"`` reports nu / (nu - 2) tau^2 Sigma (eq. 17).
+
+    Example:
+        >>> factors = torch.eye(2, dtype=torch.float64).expand(4000, 1, 2, 2)
+        >>> true = StudentT(factors[0], dof=torch.tensor([5.0], dtype=torch.float64))
+        >>> residual = 2 * true.sample(4000, torch.Generator().manual_seed(0))
+        >>> calibration = StudentTCalibration(keypoints=1).fit(residual, factors)
+        >>> round(float(calibration.tau_)), round(float(calibration.nu_))
+        (2, 5)
     """
 
     family: Family = "student-t"

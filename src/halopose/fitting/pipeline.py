@@ -218,7 +218,7 @@ def calibrate_heads(
 ) -> Calibrations:
     """Calibrate on the given images of a validation store, and choose the pruning thresholds there.
 
-    offset: where residuals are biased the laws get a mean of their own. before: what a few images that resemble
+    offset: where residuals are biased the distributions get a mean. before: what a few images that resemble
     each other may widen, and hardly narrow.
     """
     matched = true_positives(heads, store, images, settings.protocol)
@@ -413,7 +413,7 @@ def fit(
     work: Path | str,
     settings: FitSettings | None = None,
     progress: Progress | None = None,
-    crew: WorkerPool | None = None,
+    workers: WorkerPool | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[Artifact, Scores]:
     """Collect, train, calibrate, choose the thresholds and evaluate; a rerun goes on where it stopped.
@@ -425,7 +425,7 @@ def fit(
         work: Folder of feature caches and checkpoints.
         settings: Settings of the fit.
         progress: Called with what is being done, how much of it is done, and of how much.
-        crew: Worker processes that collect.
+        workers: Worker processes that collect.
         callbacks: Called with the settings, the losses of every epoch, and the scores.
 
     Returns:
@@ -449,8 +449,8 @@ def fit(
         raise HaloposeError(f"{len(shared)} images are in both the training and the validation split")
     if training.layout != validation.layout:
         raise HaloposeError("the training and the validation data have different keypoints or sigmas")
-    train_store = collect_training(host, training, work / "train", settings, progress, crew)
-    val_store = collect_validation(host, validation, work / "val", settings, progress, crew)
+    train_store = collect_training(host, training, work / "train", settings, progress, workers)
+    val_store = collect_validation(host, validation, work / "val", settings, progress, workers)
     checkpoint = work / "training.safetensors"
     with _told(callbacks, settings):
         heads, trained = train_heads(host, [train_store], settings, checkpoint, progress, callbacks=callbacks)
