@@ -20,7 +20,7 @@ from halopose.hosts.ultralytics.ultralytics_host import load_model
 from halopose.prediction.predict_files import PredictSettings, predict_files
 from halopose.prediction.uncertain_pose import UncertainPose
 
-FRAMES = 40
+FRAMES = 25
 WIDTH, HEIGHT = 1280, 720
 
 

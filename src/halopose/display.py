@@ -30,6 +30,7 @@ class Window:
 
     def __init__(self, title: str = "halopose", rate: bool = False) -> None:
         check_screen()
+        os.environ.setdefault("QT_LOGGING_RULES", "*.warning=false")  # Qt complains about fonts that no text uses
         self.title, self._rate = title, rate
         self._last, self._pace = 0.0, 0.0
         self._open = False
@@ -55,7 +56,7 @@ class Window:
         if self._rate:
             image = self._with_rate(image)
         if not self._open:
-            cv2.namedWindow(self.title, cv2.WINDOW_NORMAL | cv2.WINDOW_KEEPRATIO)
+            cv2.namedWindow(self.title, cv2.WINDOW_NORMAL | cv2.WINDOW_KEEPRATIO | cv2.WINDOW_GUI_NORMAL)
             height, width = image.shape[:2]
             shrink = min(1.0, 1280 / width, 800 / height)
             cv2.resizeWindow(self.title, round(width * shrink), round(height * shrink))
@@ -87,9 +88,11 @@ class Window:
         image = image.copy()
         if self._pace:
             size = max(0.6, image.shape[0] / 900)
-            for colour, width in (((30, 30, 30), 4), ((240, 240, 240), 1)):
-                text, place = f"{1 / self._pace:.1f} frames/s", (round(16 * size), round(34 * size))
-                cv2.putText(image, text, place, cv2.FONT_HERSHEY_SIMPLEX, size, colour, width, cv2.LINE_AA)
+            text, font = f"{1 / self._pace:.1f} frames/s", cv2.FONT_HERSHEY_SIMPLEX
+            (width, height), below = cv2.getTextSize(text, font, size, 1)
+            corner = width + 2 * below, height + 3 * below
+            cv2.rectangle(image, (0, 0), corner, (30, 30, 30), cv2.FILLED)
+            cv2.putText(image, text, (below, height + below), font, size, (240, 240, 240), 1, cv2.LINE_AA)
         return image
 
 

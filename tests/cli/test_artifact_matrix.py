@@ -1,4 +1,4 @@
-"""Every kind of artifact through evaluate: the shipped ones, and one of each kind that ``fit`` can make."""
+"""Every kind of artifact through every command: the shipped ones, and one of each kind that ``fit`` can make."""
 
 import json
 from dataclasses import replace
@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from halopose.data.films import FilmWriter
 from halopose.fitting.artifact import Artifact
 from halopose.hosts import model_zoo
 from halopose.landing.world.dataset_writer import write_dataset
 from tests.helpers.commands import base, run
 from tests.helpers.models import host_of, pose_model, write_scenes
+from tests.helpers.values import read_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,6 +35,31 @@ def evaluated(data: Path, base_model: Path, artifact: Path, output: Path, *more:
     return content
 
 
+def through_the_other_commands(
+    data: Path, model: Path, artifact: Path, folder: Path, size: int, metrics: dict[str, Any]
+) -> None:
+    """Predict, track, calibrate, export, and predict and evaluate what was exported; with what evaluation has found."""
+    files = "--base", model, "--artifact", artifact
+    images = sorted((data.parent / "images" / "test").iterdir())
+    run("predict", *images, *files, "-o", folder / "poses", "--imgsz", size, "--conf", 0.05, "--save-csv")
+    found = json.loads((folder / "poses" / "predictions.json").read_text())
+    assert all("dof" in entry for entry in found)
+    film = folder / "film.mp4"
+    with FilmWriter(film, 10.0) as writer:
+        for _ in range(3):
+            writer.write(read_picture(images[0]))
+    if found:
+        options = "--conf", 0.05, "--score", 0.05, "--confirm", 1, "--imgsz", size
+        run("track", film, *files, *options, "-o", folder / "tracks")
+    if metrics["matched_instances"]:
+        run("calibrate", data, *files, "--split", "test", "-o", folder / "calibrated.safetensors")
+    run("export", *files, "--imgsz", size, "-o", folder / "deployed")
+    run("predict", images[0], "--deployed", folder / "deployed", "-o", folder / "exported", "--conf", 0.05)
+    run(
+        "evaluate", data, "--deployed", folder / "deployed", "--split", "test", "--bootstrap", 0, "-o", folder / "again"
+    )
+
+
 @pytest.mark.parametrize("kind", FITTED)
 def test_what_fit_makes_is_evaluated(work: Path, tmp_path: Path, kind: str) -> None:
     """Each kind of heads as ``fit`` makes them, on images that the fit did not use."""
@@ -44,7 +71,10 @@ def test_what_fit_makes_is_evaluated(work: Path, tmp_path: Path, kind: str) -> N
     artifact = tmp_path / "a.safetensors"
     run("fit", data, "--base", checkpoint, "-o", artifact, "--imgsz", 64, "--epochs", 1,
         "--calibration-share", 0.5, "--novelty-images", 0, *options)  # fmt: skip
-    assert evaluated(data, checkpoint, artifact, tmp_path / "out")["matched_instances"] > 0
+    metrics = evaluated(data, checkpoint, artifact, tmp_path / "out")
+    assert metrics["matched_instances"] > 0
+    if kind in ("context", "end2end"):
+        through_the_other_commands(data, checkpoint, artifact, tmp_path, 64, metrics)
 
 
 def test_heads_with_context_features_are_evaluated_under_shift(work: Path, tmp_path: Path) -> None:
@@ -61,7 +91,7 @@ def test_heads_with_context_features_are_evaluated_under_shift(work: Path, tmp_p
 
 
 @pytest.mark.parametrize("name", [model.name for model in model_zoo.named_models()])
-def test_shipped_artifacts_are_evaluated(tmp_path: Path, name: str) -> None:
+def test_shipped_artifacts_pass_every_command(tmp_path: Path, name: str) -> None:
     """The heads of YOLO11n-pose on random weights of the same architecture, as the published ones are not here."""
     model = model_zoo.find_model(name)
     assert model is not None
@@ -79,3 +109,4 @@ def test_shipped_artifacts_are_evaluated(tmp_path: Path, name: str) -> None:
     metrics = evaluated(data, checkpoint, tmp_path / "a.safetensors", tmp_path / "out", "--imgsz", size, *shift)
     assert (tmp_path / "out" / "shift.json").is_file() == bool(shift)
     assert metrics["keypoints"] >= 0
+    through_the_other_commands(data, checkpoint, tmp_path / "a.safetensors", tmp_path, size, metrics)
