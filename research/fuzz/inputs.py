@@ -189,7 +189,7 @@ def address_folder(folder: Path) -> None:
 
 
 def odd_address(folder: Path, rng: random.Random) -> None:
-    rest = rng.choice([str(folder), f"{folder}/evil.json", f"{folder}/x.tar", "a/b", "127.0.0.1:9/a.json", "/", "..",
+    rest = rng.choice([str(folder), f"{folder}/evil.json", f"{folder}/x.tar", "a/b", "127.0.0.1:9/a.json",
                        "[", "a@b:c", "%2e%2e/", "a?b#c", "*", "{0..9}.tar", "\0", "a b", "é"])  # fmt: skip
     address = rng.choice(PROTOCOLS) + rng.choice(["://", "://", "://", ":/", ":///", "::"]) + rest
     if rng.random() < 0.4:

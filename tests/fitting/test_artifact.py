@@ -168,6 +168,7 @@ def test_values_that_are_not_finite_are_refused(saved: Path, name: str, value: f
 
 INCONSISTENT = {
     "no head": lambda content: content.pop("head"),
+    "head of another type": lambda content: content.update(head=[]),
     "dispersion": lambda content: content["head"].update(parameterisation="round"),
     "setting": lambda content: content["head"].update(extra=1),
     "names": lambda content: content["layout"]["names"].pop(),

@@ -151,7 +151,16 @@ class Artifact:
         except HaloposeError as error:
             again = "" if "halopose fit" in str(error) else ": make it again with `halopose fit`"
             raise HaloposeError(f"{error}{again}") from None
-        except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError, OverflowError):
+        except (
+            SafetensorError,
+            OSError,
+            LookupError,
+            TypeError,
+            ValueError,
+            RuntimeError,
+            ArithmeticError,
+            AttributeError,
+        ):
             raise HaloposeError(f"{path} is damaged: make it again with `halopose fit`") from None
 
     @classmethod
