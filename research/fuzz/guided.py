@@ -61,7 +61,7 @@ TARGETS = {
     "tracks": ("track", "film.json", "json"),
     "scene": ("scene", "scene.json", "json"),
 }
-LARGEST = 2**18  # bytes of a case
+LARGEST = 2**21  # bytes of a case
 
 
 def child(target: str, folder: Path, seconds: int, seed: int) -> None:

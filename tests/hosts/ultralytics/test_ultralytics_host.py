@@ -220,3 +220,11 @@ def test_weights_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
             UltralyticsHost.load(tmp_path / name)
         one_line(error)
         assert "larger than" in str(error.value) or "more than" in str(error.value)
+
+
+def test_a_head_that_cannot_be_mirrored_is_one_line() -> None:
+    from ultralytics.nn.modules import Conv
+
+    with pytest.raises(HaloposeError, match="cannot be mirrored") as error:
+        ultralytics._template(Conv(4, 4, 3, 2))
+    assert "\n" not in str(error.value)

@@ -346,7 +346,7 @@ def _letterbox(params: dict[str, Any]) -> Letterbox:
 def _template(layer: Conv) -> ConvTemplate:
     activation = {nn.SiLU: "silu", nn.ReLU: "relu", nn.Identity: "identity"}.get(type(layer.act))
     if activation is None or layer.conv.groups != 1 or layer.conv.stride != (1, 1):
-        raise HaloposeError(f"the pose head has a layer that cannot be mirrored: {layer}")
+        raise HaloposeError(f"the pose head has a layer that cannot be mirrored: {' '.join(str(layer).split())}")
     return ConvTemplate(
         layer.conv.weight.detach().cpu().clone(),
         layer.conv.bias.detach().cpu().clone(),
