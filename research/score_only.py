@@ -25,16 +25,15 @@ from halopose.calibration.seen_images import only_images
 from halopose.cli.terminal import say
 from halopose.data.coco import read_annotated, read_predictions
 from halopose.evaluation.evaluate import evaluate
-from halopose.evaluation.metrics import LEVELS
+from halopose.evaluation.leaderboard import noise_floor
 from halopose.evaluation.metrics.akp import average_keypoint_precision
 from halopose.matching.matched_poses import MatchedPoses
 from halopose.poses import GroundTruth, PoseDistributions
 from halopose.protocol import Protocol
-from halopose.types import Array, Family
+from halopose.types import Family
 from research.tables import markdown
 
 PROTOCOL = Protocol()
-DRAWS = 200  # bootstrap draws of the noise floor
 FAMILIES: tuple[Family, ...] = ("gaussian", "student-t")
 KINDS = ("score-only", "heads", "heads and features")
 
@@ -111,22 +110,6 @@ def measure(predictions: PoseDistributions, truth: GroundTruth, count: int, seed
         akp=gaussian.akp,
         nll=student.nll,
     )
-
-
-def noise_floor(probability: Array, matched: MatchedPoses, seed: int = 0) -> float:
-    """95th percentile of the ACE that sampling of images alone makes, keypoints of an image kept together."""
-    images, image = np.unique(matched.image_ids, return_inverse=True)
-    below = (probability[..., None] <= np.asarray(LEVELS)) & matched.labelled[..., None]
-    held = np.zeros((len(images), len(LEVELS)))
-    np.add.at(held, image, below.sum(1))
-    count = np.bincount(image, matched.labelled.sum(1))
-    whole = held.sum(0) / count.sum()
-    rng = np.random.default_rng(seed)
-    draws = []
-    for _ in range(DRAWS):
-        times = np.bincount(rng.integers(0, len(images), len(images)), minlength=len(images))
-        draws.append(np.abs(times @ held / (times @ count) - whole).mean())
-    return float(np.quantile(draws, 0.95))
 
 
 def _visibility(matched: MatchedPoses) -> float:

@@ -88,6 +88,7 @@ COMMANDS = {
         report_commands.plot,
         scoring_commands.recalibrate,
         scoring_commands.apply,
+        scoring_commands.leaderboard,
         scoring_commands.convert,
         scoring_commands.sigmas,
         scoring_commands.synthesize,

@@ -251,6 +251,57 @@ def sigmas(
         say("from residuals of the best-scored quarter: label noise and model error of easy keypoints together")
 
 
+def leaderboard(
+    truth: Truth,
+    predictions: Annotated[
+        list[str], typer.Argument(help="NAME=FILE of each method; FILE is a prediction file or rows of an earlier run.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Markdown page to write.")] = Path("leaderboard.md"),
+    rows: Annotated[Path | None, typer.Option(help="Json of all rows to write, for others to add to.")] = None,
+    cost: Annotated[
+        str | None, typer.Option(help="Passes of the model per image, one for each method, comma separated.")
+    ] = None,
+    sigmas: Sigmas = None,
+    file_format: FileFormat = "auto",
+    size: PixelSize = None,
+) -> None:
+    """Compare methods by the calibration of their covariances: one row from each prediction file.
+
+    A file without covariances is scored by a dispersion model of its scores.
+
+    Example: halopose leaderboard truth.json heads=a.json scores=b.json -o leaderboard.md
+    """
+    from halopose.calibration.dispersion_model import cross_fitted_dispersions, match_predicted
+    from halopose.data.coco import parse_predictions, states_covariance
+    from halopose.data.files import check_target, write_text
+    from halopose.data.formats.reading import parse_size, read_labels, read_results
+    from halopose.evaluation.leaderboard import FORMAT, leaderboard_row, leaderboard_table, read_rows, write_rows
+    from halopose.protocol import Protocol
+
+    check_target(output)
+    costs = [""] * len(predictions) if cost is None else [part.strip() for part in cost.split(",")]
+    if len(costs) != len(predictions):
+        raise HaloposeError(f"--cost takes {len(predictions)} values with commas, one for each method")
+    annotated, protocol, found = read_labels(truth, parse_sigmas(sigmas)), Protocol(), []
+    for given, price in zip(predictions, costs, strict=True):
+        name, _, file = given.rpartition("=")
+        content: Any = read_results(file, file_format, parse_size(size), truth)
+        if isinstance(content, dict) and content.get("format") == FORMAT:
+            found += read_rows(file)
+            continue
+        if not name:
+            raise HaloposeError(f"give NAME=FILE, as in heads={given}")
+        poses = parse_predictions(file, content, annotated.truth, annotated.classes, constants=True)
+        if not states_covariance(content):
+            poses = cross_fitted_dispersions(poses, annotated.truth, protocol)
+        found.append(leaderboard_row(name, price, match_predicted(poses, annotated.truth, protocol), protocol))
+        say(f"{name}: AKP {found[-1].akp:.3f}, ACE {found[-1].ace:.4f}")
+    write_text(output, leaderboard_table(found) + "\n")
+    if rows is not None:
+        write_rows(rows, found)
+    say(f"{len(found)} rows -> {output}")
+
+
 def convert(
     source: Annotated[Path, typer.Argument(help="File of another tool, or folder of OpenPose's json files.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; a folder for OpenPose.")],
