@@ -44,7 +44,9 @@ def main() -> None:
 
 def _in_rfdetr_unit(entry: dict[str, Any], areas: dict[int, int]) -> dict[str, Any]:
     share = max(entry["bbox"][2] * entry["bbox"][3] / areas[entry["image_id"]], 1e-6)
-    factor = {key: [[v / share for v in row] for row in entry[key]] for key in ("covariance", "scale") if key in entry}
+    factor: dict[str, Any] = {
+        key: [[v / share for v in row] for row in entry[key]] for key in ("covariance", "scale") if key in entry
+    }
     return {**entry, **factor}
 
 
