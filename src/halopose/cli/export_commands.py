@@ -23,8 +23,10 @@ def export(
     base: BaseElseShipped = None,
     artifact: ArtifactElseShipped = None,
     form: Annotated[
-        Literal["topk", "dense"],
-        typer.Option(help="topk runs the heads at retained cells only; dense uses convolutions only."),
+        Literal["topk", "dense", "end2end"],
+        typer.Option(
+            help="topk: heads at the best cells; dense: convolutions only; end2end: calibrated detections after NMS."
+        ),
     ] = "topk",
     windows: Annotated[
         int, typer.Option(min=1, max=1000, help="Largest number of cells per level with covariances.")
@@ -35,6 +37,11 @@ def export(
         str | None, typer.Option(help="Quantise convolutions to 8 bits; images (folder, glob) for the value ranges.")
     ] = None,
     web: Annotated[bool, typer.Option("--web", help="Also write a page that runs the model in a browser.")] = False,
+    conf: Annotated[float, typer.Option(min=0, max=1, help="Confidence threshold of the end2end form.")] = 0.25,
+    iou: Annotated[float, typer.Option(min=0, max=1, help="IoU threshold of the end2end form.")] = 0.7,
+    family: Annotated[
+        Literal["gaussian", "student-t"], typer.Option(help="Distribution of the end2end form.")
+    ] = "gaussian",
     end2end: Annotated[
         bool | None, typer.Option(help="Head of a YOLO26 checkpoint that has both; default: the checkpoint's.")
     ] = None,
@@ -56,10 +63,12 @@ def export(
     pose = UncertainPose.load_base(base, artifact, unsafe=unsafe, end2end=end2end)
     if pose.host.is_file and (half or int8):
         raise HaloposeError(f"{base} keeps its precision: quantise it before heads are added, or export the checkpoint")
+    if form == "end2end" and (half or int8 or web):
+        raise HaloposeError("--half, --int8 and --web take the form topk or dense: leave them off with end2end")
     if pose.host.is_file and web:
         raise HaloposeError(f"{base}: no page is written for an ONNX file: export the checkpoint for that")
     topk = TopkSettings(candidates=max(TopkSettings().candidates, 4 * windows), windows=windows)
-    settings = onnx_file.ExportSettings(form, topk, imgsz)
+    settings = onnx_file.ExportSettings(form, topk, imgsz, onnx_file.DetectionSettings(conf, iou, family))
     model = exporting.export_model(pose.host, pose.artifact, settings)
     if half:
         model = quantise.to_half(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -55,16 +55,17 @@ class TracedTensors(Traceable):
         levels = rest[: len(rest) - (self.layout == "ultralytics-end2end")]
         if self.layout == "yolonas":
             boxes, scores, keypoints, visibility = decoded
-            return Traced((), levels, scores, decoded_cells(boxes, keypoints, visibility))
+            return Traced(decoded, levels, scores, decoded_cells(boxes, keypoints, visibility))
         (whole,) = decoded
         if self.cells_first:
             whole = whole.transpose(1, 2)
         scores = whole[:, 4 : 4 + self.classes].transpose(1, 2)
         said = column_cells(whole, self.classes, self.shape, self.corners)
-        rows = None
+        native, rows = decoded, None
         if self.layout == "ultralytics-end2end":
+            native = rest[-1:]
             rows = cells_of_rows(rest[-1], scores.amax(dim=2), said.points, self.shape)
-        return Traced((), levels, scores, None if self.one_to_one else said, rows)
+        return Traced(native, levels, scores, None if self.one_to_one else said, rows)
 
 
 def cells_of_rows(chosen: Tensor, scores: Tensor, points: Callable[[Tensor], Tensor], shape: tuple[int, int]) -> Tensor:
@@ -137,21 +138,24 @@ def add_heads(host: OnnxHost, artifact: Artifact, settings: ExportSettings | Non
     module = AddedHeads(tensors, artifact, settings).eval()
     added = trace_module(module, *_example(host, module), opset=opset_of(host))
     model = joined(host, added, tensors_of(host))
-    fixed = host.graph.input
-    names = dict(zip(_names_of_layout(host), host.graph.outputs, strict=True))
     facts = facts_of(host, tensors, artifact, replace(settings, imgsz=_imgsz(host, artifact, settings)))
-    file = {
-        "names": names,
-        "size": None if fixed.size is None else list(fixed.size),
-        "batch": fixed.batch,
-        "half": fixed.half,
-        "transposed": host.graph.transposed or (host.graph.cells_first and host.graph.rows is None),
-        "corners": host.corners and host.graph.layout == "ultralytics",
-        "preparation": host.graph.preparation,
-    }
-    write_facts(model, replace(facts, file=file))
+    write_facts(model, replace(facts, file=file_facts(host)))
     open_session(model.SerializeToString(), host.path, None)  # onnx's own checker refuses what some tools write
     return model
+
+
+def file_facts(host: OnnxHost) -> dict[str, Any]:
+    """Properties of a file that the runtime needs."""
+    graph = host.graph
+    return {
+        "names": dict(zip(_names_of_layout(host), graph.outputs, strict=True)),
+        "size": None if graph.input.size is None else list(graph.input.size),
+        "batch": graph.input.batch,
+        "half": graph.input.half,
+        "transposed": graph.transposed or (graph.cells_first and graph.rows is None),
+        "corners": host.corners and graph.layout == "ultralytics",
+        "preparation": graph.preparation,
+    }
 
 
 def _imgsz(host: OnnxHost, artifact: Artifact, settings: ExportSettings) -> int:
@@ -188,19 +192,34 @@ def opset_of(host: OnnxHost) -> int:
 
 def _example(host: OnnxHost, module: AddedHeads) -> tuple[dict[str, Tensor], list[str], dict[str, dict[int, str]]]:
     """Example inputs, names of the outputs, and free axes."""
+    given, axes = example_tensors(host)
+    axes |= {name: {0: "batch"} for name in module.output_names}
+    if host.graph.rows is not None:
+        axes["rows"] = {0: "batch", 1: "rows"}
+    if module.has_novelty:
+        height, width = TRACED_SIZE
+        given["area"] = torch.tensor([[0.0, 0.0, width, height]]).repeat(2, 1)
+        axes["area"] = {0: "batch"}
+    if isinstance(module.heads, DenseHeads):
+        axes["factors"] = {0: "batch", 1: "anchors"}
+    return given, module.output_names, axes
+
+
+def example_tensors(host: OnnxHost) -> tuple[dict[str, Tensor], dict[str, dict[int, str]]]:
+    """Examples of the tensors that heads read, and their free axes."""
     graph, (height, width) = host.graph, TRACED_SIZE
     sides = [(height // stride, width // stride) for stride in host.strides]
     cells = sum(tall * wide for tall, wide in sides)
     given: dict[str, Tensor] = {}
-    axes: dict[str, dict[int, str]] = {name: {0: "batch"} for name in module.output_names}
+    axes: dict[str, dict[int, str]] = {}
     if graph.layout == "yolonas":
         shapes = [(4,), (graph.classes,), (graph.keypoints, 2), (graph.keypoints,)]
-        for name, shape in zip(("boxes", "scores", "keypoints", "visibility"), shapes, strict=True):
+        for name, shape in zip(("own boxes", "own scores", "own keypoints", "own visibility"), shapes, strict=True):
             given[name], axes[name] = torch.rand(2, cells, *shape), {0: "batch", 1: "anchors"}
     else:
         channels = 4 + graph.classes + graph.keypoints * graph.dimensions
-        shape = (cells, channels) if graph.cells_first else (channels, cells)
-        given["decoded"] = torch.rand(2, *shape)
+        whole = (cells, channels) if graph.cells_first else (channels, cells)
+        given["decoded"] = torch.rand(2, *whole)
         axes["decoded"] = {0: "batch", 1 if graph.cells_first else 2: "anchors"}
     for number, ((tall, wide), level) in enumerate(zip(sides, host.pose_templates(), strict=True)):
         given[f"level{number}"] = torch.rand(2, level[0].weight.shape[1], tall, wide)
@@ -208,13 +227,7 @@ def _example(host: OnnxHost, module: AddedHeads) -> tuple[dict[str, Tensor], lis
     if graph.rows is not None:
         given["chosen"] = torch.rand(2, 300, 6 + graph.keypoints * graph.dimensions)
         axes["chosen"] = {0: "batch", 1: "rows"}
-        axes["rows"] = {0: "batch", 1: "rows"}
-    if module.has_novelty:
-        given["area"] = torch.tensor([[0.0, 0.0, width, height]]).repeat(2, 1)
-        axes["area"] = {0: "batch"}
-    if "factors" in axes and isinstance(module.heads, DenseHeads):
-        axes["factors"] = {0: "batch", 1: "anchors"}
-    return given, module.output_names, axes
+    return given, axes
 
 
 def joined(host: OnnxHost, added: ModelProto, sources: list[str]) -> ModelProto:
@@ -262,6 +275,6 @@ def joined(host: OnnxHost, added: ModelProto, sources: list[str]) -> ModelProto:
         output = graph.output.add()
         output.CopyFrom(value)
         sides = output.type.tensor_type.shape.dim
-        if fixed is not None and sides and sides[0].dim_param:
+        if fixed is not None and sides and sides[0].dim_param == "batch":
             sides[0].dim_value = fixed
     return model

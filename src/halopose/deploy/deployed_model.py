@@ -57,6 +57,10 @@ class Deployed:
             opened = Model(str(self.path))
             self.model = opened if run is None else Model(str(self.path), run, opened.facts)
         self.facts = self.model.facts
+        if self.facts.fixed is not None:
+            raise HaloposeError(
+                f"{self.path} is an end2end graph, which states no dispersions: export it as topk for this command"
+            )
         if visibility is not None:
             self.facts = replace(self.facts, visibility_threshold=visibility or None)
 

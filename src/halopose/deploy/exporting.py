@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halopose.deploy import added_heads, onnx_file
+from halopose.deploy.end_to_end import build_end_to_end
 from halopose.deploy.onnx_file import ExportSettings
 from halopose.fitting.artifact import Artifact
 from halopose.hosts.base import Host
@@ -22,6 +23,9 @@ def export_model(host: Host, artifact: Artifact, settings: ExportSettings | None
         artifact: Artifact of the base model.
         settings: Settings of the export.
     """
+    settings = settings or ExportSettings()
+    if settings.form == "end2end":
+        return build_end_to_end(host, artifact, settings)
     if isinstance(host, OnnxHost):
         return added_heads.add_heads(host, artifact, settings)
     return onnx_file.build(host, artifact, settings)

@@ -99,6 +99,21 @@ def _guarantees(facts: predict.Facts) -> list[str]:
     return lines
 
 
+_END_TO_END = {
+    "letterbox": "gain x, gain y, pad x, pad y, and width and height of each image",
+    "image": "number of the image of each detection",
+    "classes": "class, counted from 1",
+    "boxes": "x1, y1, x2, y2 in pixels of the image",
+    "scores": "confidence of the detection",
+    "keypoints": "x, y in pixels of the image",
+    "visibility": "visibility of each keypoint",
+    "covariance": "xx, xy, yy of each keypoint, in squared pixels of the image",
+    "scale": "xx, xy, yy of the scale matrix; the covariance for the Gaussian",
+    "dof": "degrees of freedom of the Student-t; infinite for the Gaussian",
+    "keep": "whether the keypoint is kept",
+    "novelty": "out-of-distribution p-value of the detection",
+    "image_novelty": "out-of-distribution p-value of the image",
+}
 _MEANINGS = {
     "images": "input",
     "area": "left, top, right and bottom edge of each image in the input, without padding",
@@ -115,8 +130,10 @@ _MEANINGS = {
 
 
 def _meaning(name: str, facts: predict.Facts) -> str:
+    if facts.form == "end2end" and name in _END_TO_END:
+        return _END_TO_END[name]
     if name != "output0":
-        return _MEANINGS[name]
+        return _MEANINGS.get(name, "output of the file that heads were added to")
     seen = ", visibility" if facts.visibility else ""
     if facts.layout == "ultralytics-end2end":
         return f"rows, best first: x1, y1, x2, y2, score, class, and x, y{seen} of each keypoint; pixels of the input"

@@ -37,7 +37,7 @@ from halopose.uncertainty.context_features import (
 from halopose.uncertainty.distributions import RAW_CHANNELS, factor_entries
 from halopose.uncertainty.heads import ACTIVATIONS, LevelHead, ProbabilisticHeads
 
-Form = Literal["topk", "dense"]
+Form = Literal["topk", "dense", "end2end"]
 
 ROUNDS = 4  # of suppression; each round resolves one more link of a chain of overlapping boxes
 OVERLAP = 0.7  # IoU threshold; it only ranks cells, so that a deviation from prediction is harmless

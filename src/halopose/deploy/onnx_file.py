@@ -24,6 +24,7 @@ from halopose.hosts.base import Host
 from halopose.hosts.traceable import Traceable
 from halopose.install_advice import install_command
 from halopose.runtime.predict import BLANK, EXTERNAL, OWN, SEAL, Facts, Problem, check_seal
+from halopose.types import Family
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -35,18 +36,36 @@ TRACED_SIZE = (320, 256)  # arbitrary; not square, so that swapped sides are not
 
 
 @dataclass(frozen=True)
+class DetectionSettings:
+    """What the graph decides itself.
+
+    Attributes:
+        conf: Confidence threshold.
+        iou: IoU threshold of non-maximum suppression.
+        family: Output distribution.
+    """
+
+    conf: float = 0.25
+    iou: float = 0.7
+    family: Family = "gaussian"
+
+
+@dataclass(frozen=True)
 class ExportSettings:
     """Settings of an export.
 
     Attributes:
-        form: ``topk`` for factors of the best cells, ``dense`` for factors of all cells by convolutions.
+        form: ``topk`` for factors of the best cells, ``dense`` for factors of all cells by convolutions, ``end2end``
+            for calibrated detections in pixels of the image.
         topk: Number of cells of the topk form.
         imgsz: Default input size; None for that of the artifact.
+        detection: What an end-to-end graph decides itself.
     """
 
     form: Form = "topk"
     topk: TopkSettings = field(default_factory=TopkSettings)
     imgsz: int | None = None
+    detection: DetectionSettings = field(default_factory=DetectionSettings)
 
 
 def build(host: Host, artifact: Artifact, settings: ExportSettings | None = None) -> ModelProto:
@@ -59,6 +78,8 @@ def build(host: Host, artifact: Artifact, settings: ExportSettings | None = None
     """
     settings = settings or ExportSettings()
     artifact.check(host)
+    if settings.form == "end2end":
+        raise HaloposeError("the end2end form is made by `halopose.deploy.exporting.export_model`")
     traceable = host.traceable()
     model = trace(Deployable(traceable, artifact, settings.form, settings.topk).eval())
     write_facts(model, facts_of(host, traceable, artifact, settings))

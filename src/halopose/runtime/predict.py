@@ -149,6 +149,7 @@ class Facts:
         file: For heads added to an existing ONNX file, properties of that file: ``names`` (names of its outputs by
             the names of the layout), ``size`` (fixed height and width), ``batch`` (fixed batch), ``half`` (input in
             half precision), ``transposed``, ``corners`` and ``preparation``. None otherwise.
+        fixed: For the end2end form, what the graph decides itself: ``conf``, ``iou`` and ``family``. None otherwise.
     """
 
     layout: str
@@ -176,6 +177,7 @@ class Facts:
     novelty: Optional[Dict[str, Any]] = None
     offset: Optional[List[List[float]]] = None
     file: Optional[Dict[str, Any]] = None
+    fixed: Optional[Dict[str, Any]] = None
 
     @property
     def preparation(self) -> str:
@@ -434,7 +436,38 @@ class Model:
             family: Output distribution: gaussian or student-t.
             imgsz: Input size; default that of the model.
         """
+        if self.facts.fixed is not None:
+            return self._end_to_end(image, conf, family, imgsz)
         return describe(self.facts, self.detect(image, conf, iou, imgsz), family)
+
+    def _end_to_end(self, image: Array, conf: float, family: str, imgsz: Optional[int]) -> Poses:
+        """Run a graph that gives calibrated detections itself; only a higher confidence can be asked for."""
+        fixed = self.facts.fixed or {}
+        if family != fixed["family"] or conf < fixed["conf"]:
+            raise Problem(
+                f"this graph was exported for the {fixed['family']} distribution and a confidence of at least "
+                f"{fixed['conf']}: ask for these, or export it again"
+            )
+        pixels, box = prepare(image, self.facts, imgsz or self.facts.imgsz)
+        letterbox = np.array([[*box.gain, *box.pad, box.shape[1], box.shape[0]]], np.float32)
+        found = self._in_batch(pixels[None], letterbox)
+        kept = (found["scores"] > conf) & (found["image"] == 0)
+        rows = {name: values[kept] for name, values in found.items() if len(values) == len(kept)}
+        count = rows["keypoints"].shape[1]
+        full = {name: rows[name][..., [0, 1, 1, 2]].reshape(-1, count, 2, 2) for name in ("covariance", "scale")}
+        return Poses(
+            boxes=rows["boxes"],
+            scores=rows["scores"],
+            class_ids=rows["classes"],
+            keypoints=rows["keypoints"],
+            visibility=rows.get("visibility"),
+            covariance=full["covariance"],
+            scale=full["scale"],
+            dof=None if family == "gaussian" else rows["dof"],
+            keep=rows["keep"],
+            novelty=rows.get("novelty"),
+            image_novelty=found["image_novelty"][:1] if "image_novelty" in found else None,
+        )
 
     def detect(
         self,
@@ -466,17 +499,22 @@ class Model:
             found = _with_novelty(found, cell, cells, outputs, self.facts.novelty, conf)
         return _with_factors(found, cell, cells, factors, box)
 
-    def _outputs(self, batch: Array, *rest: Array) -> Dict[str, Array]:
-        """Run the graph; outputs of a file that heads were added to get the names and the form of the layout."""
-        file = self.facts.file
-        if file is None:
-            return self.run(batch, *rest)
-        count = len(batch)
+    def _in_batch(self, batch: Array, *rest: Array) -> Dict[str, Array]:
+        """Run the graph in its own number format, on as many images as it takes; the last one is repeated."""
+        file = self.facts.file or {}
         given = [batch.astype(np.float16 if file.get("half") else np.float32), *rest]
-        missing = (file.get("batch") or count) - count
+        missing = (file.get("batch") or len(batch)) - len(batch)
         if missing > 0:
             given = [np.concatenate([each, np.repeat(each[-1:], missing, axis=0)]) for each in given]
-        outputs = {name: values[:count] for name, values in self.run(*given).items()}
+        return self.run(*given)
+
+    def _outputs(self, batch: Array, *rest: Array) -> Dict[str, Array]:
+        """Run the graph; outputs of a file that heads were added to get the names and the form of the layout."""
+        file, count = self.facts.file, len(batch)
+        outputs = self._in_batch(batch, *rest)
+        if file is None:
+            return outputs
+        outputs = {name: values[:count] for name, values in outputs.items()}
         for name, own in file.get("names", {}).items():
             outputs[name] = outputs[own].astype(np.float32)
         if file.get("transposed"):

@@ -1,0 +1,55 @@
+"""The end2end form: one graph whose detections are those of the topk form and its runtime."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halopose.deploy.deployed_model import Deployed
+from halopose.deploy.exporting import export_model
+from halopose.deploy.graph import TopkSettings
+from halopose.deploy.onnx_file import DetectionSettings, ExportSettings, write_model
+from halopose.errors import HaloposeError
+from halopose.hosts.base import Host
+from halopose.hosts.onnx.onnx_host import OnnxHost
+from halopose.runtime import predict
+from halopose.types import Family
+from tests.helpers import onnx_files
+from tests.helpers.models import artifact_for, host_of, photograph, with_split_student
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+SIZE = 96
+TOPK = TopkSettings(525, 400)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"), [("11", "student-t"), ("nas", "gaussian"), ("26-one-to-one", "student-t"), ("file", "gaussian")]
+)
+def test_detections_are_those_of_the_topk_form(kind: str, family: Family, tmp_path: Path) -> None:
+    host: Host = host_of(kind) if kind != "file" else OnnxHost(onnx_files.framework_onnx("11", tmp_path, SIZE))
+    size = 160 if kind == "26-one-to-one" else SIZE
+    artifact = with_split_student(artifact_for(host, imgsz=size))
+    forms = ExportSettings("topk", TOPK), ExportSettings("end2end", TOPK, None, DetectionSettings(0.3, 0.6, family))
+    models = []
+    for settings in forms:
+        model = export_model(host, artifact, settings)
+        domains = {node.domain for node in model.graph.node}
+        assert domains <= {"", "ai.onnx"}
+        path = tmp_path / f"{settings.form}.onnx"
+        write_model(model, path)
+        models.append(predict.Model(str(path)))
+    for name in ("bus.jpg", "zidane.jpg"):
+        wanted, found = (model.predict(photograph(name), 0.3, 0.6, family) for model in models)
+        assert len(found) == len(wanted) > 0
+        assert np.array_equal(found.class_ids, wanted.class_ids)
+        assert np.allclose(found.boxes, wanted.boxes, atol=1e-2)
+        assert np.allclose(found.keypoints, wanted.keypoints, atol=1e-2)
+        assert (found.keep == wanted.keep).mean() > 0.99
+        same = found.keep == wanted.keep
+        for part in ("covariance", "scale"):
+            ours, theirs = (getattr(poses, part)[same] for poses in (found, wanted))
+            assert (np.abs(ours - theirs) <= 1e-4 * np.trace(theirs, axis1=1, axis2=2)[:, None, None]).all()
+    with pytest.raises(predict.Problem, match="exported for"):
+        models[1].predict(photograph("bus.jpg"), 0.1, family=family)
+    with pytest.raises(HaloposeError, match="as topk"):
+        Deployed(tmp_path / "end2end.onnx")
