@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import struct
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 # Exceptions of checkpoint loaders, by kind of damage or forbidden content.
 LOAD_ERRORS = (
     TypeError, ImportError, AttributeError, RuntimeError, OSError, EOFError, LookupError, ValueError,
-    AssertionError, UnpicklingError,
+    ArithmeticError, AssertionError, UnpicklingError, struct.error,
 )  # fmt: skip
 
 

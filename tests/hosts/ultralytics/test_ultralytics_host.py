@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -163,6 +164,15 @@ def test_foreign_pickles_are_refused_and_never_run(tmp_path: Path) -> None:
     assert marker.exists()  # the payload does work
 
 
+def with_pickle(content: bytes, pickled: bytes) -> bytes:
+    """The archive of a checkpoint with another pickle in it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as whole, zipfile.ZipFile(buffer, "w") as archive:
+        for name in whole.namelist():
+            archive.writestr(name, pickled if name.endswith("data.pkl") else whole.read(name))
+    return buffer.getvalue()
+
+
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut.pt": lambda content: content[: len(content) // 2],
     "start.pt": lambda content: content[:100],
@@ -170,6 +180,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "text.pt": lambda content: b"hello",
     "picture.pt": lambda content: (ASSETS / "bus.jpg").read_bytes(),
     "whole.bin": lambda content: content,
+    "pickle.pt": lambda content: with_pickle(content, b"\x80\x02X\x01"),  # a text without its length
 }
 
 
