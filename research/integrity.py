@@ -36,7 +36,7 @@ ATTITUDE = 7e-4  # rad, about every axis
 DISTANCES = (300.0, 500.0, 1000.0, 1500.0, 2500.0, 4000.0, 6000.0)
 NOISES = (0.5, 1.0, 2.0, 3.0)
 SIZES = (3.0, 5.0, 7.0, 10.0, 20.0, 50.0)
-RISKS = Risks(fault_probability=LandingSettings().fault_probability)
+RISKS = Risks(fault_probability=LandingSettings().fault_probability, pairs=LandingSettings().risks(1).pairs)
 AXES = path_axes()
 
 

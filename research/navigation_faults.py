@@ -76,7 +76,6 @@ ALL = Sensors(
 )
 ALONE = replace(ALL, gnss=None, localizer=None, glide_slope=None, radio=None)
 LIMITS = REQUIREMENTS["lpv-200"].limits
-CELLS = np.arange(0.0, 61.0)  # metres, of the Stanford diagram
 
 Arrival = tuple[float, Measurement]  # seconds at which it is there
 
@@ -435,6 +434,43 @@ def report(known: dict[str, list[Outcome]]) -> None:
             say(f"NEES, {name}: mean {values.mean():.2f}; by distance {np.round(values.mean(0), 2).tolist()}")
 
 
+def stanford(known: dict[str, list[Outcome]], path: Path) -> None:
+    """Draw the Stanford diagrams of all flights: lateral and across the path, levels against errors."""
+    size, side = 5, 61
+    parts = []
+    for axis, (name, limit) in enumerate((("lateral", LIMITS[1]), ("across the path", LIMITS[2]))):
+        counts = np.zeros((side, side))
+        for outcome in (each for found in known.values() for each in found):
+            for _, level, error, count in (cell for cell in outcome.cells if cell[0] == axis):
+                counts[level, error] += count
+        left = 50 + axis * (side * size + 80)
+        shade = np.log1p(counts) / max(float(np.log1p(counts).max()), 1.0)
+        for level, error in np.argwhere(counts > 0).tolist():
+            parts.append(
+                f'<rect x="{left + error * size}" y="{20 + (side - 1 - level) * size}" width="{size}" height="{size}" '
+                f'fill="#1f4e8c" fill-opacity="{0.15 + 0.85 * shade[level, error]:.2f}"/>'
+            )
+        bottom, edge = 20 + side * size, left + side * size
+        parts += [
+            f'<rect x="{left}" y="20" width="{side * size}" height="{side * size}" fill="none" stroke="#444"/>',
+            f'<path d="M{left} {bottom}L{edge} 20" stroke="#a33"/>',
+            f'<path d="M{left} {bottom - limit * size:g}H{edge}M{left + limit * size:g} {bottom}V20" '
+            'stroke="#a33" stroke-dasharray="4"/>',
+            f'<text x="{left}" y="14">{name}: level over error, alert limit {limit:g} m</text>',
+            *(
+                f'<text x="{left + mark * size}" y="{bottom + 14}" text-anchor="middle">{mark}</text>'
+                f'<text x="{left - 5}" y="{bottom - mark * size + 4}" text-anchor="end">{mark}</text>'
+                for mark in (0, 20, 40, 60)
+            ),
+        ]
+    text = "\n".join(parts)
+    write_text(
+        path,
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 350" font-family="sans-serif" font-size="12">'
+        f'<rect width="800" height="350" fill="white"/>\n{text}\n</svg>\n',
+    )
+
+
 def _row(name: str, found: list[Outcome]) -> list[str]:
     delays = [each.alerted for each in found if each.alerted is not None]
     return [
@@ -460,9 +496,13 @@ def main() -> None:
     parser.add_argument("--healthy", type=int, default=200, help="flights without a fault")
     parser.add_argument("--measured", type=int, default=10, help="rendered flights that detections are sampled from")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--stanford", type=Path, help="draw the Stanford diagrams to this svg file")
     parser.add_argument("--only", default="", help="only faults whose name has this in it")
     given = parser.parse_args()
-    report(run([case for case in cases() if given.only in title(case)], given))
+    known = run([case for case in cases() if given.only in title(case)], given)
+    report(known)
+    if given.stanford:
+        stanford(known, given.stanford)
 
 
 if __name__ == "__main__":

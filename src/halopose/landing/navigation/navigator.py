@@ -13,10 +13,10 @@ integrity risk shared among the hypotheses. A flag is raised if
 The rule for a source that does not fit:
 
 1. If there is exactly one source without which all others agree, that source is excluded, until it has fitted for
-   ``probation`` seconds to a filter that is certain enough to tell. An excluded IRS stays excluded. If there is none,
-   the same holds for a pair. The rest continues with levels of its own. Filters that explain the data without the
-   exclusion continue as rivals, which the levels cover.
-2. If there are several such sources, two sources contradict each other. The flag is the only consequence.
+   ``probation`` seconds to a filter that is certain enough to tell. An excluded IRS stays excluded. The rest continues
+   with levels of its own. Filters that explain the data without the exclusion continue as rivals, which the levels
+   cover.
+2. If there are several such sources or none, it is not clear which source is right. The flag is the only consequence.
 3. The filter itself is considered wrong only if no other source that observes the disputed axis has lately been
    accepted, and either this source never was, or there is no source without which the others agree. Then the
    uncertainty of the motion is enlarged until the measurement fits. Repeated measurements alone never achieve that.
@@ -441,15 +441,17 @@ def _act(moment: _Moment, measurement: Measurement, innovation: Innovation, step
     words = f"{_name(source)} contradicts the others"
     moment = moment.flagged(words)
     noisy = np.asarray(np.logical_or(_restless(moment), moment.strain > _STRAINED).any(axis=1), dtype=bool)
-    peaceful = [n for n, each in enumerate(bank.without) if each and not each & bank.excluded and not noisy[n]]
-    fewest = min((len(bank.without[n]) for n in peaceful), default=0)
-    culprits = [bank.without[n] for n in peaceful if len(bank.without[n]) == fewest]
+    # A pair is never excluded: filters without two sources know too little to tell two liars from two witnesses.
+    culprits = [
+        each for n, each in enumerate(bank.without) if len(each) == 1 and not each & bank.excluded and not noisy[n]
+    ]
     first = not np.isfinite(moment.heard[0, _COLUMN[source]])
     if (first or not culprits) and not _opposed(moment, source, innovation):
         return _started_anew(moment, measurement, step)
     if len(culprits) != 1:
         return moment, replace(step, reason=f"{words}; it is not clear which source is right")
-    moment = _left_out(moment, culprits[0], ~noisy[: len(bank.without)])
+    rivals = ~_restless(moment)[: len(bank.without)].any(axis=1)  # strain alone refutes no explanation
+    moment = _left_out(moment, culprits[0], rivals)
     return moment, replace(step, reason=f"{words}; {_names(culprits[0])} excluded")
 
 
