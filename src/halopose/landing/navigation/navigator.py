@@ -450,7 +450,8 @@ def _act(moment: _Moment, measurement: Measurement, innovation: Innovation, step
         return _started_anew(moment, measurement, step)
     if len(culprits) != 1:
         return moment, replace(step, reason=f"{words}; it is not clear which source is right")
-    rivals = ~_restless(moment)[: len(bank.without)].any(axis=1)  # strain alone refutes no explanation
+    restless = _restless(moment)[: len(bank.without)].any(axis=1)  # strain alone refutes no explanation
+    rivals: Mask = np.asarray(~np.asarray(restless), dtype=bool)
     moment = _left_out(moment, culprits[0], rivals)
     return moment, replace(step, reason=f"{words}; {_names(culprits[0])} excluded")
 
