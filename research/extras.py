@@ -27,6 +27,7 @@ from tests.helpers.models import host_of, pose_model, write_scenes
 from halopose.data.files import read_json, write_text
 from halopose.data.films import FilmWriter
 from halopose.data.images import read_image
+from research.fuzz.formats import hdf5_files
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -156,6 +157,7 @@ ROOMS = {
         "ultralytics",
         (Try(COLLECT),),
     ),
+    "hdf5": Room((Try("halopose convert {slp} -o poses.json"),)),
     "dev": Room(
         (
             Try("python -m ruff check {root}/src"),
@@ -267,9 +269,13 @@ def make_inputs(folder: Path) -> dict[str, str]:
         "heads": folder / "heads.safetensors",
         "film": folder / "film.mp4",
         "deployed": folder / "deployed",
+        "slp": folder / "good-poses.slp",
         "photo": PHOTOGRAPH,
         "root": ROOT,
     }
+    if not places["slp"].is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        hdf5_files(folder)
     if not places["nas_data"].is_file():
         write_scenes(folder / "nas_data", host_of("nas"), {"train": 14, "val": 10})
     if not (places["deployed"] / "model.onnx").is_file():
