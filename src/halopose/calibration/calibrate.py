@@ -475,7 +475,7 @@ def cross_fit(
     student: StudentTCalibration | None = None,
     threshold: float | None = None,
 ) -> CrossFit:
-    """Calibrate each fold of images on the others; what is given was fitted elsewhere and is taken as it is."""
+    """Calibrate each fold of images on the others; given calibrations were fitted elsewhere and are used unchanged."""
     images, first = np.unique(matched.image_ids, return_index=True)
     chooses_visibility = protocol.visibility and matched.visibility is not None
     if gaussian is not None and student is not None and threshold is not None and not chooses_visibility:

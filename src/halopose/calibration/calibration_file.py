@@ -222,7 +222,7 @@ class CalibrationFile:
         )
 
     def apply(self, predictions: PoseDistributions) -> PoseDistributions:
-        """The same detections under the calibrated law; keypoints, boxes and scores stay as they are.
+        """Return the detections with calibrated distributions; keypoints, boxes and scores do not change.
 
         So does what is kept, unless the threshold was fitted with the areas of boxes: then that decides.
         """
@@ -381,5 +381,5 @@ def known_calibrations(files: Sequence[CalibrationFile], layout: Keypoints, prot
 
 
 def distributions_under(files: Sequence[CalibrationFile], matched: MatchedPoses, protocol: Protocol) -> DistributionSet:
-    """The laws of true positives under calibrations from files; what the files lack is cross-fitted."""
+    """Return the distributions of true positives under calibration files; missing families are cross-fitted."""
     return cross_fitted(matched, protocol, **known_calibrations(files, matched.layout, protocol))

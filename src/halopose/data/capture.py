@@ -46,7 +46,7 @@ def frames_of(source: str | int, stride: int = 1) -> Iterator[Frame]:
 
     Args:
         source: Path of a film, number of a camera, or address of a stream.
-        stride: Take every so many frames.
+        stride: Use every n-th frame.
 
     Yields:
         The frames; ``rate`` and ``length`` do not count those that the stride leaves out.

@@ -219,7 +219,7 @@ def read_source(source: Any, stride: int = 1) -> Iterator[NamedImage]:
     Args:
         source: Path, pattern, folder, film, camera number, address of an image, film or stream, array, tensor, PIL
             image, or an iterable of these. A folder stands for the images and films below it.
-        stride: Take every so many frames of films and streams.
+        stride: Use every n-th frame of films and streams.
 
     Yields:
         Each image. Frames of a film are named ``clip_000012``, counted without those that ``stride`` leaves out.

@@ -359,7 +359,7 @@ def _assigned_cells(
     settings: CollectSettings,
     layout: Keypoints,
 ) -> _Cells:
-    """Label-assigned cells, at most so many of each object, in input pixels. Crowds are no targets."""
+    """Label-assigned cells in input pixels, with a largest number per object. Crowds are no targets."""
     views = [replace(view, objects=view.objects.select(~view.objects.crowd)) for view in views]
     targets = [to_targets(view.objects, box) for view, box in zip(views, boxes, strict=True)]
     found = host.assign(output, targets, layout.sigmas)

@@ -114,7 +114,7 @@ def collect_copies(
 ) -> MatchStore:
     """The store of some training images, chosen by a hash of their ids, and their corrupted copies.
 
-    signals: for heads that look beyond their window.
+    signals: for heads with context features.
     """
     settings = settings or NoveltySettings()
     some = dataset.subset(hashed_order(dataset.image_ids)[: settings.images])

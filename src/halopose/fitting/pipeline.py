@@ -252,7 +252,7 @@ def _for_both(heads: ProbabilisticHeads, store: MatchStore, images: Array, setti
 def bound_heads(
     heads: ProbabilisticHeads, store: MatchStore, images: Array, protocol: Protocol | None = None
 ) -> ProbabilisticHeads:
-    """A copy of heads that look beyond their window, with the bound that is likeliest for the given images.
+    """Return a copy of heads with context features, with the most likely bound for the given images.
 
     It is sought in units of (kappa s)^2: detections that match an object are not further off than some of them.
     """
@@ -519,7 +519,7 @@ def _with_novelty(
     settings: FitSettings,
     progress: Progress | None,
 ) -> Artifact:
-    """The artifact with novelty, its p-values from the calibration images; as it is where the data are too few."""
+    """Return the artifact with an out-of-distribution model; unchanged if there are too few data."""
     how = NoveltySettings(images=settings.novelty_images)
     if not settings.novelty_images:
         return artifact

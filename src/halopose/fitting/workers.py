@@ -1,6 +1,6 @@
-"""Who takes part in a piece of work: processes of this machine, parts of an array of jobs, ranks of torchrun.
+"""Workers: processes of this machine, parts of a job array, ranks of torchrun.
 
-In: what the user, the environment and the machine say. Out: whose turn a shard is, and sums over all ranks.
+A `WorkerPool` shares out shards; a `ProcessGroup` sums over the ranks of a training.
 """
 
 from __future__ import annotations

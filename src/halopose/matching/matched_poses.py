@@ -1,6 +1,6 @@
 """True positives: detections matched to annotated objects, the raw material of every score.
 
-In: predictions and ground truth of a data set. Out: residuals and predicted laws over (M, K), in image order.
+It holds residuals and predicted distributions over (M, K), in image order.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from halopose.uncertainty.whitening import directions, squares, whiten
 
 @dataclass(frozen=True)
 class MatchedPoses:
-    """M true positives of K keypoints: residuals (M, K, 2) and the predicted law of each, in image order.
+    """M true positives of K keypoints: residuals (M, K, 2) and predicted distributions, in image order.
 
     correlation (M, 2K, 2K): how the predictions say that keypoints err together, whitened; None if they do not.
-    offset (M, K, 2): of the laws' means, which residuals are from, from the keypoints; None if there is none.
+    offset (M, K, 2): means of the distributions minus the keypoints; residuals are from the means. None if zero.
     scores (M,): of the detections; crowding (M,): largest IoU of the object's box
     with that of another object of the image; occluded (M, K) and truncated (M,): as in ``GroundTruth``.
     """
@@ -148,7 +148,7 @@ class MatchedPoses:
 
     @cached_property
     def similarity(self) -> Array:
-        """KS (M, K) of every keypoint, labelled or not (eq. 20): where the model put it, not at the law's mean."""
+        """KS (M, K) of every keypoint, labelled or not (eq. 20), at the predicted keypoint, not at the mean."""
         kappa, offset = self.layout.kappa, self.offset
 
         def similarity(rows: slice) -> Array:

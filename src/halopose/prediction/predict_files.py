@@ -74,7 +74,7 @@ class PredictSettings:
         exist_ok: Write into a folder that holds an earlier run, instead of numbering the folders.
         classes: Classes to keep, counted from 0 as in a data yaml; None: all.
         max_det: Largest number of detections per image, the most confident first; None: no limit but the model's.
-        vid_stride: Take every so many frames of films and streams.
+        vid_stride: Use every n-th frame of films and streams.
         save_txt: Write labels/NAME.txt for each image, in YOLO's format.
         save_csv: Write keypoints.csv, a row for each keypoint.
         show: Show annotated images in a window, with the frames per second.

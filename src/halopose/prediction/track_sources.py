@@ -54,7 +54,7 @@ class TrackFileSettings:
         pictures: Write the annotated film.
         classes: Classes to keep, counted from 0; None: all.
         max_det: Largest number of detections per frame; None: no limit but the model's.
-        vid_stride: Take every so many frames.
+        vid_stride: Use every n-th frame.
         save_txt: Write labels/NAME.txt for each frame, in YOLO's format with the identity at the end of a line.
         show: Show the annotated frames in a window.
         monitor: False-alarm probability of the calibration monitor; None: no monitor.
