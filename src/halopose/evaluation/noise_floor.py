@@ -2,8 +2,8 @@
 
 ACE and ENCE are means of absolute errors, so chance alone makes them positive, and an interval around the estimate
 never contains 0. The floor keeps the images, their clusters of keypoints and the spread of their errors, and removes
-the mean error: each image's deviation from the empirical curve is multiplied by a random sign (wild cluster
-bootstrap, Liu 1988; Cameron, Gelbach and Miller 2008).
+the mean error. ACE: each image's deviation from the empirical curve is multiplied by a random sign (wild cluster
+bootstrap, Liu 1988; Cameron, Gelbach and Miller 2008). ENCE: standardised residuals are dealt out anew.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from halopose.evaluation.scores import AXES
 from halopose.types import Array
 
 DRAWS = 400
+FEWEST_DRAWS, MOST_DEALT = 50, 2_000_000  # of the ENCE: draws, and keypoints over all draws
 FEWEST_IMAGES = 10  # with fewer no floor can be told
 
 
@@ -43,28 +44,37 @@ def coverage_floor(level: Array, image: Array, signs: Array) -> NoiseFloor:
     return _summary(np.abs(signs @ deviation).mean(1) / total.sum())
 
 
-def variance_floor(predicted: Array, squared: Array, image: Array, signs: Array) -> NoiseFloor:
-    """Floor of the ENCE.
+def variance_floor(predicted: Array, squared: Array, image: Array, seed: int = 0) -> NoiseFloor:
+    """Floor of the ENCE: the standardised squared residuals are dealt out anew, image by image.
+
+    Every stated variance is then right up to one common factor, which is removed, and tails and clusters stay.
 
     Args:
         predicted: Predicted variances (n,), rising.
         squared: Squared residuals (n,) in the same order.
         image: Image index (n,) in the same order.
-        signs: Signs (B, I) of the images.
+        seed: Seed of the permutations of images.
     """
-    images, bins = signs.shape[1], min(BINS, len(predicted))
-    if len(np.unique(image)) < FEWEST_IMAGES:
+    bins, count = min(BINS, len(predicted)), len(predicted)
+    members = np.unique(image)
+    if len(members) < FEWEST_IMAGES:
         return UNKNOWN_FLOOR
     # The first bins hold one sample more, as in ``metrics.variance_bins``.
-    size, larger = divmod(len(predicted), bins)
+    size, larger = divmod(count, bins)
     number = np.repeat(np.arange(bins), size + (np.arange(bins) < larger))
     total = np.bincount(number, predicted, bins)
-    ratio = np.bincount(number, squared, bins) / total
-    # The squared residuals are scaled to the stated variance of their bin: the mean error goes, the tails stay.
-    error = squared / np.maximum(ratio, 1e-300)[number] - predicted
-    deviation = np.bincount(image * bins + number, error, images * bins).reshape(images, bins)
-    moved = np.maximum(1 + signs @ deviation / total, 0)
-    return _summary(np.abs(np.sqrt(moved) - 1).mean(1))
+    standard = squared / predicted
+    standard = standard / standard.mean()
+    order = np.argsort(image, kind="stable")
+    bin_of, variance, standard = number[order], predicted[order], standard[order]
+    parts = np.split(np.arange(count), np.flatnonzero(np.diff(image[order])) + 1)
+    rng = np.random.default_rng(seed)
+    errors = []
+    for _ in range(min(DRAWS, max(FEWEST_DRAWS, MOST_DEALT // count))):
+        dealt = standard[np.concatenate([parts[place] for place in rng.permutation(len(parts))])]
+        ratio = np.bincount(bin_of, variance * dealt, bins) / total
+        errors.append(np.abs(np.sqrt(ratio) - 1).mean())
+    return _summary(np.array(errors))
 
 
 def floors_of(statistics: KeypointStatistics, image: Array, images: int, seed: int = 0) -> dict[str, NoiseFloor]:
@@ -74,7 +84,7 @@ def floors_of(statistics: KeypointStatistics, image: Array, images: int, seed: i
         suffix = "" if axis == "joint" else f"_{axis}"
         floors[f"ace{suffix}"] = coverage_floor(statistics.level[axis], image, signs)
         order = statistics.by_variance[axis]
-        floors[f"ence{suffix}"] = variance_floor(*statistics.in_variance_order[axis], image.take(order), signs)
+        floors[f"ence{suffix}"] = variance_floor(*statistics.in_variance_order[axis], image.take(order), seed)
     return floors
 
 
