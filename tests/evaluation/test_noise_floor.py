@@ -40,7 +40,7 @@ def test_the_expected_ace_is_the_mean_of_simulations() -> None:
 
 def test_groups_are_told_by_what_is_known_of_the_objects() -> None:
     matched = poses(120, 3, 5, seed=1)
-    occluded = matched.visibility < 0.3
+    occluded = np.asarray(matched.visibility) < 0.3
     # Occluded keypoints err twice as far as stated.
     matched = replace(matched, occluded=occluded, residual=matched.residual * np.where(occluded, 2.0, 1.0)[..., None])
     scores = score_matches(matched, as_given(matched), Protocol())
