@@ -1,0 +1,60 @@
+"""Parity of heads added to an ONNX file with the same heads in PyTorch, on photographs.
+
+python -m research.onnx_files model.onnx photographs --artifact heads.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from halopose.data.images import read_source
+from halopose.deploy.deployed_model import Deployed, Detecting
+from halopose.deploy.exporting import export_model
+from halopose.deploy.onnx_file import write_model
+from halopose.prediction.uncertain_pose import UncertainPose
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="ONNX file")
+    parser.add_argument("source", type=Path, help="folder of photographs")
+    parser.add_argument("--artifact", type=Path, help="artifact for the file; default: the shipped heads")
+    parser.add_argument("--count", type=int, default=64, help="photographs")
+    options = parser.parse_args()
+    pose = UncertainPose.load_base(options.model, options.artifact)
+    paths = sorted(path for path in options.source.iterdir() if path.is_file())
+    images = [image for path in paths[:: max(len(paths) // options.count, 1)] for image in read_source(path)]
+    images = images[: options.count]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        write_model(export_model(pose.host, pose.artifact), path)
+        print_parity(pose, Deployed(path), [image.pixels for image in images])
+
+
+def print_parity(pose: UncertainPose, deployed: Deployed, images: list[np.ndarray]) -> None:
+    """Largest differences of boxes and keypoints in pixels, and of covariances as a share of their trace."""
+    worst, count, missing = np.zeros(3), 0, 0
+    for image in images:
+        theirs = deployed.predict(image, Detecting(), "gaussian")
+        ours = pose.predict(image, family="gaussian")[0]
+        missing += abs(len(ours) - len(theirs))
+        if len(ours) != len(theirs) or not len(ours):
+            continue
+        count += len(ours)
+        trace = np.trace(ours.covariance, axis1=2, axis2=3)[..., None, None]
+        parts = (
+            np.abs(ours.boxes - theirs.boxes).max(),
+            np.abs(ours.keypoints - theirs.keypoints).max(),
+            (np.abs(ours.covariance - theirs.covariance) / trace).max(),
+        )
+        worst = np.maximum(worst, parts)
+    print(f"{len(images)} photographs, {count} detections, {missing} found by one only")
+    print(f"boxes {worst[0]:.2g} px, keypoints {worst[1]:.2g} px, covariances {worst[2]:.2g} of the trace")
+
+
+if __name__ == "__main__":
+    main()
