@@ -100,7 +100,7 @@ class FitSettings:
         rule: ``Protocol.threshold_rule``.
         region_scales: ``Protocol.region_scales``.
         split_student: Whether kept and pruned keypoints get a Student-t each.
-        covariance: Covariance of a Student-t: second moment of the residuals, or eq. 17 ("paper").
+        covariance: ``Protocol.covariance``.
         min_samples: Samples under which a keypoint's temperature is blended with that of all keypoints.
         novelty_images: Largest number of training images from which the out-of-distribution model is fitted; 0:
             none is fitted.
