@@ -135,7 +135,7 @@ def damaged_scene(folder: Path, rng: random.Random) -> None:
             key = rng.choice(["keypoints", "covariance", "bbox", "score"])
             odd = rng.choice([0, -1, 1e-300, 1e9, 1e155, 1e308, -1e308, 0.5, 2**63, *rng.sample(ODD, 1)])
             place = entry[key] if key != "covariance" else rng.choice(entry[key])
-            if isinstance(place, list):
+            if isinstance(place, list) and place:
                 place[rng.randrange(len(place))] = odd
             else:
                 entry[key] = odd
