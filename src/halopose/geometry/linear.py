@@ -109,6 +109,8 @@ def scaled_inverse(matrices: Array) -> Array:
     size = matrices.shape[-1]
     scale = 1 / np.sqrt(np.where(sound[..., None], diagonal, 1.0))
     scaled = np.where(sound[..., None, None], matrices * scale[..., None] * scale[..., None, :], np.eye(size))
-    sound = sound & (np.linalg.eigvalsh(scaled)[..., 0] > 1e-13)
+    finite = np.isfinite(scaled).all((-2, -1))  # else the eigenvalues do not converge
+    scaled = np.where(finite[..., None, None], scaled, np.eye(size))
+    sound = sound & finite & (np.linalg.eigvalsh(scaled)[..., 0] > 1e-13)
     inner = np.linalg.inv(np.where(sound[..., None, None], scaled, np.eye(size)))
     return np.where(sound[..., None, None], inner * scale[..., None] * scale[..., None, :], np.inf)
