@@ -109,7 +109,7 @@ def scaled_inverse(matrices: Array) -> Array:
     size = matrices.shape[-1]
     scale = 1 / np.sqrt(np.where(sound[..., None], diagonal, 1.0))
     scaled = np.where(sound[..., None, None], matrices * scale[..., None] * scale[..., None, :], np.eye(size))
-    finite: Array = np.isfinite(scaled).all((-2, -1))  # else the eigenvalues do not converge
+    finite = np.asarray(np.isfinite(scaled).all((-2, -1)))  # else the eigenvalues do not converge
     scaled = np.where(finite[..., None, None], scaled, np.eye(size))
     sound = sound & finite & (np.linalg.eigvalsh(scaled)[..., 0] > 1e-13)
     inner = np.linalg.inv(np.where(sound[..., None, None], scaled, np.eye(size)))
