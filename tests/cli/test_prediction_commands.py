@@ -569,6 +569,7 @@ def test_a_camera_is_tracked_until_the_window_is_closed(
     heads = *base(work), "--artifact", work / "a.safetensors", "--conf", 0.4
     output = run("track", "0", *heads, "-o", tmp_path / "out", "--show", "--save-txt", "--max-det", 2)
     assert "tracks in 13 frames" in output
+    assert "13 frames, per frame:" in output
     assert len(shown) == 13
     assert film_facts(tmp_path / "out" / "camera_0.mp4")[1] == 13
     entries = json.loads((tmp_path / "out" / "tracks.json").read_text())

@@ -118,4 +118,6 @@ def track(
         found = track_files(model, film, output, settings, progress)
     for each in found:
         say(str(each))
+        if each.speed is not None:
+            say(f"{each.frames} frames, per frame: {each.speed}")
         say(f"-> {', '.join(map(str, each.written))}")

@@ -6,11 +6,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -32,14 +32,13 @@ from halopose.origin import Speed
 from halopose.pose_tables import keypoint_columns, to_csv, to_yolo
 from halopose.poses import PoseDistributions
 from halopose.prediction.predictor import Predictor
+from halopose.prediction.speed_clock import SpeedClock
 from halopose.prediction.stream_monitor import StreamMonitor
 from halopose.types import Array, Progress
 
 log = logging.getLogger(__name__)
 
 MOST_FOLDERS = 10_000  # numbered output folders
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -256,7 +255,7 @@ class _Run:
         self.model, self.folder, self.settings, self.ids, self.results = model, folder, settings, ids, results
         self.window = window
         self.numbers: dict[str, int] = {}
-        self.clock = _Clock()
+        self.clock = SpeedClock()
         self.monitor = None if settings.monitor is None else StreamMonitor(model, settings.monitor)
 
     def over(self, sources: Sequence[Source], step: Progress) -> PredictedFiles:
@@ -295,7 +294,7 @@ class _Run:
 
     def _images(self, sources: Iterable[Source]) -> Generator[_UnusableSource | None]:
         """Predict images; yields for each the error that made it unusable, or None."""
-        with ReadAhead(self._timed(_each_image(sources))) as images, TaskThread() as tasks:
+        with ReadAhead(self.clock.timed(_each_image(sources))) as images, TaskThread() as tasks:
             for source, image in images:
                 yield image if isinstance(image, _UnusableSource) else self._image(source, image, tasks)
 
@@ -339,7 +338,7 @@ class _Run:
         frames, stopped = 0, False
         target = self.folder / f"{source.name}.mp4" if self.settings.pictures is not None else None
         with AnnotatedFilm(target, source.is_endless) as film, TaskThread() as tasks:
-            read = self._timed(_read(source, self.settings.vid_stride))
+            read = self.clock.timed(_read(source, self.settings.vid_stride))
             with ReadAhead(read, newest=source.is_endless and self.window is not None) as images:
                 try:
                     for frames, image in enumerate(images, 1):
@@ -373,15 +372,6 @@ class _Run:
                     film.write(drawn, image.rate)
 
         tasks.submit(finish)
-
-    def _timed(self, items: Iterator[Item]) -> Iterator[Item]:
-        """Add the time that each item takes to the clock."""
-        while True:
-            with self.clock.reading():
-                item = next(items, None)
-            if item is None:
-                return
-            yield item
 
     def _poses(self, image: NamedImage, file_name: str) -> PoseDistributions:
         """Predict an image."""
@@ -460,41 +450,6 @@ class _Run:
             if complete:
                 raise
             return 0
-
-
-class _Clock:
-    """Time spent on each part of the work. Parts run at the same time, so their sum may exceed the duration."""
-
-    def __init__(self) -> None:
-        self.images = 0
-        self._read = self._model = self._uncertainty = self._draw = 0.0
-
-    @property
-    def speed(self) -> Speed | None:
-        """Mean milliseconds per image; None without images."""
-        parts = (1000 * self._read, self._model, self._uncertainty, 1000 * self._draw)
-        return Speed(*(part / self.images for part in parts)) if self.images else None
-
-    def add(self, poses: PoseDistributions) -> None:
-        """Count an image that the model has predicted."""
-        self.images += 1
-        if poses.speed is not None:
-            self._model += poses.speed.model
-            self._uncertainty += poses.speed.uncertainty
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Count the time inside as reading."""
-        began = time.perf_counter()
-        yield
-        self._read += time.perf_counter() - began
-
-    @contextmanager
-    def drawing(self) -> Iterator[None]:
-        """Count the time inside as drawing and writing."""
-        began = time.perf_counter()
-        yield
-        self._draw += time.perf_counter() - began
 
 
 def _each_image(sources: Iterable[Source]) -> Iterator[tuple[Source, NamedImage | _UnusableSource]]:

@@ -21,10 +21,12 @@ from halopose.data.sources import Source, find_sources
 from halopose.display import Window, check_screen
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
+from halopose.origin import Speed
 from halopose.pose_tables import to_yolo
 from halopose.poses import PoseDistributions
 from halopose.prediction.predict_files import chosen_detections
 from halopose.prediction.predictor import Predictor
+from halopose.prediction.speed_clock import SpeedClock
 from halopose.prediction.stream_monitor import StreamMonitor
 from halopose.tracking.camera_motion import CameraMotion
 from halopose.tracking.frame_store import FrameStore
@@ -90,6 +92,7 @@ class TrackedFilm:
         motion: Motion and error model; None without a track.
         causal: Whether nothing of later frames was used.
         written: The files.
+        speed: Mean milliseconds per frame for reading, model, uncertainty, and drawing with writing; they overlap.
     """
 
     name: str
@@ -100,6 +103,7 @@ class TrackedFilm:
     motion: Motion | None = None
     causal: bool = False
     written: tuple[Path, ...] = ()
+    speed: Speed | None = None
 
     def add(self, tracks: PoseTracks) -> None:
         """Count the tracks of a window of frames."""
@@ -234,6 +238,7 @@ class _TrackRun:
         self.target = folder / f"{source.name}.mp4" if settings.pictures else None
         self.monitor = None if settings.monitor is None else StreamMonitor(model, settings.monitor)
         self.warps: list[Warp | None] = []
+        self.clock = SpeedClock()
         self.found = TrackedFilm(source.name, written=_outputs(folder, source.path, self.target))
 
     def twice(self) -> TrackedFilm:
@@ -292,10 +297,11 @@ class _TrackRun:
         settings, source, background = self.settings, self.source, CameraMotion()
         with ReadAhead(source.images(settings.vid_stride), newest=source.is_endless) as images:
             try:
-                for image in images:
+                for image in self.clock.timed(iter(images)):
                     found = self.model.predict(
                         image.pixels, conf=settings.conf, iou=settings.iou, imgsz=settings.imgsz
                     )[0]
+                    self.clock.add(found)
                     if self.monitor is not None:
                         self.monitor.update(found, image.name, source.name, image.rate)
                     poses = chosen_detections(found, settings.classes, settings.max_det)
@@ -321,6 +327,7 @@ class _TrackRun:
                     break
             if self.found.motion is None:
                 raise HaloposeError(NO_TRACK)
+        self.found.speed = self.clock.speed
 
     def _draw(
         self,
@@ -334,25 +341,29 @@ class _TrackRun:
         if self.target is None and window is None and not self.settings.save_txt:
             return True
         for number, image in zip(range(part.start, part.stop), images, strict=False):
-            picture, tracks = image.pixels, part.tracks
-            if tracks is not None:
-                rows = tracks.rows(frame=number)
-                if self.settings.save_txt:
-                    self._write_labels(image, tracks, rows)
-                picture = tracks.poses[rows].plot(
-                    picture,
-                    probability=self.settings.probability,
-                    names=tracks.layout.names,
-                    limbs=tracks.layout.limbs,
-                    labels=[f"#{identity}" for identity in tracks.track_ids[rows]],
-                )
-            rate = self.settings.rate or image.rate
-            film.write(picture, rate)
+            with self.clock.drawing():
+                picture = self._picture(image, part.tracks, number)
+                film.write(picture, self.settings.rate or image.rate)
             if not self.source.is_endless:
                 step("drawing", number + 1, max(part.stop, image.length))
             if window is not None and not window.show(picture):
                 return False
         return True
+
+    def _picture(self, image: NamedImage, tracks: PoseTracks | None, number: int) -> Array:
+        """Annotated frame; its labels are written."""
+        if tracks is None:
+            return image.pixels
+        rows = tracks.rows(frame=number)
+        if self.settings.save_txt:
+            self._write_labels(image, tracks, rows)
+        return tracks.poses[rows].plot(
+            image.pixels,
+            probability=self.settings.probability,
+            names=tracks.layout.names,
+            limbs=tracks.layout.limbs,
+            labels=[f"#{identity}" for identity in tracks.track_ids[rows]],
+        )
 
     def _write_labels(self, image: NamedImage, tracks: PoseTracks, rows: Array) -> None:
         height, width = image.pixels.shape[:2]
