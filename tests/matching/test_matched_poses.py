@@ -52,7 +52,7 @@ def test_nothing_to_match() -> None:
 def test_different_keypoint_counts_are_refused() -> None:
     rng = np.random.default_rng(0)
     five = random_truth(rng, 4, 5)
-    with pytest.raises(HaloposeError, match="5 keypoints, ground truth 17"):
+    with pytest.raises(HaloposeError, match=r"5 keypoints.* 17"):
         match_poses(random_predictions(rng, five, 3), random_truth(rng, 4))
 
 
@@ -73,7 +73,7 @@ def test_similarity_is_of_the_keypoint_wherever_the_mean_is() -> None:
     half = moved.image_ids <= moved.image_ids[30]
     parts = [moved.select(np.flatnonzero(part)) for part in (half, ~half)]
     np.testing.assert_allclose(MatchedPoses.concatenate(parts).similarity, matched.similarity, atol=1e-12)
-    with pytest.raises(HaloposeError, match="the shards differ"):
+    with pytest.raises(HaloposeError, match="differ in keypoints"):
         MatchedPoses.concatenate([parts[0], matched.select(np.flatnonzero(~half))])
 
 
@@ -111,7 +111,7 @@ def test_overlapping_shards_are_refused() -> None:
     image = matched.image_ids[10]
     first = matched.select(np.flatnonzero(matched.image_ids <= image))
     second = matched.select(np.flatnonzero(matched.image_ids >= image))
-    with pytest.raises(HaloposeError, match="same image"):
+    with pytest.raises(HaloposeError, match=f"contain image {image}"):
         MatchedPoses.concatenate([first, second])
     with pytest.raises(HaloposeError, match="at least one"):
         MatchedPoses.concatenate([])
@@ -134,5 +134,5 @@ def test_shards_of_different_kinds_are_refused(change: dict[str, Any]) -> None:
     half = matched.image_ids <= matched.image_ids[15]
     first, second = (matched.select(np.flatnonzero(part)) for part in (half, ~half))
     assert len(MatchedPoses.concatenate([first, second])) == 30
-    with pytest.raises(HaloposeError, match="the shards differ"):
+    with pytest.raises(HaloposeError, match="differ in keypoints"):
         MatchedPoses.concatenate([first, replace(second, **change)])

@@ -208,14 +208,14 @@ def _knots(name: str, values: Array) -> tuple[float, ...]:
 
 
 def _design(columns: dict[str, Array], knots: dict[str, tuple[float, ...]]) -> Array:
-    """Ramps (N, K, P) from 0 to 1 between adjacent knots."""
-    ramps = [
+    """Piecewise linear basis (N, K, P): each segment rises from 0 to 1 between adjacent knots."""
+    segments = [
         np.clip((columns[name] - low) / (high - low), 0.0, 1.0)
         for name, values in knots.items()
         for low, high in pairwise(values)
     ]
     shape = next(iter(columns.values())).shape
-    return np.stack(ramps, axis=-1) if ramps else np.zeros((*shape, 0))
+    return np.stack(segments, axis=-1) if segments else np.zeros((*shape, 0))
 
 
 def _bounds(knots: dict[str, tuple[float, ...]], base: Base) -> list[tuple[float | None, float | None]]:

@@ -184,17 +184,10 @@ def _opened(
     visibility: float | None = None,
 ) -> tuple[Deployed, Dataset]:
     """Open the exported model, and remove images that the given steps have used."""
-    import numpy as np
-
-    from halopose.data.dataset_loading import load_dataset
+    from halopose.data.dataset_loading import exclude_images, load_dataset
     from halopose.deploy.deployed_model import Deployed
     from halopose.deploy.recalibration import images_seen
 
     deployed = Deployed(folder_of(folder), visibility=visibility)
     dataset = load_dataset(data, split, images=images, otherwise=deployed.layout)
-    left = np.setdiff1d(dataset.image_ids, images_seen(deployed, parts))
-    if len(left) < len(dataset):
-        say(f"{len(dataset) - len(left)} of {len(dataset)} images were used to make the model and are skipped")
-    if not len(left):
-        raise HaloposeError("every image was used to make the model: give other images")
-    return deployed, dataset.subset(left)
+    return deployed, exclude_images(dataset, images_seen(deployed, parts), "the model")

@@ -56,12 +56,10 @@ from halopose.cli.terminal import progress, say, say_skipped, write_scores
 from halopose.errors import HaloposeError
 
 if TYPE_CHECKING:
-    from halopose.data.dataset import Dataset
     from halopose.fitting.artifact import Artifact
     from halopose.fitting.feature_cache import MatchStore
     from halopose.fitting.settings import FitSettings
     from halopose.hosts.base import Host
-    from halopose.keypoints import Keypoints
     from halopose.uncertainty.heads import HeadSettings
 
 
@@ -119,6 +117,7 @@ def fit(
     """
     from dataclasses import replace
 
+    from halopose.data.dataset_loading import load_train_val
     from halopose.data.files import make_folder, make_room
     from halopose.data.lock import locked
     from halopose.fitting import pipeline
@@ -161,7 +160,9 @@ def fit(
     callbacks = loggers([word.strip() for word in log.split(",")], report) if log else ()
     with locked(work):
         host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
-        training, validation = two_datasets(data, train, val, images, val_images, host.layout)
+        training, validation = load_train_val(
+            data, train, val, images=images, val_images=val_images, otherwise=host.layout
+        )
         settings = replace(settings, batch=batch or batch_for(host.device))
         pool = replace(WorkerPool.of_machine(host.device, workers), engine=engine)
         with progress() as step:
@@ -407,13 +408,10 @@ def novelty(
     It is fitted on training images and corrupted copies of them. P-values come from validation images, except those
     that the artifact reserves for evaluation.
     """
-    import numpy as np
-
+    from halopose.data.dataset_loading import load_train_val
     from halopose.data.files import make_room
-    from halopose.data.lock import locked
     from halopose.fitting import pipeline
     from halopose.fitting.artifact import Artifact, host_for
-    from halopose.fitting.novelty_fitting import collect_copies, fit_novelty
     from halopose.fitting.settings import NoveltySettings
     from halopose.fitting.work_folder import work_folder
     from halopose.hosts import model_zoo
@@ -422,18 +420,12 @@ def novelty(
     known = Artifact.load(artifact)
     host = host_for(known, base, device=device, unsafe=unsafe, end2end=end2end)
     make_room(output)
-    work = work_folder(output, work)
-    training, validation = two_datasets(data, train, val, images, val_images, known.layout)
-    validation = validation.subset(np.setdiff1d(validation.image_ids, known.card.images.of("evaluation", "heads")))
-    if not len(validation):
-        raise HaloposeError("the heads have seen every validation image: give other images")
-    settings = pipeline.settings_for(known)
-    with locked(work), progress() as step:
-        how = NoveltySettings(novelty_images)
-        context_features = known.heads.settings.context_features
-        copies = collect_copies(host, training, work / "copies", known.imgsz, how, step, context_features)
-        store = pipeline.collect_validation(host, validation, work / "val", settings, step)
-        done = fit_novelty(known, copies, store)
+    training, validation = load_train_val(
+        data, train, val, images=images, val_images=val_images, otherwise=known.layout
+    )
+    with progress() as step:
+        settings = NoveltySettings(novelty_images)
+        done = pipeline.add_novelty(known, host, training, validation, work_folder(output, work), settings, step)
     done.save(output)
     record = done.card.novelty
     if record is not None:
@@ -450,26 +442,3 @@ def _settings(
         train=TrainSettings(epochs=epochs, alpha=alpha, scale_weight=scale_weight, dof=dof, seed=seed),
         head=head,
     )
-
-
-def two_datasets(
-    data: Path, train: str, val: str, images: Path | None, val_images: Path | None, otherwise: Keypoints
-) -> tuple[Dataset, Dataset]:
-    """Load training and validation data; ``otherwise``: keypoints of the model, if the data do not state them."""
-    from halopose.data.dataset_loading import load_dataset
-    from halopose.plugins import dataset_reader
-
-    reader = dataset_reader(data)
-    if reader is not None:
-        if not Path(val).exists():
-            raise HaloposeError(f"{reader.name} data: give the validation annotations too, --val FILE or FOLDER")
-        return load_dataset(data, ""), load_dataset(val, "")
-    if data.suffix == ".json":
-        if not val.endswith(".json"):
-            raise HaloposeError("with COCO json give the validation annotations too: --val other.json")
-        folder = val_images or images
-        return (
-            load_dataset(data, "", images=images, otherwise=otherwise),
-            load_dataset(val, "", images=folder, otherwise=otherwise),
-        )
-    return load_dataset(data, train, otherwise=otherwise), load_dataset(data, val, otherwise=otherwise)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -40,13 +40,12 @@ from halopose.cli.options import (
     refuse_with_deployed,
     required_files,
 )
-from halopose.cli.terminal import progress, say, say_skipped, write_scores
+from halopose.cli.terminal import progress, say, write_scores
 from halopose.errors import HaloposeError
 from halopose.family import DEFAULT_FAMILY
 
 if TYPE_CHECKING:
     from halopose.data.dataset import Dataset
-    from halopose.fitting.artifact import Artifact
     from halopose.prediction.uncertain_pose import UncertainPose
 
 OF_TORCH = "uncalibrated", "end2end", "device", "unsafe"  # options without effect for an exported folder
@@ -95,17 +94,13 @@ def evaluate(
 
     Under torchrun each process runs the model on its part of the images, and the first process scores them all.
     """
-    from dataclasses import replace
-
-    from halopose.data.dataset_loading import load_dataset
-    from halopose.data.lock import locked
-    from halopose.fitting import pipeline
-    from halopose.fitting.collecting import collect_shards, finished
-    from halopose.fitting.workers import ProcessGroup, WorkerPool, batch_for, own_device
+    from halopose.data.dataset_loading import exclude_images, load_dataset
+    from halopose.fitting.workers import own_device
+    from halopose.prediction.dataset_evaluation import DetectionSettings, evaluate_dataset
     from halopose.prediction.uncertain_pose import UncertainPose
     from halopose.protocol import Protocol
+    from halopose.reports.example_pictures import write_examples
     from halopose.reports.verdict import is_miscalibrated
-    from halopose.types import named
 
     if deployed is not None:
         refuse_with_deployed(context, "pictures", "shift", "against", "kinds", "alarm", *OF_TORCH, "workers", "batch")
@@ -125,37 +120,25 @@ def evaluate(
         raise HaloposeError(
             f"{artifact} has no out-of-distribution model, which --shift needs: add one with `halopose novelty`"
         )
-    group, pool = ProcessGroup.joined(model.host.device), WorkerPool.of_machine(model.host.device, workers)
     dataset = load_dataset(data, split, images=images, otherwise=model.artifact.layout)
     if overlap == "exclude":
-        dataset = _unseen(dataset, model.artifact)
-    settings = pipeline.settings_for(
-        model.artifact, imgsz=imgsz, conf=conf, iou=iou, batch=batch or batch_for(model.host.device)
-    )
-    protocol = Protocol(bootstrap=bootstrap, area=area)
-    with locked(output, (pool.part, pool.parts)):
-        with progress() as step:
-            collecting, counter = (
-                pipeline.validation_settings(settings),
-                named(step, "collecting validation images"),
-            )
-            collect_shards(model.host, dataset, output / "store", collecting, counter, pool)
-            group.meet()
-            if not group.first:
-                return
-            store = finished(output / "store")
-            scores = pipeline.evaluate_artifact(model.artifact, model.host, store, None, protocol, step)
-        say_skipped(store)
-        if pictures:
-            shown = replace(dataset, records=dataset.records[:pictures])
-            _example_pictures(model, shown, output / "pictures", imgsz=imgsz, conf=conf, iou=iou)
-        files = f"--base {base} --artifact {artifact}"
-        following = f"halopose export {files} -o deployed"
-        if is_miscalibrated(scores):
-            following = f"halopose calibrate {data} {files} -o calibrated.safetensors"
-        write_scores(scores, output, model.host.description, following)
-        if shift:
-            _shift(model, dataset, output, split, against, kinds, alarm)
+        used = model.artifact.card.images.of("heads", "calibration")
+        dataset = exclude_images(dataset, used, "the artifact", "give other images, or --overlap allow")
+    protocol, detection = Protocol(bootstrap=bootstrap, area=area), DetectionSettings(imgsz, conf, iou, batch)
+    with progress() as step:
+        measured = evaluate_dataset(model, dataset, output, protocol, detection, workers, step)
+    if measured is None:  # the first process of torchrun reports
+        return
+    for line in measured.skipped:
+        say(f"skipped: {line}")
+    write_examples(model, dataset, output / "pictures", pictures, imgsz=imgsz, conf=conf, iou=iou)
+    files = f"--base {base} --artifact {artifact}"
+    following = f"halopose export {files} -o deployed"
+    if is_miscalibrated(measured.scores):
+        following = f"halopose calibrate {data} {files} -o calibrated.safetensors"
+    write_scores(measured.scores, output, model.host.description, following)
+    if shift:
+        _shift(model, dataset, output, split, against, kinds, alarm)
 
 
 def _shift(
@@ -167,10 +150,9 @@ def _shift(
     kinds: str | None,
     alarm: float,
 ) -> None:
-    """Evaluate corruptions and other data: shift.json, shift.html and a table."""
+    """Run the study of distribution shift and print its table."""
     from halopose.data.dataset_loading import load_dataset
-    from halopose.data.files import write_json, write_text
-    from halopose.reports.shift_report import render_shift, to_text
+    from halopose.reports.shift_report import to_text, write_shift
     from halopose.studies.shift_study import ShiftSettings, run_shift
 
     chosen = ShiftSettings().kinds if kinds is None else tuple(kind.strip() for kind in kinds.split(","))
@@ -178,8 +160,7 @@ def _shift(
     with progress() as step:
         settings = ShiftSettings(kinds=chosen, alarm=alarm)
         study = run_shift(model.host, model.artifact, dataset, output / "shift", settings, others, step)
-    write_json(output / "shift.json", study.to_json())
-    write_text(output / "shift.html", render_shift(study, f"{model.host.description}: distribution shift"))
+    write_shift(study, output, f"{model.host.description}: distribution shift")
     say(to_text(study))
     say(f"-> {output / 'shift.html'}, {output / 'shift.json'}")
 
@@ -314,27 +295,3 @@ def models() -> None:
             for name, measured in (("gaussian", figures.gaussian), ("student-t", figures.student_t)):
                 values = ", ".join(f"{metric.upper()} {value:.4f}" for metric, value in vars(measured).items())
                 say(f"{'':16}{name}: {values}", always=True)
-
-
-def _unseen(dataset: Dataset, artifact: Artifact) -> Dataset:
-    """Return the data set without images that the artifact was trained or calibrated on."""
-    import numpy as np
-
-    left = np.setdiff1d(dataset.image_ids, artifact.card.images.of("heads", "calibration"))
-    if len(left) < len(dataset):
-        say(f"{len(dataset) - len(left)} of {len(dataset)} images were used to make the artifact and are skipped")
-    if not len(left):
-        raise HaloposeError("every image was used to make the artifact: give other images, or --overlap allow")
-    return dataset.subset(left)
-
-
-def _example_pictures(model: UncertainPose, dataset: Dataset, folder: Path, **options: Any) -> None:
-    """Write detections with residuals and NLL, all keypoints beside the kept ones."""
-    from halopose.data.images import distinct_names, write_image
-    from halopose.reports.example_pictures import draw_example
-
-    names = distinct_names([Path(str(record.path)) for record in dataset.records])
-    for record, name in zip(dataset.records, names, strict=True):
-        picture = draw_example(model, record, **options)
-        if picture is not None:
-            write_image(folder / f"{name}.jpg", picture)

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from halopose.cli.fitting_commands import two_datasets
 from halopose.cli.options import (
     MANY,
     Base,
@@ -65,6 +64,7 @@ def ablate(
     unsafe: Unsafe = False,
 ) -> None:
     """Run the paper's ablations on your data: variants, paired differences, findings. Resumable."""
+    from halopose.data.dataset_loading import load_train_val
     from halopose.data.files import make_folder, write_text
     from halopose.data.lock import locked
     from halopose.fitting.settings import FitSettings, TrainSettings
@@ -77,7 +77,7 @@ def ablate(
     compared, sizes = exponents(alphas, "alphas"), parse_sizes(str(imgsz) if train_sizes is None else train_sizes)
     make_folder(output)
     host = load_host(base, device=device, unsafe=unsafe, end2end=end2end)
-    training, validation = two_datasets(data, train, val, images, val_images, host.layout)
+    training, validation = load_train_val(data, train, val, images=images, val_images=val_images, otherwise=host.layout)
     settings = FitSettings(
         train=TrainSettings(epochs=epochs, seed=seed),
         head=head_settings(context=context),
@@ -145,6 +145,7 @@ def finetune(
     """Fine-tune a base model towards Gaussian residuals, and compare it with the original and a control."""
     from dataclasses import asdict
 
+    from halopose.data.dataset_loading import load_train_val
     from halopose.data.files import make_folder, make_room, write_json, write_text
     from halopose.data.lock import locked
     from halopose.finetuning.finetuning_settings import FinetuneSettings
@@ -158,7 +159,7 @@ def finetune(
         make_room(output.with_suffix(suffix))
     work = make_folder(work or output.with_name(f"{output.stem}-work"))
     layout = load_host(base, unsafe=unsafe).layout
-    training, validation = two_datasets(data, train, val, images, val_images, layout)
+    training, validation = load_train_val(data, train, val, images=images, val_images=val_images, otherwise=layout)
     settings = FinetuneSettings(
         loss=loss,
         sigma=sigma,

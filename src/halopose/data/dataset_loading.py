@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +20,8 @@ from halopose.keypoints import Keypoints
 from halopose.plugins import convert_coco, dataset_reader
 from halopose.poses import GroundTruth
 from halopose.types import Array
+
+log = logging.getLogger(__name__)
 
 
 def load_dataset(
@@ -39,6 +42,57 @@ def load_dataset(
     if place.suffix == ".json":
         return _coco(place, images, otherwise)
     return Dataset.join([read_yolo(place, part.strip(), otherwise) for part in split.split(",")])
+
+
+def load_train_val(
+    source: Path | str,
+    train: str,
+    val: str,
+    *,
+    images: Path | str | None = None,
+    val_images: Path | str | None = None,
+    otherwise: Keypoints | None = None,
+) -> tuple[Dataset, Dataset]:
+    """Load training and validation data.
+
+    Args:
+        source: YOLO data yaml, COCO json, or annotations that a plug-in reads.
+        train: Training split of the yaml.
+        val: Validation split of the yaml; with annotation files, the validation annotations.
+        images: Folder or tar archives with the training images of COCO json.
+        val_images: The same for the validation images; default: ``images``.
+        otherwise: Keypoints of the model, for what the data does not state.
+    """
+    reader = dataset_reader(Path(source))
+    if reader is not None:
+        if not Path(val).exists():
+            raise HaloposeError(f"{reader.name} data: give the validation annotations too, --val FILE or FOLDER")
+        return load_dataset(source, ""), load_dataset(val, "")
+    if Path(source).suffix == ".json":
+        if not val.endswith(".json"):
+            raise HaloposeError("with COCO json give the validation annotations too: --val other.json")
+        return (
+            load_dataset(source, "", images=images, otherwise=otherwise),
+            load_dataset(val, "", images=val_images or images, otherwise=otherwise),
+        )
+    return load_dataset(source, train, otherwise=otherwise), load_dataset(source, val, otherwise=otherwise)
+
+
+def exclude_images(dataset: Dataset, used: Array, model: str, advice: str = "give other images") -> Dataset:
+    """Return the dataset without images that were used to make a model. Log how many are skipped.
+
+    Args:
+        dataset: The dataset.
+        used: (I,) ids of the images that were used.
+        model: Name of the model in messages, such as "the artifact".
+        advice: What the error message recommends if no image is left.
+    """
+    left = np.setdiff1d(dataset.image_ids, used)
+    if len(left) < len(dataset):
+        log.info("%d of %d images were used to make %s and are skipped", len(dataset) - len(left), len(dataset), model)
+    if not len(left):
+        raise HaloposeError(f"every image was used to make {model}: {advice}")
+    return dataset.subset(left)
 
 
 def _coco(path: Place, images: Path | str | None, otherwise: Keypoints | None) -> Dataset:

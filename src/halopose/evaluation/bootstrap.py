@@ -81,8 +81,8 @@ class PairedMetrics:
     """Metrics of one model on a set of images, with bootstrap draws that other models on these images share.
 
     Attributes:
-        estimate: metrics by name.
-        draws: each metric under the same B resamplings of images (B,).
+        estimate: Metrics by name.
+        draws: Each metric under the same B resamplings of images (B,).
     """
 
     estimate: dict[str, float]

@@ -30,11 +30,11 @@ def score_custom(
     """Compute metrics of plug-ins for all distributions, before and after pruning.
 
     Args:
-        metrics: metrics of the installed plug-ins.
-        matched: detections matched to annotated objects.
-        distributions: the distributions to compare.
-        evaluated: the labelled keypoints of ``matched``.
-        protocol: settings, such as the number of bootstrap draws.
+        metrics: Metrics of the installed plug-ins.
+        matched: Detections matched to annotated objects.
+        distributions: The distributions to compare.
+        evaluated: The labelled keypoints of ``matched``.
+        protocol: Settings, such as the number of bootstrap draws.
     """
     if not metrics:
         return {}

@@ -53,11 +53,11 @@ def evaluate(
     """Evaluate true positives: overall, per keypoint and per object scale, before and after pruning.
 
     Args:
-        matched: detections matched to annotated objects.
-        distributions: distributions to compare; by default they are calibrated by cross-fitting over images.
-        protocol: settings of the evaluation.
-        progress: called after every bootstrap draw.
-        others: true positives by other kinds of match, with their distributions and protocols. They are reported in
+        matched: Detections matched to annotated objects.
+        distributions: Distributions to compare; by default they are calibrated by cross-fitting over images.
+        protocol: Settings of the evaluation.
+        progress: Called after every bootstrap draw.
+        others: True positives by other kinds of match, with their distributions and protocols. They are reported in
             ``Scores.matches``.
 
     Raises:
@@ -193,12 +193,12 @@ class _Scored:
     """Scores of one distribution.
 
     Attributes:
-        whole: scores of all keypoints.
-        kept: scores of the keypoints that pruning keeps.
+        whole: Scores of all keypoints.
+        kept: Scores of the keypoints that pruning keeps.
         cells: (C, 99) coverage by keypoint and object scale.
-        covariance: entries (n,) of the covariance by name.
-        pruning_curve: for the Gaussian only.
-        statistics: statistics of all and of the kept keypoints, if a bootstrap needs them.
+        covariance: Entries (n,) of the covariance by name.
+        pruning_curve: For the Gaussian only.
+        statistics: Statistics of all and of the kept keypoints, if a bootstrap needs them.
     """
 
     whole: DistributionScores
@@ -264,12 +264,12 @@ def _one_distribution(
     """Scalar metrics overall, per keypoint and per scale, and curves.
 
     Args:
-        statistics: statistics of n keypoints.
+        statistics: Statistics of n keypoints.
         cell: (n,) keypoint index times the number of scales, plus the scale index.
-        names: keypoint names.
-        scales: object scales.
-        plotted: names of the keypoints that get Q-Q points.
-        reuse: scores of a distribution with the same covariances.
+        names: Keypoint names.
+        scales: Object scales.
+        plotted: Names of the keypoints that get Q-Q points.
+        reuse: Scores of a distribution with the same covariances.
     """
     cells = np.arange(len(names) * len(scales))
     keypoint, scale = np.divmod(cells, len(scales))

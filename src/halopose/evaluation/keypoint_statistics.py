@@ -40,8 +40,8 @@ class FlatResiduals:
     """The n labelled keypoints, before a distribution is applied.
 
     Attributes:
-        residual: residuals (n,) along x and y.
-        squared: squared residuals (n,) by AXES; the joint one is half the squared norm.
+        residual: Residuals (n,) along x and y.
+        squared: Squared residuals (n,) by AXES; the joint one is half the squared norm.
         similarity: (n,) keypoint similarities.
     """
 
@@ -93,15 +93,15 @@ class KeypointStatistics:
     """Statistics of the n labelled keypoints under one distribution.
 
     Attributes:
-        level: number of coverage levels (n,) too small to contain the true keypoint, by AXES.
-        statistic: squared Mahalanobis distance and standardised coordinates (n,), by AXES; their surprisal for a
+        level: Number of coverage levels (n,) too small to contain the true keypoint, by AXES.
+        statistic: Squared Mahalanobis distance and standardised coordinates (n,), by AXES; their surprisal for a
             Student-t.
-        covariance: entries (n,) of the covariance, named xx, xy and yy.
+        covariance: Entries (n,) of the covariance, named xx, xy and yy.
         half_trace: (n,) half the trace of the covariance.
         dof: (n,) degrees of freedom of a Student-t.
         nll: (n,) negative log-likelihood.
         confidence: (n,) localization confidence.
-        residuals: the residuals.
+        residuals: The residuals.
     """
 
     level: dict[str, Array]
@@ -235,10 +235,10 @@ def summaries_by(
     """``summaries`` of several groupings of the same C cells. Keypoints are sorted and counted once, by cell.
 
     Args:
-        statistics: statistics of n keypoints.
+        statistics: Statistics of n keypoints.
         cell: (n,) cell index of each keypoint.
-        groupings: for each grouping, the group index (C,) of each cell.
-        reuse: summaries of a distribution with the same covariances.
+        groupings: For each grouping, the group index (C,) of each cell.
+        reuse: Summaries of a distribution with the same covariances.
     """
     cells = len(groupings[0])
     sizes = [_total(np.bincount(cell, minlength=cells), grouping) for grouping in groupings]
@@ -314,10 +314,10 @@ def curves_of(
     Q-Q over all keypoints exists for a Gaussian only, because a Student-t differs by keypoint (paper, appendix D.2).
 
     Args:
-        statistics: statistics of n keypoints.
+        statistics: Statistics of n keypoints.
         keypoint: (n,) keypoint index.
-        names: names of the keypoints that get Q-Q points.
-        reuse: curves of a distribution with the same covariances.
+        names: Names of the keypoints that get Q-Q points.
+        reuse: Curves of a distribution with the same covariances.
     """
     own = _covariance_curves(statistics) if reuse is None else {name: getattr(reuse, name) for name in _SHARED_CURVES}
     return DistributionCurves(
@@ -354,10 +354,10 @@ def _qq(statistics: KeypointStatistics, group: Array, count: int, points: int) -
     The reference of a Student-t has the median degrees of freedom of the group.
 
     Args:
-        statistics: statistics of n keypoints.
+        statistics: Statistics of n keypoints.
         group: (n,) group index.
-        count: number of groups.
-        points: maximum number of points per curve.
+        count: Number of groups.
+        points: Maximum number of points per curve.
     """
     sizes = np.bincount(group, minlength=count)
     sizes = sizes[sizes > 0] if count > 1 else sizes

@@ -70,10 +70,10 @@ def score_regions(
 
     Args:
         matched: M true positives.
-        fitted: their regions.
+        fitted: Their regions.
         kept: (M, K) keypoints that pruning keeps.
-        protocol: settings of the evaluation.
-        scales: masks (M,) of the object scales by name.
+        protocol: Settings of the evaluation.
+        scales: Masks (M,) of the object scales by name.
     """
     labelled = matched.labelled
     instance, keypoint = np.nonzero(labelled)

@@ -25,7 +25,7 @@ class CoverageEstimate:
         held: (4,) share of samples inside the region, by level; NaN where calibration had too few images for a
             region of finite size.
         margin: (4,) half the width of the 95 % interval of each share.
-        count: number of samples.
+        count: Number of samples.
     """
 
     held: tuple[float, ...]
@@ -53,11 +53,11 @@ class RegionScores:
     """Coverage of conformal regions.
 
     Attributes:
-        keypoints: coverage of single keypoints.
-        per_keypoint: the same by keypoint name.
-        per_scale: the same by object scale.
-        whole: coverage of all labelled keypoints of an object at once.
-        whole_kept: the same over the keypoints that pruning keeps.
+        keypoints: Coverage of single keypoints.
+        per_keypoint: The same by keypoint name.
+        per_scale: The same by object scale.
+        whole: Coverage of all labelled keypoints of an object at once.
+        whole_kept: The same over the keypoints that pruning keeps.
         size: (4,) median radius in pixels of a circle with the area of the region, by level.
     """
 
@@ -102,7 +102,7 @@ class JointNll:
         nll: NLL of the joint distribution.
         independent: NLL with independent keypoints.
         gain: ``independent`` - ``nll``.
-        margin: half the width of the 95 % interval of the gain.
+        margin: Half the width of the 95 % interval of the gain.
     """
 
     nll: float
@@ -116,10 +116,10 @@ class JointScores:
     """Scores of the joint distribution of all keypoints of an object.
 
     Attributes:
-        distributions: joint NLL by distribution.
+        distributions: Joint NLL by distribution.
         correlation: (2K, 2K) correlation of whitened residuals, mean over folds.
-        dof: degrees of freedom, median over folds.
-        shrinkage: shrinkage of the correlation, mean over folds.
+        dof: Degrees of freedom, median over folds.
+        shrinkage: Shrinkage of the correlation, mean over folds.
     """
 
     distributions: Mapping[str, JointNll]
@@ -154,7 +154,7 @@ class FlaggedShare:
     Attributes:
         share: (3,) share of samples with a p-value at or below the rate.
         error: (3,) standard error of each share, with images as clusters.
-        count: number of samples.
+        count: Number of samples.
     """
 
     share: tuple[float, ...]
@@ -184,9 +184,9 @@ class NoveltyScores:
     """Out-of-distribution alarms on images that were not used to calibrate them.
 
     Attributes:
-        confidence: lowest confidence of the detections.
-        detections: share of detections flagged.
-        images: share of images flagged.
+        confidence: Lowest confidence of the detections.
+        detections: Share of detections flagged.
+        images: Share of images flagged.
         held_kept: (3,) share of labelled keypoints inside the 95 % ellipse, over detections not flagged at each of
             ``ALARM_RATES``.
         held_flagged: (3,) the same over flagged detections.

@@ -39,14 +39,14 @@ class EvaluatedKeypoints:
     """The n labelled keypoints of true positives, before a distribution is applied.
 
     Attributes:
-        residuals: residuals of all n keypoints.
-        kept_residuals: residuals of the keypoints that pruning keeps.
+        residuals: Residuals of all n keypoints.
+        kept_residuals: Residuals of the keypoints that pruning keeps.
         kept: (n,) whether pruning keeps the keypoint.
         keypoint: (n,) keypoint index.
         scale: (n,) object scale index.
-        scale_count: number of object scales.
+        scale_count: Number of object scales.
         image: (n,) image index.
-        image_count: number of images that are resampled, including images without a match if they were given.
+        image_count: Number of images that are resampled, including images without a match if they were given.
         visibility: (n,) visibility score, 1 if the model has none.
     """
 
@@ -108,8 +108,8 @@ class ResampledMetrics(EvaluatedKeypoints):
     """Evaluated keypoints with their statistics under each distribution, ready to be resampled.
 
     Attributes:
-        statistics: statistics of all keypoints by distribution.
-        pruned: statistics of the kept keypoints by distribution.
+        statistics: Statistics of all keypoints by distribution.
+        pruned: Statistics of the kept keypoints by distribution.
     """
 
     statistics: dict[str, KeypointStatistics]

@@ -58,8 +58,8 @@ class DistributionCurves:
     """Plot data of one distribution.
 
     Attributes:
-        coverage: empirical coverage (99,) at 1 to 99 %, by axis.
-        variance: predicted and empirical variance in bins, by axis.
+        coverage: Empirical coverage (99,) at 1 to 99 %, by axis.
+        variance: Predicted and empirical variance in bins, by axis.
         moments_empirical: (2, 2) second moments of the residuals.
         moments_predicted: (2, 2) mean predicted covariance.
         qq: Q-Q points over all keypoints by axis, for a Gaussian only.
@@ -79,9 +79,9 @@ class DistributionScores(MetricSummary):
     """Metrics of one distribution overall, per keypoint and per object scale, with curves.
 
     Attributes:
-        per_keypoint: metrics by keypoint name.
-        per_scale: metrics by object scale.
-        curves: plot data.
+        per_keypoint: Metrics by keypoint name.
+        per_scale: Metrics by object scale.
+        curves: Plot data.
         interval: 95 % bootstrap interval of each metric; empty without a bootstrap.
     """
 
@@ -164,8 +164,8 @@ class CustomScore:
     """A metric of a plug-in.
 
     Attributes:
-        title: label in reports.
-        value: value by distribution; keys such as ``pruned.gaussian`` are values after pruning.
+        title: Label in reports.
+        value: Value by distribution; keys such as ``pruned.gaussian`` are values after pruning.
         interval: 95 % bootstrap interval by the same keys; empty without a bootstrap.
     """
 
@@ -189,30 +189,30 @@ class Scores:
     """All metrics of the three distributions, before and after pruning.
 
     Attributes:
-        settings: settings of the protocol.
-        given_family: family of the given (uncalibrated) distribution.
-        calibration: parameters of the calibrations.
-        images: number of images.
-        matched_instances: number of detections that match an annotated object.
-        keypoints: number of labelled keypoints of these detections.
-        keypoint_names: names of the K keypoints.
-        scales: object scales.
-        uncalibrated: scores of the given distribution.
-        gaussian: scores after Gaussian calibration.
-        student_t: scores after Student-t calibration.
+        settings: Settings of the protocol.
+        given_family: Family of the given (uncalibrated) distribution.
+        calibration: Parameters of the calibrations.
+        images: Number of images.
+        matched_instances: Number of detections that match an annotated object.
+        keypoints: Number of labelled keypoints of these detections.
+        keypoint_names: Names of the K keypoints.
+        scales: Object scales.
+        uncalibrated: Scores of the given distribution.
+        gaussian: Scores after Gaussian calibration.
+        student_t: Scores after Student-t calibration.
         akp_random: AKP of a random ranking.
         akp_visibility: AKP of the visibility score.
         akp_skill: (AKP - akp_random) / (1 - akp_random) of the covariance.
-        pruned: scores after pruning.
-        pruning_curve: reliability and NLL by the share kept.
-        cells: coverage by keypoint and object scale.
+        pruned: Scores after pruning.
+        pruning_curve: Reliability and NLL by the share kept.
+        cells: Coverage by keypoint and object scale.
         interval: 95 % bootstrap intervals of ``akp_random``, ``akp_visibility`` and ``akp_skill``.
-        regions: coverage of conformal regions.
-        joint: scores of the joint distribution.
-        limbs: pairs of keypoints that are connected in pictures.
-        novelty: out-of-distribution alarms, if the artifact has such a model.
-        custom: metrics of plug-ins by name.
-        matches: calibration with noise floors, proper scores and groups of keypoints, by kind of match: "oks" and
+        regions: Coverage of conformal regions.
+        joint: Scores of the joint distribution.
+        limbs: Pairs of keypoints that are connected in pictures.
+        novelty: Out-of-distribution alarms, if the artifact has such a model.
+        custom: Metrics of plug-ins by name.
+        matches: Calibration with noise floors, proper scores and groups of keypoints, by kind of match: "oks" and
             "box". The other attributes are those of ``settings["match"]``.
 
     Example:

@@ -31,18 +31,18 @@ class FinetuneSettings:
 
     Attributes:
         loss: pOKS, or OKS for the loss of the framework.
-        sigma: sigma of all keypoints in the loss, if the base model was trained with another sigma than that of the
+        sigma: Sigma of all keypoints in the loss, if the base model was trained with another sigma than that of the
             data. Scores use the sigmas of the data.
-        epochs: number of epochs.
-        learning_rate: learning rate.
-        warmup_epochs: epochs of learning-rate warm-up.
-        imgsz: input size in pixels.
-        batch: batch size.
-        freeze: number of first layers that are not trained.
-        mirror: mirror half of the images, if the keypoint names distinguish left and right.
-        seed: seed of the training.
-        workers: number of processes that load images.
-        amp: mixed precision (bfloat16).
+        epochs: Number of epochs.
+        learning_rate: Learning rate.
+        warmup_epochs: Epochs of learning-rate warm-up.
+        imgsz: Input size in pixels.
+        batch: Batch size.
+        freeze: Number of first layers that are not trained.
+        mirror: Mirror half of the images, if the keypoint names distinguish left and right.
+        seed: Seed of the training.
+        workers: Number of processes that load images.
+        amp: Mixed precision (bfloat16).
     """
 
     loss: Loss = "poks"

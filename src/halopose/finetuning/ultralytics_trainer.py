@@ -147,14 +147,14 @@ def tune(
     """Fine-tune a base model. Resumable after every complete epoch.
 
     Args:
-        base: checkpoint of the base model.
-        dataset: annotated images.
-        output: file for the fine-tuned checkpoint.
-        work: folder for data and states.
-        settings: settings of the fine-tuning.
-        device: device, as the framework names it.
-        unsafe: allow checkpoints that contain code.
-        progress: called after every epoch.
+        base: Checkpoint of the base model.
+        dataset: Annotated images.
+        output: File for the fine-tuned checkpoint.
+        work: Folder for data and states.
+        settings: Settings of the fine-tuning.
+        device: Device, as the framework names it.
+        unsafe: Allow checkpoints that contain code.
+        progress: Called after every epoch.
 
     Raises:
         HaloposeError: The base model is fused, does not fit the data, or the training diverged.

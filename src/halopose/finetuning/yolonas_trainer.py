@@ -147,14 +147,14 @@ def tune(
     """Fine-tune a base model. Resumable after every complete epoch.
 
     Args:
-        base: checkpoint of the base model.
-        dataset: annotated images.
-        output: file for the fine-tuned checkpoint.
-        work: folder for data and states.
-        settings: settings of the fine-tuning; ``freeze`` 1 freezes the backbone, 2 also the neck.
-        device: device.
-        unsafe: allow checkpoints that contain code.
-        progress: called after every epoch.
+        base: Checkpoint of the base model.
+        dataset: Annotated images.
+        output: File for the fine-tuned checkpoint.
+        work: Folder for data and states.
+        settings: Settings of the fine-tuning; ``freeze`` 1 freezes the backbone, 2 also the neck.
+        device: Device.
+        unsafe: Allow checkpoints that contain code.
+        progress: Called after every epoch.
 
     Raises:
         HaloposeError: A setting or a file format is not supported, or the training diverged.

@@ -31,6 +31,7 @@ from halopose.calibration.calibrators import Calibrations, GaussianCalibration, 
 from halopose.calibration.conditional_fit import FEWEST_OBJECTS
 from halopose.calibration.estimation import likeliest_bound
 from halopose.data.dataset import Dataset
+from halopose.data.lock import locked
 from halopose.data.splits import check_unseen, split_validation
 from halopose.errors import HaloposeError
 from halopose.evaluation.evaluate import evaluate
@@ -460,6 +461,43 @@ def fit(
         for callback in callbacks:
             callback.on_scores(score_values(scores))
     return artifact, scores
+
+
+def add_novelty(
+    artifact: Artifact,
+    host: Host,
+    training: Dataset,
+    validation: Dataset,
+    work: Path | str,
+    settings: NoveltySettings | None = None,
+    progress: Progress | None = None,
+) -> Artifact:
+    """Add an out-of-distribution model to a calibrated artifact. Heads and calibration do not change. Resumable.
+
+    Args:
+        artifact: The calibrated artifact.
+        host: The frozen base model.
+        training: Images, of which the model is fitted on some and on corrupted copies of them.
+        validation: Images that the p-values come from. Images that the heads were trained on, or that the artifact
+            reserves for evaluation, are left out.
+        work: Folder of feature caches.
+        settings: Settings of the out-of-distribution model.
+        progress: Called with the name of the step, the number of images done and their total.
+
+    Raises:
+        HaloposeError: No validation image is left, or another process works in the folder.
+    """
+    settings, work = settings or NoveltySettings(), Path(work)
+    reserved = artifact.card.images.of("evaluation", "heads")
+    validation = validation.subset(np.setdiff1d(validation.image_ids, reserved))
+    if not len(validation):
+        raise HaloposeError("the heads have seen every validation image: give other images")
+    collecting = settings_for(artifact)
+    with locked(work):
+        features = artifact.heads.settings.context_features
+        copies = collect_copies(host, training, work / "copies", artifact.imgsz, settings, progress, features)
+        store = collect_validation(host, validation, work / "val", collecting, progress)
+        return fit_novelty(artifact, copies, store)
 
 
 @contextmanager

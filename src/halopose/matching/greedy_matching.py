@@ -1,7 +1,7 @@
-"""COCO's keypoint similarity and greedy one-to-one matching, over a whole data set at once.
+"""COCO's keypoint similarity and greedy one-to-one matching of detections and objects, over many images at once.
 
-In: detections and annotated objects of many images. Out: which detection took which object, equal to
-pycocotools index for index. Images are independent, so the greedy loop runs over ranks, not images.
+The matched indices are equal to those of pycocotools. Images are independent, so the greedy loop runs over the ranks
+of the detections, not over images.
 """
 
 from __future__ import annotations
@@ -24,24 +24,33 @@ from halopose.uncertainty.whitening import squares
 
 Similarity = Literal["oks", "iou"]
 OKS_THRESHOLDS = np.linspace(0.5, 0.95, 10)
-_BLOCK = 8192  # detections that are looked at at once
-_SLACK = 1e-6  # of a bound on the exponent, far more than its rounding
+_BLOCK = 8192  # detections per block
+_SLACK = 1e-6  # added to the bound on the exponent, far more than its rounding error
 
 
 def keypoint_similarity(residual: Array, area: Array, kappa: Array) -> Array:
-    """KS (..., K) of residuals (..., K, 2) on objects of the given area (...) (eq. 20)."""
+    """Keypoint similarity (eq. 20).
+
+    Args:
+        residual: Residuals (..., K, 2).
+        area: Object areas (...).
+        kappa: Keypoint constants (K,), two times sigma.
+
+    Returns:
+        Similarities (..., K).
+    """
     scale = 2 * np.asarray(area)[..., None] * np.asarray(kappa) ** 2
     return np.asarray(np.exp(-squares(residual) / scale))
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """All (detection, object) pairs of the same image and class.
+    """All P pairs of a detection and an object of the same image and class, which form a group.
 
-    Detections past the cap, and groups without objects, have no pairs.
+    Detections beyond the largest number per group have no pairs.
 
     Attributes:
-        rank: Position (P,) of the detection in its group, by falling score.
+        rank: Position (P,) of the detection in its group, in descending order of score.
         slot: Position (P,) of the object in its group, in file order.
         detection: Index (P,) of the detection.
         object: Index (P,) of the object.
@@ -58,30 +67,41 @@ class Pairs:
 def object_keypoint_similarity(
     predictions: PoseDistributions, truth: GroundTruth, detection: Array, object: Array
 ) -> Array:
-    """OKS (P,) of detections and objects given by index (P,) (eq. 1).
+    """OKS of pairs of detections and objects (eq. 1).
 
-    An object without labelled keypoints is compared by its box doubled in size, as COCO does. Objects with
-    the same number of labelled keypoints go together: their sums then round exactly as pycocotools' do.
+    An object without labelled keypoints is compared by its box, grown by its size on every side, as in COCO. Objects
+    with the same number of labelled keypoints are summed together, so that sums are rounded as in pycocotools.
+
+    Args:
+        predictions: Detections.
+        truth: Annotated objects.
+        detection: Index (P,) of the detection of each pair.
+        object: Index (P,) of the object of each pair.
+
+    Returns:
+        OKS (P,).
     """
     if not len(detection):
         return np.zeros(0)
     counts = np.count_nonzero(truth.labelled[object], axis=1)
     order = whole_order(counts)
     detection, object, counts = detection.take(order), object.take(order), counts.take(order)
-    bare = int(np.searchsorted(counts, 1))  # pairs with an object that has no labelled keypoint
-    apart = predictions.keypoints[detection] - truth.keypoints[object]
-    apart[:bare] = _distance_to_doubled_box(predictions.keypoints[detection[:bare]], truth.boxes[object[:bare]])
-    np.square(apart, out=apart)
-    exponent = apart[..., 0] + apart[..., 1]
+    unlabelled = int(np.searchsorted(counts, 1))  # pairs with an object that has no labelled keypoint
+    residual = predictions.keypoints[detection] - truth.keypoints[object]
+    residual[:unlabelled] = _distance_to_grown_box(
+        predictions.keypoints[detection[:unlabelled]], truth.boxes[object[:unlabelled]]
+    )
+    np.square(residual, out=residual)
+    exponent = residual[..., 0] + residual[..., 1]
     exponent /= truth.layout.kappa**2
     exponent /= (truth.area[object] + np.spacing(1))[:, None]
     exponent /= -2
     labelled = truth.labelled[object]
-    labelled[:bare] = True
+    labelled[:unlabelled] = True
     similarity = np.exp(exponent[labelled])
     oks, begin = np.empty(len(order)), 0
     for pairs in np.split(order, np.flatnonzero(np.diff(counts)) + 1):
-        # Equally many keypoints each: rows of a matrix.
+        # These pairs have the same number of keypoints: they are the rows of a matrix.
         end = begin + np.count_nonzero(labelled[: len(pairs)])
         labelled = labelled[len(pairs) :]
         rows = similarity[begin:end].reshape(len(pairs), -1)
@@ -90,29 +110,37 @@ def object_keypoint_similarity(
     return oks
 
 
-def _within_reach(
-    found: Array, truth: GroundTruth, objects: Array, detection: Array, object: Array, least: float
+def _can_reach(
+    keypoints: Array, truth: GroundTruth, objects: Array, detection: Array, object: Array, least: float
 ) -> Array:
-    """Whether the OKS of pairs (P,), by their places among found keypoints (n, K, 2) and objects (m,), can be
-    ``least`` or more.
+    """Whether the OKS of pairs can reach a value; False only if it cannot.
 
-    No keypoint is nearer to its own than the boxes around all of them are to each other.
+    The distance between a predicted and a true keypoint is at least the distance between the bounding boxes of all
+    predicted and all true keypoints.
+
+    Args:
+        keypoints: Predicted keypoints (n, K, 2).
+        truth: Annotated objects.
+        objects: Index (m,) of the objects of the pairs in ``truth``.
+        detection: Index (P,) of each pair's detection in ``keypoints``.
+        object: Index (P,) of each pair's object in ``objects``.
+        least: OKS to reach.
     """
     labelled, area = truth.labelled[objects].T, truth.area[objects]
     reach = 2 * (-np.log(least) + _SLACK) * truth.layout.kappa.max() ** 2 * (area + np.spacing(1))
     squared = np.zeros(len(detection))
     for axis in range(2):
-        points, wanted = found[..., axis].T.copy(), truth.keypoints[objects, :, axis].T
+        points, wanted = keypoints[..., axis].T.copy(), truth.keypoints[objects, :, axis].T
         low, high = points.min(0), points.max(0)
         begin, end = np.where(labelled, wanted, np.inf).min(0), np.where(labelled, wanted, -np.inf).max(0)
         before = begin.take(object) - high.take(detection)
         after = low.take(detection) - end.take(object)
         squared += np.square(np.maximum(np.maximum(before, after), 0))
-    # Without labelled keypoints boxes are compared; what is not a number is left to the similarity.
+    # Objects without labelled keypoints are compared by box, and NaN is left to the similarity: both are kept.
     return ~((squared > np.where(labelled.any(0), reach, np.inf).take(object)) & np.isfinite(squared))
 
 
-def _distance_to_doubled_box(points: Array, boxes: Array) -> Array:
+def _distance_to_grown_box(points: Array, boxes: Array) -> Array:
     """Per-axis distance (P, K, 2) of points to the box grown by its size on every side."""
     corner, size = boxes[:, None, :2], boxes[:, None, 2:]
     low, high = corner - size, corner + size * 2
@@ -126,14 +154,14 @@ def candidate_pairs(
     least: float = 0.0,
     similarity: Similarity = "oks",
 ) -> Pairs:
-    """All pairs that COCO compares: same image, same class, the best ``max_detections`` by score.
+    """All pairs that COCO compares: same image, same class, and the detections of highest score.
 
     Args:
         predictions: Detections of any number of images.
         truth: Annotated objects of these images.
-        max_detections: Detections compared per image and class.
+        max_detections: Largest number of detections per image and class.
         least: OKS below which pairs are not needed; pairs that are too far apart to reach it are left out.
-        similarity: OKS, or IoU of the boxes.
+        similarity: "oks", or "iou" for the IoU of the boxes.
     """
     least = least if similarity == "oks" else 0.0
     image_ids, class_ids = _ids(predictions, truth)
@@ -148,14 +176,14 @@ def candidate_pairs(
     detections, ranks = detections[ranks < max_detections], ranks[ranks < max_detections]
     objects = whole_order(object_group)
     slots = _position_in_run(object_group[objects])
-    # Expand every detection by the objects of its group.
+    # Pair every detection with all objects of its group.
     begin = np.searchsorted(object_group[objects], group_of[detections], side="left")
     repeat = np.searchsorted(object_group[objects], group_of[detections], side="right") - begin
     some = np.flatnonzero(repeat)
     corners = xywh_to_xyxy(truth.boxes)
 
     def pairs_of(rows: slice) -> tuple[Array, Array, Array]:
-        """Places in detections and objects of a block's pairs, and their similarity."""
+        """Indices of a block's pairs in ``detections`` and ``objects``, and their similarity."""
         expanded, position = _expanded(predictions, truth, detections, objects, some[rows], begin, repeat, least)
         pair = detections[expanded], objects[position]
         if similarity == "oks":
@@ -178,7 +206,11 @@ def _expanded(
     repeat: Array,
     least: float,
 ) -> tuple[Array, Array]:
-    """Pairs (P,) of some rows of ``detections`` with objects of their groups within reach, as places in both."""
+    """Pair some rows of ``detections`` with the objects of their groups whose OKS can reach ``least``.
+
+    Returns:
+        Indices (P,) in ``detections``, and indices (P,) in ``objects``.
+    """
     expanded = np.repeat(rows, repeat[rows])
     within = np.arange(len(expanded)) - np.repeat(np.cumsum(repeat[rows]) - repeat[rows], repeat[rows])
     position = begin[expanded] + within
@@ -186,7 +218,7 @@ def _expanded(
         return expanded, position
     lowest = position.min()
     near = np.flatnonzero(
-        _within_reach(
+        _can_reach(
             predictions.keypoints[detections[rows]],
             truth,
             objects[lowest : position.max() + 1],
@@ -199,17 +231,23 @@ def _expanded(
 
 
 def _ids(predictions: PoseDistributions, truth: GroundTruth) -> tuple[Array, Array]:
-    """Image and class of each detection; one image or one class need not be said."""
+    """Image and class of each detection; by default the only image or class of the annotations."""
     images, classes = predictions.image_ids, predictions.class_ids
     known = np.unique(truth.class_ids)
     if (images is None and len(truth.images) != 1) or (classes is None and len(known) > 1):
-        raise HaloposeError("predictions need image_ids and class_ids: the truth has several images or classes")
+        raise HaloposeError(
+            "the annotations have several images or classes: give the predictions image_ids and class_ids"
+        )
     if images is None:
         images = np.full(len(predictions), truth.images[0])
     if classes is None:
         classes = np.full(len(predictions), known[0] if len(known) else 0)
     if not np.isin(images, truth.images).all():
-        raise HaloposeError("some detections belong to images that are not in the ground truth")
+        unknown = np.setdiff1d(images, truth.images)
+        raise HaloposeError(
+            f"{len(unknown)} images with detections, such as {unknown[0]}, are not in the ground truth: "
+            "give the annotations of the same images"
+        )
     return images, classes
 
 
@@ -228,11 +266,20 @@ def greedy_match(
     crowd: Array,
     thresholds: Array = OKS_THRESHOLDS,
 ) -> Array:
-    """Object (T, N) taken by each of N detections at each threshold, or -1.
+    """Match detections to objects greedily, in descending order of score, as COCO does.
 
-    The best-scored detection of a group chooses first: the object of highest similarity at or above the
-    threshold, the later one on a tie, an ignored one only if no other is left; only crowds are shared.
-    ignore and crowd (M,) are flags of the objects.
+    A detection takes the free object of highest similarity at or above the threshold, the later one on a tie. It
+    takes an ignored object only if no other is left. Only crowds can be taken more than once.
+
+    Args:
+        pairs: All pairs of detections and objects.
+        detections: Number N of detections.
+        ignore: Whether each object is ignored (M,).
+        crowd: Whether each object is a crowd (M,).
+        thresholds: Smallest similarities (T,).
+
+    Returns:
+        Index (T, N) of the object of each detection at each threshold, or -1.
     """
     taken = np.full((len(thresholds), detections), -1, dtype=np.int64)
     thresholds = np.minimum(thresholds, 1 - 1e-10)
@@ -240,7 +287,7 @@ def greedy_match(
     if not len(near):
         return taken
     pairs = Pairs(**{name: values.take(near) for name, values in vars(pairs).items()})
-    # Within (rank, detection): other objects before ignored ones, then by OKS, then by position.
+    # For each rank and detection: ignored objects first, then ascending OKS, then position. The last one is chosen.
     order = np.lexsort((pairs.slot, pairs.similarity, ~ignore[pairs.object], pairs.detection, pairs.rank))
     rank, detection, object, oks = (
         pairs.rank[order],
@@ -253,9 +300,9 @@ def greedy_match(
         free = np.ones(len(ignore), dtype=bool)
         for begin, end in itertools.pairwise(bounds):
             eligible = begin + np.flatnonzero((oks[begin:end] >= threshold) & free[object[begin:end]])
-            # The last eligible pair of each detection is its choice.
-            choosers = detection[eligible]
-            last = eligible[np.append(choosers[1:] != choosers[:-1], True)[: len(eligible)]]
+            # The last eligible pair of each detection is its match.
+            owner = detection[eligible]
+            last = eligible[np.append(owner[1:] != owner[:-1], True)[: len(eligible)]]
             taken[t, detection[last]] = object[last]
             free[object[last]] = crowd[object[last]]
     return taken
@@ -267,7 +314,17 @@ def true_pairs(
     oks_threshold: float = 0.5,
     max_detections: int = MAX_DETECTIONS,
 ) -> tuple[Array, Array]:
-    """Detections (P,) that are true positives, and the object (P,) of each; ignored objects match nobody here."""
+    """True positives by OKS; ignored objects have no matches.
+
+    Args:
+        predictions: Detections of any number of images.
+        truth: Annotated objects of these images.
+        oks_threshold: Smallest OKS of a match.
+        max_detections: Largest number of detections per image and class.
+
+    Returns:
+        Indices (P,) of the detections, and indices (P,) of their objects.
+    """
     if not len(truth):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     pairs = candidate_pairs(predictions, truth, max_detections, oks_threshold)
@@ -283,17 +340,19 @@ def true_pairs_by_box(
     score_threshold: float = SCORE_THRESHOLD,
     max_detections: int = MAX_DETECTIONS,
 ) -> tuple[Array, Array]:
-    """Detections (P,) whose box matches the box of an object, and the object (P,) of each.
+    """True positives by IoU of the boxes; ignored objects have no matches.
 
-    Keypoints play no part in the match, so detections with swapped limbs or of the wrong person stay in. Ignored
-    objects match nobody.
+    Keypoints are not compared, so detections with swapped limbs or keypoints of another person remain.
 
     Args:
         predictions: Detections of any number of images.
         truth: Annotated objects of these images.
         iou_threshold: Smallest IoU of a match.
-        score_threshold: Smallest score of a detection that is matched.
-        max_detections: Detections matched per image and class.
+        score_threshold: Smallest score of a detection.
+        max_detections: Largest number of detections per image and class.
+
+    Returns:
+        Indices (P,) of the detections, and indices (P,) of their objects.
     """
     chosen = np.flatnonzero(predictions.scores >= score_threshold)
     if not len(truth) or not len(chosen):

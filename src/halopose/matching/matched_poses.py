@@ -1,6 +1,6 @@
-"""True positives: detections matched to annotated objects, the raw material of every score.
+"""True positives: detections matched to annotated objects, with residuals and predicted distributions.
 
-It holds residuals and predicted distributions over (M, K), in image order.
+All metrics and calibrations are computed from them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,26 @@ from halopose.uncertainty.whitening import directions, squares, whiten
 
 @dataclass(frozen=True)
 class MatchedPoses:
-    """M true positives of K keypoints: residuals (M, K, 2) and predicted distributions, in image order.
+    """M true positives of K keypoints, in image order.
 
-    correlation (M, 2K, 2K): how the predictions say that keypoints err together, whitened; None if they do not.
-    offset (M, K, 2): means of the distributions minus the keypoints; residuals are from the means. None if zero.
-    scores (M,): of the detections; crowding (M,): largest IoU of the object's box
-    with that of another object of the image; occluded (M, K) and truncated (M,): as in ``GroundTruth``.
+    Attributes:
+        image_ids: Image ids (M,).
+        objects: Index (M,) of each object in the ground truth.
+        residual: Residuals (M, K, 2): true keypoint minus mean of the predicted distribution, in pixels.
+        labelled: Whether the true keypoint is known (M, K).
+        covariance: Predicted covariances (M, K, 2, 2).
+        scale: Predicted scale matrices (M, K, 2, 2); for a Gaussian the covariances.
+        visibility: Visibility scores (M, K), or None.
+        area: Annotated object areas s^2 (M,).
+        box_area: Areas (M,) of the predicted boxes.
+        dof: Degrees of freedom of a Student-t; None for a Gaussian.
+        layout: Names, sigmas and limbs of the keypoints.
+        correlation: Predicted correlations (M, 2K, 2K) of the whitened residuals, or None.
+        offset: Means of the distributions minus the predicted keypoints (M, K, 2); None if zero.
+        scores: Scores (M,) of the detections, or None.
+        crowding: Largest IoU (M,) of the object's box with the box of another object of the image, or None.
+        occluded: Whether the keypoint is occluded (M, K), as in ``GroundTruth``.
+        truncated: Whether the object is cut by the image border (M,), as in ``GroundTruth``.
     """
 
     image_ids: Array
@@ -60,16 +74,19 @@ class MatchedPoses:
 
     @classmethod
     def concatenate(cls, parts: Sequence[MatchedPoses]) -> MatchedPoses:
-        """Join shards that hold different images; the order of the shards does not matter."""
+        """Join true positives of different images. The order of the parts does not matter."""
         if not parts:
-            raise HaloposeError("nothing to concatenate: give at least one shard")
+            raise HaloposeError("there is nothing to concatenate: give at least one part")
         seen: set[int] = set()
         for part in parts:
             if not part.like(parts[0]):
-                raise HaloposeError("the shards differ in their keypoints, tails or visibility scores")
+                raise HaloposeError(
+                    "the parts differ in keypoints, distribution or visibility scores: join parts of one model only"
+                )
             images = set(part.image_ids.tolist())
             if seen & images:
-                raise HaloposeError("two shards hold the same image: split the data by image")
+                shared = min(seen & images)
+                raise HaloposeError(f"two parts contain image {shared}: split the data by image")
             seen |= images
         joined: dict[str, Any] = {}
         for name in parts[0]._columns():
@@ -78,7 +95,7 @@ class MatchedPoses:
         return replace(parts[0], **joined).select(np.lexsort((joined["objects"], joined["image_ids"])))
 
     def like(self, other: MatchedPoses) -> bool:
-        """Whether both are of the same keypoints and say the same kinds of things about them."""
+        """Whether both have the same keypoint layout, kind of distribution and optional fields."""
         same_family = (self.dof is None) == (other.dof is None)
         same_scores = all(
             (getattr(self, name) is None) == (getattr(other, name) is None)
@@ -94,16 +111,21 @@ class MatchedPoses:
         return replace(self, **chosen)
 
     def _columns(self) -> list[str]:
-        """Fields with a row per true positive."""
+        """Names of the fields with one row per true positive."""
         names = [field.name for field in fields(self) if field.name != "layout"]
         return [name for name in names if getattr(self, name) is not None]
 
     def moved(self, offset: Array | None) -> MatchedPoses:
-        """Residuals from means off the keypoints by shares (K, 2) of the size of the object; None: not off."""
+        """Move the means of the distributions.
+
+        Args:
+            offset: Shift (K, 2) of each keypoint as a share of the object size; None for no shift.
+        """
         if offset is None:
             return self
-        by = offset * np.sqrt(self.box_area)[:, None, None]
-        return replace(self, residual=self.residual - by, offset=by if self.offset is None else self.offset + by)
+        shift = offset * np.sqrt(self.box_area)[:, None, None]
+        total = shift if self.offset is None else self.offset + shift
+        return replace(self, residual=self.residual - shift, offset=total)
 
     def confidence(self, covariance: Array, protocol: Protocol) -> Array:
         """Localization confidence (M, K) of covariances (M, K, 2, 2) (eq. 19)."""
@@ -111,44 +133,44 @@ class MatchedPoses:
         return localization_confidence(covariance, area, self.layout.kappa, protocol.scalarisation)
 
     def confidence_area(self, protocol: Protocol) -> Array:
-        """The s^2 (M,) of the localization confidence."""
+        """Object areas s^2 (M,) of the localization confidence."""
         return self.area if protocol.area == "annotation" else self.box_area * self.layout.area_factor
 
     @cached_property
     def scale_tril(self) -> Array:
-        """Cholesky factors (M, K, 2, 2) of the scale matrices as given."""
+        """Cholesky factors (M, K, 2, 2) of the predicted scale matrices."""
         return _factors(self.scale)
 
     @cached_property
     def covariance_tril(self) -> Array:
-        """Cholesky factors (M, K, 2, 2) of the covariances as given."""
+        """Cholesky factors (M, K, 2, 2) of the predicted covariances."""
         return self.scale_tril if self.scale is self.covariance else _factors(self.covariance)
 
     @cached_property
     def distance(self) -> Array:
-        """Squared Mahalanobis distance (M, K) of every keypoint under its scale matrix as given."""
+        """Squared Mahalanobis distances (M, K) of the residuals under the predicted scale matrices."""
         return _distances(self.residual, self.scale_tril)
 
     @cached_property
     def covariance_distance(self) -> Array:
-        """The same under its covariance as given."""
+        """Squared Mahalanobis distances (M, K) of the residuals under the predicted covariances."""
         same = self.scale is self.covariance
         return self.distance if same else _distances(self.residual, self.covariance_tril)
 
     @cached_property
     def places(self) -> Array:
-        """Places (n,) of labelled keypoints by rising distance, row by row."""
+        """Row-major indices (n,) of the labelled keypoints, in ascending order of distance."""
         return rising_places(self.distance, self.labelled)
 
     @cached_property
     def direction(self) -> Array:
-        """Directions (M, K, 2) of whitened residuals."""
+        """Unit vectors (M, K, 2) along the whitened residuals."""
         residual, factors, labelled = self.residual, self.scale_tril, self.labelled
         return map_blocks(lambda rows: directions(residual[rows], factors[rows], labelled[rows])[1], len(self))
 
     @cached_property
     def similarity(self) -> Array:
-        """KS (M, K) of every keypoint, labelled or not (eq. 20), at the predicted keypoint, not at the mean."""
+        """Keypoint similarity (M, K) of the predicted keypoints, not of the means (eq. 20), labelled or not."""
         kappa, offset = self.layout.kappa, self.offset
 
         def similarity(rows: slice) -> Array:
@@ -169,7 +191,7 @@ def _factors(matrices: Array) -> Array:
 
 
 def matched_pairs(predictions: PoseDistributions, truth: GroundTruth, protocol: Protocol) -> tuple[Array, Array]:
-    """Rows (M,) of the detections that are true positives and of their objects, in image order."""
+    """True positives in image order: indices (M,) of the detections, and indices (M,) of their objects."""
     if protocol.match == "oks":
         detections, objects = true_pairs(predictions, truth, protocol.oks_threshold, protocol.max_detections)
     else:
@@ -183,12 +205,16 @@ def matched_pairs(predictions: PoseDistributions, truth: GroundTruth, protocol: 
 def match_poses(predictions: PoseDistributions, truth: GroundTruth, protocol: Protocol | None = None) -> MatchedPoses:
     """Match detections to objects and keep the true positives.
 
-    ``protocol.match`` decides whether OKS counts, as in COCO and in the paper, or the box.
+    Args:
+        predictions: Detections with distributions.
+        truth: Annotated objects of the same images.
+        protocol: Settings; its ``match`` is "oks", as in COCO and in the paper, or "box".
     """
     protocol = protocol or Protocol()
     if predictions.keypoint_count != truth.keypoint_count:
         raise HaloposeError(
-            f"predictions have {predictions.keypoint_count} keypoints, ground truth {truth.keypoint_count}"
+            f"the predictions have {predictions.keypoint_count} keypoints, the ground truth has "
+            f"{truth.keypoint_count}: give data of the same keypoints"
         )
     detections, objects = matched_pairs(predictions, truth, protocol)
     covariance = predictions.covariance[detections]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from halopose.boxes import xyxy_to_xywh
-from halopose.data.dataset import Objects, Record
+from halopose.data.dataset import Dataset, Objects, Record
+from halopose.data.images import distinct_names, write_image
 from halopose.drawing import Truth, draw_poses
 from halopose.errors import HaloposeError
 from halopose.keypoints import Keypoints
@@ -22,9 +24,9 @@ def draw_example(model: Predictor, record: Record, **options: Any) -> Array | No
     """Draw the matched detections of one image, with all keypoints on the left and the kept ones on the right.
 
     Args:
-        model: the predictor.
-        record: the annotated image.
-        options: options of ``Predictor.predict``.
+        model: The predictor.
+        record: The annotated image.
+        options: Options of ``Predictor.predict``.
 
     Returns:
         The picture, or None if no detection matches or the image cannot be read.
@@ -41,6 +43,26 @@ def draw_example(model: Predictor, record: Record, **options: Any) -> Array | No
     before = draw_poses(image, replace(matched, keep=np.ones_like(matched.keep)), **drawn)
     after = draw_poses(image, matched, show_pruned=False, **drawn)
     return np.concatenate([before, after], axis=1)
+
+
+def write_examples(model: Predictor, dataset: Dataset, folder: Path, count: int, **options: Any) -> None:
+    """Write example pictures of the first images of a dataset.
+
+    Args:
+        model: The predictor.
+        dataset: Annotated images.
+        folder: Folder of the pictures.
+        count: Number of images. Images without a matched detection get no picture.
+        options: Options of ``Predictor.predict``.
+    """
+    records = dataset.records[:count]
+    if not records:
+        return
+    names = distinct_names([Path(str(record.path)) for record in records])
+    for record, name in zip(records, names, strict=True):
+        picture = draw_example(model, record, **options)
+        if picture is not None:
+            write_image(folder / f"{name}.jpg", picture)
 
 
 def _match(poses: PoseDistributions, objects: Objects, layout: Keypoints) -> tuple[PoseDistributions, Truth]:

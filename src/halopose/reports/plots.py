@@ -22,12 +22,12 @@ class Axis:
     """An axis.
 
     Attributes:
-        label: text of the axis.
-        low: value at the start.
-        high: value at the end.
-        ticks: values of the ticks.
-        names: texts of the ticks if they are not numbers; such an axis has no grid.
-        logarithmic: whether the scale is logarithmic.
+        label: Text of the axis.
+        low: Value at the start.
+        high: Value at the end.
+        ticks: Values of the ticks.
+        names: Texts of the ticks if they are not numbers; such an axis has no grid.
+        logarithmic: Whether the scale is logarithmic.
     """
 
     label: str
@@ -72,13 +72,13 @@ class Curve:
     """A line.
 
     Attributes:
-        label: text in the legend; empty for none.
-        kind: name of the colour.
+        label: Text in the legend; empty for none.
+        kind: Name of the colour.
         x: (n,) x values.
         y: (n,) y values.
         low: (n,) lower ends of intervals.
         high: (n,) upper ends of intervals.
-        marked: whether each point has a mark.
+        marked: Whether each point has a mark.
     """
 
     label: str

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from halopose.data.files import write_json, write_text
 from halopose.reports.html import number, page, percent
 from halopose.reports.plots import Axis, Curve, Plot
 from halopose.studies.shift_study import CLEAN, ShiftResult, ShiftStep, SignalAuroc
@@ -48,6 +51,12 @@ def ranking_text(one: SignalAuroc) -> str:
 
 def _name(row: ShiftStep) -> str:
     return f"{row.name} {row.severity}" if row.severity else row.name
+
+
+def write_shift(shift: ShiftResult, folder: Path, title: str) -> None:
+    """Write shift.json and shift.html to a folder."""
+    write_json(folder / "shift.json", shift.to_json())
+    write_text(folder / "shift.html", render_shift(shift, title))
 
 
 def render_shift(shift: ShiftResult, title: str) -> str:

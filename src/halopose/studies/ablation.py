@@ -131,14 +131,14 @@ class AblationResult(PairedMetrics):
     """Results of one row. All rows share the same B resamplings of images.
 
     Attributes:
-        name: name of the variant.
-        title: title of the variant.
-        estimate: metrics by name: ``gaussian.ace`` as in metrics.json, ``pruned.gaussian.ace`` after pruning,
+        name: Name of the variant.
+        title: Title of the variant.
+        estimate: Metrics by name: ``gaussian.ace`` as in metrics.json, ``pruned.gaussian.ace`` after pruning,
             ``scale.0.ace`` by object scale.
-        draws: each metric under the resamplings (B,).
-        variance: predicted and empirical variance in bins, by axis, after Gaussian calibration.
-        scales: names of the object scales.
-        counts: numbers of images and keypoints.
+        draws: Each metric under the resamplings (B,).
+        variance: Predicted and empirical variance in bins, by axis, after Gaussian calibration.
+        scales: Names of the object scales.
+        counts: Numbers of images and keypoints.
     """
 
     name: str
@@ -192,15 +192,15 @@ def ablate(
     """Collect features once, then compute all missing rows in parallel. Resumable.
 
     Args:
-        host: the frozen base model.
-        training: images to train heads on.
-        validation: images to calibrate and to score on.
-        folder: folder for features, checkpoints and rows.
-        settings: settings of the default row.
-        alphas: retention exponents to compare.
-        bootstrap: number of resamplings of images.
-        workers: number of processes; by default one per core on a CPU, else one.
-        progress: called with the number of computed rows.
+        host: The frozen base model.
+        training: Images to train heads on.
+        validation: Images to calibrate and to score on.
+        folder: Folder for features, checkpoints and rows.
+        settings: Settings of the default row.
+        alphas: Retention exponents to compare.
+        bootstrap: Number of resamplings of images.
+        workers: Number of processes; by default one per core on a CPU, else one.
+        progress: Called with the number of computed rows.
 
     Raises:
         HaloposeError: A setting is invalid, or the training and validation images overlap.
@@ -243,10 +243,10 @@ class AblationStudy:
     """Input and output of the rows.
 
     Attributes:
-        folder: folder for features, checkpoints and rows.
+        folder: Folder for features, checkpoints and rows.
         images: (I,) image ids of the validation split.
-        bootstrap: number of resamplings of images.
-        data: digest of base model and data.
+        bootstrap: Number of resamplings of images.
+        data: Digest of base model and data.
     """
 
     folder: Path

@@ -28,9 +28,9 @@ class FindingPart:
     """One implication of a finding: a metric of a row is larger than that of another row, or than a number.
 
     Attributes:
-        text: the implication in words.
-        larger: row and metric.
-        smaller: row and metric, or a number.
+        text: The implication in words.
+        larger: Row and metric.
+        smaller: Row and metric, or a number.
     """
 
     text: str
@@ -149,10 +149,10 @@ def verdict_of(
     least its own size.
 
     Args:
-        difference: the difference with its interval.
-        by_seed: change of the difference with another seed.
-        matters: smallest negative difference that can contradict a finding.
-        enough: whether there are enough keypoints to contradict a finding.
+        difference: The difference with its interval.
+        by_seed: Change of the difference with another seed.
+        matters: Smallest negative difference that can contradict a finding.
+        enough: Whether there are enough keypoints to contradict a finding.
     """
     if by_seed is not None and abs(by_seed) >= abs(difference.value):
         return "not decided"

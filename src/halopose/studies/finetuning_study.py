@@ -54,12 +54,12 @@ class ComparisonSettings:
     """Settings of the comparison.
 
     Attributes:
-        control: also fine-tune a control with the framework's own loss.
-        heads: compare the calibration of heads trained for each model, instead of one constant standard deviation
+        control: Also fine-tune a control with the framework's own loss.
+        heads: Compare the calibration of heads trained for each model, instead of one constant standard deviation
             per keypoint in units of object scale.
-        head_epochs: epochs of head training.
-        conf: lowest confidence of detections that are calibrated and scored.
-        bootstrap: number of resamplings of images.
+        head_epochs: Epochs of head training.
+        conf: Lowest confidence of detections that are calibrated and scored.
+        bootstrap: Number of resamplings of images.
     """
 
     control: bool = True
@@ -75,10 +75,10 @@ class BaseModelScores(PairedMetrics):
 
     Attributes:
         estimate: AP, AR and calibration metrics by name.
-        draws: each metric under the same resamplings of images (B,).
-        coverage: empirical coverage (99,) at ``metrics.LEVELS`` by regime and axis.
-        nu: degrees of freedom of the Student-t, median over keypoints.
-        matched_instances: number of matched detections.
+        draws: Each metric under the same resamplings of images (B,).
+        coverage: Empirical coverage (99,) at ``metrics.LEVELS`` by regime and axis.
+        nu: Degrees of freedom of the Student-t, median over keypoints.
+        matched_instances: Number of matched detections.
     """
 
     estimate: dict[str, float]
@@ -104,16 +104,16 @@ def finetune(
     """Fine-tune a base model and compare the result on the validation images. Resumable.
 
     Args:
-        base: checkpoint of the base model.
-        training: images to fine-tune on.
-        validation: images to compare on.
-        output: file for the fine-tuned checkpoint.
-        work: folder for features and intermediate results.
-        settings: settings of the fine-tuning.
-        judging: settings of the comparison.
-        device: device, as the framework names it.
-        unsafe: allow checkpoints that contain code.
-        progress: called with every step.
+        base: Checkpoint of the base model.
+        training: Images to fine-tune on.
+        validation: Images to compare on.
+        output: File for the fine-tuned checkpoint.
+        work: Folder for features and intermediate results.
+        settings: Settings of the fine-tuning.
+        judging: Settings of the comparison.
+        device: Device, as the framework names it.
+        unsafe: Allow checkpoints that contain code.
+        progress: Called with every step.
 
     Returns:
         Scores by model: ``before`` for the base model, ``oks`` for the control, and the loss of the result.

@@ -31,11 +31,11 @@ class AnalysisSettings:
     """Settings of the analysis.
 
     Attributes:
-        oks_threshold: smallest OKS of a matched detection.
-        bins: number of groups of equal count over which residuals are compared.
-        alphas: retention exponents to compare.
-        bootstrap: number of resamplings of images.
-        seed: seed of the bootstrap.
+        oks_threshold: Smallest OKS of a matched detection.
+        bins: Number of groups of equal count over which residuals are compared.
+        alphas: Retention exponents to compare.
+        bootstrap: Number of resamplings of images.
+        seed: Seed of the bootstrap.
     """
 
     oks_threshold: float = 0.5

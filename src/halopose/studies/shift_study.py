@@ -38,11 +38,11 @@ class ShiftSettings:
     """Settings of the study.
 
     Attributes:
-        kinds: kinds of corruptions.
-        severities: severities of each kind.
-        conf: lowest score of a detection.
-        alarm: nominal false-alarm rate.
-        draws: number of bootstrap draws.
+        kinds: Kinds of corruptions.
+        severities: Severities of each kind.
+        conf: Lowest score of a detection.
+        alarm: Nominal false-alarm rate.
+        draws: Number of bootstrap draws.
     """
 
     kinds: tuple[str, ...] = (*FITTED, *HELD_OUT)
@@ -57,18 +57,18 @@ class ShiftStep:
     """Results of one step. Names ending in ``_kept`` exclude flagged detections.
 
     Attributes:
-        name: kind of corruption, or name of the data set.
-        severity: severity of the corruption, 0 for none.
-        images: number of images.
-        detections: number of detections.
-        coverage: share of labelled keypoints of matched detections inside their 95 % ellipse.
-        ace: average coverage error.
-        akp: average keypoint precision.
-        error: median distance to the true keypoint in pixels.
-        sigma: median of the stated root mean square distance in pixels.
-        alarms: share of detections flagged.
-        image_alarms: share of images flagged.
-        wrong: share of wrong detections: no object, or most keypoints outside their 99 % ellipse.
+        name: Kind of corruption, or name of the data set.
+        severity: Severity of the corruption, 0 for none.
+        images: Number of images.
+        detections: Number of detections.
+        coverage: Share of labelled keypoints of matched detections inside their 95 % ellipse.
+        ace: Average coverage error.
+        akp: Average keypoint precision.
+        error: Median distance to the true keypoint in pixels.
+        sigma: Median of the stated root mean square distance in pixels.
+        alarms: Share of detections flagged.
+        image_alarms: Share of images flagged.
+        wrong: Share of wrong detections: no object, or most keypoints outside their 99 % ellipse.
     """
 
     name: str
@@ -129,13 +129,13 @@ def run_shift(
     """Collect and evaluate every corruption and data set. Resumable.
 
     Args:
-        host: the frozen base model.
-        artifact: heads and calibration, with an out-of-distribution model.
-        dataset: annotated images that were not used to fit the artifact.
-        work: folder for feature caches.
-        settings: settings of the study.
-        others: other data sets by name.
-        progress: called with every step.
+        host: The frozen base model.
+        artifact: Heads and calibration, with an out-of-distribution model.
+        dataset: Annotated images that were not used to fit the artifact.
+        work: Folder for feature caches.
+        settings: Settings of the study.
+        others: Other data sets by name.
+        progress: Called with every step.
 
     Raises:
         HaloposeError: The artifact has no out-of-distribution model.

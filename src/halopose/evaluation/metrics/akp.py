@@ -25,7 +25,7 @@ def average_precision(
         confidence: (N,) confidences. Ties keep the given order.
         correct: (N,) whether each sample is correct.
         weight: (N,) number of copies of each sample.
-        positives: number of objects to find, if some of them have no sample.
+        positives: Number of objects to find, if some of them have no sample.
 
     Returns:
         The AP, or NaN if there is no object to find.
@@ -81,7 +81,7 @@ def average_keypoint_precision(
         confidence: (N,) confidences.
         similarity: (N,) keypoint similarities.
         weight: (N,) number of copies of each sample.
-        presorted: the samples are in descending order of confidence already.
+        presorted: The samples are in descending order of confidence already.
 
     Returns:
         The AKP. A threshold that no keypoint reaches counts as 0. NaN without keypoints.
@@ -124,7 +124,7 @@ def _precisions(misses: Array, begin: Array) -> Array:
     at the last hit. Misses are few, so only they are examined.
 
     Args:
-        misses: positions of the incorrect samples over all rankings.
+        misses: Positions of the incorrect samples over all rankings.
         begin: (G + 1,) first position of each ranking, then the end.
     """
     hits = misses - np.arange(len(misses), dtype=misses.dtype)  # number before each miss, over all rankings

@@ -30,7 +30,7 @@ def coverage(
             for joint coverage, |2 F(z) - 1| for marginal coverage. It is uniform if the distribution is calibrated.
         weight: (N,) number of copies of each sample.
         groups: (N,) group index of each sample.
-        group_count: number of groups.
+        group_count: Number of groups.
 
     Returns:
         (99,), or (group_count, 99) if ``groups`` is given. NaN for groups without samples. A keypoint on the
@@ -85,8 +85,8 @@ def qq_points(statistic: Array, quantile: Callable[[Array], Array], points: int 
 
     Args:
         statistic: (N,) samples.
-        quantile: quantile function of the reference distribution.
-        points: maximum number of points.
+        quantile: Quantile function of the reference distribution.
+        points: Maximum number of points.
 
     Returns:
         Theoretical and empirical quantiles (P,), at plotting positions (n - 1/2) / N.
@@ -143,8 +143,8 @@ def reliability_curve(
     Args:
         confidence: (N,) confidences.
         correct: (N,) whether each keypoint is correct.
-        points: maximum number of points of the curve.
-        presorted: the samples are in descending order of confidence already.
+        points: Maximum number of points of the curve.
+        presorted: The samples are in descending order of confidence already.
     """
     if not presorted:
         order = falling_order(confidence)

@@ -40,8 +40,8 @@ def variance_bins(
         predicted: (N,) predicted variances.
         squared: (N,) squared residuals.
         weight: (N,) number of copies of each sample.
-        bins: number of bins.
-        presorted: the samples are in ascending order of predicted variance already.
+        bins: Number of bins.
+        presorted: The samples are in ascending order of predicted variance already.
     """
     if not presorted:
         order = rising_order(predicted)
@@ -107,7 +107,7 @@ def moment_matching(
 
     Args:
         residual: x and y (N,).
-        covariance: entries xx, xy and yy (N,).
+        covariance: Entries xx, xy and yy (N,).
         weight: (N,) number of copies of each sample.
 
     Returns:
